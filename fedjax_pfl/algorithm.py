@@ -1,0 +1,275 @@
+"""The contract every method fulfils, and what a round has at hand.
+
+A method is a frozen dataclass of its hyperparameters (see `method` in the registry). Its fields
+are traced, so that they can be swept inside one compiled program, unless declared `static`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_pfl import evaluation, keys, local_training, mixing, trees
+from fedjax_pfl.clients import Client, Shared, run_clients
+from fedjax_pfl.evaluation import Adaptation
+from fedjax_pfl.federation import Federation
+from fedjax_pfl.participation import Cohort
+from fedjax_pfl.schedules import Schedule
+from fedjax_pfl.structs import struct
+
+Tree = Any
+
+
+@struct
+class Record:
+    """What one round leaves behind; made by `Context.record`.
+
+    Attributes:
+      clients: arrays [N], one number for each client, NaN or 0 for the absent.
+      scalars: arrays [].
+      up, down: int32 [N, num_blocks], copies of each block of the model that the client sent to
+        and received from the server; the host multiplies by block sizes in 64 bit.
+      matrices: [N, N], [num_blocks, N, N] or [1, N]; kept for the rounds that a run asks for.
+    """
+
+    clients: dict[str, jax.Array]
+    scalars: dict[str, jax.Array]
+    up: jax.Array
+    down: jax.Array
+    matrices: dict[str, jax.Array]
+
+
+@dataclass(frozen=True)
+class Context:
+    """One round as a method sees it.
+
+    Attributes:
+      federation: the clients, their data and how they train.
+      key: the run's key; every use derives its own from (purpose, t, permanent client id).
+      t: int32, the round, counted from 0. Traced, and the same for all seeds and settings, so
+        `lax.cond` on it stays a branch.
+      total: int32, rounds of the whole run; traced.
+      cohort: who takes part.
+    """
+
+    federation: Federation
+    key: jax.Array
+    t: jax.Array
+    total: jax.Array
+    cohort: Cohort
+
+    @property
+    def num_clients(self) -> int:
+        return self.federation.num_clients
+
+    @property
+    def learning_rate(self) -> jax.Array:
+        """The local learning rate of this round."""
+        decay = self.federation.learning_rate_decay
+        return self.federation.learning_rate * decay ** self.t.astype(decay.dtype)
+
+    def key_for(self, purpose: str) -> jax.Array:
+        """The key of this round for one purpose; the same for all methods of a comparison."""
+        return keys.of_round(self.key, purpose, self.t)
+
+    def initial_model(self, purpose: str = "init") -> Tree:
+        """The common initial model (another purpose gives another one)."""
+        return self.federation.initial_model(keys.derive(self.key, purpose))
+
+    def replicate(self, model: Tree) -> Tree:
+        """The same model for all clients, [N, ...]."""
+        return trees.replicate(model, self.num_clients)
+
+    def sizes(self, split: str = "train") -> jax.Array:
+        """int32 [M]: samples of the cohort's clients."""
+        return self.federation.data.split(split).size[self.cohort.rows]
+
+    def everyone(self, rows: jax.Array | None = None) -> Cohort:
+        """A cohort of the clients `rows` (all by default) in which nobody is absent or late."""
+        rows = jnp.arange(self.num_clients, dtype=jnp.int32) if rows is None else rows
+        yes, zero = jnp.ones(rows.shape, bool), jnp.zeros(rows.shape, jnp.int32)
+        return Cohort(
+            rows=rows,
+            ids=self.federation.data.ids[rows],
+            starts=yes,
+            arrives=yes,
+            staleness=zero,
+            phase=zero,
+            delay=zero,
+            mask=yes,
+            diverged=~yes,
+            num_clients=self.num_clients,
+        )
+
+    def train(
+        self, models: Tree | Shared, cohort: Cohort | None = None, purpose: str = "train", **options
+    ) -> local_training.Trained:
+        """Local training of the cohort from `models` [M, ...] or one `Shared` model.
+
+        `options` are those of `local_training.train`: schedule, extra_loss, correct, trainable,
+        operands, shared, active, cursor, learning_rate.
+        """
+        options.setdefault("learning_rate", self.learning_rate)
+        return local_training.train(
+            self.federation,
+            models,
+            self.cohort if cohort is None else cohort,
+            key=self.key_for(purpose),
+            **options,
+        )
+
+    def run_clients(
+        self,
+        step: Callable[[Tree, Any, jax.Array, Tree, Client], Tree],
+        carry: Tree | Shared,
+        *,
+        rows: jax.Array | None = None,
+        purpose: str = "train",
+        schedule: Schedule | None = None,
+        **options,
+    ) -> tuple[Tree, jax.Array]:
+        """`clients.run_clients` for the cohort (or `rows`) with this round's key.
+
+        For the cohort, absent members are inactive unless `active` says otherwise.
+        """
+        if rows is None:
+            rows = self.cohort.rows
+            options.setdefault("active", self.cohort.mask)
+        return run_clients(
+            self.federation,
+            step,
+            carry,
+            rows=rows,
+            key=self.key_for(purpose),
+            schedule=schedule or self.federation.schedule,
+            **options,
+        )
+
+    def loss_matrix(self, candidates: Tree, rows: jax.Array | None = None, **options) -> jax.Array:
+        """`evaluation.loss_matrix` on the cohort's samples (or those of `rows`)."""
+        rows = self.cohort.rows if rows is None else rows
+        return evaluation.loss_matrix(self.federation, candidates, rows, **options)
+
+    def mix(self, weights: jax.Array, senders: Tree, onto: Tree) -> Tree:
+        """`mixing.apply` under the federation's leaf plan."""
+        return mixing.apply(weights, senders, onto, self.federation.plan)
+
+    def full_gradient(self, models: Tree, cohort: Cohort) -> tuple[Tree, Cohort]:
+        """`local_training.full_gradient` of the cohort at `models` [M, ...]."""
+        key = self.key_for("full_gradient")
+        return local_training.full_gradient(self.federation, models, cohort, key)
+
+    def uploaded(self, models: Tree) -> Tree:
+        """The trainable shared leaves of models: what a server can compare clients by."""
+        return self.federation.plan.uploaded(models)
+
+    def record(
+        self,
+        cohort: Cohort,
+        *,
+        up: int | jax.Array = 1,
+        down: int | jax.Array = 1,
+        clients: dict[str, jax.Array] | None = None,
+        scalars: dict[str, jax.Array] | None = None,
+        **matrices: jax.Array,
+    ) -> Record:
+        """The round's record.
+
+        Args:
+          cohort: as it is after training, so that diverged clients are known.
+          up, down: copies of the model sent and received by each member of the round's cohort: a
+            number, or int [M] or [M, num_blocks] where members or blocks differ.
+          clients: arrays [M], one number for each member.
+          scalars: arrays [].
+          **matrices: by name: [.., M, M] of the cohort (shown as [.., N, N] with the identity's
+            rows for clients that kept their model), or [1, M] (shown as [1, N]).
+        """
+        blocks = self.federation.plan.num_blocks
+
+        def copies(count):
+            count = jnp.asarray(count, jnp.int32)
+            if count.ndim == 0:
+                count = count * self.cohort.mask
+            count = count if count.ndim == 2 else count[:, None]
+            return cohort.spread(jnp.broadcast_to(count, (cohort.size, blocks)), 0)
+
+        def full(matrix):
+            if matrix.shape[-2] == 1:
+                return jnp.moveaxis(cohort.spread(jnp.moveaxis(matrix, -1, 0), 0), 0, -1)
+            return cohort.expand(matrix)
+
+        per_client = {
+            "participated": cohort.spread(cohort.mask, False),
+            "diverged": cohort.spread(cohort.diverged, False),
+        }
+        for name, value in (clients or {}).items():
+            per_client[name] = cohort.spread(jnp.where(cohort.mask, value, jnp.nan), jnp.nan)
+        return Record(
+            clients=per_client,
+            scalars=dict(scalars or {}),
+            up=copies(up),
+            down=copies(down),
+            matrices={name: full(matrix) for name, matrix in matrices.items()},
+        )
+
+
+class Algorithm:
+    """Base class of methods; `registry.method` turns a subclass into a pytree and names it."""
+
+    name: str = ""
+
+    def validate(self) -> None:
+        """Raises `InputError` for a hyperparameter out of range; called before tracing."""
+
+    def init(self, ctx: Context) -> Tree:
+        """The state before the first round: a `struct` whose fields declare their client axes."""
+        raise NotImplementedError
+
+    def round(self, ctx: Context, state: Tree) -> tuple[Tree, Record]:
+        """One communication round."""
+        raise NotImplementedError
+
+    def models(self, ctx: Context, state: Tree, rows: jax.Array) -> dict[str, Tree | Shared]:
+        """The models that the clients `rows` [k] would use, by name.
+
+        "personalized" must be among them; "global" is the name of a server's single model. Each
+        is a stack [k, ...], or one `Shared` model for all of them.
+        """
+        raise NotImplementedError
+
+    def serves(self, ctx: Context) -> jax.Array:
+        """bool [N]: the clients whom the method makes models for; means are taken over them."""
+        return jnp.ones((ctx.num_clients,), bool)
+
+    def adaptation(self) -> Adaptation | None:
+        """Local steps that belong to the method's personalized model, taken when it is scored."""
+        return None
+
+    def newcomer_start(self, ctx: Context, state: Tree) -> Tree:
+        """The model that a client which never took part begins with.
+
+        By default the global one, or the mean of the personalized models where there is none.
+        """
+        named = self.models(ctx, state, jnp.arange(ctx.num_clients, dtype=jnp.int32))
+        models = named.get("global", named["personalized"])
+        if isinstance(models, Shared):
+            return models.model
+        return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0).astype(leaf.dtype), models)
+
+    def personalize(self, ctx: Context, state: Tree, newcomers: Context) -> Tree:
+        """Models [K, ...] of clients that never took part.
+
+        Args:
+          ctx: of the federation that was trained.
+          state: after its last round.
+          newcomers: context of the K new clients' own federation; by default each takes one
+            round's local training from `newcomer_start`.
+        """
+        start = Shared(self.newcomer_start(ctx, state))
+        return newcomers.train(start, newcomers.everyone(), purpose="personalize").models
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """All fields by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}

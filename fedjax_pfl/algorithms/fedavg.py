@@ -1,0 +1,72 @@
+"""FedAvg, and FedAvg with fine-tuning at evaluation."""
+
+from typing import Any
+
+import jax
+
+from fedjax_pfl import layers, mixing, trees
+from fedjax_pfl.algorithm import Algorithm
+from fedjax_pfl.clients import Shared
+from fedjax_pfl.errors import require
+from fedjax_pfl.evaluation import Adaptation
+from fedjax_pfl.registry import method
+from fedjax_pfl.structs import per_client, shared, static, struct
+
+
+@struct
+class State:
+    """`server` holds the shared leaves, `private` every client's own (none for plain FedAvg)."""
+
+    server: Any = shared()
+    private: Any = per_client()
+
+
+@method("fedavg")
+class FedAvg(Algorithm):
+    """Federated averaging (McMahan et al. 2017): w <- sum_i (n_i / n) LocalSGD(w).
+
+    The mixing matrix has rank one. Under a leaf plan with private leaves those stay with their
+    clients, each client's model being the server's leaves and its own.
+    """
+
+    def init(self, ctx):
+        server, private = ctx.federation.plan.split(ctx.initial_model())
+        return State(server, ctx.replicate(private))
+
+    def received(self, state, rows):
+        """The models that clients `rows` hold after download."""
+        if not jax.tree.leaves(state.private):
+            return Shared(state.server)
+        server = trees.replicate(state.server, rows.shape[0])
+        return layers.join(server, trees.take(state.private, rows))
+
+    def round(self, ctx, state):
+        trained, cohort, loss = ctx.train(self.received(state, ctx.cohort.rows))
+        weights = mixing.by_size(ctx.sizes(), cohort.mask)
+        uploads, private = ctx.federation.plan.split(trained)
+        server = mixing.weighted_sum(weights, uploads, onto=state.server)
+        state = State(server, cohort.scatter(state.private, private))
+        return state, ctx.record(cohort, clients={"train_loss": loss}, mixing=weights[None])
+
+    def models(self, ctx, state, rows):
+        received = self.received(state, rows)
+        if isinstance(received, Shared):
+            return {"personalized": received, "global": received}
+        return {"personalized": received}
+
+
+@method("fedavg_ft")
+class FedAvgFineTuned(FedAvg):
+    """FedAvg whose clients fine-tune a copy of the global model before they use it (Wang 2019).
+
+    Training is FedAvg's; the copies are discarded after evaluation. The papers do not state the
+    number of epochs: one, at the round's learning rate.
+    """
+
+    fine_tune_epochs: int = static(1)
+
+    def validate(self):
+        require(self.fine_tune_epochs >= 0, "fine_tune_epochs", self.fine_tune_epochs, "at least 0")
+
+    def adaptation(self):
+        return Adaptation(epochs=self.fine_tune_epochs)

@@ -1,0 +1,87 @@
+"""FedDWA: dynamic weight adjustment (Liu et al., IJCAI 2023)."""
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_pfl import mixing, similarity, trees
+from fedjax_pfl.algorithm import Algorithm
+from fedjax_pfl.errors import require
+from fedjax_pfl.registry import method
+from fedjax_pfl.structs import per_client, static, struct
+
+Guidance = Literal["epochs", "full_gradient", "last", "received", "trained", "extrapolate"]
+
+
+@struct
+class State:
+    models: Any = per_client()
+    last: Any = per_client()  # what each client trained last; only for guidance "last"
+
+
+@method("feddwa")
+class FedDWA(Algorithm):
+    """Each client mixes the models nearest to its guidance model. Alg. 1, eqs. (7), (8), (15), (16).
+
+    Attributes:
+      top_k: K, models that a client mixes; itself is a candidate like any other.
+      guidance: w*_i. "epochs": `guidance_epochs` more epochs from the trained model (Alg. 1, and
+        what the published code runs); "full_gradient": one gradient step over all its samples
+        (eq. 16 to the letter); "last": what it trained when it last took part (C.6; the initial
+        model at first); "received": w_i^t (C.6); "trained": the trained model itself, degenerate
+        since its distance to itself is 0; "extrapolate": 2 trained - received.
+      guidance_epochs: G of Fig. 3, cumulative.
+    """
+
+    top_k: int = 5
+    guidance: Guidance = static("epochs")
+    guidance_epochs: int = static(1)
+
+    def validate(self):
+        require(self.top_k >= 1, "top_k", self.top_k, "at least 1")
+        require(self.guidance_epochs >= 1, "guidance_epochs", self.guidance_epochs, "at least 1")
+
+    def init(self, ctx):
+        models = ctx.replicate(ctx.initial_model())
+        return State(models, models if self.guidance == "last" else None)
+
+    def round(self, ctx, state):
+        received = ctx.cohort.gather(state.models)
+        trained, cohort, loss = ctx.train(received)  # eq. (7)
+        guide, cohort = self._guide(ctx, state, received, trained, cohort)  # eq. (16)
+        uploads = ctx.uploaded(trained)
+        distances = similarity.squared_distances(ctx.uploaded(guide), uploads)
+        tiny = 1e-12 * jnp.mean(similarity.squared_norms(uploads), where=cohort.mask)
+        weights = mixing.inverse(distances, cohort.mask, tiny)  # eq. (15)
+        weights = mixing.keep_top_k(weights, self.top_k)
+        mixed = ctx.mix(weights, trained, onto=trained)  # eq. (8)
+        last = None if state.last is None else cohort.scatter(state.last, trained)
+        return State(cohort.scatter(state.models, mixed), last), ctx.record(
+            cohort,
+            up=1 if self.guidance == "last" else 2,  # "last" can stay with the server
+            clients={"train_loss": loss, "guidance_distance": jnp.diagonal(distances)},
+            mixing=weights,
+        )
+
+    def _guide(self, ctx, state, received, trained, cohort):
+        """(guidance models [M, ...], cohort without those whose guidance diverged)."""
+        if self.guidance == "epochs":
+            schedule = replace(ctx.federation.schedule, epochs=self.guidance_epochs, steps=None)
+            guide, cohort, _ = ctx.train(trained, cohort, purpose="guidance", schedule=schedule)
+            return guide, cohort
+        if self.guidance == "full_gradient":
+            gradient, cohort = ctx.full_gradient(trained, cohort)
+            move = optax.tree.add_scale(trained["params"], -ctx.learning_rate, gradient)
+            return {**trained, "params": move}, cohort
+        if self.guidance == "extrapolate":
+            guide = jax.tree.map(lambda new, old: 2 * new - old, trained, received)
+            return guide, cohort.keep(trees.rows_finite(guide, cohort.size))
+        if self.guidance == "last":
+            return cohort.gather(state.last), cohort
+        return {"received": received, "trained": trained}[self.guidance], cohort
+
+    def models(self, ctx, state, rows):
+        return {"personalized": trees.take(state.models, rows)}

@@ -1,0 +1,237 @@
+"""How the client axis is executed: local loops of true length, under map, chunks or vmap."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedjax_pfl import trees
+from fedjax_pfl.data.federated import Batch
+from fedjax_pfl.errors import InputError
+from fedjax_pfl.schedules import Schedule, client_key
+from fedjax_pfl.structs import struct
+
+if TYPE_CHECKING:
+    from fedjax_pfl.federation import Federation
+
+Tree = Any
+CLIENT_AXES = ("auto", "map", "vmap", "a chunk size such as 8")
+SEED_AXES = ("auto", "map", "vmap")
+
+
+@struct
+class Shared:
+    """One model standing for all clients: it has no client axis and is never copied per client."""
+
+    model: Tree
+
+
+@struct
+class Client:
+    """What a local step may know about its client.
+
+    Attributes:
+      row: int32, position on the client axis.
+      id: int32, permanent id.
+      size: int32, samples of the split that is walked.
+      class_counts: int32 [C], training samples of each class.
+      num_steps: int32, local steps it takes in all.
+      step: int32, steps taken before this one.
+      operand: the client's row of `operands`.
+    """
+
+    row: jax.Array
+    id: jax.Array
+    size: jax.Array
+    class_counts: jax.Array
+    num_steps: jax.Array
+    step: jax.Array
+    operand: Tree
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Resolved strategy, part of a run's configuration and of the compiled program.
+
+    Attributes:
+      chunk: lanes that run side by side. 1 maps over the clients one by one, each with its own
+        number of steps; 0 runs all of them as lanes of one vmap; k runs k at a time, sorted by
+        their number of steps, so that a chunk's lanes finish together.
+      seeds: "map" or "vmap", the same for runs (seeds and settings).
+    """
+
+    chunk: int
+    seeds: str
+
+    def lanes(self, count: int) -> int:
+        return count if self.chunk == 0 else min(self.chunk, count)
+
+    def __str__(self) -> str:
+        return {0: "vmap", 1: "map"}.get(self.chunk, str(self.chunk))
+
+
+def resolve_execution(clients: str | int = "auto", seeds: str = "auto") -> Execution:
+    """The fixed rule behind "auto": map on CPUs, vmap on accelerators. Never a live timing.
+
+    On a CPU one client's matrix products already fill the cores and vmapped loops of unequal
+    length make short lanes wait; on an accelerator one client's products are too small.
+
+    Raises:
+      InputError: neither "auto", "map", "vmap" nor a positive chunk size.
+    """
+    on_cpu = jax.default_backend() == "cpu"
+    default = "map" if on_cpu else "vmap"
+    word = str(clients)
+    if seeds not in SEED_AXES:
+        raise InputError(f"seed_execution must be one of {', '.join(SEED_AXES)}, got {seeds!r}.")
+    word = default if word == "auto" else word
+    chunk = {"map": 1, "vmap": 0}.get(word)
+    if chunk is None:
+        if not word.isdigit() or int(word) < 1:
+            raise InputError(
+                f"client_execution must be one of {', '.join(CLIENT_AXES)}, got {clients!r}."
+            )
+        chunk = int(word)
+    return Execution(chunk=chunk, seeds=default if seeds == "auto" else seeds)
+
+
+def over_rows(fn: Callable, operands: Tree, execution: Execution, lengths=None) -> Tree:
+    """Applies `fn` to every row of `operands` [M, ...] by the execution's strategy.
+
+    Args:
+      fn: takes one row of each leaf and returns a pytree.
+      lengths: [M] loop lengths; with chunks, rows of similar length share one.
+    """
+    count = jax.tree.leaves(operands)[0].shape[0]
+    lanes = execution.lanes(count)
+    if lanes == 1:
+        return lax.map(fn, operands)
+    if lanes == count:
+        return jax.vmap(fn)(operands)
+    order = jnp.arange(count) if lengths is None else jnp.argsort(-lengths, stable=True)
+    # lax.map runs the remainder of a division as a chunk of its own.
+    done = lax.map(fn, trees.take(operands, order), batch_size=lanes)
+    return trees.take(done, jnp.argsort(order))
+
+
+def run_clients(
+    federation: "Federation",
+    step: Callable[[Tree, Any, jax.Array, Tree, Client], Tree],
+    carry: Tree | Shared,
+    *,
+    rows: jax.Array,
+    key: jax.Array,
+    schedule: Schedule,
+    shared: Tree = None,
+    operands: Tree = None,
+    split: str = "train",
+    active: jax.Array | None = None,
+    cursor: jax.Array | None = None,
+    finish: Callable[[Tree, Client], Tree] | None = None,
+) -> tuple[Tree, jax.Array]:
+    """Runs a local loop on every named client, each over its own samples and number of steps.
+
+    Args:
+      federation: the clients.
+      step: `step(carry, batches, rng, shared, client) -> carry`. `batches` is one `Batch`, or a
+        tuple of them where the schedule hands out several; `carry` is any pytree.
+      carry: leaves [M, ...], or `Shared(tree)` where all clients begin from the same.
+      rows: int32 [M], rows of the client axis; traced, any length, one included.
+      key: key of the round and purpose; the executor folds in permanent ids.
+      schedule: which batches in which order.
+      shared: operands without a client axis, handed to every step.
+      operands: read-only operands of each client, leaves [M, ...]; found in `client.operand`.
+      split: "train", "validation" or "test".
+      active: bool [M]; the others take no step and keep their carry.
+      cursor: int32 [M], steps taken before, for unshuffled schedules that go on where they were.
+      finish: `finish(carry, client)` makes what is returned of a client's last carry, and of its
+        first where it diverged.
+
+    Returns:
+      (carries [M, ...], finite bool [M]). A client whose carry is not finite at the end gets back
+      the carry that it began with: no NaN leaves this function.
+    """
+    data = federation.data
+    part = data.split(split)
+    sizes = part.size[rows]
+    if active is None and part.equal:
+        steps = None  # unbatched trip counts: no lane waits, nothing is selected
+    else:
+        steps = schedule.total_steps(sizes)
+        steps = steps if active is None else jnp.where(active, steps, 0)
+    given = () if isinstance(carry, Shared) else carry
+    lane_operands = (rows, given, operands, cursor, steps)
+
+    def lane(lane_operand):
+        row, begin, operand, start, num_steps = lane_operand
+        begin = carry.model if isinstance(carry, Shared) else begin
+        # Where all sizes are equal any client's is known without looking at the row.
+        size = part.size[0] if part.equal else part.size[row]
+        num_steps = schedule.total_steps(size) if num_steps is None else num_steps
+        per_epoch = jnp.maximum(schedule.steps_per_epoch(size), 1)
+        start = jnp.int32(0) if start is None else start
+        stop = start + num_steps
+        order_key, step_key = client_key(key, data.ids[row])
+
+        def client_at(k):
+            return Client(
+                row=row,
+                id=data.ids[row],
+                size=size,
+                class_counts=data.class_counts[row],
+                num_steps=num_steps,
+                step=k - start,
+                operand=operand,
+            )
+
+        def epoch(state):
+            k, _ = state
+            number = k // per_epoch
+            order = schedule.order(order_key, number, size, part.capacity)
+            end = jnp.minimum((number + 1) * per_epoch, stop)
+
+            def one(state):
+                k, value = state
+                at, valid = schedule.positions(order, k - number * per_epoch, size)
+                batches = tuple(
+                    data.fetch(part, row, at[m], valid[m], federation.task.input_dtype)
+                    for m in range(schedule.batches_per_step)
+                )
+                rng = jax.random.fold_in(step_key, k)
+                batches = batches[0] if len(batches) == 1 else batches
+                return k + 1, step(value, batches, rng, shared, client_at(k))
+
+            return lax.while_loop(lambda state: state[0] < end, one, state)
+
+        _, last = lax.while_loop(lambda state: state[0] < stop, epoch, (start, begin))
+        finite = trees.is_finite(last)
+        last = jax.tree.map(lambda new, old: jnp.where(finite, new, old), last, begin)
+        return (last if finish is None else finish(last, client_at(stop))), finite
+
+    return over_rows(lane, lane_operands, federation.execution, steps)
+
+
+def padding_efficiency(split, schedule: Schedule, execution: Execution) -> float:
+    """True local steps over steps executed, masked ones included, with everybody taking part."""
+    import numpy as np
+
+    steps = np.sort(np.asarray(schedule.total_steps(np.asarray(split.size))))[::-1]
+    lanes = execution.lanes(len(steps))
+    chunks = [steps[i : i + lanes] for i in range(0, len(steps), lanes)]
+    executed = sum(int(chunk.max()) * len(chunk) for chunk in chunks)
+    return float(steps.sum() / executed) if executed else 1.0
+
+
+__all__ = [
+    "Batch",
+    "Client",
+    "Execution",
+    "Shared",
+    "over_rows",
+    "padding_efficiency",
+    "resolve_execution",
+    "run_clients",
+]

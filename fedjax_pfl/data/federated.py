@@ -1,0 +1,101 @@
+"""The federated data set on the device: one flat copy of the samples, and index lists per client.
+
+Images are never padded or copied per client: samples stay as they came (uint8 mostly), batches
+are gathered by index and scaled inside the compiled program.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_pfl.structs import static, struct
+
+
+@struct
+class Split:
+    """Which samples of the pool each client holds, for one of train, validation and test.
+
+    Attributes:
+      index: int32 [total], pool indices, client after client.
+      offset: int32 [N], where each client's part of `index` begins.
+      size: int32 [N], samples of each client.
+      capacity: the largest size (at least 1).
+      total: samples of all clients.
+      equal: whether all clients hold the same number, so that no lane waits for another.
+    """
+
+    index: jax.Array
+    offset: jax.Array
+    size: jax.Array
+    capacity: int = static()
+    total: int = static()
+    equal: bool = static()
+
+
+@struct
+class Batch:
+    """Samples of one minibatch: inputs [B, ...], labels int32 [B], and valid bool [B]."""
+
+    inputs: jax.Array
+    labels: jax.Array
+    valid: jax.Array
+
+
+@struct
+class FederatedData:
+    """All clients' data.
+
+    Attributes:
+      samples: [n, ...] as stored: training samples, then test samples.
+      labels: int32 [n].
+      scale, shift: float, broadcast against one sample: input = sample * scale + shift.
+      train, validation, test: the splits; `validation` may hold no samples.
+      class_counts: int32 [N, C], training samples of each class.
+      ids: int32 [N], permanent client ids.
+      label_map: int32 [N, C] or None: the label that each client sees in place of a class.
+      num_classes: C.
+    """
+
+    samples: jax.Array
+    labels: jax.Array
+    scale: jax.Array
+    shift: jax.Array
+    train: Split
+    validation: Split
+    test: Split
+    class_counts: jax.Array
+    ids: jax.Array
+    label_map: jax.Array | None
+    num_classes: int = static()
+
+    @property
+    def num_clients(self) -> int:
+        return self.ids.shape[0]
+
+    def split(self, name: str) -> Split:
+        return {"train": self.train, "validation": self.validation, "test": self.test}[name]
+
+    def fetch(self, split: Split, row, positions, valid, dtype) -> Batch:
+        """One minibatch: positions [B] within the client's part of a split."""
+        pool = split.index[jnp.minimum(split.offset[row] + positions, split.index.shape[0] - 1)]
+        inputs = self.samples[pool]
+        if jnp.issubdtype(inputs.dtype, jnp.number) and self.scale is not None:
+            inputs = inputs.astype(dtype) * self.scale.astype(dtype) + self.shift.astype(dtype)
+        labels = self.labels[pool]
+        if self.label_map is not None:
+            labels = self.label_map[row, labels]
+        return Batch(inputs, labels, valid)
+
+
+def make_split(index: np.ndarray, offsets: np.ndarray) -> Split:
+    """A `Split` of flat pool indices and their offsets [N + 1]."""
+    sizes = np.diff(offsets).astype(np.int32)
+    index = np.asarray(index, np.int32)
+    return Split(
+        index=index if len(index) else np.zeros((1,), np.int32),
+        offset=np.asarray(offsets[:-1], np.int32),
+        size=sizes,
+        capacity=max(int(sizes.max(initial=0)), 1),
+        total=int(sizes.sum()),
+        equal=bool((sizes == sizes[0]).all()),
+    )

@@ -1,0 +1,354 @@
+"""Who holds which samples: index lists per client, checked, counted, hashed and saved."""
+
+import hashlib
+import io
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_pfl.data.sources import read_npz
+from fedjax_pfl.errors import InputError, require, unknown_name
+
+_SPLITS = ("train", "test", "validation")
+_FILE_KEYS = {"train": "train", "test": "test", "validation": "val"}
+
+
+class Ragged(NamedTuple):
+    """N index lists of any lengths in one array; list i is `idx[offsets[i]:offsets[i + 1]]`.
+
+    Attributes:
+      idx: all lists one after the other [total], int32.
+      offsets: where each list starts, and the end of the last one [N + 1], int64.
+    """
+
+    idx: np.ndarray
+    offsets: np.ndarray
+
+    @classmethod
+    def of(cls, lists: Sequence) -> "Ragged":
+        """Packs N one-dimensional integer sequences."""
+        arrays = [np.asarray(one, np.int64).reshape(-1) for one in lists]
+        offsets = np.cumsum([0, *map(len, arrays)], dtype=np.int64)
+        idx = np.concatenate(arrays) if arrays else np.zeros(0, np.int64)
+        top = int(idx.max(initial=0))
+        require(top < 2**31, "Sample indices", top, "below 2**31")
+        return cls(idx.astype(np.int32), offsets)
+
+    def lists(self) -> list[np.ndarray]:
+        """The N lists."""
+        return np.split(self.idx, self.offsets[1:-1])
+
+    def owners(self) -> np.ndarray:
+        """Which list each entry of `idx` belongs to [total]."""
+        return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """The samples of every client, as indices into a data set's pool.
+
+    The pool is the training samples followed by the official test samples (`Dataset.pool`).
+
+    Attributes:
+      train: training samples of the N clients.
+      test: test samples of the N clients.
+      validation: validation samples of the N clients; None becomes N empty lists.
+      label_map: [N, C] or None; client i sees label `label_map[i, y]` instead of y.
+      rule: name of the rule that made it; "file" if it was loaded.
+      options: the rule's options as resolved, and what it reports about itself.
+      allow_overlap: whether a sample may be held more than once.
+    """
+
+    train: Ragged
+    test: Ragged
+    validation: Ragged | None = None
+    label_map: np.ndarray | None = None
+    rule: str = "custom"
+    options: dict[str, Any] = field(default_factory=dict)
+    allow_overlap: bool = False
+
+    def __post_init__(self):
+        if self.validation is None:
+            empty = Ragged(np.zeros(0, np.int32), np.zeros_like(self.train.offsets))
+            object.__setattr__(self, "validation", empty)
+
+    @classmethod
+    def from_lists(cls, train: Sequence, test: Sequence, validation=None, **fields) -> "Partition":
+        """Makes a partition of one list of pool indices per client and split.
+
+        Args:
+          train: N integer sequences.
+          test: N integer sequences, some may be empty.
+          validation: N integer sequences, or None.
+          **fields: other fields of the partition.
+        """
+        validation = None if validation is None else Ragged.of(validation)
+        return cls(Ragged.of(train), Ragged.of(test), validation, **fields)
+
+    @property
+    def num_clients(self) -> int:
+        """Number of clients N."""
+        return len(self.train.offsets) - 1
+
+    def _split(self, split: str) -> Ragged:
+        if split not in _SPLITS:
+            raise unknown_name("split", split, _SPLITS)
+        return getattr(self, split)
+
+    def sizes(self, split: str = "train") -> np.ndarray:
+        """Samples per client [N], int64; `split` is "train", "test" or "validation"."""
+        return np.diff(self._split(split).offsets)
+
+    def client(self, split: str, i: int) -> np.ndarray:
+        """Pool indices of client i in a split, int32."""
+        require(0 <= i < self.num_clients, "Client", i, f"in 0..{self.num_clients - 1}")
+        ragged = self._split(split)
+        return ragged.idx[ragged.offsets[i] : ragged.offsets[i + 1]]
+
+    def class_counts(self, labels, num_classes: int, split: str = "train") -> np.ndarray:
+        """Samples per client and class [N, C], int64, counted after `label_map` if there is one.
+
+        Args:
+          labels: labels of the pool (`Dataset.labels`).
+          num_classes: C.
+          split: "train", "test" or "validation".
+        """
+        ragged = self._split(split)
+        owners, seen = ragged.owners(), np.asarray(labels)[ragged.idx]
+        if self.label_map is not None:
+            seen = np.asarray(self.label_map)[owners, seen]
+        flat = np.bincount(owners * num_classes + seen, minlength=self.num_clients * num_classes)
+        return flat.reshape(self.num_clients, num_classes)
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        arrays = {}
+        for split, key in _FILE_KEYS.items():
+            ragged = self._split(split)
+            if split != "validation" or len(ragged.idx):
+                arrays[f"{key}_idx"] = np.asarray(ragged.idx, "<i4")
+                arrays[f"{key}_offsets"] = np.asarray(ragged.offsets, "<i8")
+        if self.label_map is not None:
+            arrays["label_map"] = np.asarray(self.label_map, "<i4")
+        return arrays
+
+    def hash(self) -> str:
+        """SHA-256 (hex) of the index lists and the label map; rule and options don't enter."""
+        digest = hashlib.sha256()
+        for key, array in self._arrays().items():
+            digest.update(f"{key} {array.shape};".encode())
+            digest.update(array.tobytes())
+        return digest.hexdigest()
+
+    def save(self, path: str | Path) -> None:
+        """Writes the arrays to a new NPZ file (the keys are those that `load` reads).
+
+        Raises:
+          InputError: the file exists; a partition is never overwritten.
+        """
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, **self._arrays())
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with path.open("xb") as file:
+                file.write(buffer.getvalue())
+        except FileExistsError as error:
+            raise InputError(
+                f"{path} exists and a partition is never overwritten: choose another name."
+            ) from error
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Partition":
+        """Reads an NPZ file with one list of pool indices per client and split.
+
+        Keys: `train_idx` [total] and `train_offsets` [N + 1], `test_idx`, `test_offsets`, and
+        optionally `val_idx`, `val_offsets`, `label_map` [N, C]; all integers. Samples may be held
+        more than once; `report` and `summary` then say so.
+
+        Raises:
+          InputError: not such a file, or offsets that don't describe N lists.
+        """
+        path = Path(path)
+        required = ("train_idx", "train_offsets", "test_idx", "test_offsets")
+        arrays = read_npz(path, required, ("val_idx", "val_offsets", "label_map"))
+        if ("val_idx" in arrays) != ("val_offsets" in arrays):
+            raise InputError(f"{path} must have both of val_idx and val_offsets or neither.")
+        for key, array in arrays.items():
+            require(array.dtype.kind in "iu", f"{key} in {path}", str(array.dtype), "integers")
+            low, high = (int(array.min()), int(array.max())) if array.size else (0, 0)
+            fits = low >= 0 and high < 2**31
+            require(fits, f"{key} in {path}", f"{low}..{high}", "in 0..2**31 - 1")
+        splits = {
+            split: Ragged(arrays[f"{key}_idx"].astype("i4"), arrays[f"{key}_offsets"].astype("i8"))
+            for split, key in _FILE_KEYS.items()
+            if f"{key}_idx" in arrays
+        }
+        label_map = arrays["label_map"].astype(np.int32) if "label_map" in arrays else None
+        loaded = cls(
+            **splits,
+            label_map=label_map,
+            rule="file",
+            options={"path": str(path)},
+            allow_overlap=True,
+        )
+        loaded._check_offsets()
+        return loaded
+
+    def _check_offsets(self) -> None:
+        for split in _SPLITS:
+            idx, offsets = self._split(split)
+            name = f"Offsets of the {split} lists"
+            flat = idx.ndim == 1 and offsets.ndim == 1
+            require(flat, f"Shape of the {split} lists", (idx.shape, offsets.shape), "flat")
+            require(len(offsets) >= 2, name, len(offsets), "at least 2 numbers: 1 client or more")
+            same = len(offsets) == len(self.train.offsets)
+            require(same, name, len(offsets), f"{len(self.train.offsets)} numbers, as for training")
+            falls = [f"{a}, then {b}" for a, b in itertools.pairwise(offsets) if b < a]
+            require(not falls, name, falls[:1], "non-decreasing")
+            ends = (int(offsets[0]), int(offsets[-1]))
+            require(
+                ends == (0, len(idx)), name, ends, f"from 0 to {len(idx)}, the number of indices"
+            )
+
+    def validate(self, num_samples: int, num_classes: int, labels) -> None:
+        """Checks the partition against a pool.
+
+        Args:
+          num_samples: size of the pool.
+          num_classes: C.
+          labels: labels of the pool [num_samples].
+
+        Raises:
+          InputError: offsets that don't describe N lists, an index outside the pool, a sample
+            listed twice in one list, a label map of another shape or range, or, unless
+            `allow_overlap`, a sample that is held more than once.
+        """
+        self._check_offsets()
+        shape = np.shape(labels)
+        require(shape == (num_samples,), "Shape of the labels", shape, f"({num_samples},)")
+        low, high = int(np.min(labels)), int(np.max(labels))
+        inside = low >= 0 and high < num_classes
+        require(inside, "Labels", f"{low}..{high}", f"in 0..{num_classes - 1}")
+        for split in _SPLITS:
+            ragged = self._split(split)
+            outside = ragged.idx[(ragged.idx < 0) | (ragged.idx >= num_samples)]
+            shown = int(outside[0]) if len(outside) else None
+            require(shown is None, f"Sample indices ({split})", shown, f"in 0..{num_samples - 1}")
+            keys = np.sort(ragged.owners() * num_samples + ragged.idx)
+            twice = keys[1:][keys[1:] == keys[:-1]]
+            if len(twice):
+                client, sample = divmod(int(twice[0]), num_samples)
+                raise InputError(f"Sample {sample} is listed twice in {split} of client {client}.")
+        if self.label_map is not None:
+            wanted = (self.num_clients, num_classes)
+            require(self.label_map.shape == wanted, "Label map", self.label_map.shape, f"{wanted}")
+            low, high = int(self.label_map.min()), int(self.label_map.max())
+            inside = low >= 0 and high < num_classes
+            require(inside, "Label map", f"{low}..{high}", f"in 0..{num_classes - 1}")
+        held = np.flatnonzero(self._holders() > 1)
+        if len(held) and not self.allow_overlap:
+            places = [
+                f"{split} of client {client}"
+                for split in _SPLITS
+                for client in self._split(split).owners()[self._split(split).idx == held[0]]
+            ]
+            raise InputError(
+                f"Sample {held[0]} is held more than once ({' and '.join(places[:3])}), which rule "
+                f"{self.rule!r} doesn't allow; {len(held)} samples are."
+            )
+
+    def _holders(self) -> np.ndarray:
+        """How many lists hold each sample, up to the largest index used."""
+        return np.bincount(np.concatenate([self._split(split).idx for split in _SPLITS]))
+
+    def overlaps(self) -> tuple[int, int]:
+        """Samples held by more than one client, and (client, sample) pairs in two of its splits."""
+        width = max(int(self._split(s).idx.max(initial=0)) for s in _SPLITS) + 1
+        keys = [self._split(s).owners() * width + self._split(s).idx for s in _SPLITS]
+        pairs, times = np.unique(np.concatenate(keys), return_counts=True)
+        return int(np.sum(np.bincount(pairs % width) > 1)), int(np.sum(times > 1))
+
+    def report(self, labels, num_classes: int, fewer_than: int = 10) -> dict[str, Any]:
+        """Facts about the partition, ready for JSON.
+
+        Args:
+          labels: labels of the pool.
+          num_classes: C.
+          fewer_than: clients with fewer training samples than this count as small.
+
+        Returns:
+          `num_clients`; `sizes` {split: {min, mean, max}}; `unused_samples` of the pool;
+          `overlapping_samples` held by more than one client; `leaked_samples`, the (client, sample)
+          pairs in two splits of the same client; `small_clients` and `clients_without_test`
+          (numbers of clients); `mean_classes` per client in training; `fallback_used` if the rule
+          says so; `hash`.
+        """
+        train, test = self.sizes("train"), self.sizes("test")
+        shared, leaked = self.overlaps()
+        counts = self.class_counts(labels, num_classes)
+        facts = {
+            "num_clients": self.num_clients,
+            "sizes": {split: self._spread(split) for split in _SPLITS},
+            "unused_samples": len(labels) - int(np.sum(self._holders() > 0)),
+            "overlapping_samples": shared,
+            "leaked_samples": leaked,
+            "small_clients": int(np.sum(train < fewer_than)),
+            "clients_without_test": int(np.sum(test == 0)),
+            "mean_classes": float(np.mean(np.sum(counts > 0, axis=1))),
+            "hash": self.hash(),
+        }
+        if "fallback_used" in self.options:
+            facts["fallback_used"] = self.options["fallback_used"]
+        return facts
+
+    def _spread(self, split: str) -> dict[str, float]:
+        sizes = self.sizes(split)
+        return {"min": int(sizes.min()), "mean": float(sizes.mean()), "max": int(sizes.max())}
+
+    def summary(self) -> str:
+        """Five lines for people: rule, sizes of training, test and validation, overlap and hash."""
+        lines = [f"{self.num_clients} clients by rule {self.rule!r}"]
+        if self.options.get("fallback_used"):
+            lines[0] += " (samples moved to reach the minimum size)"
+        for split in _SPLITS:
+            low, mean, high = self._spread(split).values()
+            lines.append(f"{split}: {low} to {high} samples a client, mean {mean:.1f}")
+        shared, leaked = self.overlaps()
+        held = f"{shared} samples held by several clients, {leaked} in two splits of one client"
+        return "\n".join([*lines, f"{held}, hash {self.hash()[:12]}"])
+
+    def split_validation(self, fraction: float, seed: int) -> "Partition":
+        """Moves a random part of each client's training samples to validation.
+
+        Args:
+          fraction: part of each client's training samples, 0 <= fraction < 1, rounded to the
+            nearest number; a client always keeps at least one training sample.
+          seed: a client's part depends on the seed, its id and its samples alone.
+
+        Raises:
+          InputError: fraction outside its range, or validation samples exist already.
+        """
+        require(seed >= 0, "Validation seed", seed, "at least 0")
+        require(0 <= fraction < 1, "Validation fraction", fraction, "at least 0 and below 1")
+        if len(self.validation.idx):
+            raise InputError("The partition has validation samples already: split it only once.")
+        train, validation = [], []
+        for client, samples in enumerate(self.train.lists()):
+            rng = np.random.default_rng([seed, client])
+            moved = np.zeros(len(samples), bool)
+            moved[rng.permutation(len(samples))[: held_out(fraction, len(samples))]] = True
+            train.append(samples[~moved])
+            validation.append(samples[moved])
+        options = self.options | {"validation_fraction": fraction, "validation_seed": seed}
+        return replace(
+            self, train=Ragged.of(train), validation=Ragged.of(validation), options=options
+        )
+
+
+def held_out(fraction: float, size: int) -> int:
+    """Nearest number to `fraction * size` that leaves at least one of `size` samples."""
+    return max(min(int(fraction * size + 0.5), size - 1), 0)

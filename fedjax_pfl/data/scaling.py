@@ -1,0 +1,57 @@
+"""Input scalings: samples stay as stored, the model sees `x * scale + shift`."""
+
+import numpy as np
+
+from fedjax_pfl.data.sources import Dataset
+from fedjax_pfl.errors import unknown_name
+
+SCALINGS: dict[str, str] = {
+    "default": "the data set's own (half for images, digits for digits, raw for float data)",
+    "half": "(x/255 - 0.5) / 0.5: bytes to -1..1 (PFLlib, cwFedAVG)",
+    "unit": "x/255: bytes to 0..1",
+    "digits": "x/16: scikit-learn's digits to 0..1",
+    "raw": "x as it is (PLGA)",
+    "standard": "mean 0 and deviation 1 per channel, over the training samples (FedDWA, SPFL)",
+}
+
+_FIXED = {
+    "half": (1 / 127.5, -1.0),
+    "unit": (1 / 255, 0.0),
+    "digits": (1 / 16, 0.0),
+    "raw": (1.0, 0.0),
+}
+
+
+def input_scaling(name: str, dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
+    """Scale and shift of a named scaling, so that a model's input is `x * scale + shift`.
+
+    Args:
+      name: one of `SCALINGS`.
+      dataset: whose `default` and, for `standard`, whose training samples are meant.
+
+    Returns:
+      scale and shift, float32, [1] or [size of a sample's last axis]: they broadcast against it.
+
+    Raises:
+      InputError: unknown name.
+    """
+    if name == "default":
+        name = dataset.input_scaling
+    if name == "standard":
+        return _standard(dataset.train_x)
+    if name not in _FIXED:
+        raise unknown_name("input scaling", name, SCALINGS)
+    scale, shift = _FIXED[name]
+    return np.array([scale], np.float32), np.array([shift], np.float32)
+
+
+def _standard(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    # Two passes in float64 over blocks: exact enough for any offset, without a float64 copy of x.
+    blocks = [x[start : start + 1024] for start in range(0, len(x), 1024)]
+    count = x.size // x.shape[-1]
+    axes = tuple(range(x.ndim - 1))
+    mean = sum(block.sum(axes, dtype=np.float64) for block in blocks) / count
+    deviation = np.sqrt(sum(((block - mean) ** 2).sum(axes) for block in blocks) / count)
+    # A constant channel (a corner pixel of [n, d] data) becomes 0 instead of 0/0.
+    scale = 1 / np.where(deviation > np.maximum(1e-6 * np.abs(mean), 1e-30), deviation, 1.0)
+    return scale.astype(np.float32), (-mean * scale).astype(np.float32)

@@ -1,0 +1,219 @@
+"""Scoring models on their clients' samples, adapting them first where a method or a run asks.
+
+"Accuracy" is never one thing here: a score names the model (personalized, global, ...), the split,
+and is kept for every client; how clients are averaged is the result's business.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedjax_pfl import keys, trees
+from fedjax_pfl.clients import Shared, over_rows
+from fedjax_pfl.data.federated import Split
+from fedjax_pfl.errors import require, unknown_name
+from fedjax_pfl.local_training import train
+from fedjax_pfl.schedules import Schedule
+
+if TYPE_CHECKING:
+    from fedjax_pfl.algorithm import Algorithm, Context
+    from fedjax_pfl.federation import Federation
+
+Tree = Any
+ADAPTED_LEAVES = ("all", "head", "body")
+MOMENTS = ("every", "last")
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """Local steps on a copy of a client's model before it is scored; the copy is then discarded.
+
+    Attributes:
+      epochs: passes over the client's training samples.
+      steps: minibatch steps instead of epochs.
+      leaves: which block group moves: "all", "head" or "body".
+      when: "every" evaluation, or only the "last" one of a run.
+    """
+
+    epochs: int = 1
+    steps: int | None = None
+    leaves: str = "all"
+    when: str = "every"
+
+    def validate(self) -> None:
+        require(self.epochs >= 0, "epochs of adaptation", self.epochs, "at least 0")
+        require(self.steps is None or self.steps >= 0, "adapt_steps", self.steps, "at least 0")
+        if self.leaves not in ADAPTED_LEAVES:
+            raise unknown_name("group of leaves to adapt", self.leaves, ADAPTED_LEAVES)
+        if self.when not in MOMENTS:
+            raise unknown_name("moment of adaptation", self.when, MOMENTS)
+
+
+def score(
+    federation: "Federation", models: Tree | Shared, rows: jax.Array, split: str
+) -> tuple[jax.Array, jax.Array]:
+    """Correct predictions and summed cross-entropy of each client's model on its own samples.
+
+    Args:
+      models: [k, ...] for the clients `rows`, or one `Shared` model.
+      rows: int32 [k].
+      split: "train", "validation" or "test".
+
+    Returns:
+      (correct int32 [k], loss [k]).
+    """
+    part = federation.data.split(split)
+    stacked = () if isinstance(models, Shared) else models
+
+    def lane(operand):
+        row, model = operand
+        model = models.model if isinstance(models, Shared) else model
+        return _score_client(federation, part, model, row)
+
+    return over_rows(lane, (rows, stacked), federation.execution, part.size[rows])
+
+
+def _score_client(federation: "Federation", part: Split, model: Tree, row: jax.Array):
+    size = part.size[0] if part.equal else part.size[row]
+    batch_size = min(federation.eval_batch_size, part.capacity)
+    task = federation.task
+
+    def one(state):
+        start, correct, loss = state
+        at = start + jnp.arange(batch_size, dtype=jnp.int32)
+        batch = federation.data.fetch(part, row, at, at < size, task.input_dtype)
+        logits = task.predict(model, batch.inputs)
+        right = (jnp.argmax(logits, axis=1) == batch.labels) & batch.valid
+        losses = jnp.where(batch.valid, task.losses(logits, batch.labels), 0)
+        return (
+            start + batch_size,
+            correct + jnp.sum(right, dtype=jnp.int32),
+            loss + jnp.sum(losses).astype(loss.dtype),
+        )
+
+    zero = (jnp.int32(0), jnp.int32(0), jnp.zeros((), task.dtype))
+    _, correct, loss = lax.while_loop(lambda state: state[0] < size, one, zero)
+    return correct, loss
+
+
+def loss_matrix(
+    federation: "Federation",
+    candidates: Tree,
+    rows: jax.Array,
+    split: str = "validation",
+    choice: jax.Array | None = None,
+) -> jax.Array:
+    """Mean loss of candidate models on each client's samples, [M, K].
+
+    Args:
+      candidates: stack of models [Q, ...].
+      rows: int32 [M], the clients whose samples are used.
+      split: "train", "validation" or "test".
+      choice: int32 [M, K], which candidates each client scores; all of them by default (K = Q).
+
+    Returns:
+      [M, K]; 0 for a client without samples.
+    """
+    part = federation.data.split(split)
+    count = jax.tree.leaves(candidates)[0].shape[0]
+    if choice is None:
+        choice = jnp.broadcast_to(jnp.arange(count), (rows.shape[0], count))
+
+    def lane(operand):
+        row, chosen = operand
+
+        def one(candidate):
+            model = jax.tree.map(lambda leaf: leaf[candidate], candidates)
+            loss = _score_client(federation, part, model, row)[1]
+            return loss / jnp.maximum(part.size[row], 1)
+
+        return lax.map(one, chosen)
+
+    return over_rows(lane, (rows, choice), federation.execution, part.size[rows])
+
+
+def adapt(ctx: "Context", models: Tree | Shared, rows: jax.Array, how: Adaptation) -> Tree:
+    """Copies of `models` for the clients `rows`, trained locally as `how` says, [k, ...].
+
+    A copy that goes non-finite is the unadapted model.
+    """
+    federation = ctx.federation
+    schedule = federation.schedule
+    schedule = Schedule(how.epochs, how.steps, schedule.batch_size, drop_last=schedule.drop_last)
+    trainable = None
+    if how.leaves != "all":
+        model = models.model if isinstance(models, Shared) else trees.row(models, 0)
+        trainable = federation.plan.head_mask(model)["params"]
+        if how.leaves == "body":
+            trainable = jax.tree.map(lambda is_head: not is_head, trainable)
+    return train(
+        federation,
+        models,
+        ctx.everyone(rows),
+        key=keys.of_round(ctx.key, "adapt", ctx.t),
+        learning_rate=ctx.learning_rate,
+        schedule=schedule,
+        trainable=trainable,
+    ).models
+
+
+def evaluate(
+    algorithm: "Algorithm", ctx: "Context", state: Tree, extra: Adaptation | None = None
+) -> dict[str, jax.Array]:
+    """Scores every model that a method names, for all clients.
+
+    Clients go in chunks as wide as the execution's lanes: a method is asked for the models of a
+    chunk at a time, so no more copies than that exist.
+
+    Returns:
+      "MODEL/SPLIT/accuracy" and "MODEL/SPLIT/loss", [N] each, NaN for clients without samples.
+    """
+    federation = ctx.federation
+    splits = [name for name in ("test", "validation") if federation.data.split(name).total]
+    dtype = federation.task.dtype
+    last = ctx.t + 1 == ctx.total
+
+    def chunk(rows: jax.Array) -> dict[str, jax.Array]:
+        named = algorithm.models(ctx, state, rows)
+        late = set()
+        for name, how in (("personalized", algorithm.adaptation()), ("adapted", extra)):
+            if how is not None:
+                named = {**named, name: _adapted(ctx, named["personalized"], rows, how, last)}
+                late |= {name} if how.when == "last" else set()
+        scores, seen = {}, {}
+        for name, models in named.items():
+            for split in splits:
+                size = federation.data.split(split).size[rows]
+                twin = (id(models), split)  # a model with two names is scored once
+                if twin not in seen:
+                    seen[twin] = score(federation, models, rows, split)
+                correct, loss = seen[twin]
+                known = (size > 0) & (last if name in late else True)
+                count = jnp.maximum(size, 1)
+                accuracy = correct.astype(dtype) / count
+                scores[f"{name}/{split}/accuracy"] = jnp.where(known, accuracy, jnp.nan)
+                scores[f"{name}/{split}/loss"] = jnp.where(known, loss / count, jnp.nan)
+        return scores
+
+    count = federation.num_clients
+    lanes = federation.execution.lanes(count)
+    if lanes == count:
+        return chunk(jnp.arange(count, dtype=jnp.int32))
+    padded = jnp.minimum(jnp.arange(-(-count // lanes) * lanes, dtype=jnp.int32), count - 1)
+    scores = lax.map(chunk, padded.reshape(-1, lanes))
+    return {name: value.reshape(-1)[:count] for name, value in scores.items()}
+
+
+def _adapted(ctx, models: Tree | Shared, rows: jax.Array, how: Adaptation, last) -> Tree:
+    """Adapted models; zeros, not to be scored, where it is not the moment to adapt."""
+    if how.when == "every":
+        return adapt(ctx, models, rows, how)
+    shapes = jax.eval_shape(lambda: adapt(ctx, models, rows, how))
+    return lax.cond(
+        last,
+        lambda: adapt(ctx, models, rows, how),
+        lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes),
+    )

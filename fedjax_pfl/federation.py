@@ -1,0 +1,218 @@
+"""The federation: task, data, local training and execution, as one pytree that is passed to jit."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_pfl.clients import Execution, resolve_execution
+from fedjax_pfl.data.federated import FederatedData, make_split
+from fedjax_pfl.data.partition import Partition
+from fedjax_pfl.data.scaling import input_scaling
+from fedjax_pfl.data.sources import Dataset
+from fedjax_pfl.errors import InputError, require
+from fedjax_pfl.layers import LeafPlan, leaf_plan
+from fedjax_pfl.local_training import SGD
+from fedjax_pfl.models.networks import make_model
+from fedjax_pfl.models.task import Task, as_task
+from fedjax_pfl.participation import Participation, participation
+from fedjax_pfl.schedules import Schedule
+from fedjax_pfl.structs import static, struct
+
+Tree = Any
+
+
+@struct
+class Federation:
+    """Everything a method may ask of its surroundings.
+
+    Passed to compiled functions as an argument, never closed over: a closed-over data set would
+    be copied into the program.
+
+    Attributes:
+      data: the clients' data, on the device.
+      participation: sampling and stragglers.
+      learning_rate: local learning rate of the first round.
+      learning_rate_decay: factor by which it shrinks from one round to the next.
+      task: one client's network and loss.
+      plan: blocks of the model and what is shared.
+      schedule: local epochs or steps.
+      optimizer: factory `learning_rate -> optax.GradientTransformation`.
+      execution: how the client axis is run.
+      eval_batch_size: samples scored at once.
+    """
+
+    data: FederatedData
+    participation: Participation
+    learning_rate: jax.Array
+    learning_rate_decay: jax.Array
+    task: Task = static()
+    plan: LeafPlan = static()
+    schedule: Schedule = static()
+    optimizer: Callable = static()
+    execution: Execution = static()
+    eval_batch_size: int = static()
+
+    @property
+    def num_clients(self) -> int:
+        return self.data.num_clients
+
+    def initial_model(self, key: jax.Array) -> Tree:
+        """A fresh model of one client."""
+        return initial_model(self.task, self.data, key)
+
+
+def federate(
+    dataset: Dataset,
+    partition: Partition,
+    model: Any = "cnn",
+    *,
+    learning_rate: float = 0.1,
+    learning_rate_decay: float = 1.0,
+    batch_size: int = 10,
+    local_epochs: int = 1,
+    local_steps: int | None = None,
+    drop_last: bool = False,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    optimizer: Callable | None = None,
+    participation_fraction: float = 1.0,
+    stragglers: dict[int, int] | None = None,
+    straggler_schedule: str = "code",
+    share: str | Callable[[str], bool] = "all",
+    head: str | None = None,
+    batch_norm: str = "affine_shared",
+    input_scaling_name: str = "default",
+    initializer: str = "torch",
+    client_execution: str | int = "auto",
+    seed_execution: str = "auto",
+    eval_batch_size: int = 100,
+    dtype: str = "float32",
+    client_ids: np.ndarray | None = None,
+) -> Federation:
+    """Puts a partitioned data set and a model together.
+
+    Args:
+      dataset: samples and labels.
+      partition: which samples each client holds.
+      model: a name, a linen module, a `Task` or a pair (init, apply).
+      learning_rate, learning_rate_decay: of the local SGD; the decay is per round.
+      batch_size, local_epochs, local_steps, drop_last: the local `Schedule`; `local_steps` takes
+        the place of epochs.
+      momentum, weight_decay: of plain SGD; or give an `optimizer` factory instead.
+      participation_fraction: part of the clients in each round.
+      stragglers, straggler_schedule: delays by client, see `participation`.
+      share, head, batch_norm: the leaf plan, see `leaf_plan`.
+      input_scaling_name: "default", "half", "unit", "digits", "standard" or "raw".
+      initializer: "torch" or "flax", for models given by name.
+      client_execution: "auto", "map", "vmap" or a chunk size.
+      seed_execution: "auto", "map" or "vmap".
+      eval_batch_size: samples scored at once.
+      dtype: floating type of parameters and inputs.
+      client_ids: int [N], permanent ids; 0..N-1 by default.
+
+    Raises:
+      InputError: whatever of this can't be; before anything is compiled.
+    """
+    require(learning_rate >= 0, "learning_rate", learning_rate, "at least 0")
+    require(0 < learning_rate_decay <= 1, "learning_rate_decay", learning_rate_decay, "in (0, 1]")
+    require(eval_batch_size >= 1, "eval_batch_size", eval_batch_size, "at least 1")
+    optimizer = optimizer or SGD(momentum=momentum, weight_decay=weight_decay)
+    if isinstance(optimizer, SGD):
+        optimizer.validate()
+    schedule = Schedule(local_epochs, local_steps, batch_size, drop_last=drop_last)
+    schedule.validate()
+    if isinstance(model, str):
+        model = make_model(model, dataset.input_shape, dataset.num_classes, initializer)
+    task = as_task(model, dtype)
+    data = federated_data(dataset, partition, input_scaling_name, client_ids)
+    for name, static_value in (("model", task), ("optimizer", optimizer)):
+        try:
+            hash(static_value)
+        except TypeError as error:
+            raise InputError(f"{name} must be hashable (tuples for lists): {error}.") from error
+    plan = leaf_plan(check_model(task, data), share=share, head=head, batch_norm=batch_norm)
+    return Federation(
+        data=jax.device_put(data),
+        participation=participation(
+            data.num_clients, participation_fraction, stragglers, straggler_schedule
+        ),
+        learning_rate=np.asarray(learning_rate, dtype),
+        learning_rate_decay=np.asarray(learning_rate_decay, dtype),
+        task=task,
+        plan=plan,
+        schedule=schedule,
+        optimizer=optimizer,
+        execution=resolve_execution(client_execution, seed_execution),
+        eval_batch_size=eval_batch_size,
+    )
+
+
+def initial_model(task: Task, data: FederatedData, key: jax.Array) -> Tree:
+    """A fresh model of one client for the data's samples."""
+    shape = (1, *data.samples.shape[1:])
+    return task.initial_model(key, jnp.zeros(shape, task.input_dtype))
+
+
+def check_model(task: Task, data: FederatedData) -> Tree:
+    """Shapes of one client's model, after a dry run of its forward pass.
+
+    Raises:
+      InputError: the model can't take the data's samples, or does not return [B, C] logits.
+    """
+    sample = tuple(data.samples.shape[1:])
+    inputs = jax.ShapeDtypeStruct((2, *sample), task.input_dtype)
+    try:
+        model = jax.eval_shape(lambda: initial_model(task, data, jax.random.key(0)))
+        logits = jax.eval_shape(task.predict, model, inputs)
+    except InputError:
+        raise
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(f"The model can't take samples of shape {sample}: {reason}") from error
+    if logits.shape != (2, data.num_classes):
+        raise InputError(
+            f"The model must return logits [batch, {data.num_classes}] (one for each class), got "
+            f"{list(logits.shape)} for a batch of 2."
+        )
+    return model
+
+
+def federated_data(
+    dataset: Dataset,
+    partition: Partition,
+    input_scaling_name: str = "default",
+    client_ids: np.ndarray | None = None,
+) -> FederatedData:
+    """The data of all clients as host arrays, ready to be put on a device.
+
+    Raises:
+      InputError: the partition does not fit the data set, or a scaling is unknown.
+    """
+    samples, labels = dataset.pool()
+    partition.validate(len(labels), dataset.num_classes, labels)
+    scale, shift = input_scaling(input_scaling_name, dataset)
+    ids = np.arange(partition.num_clients) if client_ids is None else np.asarray(client_ids)
+    require(
+        ids.shape == (partition.num_clients,) and len(set(ids.tolist())) == len(ids),
+        "client_ids",
+        ids.shape,
+        f"{partition.num_clients} distinct integers",
+    )
+    counts = partition.class_counts(labels, dataset.num_classes, "train")
+    label_map = partition.label_map
+    return FederatedData(
+        samples=samples,
+        labels=np.asarray(labels, np.int32),
+        scale=np.asarray(scale, np.float32),
+        shift=np.asarray(shift, np.float32),
+        train=make_split(*partition.train),
+        validation=make_split(*partition.validation),
+        test=make_split(*partition.test),
+        class_counts=np.asarray(counts, np.int32),
+        ids=ids.astype(np.int32),
+        label_map=None if label_map is None else np.asarray(label_map, np.int32),
+        num_classes=dataset.num_classes,
+    )

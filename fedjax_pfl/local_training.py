@@ -1,0 +1,199 @@
+"""What a client does between download and upload: epochs or steps of SGD on its own samples."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_pfl.clients import Client, Shared, run_clients
+from fedjax_pfl.data.federated import Batch
+from fedjax_pfl.errors import require
+from fedjax_pfl.participation import Cohort
+from fedjax_pfl.schedules import Schedule
+from fedjax_pfl.structs import struct
+
+if TYPE_CHECKING:
+    from fedjax_pfl.federation import Federation
+
+Tree = Any
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Factory of the local optimizer; momentum starts anew in each round, as the model does.
+
+    Any hashable `learning_rate -> optax.GradientTransformation` may stand in its place.
+    """
+
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+
+    def validate(self) -> None:
+        require(0 <= self.momentum < 1, "momentum", self.momentum, "in [0, 1)")
+        require(self.weight_decay >= 0, "weight_decay", self.weight_decay, "at least 0")
+
+    def __call__(self, learning_rate: jax.Array) -> optax.GradientTransformation:
+        sgd = optax.sgd(learning_rate, self.momentum or None, self.nesterov)
+        if not self.weight_decay:
+            return sgd
+        return optax.chain(optax.add_decayed_weights(self.weight_decay), sgd)
+
+
+@struct
+class LocalState:
+    """Carry of the ready-made step: a model, its optimizer's state, the losses' sum."""
+
+    model: Tree
+    optimizer: Tree
+    loss: jax.Array
+
+
+class Trained(NamedTuple):
+    """What local training returns.
+
+    Attributes:
+      models: [M, ...]; a client that diverged or stayed inactive holds the model it began with.
+      cohort: the cohort without those whose training went non-finite.
+      loss: [M], mean over the local steps of the minibatch loss (0 without steps).
+    """
+
+    models: Tree
+    cohort: Cohort
+    loss: jax.Array
+
+
+def sgd_step(
+    federation: "Federation",
+    learning_rate: jax.Array,
+    *,
+    extra_loss: Callable[[Tree, Batch, Tree, Client], jax.Array] | None = None,
+    correct: Callable[[Tree, Tree, Tree, Client], Tree] | None = None,
+    trainable: Tree | None = None,
+) -> tuple[Callable, Callable]:
+    """One minibatch step of the local optimizer, for `run_clients`.
+
+    Args:
+      federation: task and optimizer.
+      learning_rate: scalar.
+      extra_loss: `extra_loss(params, batch, shared, client)`, added to the minibatch loss.
+      correct: `correct(gradient, params, shared, client)`, the gradient to use instead.
+      trainable: tree of booleans like the parameters; False leaves stay as they are.
+
+    Returns:
+      (begin, step): `begin(model)` makes the `LocalState` that `step` carries.
+    """
+    task = federation.task
+    optimizer = federation.optimizer(learning_rate)
+
+    def begin(model: Tree) -> LocalState:
+        zero = jnp.zeros((), task.dtype)
+        return LocalState(model, optimizer.init(model["params"]), zero)
+
+    def step(state: LocalState, batch: Batch, rng, shared, client: Client) -> LocalState:
+        def objective(params):
+            loss, model = task.loss({**state.model, "params": params}, batch, rng)
+            extra = 0 if extra_loss is None else extra_loss(params, batch, shared, client)
+            return loss + extra, (loss, model)
+
+        params = state.model["params"]
+        gradient, (loss, model) = jax.grad(objective, has_aux=True)(params)
+        if correct is not None:
+            gradient = correct(gradient, params, shared, client)
+        updates, memory = optimizer.update(gradient, state.optimizer, params)
+        if trainable is not None:
+            updates = jax.tree.map(lambda u, on: u * on, updates, trainable)
+        model = {**model, "params": optax.apply_updates(params, updates)}
+        return LocalState(model, memory, state.loss + loss)
+
+    return begin, step
+
+
+def train(
+    federation: "Federation",
+    models: Tree | Shared,
+    cohort: Cohort,
+    *,
+    key: jax.Array,
+    learning_rate: jax.Array,
+    schedule: Schedule | None = None,
+    shared: Tree = None,
+    operands: Tree = None,
+    active: jax.Array | None = None,
+    cursor: jax.Array | None = None,
+    **step_options,
+) -> Trained:
+    """Local training of a cohort from `models` [M, ...], or from one `Shared` model.
+
+    Args:
+      key: the round's key for this purpose.
+      schedule: batches and their order; the federation's by default.
+      shared, operands, cursor: see `run_clients`.
+      active: bool [M], who trains; the cohort's mask by default.
+      **step_options: `extra_loss`, `correct`, `trainable` of `sgd_step`.
+    """
+    begin, step = sgd_step(federation, learning_rate, **step_options)
+    if isinstance(models, Shared):
+        carry = Shared(begin(models.model))
+    else:
+        carry = jax.vmap(begin)(models)
+    if active is None and not (cohort.everyone and federation.participation.punctual):
+        active = cohort.mask
+
+    def finish(state: LocalState, client: Client):
+        return state.model, state.loss / jnp.maximum(client.num_steps, 1)
+
+    (trained, loss), finite = run_clients(
+        federation,
+        step,
+        carry,
+        rows=cohort.rows,
+        key=key,
+        schedule=schedule or federation.schedule,
+        shared=shared,
+        operands=operands,
+        active=active,
+        cursor=cursor,
+        finish=finish,
+    )
+    return Trained(trained, cohort.keep(finite), loss)
+
+
+def full_gradient(
+    federation: "Federation", models: Tree, cohort: Cohort, key: jax.Array
+) -> tuple[Tree, Cohort]:
+    """Gradient of each client's loss over all its training samples, like the parameters [M, ...].
+
+    Summed over minibatches, so that no batch is as large as a client. Statistics of normalisation
+    layers stay as they are.
+
+    Returns:
+      (gradients, the cohort without those whose gradient is not finite).
+    """
+    task = federation.task
+    schedule = replace(federation.schedule, epochs=1, steps=None, shuffle=False, drop_last=False)
+
+    def step(total, batch: Batch, rng, shared, client: Client):
+        model = client.operand
+
+        def mean_loss(params):
+            return task.loss({**model, "params": params}, batch, rng)[0]
+
+        part = jnp.sum(batch.valid) / client.size
+        gradient = jax.grad(mean_loss)(model["params"])
+        return jax.tree.map(lambda t, g: t + (part * g).astype(t.dtype), total, gradient)
+
+    gradients, finite = run_clients(
+        federation,
+        step,
+        jax.tree.map(jnp.zeros_like, models["params"]),
+        rows=cohort.rows,
+        key=key,
+        schedule=schedule,
+        operands=models,
+        active=cohort.mask,
+    )
+    return gradients, cohort.keep(finite)

@@ -1,0 +1,141 @@
+"""What a client's model is to the engine: how it starts, predicts, and what its loss is.
+
+A model is a dict of collections: `"params"`, and statistics where a network keeps any. Everything
+here sees one client's model and one minibatch; the client axis is the executor's business.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from fedjax_pfl.data.federated import Batch
+from fedjax_pfl.errors import InputError
+
+Tree = Any
+
+
+@dataclass(frozen=True)
+class Task:
+    """Classification with one network; hashable and static. Subclasses say how it is called.
+
+    Attributes:
+      dtype: name of the floating type of parameters and inputs.
+    """
+
+    dtype: str = field(default="float32", kw_only=True)
+
+    def init(self, key: jax.Array, inputs: jax.Array) -> Tree:
+        """A fresh model for inputs [B, ...]."""
+        raise NotImplementedError
+
+    def apply(self, model: Tree, inputs, train: bool, rng, valid) -> tuple[jax.Array, Tree]:
+        """(logits [B, C], the collections of statistics that changed; {} if none did)."""
+        raise NotImplementedError
+
+    def features(self, model: Tree, inputs: jax.Array) -> jax.Array:
+        """What the head sees, [B, d]."""
+        raise InputError(
+            f"The model of {type(self).__name__} does not say what its features are; a linen "
+            "module does with a method features(inputs)."
+        )
+
+    @property
+    def input_dtype(self):
+        return jnp.dtype(self.dtype)
+
+    def initial_model(self, key: jax.Array, inputs: jax.Array) -> Tree:
+        """A fresh model with strongly typed floating leaves of the task's type."""
+
+        def typed(leaf):
+            leaf = jnp.asarray(leaf)
+            floating = jnp.issubdtype(leaf.dtype, jnp.floating)
+            return leaf.astype(self.dtype) if floating else leaf
+
+        return jax.tree.map(typed, self.init(key, inputs))
+
+    def predict(self, model: Tree, inputs: jax.Array) -> jax.Array:
+        """Logits [B, C] in evaluation mode."""
+        return self.apply(model, inputs, False, None, None)[0]
+
+    def losses(self, logits: jax.Array, labels: jax.Array) -> jax.Array:
+        """Cross-entropy of every sample, [B]."""
+        log_p = jax.nn.log_softmax(logits)
+        return -jnp.take_along_axis(log_p, labels[:, None], axis=1)[:, 0]
+
+    def loss(
+        self, model: Tree, batch: Batch, rng: jax.Array | None = None, train: bool = True
+    ) -> tuple[jax.Array, Tree]:
+        """(mean loss over the batch's valid samples, model with updated statistics)."""
+        logits, statistics = self.apply(model, batch.inputs, train, rng, batch.valid)
+        valid = batch.valid.astype(logits.dtype)
+        total = jnp.sum(self.losses(logits, batch.labels) * valid)
+        return total / jnp.maximum(jnp.sum(valid), 1), {**model, **statistics}
+
+
+@dataclass(frozen=True)
+class LinenTask(Task):
+    """A linen module, called as `module(inputs)`.
+
+    Where its `__call__` takes `train` or `valid` (bool [B], which samples are no padding) it is
+    handed them. Collections other than "params" are statistics, updated in training; the random
+    stream "dropout" is there in training. A method `features(inputs)` says what the head sees.
+    """
+
+    module: nn.Module
+
+    def _options(self, **options):
+        arguments = inspect.signature(type(self.module).__call__).parameters
+        return {name: value for name, value in options.items() if name in arguments}
+
+    def init(self, key, inputs):
+        rngs = {"params": key, "dropout": key}
+        return dict(self.module.init(rngs, inputs, **self._options(train=False)))
+
+    def apply(self, model, inputs, train, rng, valid):
+        options = self._options(train=train, valid=valid)
+        statistics = [name for name in model if name != "params"] if train else []
+        rngs = {"dropout": rng} if train and rng is not None else None
+        out = self.module.apply(model, inputs, rngs=rngs, mutable=statistics, **options)
+        return out[0], dict(out[1])
+
+    def features(self, model, inputs):
+        if not hasattr(self.module, "features"):
+            return super().features(model, inputs)
+        return self.module.apply(model, inputs, method="features")
+
+
+@dataclass(frozen=True)
+class FunctionTask(Task):
+    """A pair `init_fn(key, inputs) -> params` and `apply_fn(params, inputs) -> logits`."""
+
+    init_fn: Callable
+    apply_fn: Callable
+
+    def init(self, key, inputs):
+        return {"params": self.init_fn(key, inputs)}
+
+    def apply(self, model, inputs, train, rng, valid):
+        return self.apply_fn(model["params"], inputs), {}
+
+
+def as_task(model: Any, dtype: str = "float32") -> Task:
+    """A `Task` of a `Task`, a linen module, or an (init, apply) pair.
+
+    Raises:
+      InputError: anything else.
+    """
+    if isinstance(model, Task):
+        return model
+    if isinstance(model, nn.Module):
+        return LinenTask(model, dtype=dtype)
+    if isinstance(model, tuple) and len(model) == 2 and all(callable(f) for f in model):
+        return FunctionTask(*model, dtype=dtype)
+    raise InputError(
+        "model must be a name, a flax.linen module, a Task or a pair of functions (init, apply), "
+        f"got {type(model).__name__}."
+    )

@@ -1,0 +1,176 @@
+"""Who takes part in a round: sampling, stragglers, and the masks that follow from them.
+
+Everything here is a pure function of (round, seed, permanent client id), so every method of a
+comparison meets the same cohorts, and nothing about them is kept in a method's state.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_pfl import trees
+from fedjax_pfl.errors import require, unknown_name
+from fedjax_pfl.structs import static, struct
+
+Tree = Any
+STRAGGLER_SCHEDULES = ("code", "paper")
+
+
+@struct
+class Cohort:
+    """The M clients of one round; leaves lead with the cohort axis.
+
+    Attributes:
+      rows: int32 [M], their positions on the client axis, ascending.
+      ids: int32 [M], their permanent ids: random keys fold these in, never positions.
+      starts: bool [M], begins local training in this round.
+      arrives: bool [M], an upload of this client reaches the server in this round.
+      staleness: int32 [M], rounds between the start of the arriving upload and now.
+      phase: int32 [M], position in the client's straggler cycle (0 for the punctual).
+      delay: int32 [M], rounds that a straggler's first upload is late (0 for the punctual).
+      mask: bool [M], the members a synchronous method works with: those that start and arrive in
+        this round, without the ones whose training went non-finite.
+      diverged: bool [M], whose training went non-finite in this round.
+      num_clients: N.
+    """
+
+    rows: jax.Array
+    ids: jax.Array
+    starts: jax.Array
+    arrives: jax.Array
+    staleness: jax.Array
+    phase: jax.Array
+    delay: jax.Array
+    mask: jax.Array
+    diverged: jax.Array
+    num_clients: int = static()
+
+    @property
+    def size(self) -> int:
+        return self.rows.shape[0]
+
+    @property
+    def everyone(self) -> bool:
+        return self.size == self.num_clients
+
+    def gather(self, stack: Tree) -> Tree:
+        """Rows of the cohort: leaves [N, ...] give [M, ...]."""
+        return stack if self.everyone else trees.take(stack, self.rows)
+
+    def scatter(self, stack: Tree, values: Tree, where: jax.Array | None = None) -> Tree:
+        """Writes `values` [M, ...] into the stack [N, ...] for the members of the mask.
+
+        Absent and diverged clients, and rows whose values are not finite, keep theirs bit by bit.
+        `where` [M] replaces the mask for methods with stale uploads.
+        """
+        where = self.mask if where is None else where
+        where &= trees.rows_finite(values, self.size)
+        kept = trees.where(where, values, self.gather(stack))
+        return kept if self.everyone else trees.put(stack, self.rows, kept)
+
+    def keep(self, finite: jax.Array) -> "Cohort":
+        """The cohort without the members that are not `finite` [M]; they count as diverged."""
+        return replace(self, mask=self.mask & finite, diverged=self.diverged | ~finite)
+
+    def spread(self, values: jax.Array, fill) -> jax.Array:
+        """Per-member values [M, ...] as per-client values [N, ...], `fill` for the absent."""
+        if self.everyone:
+            return values
+        full = jnp.full((self.num_clients, *values.shape[1:]), fill, values.dtype)
+        return full.at[self.rows].set(values)
+
+    def expand(self, weights: jax.Array) -> jax.Array:
+        """A mixing matrix of the cohort, [..., M, M], as [..., N, N].
+
+        A client that received nothing (absent, diverged, or with a row of zeros) kept its model:
+        its row is the identity's.
+        """
+        own = ~self.mask | ~jnp.any(weights != 0, axis=-1)
+        weights = jnp.where(own[..., None], jnp.eye(self.size, dtype=weights.dtype), weights)
+        if self.everyone:
+            return weights
+        full = jnp.eye(self.num_clients, dtype=weights.dtype)
+        full = jnp.broadcast_to(full, (*weights.shape[:-2], *full.shape))
+        return full.at[..., self.rows[:, None], self.rows[None, :]].set(weights)
+
+
+@struct
+class Participation:
+    """How cohorts are formed.
+
+    Attributes:
+      delay: int32 [N], 0 for punctual clients; a straggler's first upload arrives that much later.
+      cohort_size: M, clients sampled in each round, uniformly and without replacement.
+      punctual: whether nobody is a straggler.
+      schedule: cycle of a straggler with delay d. "code" (period d + 2, the published PLGA code):
+        starts in phase 0, that upload arrives in phase d, and in phase d + 1 it starts and arrives
+        like a punctual client. "paper" (period d + 1): starts in phase 0, arrives in phase d.
+    """
+
+    delay: jax.Array
+    cohort_size: int = static()
+    punctual: bool = static(True)
+    schedule: str = static("code")
+
+    def cohort(self, key: jax.Array, t: jax.Array, ids: jax.Array) -> Cohort:
+        """The cohort of round `t` (counted from 0); `key` is the run's, `ids` int32 [N]."""
+        num_clients, size = ids.shape[0], self.cohort_size
+        if size == num_clients:
+            rows = jnp.arange(num_clients, dtype=jnp.int32)
+        else:
+            key = jax.random.fold_in(key, t)
+            lots = jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(key, i)))(ids)
+            rows = jnp.sort(jax.lax.top_k(-lots, size)[1]).astype(jnp.int32)
+        delay = self.delay[rows]
+        late = delay > 0
+        period = jnp.where(late, delay + (2 if self.schedule == "code" else 1), 1)
+        phase = t % period
+        fresh = ~late | (phase == delay + 1)
+        starts = fresh | (phase == 0)
+        arrives = fresh | (phase == delay)
+        return Cohort(
+            rows=rows,
+            ids=ids[rows],
+            starts=starts,
+            arrives=arrives,
+            staleness=jnp.where(fresh, 0, delay),
+            phase=phase,
+            delay=delay,
+            mask=fresh,
+            diverged=jnp.zeros((size,), bool),
+            num_clients=num_clients,
+        )
+
+
+def participation(
+    num_clients: int,
+    fraction: float = 1.0,
+    stragglers: dict[int, int] | None = None,
+    schedule: str = "code",
+) -> Participation:
+    """Builds a `Participation`.
+
+    Args:
+      num_clients: N.
+      fraction: part of the clients sampled in each round, in (0, 1]; at least one is.
+      stragglers: delay in rounds (>= 1) by row of the client axis.
+      schedule: "code" or "paper", see `Participation`.
+
+    Raises:
+      InputError: a fraction, a delay, a row or a schedule that is not allowed.
+    """
+    require(0 < fraction <= 1, "participation", fraction, "a fraction in (0, 1]")
+    if schedule not in STRAGGLER_SCHEDULES:
+        raise unknown_name("straggler schedule", schedule, STRAGGLER_SCHEDULES)
+    delay = np.zeros((num_clients,), np.int32)
+    for row, rounds in (stragglers or {}).items():
+        require(0 <= row < num_clients, "straggler", row, f"a client in 0..{num_clients - 1}")
+        require(rounds >= 1, f"delay of straggler {row}", rounds, "at least 1 round")
+        delay[row] = rounds
+    # Rounds half up: Python's round() takes 2.5 to 2 but 3.5 to 4.
+    size = max(1, int(np.floor(fraction * num_clients + 0.5)))
+    punctual = not stragglers
+    return Participation(delay=delay, cohort_size=size, punctual=punctual, schedule=schedule)

@@ -1,0 +1,88 @@
+"""Methods by name, and hyperparameters by name."""
+
+import typing
+from collections.abc import Mapping
+from dataclasses import Field, fields
+from typing import Any
+
+from fedjax_pfl.algorithm import Algorithm
+from fedjax_pfl.errors import InputError, require, unknown_name
+from fedjax_pfl.structs import struct
+
+METHODS: dict[str, type[Algorithm]] = {}
+
+
+def method(name: str):
+    """Registers a subclass of `Algorithm` under its canonical name and makes it a struct.
+
+    Raises:
+      ValueError: another class has that name.
+    """
+
+    def register(cls):
+        if name in METHODS and METHODS[name].__qualname__ != cls.__qualname__:
+            raise ValueError(f"A method named {name!r} is registered already.")
+        cls = struct(cls)
+        cls.name = name
+        METHODS[name] = cls
+        return cls
+
+    return register
+
+
+def is_static(field: Field) -> bool:
+    """Whether a hyperparameter is part of the compiled program and can't be swept inside it."""
+    return bool(field.metadata.get("static"))
+
+
+def make_method(name: str, settings: Mapping[str, Any] | None = None) -> Algorithm:
+    """A method with its hyperparameters, checked.
+
+    Args:
+      name: canonical name.
+      settings: hyperparameters by name; strings are converted to the field's type.
+
+    Raises:
+      InputError: unknown method or hyperparameter, a value of the wrong type or out of range.
+    """
+    if name not in METHODS:
+        raise unknown_name("method", name, METHODS)
+    cls = METHODS[name]
+    known = {field.name: field for field in fields(cls)}
+    values = {}
+    for key, value in (settings or {}).items():
+        if key not in known:
+            if not known:
+                raise InputError(f"Method {name!r} has no hyperparameters, got {key!r}.")
+            raise unknown_name(f"hyperparameter of {name!r}", key, known)
+        values[key] = convert(f"{name}.{key}", value, typing.get_type_hints(cls)[key])
+    algorithm = cls(**values)
+    algorithm.validate()
+    return algorithm
+
+
+def convert(name: str, value: Any, kind: Any) -> Any:
+    """`value` (a string from a command line, or already typed) as the annotated type.
+
+    Raises:
+      InputError: it can't be that type.
+    """
+    if typing.get_origin(kind) is typing.Literal:
+        choices = typing.get_args(kind)
+        if value not in choices:
+            raise unknown_name(f"value of {name}", value, choices)
+        return value
+    if kind is bool:
+        words = {"true": True, "1": True, "false": False, "0": False}
+        require(str(value).lower() in words, name, value, "true or false")
+        return words[str(value).lower()]
+    wanted = {int: "a whole number", float: "a number"}.get(kind)
+    if wanted is None:
+        return value
+    try:
+        number = kind(value)
+    except (TypeError, ValueError):
+        number = None
+    if number is None or number != number or (kind is int and float(value) != number):
+        raise InputError(f"{name} must be {wanted}, got {value!r}.")
+    return number

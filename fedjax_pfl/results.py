@@ -1,0 +1,207 @@
+"""What a simulation returns: arrays with the axes (seed, setting, round, client), and summaries."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedjax_pfl.errors import InputError
+
+HEADLINE = "personalized"
+
+
+@dataclass(frozen=True)
+class Result:
+    """Everything measured in a simulation.
+
+    Arrays lead with the axes S (seed) and H (setting), then T (round) and N (client).
+
+    Attributes:
+      algorithm: canonical name; hyperparameters: by name.
+      seeds: S of them; settings: swept values by name, H of each ({} where H = 1 is the only one).
+      num_clients, num_parameters: N, and trainable parameters of one model.
+      train_sizes, test_sizes: int [N] samples.
+      eval_rounds: int [E], rounds (counted from 1) after which models were scored.
+      scores: "MODEL/SPLIT/accuracy" (a fraction) and "MODEL/SPLIT/loss", [S, H, E, N]. The model
+        is what a client would use after the round's aggregation and before its next training.
+      clients: per-client records of every round, [S, H, T, N]: "participated", "diverged",
+        "train_loss", and what the method adds.
+      scalars: per-round records, [S, H, T].
+      copies_up, copies_down: int32 [S, H, T, N, G], copies of each block sent and received.
+      blocks, block_sizes: names and shared elements of the G blocks; item_bytes: per element.
+      matrices: by name, [S, H, Q, ...] at `matrix_rounds` [Q].
+      compile_seconds: tracing and compiling, all programs of the simulation.
+      seconds_per_round: median wall time of one round of one run, evaluation included.
+      padding_efficiency: true local steps over steps executed.
+      execution: how the client axis was run.
+      final: the end state on the device, or None for a result read from a file.
+    """
+
+    algorithm: str
+    hyperparameters: dict[str, Any]
+    seeds: tuple[int, ...]
+    settings: dict[str, np.ndarray]
+    num_clients: int
+    num_parameters: int
+    train_sizes: np.ndarray
+    test_sizes: np.ndarray
+    eval_rounds: np.ndarray
+    scores: dict[str, np.ndarray]
+    clients: dict[str, np.ndarray]
+    scalars: dict[str, np.ndarray]
+    copies_up: np.ndarray
+    copies_down: np.ndarray
+    blocks: tuple[str, ...]
+    block_sizes: np.ndarray
+    item_bytes: int
+    matrices: dict[str, np.ndarray]
+    matrix_rounds: np.ndarray
+    compile_seconds: float
+    seconds_per_round: float
+    padding_efficiency: float
+    execution: str
+    final: Any = field(default=None, repr=False, compare=False)
+
+    @property
+    def rounds(self) -> int:
+        return self.copies_up.shape[2]
+
+    def __repr__(self) -> str:
+        accuracy = self.summary()["accuracy"]
+        return (
+            f"Result({self.algorithm}: {self.num_clients} clients, {self.rounds} rounds, "
+            f"{len(self.seeds)} seed(s), {self.num_settings} setting(s); final mean accuracy "
+            f"{accuracy['final_mean']:.4f}, worst tenth {accuracy['worst_decile']:.4f})"
+        )
+
+    @property
+    def num_settings(self) -> int:
+        return self.copies_up.shape[1]
+
+    def accuracy(self, model: str = HEADLINE, split: str = "test") -> np.ndarray:
+        """Accuracy [S, H, E, N] of a named model.
+
+        Raises:
+          InputError: no such model or split was scored.
+        """
+        name = f"{model}/{split}/accuracy"
+        if name not in self.scores:
+            known = sorted(key for key in self.scores if key.endswith("/accuracy"))
+            raise InputError(f"No scores {name!r} in this result; it has {', '.join(known)}.")
+        return self.scores[name]
+
+    def curve(self, model: str = HEADLINE, split: str = "test") -> np.ndarray:
+        """Plain mean over clients, [S, H, E]."""
+        return np.nanmean(self.accuracy(model, split), axis=-1)
+
+    def pooled(self, model: str = HEADLINE) -> np.ndarray:
+        """All correct test predictions over all test samples, [S, H, E]."""
+        accuracy = np.nan_to_num(self.accuracy(model).astype(np.float64))
+        correct = np.rint(accuracy * self.test_sizes)
+        return correct.sum(-1) / max(self.test_sizes.sum(), 1)
+
+    def worst_decile(self, model: str = HEADLINE) -> np.ndarray:
+        """Mean over the worst tenth of clients (at least one) after the last round, [S, H]."""
+        last = np.sort(self.accuracy(model)[:, :, -1], axis=-1)  # NaN sorts last
+        known = max(int(np.isfinite(last[0, 0]).sum()), 1)
+        return last[..., : max(1, -(-known // 10))].mean(-1)
+
+    def diverged(self) -> list[tuple[int, int, int, int]]:
+        """(seed, setting, round, client) of every training that went non-finite."""
+        found = np.argwhere(self.clients["diverged"])
+        return [(self.seeds[s], int(h), int(t) + 1, int(n)) for s, h, t, n in found]
+
+    def traffic(self) -> dict[str, np.ndarray]:
+        """Bytes sent ("up") and received ("down") by each client in each round, int64 [S, H, T, N]."""
+        size = self.block_sizes.astype(np.int64) * self.item_bytes
+        copies = {"up": self.copies_up, "down": self.copies_down}
+        return {way: count.astype(np.int64) @ size for way, count in copies.items()}
+
+    def traffic_mb_per_client_round(self) -> dict[str, float]:
+        """Megabytes (1e6 bytes) a participating client sends and receives in one round."""
+        present = max(int(self.clients["participated"].sum()), 1)
+        return {way: float(sent.sum() / present / 1e6) for way, sent in self.traffic().items()}
+
+    def summary(self, setting: int = 0) -> dict[str, Any]:
+        """The numbers of one setting that belong in a table; accuracies are fractions."""
+        curve = self.curve()[:, setting]
+        pooled = self.pooled()[:, setting, -1]
+        spread = float(curve[:, -1].std(ddof=1)) if len(self.seeds) > 1 else 0.0
+        return {
+            "algorithm": self.algorithm,
+            "num_clients": self.num_clients,
+            "rounds": self.rounds,
+            "seeds": list(self.seeds),
+            "accuracy": {
+                "final_mean": float(curve[:, -1].mean()),
+                "final_std_over_seeds": spread,
+                "final_std_over_clients": float(
+                    np.nanstd(self.accuracy()[:, setting, -1], axis=-1).mean()
+                ),
+                "final_pooled": float(pooled.mean()),
+                "best_mean": float(curve.max(axis=-1).mean()),
+                "last_tenth_mean": float(curve[:, -max(1, curve.shape[1] // 10) :].mean()),
+                "worst_decile": float(self.worst_decile()[:, setting].mean()),
+            },
+            "final_accuracy_by_model": {
+                name.removesuffix("/accuracy"): float(np.nanmean(values[:, setting, -1]))
+                for name, values in self.scores.items()
+                if name.endswith("/accuracy")
+            },
+            "diverged_clients": sorted({n for _, h, _, n in self.diverged() if h == setting}),
+            "traffic_mb_per_client_round": self.traffic_mb_per_client_round(),
+            "seconds_per_round": self.seconds_per_round,
+            "compile_seconds": self.compile_seconds,
+            "padding_efficiency": self.padding_efficiency,
+            "client_execution": self.execution,
+            "model_parameters": self.num_parameters,
+        }
+
+    def save(self, folder: str | Path) -> None:
+        """Writes `result.json` and `result.npz`; an existing result is never overwritten.
+
+        Raises:
+          InputError: the folder holds a result already.
+        """
+        folder = Path(folder)
+        if (folder / "result.npz").exists():
+            raise InputError(f"{folder} holds a result already; save to another folder.")
+        folder.mkdir(parents=True, exist_ok=True)
+        arrays, plain = {}, {}
+        for name, value in vars(self).items():
+            if name == "final":
+                continue
+            if isinstance(value, np.ndarray):
+                arrays[name] = value
+            elif isinstance(value, dict) and name != "hyperparameters":
+                arrays |= {f"{name}:{key}": item for key, item in value.items()}
+            else:
+                plain[name] = value
+        (folder / "result.json").write_text(json.dumps(plain, indent=2, default=float) + "\n")
+        np.savez_compressed(folder / "result.npz", **arrays)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "Result":
+        """Reads what `save` wrote; nothing in it can run code.
+
+        Raises:
+          InputError: no result there.
+        """
+        folder = Path(folder)
+        try:
+            plain = json.loads((folder / "result.json").read_text())
+            with np.load(folder / "result.npz", allow_pickle=False) as file:
+                arrays = dict(file)
+        except OSError as error:
+            raise InputError(f"No saved result in {folder}: {error.strerror}.") from error
+        groups = {"settings": {}, "scores": {}, "clients": {}, "scalars": {}, "matrices": {}}
+        for name, value in arrays.items():
+            group, _, key = name.partition(":")
+            if key:
+                groups[group][key] = value
+            else:
+                plain[name] = value
+        plain |= groups | {"seeds": tuple(plain["seeds"]), "blocks": tuple(plain["blocks"])}
+        return cls(**plain)

@@ -1,0 +1,115 @@
+"""Which samples a client's local steps see, and in which order.
+
+A schedule is hashable and static. All of them walk through the client's samples in batches; they
+differ in how many steps that takes, where it begins, and whether each epoch is shuffled anew.
+`batch_indices` says the same thing as data: it is public so that other implementations can be fed
+with exactly the batches used here.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_pfl.errors import require
+
+if TYPE_CHECKING:
+    from fedjax_pfl.data.federated import Split
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Walks a client's samples for a number of epochs, or for a number of steps.
+
+    Attributes:
+      epochs: passes over the client's samples; ignored where `steps` is given.
+      steps: local steps, the same for every client, over as many epochs as they need.
+      batch_size: B samples in each minibatch; the last one of an epoch may hold fewer.
+      batches_per_step: minibatches a step is handed (2 or 3 for meta-learning), each of B samples.
+      drop_last: leave out the incomplete step at the end of an epoch. A client with fewer samples
+        than one step needs then takes no step at all.
+      shuffle: a fresh permutation each epoch; otherwise the order of the partition.
+    """
+
+    epochs: int = 1
+    steps: int | None = None
+    batch_size: int = 10
+    batches_per_step: int = 1
+    drop_last: bool = False
+    shuffle: bool = True
+
+    def validate(self) -> None:
+        require(self.epochs >= 0, "local_epochs", self.epochs, "at least 0")
+        require(self.batch_size >= 1, "batch_size", self.batch_size, "at least 1")
+        require(self.steps is None or self.steps >= 0, "local steps", self.steps, "at least 0")
+        require(1 <= self.batches_per_step <= 3, "batches", self.batches_per_step, "1, 2 or 3")
+
+    @property
+    def samples_per_step(self) -> int:
+        return self.batch_size * self.batches_per_step
+
+    def steps_per_epoch(self, size):
+        """Steps that one pass over `size` samples takes (int or traced)."""
+        if self.drop_last:
+            return size // self.samples_per_step
+        return -(-size // self.samples_per_step)
+
+    def total_steps(self, size):
+        """Local steps of a client with `size` samples (int or traced)."""
+        per_epoch = self.steps_per_epoch(size)
+        if self.steps is None:
+            return self.epochs * per_epoch
+        return self.steps * (per_epoch > 0)
+
+    def order(self, key: jax.Array, epoch: jax.Array, size: jax.Array, capacity: int) -> jax.Array:
+        """int32 [capacity]: the positions 0..size-1 in this epoch's order, then the rest."""
+        if not self.shuffle:
+            return jnp.arange(capacity, dtype=jnp.int32)
+        # A client's order depends on nothing but its own key: element i of `bits` is the same
+        # whatever the capacity, and the sort is stable, so a lot that ties with the padding's wins.
+        lots = jax.random.bits(jax.random.fold_in(key, epoch), (capacity,), jnp.uint32)
+        padded = jnp.where(jnp.arange(capacity) < size, lots, jnp.uint32(0xFFFFFFFF))
+        return jnp.argsort(padded, stable=True).astype(jnp.int32)
+
+    def positions(self, order: jax.Array, step: jax.Array, size: jax.Array):
+        """(positions, valid), both [batches_per_step, B], of one step within its epoch."""
+        first = step * self.samples_per_step
+        at = first + jnp.arange(self.samples_per_step, dtype=jnp.int32)
+        at = at.reshape(self.batches_per_step, self.batch_size)
+        return order[jnp.minimum(at, order.shape[0] - 1)], at < size
+
+
+def client_key(key: jax.Array, client_id: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(key of the epochs' orders, key of the steps' randomness) of one client in one round."""
+    key = jax.random.fold_in(key, client_id)
+    return jax.random.fold_in(key, 0), jax.random.fold_in(key, 1)
+
+
+def batch_indices(
+    schedule: Schedule, split: "Split", key: jax.Array, client_id: int, row: int, cursor: int = 0
+) -> list[list]:
+    """The batches of one client in one round, on the host.
+
+    Args:
+      schedule: the local schedule.
+      split: the samples, `federation.data.train` for one.
+      key: the round's key of the purpose, `keys.of_round(run_key, "train", t)`.
+      client_id: permanent id of the client.
+      row: its row on the client axis.
+      cursor: steps it has taken before, for unshuffled schedules that go on where they stopped.
+
+    Returns:
+      For every step a list of `batches_per_step` arrays of indices into the pool of samples, valid
+      samples only.
+    """
+    size, capacity = int(split.size[row]), split.capacity
+    order_key, _ = client_key(key, client_id)
+    per_epoch = schedule.steps_per_epoch(size)
+    steps = []
+    for k in range(cursor, cursor + int(schedule.total_steps(size))):
+        order = schedule.order(order_key, k // per_epoch, size, capacity)
+        at, valid = schedule.positions(order, k % per_epoch, size)
+        pool = split.index[split.offset[row] + at]
+        steps.append([pool[m][valid[m]] for m in range(schedule.batches_per_step)])
+    return steps

@@ -1,0 +1,59 @@
+"""Small operations on pytrees whose leaves lead with the client axis.
+
+Arithmetic between trees (sums, scalings, dot products) is `optax.tree`'s business, not ours.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+Tree = Any
+
+
+def take(stack: Tree, rows: jax.Array) -> Tree:
+    """Rows of a stack: leaves [N, ...] indexed by `rows` [M] give leaves [M, ...]."""
+    return jax.tree.map(lambda leaf: jnp.take(leaf, rows, axis=0, mode="clip"), stack)
+
+
+def put(stack: Tree, rows: jax.Array, values: Tree) -> Tree:
+    """The stack [N, ...] with `values` [M, ...] written to its `rows` [M] (distinct)."""
+    return jax.tree.map(lambda leaf, v: leaf.at[rows].set(v.astype(leaf.dtype)), stack, values)
+
+
+def where(mask: jax.Array, chosen: Tree, other: Tree) -> Tree:
+    """Row by row: `chosen` where `mask` [M] holds, `other` elsewhere (leaves [M, ...])."""
+
+    def pick(a, b):
+        return jnp.where(mask.reshape(mask.shape + (1,) * (a.ndim - mask.ndim)), a, b)
+
+    return jax.tree.map(pick, chosen, other)
+
+
+def replicate(tree: Tree, count: int) -> Tree:
+    """A stack of `count` equal rows."""
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (count, *jnp.shape(leaf))), tree)
+
+
+def rows_finite(stack: Tree, count: int) -> jax.Array:
+    """bool [count]: which rows hold no NaN or infinity in any floating leaf."""
+    finite = jnp.ones((count,), bool)
+    for leaf in jax.tree.leaves(stack):
+        if jnp.issubdtype(leaf.dtype, jnp.inexact):
+            finite &= jnp.all(jnp.isfinite(leaf.reshape(count, -1)), axis=1)
+    return finite
+
+
+def is_finite(tree: Tree) -> jax.Array:
+    """bool []: whether every floating leaf of one tree is free of NaN and infinity."""
+    flags = [
+        jnp.all(jnp.isfinite(leaf))
+        for leaf in jax.tree.leaves(tree)
+        if jnp.issubdtype(leaf.dtype, jnp.inexact)
+    ]
+    return jnp.all(jnp.stack(flags)) if flags else jnp.array(True)
+
+
+def row(stack: Tree, index) -> Tree:
+    """One row of a stack, without the leading axis."""
+    return jax.tree.map(lambda leaf: leaf[index], stack)
