@@ -33,6 +33,7 @@ __all__ = [
     "Result",
     "Schedule",
     "Shared",
+    "__version__",
     "algorithms",
     "batch_indices",
     "federate",

@@ -6,7 +6,7 @@ are traced, so that they can be swept inside one compiled program, unless declar
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -179,19 +179,20 @@ class Context:
 
         Args:
           cohort: as it is after training, so that diverged clients are known.
-          up, down: copies of the model sent and received by each member of the round's cohort: a
-            number, or int [M] or [M, num_blocks] where members or blocks differ.
+          up, down: copies of the model sent and received by each member that took part: a number,
+            or int [M] or [M, num_blocks] where members or blocks differ.
           clients: arrays [M], one number for each member.
           scalars: arrays [].
           **matrices: by name: [.., M, M] of the cohort (shown as [.., N, N] with the identity's
             rows for clients that kept their model), or [1, M] (shown as [1, N]).
         """
         blocks = self.federation.plan.num_blocks
+        took_part = cohort.mask | cohort.diverged
 
         def copies(count):
             count = jnp.asarray(count, jnp.int32)
             if count.ndim == 0:
-                count = count * self.cohort.mask
+                count = count * took_part
             count = count if count.ndim == 2 else count[:, None]
             return cohort.spread(jnp.broadcast_to(count, (cohort.size, blocks)), 0)
 
@@ -201,7 +202,7 @@ class Context:
             return cohort.expand(matrix)
 
         per_client = {
-            "participated": cohort.spread(cohort.mask, False),
+            "participated": cohort.spread(took_part, False),
             "diverged": cohort.spread(cohort.diverged, False),
         }
         for name, value in (clients or {}).items():
@@ -216,9 +217,18 @@ class Context:
 
 
 class Algorithm:
-    """Base class of methods; `registry.method` turns a subclass into a pytree and names it."""
+    """Base class of methods; `registry.method` turns a subclass into a pytree and names it.
 
-    name: str = ""
+    Class attributes:
+      name: canonical name.
+      row_stochastic: whether recorded matrices have rows that sum to one. A method whose
+        definition breaks that says so here, with its source.
+      absent_kept: whether per-client state of absent clients stays as it was; likewise.
+    """
+
+    name: ClassVar[str] = ""
+    row_stochastic: ClassVar[bool] = True
+    absent_kept: ClassVar[bool] = True
 
     def validate(self) -> None:
         """Raises `InputError` for a hyperparameter out of range; called before tracing."""

@@ -139,9 +139,10 @@ def leaf_plan(
 
     def is_shared(path: str, name: str) -> bool:
         statistic = not path.startswith("params/")
-        if name in normalised:
-            if batch_norm == "local" or (batch_norm == "affine_shared" and statistic):
-                return False
+        if name in normalised and (
+            batch_norm == "local" or (batch_norm == "affine_shared" and statistic)
+        ):
+            return False
         if callable(share):
             return bool(share(path))
         return {"all": True, "none": False, "head": name == head, "body": name != head}[share]

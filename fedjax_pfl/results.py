@@ -114,7 +114,7 @@ class Result:
         return [(self.seeds[s], int(h), int(t) + 1, int(n)) for s, h, t, n in found]
 
     def traffic(self) -> dict[str, np.ndarray]:
-        """Bytes sent ("up") and received ("down") by each client in each round, int64 [S, H, T, N]."""
+        """Bytes sent ("up") and received ("down") by each client, int64 [S, H, T, N]."""
         size = self.block_sizes.astype(np.int64) * self.item_bytes
         copies = {"up": self.copies_up, "down": self.copies_down}
         return {way: count.astype(np.int64) @ size for way, count in copies.items()}

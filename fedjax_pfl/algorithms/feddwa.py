@@ -24,7 +24,7 @@ class State:
 
 @method("feddwa")
 class FedDWA(Algorithm):
-    """Each client mixes the models nearest to its guidance model. Alg. 1, eqs. (7), (8), (15), (16).
+    """Each client mixes the models nearest to its guidance model (Alg. 1).
 
     Attributes:
       top_k: K, models that a client mixes; itself is a candidate like any other.

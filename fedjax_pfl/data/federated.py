@@ -76,11 +76,14 @@ class FederatedData:
         return {"train": self.train, "validation": self.validation, "test": self.test}[name]
 
     def fetch(self, split: Split, row, positions, valid, dtype) -> Batch:
-        """One minibatch: positions [B] within the client's part of a split."""
-        pool = split.index[jnp.minimum(split.offset[row] + positions, split.index.shape[0] - 1)]
+        """One minibatch: positions [B] within the client's part of a split.
+
+        Rows that are not valid repeat the client's first sample: what belongs to another client
+        is never touched, not even under a mask (0 times its NaN would be NaN).
+        """
+        pool = split.index[split.offset[row] + jnp.where(valid, positions, 0)]
         inputs = self.samples[pool]
-        if jnp.issubdtype(inputs.dtype, jnp.number) and self.scale is not None:
-            inputs = inputs.astype(dtype) * self.scale.astype(dtype) + self.shift.astype(dtype)
+        inputs = inputs.astype(dtype) * self.scale.astype(dtype) + self.shift.astype(dtype)
         labels = self.labels[pool]
         if self.label_map is not None:
             labels = self.label_map[row, labels]

@@ -72,9 +72,9 @@ class Task:
     ) -> tuple[jax.Array, Tree]:
         """(mean loss over the batch's valid samples, model with updated statistics)."""
         logits, statistics = self.apply(model, batch.inputs, train, rng, batch.valid)
-        valid = batch.valid.astype(logits.dtype)
-        total = jnp.sum(self.losses(logits, batch.labels) * valid)
-        return total / jnp.maximum(jnp.sum(valid), 1), {**model, **statistics}
+        losses = jnp.where(batch.valid, self.losses(logits, batch.labels), 0)
+        count = jnp.sum(batch.valid, dtype=losses.dtype)
+        return jnp.sum(losses) / jnp.maximum(count, 1), {**model, **statistics}
 
 
 @dataclass(frozen=True)

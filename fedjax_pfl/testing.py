@@ -1,0 +1,316 @@
+"""The suite every method passes: give `check_method` a method of yours and run it under pytest.
+
+Each check plays a few rounds of a tiny federation in double precision: ragged clients, one of
+them with a single sample and one without test samples, under whatever participation it asks for.
+"""
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_pfl import mixing
+from fedjax_pfl.algorithm import Algorithm
+from fedjax_pfl.data.partition import Partition
+from fedjax_pfl.data.sources import dataset_from_arrays
+from fedjax_pfl.federation import Federation, federate
+from fedjax_pfl.models.networks import MLP
+from fedjax_pfl.program import Program, make_runs
+from fedjax_pfl.registry import is_static
+from fedjax_pfl.simulation import simulate
+from fedjax_pfl.structs import client_axes, permute_clients
+
+Tree = Any
+ROUNDS = 4
+SEEDS = (0, 1)
+CAPACITY = 8
+TRAIN_SIZES = (7, 3, 1, 10, 4)
+TEST_SIZES = (3, 2, 1, 4, 0)
+CHECKS: dict[str, Callable[[Algorithm], None]] = {}
+
+
+def check(fn: Callable[[Algorithm], None]) -> Callable[[Algorithm], None]:
+    """Adds `fn(algorithm)` to the suite; it raises `AssertionError` with a message."""
+    CHECKS[fn.__name__] = fn
+    return fn
+
+
+def check_method(algorithm: Algorithm, only: str | None = None) -> None:
+    """Runs the whole suite, or the check called `only`, on a method."""
+    for name, fn in CHECKS.items():
+        if only in (None, name):
+            fn(algorithm)
+
+
+class Overflowing(MLP):
+    """An MLP that overflows on inputs beyond 1e20."""
+
+    def features(self, x):
+        return super().features(jnp.where(jnp.abs(x) > 1e20, jnp.inf, x))
+
+
+def toy_federation(
+    train_sizes=TRAIN_SIZES,
+    test_sizes=None,
+    *,
+    model: Any = None,
+    order=None,
+    diverging: int | None = None,
+    seed: int = 0,
+    **options,
+) -> Federation:
+    """Clients with a few random samples of 4 numbers in 3 classes each, every client skewed.
+
+    Args:
+      train_sizes, test_sizes: samples of each client; 2 validation samples are added to each.
+      model: by default an MLP with 5 hidden units that overflows on huge inputs.
+      order: permutation of the clients; they keep their permanent ids.
+      diverging: a client whose samples are so large that its training overflows.
+      seed: of the samples.
+      **options: of `federate`; double precision, batches of 4 and a rate of 0.3 by default.
+    """
+    count = len(train_sizes)
+    if test_sizes is None:
+        test_sizes = [TEST_SIZES[i % len(TEST_SIZES)] for i in range(count)]
+    rng = np.random.default_rng(seed)
+    centres = rng.normal(size=(3, 4))
+    lists, labels, samples, total = {"train": [], "test": [], "validation": []}, [], [], 0
+    for i in range(count):
+        shares = rng.dirichlet(np.ones(3))
+        for name, size in (
+            ("train", train_sizes[i]),
+            ("test", test_sizes[i]),
+            ("validation", 2),
+        ):
+            lists[name].append(np.arange(total, total + size))
+            total += size
+            drawn = rng.choice(3, size=size, p=shares)
+            labels.append(drawn)
+            noise = 0.5 * rng.normal(size=(size, 4))
+            samples.append((centres[drawn] + noise) * (1e30 if i == diverging else 1))
+    order = np.arange(count) if order is None else np.asarray(order)
+    lists = {name: [parts[i] for i in order] for name, parts in lists.items()}
+    samples = np.concatenate(samples).astype(np.float32)
+    labels = np.concatenate(labels).astype(np.int32)
+    dataset = dataset_from_arrays("toy", samples, labels, num_classes=3)
+    options = {"dtype": "float64", "batch_size": 4, "learning_rate": 0.3} | options
+    if "stragglers" in options:
+        late = options["stragglers"]
+        options["stragglers"] = {k: late[i] for k, i in enumerate(order.tolist()) if i in late}
+    options.setdefault("client_execution", "map")
+    model = Overflowing(3, (5,)) if model is None else model
+    return federate(dataset, Partition.from_lists(**lists), model, client_ids=order, **options)
+
+
+def play(
+    algorithm: Algorithm, federation: Federation, rounds: int = ROUNDS, capacity: int = CAPACITY
+) -> tuple[list[Tree], list[dict]]:
+    """(states after 0, 1, ... rounds, what each round recorded), on the host.
+
+    Two seeds run in the program, of which the first is shown.
+    """
+    runs = make_runs(algorithm, federation, SEEDS)
+    program = Program(runs, federation, rounds, capacity=capacity)
+    states = program.start()
+    seen, records = [_host(states)], []
+    for t in range(rounds):
+        states, buffers, matrices = program.advance(states, t, 1)
+        record = jax.tree.map(lambda leaf: np.array(leaf)[0, 0], buffers)
+        records.append({**record, "matrices": _host(matrices)})
+        seen.append(_host(states))
+    return seen, records
+
+
+def _host(states: Tree) -> Tree:
+    return jax.tree.map(lambda leaf: np.array(leaf)[0], states)
+
+
+def assert_close(actual: Tree, wanted: Tree, what: str, tolerance: float = 1e-9) -> None:
+    """Leaf by leaf, to `tolerance` relative and absolute; 0 means equal to the bit."""
+    flat, _ = jax.tree_util.tree_flatten_with_path(actual)
+    others = jax.tree.leaves(wanted)
+    assert len(flat) == len(others), f"{what}: {len(flat)} leaves against {len(others)}"
+    for (path, a), b in zip(flat, others, strict=True):
+        message = f"{what}, {jax.tree_util.keystr(path)}"
+        if tolerance:
+            np.testing.assert_allclose(a, b, tolerance, tolerance, err_msg=message)
+        else:
+            np.testing.assert_array_equal(a, b, err_msg=message)
+
+
+def in_double_precision(fn: Callable) -> Callable:
+    """Runs a check with 64-bit types switched on."""
+
+    def run(*args, **kwargs):
+        with jax.enable_x64(True):
+            return fn(*args, **kwargs)
+
+    run.__name__, run.__doc__ = fn.__name__, fn.__doc__
+    return run
+
+
+@check
+@in_double_precision
+def partial_participation(algorithm: Algorithm) -> None:
+    """Absent clients keep their rows bit by bit, matrices are row-stochastic, all is finite."""
+    states, records = play(algorithm, toy_federation(participation_fraction=0.6))
+    axes = client_axes(states[0])
+    moved = set()
+    for t, record in enumerate(records):
+        present = record["clients"]["participated"]
+        for field in fields(states[0]):
+            if axes[field.name] != 1 or not algorithm.absent_kept:
+                continue
+            before, after = getattr(states[t], field.name), getattr(states[t + 1], field.name)
+            for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+                np.testing.assert_array_equal(
+                    new[~present],
+                    old[~present],
+                    err_msg=f"{field.name} of absent clients in round {t + 1}",
+                )
+        moved |= set(np.flatnonzero(present).tolist())
+        _finite_and_stochastic(algorithm, states[t + 1], record)
+    assert moved, "nobody took part in any round"
+
+
+@check
+@in_double_precision
+def bits(algorithm: Algorithm) -> None:
+    """Same seed, same bits, whatever the number of rounds in a chunk; another seed differs."""
+    federation = toy_federation()
+    states, _ = play(algorithm, federation)
+    again, _ = play(algorithm, federation, capacity=3)
+    assert_close(again[-1], states[-1], "another capacity", 0)
+    program = Program(
+        make_runs(algorithm, federation, SEEDS), federation, ROUNDS, capacity=CAPACITY
+    )
+    whole, _, _ = program.advance(program.start(), 0, ROUNDS)
+    assert_close(_host(whole), states[-1], "all rounds in one chunk", 0)
+    first, second = (jax.tree.map(lambda leaf, r=r: np.array(leaf)[r], whole) for r in (0, 1))
+    same = [np.array_equal(a, b) for a, b in
+            zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)]  # fmt: skip
+    assert not all(same), "two seeds gave the same state"
+
+
+@check
+@in_double_precision
+def executions(algorithm: Algorithm) -> None:
+    """Clients and seeds one by one, or as lanes of a vmap, agree to rounding."""
+    options = {"participation_fraction": 0.6}
+    states, records = play(algorithm, toy_federation(**options))
+    federation = toy_federation(client_execution="vmap", seed_execution="vmap", **options)
+    others, measured = play(algorithm, federation)
+    assert_close(others[-1], states[-1], "vmap against map")
+    for name, score in records[-1]["scores"].items():
+        assert_close(measured[-1]["scores"][name], score, f"{name}, vmap against map")
+
+
+@check
+@in_double_precision
+def permutation(algorithm: Algorithm) -> None:
+    """Clients in another order are the same clients: their permanent ids decide."""
+    order = np.array([3, 0, 4, 1, 2])
+    options = {"participation_fraction": 0.6}
+    states, records = play(algorithm, toy_federation(**options))
+    moved, measured = play(algorithm, toy_federation(order=order, **options))
+    assert_close(moved[-1], permute_clients(states[-1], order), "permuted clients")
+    name = "personalized/test/accuracy"
+    assert_close(measured[-1]["scores"][name], records[-1]["scores"][name][order], name)
+
+
+@check
+@in_double_precision
+def divergence(algorithm: Algorithm) -> None:
+    """A client whose training overflows is named; all others and all state stay finite."""
+    bad = 3
+    states, records = play(algorithm, toy_federation(diverging=bad))
+    for state, record in zip(states[1:], records, strict=True):
+        _finite_and_stochastic(algorithm, state, record)
+        assert list(np.flatnonzero(record["clients"]["diverged"])) == [bad], (
+            f"diverged: {np.flatnonzero(record['clients']['diverged'])}, not client {bad}"
+        )
+    for name, axes in client_axes(states[0]).items():
+        if axes == 1:
+            pairs = (jax.tree.leaves(getattr(s, name)) for s in (states[0], states[-1]))
+            for old, new in zip(*pairs, strict=True):
+                np.testing.assert_array_equal(new[bad], old[bad], err_msg=f"{name} of client {bad}")
+
+
+@check
+@in_double_precision
+def one_client(algorithm: Algorithm) -> None:
+    """A federation of a single client runs, and its rows sum to one."""
+    states, records = play(algorithm, toy_federation((6,), (3,)))
+    _finite_and_stochastic(algorithm, states[-1], records[-1])
+
+
+@check
+@in_double_precision
+def stragglers(algorithm: Algorithm) -> None:
+    """Late clients, and clients too small to take a single step: nothing breaks."""
+    federation = toy_federation(stragglers={1: 1, 3: 2}, drop_last=True)
+    states, records = play(algorithm, federation)
+    _finite_and_stochastic(algorithm, states[-1], records[-1])
+
+
+@check
+@in_double_precision
+def settings_in_one_program(algorithm: Algorithm) -> None:
+    """Two learning rates as lanes of one program are the two single runs."""
+    federation, options = toy_federation(), {"chunk": CAPACITY}
+    swept = simulate(algorithm, federation, 2, settings={"learning_rate": (0.3, 0.1)}, **options)
+    alone = simulate(algorithm, toy_federation(learning_rate=0.1), 2, seeds=SEEDS, **options)
+    for name, scores in alone.scores.items():
+        assert_close(swept.scores[name][0, 1], scores[0, 0], name)
+
+
+@check
+def no_recompilation(algorithm: Algorithm) -> None:
+    """Neither seeds, rounds, rates nor traced hyperparameters compile anything anew."""
+    with jax.enable_x64(True):
+        federation = toy_federation()
+        simulate(algorithm, federation, 2, seeds=SEEDS, chunk=CAPACITY)
+        values = {
+            f.name: getattr(algorithm, f.name) for f in fields(algorithm) if not is_static(f)
+        }
+        other = replace(algorithm, **{k: v * 1 for k, v in values.items()})
+        with count_compilations() as compiled:
+            federation = toy_federation(learning_rate=0.2)
+            simulate(other, federation, 3, seeds=(5, 7), chunk=CAPACITY, chunk_seconds=0)
+        assert not compiled, f"compiled again: {compiled}"
+
+
+class count_compilations:  # noqa: N801 - reads as a statement
+    """Context manager: a list with one entry for each program XLA compiles inside it."""
+
+    _lists: list[list] = []
+    _listening = False
+
+    def __enter__(self) -> list:
+        if not count_compilations._listening:
+            jax.monitoring.register_event_duration_secs_listener(self._heard)
+            count_compilations._listening = True
+        self.events = []
+        self._lists.append(self.events)
+        return self.events
+
+    def __exit__(self, *_) -> None:
+        # By identity: two empty lists are equal.
+        self._lists[:] = [events for events in self._lists if events is not self.events]
+
+    @classmethod
+    def _heard(cls, event: str, seconds: float, **_) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            for events in cls._lists:
+                events.append(seconds)
+
+
+def _finite_and_stochastic(algorithm: Algorithm, state: Tree, record: dict) -> None:
+    for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]:
+        assert np.isfinite(leaf).all(), f"state{jax.tree_util.keystr(path)} is not finite"
+    if algorithm.row_stochastic:
+        for matrix in record["matrices"].values():
+            mixing.check(matrix)
