@@ -273,9 +273,7 @@ def no_recompilation(algorithm: Algorithm) -> None:
     with jax.enable_x64(True):
         federation = toy_federation()
         simulate(algorithm, federation, 2, seeds=SEEDS, chunk=CAPACITY)
-        values = {
-            f.name: getattr(algorithm, f.name) for f in fields(algorithm) if not is_static(f)
-        }
+        values = {f.name: getattr(algorithm, f.name) for f in fields(algorithm) if not is_static(f)}
         other = replace(algorithm, **{k: v * 1 for k, v in values.items()})
         with count_compilations() as compiled:
             federation = toy_federation(learning_rate=0.2)

@@ -1,0 +1,219 @@
+"""Five throwaway methods, written against the contract alone: proof that it holds the field.
+
+They are no products: simplified forms of what the real methods will need. Each names the demand
+that it makes on the engine.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_pfl import mixing, similarity, trees
+from fedjax_pfl.algorithm import Algorithm
+from fedjax_pfl.clients import Shared
+from fedjax_pfl.structs import per_client, per_pair, shared, struct
+
+
+def gradient(ctx, params, batch):
+    """Gradient of one client's minibatch loss."""
+    return jax.grad(lambda p: ctx.federation.task.loss({"params": p}, batch)[0])(params)
+
+
+@struct
+class MixtureState:
+    server: Any = shared()
+    own: Any = per_client()
+    alpha: Any = per_client()
+
+
+@struct
+class TwoModels(Algorithm):
+    """Two models and a mixing coefficient in every local step, as APFL."""
+
+    alpha: float = 0.5
+
+    def init(self, ctx):
+        model = ctx.initial_model()["params"]
+        alpha = jnp.broadcast_to(jnp.asarray(self.alpha, ctx.learning_rate.dtype), ctx.num_clients)
+        return MixtureState(model, ctx.replicate(model), alpha)
+
+    def round(self, ctx, state):
+        rate, cohort = ctx.learning_rate, ctx.cohort
+
+        def step(carry, batch, rng, shared, client):
+            w, v, alpha = carry
+            g = gradient(ctx, self._blend(alpha, v, w), batch)
+            w_new = optax.tree.add_scale(w, -rate, gradient(ctx, w, batch))
+            slope = optax.tree.vdot(optax.tree.sub(v, w), g)
+            v = optax.tree.add_scale(v, -rate * alpha, g)
+            return w_new, v, jnp.clip(alpha - rate * slope, 0, 1)
+
+        begin = trees.replicate(state.server, cohort.size)
+        own, alpha = cohort.gather((state.own, state.alpha))
+        (w, own, alpha), finite = ctx.run_clients(step, (begin, own, alpha))
+        cohort = cohort.keep(finite)
+        weights = mixing.by_size(ctx.sizes(), cohort.mask)
+        server = mixing.weighted_sum(weights, w, onto=state.server)
+        own, alpha = cohort.scatter((state.own, state.alpha), (own, alpha))
+        return MixtureState(server, own, alpha), ctx.record(cohort, mixing=weights[None])
+
+    @staticmethod
+    def _blend(alpha, v, w):
+        return jax.tree.map(lambda a, b: alpha * a + (1 - alpha) * b, v, w)
+
+    def models(self, ctx, state, rows):
+        blend = jax.vmap(self._blend, in_axes=(0, 0, None))
+        mine = blend(state.alpha[rows], trees.take(state.own, rows), state.server)
+        return {"personalized": {"params": mine}, "global": Shared({"params": state.server})}
+
+
+@struct
+class AffinityState:
+    models: Any = per_client()
+    affinity: Any = per_pair()
+
+
+@struct
+class ValidationLosses(Algorithm):
+    """A matrix of losses on every client's validation samples, as FedFomo."""
+
+    def init(self, ctx):
+        count = ctx.num_clients
+        return AffinityState(ctx.replicate(ctx.initial_model()), jnp.zeros((count, count)))
+
+    def round(self, ctx, state):
+        received = ctx.cohort.gather(state.models)
+        losses = ctx.loss_matrix(state.models, split="validation")  # [M, N]
+        own = jnp.take_along_axis(losses, ctx.cohort.rows[:, None], axis=1)
+        distance = jnp.sqrt(similarity.squared_distances(received, state.models))
+        gain = jnp.maximum(own - losses, 0) / jnp.where(distance > 0, distance, jnp.inf)
+        weights = mixing.normalize(gain)  # [receivers, all stored models]
+        mixed = ctx.mix(weights, state.models, onto=received)
+        trained, cohort, loss = ctx.train(mixed)
+        raised = ctx.cohort.gather(state.affinity) + gain
+        return AffinityState(
+            cohort.scatter(state.models, trained), cohort.scatter(state.affinity, raised)
+        ), ctx.record(cohort, down=ctx.num_clients, clients={"train_loss": loss})
+
+    def models(self, ctx, state, rows):
+        return {"personalized": trees.take(state.models, rows)}
+
+
+@struct
+class GeneratorState:
+    basis: Any = shared()
+    embedding: Any = per_client()
+
+
+@struct
+class Sequential(Algorithm):
+    """Clients trained one after the other inside a round, each seeing the last's effect: pFedHN."""
+
+    rate: float = 0.1
+
+    def init(self, ctx):
+        basis = [ctx.initial_model(f"basis{k}")["params"] for k in range(2)]
+        embed = jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(ctx.key, i), (2,)))
+        return GeneratorState(
+            jax.tree.map(lambda *leaves: jnp.stack(leaves), *basis), embed(ctx.federation.data.ids)
+        )
+
+    @staticmethod
+    def _generate(basis, embedding):
+        return jax.tree.map(lambda leaf: jnp.tensordot(embedding, leaf, 1), basis)
+
+    def round(self, ctx, state):
+        def visit(carry, member):
+            basis, embeddings = carry
+            row, present = member
+            model, back = jax.vjp(self._generate, basis, embeddings[row])
+            alone = ctx.everyone(row[None])
+            begin = {"params": jax.tree.map(lambda x: x[None], model)}
+            trained, after, _ = ctx.train(begin, alone, active=present[None])
+            change = jax.tree.map(lambda new, old: new[0] - old, trained["params"], model)
+            moved = optax.tree.add_scale((basis, embeddings[row]), self.rate, back(change))
+            return (moved[0], embeddings.at[row].set(moved[1])), ~after.diverged[0]
+
+        turn = jnp.argsort(ctx.cohort.ids)  # by permanent id, wherever a client's row is
+        members = (ctx.cohort.rows[turn], ctx.cohort.mask[turn])
+        (basis, embeddings), finite = jax.lax.scan(visit, (state.basis, state.embedding), members)
+        cohort = ctx.cohort.keep(finite[jnp.argsort(turn)])
+        return GeneratorState(basis, embeddings), ctx.record(cohort)
+
+    def models(self, ctx, state, rows):
+        make = jax.vmap(self._generate, in_axes=(None, 0))
+        return {"personalized": {"params": make(state.basis, state.embedding[rows])}}
+
+
+@struct
+class ServerModels:
+    models: Any = shared()
+
+
+@struct
+class ChosenCluster(Algorithm):
+    """Several server models, of which every client takes the one that fits it best, as IFCA."""
+
+    def init(self, ctx):
+        first = [ctx.initial_model(f"init{k}") for k in range(2)]
+        return ServerModels(jax.tree.map(lambda *leaves: jnp.stack(leaves), *first))
+
+    def _choice(self, ctx, state, rows):
+        return jnp.argmin(ctx.loss_matrix(state.models, rows, split="train"), axis=1)
+
+    def round(self, ctx, state):
+        choice = self._choice(ctx, state, ctx.cohort.rows)
+        trained, cohort, _ = ctx.train(trees.take(state.models, choice))
+        members = jax.nn.one_hot(choice, 2).T * ctx.sizes()
+        weights = mixing.normalize(members, cohort.mask)  # [clusters, M]
+        models = ctx.mix(weights, trained, onto=state.models)
+        record = ctx.record(cohort, down=2, clients={"cluster": choice.astype(float)})
+        return ServerModels(models), record
+
+    def models(self, ctx, state, rows):
+        return {"personalized": trees.take(state.models, self._choice(ctx, state, rows))}
+
+
+@struct
+class LateState:
+    server: Any = shared()
+    begun: Any = per_client()  # the server model each client last started from
+    trained: Any = per_client()
+
+
+@struct
+class Predicted(Algorithm):
+    """Stale uploads used, corrected by how far the server has moved meanwhile, as PLGA."""
+
+    def init(self, ctx):
+        model = ctx.initial_model()
+        return LateState(model, ctx.replicate(model), ctx.replicate(model))
+
+    def round(self, ctx, state):
+        starts, cohort = ctx.cohort.starts, ctx.cohort
+        fresh, after, _ = ctx.train(Shared(state.server), active=starts)
+        starts &= ~after.diverged
+        begun = cohort.scatter(
+            state.begun, trees.replicate(state.server, cohort.size), where=starts
+        )
+        trained = cohort.scatter(state.trained, fresh, where=starts)
+        arrives = cohort.arrives & ~after.diverged
+        w0, v = cohort.gather((begun, trained))
+        predicted = jax.tree.map(lambda old, new, now: now + (new - old), w0, v, state.server)
+        uploads = trees.where(cohort.staleness > 0, predicted, v)
+        weights = mixing.by_size(ctx.sizes(), arrives)
+        server = mixing.weighted_sum(weights, uploads, onto=state.server)
+        record = ctx.record(
+            after, up=cohort.arrives, down=cohort.starts, clients={"stale": cohort.staleness}
+        )
+        return LateState(server, begun, trained), record
+
+    def models(self, ctx, state, rows):
+        return {"personalized": trees.take(state.trained, rows), "global": Shared(state.server)}
+
+
+FIELD = {
+    cls.__name__: cls for cls in (TwoModels, ValidationLosses, Sequential, ChosenCluster, Predicted)
+}

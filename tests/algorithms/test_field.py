@@ -1,0 +1,103 @@
+"""The contract holds five kinds of methods without a change of the engine."""
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_pfl.testing import CHECKS, play, toy_federation
+from tests.algorithms.field import FIELD, ChosenCluster, Predicted, TwoModels, ValidationLosses
+from tests.algorithms.harness import Case
+from tests.reference.network import add, combine, loss_and_gradient, scale, subtract
+from tests.reference.local_sgd import sgd
+
+QUICK = ("partial_participation", "executions", "permutation")
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.mark.parametrize(
+    "check", [pytest.param(c, marks=() if c in QUICK else pytest.mark.slow) for c in CHECKS]
+)
+@pytest.mark.parametrize("name", FIELD)
+def test_suite(name, check):
+    CHECKS[check](FIELD[name]())
+
+
+def close(actual, wanted):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-9, 1e-9), actual, wanted)
+
+
+def test_two_models_against_plain_loops():
+    case = Case(participation_fraction=0.6)
+    states, _ = case.play(TwoModels())
+    server, rates = case.initial(), case.rates
+    own, alpha, batches = [server] * 5, [0.5] * 5, case.batches()
+    for t, cohort in enumerate(case.cohorts):
+        uploads = []
+        for i in cohort:
+            w = server
+            for b in batches[t][i]:
+                v, a = own[i], alpha[i]
+                g = loss_and_gradient(add(scale(a, v), scale(1 - a, w)), case.x[b], case.y[b])[1]
+                inner = sum(float((d * e).sum()) for d, e in
+                            zip(jax.tree.leaves(subtract(v, w)), jax.tree.leaves(g), strict=True))  # fmt: skip
+                w = sgd(w, [b], case.x, case.y, rates[t])
+                own[i] = subtract(v, scale(rates[t] * a, g))
+                alpha[i] = min(max(a - rates[t] * inner, 0), 1)
+            uploads.append(w)
+        shares = case.sizes[cohort] / case.sizes[cohort].sum()
+        server = combine(shares, uploads)
+        close(states[t + 1].server, server)
+        close(states[t + 1].alpha, np.array(alpha))
+        close(jax.tree.map(lambda x: x[cohort[0]], states[t + 1].own), own[cohort[0]])
+
+
+def test_validation_losses_are_each_clients_own():
+    case = Case()
+    states, _ = case.play(ValidationLosses())
+    models = [jax.tree.map(lambda x, i=i: x[i], states[1].models["params"]) for i in range(5)]
+    losses = np.array(
+        [[loss_and_gradient(m, case.x[at], case.y[at])[0] for m in models]
+         for at in (case.samples(i, "validation") for i in range(5))]
+    )  # fmt: skip
+    gain = np.maximum(np.diagonal(losses)[:, None] - losses, 0)
+    raised = states[2].affinity > states[1].affinity
+    np.testing.assert_array_equal(raised, gain > 0)
+    assert raised.any()
+
+
+def test_clients_of_a_cluster_share_its_average():
+    case = Case()
+    states, records = case.play(ChosenCluster())
+    first = [case.initial(f"init{k}") for k in range(2)]
+    losses = [[loss_and_gradient(m, case.x[at], case.y[at])[0] for m in first]
+              for at in (case.samples(i) for i in range(5))]  # fmt: skip
+    choice = np.argmin(losses, axis=1)
+    np.testing.assert_array_equal(records[0]["clients"]["cluster"], choice)
+    batches = case.batches()[0]
+    for k in range(2):
+        members = np.flatnonzero(choice == k)
+        wanted = first[k]
+        if len(members):
+            trained = [sgd(first[k], batches[i], case.x, case.y, case.rates[0]) for i in members]
+            wanted = combine(case.sizes[members] / case.sizes[members].sum(), trained)
+        close(jax.tree.map(lambda x, k=k: x[k], states[1].models["params"]), wanted)
+
+
+def test_a_late_upload_arrives_when_its_delay_is_over():
+    late = {1: 2}
+    states, records = play(Predicted(), toy_federation(stragglers=late), rounds=6)
+    # Phases of client 1: starts (0), idle (1), its upload arrives (2), in step (3), starts (0), ...
+    np.testing.assert_array_equal([r["down"][1, 0] for r in records], [1, 0, 0, 1, 1, 0])
+    np.testing.assert_array_equal([r["up"][1, 0] for r in records], [0, 0, 1, 1, 0, 0])
+    kept = [jax.tree.map(lambda x: x[1], s.trained) for s in states]
+    close(kept[2], kept[1])
+    close(kept[3], kept[1])
+    punctual = play(Predicted(), toy_federation(), rounds=6)[0]
+    assert not np.allclose(
+        jax.tree.leaves(punctual[-1].server)[0], jax.tree.leaves(states[-1].server)[0]
+    )

@@ -1,0 +1,82 @@
+"""Every method equals its NumPy float64 reference, model by model and loss by loss."""
+
+from dataclasses import replace
+
+import jax
+import pytest
+
+import fedjax_pfl as pfl
+from tests.algorithms.harness import PATTERNS, QUICK, Case, assert_losses, assert_models
+from tests.reference import fedavg, fedavg_ft, feddwa, local
+
+patterns = pytest.mark.parametrize(
+    "pattern",
+    [pytest.param(p, marks=() if p in QUICK else pytest.mark.slow) for p in PATTERNS],
+)
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
+@patterns
+def test_local(pattern):
+    case = Case(**PATTERNS[pattern])
+    wanted = local.run(case.initial(), case.clients(), 3, **case.common(cohorts=case.everyone))
+    states, records = case.play(pfl.make_method("local"))
+    for state, record, models in zip(states[1:], records, wanted, strict=True):
+        assert_models(state.models, models["personalized"], "personalized")
+        assert_losses(record, case, "personalized", models["personalized"])
+
+
+@patterns
+def test_fedavg(pattern):
+    case = Case(**PATTERNS[pattern])
+    wanted = fedavg.run(case.initial(), case.clients(), 3, **case.common())
+    states, records = case.play(pfl.make_method("fedavg"))
+    for state, record, models in zip(states[1:], records, wanted, strict=True):
+        everywhere = [models["global"]] * case.num_clients
+        assert_models(jax.tree.map(lambda x: x[None], state.server), [models["global"]], "global")
+        assert_losses(record, case, "global", everywhere)
+        assert_losses(record, case, "personalized", everywhere)
+
+
+@patterns
+def test_fedavg_ft(pattern):
+    case = Case(**PATTERNS[pattern])
+    tuning = replace(case.federation.schedule, epochs=2)
+    wanted = fedavg_ft.run(
+        case.initial(),
+        case.clients(),
+        3,
+        **case.common(),
+        tuning_batches=case.batches("adapt", tuning),
+    )
+    _, records = case.play(pfl.make_method("fedavg_ft", {"fine_tune_epochs": 2}))
+    for record, models in zip(records, wanted, strict=True):
+        assert_losses(record, case, "global", [models["global"]] * case.num_clients)
+        assert_losses(record, case, "personalized", models["personalized"])
+
+
+@pytest.mark.parametrize("guidance", feddwa.GUIDANCE)
+@patterns
+def test_feddwa(pattern, guidance):
+    case = Case(**PATTERNS[pattern])
+    further = replace(case.federation.schedule, epochs=2)
+    wanted = feddwa.run(
+        case.initial(),
+        case.clients(),
+        3,
+        **case.common(),
+        top_k=2,
+        guidance=guidance,
+        guidance_batches=case.batches("guidance", further),
+    )
+    settings = {"top_k": 2, "guidance": guidance, "guidance_epochs": 2}
+    states, records = case.play(pfl.make_method("feddwa", settings))
+    for state, record, models in zip(states[1:], records, wanted, strict=True):
+        assert_models(state.models, models["personalized"], "personalized")
+        assert_losses(record, case, "personalized", models["personalized"])
+        assert abs(record["matrices"]["mixing"] - models["weights"]).max() < 1e-9
