@@ -6,6 +6,7 @@ Every function returns a `matplotlib.figure.Figure`; `figure.savefig(path)` writ
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 
 from fedjax_pfl.errors import require
@@ -14,7 +15,7 @@ from fedjax_pfl.results import HEADLINE, Result
 # Okabe and Ito's colours, told apart with any colour vision; yellow is too pale for lines.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", "--", ":", "-.")
-HEAT = "cividis"
+HEAT = "cividis_r"  # zeros are masked and stay white
 DPI = 150
 _PANEL = 3.0  # inches, side of one matrix
 
@@ -54,7 +55,7 @@ def accuracy_curves(
     seeds = max(len(result.seeds) for result in results.values())
     band = f"; mean of {seeds} seeds, band from lowest to highest" if seeds > 1 else ""
     axes.set(xlabel="round", ylabel="accuracy, %")
-    axes.set_title(f"{model} model, {split} samples, mean over clients{band}", fontsize=10)
+    figure.suptitle(f"{model} model, {split} samples, mean over clients{band}", fontsize=10)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
@@ -68,6 +69,8 @@ def mixing_heatmaps(
     row_names: Sequence[str] | None = None,
 ) -> Figure:
     """Mixing matrices side by side, one column for each round, on one colour scale.
+
+    The scale is that of square roots: weights of others are often small beside a client's own.
 
     Args:
       matrices: [Q, N, N] (receiver, sender), or [Q, G, N, N] with one row of pictures for each of
@@ -88,9 +91,10 @@ def mixing_heatmaps(
     size = (_PANEL * columns + 1.2, _PANEL * rows + 0.7)
     figure = Figure(figsize=size, dpi=DPI, layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
-    image = None
+    norm, image = PowerNorm(0.5, vmin=0.0, vmax=top), None
     for (g, q), axes in np.ndenumerate(grid):
-        image = axes.imshow(matrices[q, g], cmap=HEAT, vmin=0, vmax=top, interpolation="nearest")
+        shown = np.ma.masked_equal(matrices[q, g], 0)
+        image = axes.imshow(shown, cmap=HEAT, norm=norm, interpolation="nearest")
         _client_ticks(axes.xaxis, n)
         _client_ticks(axes.yaxis, n)
         if g == 0:
@@ -100,7 +104,7 @@ def mixing_heatmaps(
         if q == 0:
             named = f"{row_names[g]}\n" if row_names is not None else ""
             axes.set_ylabel(f"{named}receiver")
-    figure.colorbar(image, ax=grid, label="weight", fraction=0.05, pad=0.02)
+    figure.colorbar(image, ax=grid, label="weight (white: 0)", fraction=0.05, pad=0.02)
     figure.suptitle(title, fontsize=11, wrap=True)
     return figure
 
@@ -132,7 +136,7 @@ def partition_heatmap(
     bars.spines[["top", "right"]].set_visible(False)
     bars.tick_params(axis="x", length=0, labelbottom=False)
     image = heat.imshow(
-        np.ma.masked_equal(counts.T, 0), cmap=f"{HEAT}_r", aspect="auto", interpolation="nearest",
+        np.ma.masked_equal(counts.T, 0), cmap=HEAT, aspect="auto", interpolation="nearest",
         vmin=0,
     )  # fmt: skip
     heat.set(xlabel="client", ylabel="class")

@@ -6,7 +6,7 @@ them with a single sample and one without test samples, under whatever participa
 
 from collections.abc import Callable
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -281,11 +281,11 @@ def no_recompilation(algorithm: Algorithm) -> None:
         assert not compiled, f"compiled again: {compiled}"
 
 
-class count_compilations:  # noqa: N801 - reads as a statement
+class count_compilations:
     """Context manager: a list with one entry for each program XLA compiles inside it."""
 
-    _lists: list[list] = []
-    _listening = False
+    _lists: ClassVar[list[list]] = []
+    _listening: ClassVar[bool] = False
 
     def __enter__(self) -> list:
         if not count_compilations._listening:

@@ -6,9 +6,9 @@ import pytest
 
 from fedjax_pfl.testing import CHECKS, play, toy_federation
 from tests.algorithms.field import FIELD, ChosenCluster, Predicted, TwoModels, ValidationLosses
-from tests.algorithms.harness import Case
-from tests.reference.network import add, combine, loss_and_gradient, scale, subtract
+from tests.algorithms.harness import Case, stack
 from tests.reference.local_sgd import sgd
+from tests.reference.network import add, combine, dot, loss_and_gradient, scale, subtract
 
 QUICK = ("partial_participation", "executions", "permutation")
 
@@ -43,8 +43,7 @@ def test_two_models_against_plain_loops():
             for b in batches[t][i]:
                 v, a = own[i], alpha[i]
                 g = loss_and_gradient(add(scale(a, v), scale(1 - a, w)), case.x[b], case.y[b])[1]
-                inner = sum(float((d * e).sum()) for d, e in
-                            zip(jax.tree.leaves(subtract(v, w)), jax.tree.leaves(g), strict=True))  # fmt: skip
+                inner = dot(subtract(v, w), g)
                 w = sgd(w, [b], case.x, case.y, rates[t])
                 own[i] = subtract(v, scale(rates[t] * a, g))
                 alpha[i] = min(max(a - rates[t] * inner, 0), 1)
@@ -53,7 +52,7 @@ def test_two_models_against_plain_loops():
         server = combine(shares, uploads)
         close(states[t + 1].server, server)
         close(states[t + 1].alpha, np.array(alpha))
-        close(jax.tree.map(lambda x: x[cohort[0]], states[t + 1].own), own[cohort[0]])
+        close(states[t + 1].own, stack(own)["params"])
 
 
 def test_validation_losses_are_each_clients_own():

@@ -60,8 +60,18 @@ def test_fedavg_ft(pattern):
         assert_losses(record, case, "personalized", models["personalized"])
 
 
-@pytest.mark.parametrize("guidance", feddwa.GUIDANCE)
-@patterns
+def in_ci(pattern, guidance):
+    return pattern == "partial-map" or (pattern in QUICK and guidance == "epochs")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "guidance"),
+    [
+        pytest.param(p, g, marks=() if in_ci(p, g) else pytest.mark.slow)
+        for p in PATTERNS
+        for g in feddwa.GUIDANCE
+    ],
+)
 def test_feddwa(pattern, guidance):
     case = Case(**PATTERNS[pattern])
     further = replace(case.federation.schedule, epochs=2)
