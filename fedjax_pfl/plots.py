@@ -15,7 +15,7 @@ from fedjax_pfl.results import HEADLINE, Result
 # Okabe and Ito's colours, told apart with any colour vision; yellow is too pale for lines.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", "--", ":", "-.")
-HEAT = "cividis_r"  # zeros are masked and stay white
+HEAT = "YlGnBu"  # zeros are masked and stay white
 DPI = 150
 _PANEL = 3.0  # inches, side of one matrix
 

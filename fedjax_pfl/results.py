@@ -22,7 +22,7 @@ class Result:
       algorithm: canonical name; hyperparameters: by name.
       seeds: S of them; settings: swept values by name, H of each ({} where H = 1 is the only one).
       num_clients, num_parameters: N, and trainable parameters of one model.
-      train_sizes, test_sizes: int [N] samples.
+      train_sizes, test_sizes: int [N] samples; client_ids: int [N], permanent ids.
       eval_rounds: int [E], rounds (counted from 1) after which models were scored.
       scores: "MODEL/SPLIT/accuracy" (a fraction) and "MODEL/SPLIT/loss", [S, H, E, N]. The model
         is what a client would use after the round's aggregation and before its next training.
@@ -55,6 +55,7 @@ class Result:
     copies_down: np.ndarray
     blocks: tuple[str, ...]
     block_sizes: np.ndarray
+    client_ids: np.ndarray
     item_bytes: int
     matrices: dict[str, np.ndarray]
     matrix_rounds: np.ndarray
@@ -109,9 +110,10 @@ class Result:
         return last[..., : max(1, -(-known // 10))].mean(-1)
 
     def diverged(self) -> list[tuple[int, int, int, int]]:
-        """(seed, setting, round, client) of every training that went non-finite."""
+        """(seed, setting, round, permanent client id) of every training that went non-finite."""
         found = np.argwhere(self.clients["diverged"])
-        return [(self.seeds[s], int(h), int(t) + 1, int(n)) for s, h, t, n in found]
+        ids = self.client_ids
+        return [(self.seeds[s], int(h), int(t) + 1, int(ids[n])) for s, h, t, n in found]
 
     def traffic(self) -> dict[str, np.ndarray]:
         """Bytes sent ("up") and received ("down") by each client, int64 [S, H, T, N]."""

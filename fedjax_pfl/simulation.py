@@ -122,6 +122,7 @@ def simulate(
         settings=swept,
         num_clients=federation.num_clients,
         num_parameters=federation.plan.num_parameters,
+        client_ids=np.asarray(federation.data.ids),
         test_sizes=np.asarray(federation.data.test.size),
         train_sizes=np.asarray(federation.data.train.size),
         block_sizes=federation.plan.shared_block_sizes(),

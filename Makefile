@@ -1,0 +1,42 @@
+# Everything a newcomer types; needs Python 3.11 or newer and nothing else.
+PYTHON ?= python3
+VENV ?= .venv
+WORKERS ?= 2
+READY := $(VENV)/.ready
+
+.PHONY: help demo test test-all lint format clean
+
+help:
+	@echo "make demo      install, compare four methods on handwritten digits, print the table"
+	@echo "make test      install, lint and run the test suite (minutes)"
+	@echo "make test-all  the full matrix of methods, participation patterns and executions"
+	@echo "make lint      ruff check and ruff format --check"
+
+$(READY): requirements.txt setup.cfg pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "error: Python 3.11 or newer is needed; try: make PYTHON=python3.12 ..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check -r requirements.txt
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+# DEMO_FLAGS shortens or changes the demo, such as DEMO_FLAGS='--rounds=3 --num_seeds=1'.
+demo: $(READY)
+	$(VENV)/bin/python -m experiments.run --flagfile=experiments/presets/digits_quick.flags $(DEMO_FLAGS)
+
+test: lint
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(TEST_FLAGS)
+
+test-all: lint
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup -m "" $(TEST_FLAGS)
+
+lint: $(READY)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+format: $(READY)
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache
