@@ -3,15 +3,19 @@
 from fedjax_pfl import algorithms
 from fedjax_pfl._version import __version__
 from fedjax_pfl.algorithm import Algorithm, Context, Record
-from fedjax_pfl.clients import Client, Shared
+from fedjax_pfl.clients import Client, Shared, padding_efficiency
 from fedjax_pfl.data import partition_rules  # noqa: F401 - registers the rules
 from fedjax_pfl.data.federated import Batch
 from fedjax_pfl.data.partition import Partition
-from fedjax_pfl.data.partitions import make_partition
-from fedjax_pfl.data.sources import Dataset, load_dataset
-from fedjax_pfl.errors import InputError
+from fedjax_pfl.data.partitions import COMMON_OPTIONS, RULES, make_partition, rule_options
+from fedjax_pfl.data.scaling import SCALINGS
+from fedjax_pfl.data.sources import DATASETS, Dataset, dataset_from_arrays, load_dataset
+from fedjax_pfl.errors import InputError, unknown_name
 from fedjax_pfl.evaluation import Adaptation
 from fedjax_pfl.federation import Federation, federate
+from fedjax_pfl.model_files import load_models, model_axes, save_models
+from fedjax_pfl.models.networks import MODELS
+from fedjax_pfl.models.task import FunctionTask, LinenTask, Task
 from fedjax_pfl.registry import METHODS, make_method, method
 from fedjax_pfl.results import Result
 from fedjax_pfl.schedules import Schedule, batch_indices
@@ -19,7 +23,12 @@ from fedjax_pfl.simulation import Progress, simulate
 from fedjax_pfl.structs import per_client, per_pair, shared, static, struct
 
 __all__ = [
+    "COMMON_OPTIONS",
+    "DATASETS",
     "METHODS",
+    "MODELS",
+    "RULES",
+    "SCALINGS",
     "Adaptation",
     "Algorithm",
     "Batch",
@@ -27,25 +36,35 @@ __all__ = [
     "Context",
     "Dataset",
     "Federation",
+    "FunctionTask",
     "InputError",
+    "LinenTask",
     "Partition",
     "Progress",
     "Record",
     "Result",
     "Schedule",
     "Shared",
+    "Task",
     "__version__",
     "algorithms",
     "batch_indices",
+    "dataset_from_arrays",
     "federate",
     "load_dataset",
+    "load_models",
     "make_method",
     "make_partition",
     "method",
+    "model_axes",
+    "padding_efficiency",
     "per_client",
     "per_pair",
+    "rule_options",
+    "save_models",
     "shared",
     "simulate",
     "static",
     "struct",
+    "unknown_name",
 ]

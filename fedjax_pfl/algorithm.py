@@ -233,6 +233,9 @@ class Algorithm:
     def validate(self) -> None:
         """Raises `InputError` for a hyperparameter out of range; called before tracing."""
 
+    def check(self, federation: Federation) -> None:
+        """Raises `InputError` where a federation lacks what the method needs; before tracing."""
+
     def init(self, ctx: Context) -> Tree:
         """The state before the first round: a `struct` whose fields declare their client axes."""
         raise NotImplementedError

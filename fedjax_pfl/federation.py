@@ -116,7 +116,8 @@ def federate(
     Raises:
       InputError: whatever of this can't be; before anything is compiled.
     """
-    require(learning_rate >= 0, "learning_rate", learning_rate, "at least 0")
+    finite = 0 <= learning_rate < np.inf
+    require(finite, "learning_rate", learning_rate, "a finite number of at least 0")
     require(0 < learning_rate_decay <= 1, "learning_rate_decay", learning_rate_decay, "in (0, 1]")
     require(eval_batch_size >= 1, "eval_batch_size", eval_batch_size, "at least 1")
     optimizer = optimizer or SGD(momentum=momentum, weight_decay=weight_decay)

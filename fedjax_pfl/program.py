@@ -144,7 +144,8 @@ def make_runs(
         variant = replace(algorithm, **{k: v for k, v in chosen.items() if k in traced})
         variant.validate()
         rate = {name: np.asarray(chosen.get(name, rates[name]), dtype) for name in RATES}
-        require(rate["learning_rate"] >= 0, "learning_rate", rate["learning_rate"], "at least 0")
+        finite = 0 <= rate["learning_rate"] < np.inf
+        require(finite, "learning_rate", float(rate["learning_rate"]), "finite and at least 0")
         variant = jax.tree.map(lambda leaf: _strong(leaf, dtype), variant)
         variants.append(Runs(algorithm=variant, seed=np.uint32(0), **rate))
     grid = [replace(variant, seed=np.uint32(seed)) for seed in seeds for variant in variants]

@@ -74,6 +74,7 @@ def simulate(
       InputError: whatever of this can't be; before anything is compiled.
     """
     algorithm.validate()
+    algorithm.check(federation)
     if adapt is not None:
         adapt.validate()
     require(_whole(rounds) and rounds >= 1, "rounds", rounds, "a whole number of at least 1")

@@ -71,11 +71,13 @@ class CNN(nn.Module):
 
 @model("mlp")
 def _mlp(input_shape, num_classes, initializer):
+    """One hidden layer of 64 ReLU units."""
     return MLP(num_classes, (64,), initializer)
 
 
 @model("softmax")
 def _softmax(input_shape, num_classes, initializer):
+    """Softmax regression: no hidden layer."""
     return MLP(num_classes, (), initializer)
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_pfl.data import partitions
+from fedjax_pfl.data import partition_rules
 from fedjax_pfl.data.partition import Partition
 from fedjax_pfl.data.partitions import RULES, make_partition, rule_options
 from fedjax_pfl.data.sources import dataset_from_arrays
@@ -227,7 +227,7 @@ def test_dirichlet_size_cap():
 def test_dirichlet_keeps_the_nearest_draw(monkeypatch):
     draws = [[[10, 10], [0, 0]], [[10, 5], [0, 5]], [[10, 9], [0, 1]]]
     draws = iter([np.array(draw) for draw in draws])
-    monkeypatch.setattr(partitions, "_dirichlet_counts", lambda *_: next(draws))
+    monkeypatch.setattr(partition_rules, "_dirichlet_counts", lambda *_: next(draws))
     options = {"min_size": 8, "max_retries": 2, "test_fraction": 0}
     p = make_partition("dirichlet", toy(20, classes=2), 2, 0, **options)
     # The second draw lacks 3, which the largest client gives of its largest class.

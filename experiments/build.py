@@ -1,0 +1,210 @@
+"""From flags to a checked experiment: nothing is compiled or written here."""
+
+import os
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import absl.flags
+import jax
+
+import fedjax_pfl as pfl
+from experiments import console, flags
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A checked command line: everything is built, nothing is compiled or written yet."""
+
+    args: absl.flags.FlagValues
+    methods: dict[str, pfl.Algorithm]
+    dataset: pfl.Dataset
+    partition: pfl.Partition
+    federation: pfl.Federation
+    seeds: tuple[int, ...]
+    matrix_rounds: list[int] | None
+    adapt: pfl.Adaptation | None
+    output: Path
+
+
+def prepare(args: absl.flags.FlagValues) -> Experiment:
+    """Checks and builds everything.
+
+    Raises:
+      pfl.InputError: whatever of the flags can't be.
+    """
+    methods = parse_methods(args.algorithms, args["set"].value)
+    if args.seed + args.num_seeds > 2**31:
+        raise pfl.InputError(f"--seed must be at most {2**31 - args.num_seeds}, got {args.seed}.")
+    matrix_rounds = parse_rounds(args.matrix_rounds, args.rounds)
+    adapt = parse_adaptation(args)
+    stragglers = parse_stragglers(args.stragglers)
+    if args.dtype not in ("float32", "float64"):
+        raise pfl.unknown_name("dtype", args.dtype, ("float32", "float64"))
+    output = output_folder(args)
+    dataset = pfl.load_dataset(args.dataset, args.data_dir)
+    partition = make_partition(args, dataset)
+    if args.dtype == "float64":
+        jax.config.update("jax_enable_x64", True)
+    chosen = {} if args.eval_batch_size is None else {"eval_batch_size": args.eval_batch_size}
+    federation = pfl.federate(
+        dataset,
+        partition,
+        args.model,
+        learning_rate=args.learning_rate,
+        learning_rate_decay=args.learning_rate_decay,
+        batch_size=args.batch_size,
+        local_epochs=args.local_epochs,
+        local_steps=args.local_steps,
+        drop_last=args.drop_last,
+        momentum=args.momentum,
+        weight_decay=args.weight_decay,
+        participation_fraction=args.participation,
+        stragglers=stragglers,
+        straggler_schedule=args.straggler_schedule,
+        share=args.share,
+        input_scaling_name=args.input_scaling,
+        initializer=args.initializer,
+        client_execution=args.client_execution,
+        seed_execution=args.seed_execution,
+        dtype=args.dtype,
+        **chosen,
+    )
+    for method in methods.values():
+        method.check(federation)
+    seeds = tuple(range(args.seed, args.seed + args.num_seeds))
+    return Experiment(
+        args, methods, dataset, partition, federation, seeds, matrix_rounds, adapt, output
+    )
+
+
+def parse_methods(names: list[str], settings: list[str]) -> dict[str, pfl.Algorithm]:
+    """The methods of a comparison with their hyperparameters, in the order given."""
+    names = [name.strip() for name in names if name.strip()]
+    if not names:
+        raise pfl.InputError("--algorithms must name at least one method; --list shows them.")
+    chosen: dict[str, dict[str, str]] = {}
+    for name in names:
+        if name not in pfl.METHODS:
+            raise pfl.unknown_name("method", name, pfl.METHODS)
+        if name in chosen:
+            raise pfl.InputError(f"--algorithms names {name!r} twice: each method runs once.")
+        chosen[name] = {}
+    for setting in settings:
+        target, equals, value = setting.partition("=")
+        name, dot, key = target.strip().partition(".")
+        if not (equals and dot and name and key and value.strip()):
+            raise pfl.InputError(
+                f"--set must read METHOD.HYPERPARAMETER=VALUE, such as feddwa.top_k=5, got "
+                f"{setting!r}."
+            )
+        if name not in pfl.METHODS:
+            raise pfl.unknown_name("method in --set", name, chosen)
+        if name not in chosen:
+            raise pfl.InputError(
+                f"--set={setting} is for {name!r}, which is not in this comparison: --algorithms "
+                f"has {', '.join(chosen)}."
+            )
+        if key in chosen[name]:
+            raise pfl.InputError(f"--set gives {name}.{key} twice.")
+        chosen[name][key] = value.strip()
+    return {name: pfl.make_method(name, values) for name, values in chosen.items()}
+
+
+def parse_rounds(words: list[str] | None, rounds: int) -> list[int] | None:
+    """Numbers of rounds, each in 1..rounds."""
+    if words is None:
+        return None
+    numbers = [int(word) if word.strip().isdecimal() else 0 for word in words]
+    for word, number in zip(words, numbers, strict=True):
+        if not 1 <= number <= rounds:
+            raise pfl.InputError(f"--matrix_rounds must be rounds in 1..{rounds}, got {word!r}.")
+    return sorted(set(numbers))
+
+
+def parse_stragglers(words: list[str]) -> dict[int, int]:
+    """Delays by client, of words such as "3:2"."""
+    delays = {}
+    for word in words:
+        client, colon, delay = (part.strip() for part in word.partition(":"))
+        if not (colon and client.isdecimal() and delay.isdecimal()):
+            raise pfl.InputError(
+                f"--stragglers must read CLIENT:DELAY,..., such as 0:1,3:2, got {word!r}."
+            )
+        if int(client) in delays:
+            raise pfl.InputError(f"--stragglers names client {client} twice.")
+        delays[int(client)] = int(delay)
+    return delays
+
+
+def parse_adaptation(args: absl.flags.FlagValues) -> pfl.Adaptation | None:
+    """Local steps before scoring, or None where they are off."""
+    epochs, steps = args.adapt_epochs, args.adapt_steps
+    how = {"leaves": args.adapt_leaves, "when": args.adapt_when}
+    adapt = pfl.Adaptation(epochs=epochs, steps=steps or None, **how)
+    adapt.validate()
+    if epochs and steps:
+        raise pfl.InputError("Give one of --adapt_epochs and --adapt_steps, not both.")
+    if epochs or steps:
+        return adapt
+    useless = [name for name in ("adapt_leaves", "adapt_when") if args[name].present]
+    if useless:
+        raise pfl.InputError(f"--{useless[0]} needs --adapt_epochs or --adapt_steps.")
+    return None
+
+
+def make_partition(args: absl.flags.FlagValues, dataset: pfl.Dataset) -> pfl.Partition:
+    """The partition of a file or a rule, with its validation samples."""
+    given = flags.given(args, "rule")
+    if args.partition_file is not None:
+        given += [name for name in ("partition",) if args[name].present]
+        if given:
+            raise pfl.InputError(
+                f"--{given[0]} can't be given with --partition_file: the file says who holds what."
+            )
+        partition = pfl.Partition.load(Path(args.partition_file).expanduser())
+        if args["num_clients"].present and args.num_clients != partition.num_clients:
+            raise pfl.InputError(
+                f"--num_clients is {args.num_clients}, but {args.partition_file} has "
+                f"{partition.num_clients} clients: leave the flag out."
+            )
+        partition.validate(len(dataset.labels), dataset.num_classes, dataset.labels)
+    else:
+        own = console.rule_flags(args.partition)
+        for name in given:
+            if name not in own:
+                valid = ", ".join(f"--{flag}" for flag in own)
+                raise pfl.InputError(
+                    f"--{name} is no option of partition rule {args.partition!r}, which takes "
+                    f"{valid}."
+                )
+        options = {flags.RULE_OPTION.get(name, name): args[name].value for name in given}
+        partition = pfl.make_partition(
+            args.partition, dataset, args.num_clients, args.partition_seed, **options
+        )
+    if args.validation_fraction:
+        partition = partition.split_validation(args.validation_fraction, args.partition_seed)
+    for split in ("train", "test"):
+        if not partition.sizes(split).sum():
+            raise pfl.InputError(f"The partition has no {split} samples, so there is no accuracy.")
+    return partition
+
+
+def output_folder(args: absl.flags.FlagValues) -> Path:
+    """The folder to write to, which must not exist yet but must be possible."""
+    if args.output_dir is None:
+        rule = "file" if args.partition_file is not None else args.partition
+        dataset = args.dataset.partition(":")[0]
+        return Path("runs") / f"{dataset}-{rule}-{datetime.now():%Y%m%d-%H%M%S}"
+    output = Path(args.output_dir).expanduser()
+    if not args.output_dir.strip():
+        raise pfl.InputError("--output_dir must be the name of a new folder, got ''.")
+    if output.exists():
+        raise pfl.InputError(
+            f"{output} exists already and nothing is ever overwritten: choose a new folder with "
+            "--output_dir, or leave the flag out for one named after the date."
+        )
+    parent = next(folder for folder in output.absolute().parents if folder.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise pfl.InputError(f"--output_dir can't be {output}: {parent} is no writable folder.")
+    return output

@@ -1,0 +1,198 @@
+"""The flags of `experiments.run`, in groups that `--help` prints one after the other."""
+
+import textwrap
+from collections.abc import Sequence
+
+from absl import flags
+
+# Flag names that differ from the option of the partition rule that they set.
+RULE_OPTION = {"dominant_share": "share"}
+GROUPS = {
+    "comparison": "Methods",
+    "data": "Data and who holds it",
+    "rule": "Options of the partition rule (--list tells which rule takes which, and the defaults)",
+    "training": "Local training and the model",
+    "run": "The run and what it writes",
+    "help": "Help",
+}
+USAGE = """\
+Compares personalized federated learning methods and writes what they did.
+
+  python -m experiments.run --algorithms=local,fedavg,feddwa --dataset=digits --alpha=0.1
+  python -m experiments.run --flagfile=experiments/presets/digits_quick.flags --rounds=20
+
+A flag given later wins over an earlier one, those of a --flagfile included."""
+
+
+class _Group:
+    """Defines flags of one group in one `FlagValues`; a default of None means "not given"."""
+
+    def __init__(self, values: flags.FlagValues, name: str):
+        self.place = {"flag_values": values, "module_name": name}
+
+    def text(self, name: str, default: str | None, meaning: str) -> None:
+        flags.DEFINE_string(name, default, meaning, **self.place)
+
+    def names(self, name: str, default: Sequence[str] | None, meaning: str) -> None:
+        flags.DEFINE_list(name, default, meaning, **self.place)
+
+    def whole(self, name: str, default: int | None, meaning: str, low: int | None = None) -> None:
+        flags.DEFINE_integer(name, default, meaning, lower_bound=low, **self.place)
+
+    def number(self, name: str, default: float | None, meaning: str, *bounds: float) -> None:
+        low, high = bounds or (None, None)
+        flags.DEFINE_float(name, default, meaning, lower_bound=low, upper_bound=high, **self.place)
+
+    def switch(self, name: str, default: bool, meaning: str, **options) -> None:
+        flags.DEFINE_boolean(name, default, meaning, **self.place, **options)
+
+
+def _comparison(group: _Group) -> None:
+    group.names(
+        "algorithms", ["local", "fedavg", "fedavg_ft", "feddwa"], "methods to compare, by name"
+    )
+    flags.DEFINE_multi_string(
+        "set",
+        [],
+        "a hyperparameter, METHOD.NAME=VALUE such as feddwa.top_k=5; may be given many times",
+        **group.place,
+    )
+
+
+def _data(group: _Group) -> None:
+    group.text("dataset", "digits", "name of the data set, or npz:PATH for your own arrays")
+    group.text("data_dir", None, "folder with the data set's files")
+    group.text("input_scaling", "default", "what the model sees of a stored sample")
+    group.text("partition", "dirichlet", "rule that deals samples to clients")
+    group.whole("num_clients", 20, "number of clients", 1)
+    group.whole("partition_seed", 0, "fixes the partition, for all seeds of the run", 0)
+    group.text("partition_file", None, "NPZ file with the samples of each client, for the rule")
+    group.number("validation_fraction", 0.0, "part of each client's training samples set aside")
+
+
+def _rule(group: _Group) -> None:
+    group.number("alpha", None, "concentration of Dir(alpha): small means few classes per client")
+    group.whole("min_size", None, "fewest samples of a client, before test samples are held out", 1)
+    group.whole("max_retries", None, "further draws until every client holds min_size samples", 0)
+    group.whole("classes_per_client", None, "classes that a client holds", 1)
+    group.whole("groups", None, "groups of clients with the same dominant classes", 1)
+    group.number("dominant_share", None, "part of a client's samples of dominant classes", 0.0, 1.0)
+    group.text("dominant", None, "'contiguous' blocks of classes, or 'sampled' ones")
+    group.whole("dominant_classes", None, "dominant classes of a group, if sampled", 1)
+    group.whole("train_samples", None, "largest number of training samples of a client", 1)
+    group.whole("test_samples", None, "largest number of test samples of a client", 1)
+    group.text("test_split", None, "'official', 'pooled' or 'auto' (the rule's custom)")
+    group.number(
+        "test_fraction", None, "part of a client's samples held out for testing, if pooled"
+    )
+
+
+def _training(group: _Group) -> None:
+    group.text("model", "cnn", "network of every client")
+    group.text("initializer", "torch", "'torch' (PyTorch's defaults) or 'flax'")
+    group.text("share", "all", "layers that the server aggregates: 'all', 'none', 'head', 'body'")
+    group.whole("rounds", 50, "communication rounds", 1)
+    group.whole("local_epochs", 1, "passes over its training samples of a client in a round", 0)
+    group.whole("local_steps", None, "minibatch steps in a round, in place of epochs", 0)
+    group.whole("batch_size", 10, "samples of a minibatch", 1)
+    group.switch("drop_last", False, "leave out the incomplete minibatch of an epoch")
+    group.number("learning_rate", 0.1, "step size of local SGD in the first round")
+    group.number("learning_rate_decay", 1.0, "factor on the learning rate after each round")
+    group.number("momentum", 0.0, "of local SGD, starting anew in each round")
+    group.number("weight_decay", 0.0, "L2 penalty of local SGD")
+    group.number("participation", 1.0, "part of the clients that takes part in a round")
+    group.names("stragglers", [], "late clients and their delays in rounds, such as 0:1,3:2")
+    group.text("straggler_schedule", "code", "cycle of a straggler: 'code' or 'paper'")
+    group.text("dtype", "float32", "floating type: 'float32' or 'float64'")
+
+
+def _run(group: _Group) -> None:
+    group.whole("num_seeds", 3, "repetitions, with the seeds SEED, SEED + 1, ...", 1)
+    group.whole("seed", 0, "varies initialisation, cohorts and batches, alike for all methods", 0)
+    group.whole("eval_every", 1, "score the models after every so many rounds, and the last", 1)
+    group.whole("eval_batch_size", None, "samples scored at once (default: the library's)", 1)
+    group.names("matrix_rounds", None, "rounds whose mixing is kept (default: first, middle, last)")
+    group.whole("adapt_epochs", 0, "also score copies trained locally for so many epochs", 0)
+    group.whole("adapt_steps", 0, "the same in minibatch steps", 0)
+    group.text("adapt_leaves", "all", "what such a copy trains: 'all', 'head' or 'body'")
+    group.text("adapt_when", "every", "at 'every' evaluation, or only the 'last'")
+    group.text("client_execution", "auto", "clients: 'map', 'vmap', a chunk size, or 'auto'")
+    group.text("seed_execution", "auto", "seeds: 'map', 'vmap', or 'auto'")
+    group.text("output_dir", None, "a new folder (default: runs/DATASET-PARTITION-DATE-TIME)")
+    group.switch("save_models", True, "write the final models")
+    group.text(
+        "compilation_cache",
+        "~/.cache/fedjax_pfl",
+        "folder that keeps compiled programs; '' for none",
+    )
+
+
+def _help(group: _Group) -> None:
+    group.switch("list", False, "print the methods, data sets, partitions, models, and exit")
+    group.switch("help", False, "print this, and exit", short_name="h")
+    group.switch("helpfull", False, "print these and the flags of the libraries, and exit")
+
+
+def parse(argv: Sequence[str]) -> flags.FlagValues:
+    """Flag values from a command line, `argv[0]` being the program's name.
+
+    Raises:
+      flags.Error: an unknown flag (the message names the nearest), a value of the wrong type, or
+        an argument that is no flag.
+    """
+    values = flags.FlagValues()
+    for name, define in zip(
+        GROUPS, (_comparison, _data, _rule, _training, _run, _help), strict=True
+    ):
+        define(_Group(values, name))
+    for name in flags.FLAGS:
+        flag = flags.FLAGS[name]
+        if name == flag.name and name not in values:  # of libraries, such as logging's --verbosity
+            values[name] = flag
+    rest = values(list(argv))[1:]
+    if rest:
+        raise flags.Error(f"{rest[0]!r} is no flag: write --NAME=VALUE.")
+    return values
+
+
+def given(values: flags.FlagValues, group: str) -> list[str]:
+    """Names of a group's flags that the user gave."""
+    return [flag.name for flag in values.get_flags_for_module(group) if flag.present]
+
+
+def resolved(values: flags.FlagValues) -> dict[str, dict]:
+    """All values as they are now, {group: {flag: value}}, help flags left out."""
+    return {
+        group: {flag.name: flag.value for flag in values.get_flags_for_module(group)}
+        for group in GROUPS
+        if group != "help"
+    }
+
+
+def _shown(default) -> str:
+    if default is None or default == []:
+        return ""
+    if isinstance(default, bool):
+        default = str(default).lower()
+    return f" (default: {','.join(default) if isinstance(default, list) else default})"
+
+
+def help_text(values: flags.FlagValues) -> str:
+    """Our flags, group by group; with --helpfull those of the libraries too."""
+    parts = [USAGE]
+    for name, heading in GROUPS.items():
+        lines = [f"\n{heading}:"]
+        for flag in values.get_flags_for_module(name):
+            default = "" if name == "help" else _shown(flag.default)
+            label = (
+                f"  --[no]{flag.name}" if flag.boolean and name != "help" else f"  --{flag.name}"
+            )
+            gap = "\n" + " " * 26 if len(label) > 24 else " " * (26 - len(label))
+            meaning = flag.help.partition("\n")[0].removesuffix(";").strip()
+            text = textwrap.wrap(f"{meaning}{default}", 72)
+            lines.append(label + gap + ("\n" + " " * 26).join(text))
+        parts.append("\n".join(lines))
+    if values["helpfull"].value:
+        parts.append(f"\nFlags of the libraries:\n{flags.FLAGS.get_help()}")
+    parts.append("\n  --flagfile=FILE         read flags from a file, one on each line")
+    return "\n".join(parts)

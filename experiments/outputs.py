@@ -1,0 +1,283 @@
+"""What a run writes: for each method its configuration, measurements, matrices and models; for all
+of them a table and pictures.
+
+Every file is written under another name and then renamed: one that has its final name is whole.
+
+OUTPUT/partition.npz        who holds which samples (`Partition.load` reads it)
+OUTPUT/comparison.csv, .md  one row for each method
+OUTPUT/accuracy.png, partition.png
+OUTPUT/METHOD/config.json   everything that determines the run, and where it ran
+OUTPUT/METHOD/summary.json  the numbers of the table; accuracies are fractions
+OUTPUT/METHOD/metrics.csv   seed,round,metric,value: means over clients, and sums of the traffic
+OUTPUT/METHOD/clients.npz   scores [seed, round, client] at `rounds`, and records (participated,
+                            diverged, train_loss, traffic/...) at `record_rounds`; `seeds`
+OUTPUT/METHOD/mixing.npz    matrices [seed, round, receiver, sender] at `rounds`; `seeds`. Layer
+                            groups come before receivers; one row stands for all receivers.
+OUTPUT/METHOD/models.npz    models after the last round (`fedjax_pfl.model_files` reads them)
+"""
+
+import contextlib
+import csv
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+import fedjax_pfl as pfl
+from fedjax_pfl import plots
+
+HEADLINE = (
+    "Accuracy: the personalized model, as a client would use it after the round's aggregation and "
+    "before its next local training, on the client's own test samples; plain mean over all "
+    "clients, after the last round."
+)
+# Heading of a column, and whether its number is a percentage.
+COLUMNS = {
+    "method": "Method",
+    "accuracy": "Accuracy %",
+    "interval": "± 95 %",
+    "pooled": "Pooled %",
+    "worst_decile": "Worst tenth %",
+    "std_over_clients": "Std clients %",
+    "best": "Best round %",
+    "mb_up": "MB up",
+    "mb_down": "MB down",
+    "seconds_per_round": "s/round",
+    "compile_seconds": "Compile s",
+    "diverged_clients": "Diverged",
+}
+NOTES = (
+    "± 95 %: half the width of Student's 95 % interval over {seeds} seeds ('-' with one). Pooled: "
+    "all correct test predictions over all test samples. Worst tenth: mean over the tenth of the "
+    "clients with the lowest accuracy. Std clients: deviation over clients. Best round: the "
+    "highest mean over clients of any round, chosen on test data. MB: megabytes a participating "
+    "client sends and receives in one round. s/round: median wall time of one round of one seed, "
+    "evaluation included. Diverged: clients whose training went non-finite."
+)
+
+
+@contextlib.contextmanager
+def aside(path: Path) -> Iterator[Path]:
+    """A path to write to; it gets the name `path` when the block ends without an exception."""
+    part = path.with_name(f".part-{path.name}")
+    try:
+        yield part
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    with aside(path) as part:
+        part.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Strict JSON: NaN and infinities become null."""
+    write_text(path, json.dumps(plain(value), indent=2, allow_nan=False) + "\n")
+
+
+def plain(value: Any) -> Any:
+    """The same in types that JSON knows."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray | np.generic):
+        return plain(value.tolist())
+    if isinstance(value, list | tuple | set):
+        return [plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if isinstance(value, str | int | bool | None) else str(value)
+
+
+def write_method(
+    folder: Path, result: pfl.Result, config: Mapping, facts: Mapping, models: Mapping | None
+) -> None:
+    """Writes one method's folder.
+
+    Args:
+      folder: made here.
+      result: without swept settings.
+      config: what `config.json` holds.
+      facts: added to the summary, such as the data set's name.
+      models: by name, or None to leave them out.
+    """
+    folder.mkdir()
+    write_json(folder / "config.json", config)
+    with aside(folder / "metrics.csv") as part, part.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("seed", "round", "metric", "value"))
+        writer.writerows(metric_rows(result))
+    with aside(folder / "clients.npz") as part, part.open("wb") as file:
+        np.savez_compressed(file, **client_arrays(result))
+    if result.matrices:
+        where = {"rounds": result.matrix_rounds, "seeds": np.asarray(result.seeds)}
+        matrices = {name: value[:, 0] for name, value in result.matrices.items()}
+        with aside(folder / "mixing.npz") as part, part.open("wb") as file:
+            np.savez_compressed(file, **matrices, **where)
+        for name, value in matrices.items():
+            names = result.blocks if value.ndim == 5 else None
+            title = f"{result.algorithm}: {name} weights, seed {result.seeds[0]}"
+            picture = plots.mixing_heatmaps(value[0], result.matrix_rounds, title, names)
+            write_picture(folder / f"{name}.png", picture)
+    if models is not None:
+        with aside(folder / "models.npz") as part:
+            pfl.save_models(part, models)
+    # Last: a folder with a summary is complete.
+    write_json(folder / "summary.json", result.summary() | dict(facts))
+
+
+def metric_rows(result: pfl.Result) -> Iterator[tuple[int, int, str, float]]:
+    """Rows (seed, round, metric, value): scores of the evaluated rounds, records of every round."""
+    table: dict[str, np.ndarray] = {}
+    for name, values in result.scores.items():
+        values = values[:, 0].astype(np.float64)
+        table[name] = mean_over_clients(values)
+        if name.endswith("/accuracy"):
+            count = max(int(np.isfinite(values).any(axis=(0, 1)).sum()), 1)
+            worst = np.sort(values, axis=-1)[..., : -(-count // 10)]  # NaN sorts last
+            table[f"{name}_worst_decile"] = mean_over_clients(worst)
+            squares = mean_over_clients((values - table[name][..., None]) ** 2)
+            table[f"{name}_std_over_clients"] = np.sqrt(squares)
+            model, split, _ = name.split("/")
+            if split == "test":
+                pooled = np.where(np.isfinite(table[name]), result.pooled(model)[:, 0], np.nan)
+                table[f"{name}_pooled"] = pooled
+    yield from _rows(result, table, result.eval_rounds)
+    records = {"participants": result.clients["participated"][:, 0].sum(axis=-1)}
+    records["diverged_clients"] = result.clients["diverged"][:, 0].sum(axis=-1)
+    for name, values in result.clients.items():
+        if name not in ("participated", "diverged"):
+            records[name] = mean_over_clients(values[:, 0].astype(np.float64))
+    for way, sent in result.traffic().items():
+        records[f"traffic/{way}_bytes"] = sent[:, 0].sum(axis=-1)
+    records |= {name: values[:, 0] for name, values in result.scalars.items()}
+    yield from _rows(result, records, np.arange(1, result.rounds + 1))
+
+
+def _rows(result: pfl.Result, table: Mapping[str, np.ndarray], rounds: np.ndarray) -> Iterator:
+    for s, seed in enumerate(result.seeds):
+        for name, values in table.items():
+            for number, value in zip(rounds.tolist(), values[s].tolist(), strict=True):
+                if math.isfinite(value):
+                    yield seed, number, name, value
+
+
+def mean_over_clients(values: np.ndarray) -> np.ndarray:
+    """Mean over the last axis without NaN; NaN, and no warning, where nothing is left."""
+    known = np.isfinite(values)
+    total = np.where(known, values, 0).sum(axis=-1)
+    return np.where(known.any(axis=-1), total / np.maximum(known.sum(axis=-1), 1), np.nan)
+
+
+def client_arrays(result: pfl.Result) -> dict[str, np.ndarray]:
+    """Arrays [seed, round, client] by name, and what their axes stand for."""
+    scores = {name: values[:, 0] for name, values in result.scores.items()}
+    records = {name: values[:, 0] for name, values in result.clients.items()}
+    traffic = {f"traffic/{way}_bytes": sent[:, 0] for way, sent in result.traffic().items()}
+    return {
+        **scores,
+        **records,
+        **traffic,
+        "seeds": np.asarray(result.seeds),
+        "rounds": np.asarray(result.eval_rounds),
+        "record_rounds": np.arange(1, result.rounds + 1),
+        "train_sizes": result.train_sizes,
+        "test_sizes": result.test_sizes,
+    }
+
+
+def interval(values: np.ndarray) -> float | None:
+    """Half the width of Student's 95 % interval of the mean, or None for a single value."""
+    count = len(values)
+    if count < 2:
+        return None
+    return float(stats.t.ppf(0.975, count - 1) * values.std(ddof=1) / math.sqrt(count))
+
+
+def comparison_rows(results: Mapping[str, pfl.Result]) -> list[dict[str, Any]]:
+    """One row for each method with the keys of `COLUMNS`; accuracies are fractions."""
+    rows = []
+    for name, result in results.items():
+        summary = result.summary()
+        accuracy, traffic = summary["accuracy"], summary["traffic_mb_per_client_round"]
+        rows.append(
+            {
+                "method": name,
+                "accuracy": accuracy["final_mean"],
+                "interval": interval(result.curve()[:, 0, -1]),
+                "pooled": accuracy["final_pooled"],
+                "worst_decile": accuracy["worst_decile"],
+                "std_over_clients": accuracy["final_std_over_clients"],
+                "best": accuracy["best_mean"],
+                "mb_up": traffic["up"],
+                "mb_down": traffic["down"],
+                "seconds_per_round": summary["seconds_per_round"],
+                "compile_seconds": summary["compile_seconds"],
+                "diverged_clients": len(summary["diverged_clients"]),
+            }
+        )
+    return rows
+
+
+def table_cells(rows: list[dict[str, Any]], keys: Sequence[str] = tuple(COLUMNS)) -> list:
+    """Heading and rows of strings for people: percentages instead of fractions."""
+    cells = [[COLUMNS[key] for key in keys]]
+    for row in rows:
+        line = []
+        for key in keys:
+            value = row[key]
+            if value is None:
+                line.append("-")
+            elif COLUMNS[key].endswith("%"):
+                line.append(f"{100 * value:.2f}")
+            else:
+                line.append(f"{value:.3g}" if isinstance(value, float) else str(value))
+        cells.append(line)
+    return cells
+
+
+def write_comparison(folder: Path, results: Mapping[str, pfl.Result], title: str) -> None:
+    """Writes the table, as CSV (fractions) and Markdown (percentages), and the accuracy curves."""
+    rows = comparison_rows(results)
+    what = "personalized_test_accuracy_last_round"
+    names = {
+        "accuracy": f"{what}_mean_over_clients",
+        "interval": f"{what}_ci95_half_width_over_seeds",
+        "pooled": f"{what}_pooled_over_samples",
+        "worst_decile": f"{what}_worst_tenth_of_clients",
+        "std_over_clients": f"{what}_std_over_clients",
+        "best": "personalized_test_accuracy_best_round_mean_over_clients",
+        "mb_up": "mb_up_per_client_round",
+        "mb_down": "mb_down_per_client_round",
+    }
+    with aside(folder / "comparison.csv") as part, part.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow([names.get(key, key) for key in COLUMNS])
+        writer.writerows([["-" if v is None else v for v in row.values()] for row in rows])
+    heading, *body = table_cells(rows)
+    lines = [heading, ["---", *["---:"] * (len(heading) - 1)], *body]
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    seeds = max(len(result.seeds) for result in results.values())
+    notes = NOTES.format(seeds=seeds)
+    write_text(folder / "comparison.md", f"# {title}\n\n{HEADLINE}\n\n{table}\n\n{notes}\n")
+    write_picture(folder / "accuracy.png", plots.accuracy_curves(results))
+
+
+def write_picture(path: Path, figure) -> None:
+    with aside(path) as part:
+        figure.savefig(part, format="png")
+
+
+def write_partition(folder: Path, partition: pfl.Partition, dataset: pfl.Dataset) -> None:
+    """Writes the partition and its picture."""
+    with aside(folder / "partition.npz") as part:
+        partition.save(part)
+    counts = partition.class_counts(dataset.labels, dataset.num_classes)
+    title = f"Training samples of {dataset.name}, partition {partition.rule}"
+    write_picture(folder / "partition.png", plots.partition_heatmap(counts, title))

@@ -1,0 +1,308 @@
+"""The script as a user calls it, in-process."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import experiments
+import fedjax_pfl as pfl
+from experiments.run import main
+from fedjax_pfl.data.sources import DATASETS
+from fedjax_pfl.model_files import load_models, model_axes
+
+SEEDS, ROUNDS, CLIENTS = 2, 2, 6
+QUICK = (
+    "--dataset=digits",
+    "--model=mlp",
+    f"--rounds={ROUNDS}",
+    f"--num_seeds={SEEDS}",
+    f"--num_clients={CLIENTS}",
+    "--alpha=0.5",
+    "--compilation_cache=",
+)
+
+
+def call(*words):
+    return main(["run", *words])
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """Folder of a run of two methods, with fewer evaluations than rounds asked for."""
+    folder = tmp_path_factory.mktemp("run") / "deep" / "out"
+    words = ("--algorithms=fedavg,feddwa", "--set=feddwa.top_k=3", "--validation_fraction=0.1")
+    assert call(*QUICK, *words, f"--output_dir={folder}", "--seed=7") == 0
+    return folder
+
+
+def read(path):
+    return json.loads(path.read_text())
+
+
+def test_files(finished):
+    names = {str(path.relative_to(finished)) for path in finished.rglob("*") if path.is_file()}
+    expected = {"partition.npz", "partition.png", "accuracy.png", "comparison.csv", "comparison.md"}
+    files = ("config.json", "metrics.csv", "clients.npz", "summary.json", "mixing.npz")
+    for method in ("fedavg", "feddwa"):
+        expected |= {f"{method}/{file}" for file in (*files, "mixing.png", "models.npz")}
+    assert names == expected  # nothing half-written is left either
+    for path in finished.rglob("*.png"):
+        assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_summary(finished):
+    summary = read(finished / "feddwa" / "summary.json")
+    assert summary["algorithm"] == "feddwa"
+    assert summary["dataset"] == "digits"
+    assert summary["partition"] == "dirichlet"
+    assert (summary["num_clients"], summary["rounds"]) == (CLIENTS, ROUNDS)
+    assert summary["seeds"] == [7, 8]
+    keys = {"final_mean", "final_std_over_seeds", "final_pooled", "best_mean", "worst_decile"}
+    assert keys <= set(summary["accuracy"])
+    assert all(0 <= summary["accuracy"][key] <= 1 for key in keys)
+    # A model of 4,810 float32 parameters, trained and guidance model up, one mix down.
+    assert summary["traffic_mb_per_client_round"] == pytest.approx({"up": 0.03848, "down": 0.01924})
+    assert summary["model_parameters"] == 4810
+    for key in ("seconds_per_round", "compile_seconds"):
+        assert summary[key] > 0
+    assert 0 < summary["padding_efficiency"] <= 1
+
+
+def test_config(finished):
+    config, other = (read(finished / name / "config.json") for name in ("feddwa", "fedavg"))
+    assert config["hyperparameters"]["top_k"] == 3
+    assert config["seeds"] == [7, 8]
+    assert config["dataset"]["input_scaling"] == "digits"
+    assert config["partition"]["rule"] == "dirichlet"
+    assert config["partition"]["options"]["alpha"] == 0.5
+    assert config["partition"]["hash"] == pfl.Partition.load(finished / "partition.npz").hash()
+    assert config["execution"]["clients"] in ("map", "vmap")
+    assert {"python", "jax", "flax", "optax", "numpy", "fedjax_pfl"} <= set(config["versions"])
+    assert config["flags"]["training"]["learning_rate"] == 0.1
+    assert len(config["config_hash"]) == 64 and config["config_hash"] != other["config_hash"]
+
+
+def test_metrics(finished):
+    with (finished / "fedavg" / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["seed", "round", "metric", "value"]
+    values = {(int(r["seed"]), int(r["round"]), r["metric"]): float(r["value"]) for r in rows}
+    assert len(values) == len(rows) and np.isfinite(list(values.values())).all()
+    metrics = {metric for _, _, metric in values}
+    kinds = ("accuracy", "loss", "accuracy_pooled", "accuracy_worst_decile")
+    assert {f"personalized/test/{kind}" for kind in kinds} <= metrics
+    assert {"personalized/validation/accuracy", "train_loss", "traffic/up_bytes"} <= metrics
+    clients = np.load(finished / "fedavg" / "clients.npz")
+    for s, seed in enumerate((7, 8)):
+        for t in range(ROUNDS):
+            mean = clients["personalized/test/accuracy"][s, t].mean(dtype=float)
+            assert values[seed, t + 1, "personalized/test/accuracy"] == pytest.approx(mean)
+            assert values[seed, t + 1, "traffic/up_bytes"] == CLIENTS * 4810 * 4
+
+
+def test_clients(finished):
+    with np.load(finished / "feddwa" / "clients.npz", allow_pickle=False) as clients:
+        names = ("personalized/test/accuracy", "personalized/test/loss", "participated")
+        for name in (*names, "diverged", "train_loss", "traffic/up_bytes", "traffic/down_bytes"):
+            assert clients[name].shape == (SEEDS, ROUNDS, CLIENTS)
+            assert np.isfinite(clients[name]).all()
+        assert clients["rounds"].tolist() == clients["record_rounds"].tolist() == [1, 2]
+        assert clients["seeds"].tolist() == [7, 8]
+        partition = pfl.Partition.load(finished / "partition.npz")
+        np.testing.assert_array_equal(clients["train_sizes"], partition.sizes("train"))
+        np.testing.assert_array_equal(clients["test_sizes"], partition.sizes("test"))
+
+
+def test_mixing(finished):
+    with np.load(finished / "feddwa" / "mixing.npz", allow_pickle=False) as file:
+        assert file["rounds"].tolist() == [1, 2]
+        assert file["mixing"].shape == (SEEDS, 2, CLIENTS, CLIENTS)
+        np.testing.assert_allclose(file["mixing"].sum(axis=-1), 1, rtol=1e-5)
+        assert ((file["mixing"] > 0).sum(axis=-1) <= 3).all()
+
+
+def test_models_reproduce_the_accuracies(finished):
+    assert model_axes(finished / "fedavg" / "models.npz")["global"] == ("seed",)
+    models = load_models(finished / "feddwa" / "models.npz")["personalized"]
+    dataset = pfl.load_dataset("digits")
+    partition = pfl.Partition.load(finished / "partition.npz")
+    task = pfl.federate(dataset, partition, "mlp").task
+    clients = np.load(finished / "feddwa" / "clients.npz")
+    for s in range(SEEDS):
+        for n in range(CLIENTS):
+            params = {
+                layer: {name: leaf[s, n] for name, leaf in leaves.items()}
+                for layer, leaves in models["params"].items()
+            }
+            rows = partition.client("test", n)
+            logits = task.predict({"params": params}, dataset.train_x[rows] / np.float32(16))
+            accuracy = np.mean(np.argmax(logits, axis=1) == dataset.train_y[rows])
+            assert accuracy == pytest.approx(clients["personalized/test/accuracy"][s, -1, n])
+
+
+def test_comparison(finished):
+    with (finished / "comparison.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["method"] for row in rows] == ["fedavg", "feddwa"]
+    column = "personalized_test_accuracy_last_round_mean_over_clients"
+    summary = read(finished / "feddwa" / "summary.json")
+    assert float(rows[1][column]) == pytest.approx(summary["accuracy"]["final_mean"])
+    spread = summary["accuracy"]["final_std_over_seeds"]
+    width = float(rows[1]["personalized_test_accuracy_last_round_ci95_half_width_over_seeds"])
+    assert width == pytest.approx(12.7062 * spread / 2**0.5, rel=1e-4)
+    text = (finished / "comparison.md").read_text()
+    assert "after the round's aggregation and before its next local training" in text
+    assert "| feddwa |" in text
+
+
+def test_existing_folder_is_refused_and_untouched(finished, capsys):
+    before = {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
+    assert call(*QUICK, f"--output_dir={finished}") == 2
+    assert "choose a new folder with --output_dir" in capsys.readouterr().err
+    assert {path: path.stat().st_mtime_ns for path in finished.rglob("*")} == before
+
+
+def test_partition_file_and_part_of_the_clients(finished, tmp_path, capsys):
+    words = [w for w in QUICK if not w.startswith("--alpha")]
+    words += ["--num_seeds=1", "--algorithms=fedavg", "--participation=0.5", "--rounds=3"]
+    words += ["--eval_every=2", "--matrix_rounds=2", "--adapt_steps=2", "--nosave_models"]
+    words += [f"--partition_file={finished / 'partition.npz'}", f"--output_dir={tmp_path / 'o'}"]
+    assert call(*words, "--dtype=float32", "--stragglers=1:1") == 0
+    folder = tmp_path / "o" / "fedavg"
+    assert not (folder / "models.npz").exists()
+    old, new = (read(path / "fedavg" / "summary.json") for path in (finished, tmp_path / "o"))
+    assert new["partition_hash"] == old["partition_hash"]
+    assert new["partition"] == "file"
+    with np.load(folder / "clients.npz") as clients:
+        assert clients["rounds"].tolist() == [2, 3]
+        assert clients["record_rounds"].tolist() == [1, 2, 3]
+        assert clients["adapted/test/accuracy"].shape == (1, 2, CLIENTS)
+        assert clients["participated"].shape == (1, 3, CLIENTS)
+        assert (clients["participated"].sum(axis=-1) <= CLIENTS // 2).all()
+    assert np.load(folder / "mixing.npz")["rounds"].tolist() == [2]
+    with (tmp_path / "o" / "comparison.csv").open() as file:
+        (row,) = csv.DictReader(file)
+    assert row["personalized_test_accuracy_last_round_ci95_half_width_over_seeds"] == "-"
+    out = capsys.readouterr().out
+    assert "round 3/3" in out and "fedavg" in out
+
+
+def test_interruption_keeps_what_is_finished(tmp_path, monkeypatch, capsys):
+    simulate = pfl.simulate
+
+    def interrupted(method, *args, **options):
+        if method.name == "fedavg":
+            raise KeyboardInterrupt
+        return simulate(method, *args, **options)
+
+    monkeypatch.setattr(pfl, "simulate", interrupted)
+    folder = tmp_path / "out"
+    words = (*QUICK, "--rounds=1", "--num_seeds=1", "--algorithms=local,fedavg")
+    assert call(*words, f"--output_dir={folder}") == 130
+    assert "Finished methods: local; kept in" in capsys.readouterr().err
+    assert (folder / "local" / "summary.json").exists()
+    assert (folder / "comparison.md").exists()
+    assert not (folder / "fedavg").exists()
+
+
+def test_list_and_help(capsys):
+    assert call("--list") == 0
+    out = capsys.readouterr().out
+    for name in (*pfl.METHODS, *DATASETS, "top_k=5", "dirichlet", "grouped", "cnn", "half"):
+        assert name in out
+    assert call("--help") == 0
+    out = capsys.readouterr().out
+    assert "Data and who holds it:" in out and "--verbosity" not in out
+    assert call("--helpfull") == 0
+    assert "--verbosity" in capsys.readouterr().out
+
+
+def test_flagfile_and_presets(tmp_path, capsys):
+    (tmp_path / "x.flags").write_text("# ours\n--algorithms=fedavg\n--rounds=0\n")
+    assert call(f"--flagfile={tmp_path / 'x.flags'}") == 2
+    assert "--rounds=0" in capsys.readouterr().err
+    presets = sorted((Path(experiments.__file__).parent / "presets").iterdir())
+    assert presets
+    for preset in presets:
+        # A preset is complete and right up to what comes after it.
+        assert call(f"--flagfile={preset}", "--set=nonsense") == 2
+        assert "--set must read" in capsys.readouterr().err
+
+
+BAD = {
+    ("--algorithms=fedavgg",): "Unknown method 'fedavgg'. Did you mean 'fedavg'",
+    ("--algorithms=",): "must name at least one method",
+    ("--algorithms=local,local",): "names 'local' twice",
+    ("--round=3",): "Did you mean: rounds",
+    ("extra",): "'extra' is no flag",
+    ("--rounds=0",): "--rounds=0",
+    ("--rounds=many",): "--rounds=many",
+    ("--set=feddwa.top_k",): "METHOD.HYPERPARAMETER=VALUE",
+    ("--set=top_k=3",): "METHOD.HYPERPARAMETER=VALUE",
+    ("--set=fedwa.top_k=3",): "Did you mean 'feddwa'",
+    ("--algorithms=local", "--set=feddwa.top_k=3"): "not in this comparison",
+    ("--set=feddwa.topk=3",): "Did you mean 'top_k'",
+    ("--set=local.mu=3",): "'local' has no hyperparameters",
+    ("--set=feddwa.top_k=three",): "feddwa.top_k must be a whole number, got 'three'",
+    ("--set=feddwa.top_k=0",): "top_k must be at least 1, got 0",
+    ("--set=feddwa.guidance=epoch",): "Did you mean 'epochs'",
+    ("--set=feddwa.top_k=3", "--set=feddwa.top_k=4"): "feddwa.top_k twice",
+    ("--dataset=digit",): "Did you mean 'digits'",
+    ("--dataset=mnist",): "was not found",
+    ("--dataset=mnist", "--data_dir=/nowhere"): "looked in: /nowhere",
+    ("--input_scaling=halve",): "Did you mean 'half'",
+    ("--partition=dirichle",): "Did you mean 'dirichlet'",
+    ("--partition=iid", "--alpha=0.1"): "--alpha is no option of partition rule 'iid'",
+    ("--groups=2",): "--groups is no option of partition rule 'dirichlet'",
+    ("--alpha=0",): "alpha must be",
+    ("--min_size=1000",): "min_size must be at most",
+    ("--num_clients=0",): "--num_clients=0",
+    ("--num_clients=5000",): "5000 clients can't share 1797 samples",
+    ("--test_fraction=0",): "no test samples",
+    ("--test_split=official",): "no official test samples",
+    ("--validation_fraction=1.5",): "Validation fraction must be",
+    ("--partition_file=none.npz",): "No file none.npz",
+    ("--partition_file=none.npz", "--alpha=1"): "--alpha can't be given with --partition_file",
+    ("--model=cnnn",): "Did you mean 'cnn'",
+    ("--initializer=keras",): "Unknown initializer 'keras'",
+    ("--share=heads",): "Did you mean 'head'",
+    ("--batch_size=0",): "--batch_size=0",
+    ("--learning_rate=-1",): "learning_rate must be a finite number of at least 0",
+    ("--learning_rate_decay=0",): "learning_rate_decay must be",
+    ("--momentum=1",): "momentum must be",
+    ("--participation=0",): "participation must be a fraction in (0, 1]",
+    ("--stragglers=1",): "CLIENT:DELAY",
+    ("--stragglers=99:1",): "a client in 0..19",
+    ("--stragglers=1:1,1:2",): "names client 1 twice",
+    ("--straggler_schedule=codes",): "Did you mean 'code'",
+    ("--dtype=float16",): "Unknown dtype 'float16'",
+    ("--client_execution=fast",): "client_execution must be one of",
+    ("--seed_execution=fast",): "seed_execution must be one of",
+    ("--num_seeds=0",): "--num_seeds=0",
+    ("--seed=2147483647",): "--seed must be at most",
+    ("--matrix_rounds=1,99",): "rounds in 1..50, got '99'",
+    ("--adapt_when=last",): "--adapt_when needs",
+    ("--adapt_epochs=1", "--adapt_steps=1"): "not both",
+    ("--adapt_epochs=1", "--adapt_when=later"): "Unknown moment of adaptation 'later'",
+    ("--flagfile=none.flags",): "none.flags",
+}
+
+
+@pytest.mark.parametrize("words", BAD, ids=" ".join)
+def test_bad_input(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pfl, "simulate", lambda *a, **k: pytest.fail("something was computed"))
+    assert call("--output_dir=out", *words) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ") and BAD[words] in captured.err
+    assert "Traceback" not in captured.err and captured.err.count("\n") == 1
+    assert captured.out == "" and list(tmp_path.iterdir()) == []
+
+
+def test_output_below_a_file(tmp_path, capsys):
+    (tmp_path / "file").write_text("x")
+    assert call(f"--output_dir={tmp_path / 'file' / 'out'}") == 2
+    assert "no writable folder" in capsys.readouterr().err
