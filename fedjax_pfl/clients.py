@@ -197,7 +197,7 @@ def run_clients(
                 k, value = state
                 at, valid = schedule.positions(order, k - number * per_epoch, size)
                 batches = tuple(
-                    data.fetch(part, row, at[m], valid[m], federation.task.input_dtype)
+                    data.fetch(part, row, at[m], valid[m], federation.task.dtype)
                     for m in range(schedule.batches_per_step)
                 )
                 rng = jax.random.fold_in(step_key, k)

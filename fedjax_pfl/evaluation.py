@@ -84,7 +84,7 @@ def _score_client(federation: "Federation", part: Split, model: Tree, row: jax.A
     def one(state):
         start, correct, loss = state
         at = start + jnp.arange(batch_size, dtype=jnp.int32)
-        batch = federation.data.fetch(part, row, at, at < size, task.input_dtype)
+        batch = federation.data.fetch(part, row, at, at < size, task.dtype)
         logits = task.predict(model, batch.inputs)
         right = (jnp.argmax(logits, axis=1) == batch.labels) & batch.valid
         losses = jnp.where(batch.valid, task.losses(logits, batch.labels), 0)

@@ -154,7 +154,7 @@ def federate(
 def initial_model(task: Task, data: FederatedData, key: jax.Array) -> Tree:
     """A fresh model of one client for the data's samples."""
     shape = (1, *data.samples.shape[1:])
-    return task.initial_model(key, jnp.zeros(shape, task.input_dtype))
+    return task.initial_model(key, jnp.zeros(shape, data.input_dtype(task.dtype)))
 
 
 def check_model(task: Task, data: FederatedData) -> Tree:
@@ -164,7 +164,7 @@ def check_model(task: Task, data: FederatedData) -> Tree:
       InputError: the model can't take the data's samples, or does not return [B, C] logits.
     """
     sample = tuple(data.samples.shape[1:])
-    inputs = jax.ShapeDtypeStruct((2, *sample), task.input_dtype)
+    inputs = jax.ShapeDtypeStruct((2, *sample), data.input_dtype(task.dtype))
     try:
         model = jax.eval_shape(lambda: initial_model(task, data, jax.random.key(0)))
         logits = jax.eval_shape(task.predict, model, inputs)

@@ -46,7 +46,8 @@ class FederatedData:
     """All clients' data.
 
     Attributes:
-      samples: [n, ...] as stored: training samples, then test samples.
+      samples: [n, ...] as stored: training samples, then test samples. uint16 and int32 are token
+        ids, which are never scaled.
       labels: int32 [n].
       scale, shift: float, broadcast against one sample: input = sample * scale + shift.
       train, validation, test: the splits; `validation` may hold no samples.
@@ -72,6 +73,11 @@ class FederatedData:
     def num_clients(self) -> int:
         return self.ids.shape[0]
 
+    def input_dtype(self, dtype):
+        """Type of what the model is handed: int32 token ids as they are, all else scaled floats."""
+        tokens = self.samples.dtype in (np.uint16, np.int32)
+        return jnp.dtype(jnp.int32 if tokens else dtype)
+
     def split(self, name: str) -> Split:
         return {"train": self.train, "validation": self.validation, "test": self.test}[name]
 
@@ -83,7 +89,9 @@ class FederatedData:
         """
         pool = split.index[split.offset[row] + jnp.where(valid, positions, 0)]
         inputs = self.samples[pool]
-        inputs = inputs.astype(dtype) * self.scale.astype(dtype) + self.shift.astype(dtype)
+        inputs = inputs.astype(self.input_dtype(dtype))
+        if jnp.issubdtype(inputs.dtype, jnp.floating):
+            inputs = inputs * self.scale.astype(dtype) + self.shift.astype(dtype)
         labels = self.labels[pool]
         if self.label_map is not None:
             labels = self.label_map[row, labels]

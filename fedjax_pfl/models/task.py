@@ -44,10 +44,6 @@ class Task:
             "module does with a method features(inputs)."
         )
 
-    @property
-    def input_dtype(self):
-        return jnp.dtype(self.dtype)
-
     def initial_model(self, key: jax.Array, inputs: jax.Array) -> Tree:
         """A fresh model with strongly typed floating leaves of the task's type."""
 
