@@ -5,8 +5,14 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.testing import CHECKS
 
+# One process for each method: its checks share compiled programs.
+CASES = [
+    pytest.param(name, check, marks=pytest.mark.xdist_group(name))
+    for name in sorted(pfl.METHODS)
+    for check in CHECKS
+]
 
-@pytest.mark.parametrize("check", CHECKS)
-@pytest.mark.parametrize("name", sorted(pfl.METHODS))
+
+@pytest.mark.parametrize(("name", "check"), CASES)
 def test_contract(name, check):
     CHECKS[check](pfl.make_method(name))

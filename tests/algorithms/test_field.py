@@ -19,10 +19,12 @@ def double_precision():
         yield
 
 
-@pytest.mark.parametrize(
-    "check", [pytest.param(c, marks=() if c in QUICK else pytest.mark.slow) for c in CHECKS]
-)
-@pytest.mark.parametrize("name", FIELD)
+def case(name, check):
+    slow = () if check in QUICK else (pytest.mark.slow,)
+    return pytest.param(name, check, marks=(pytest.mark.xdist_group(name), *slow))
+
+
+@pytest.mark.parametrize(("name", "check"), [case(n, c) for n in FIELD for c in CHECKS])
 def test_suite(name, check):
     CHECKS[check](FIELD[name]())
 
