@@ -14,12 +14,14 @@ from fedjax_pfl.registry import method
 from fedjax_pfl.structs import per_client, static, struct
 
 Guidance = Literal["epochs", "full_gradient", "last", "received", "trained", "extrapolate"]
+ADAPTED = ("epochs", "full_gradient")  # trained further by the client, and sent
 
 
 @struct
 class State:
     models: Any = per_client()
     last: Any = per_client()  # what each client trained last; only for guidance "last"
+    guidance: Any = per_client()  # only where it is to be scored
 
 
 @method("feddwa")
@@ -34,11 +36,13 @@ class FedDWA(Algorithm):
         model at first); "received": w_i^t (C.6); "trained": the trained model itself, degenerate
         since its distance to itself is 0; "extrapolate": 2 trained - received.
       guidance_epochs: G of Fig. 3, cumulative.
+      score_guidance: keep the guidance models and score them beside the personalized (Table 3).
     """
 
     top_k: int = 5
     guidance: Guidance = static("epochs")
     guidance_epochs: int = static(1)
+    score_guidance: bool = static(False)
 
     def validate(self):
         require(self.top_k >= 1, "top_k", self.top_k, "at least 1")
@@ -46,7 +50,11 @@ class FedDWA(Algorithm):
 
     def init(self, ctx):
         models = ctx.replicate(ctx.initial_model())
-        return State(models, models if self.guidance == "last" else None)
+        return State(
+            models,
+            last=models if self.guidance == "last" else None,
+            guidance=models if self.score_guidance else None,
+        )
 
     def round(self, ctx, state):
         received = ctx.cohort.gather(state.models)
@@ -58,10 +66,14 @@ class FedDWA(Algorithm):
         weights = mixing.inverse(distances, cohort.mask, tiny)  # eq. (15)
         weights = mixing.keep_top_k(weights, self.top_k)
         mixed = ctx.mix(weights, trained, onto=trained)  # eq. (8)
-        last = None if state.last is None else cohort.scatter(state.last, trained)
-        return State(cohort.scatter(state.models, mixed), last), ctx.record(
+        kept = State(
+            cohort.scatter(state.models, mixed),
+            last=cohort.scatter(state.last, trained) if state.last else None,
+            guidance=cohort.scatter(state.guidance, guide) if state.guidance else None,
+        )
+        return kept, ctx.record(
             cohort,
-            up=1 if self.guidance == "last" else 2,  # "last" can stay with the server
+            up=2 if self.guidance in ADAPTED else 1,  # the server knows the other kinds itself
             clients={"train_loss": loss, "guidance_distance": jnp.diagonal(distances)},
             mixing=weights,
         )
@@ -84,4 +96,7 @@ class FedDWA(Algorithm):
         return {"received": received, "trained": trained}[self.guidance], cohort
 
     def models(self, ctx, state, rows):
-        return {"personalized": trees.take(state.models, rows)}
+        named = {"personalized": trees.take(state.models, rows)}
+        if state.guidance:
+            named["guidance"] = trees.take(state.guidance, rows)
+        return named

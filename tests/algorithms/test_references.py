@@ -3,10 +3,13 @@
 from dataclasses import replace
 
 import jax
+import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from tests.algorithms.harness import PATTERNS, QUICK, Case, assert_losses, assert_models
+from fedjax_pfl import trees
+from fedjax_pfl.testing import assert_close
+from tests.algorithms.harness import PATTERNS, QUICK, Case, assert_losses, assert_models, stack
 from tests.reference import fedavg, fedavg_ft, feddwa, local
 
 patterns = pytest.mark.parametrize(
@@ -84,9 +87,15 @@ def test_feddwa(pattern, guidance):
         guidance=guidance,
         guidance_batches=case.batches("guidance", further),
     )
-    settings = {"top_k": 2, "guidance": guidance, "guidance_epochs": 2}
+    settings = {"top_k": 2, "guidance": guidance, "guidance_epochs": 2, "score_guidance": True}
     states, records = case.play(pfl.make_method("feddwa", settings))
     for state, record, models in zip(states[1:], records, wanted, strict=True):
         assert_models(state.models, models["personalized"], "personalized")
         assert_losses(record, case, "personalized", models["personalized"])
         assert abs(record["matrices"]["mixing"] - models["weights"]).max() < 1e-9
+        guides = stack(list(models["guidance"].values()))
+        assert_close(
+            trees.take(dict(state.guidance), np.array(list(models["guidance"]))), guides, "guidance"
+        )
+        up = record["up"][:, 0]
+        assert set(up[up > 0]) == ({2} if guidance in ("epochs", "full_gradient") else {1})
