@@ -173,6 +173,7 @@ class Context:
         down: int | jax.Array = 1,
         clients: dict[str, jax.Array] | None = None,
         scalars: dict[str, jax.Array] | None = None,
+        everyone_receives: bool = False,
         **matrices: jax.Array,
     ) -> Record:
         """The round's record.
@@ -185,6 +186,7 @@ class Context:
           scalars: arrays [].
           **matrices: by name: [.., M, M] of the cohort (shown as [.., N, N] with the identity's
             rows for clients that kept their model), or [1, M] (shown as [1, N]).
+          everyone_receives: the matrices are [.., N, M]: absent clients receive too.
         """
         blocks = self.federation.plan.num_blocks
         took_part = cohort.mask | cohort.diverged
@@ -197,9 +199,9 @@ class Context:
             return cohort.spread(jnp.broadcast_to(count, (cohort.size, blocks)), 0)
 
         def full(matrix):
-            if matrix.shape[-2] == 1:
-                return jnp.moveaxis(cohort.spread(jnp.moveaxis(matrix, -1, 0), 0), 0, -1)
-            return cohort.expand(matrix)
+            if matrix.shape[-2] == cohort.size and not everyone_receives:
+                return cohort.expand(matrix)
+            return jnp.moveaxis(cohort.spread(jnp.moveaxis(matrix, -1, 0), 0), 0, -1)
 
         per_client = {
             "participated": cohort.spread(took_part, False),
