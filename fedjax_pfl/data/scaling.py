@@ -2,15 +2,15 @@
 
 import numpy as np
 
-from fedjax_pfl.data.sources import Dataset
-from fedjax_pfl.errors import unknown_name
+from fedjax_pfl.data.dataset import Dataset
+from fedjax_pfl.errors import InputError, unknown_name
 
 SCALINGS: dict[str, str] = {
-    "default": "the data set's own (half for images, digits for digits, raw for float data)",
+    "default": "the data set's own (half for images, digits for digits, raw for all others)",
     "half": "(x/255 - 0.5) / 0.5: bytes to -1..1 (PFLlib, cwFedAVG)",
     "unit": "x/255: bytes to 0..1",
     "digits": "x/16: scikit-learn's digits to 0..1",
-    "raw": "x as it is (PLGA)",
+    "raw": "x as it is (PLGA); the only one for token ids",
     "standard": "mean 0 and deviation 1 per channel, over the training samples (FedDWA, SPFL)",
 }
 
@@ -33,10 +33,15 @@ def input_scaling(name: str, dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
       scale and shift, float32, [1] or [size of a sample's last axis]: they broadcast against it.
 
     Raises:
-      InputError: unknown name.
+      InputError: unknown name, or token ids (`vocab_size`) with another scaling than `raw`.
     """
     if name == "default":
         name = dataset.input_scaling
+    if dataset.vocab_size is not None and name in SCALINGS and name != "raw":
+        raise InputError(
+            f"Samples of data set {dataset.name!r} are token ids, which are never scaled: "
+            f"input_scaling must be 'default' or 'raw', got {name!r}."
+        )
     if name == "standard":
         return _standard(dataset.train_x)
     if name not in _FIXED:

@@ -1,14 +1,14 @@
 """Sources: real file formats, literal values, and a clear sentence for everything that is wrong."""
 
 import gzip
-import os
+import hashlib
 import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fedjax_pfl.data import sources
+from fedjax_pfl.data import sources_idx
 from fedjax_pfl.data.scaling import SCALINGS, input_scaling
 from fedjax_pfl.data.sources import DATASETS, dataset_from_arrays, load_dataset, read_idx
 from fedjax_pfl.errors import InputError
@@ -19,6 +19,15 @@ NAMES = (
     "t10k-images-idx3-ubyte",
     "t10k-labels-idx1-ubyte",
 )
+
+
+@pytest.fixture(autouse=True)
+def _nothing_of_this_machine(tmp_path_factory, monkeypatch):
+    """Neither prepared data sets nor cache files of whoever runs the tests."""
+    place = tmp_path_factory.mktemp("machine")
+    monkeypatch.setenv("TFDS_DATA_DIR", str(place / "tfds"))
+    monkeypatch.setenv("FEDJAX_PFL_CACHE", str(place / "cache"))
+    monkeypatch.setattr(sources_idx, "DEBIAN", Path("/nowhere/fashion-mnist"))
 
 
 def idx_bytes(array, kind=8):
@@ -85,16 +94,19 @@ def test_missing_data_says_where_it_looked_and_what_to_do(tmp_path):
     sentence = str(caught.value)
     for part in (str(tmp_path / "mnist"), f"{tmp_path})", f"{NAMES[0]}.gz", "npz:PATH", "'digits'"):
         assert part in sentence
-    with pytest.raises(InputError, match="nowhere, as data_dir is not set"):
+    with pytest.raises(InputError, match=r"looked in: .*tfds/mnist\).*name it tfds:mnist"):
         load_dataset("mnist")
 
 
-def test_missing_fashion_mnist_names_the_package(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "_idx_file", lambda folder, stem: None)
+def test_fashion_mnist_of_debian(tmp_path, monkeypatch):
     with pytest.raises(
-        InputError, match=r"/usr/share/datasets/fashion-mnist.*dataset-fashion-mnist"
+        InputError, match=r"/nowhere/fashion-mnist\).*install dataset-fashion-mnist"
     ):
         load_dataset("fashion_mnist", tmp_path)
+    monkeypatch.setattr(sources_idx, "DEBIAN", tmp_path / "debian")
+    write_idx_folder(tmp_path / "debian")
+    assert load_dataset("fashion_mnist", tmp_path).num_train == 12
+    assert load_dataset("fashion_mnist").class_names[9] == "Ankle boot"
 
 
 def test_one_file_missing(tmp_path):
@@ -155,7 +167,9 @@ def test_unknown_name_gives_the_nearest():
 
 
 def test_every_source_has_a_one_line_description():
-    assert set(DATASETS) >= {"digits", "mnist", "fashion_mnist", "npz"}
+    names = "digits mnist fashion_mnist npz tfds cifar10 cifar100 cifar10_jpeg parquet folder"
+    names += " cinic10 tiny_imagenet ag_news text_csv emnist/byclass emnist/balanced emnist/letters"
+    assert set(DATASETS) >= set(names.split())
     assert all(0 < len(row.description) < 80 for row in DATASETS.values())
 
 
@@ -283,17 +297,62 @@ def test_unknown_scaling():
         input_scaling("standart", data)
 
 
-def test_real_fashion_mnist():
-    folder = os.environ.get("FEDJAX_PFL_DATA")
-    if not folder or not (Path(folder) / "fashion_mnist").is_dir():
-        pytest.skip("FEDJAX_PFL_DATA doesn't name a folder with fashion_mnist/ in it")
-    data = load_dataset("fashion_mnist", folder)
-    assert data.train_x.shape == (60000, 28, 28, 1)
-    assert data.test_x.shape == (10000, 28, 28, 1)
-    assert data.train_y[:5].tolist() == [9, 0, 0, 3, 0]
-    assert np.bincount(data.train_y).tolist() == [6000] * 10
-    assert np.bincount(data.test_y).tolist() == [1000] * 10
-    scale, shift = input_scaling("standard", data)
-    np.testing.assert_allclose(
-        [-shift[0] / scale[0] / 255, 1 / scale[0] / 255], [0.286, 0.353], atol=1e-3
-    )
+def test_unknown_options():
+    with pytest.raises(InputError, match="Data set 'digits' takes no options, got 'image_size'"):
+        load_dataset("digits", image_size=3)
+    with pytest.raises(InputError, match=r"Unknown option of data set 'folder' 'imagesize'. Did"):
+        load_dataset("folder", "/tmp", imagesize=3)
+
+
+def test_unreadable_files(tmp_path):
+    (tmp_path / "images.gz").mkdir()
+    with pytest.raises(InputError, match=r"images\.gz can't be read: Is a directory"):
+        read_idx(tmp_path / "images.gz", 3)
+
+
+def test_what_a_data_set_says_of_itself():
+    x = np.arange(24, dtype=np.uint8).reshape(4, 2, 3)
+    one = dataset_from_arrays("a", x, [0, 1, 0, 1])
+    # The hash of what it hashes, spelt out: class count and vocabulary, then each array.
+    said = hashlib.sha256(b"2 None")
+    said.update(b"|u1 (4, 2, 3, 1)" + x.tobytes())
+    said.update(b"<i4 (4,)" + np.array([0, 1, 0, 1], "<i4").tobytes())
+    said.update(b"|u1 (0, 2, 3, 1)" + b"<i4 (0,)")
+    assert one.fingerprint() == said.hexdigest()
+    assert dataset_from_arrays("b", x, [0, 1, 0, 1], note="n").fingerprint() == one.fingerprint()
+    others = [
+        dataset_from_arrays("a", x[::-1], [0, 1, 0, 1]),
+        dataset_from_arrays("a", x, [0, 1, 1, 1]),
+        dataset_from_arrays("a", x, [0, 1, 0, 1], num_classes=3),
+        dataset_from_arrays("a", x[:3], [0, 1, 0], x[3:], [1]),
+        dataset_from_arrays("a", x.astype(np.float32), [0, 1, 0, 1]),
+    ]
+    assert len({data.fingerprint() for data in [one, *others]}) == 6
+    assert one.describe() == "a: 4 training samples 2x3x1, 2 classes"
+    assert others[3].describe() == "a: 3 training and 1 test samples 2x3x1, 2 classes"
+
+
+def test_token_ids():
+    ids = np.array([[2, 3, 0], [1, 0, 0]], np.uint16)
+    data = dataset_from_arrays("t", ids, [0, 1], vocab_size=4, note="short")
+    assert (data.train_x.dtype, data.input_shape, data.vocab_size) == (np.int32, (3,), 4)
+    np.testing.assert_array_equal(data.train_x, ids)
+    np.testing.assert_array_equal(scaled("default", data), ids)
+    assert data.describe() == "t: 2 training texts of 3 tokens out of 4, 2 classes; short"
+    for name in ("half", "standard"):
+        with pytest.raises(InputError, match=r"are token ids, which are never scaled: .* got"):
+            input_scaling(name, data)
+    bad = [
+        ({"vocab_size": 3}, r"Token ids of the training .* must be in 0\.\.2, got '0\.\.3'"),
+        ({"vocab_size": 2**25}, r"vocab_size must be an integer in 1\.\."),
+        ({"vocab_size": 4, "train_x": ids / 1}, "must be integer token ids, got 'float64'"),
+        ({"vocab_size": 4, "train_x": ids[0]}, r"must be \[n, length\]"),
+    ]
+    for change, message in bad:
+        with pytest.raises(InputError, match=message):
+            dataset_from_arrays("t", **({"train_x": ids, "train_y": [0, 1]} | change))
+
+
+def test_class_names_must_be_as_many_as_classes():
+    with pytest.raises(InputError, match="class_names of data set 'a' must be 2 names or none"):
+        dataset_from_arrays("a", np.zeros((2, 2)), [0, 1], class_names=("x",))

@@ -1,0 +1,102 @@
+"""Decoded arrays kept on disk, so that images are decoded once.
+
+A cache file lies beside the data, in `.fedjax_pfl_cache`, or, where that folder can't be written,
+in the user's own cache folder ($XDG_CACHE_HOME or ~/.cache, then fedjax_pfl). Setting
+FEDJAX_PFL_CACHE to a folder puts all of them there. A cache file may be deleted at any time.
+"""
+
+import contextlib
+import hashlib
+import os
+import uuid
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_pfl.data.places import read_npz
+from fedjax_pfl.errors import InputError
+
+# Part of every name: raise it when decoding changes, so that older files are not read.
+_VERSION = 1
+
+
+def cached_arrays(
+    name: str, folder: Path, key: str, make: Callable[[], dict[str, np.ndarray]]
+) -> dict[str, np.ndarray]:
+    """Arrays from the cache, or made and put there.
+
+    A file that is damaged or lacks an array is made anew; a cache that can't be written is done
+    without. Nothing is unpickled.
+
+    Args:
+      name: begins the file's name.
+      folder: where the data lies.
+      key: hash of what the arrays are made of (`hash_of`); the file's name holds it.
+      make: makes the arrays; the first of them is never empty.
+    """
+    file = f"{name.replace('/', '-')}-v{_VERSION}-{key[:24]}.npz"
+    places = _places(folder)
+    for place in places:
+        if (place / file).is_file():
+            try:
+                arrays = read_npz(place / file, ("names",))
+                return read_npz(place / file, arrays["names"].tolist())
+            except InputError:
+                break  # damaged: made anew and replaced
+    arrays = make()
+    for place in places:
+        if _write(place / file, arrays):
+            break
+    return arrays
+
+
+def hash_of(files: Iterable[Path], recipe: str) -> str:
+    """SHA-256 of a recipe and of the names and contents of files."""
+    digest = hashlib.sha256(recipe.encode())
+    for path in files:
+        try:
+            with path.open("rb") as file:
+                content = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise InputError(f"{path} can't be read: {error.strerror or error}.") from error
+        digest.update(f"\n{path.name} {content}".encode())
+    return digest.hexdigest()
+
+
+def hash_of_listing(files: Iterable[Path], root: Path, recipe: str) -> str:
+    """SHA-256 of a recipe and of the paths, sizes and times of change of files.
+
+    For folders of very many small files: to read all of them costs nearly as much as to decode
+    them, which a cache is there to save.
+    """
+    digest = hashlib.sha256(recipe.encode())
+    for path in files:
+        stat = path.stat()
+        line = f"\n{path.relative_to(root).as_posix()} {stat.st_size} {stat.st_mtime_ns}"
+        digest.update(line.encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
+
+
+def _places(folder: Path) -> list[Path]:
+    chosen = os.environ.get("FEDJAX_PFL_CACHE")
+    if chosen:
+        return [Path(chosen).expanduser()]
+    user = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+    return [folder / ".fedjax_pfl_cache", Path(user) / "fedjax_pfl"]
+
+
+def _write(path: Path, arrays: dict[str, np.ndarray]) -> bool:
+    # Written aside, then renamed: a reader or a second writer never sees half a file.
+    aside = path.with_name(f".{uuid.uuid4().hex}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with aside.open("xb") as file:
+            np.savez(file, names=np.array(list(arrays)), **arrays)
+        aside.replace(path)
+    except OSError:
+        return False
+    finally:
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)
+    return True

@@ -1,0 +1,222 @@
+"""`Dataset`: checked NumPy arrays that every source ends in."""
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from fedjax_pfl.errors import InputError, require
+
+# Token ids pass through float32 on the way to an embedding: beyond this they would be rounded.
+MAX_VOCABULARY = 2**24
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Labelled samples in their original order; build one with `dataset_from_arrays`.
+
+    Attributes:
+      name: how results call the data set.
+      train_x: training samples [n, ...], uint8 or float32; images are [n, height, width, channel];
+        texts are token ids, int32 [n, length], where `vocab_size` is given.
+      train_y: training labels [n], int32 in 0..num_classes-1.
+      test_x: official test samples [m, ...] of the same type and shape; m = 0 where there are none.
+      test_y: official test labels [m], int32.
+      num_classes: number of classes C.
+      input_scaling: name of the scaling that `default` stands for (see `fedjax_pfl.data.scaling`).
+      vocab_size: number of token ids where samples are texts, None for everything else.
+      class_names: name of each class, or empty where none are known.
+      note: what a reader of results should know, such as lossy compression, a licence or the
+        order of the samples; empty where there is nothing to say.
+    """
+
+    name: str
+    train_x: np.ndarray
+    train_y: np.ndarray
+    test_x: np.ndarray
+    test_y: np.ndarray
+    num_classes: int
+    input_scaling: str
+    vocab_size: int | None = None
+    class_names: tuple[str, ...] = ()
+    note: str = ""
+
+    @property
+    def num_train(self) -> int:
+        """Number of training samples."""
+        return len(self.train_y)
+
+    @property
+    def num_test(self) -> int:
+        """Number of official test samples, 0 where the data set has no official split."""
+        return len(self.test_y)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one sample."""
+        return self.train_x.shape[1:]
+
+    @property
+    def labels(self) -> np.ndarray:
+        """Labels of the pool [num_train + num_test], int32."""
+        return np.concatenate([self.train_y, self.test_y])
+
+    def pool(self) -> tuple[np.ndarray, np.ndarray]:
+        """Samples and labels that partitions index: training samples, then official test samples.
+
+        Copies the samples where there is a test split, so call it once.
+        """
+        if self.num_test == 0:
+            return self.train_x, self.train_y
+        return np.concatenate([self.train_x, self.test_x]), self.labels
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the arrays in their order (hexadecimal), computed once when first asked for.
+
+        Two data sets of one fingerprint hold the same samples, so that a saved partition of one
+        means the same samples of the other.
+        """
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        digest = hashlib.sha256(f"{self.num_classes} {self.vocab_size}".encode())
+        for array in (self.train_x, self.train_y, self.test_x, self.test_y):
+            # Little-endian, so that the hash doesn't depend on the machine.
+            array = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+            digest.update(f"{array.dtype.str} {array.shape}".encode())
+            digest.update(array.reshape(-1).view(np.uint8).data)
+        return digest.hexdigest()
+
+    def describe(self) -> str:
+        """One line: name, numbers of samples, shape, classes and the note."""
+        parts = [f"{self.num_train:,} training"]
+        parts += [f"{self.num_test:,} test"] if self.num_test else []
+        shape = "x".join(map(str, self.input_shape))
+        if self.vocab_size is None:
+            what = f"samples {shape}"
+        else:
+            what = f"texts of {shape} tokens out of {self.vocab_size:,}"
+        line = f"{self.name}: {' and '.join(parts)} {what}, {self.num_classes} classes"
+        return f"{line}; {self.note}" if self.note else line
+
+
+def dataset_from_arrays(
+    name: str,
+    train_x,
+    train_y,
+    test_x=None,
+    test_y=None,
+    num_classes: int | None = None,
+    input_scaling: str | None = None,
+    *,
+    vocab_size: int | None = None,
+    class_names: tuple[str, ...] = (),
+    note: str = "",
+) -> Dataset:
+    """Checks arrays and makes a `Dataset` of them.
+
+    Args:
+      name: how results call the data set.
+      train_x: [n, ...] uint8 or float, all finite; [n, h, w] gets a channel axis, [n, d] stays.
+        With `vocab_size`: integer token ids [n, length].
+      train_y: [n] (or [n, 1]) integers in 0..C-1.
+      test_x: official test samples, or None.
+      test_y: official test labels, or None.
+      num_classes: C; None takes the largest label + 1 and then refuses labels that never occur.
+      input_scaling: scaling of `default`; None means "half" for uint8 and "raw" for all others.
+      vocab_size: number of token ids of texts, or None.
+      class_names: C names, or empty.
+      note: what a reader of results should know, or empty.
+
+    Raises:
+      InputError: a shape, type or value that is not allowed.
+    """
+    require((test_x is None) == (test_y is None), "Test samples and labels", name, "given together")
+    if vocab_size is not None:
+        fits = isinstance(vocab_size, int) and 1 <= vocab_size <= MAX_VOCABULARY
+        require(fits, "vocab_size", vocab_size, f"an integer in 1..{MAX_VOCABULARY}")
+    train_x = _samples(f"training samples of data set {name!r}", train_x, vocab_size)
+    train_y = _labels(f"training labels of data set {name!r}", train_y, len(train_x))
+    require(len(train_y) > 0, f"Number of training samples of data set {name!r}", 0, "at least 1")
+    if test_x is None:
+        test_x, test_y = train_x[:0], train_y[:0]
+    else:
+        test_x = _samples(f"test samples of data set {name!r}", test_x, vocab_size)
+        test_y = _labels(f"test labels of data set {name!r}", test_y, len(test_x))
+    if (test_x.shape[1:], test_x.dtype) != (train_x.shape[1:], train_x.dtype):
+        raise InputError(
+            f"Test samples of data set {name!r} are {test_x.dtype} {test_x.shape[1:]}, but its "
+            f"training samples are {train_x.dtype} {train_x.shape[1:]}: both must be the same."
+        )
+    num_classes = _num_classes(name, np.concatenate([train_y, test_y]), num_classes)
+    fits = len(class_names) in (0, num_classes)
+    require(fits, f"class_names of data set {name!r}", class_names, f"{num_classes} names or none")
+    return Dataset(
+        name=name,
+        train_x=train_x,
+        train_y=train_y,
+        test_x=test_x,
+        test_y=test_y,
+        num_classes=num_classes,
+        input_scaling=input_scaling or ("half" if train_x.dtype == np.uint8 else "raw"),
+        vocab_size=vocab_size,
+        class_names=tuple(class_names),
+        note=note,
+    )
+
+
+def _samples(what: str, x, vocab_size: int | None) -> np.ndarray:
+    x = np.asarray(x)
+    if vocab_size is not None:
+        return _tokens(what, x, vocab_size)
+    allowed = x.dtype == np.uint8 or x.dtype.kind == "f"
+    require(allowed, f"Type of the {what}", str(x.dtype), "uint8 or float")
+    require(x.ndim >= 2, f"Shape of the {what}", x.shape, "[n, d], [n, h, w] or [n, h, w, c]")
+    require(0 not in x.shape[1:], f"Shape of the {what}", x.shape, "without an empty axis")
+    if x.dtype != np.uint8:
+        with np.errstate(over="ignore"):  # a float64 beyond float32 becomes infinite: caught below
+            x = x.astype(np.float32)
+        bad = np.count_nonzero(~np.isfinite(x))
+        require(
+            bad == 0, f"Values of the {what}", f"{bad} NaN or infinite values", "finite float32"
+        )
+    return x[..., None] if x.ndim == 3 else x
+
+
+def _tokens(what: str, x: np.ndarray, vocab_size: int) -> np.ndarray:
+    require(x.dtype.kind in "iu", f"Type of the {what}", str(x.dtype), "integer token ids")
+    require(x.ndim == 2 and x.shape[1] > 0, f"Shape of the {what}", x.shape, "[n, length]")
+    low, high = (int(x.min()), int(x.max())) if x.size else (0, 0)
+    inside = low >= 0 and high < vocab_size
+    require(inside, f"Token ids of the {what}", f"{low}..{high}", f"in 0..{vocab_size - 1}")
+    return x.astype(np.int32, copy=False)
+
+
+def _labels(what: str, y, count: int) -> np.ndarray:
+    y = np.asarray(y)
+    if y.ndim == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    require(y.dtype.kind in "iu", f"Type of the {what}", str(y.dtype), "integer")
+    require(y.shape == (count,), f"Shape of the {what}", y.shape, f"({count},), one per sample")
+    low, high = (int(y.min()), int(y.max())) if count else (0, 0)
+    inside = low >= 0 and high < 2**31
+    require(inside, f"Values of the {what}", f"{low}..{high}", "integers 0..C-1")
+    return y.astype(np.int32)
+
+
+def _num_classes(name: str, labels: np.ndarray, given: int | None) -> int:
+    top = int(labels.max())
+    if given is not None:
+        fits = top < given
+        require(fits, f"Labels of data set {name!r}", f"0..{top}", f"in 0..{given - 1}")
+        return given
+    present = np.unique(labels)
+    if len(present) <= top:
+        first = int(np.flatnonzero(present != np.arange(len(present)))[0])
+        raise InputError(
+            f"Labels of data set {name!r} must be 0..C-1, but label {first} never occurs while "
+            f"label {top} does: renumber them from 0, or give num_classes."
+        )
+    return top + 1

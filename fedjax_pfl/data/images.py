@@ -1,0 +1,120 @@
+"""Encoded images to one uint8 array, with the limits that keep a bad file from doing harm."""
+
+import io
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_pfl.errors import InputError, require
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm")
+# The formats of those suffixes only: Pillow's others may start programs (EPS) or hold no pixels.
+_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "PPM")
+_GREY = ("1", "L", "LA")
+_COLOUR = ("RGB", "RGBA", "P", "PA", "CMYK", "YCbCr")
+MAX_PIXELS = 2**24  # of one image as stored: 4096 x 4096
+MAX_BYTES = 2**34  # of all images together, decoded
+
+
+def parse_size(image_size) -> tuple[int, int] | None:
+    """`image_size` as (height, width): an integer stands for a square, None for the first image's.
+
+    Raises:
+      InputError: neither, or not in 1..4096.
+    """
+    if image_size is None:
+        return None
+    pair = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
+    fits = len(pair) == 2 and all(isinstance(n, int) and 1 <= n <= 4096 for n in pair)
+    require(fits, "image_size", image_size, "an integer in 1..4096 or two of them")
+    return pair
+
+
+def decode_images(
+    images: Iterable[tuple[str, bytes | Path]],
+    count: int,
+    image_size: tuple[int, int] | None = None,
+    channels: int | None = None,
+) -> np.ndarray:
+    """Decodes images to one array.
+
+    Args:
+      images: what a sentence calls the image, and its encoded bytes or its file.
+      count: number of images.
+      image_size: (height, width) that every image of another size is resized to (bilinear, with
+        anti-aliasing). None: all must have the size of the first.
+      channels: 1 makes all grey, 3 makes all colour; None takes those of the first image, where
+        grey images among colour ones are made colour and the opposite is an error.
+
+    Returns:
+      uint8 [count, height, width, channels].
+
+    Raises:
+      InputError: an image that can't be read, is too large, has another size than the first, has
+        more than 8 bits a channel, or all together are more than 16 GiB.
+    """
+    require(channels in (None, 1, 3), "channels", channels, "1 (grey), 3 (colour) or None")
+    out, first, all_grey = np.empty((0, 0, 0, 0), np.uint8), "", False
+    for i, (what, source) in enumerate(images):
+        pixels, grey = _decode(what, source, image_size, out.shape[3] if i else channels)
+        if i == 0:
+            all_grey = channels is None and grey
+            first, out = what, _allocate(count, pixels)
+        if all_grey and not grey:
+            raise InputError(
+                f"{what} is coloured but {first} is grey: give channels=3 to make all coloured or "
+                "channels=1 to make all grey."
+            )
+        if pixels.shape != out.shape[1:]:
+            raise InputError(
+                f"{what} has {_size(pixels)} pixels (width x height) but {first} has "
+                f"{_size(out[0])}: give image_size to bring all to one size."
+            )
+        out[i] = pixels
+    return out
+
+
+def _allocate(count: int, pixels: np.ndarray) -> np.ndarray:
+    total = count * pixels.size
+    if total > MAX_BYTES:
+        raise InputError(
+            f"{count:,} images of {_size(pixels)} pixels take {total / 2**30:.1f} GiB of memory, "
+            f"more than {MAX_BYTES / 2**30:.0f} GiB: give image_size."
+        )
+    return np.empty((count, *pixels.shape), np.uint8)
+
+
+def _size(pixels: np.ndarray) -> str:
+    return f"{pixels.shape[1]}x{pixels.shape[0]}"
+
+
+def _decode(what: str, source: bytes | Path, size, channels: int | None):
+    from PIL import Image  # slow import: only where it is used
+
+    file = io.BytesIO(source) if isinstance(source, bytes) else source
+    try:
+        with Image.open(file, formats=_FORMATS) as image:  # reads the header alone
+            if image.width * image.height > MAX_PIXELS:
+                raise _huge(what, f"{image.width}x{image.height} pixels")
+            grey = image.mode in _GREY
+            if not grey and image.mode not in _COLOUR:
+                raise InputError(
+                    f"{what} has pixels of mode {image.mode}; 8 bits a channel are expected."
+                )
+            grey_wanted = grey if channels is None else channels == 1
+            pixels = image.convert("L" if grey_wanted else "RGB")
+        if size is not None and (pixels.height, pixels.width) != size:
+            pixels = pixels.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+    except InputError:
+        raise
+    except Image.DecompressionBombError as error:
+        raise _huge(what, "far more pixels than any image here") from error
+    except Exception as error:  # Pillow's decoders raise whatever a damaged file leads them to
+        raise InputError(f"{what} isn't an image that can be read: {error}") from error
+    pixels = np.asarray(pixels)
+    return (pixels[..., None] if pixels.ndim == 2 else pixels), grey
+
+
+def _huge(what: str, size: str) -> InputError:
+    return InputError(f"{what} has {size}, the limit being {MAX_PIXELS:,}: it is not decoded.")
