@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_pfl.data import partition_statistics
+from fedjax_pfl.data.partition_statistics import SPLITS
 from fedjax_pfl.data.sources import read_npz
 from fedjax_pfl.errors import InputError, require, unknown_name
 
-_SPLITS = ("train", "test", "validation")
 _FILE_KEYS = {"train": "train", "test": "test", "validation": "val"}
 
 
@@ -94,19 +95,20 @@ class Partition:
         """Number of clients N."""
         return len(self.train.offsets) - 1
 
-    def _split(self, split: str) -> Ragged:
-        if split not in _SPLITS:
-            raise unknown_name("split", split, _SPLITS)
+    def split(self, split: str) -> Ragged:
+        """The lists of "train", "test" or "validation"."""
+        if split not in SPLITS:
+            raise unknown_name("split", split, SPLITS)
         return getattr(self, split)
 
     def sizes(self, split: str = "train") -> np.ndarray:
         """Samples per client [N], int64; `split` is "train", "test" or "validation"."""
-        return np.diff(self._split(split).offsets)
+        return np.diff(self.split(split).offsets)
 
     def client(self, split: str, i: int) -> np.ndarray:
         """Pool indices of client i in a split, int32."""
         require(0 <= i < self.num_clients, "Client", i, f"in 0..{self.num_clients - 1}")
-        ragged = self._split(split)
+        ragged = self.split(split)
         return ragged.idx[ragged.offsets[i] : ragged.offsets[i + 1]]
 
     def class_counts(self, labels, num_classes: int, split: str = "train") -> np.ndarray:
@@ -117,7 +119,7 @@ class Partition:
           num_classes: C.
           split: "train", "test" or "validation".
         """
-        ragged = self._split(split)
+        ragged = self.split(split)
         owners, seen = ragged.owners(), np.asarray(labels)[ragged.idx]
         if self.label_map is not None:
             seen = np.asarray(self.label_map)[owners, seen]
@@ -127,7 +129,7 @@ class Partition:
     def _arrays(self) -> dict[str, np.ndarray]:
         arrays = {}
         for split, key in _FILE_KEYS.items():
-            ragged = self._split(split)
+            ragged = self.split(split)
             if split != "validation" or len(ragged.idx):
                 arrays[f"{key}_idx"] = np.asarray(ragged.idx, "<i4")
                 arrays[f"{key}_offsets"] = np.asarray(ragged.offsets, "<i8")
@@ -199,8 +201,8 @@ class Partition:
         return loaded
 
     def _check_offsets(self) -> None:
-        for split in _SPLITS:
-            idx, offsets = self._split(split)
+        for split in SPLITS:
+            idx, offsets = self.split(split)
             name = f"Offsets of the {split} lists"
             flat = idx.ndim == 1 and offsets.ndim == 1
             require(flat, f"Shape of the {split} lists", (idx.shape, offsets.shape), "flat")
@@ -233,8 +235,8 @@ class Partition:
         low, high = int(np.min(labels)), int(np.max(labels))
         inside = low >= 0 and high < num_classes
         require(inside, "Labels", f"{low}..{high}", f"in 0..{num_classes - 1}")
-        for split in _SPLITS:
-            ragged = self._split(split)
+        for split in SPLITS:
+            ragged = self.split(split)
             outside = ragged.idx[(ragged.idx < 0) | (ragged.idx >= num_samples)]
             shown = int(outside[0]) if len(outside) else None
             require(shown is None, f"Sample indices ({split})", shown, f"in 0..{num_samples - 1}")
@@ -249,77 +251,29 @@ class Partition:
             low, high = int(self.label_map.min()), int(self.label_map.max())
             inside = low >= 0 and high < num_classes
             require(inside, "Label map", f"{low}..{high}", f"in 0..{num_classes - 1}")
-        held = np.flatnonzero(self._holders() > 1)
+        held = np.flatnonzero(partition_statistics.holders(self) > 1)
         if len(held) and not self.allow_overlap:
             places = [
                 f"{split} of client {client}"
-                for split in _SPLITS
-                for client in self._split(split).owners()[self._split(split).idx == held[0]]
+                for split in SPLITS
+                for client in self.split(split).owners()[self.split(split).idx == held[0]]
             ]
             raise InputError(
                 f"Sample {held[0]} is held more than once ({' and '.join(places[:3])}), which rule "
                 f"{self.rule!r} doesn't allow; {len(held)} samples are."
             )
 
-    def _holders(self) -> np.ndarray:
-        """How many lists hold each sample, up to the largest index used."""
-        return np.bincount(np.concatenate([self._split(split).idx for split in _SPLITS]))
-
     def overlaps(self) -> tuple[int, int]:
         """Samples held by more than one client, and (client, sample) pairs in two of its splits."""
-        width = max(int(self._split(s).idx.max(initial=0)) for s in _SPLITS) + 1
-        keys = [self._split(s).owners() * width + self._split(s).idx for s in _SPLITS]
-        pairs, times = np.unique(np.concatenate(keys), return_counts=True)
-        return int(np.sum(np.bincount(pairs % width) > 1)), int(np.sum(times > 1))
+        return partition_statistics.overlaps(self)
 
     def report(self, labels, num_classes: int, fewer_than: int = 10) -> dict[str, Any]:
-        """Facts about the partition, ready for JSON.
-
-        Args:
-          labels: labels of the pool.
-          num_classes: C.
-          fewer_than: clients with fewer training samples than this count as small.
-
-        Returns:
-          `num_clients`; `sizes` {split: {min, mean, max}}; `unused_samples` of the pool;
-          `overlapping_samples` held by more than one client; `leaked_samples`, the (client, sample)
-          pairs in two splits of the same client; `small_clients` and `clients_without_test`
-          (numbers of clients); `mean_classes` per client in training; `fallback_used` if the rule
-          says so; `hash`.
-        """
-        train, test = self.sizes("train"), self.sizes("test")
-        shared, leaked = self.overlaps()
-        counts = self.class_counts(labels, num_classes)
-        facts = {
-            "num_clients": self.num_clients,
-            "sizes": {split: self._spread(split) for split in _SPLITS},
-            "unused_samples": len(labels) - int(np.sum(self._holders() > 0)),
-            "overlapping_samples": shared,
-            "leaked_samples": leaked,
-            "small_clients": int(np.sum(train < fewer_than)),
-            "clients_without_test": int(np.sum(test == 0)),
-            "mean_classes": float(np.mean(np.sum(counts > 0, axis=1))),
-            "hash": self.hash(),
-        }
-        if "fallback_used" in self.options:
-            facts["fallback_used"] = self.options["fallback_used"]
-        return facts
-
-    def _spread(self, split: str) -> dict[str, float]:
-        sizes = self.sizes(split)
-        return {"min": int(sizes.min()), "mean": float(sizes.mean()), "max": int(sizes.max())}
+        """Facts for JSON, see `fedjax_pfl.data.partition_statistics.report`."""
+        return partition_statistics.report(self, labels, num_classes, fewer_than)
 
     def summary(self) -> str:
         """Five lines for people: rule, sizes of training, test and validation, overlap and hash."""
-        lines = [f"{self.num_clients} clients by rule {self.rule!r}"]
-        if self.options.get("fallback_used"):
-            lines[0] += " (samples moved to reach the minimum size)"
-        for split in _SPLITS:
-            low, mean, high = self._spread(split).values()
-            lines.append(f"{split}: {low} to {high} samples a client, mean {mean:.1f}")
-        shared, leaked = self.overlaps()
-        held = f"{shared} samples held by several clients, {leaked} in two splits of one client"
-        return "\n".join([*lines, f"{held}, hash {self.hash()[:12]}"])
+        return partition_statistics.summary(self)
 
     def split_validation(self, fraction: float, seed: int) -> "Partition":
         """Moves a random part of each client's training samples to validation.

@@ -4,43 +4,24 @@ from typing import Literal
 
 import numpy as np
 
-from fedjax_pfl.data.partitions import (
-    Plan,
-    Samples,
-    Strata,
-    apportion,
-    integer,
-    is_number,
-    joined,
-    register_rule,
+from fedjax_pfl.data import (  # noqa: F401 - importing them registers their rules
+    partition_dirichlet,
+    partition_feddwa,
+    partition_pfedla,
+    partition_pfllib,
+    partition_spfl,
+    partition_waffle,
 )
+from fedjax_pfl.data.partition_dealing import (
+    Samples,
+    apportion,
+    class_sets,
+    deal_counts,
+    joined,
+    largest,
+)
+from fedjax_pfl.data.partitions import Plan, integer, is_number, register_rule
 from fedjax_pfl.errors import InputError, require, unknown_name
-
-
-def _deal_counts(decks: list[np.ndarray], counts: np.ndarray) -> list[Strata]:
-    """Deals `counts` [clients, C] samples from the decks; one stratum per client and class."""
-    dealt = [[] for _ in counts]
-    for deck, ends in zip(decks, np.cumsum(counts, axis=0).T, strict=True):
-        for strata, stratum in zip(dealt, np.split(deck, ends)[:-1], strict=True):
-            if len(stratum):
-                strata.append(stratum)
-    return dealt
-
-
-def _class_sets(num_classes: int, rows: int, each: int, rng: np.random.Generator) -> np.ndarray:
-    """Random sets of `each` distinct classes [rows, each]; classes are used evenly (+-1)."""
-    quota = np.full(num_classes, rows * each // num_classes)
-    quota[rng.permutation(num_classes)[: rows * each % num_classes]] += 1
-    sets = []
-    for left in range(rows, 0, -1):
-        # Draws without replacement in proportion to what is left (Gumbel's trick). A class that
-        # every remaining row must have comes first, so the last rows never run out of classes.
-        score = np.log(np.maximum(quota, 1e-300)) + rng.gumbel(size=num_classes)
-        score[quota == 0] = -np.inf
-        score[quota == left] = np.inf
-        sets.append(np.sort(np.argsort(-score, kind="stable")[:each]))
-        quota[sets[-1]] -= 1
-    return np.array(sets)
 
 
 @register_rule("iid", equal_sizes=True)
@@ -72,7 +53,7 @@ def pathological(
     present = np.flatnonzero(samples.counts())
     each = integer("classes_per_client", classes_per_client, 1, len(present))
     has = np.zeros((num_clients, samples.num_classes), np.int64)
-    sets = present[_class_sets(len(present), num_clients, each, rng)]
+    sets = present[class_sets(len(present), num_clients, each, rng)]
     np.put_along_axis(has, sets, 1, axis=1)
 
     def deal(samples, rng):
@@ -86,90 +67,9 @@ def pathological(
                 "with test_split."
             )
         used = owners > 0
-        return _deal_counts(samples.decks(rng), has * np.min(held[used] // owners[used]))
+        return deal_counts(samples.decks(rng), has * np.min(held[used] // owners[used]))
 
     return Plan(deal, {})
-
-
-@register_rule("dirichlet", pooled=True)
-def dirichlet(
-    samples: Samples,
-    num_clients: int,
-    rng: np.random.Generator,
-    *,
-    alpha: float = 0.1,
-    min_size: int = 10,
-    max_retries: int = 100,
-) -> Plan:
-    """Dir(alpha) per class over clients, with a size cap: PFLlib, cwFedAVG, FedDWA's practical-2.
-
-    Class after class, shares of the clients are drawn from Dir(alpha); clients that already hold
-    |D|/N samples or more get none and the others' shares are renormalised. The whole draw is
-    repeated until every client holds `min_size` samples. If no draw does, the nearest one is kept
-    and samples of the largest clients, of their largest classes, move to those that lack some;
-    `options["fallback_used"]` says so.
-
-    Args:
-      alpha: concentration, above 0 (FedDWA 0.07 in the text and 0.1 in the code).
-      min_size: fewest samples per client, before test samples are held out (FedDWA 20).
-      max_retries: further draws after the first.
-    """
-    require(is_number(alpha) and 0 < alpha < np.inf, "alpha", alpha, "a finite number above 0")
-    min_size = integer("min_size", min_size, 1)
-    max_retries = integer("max_retries", max_retries, 0)
-    total, histogram = len(samples.idx), samples.counts()
-    if min_size * num_clients > total:
-        raise InputError(
-            f"min_size must be at most {total // num_clients} for {num_clients} clients that share "
-            f"{total} {samples.what}, got {min_size}."
-        )
-    fewest = np.inf
-    for _ in range(max_retries + 1):
-        drawn = _dirichlet_counts(histogram, num_clients, alpha, rng)
-        lacking = np.maximum(min_size - drawn.sum(axis=1), 0).sum()
-        if lacking < fewest:
-            fewest, counts = lacking, drawn
-        if lacking == 0:
-            break
-    _raise_to_minimum(counts, min_size)
-
-    def deal(samples, rng):
-        # The same cuts of every class, to the nearest sample: exact for the samples planned on.
-        held, planned = samples.counts(), np.maximum(histogram, 1)
-        ends = (2 * np.cumsum(counts, axis=0) * held + planned) // (2 * planned)
-        dealt = _deal_counts(samples.decks(rng), np.diff(ends, axis=0, prepend=0))
-        return [[rng.permutation(joined(strata))] for strata in dealt]
-
-    return Plan(deal, {"fallback_used": bool(fewest > 0)})
-
-
-def _dirichlet_counts(histogram, num_clients: int, alpha: float, rng) -> np.ndarray:
-    counts = np.zeros((num_clients, len(histogram)), np.int64)
-    for c in np.flatnonzero(histogram):
-        # Renormalised parts of a Dirichlet vector are a Dirichlet vector of those parts, so drawing
-        # for the open clients alone is the same law, and the sum is never zero.
-        free = np.flatnonzero(counts.sum(axis=1) < histogram.sum() / num_clients)
-        shares = rng.dirichlet(np.full(len(free), alpha))
-        if not np.isclose(shares.sum(), 1):  # over- or underflow: take the limit
-            one = np.arange(len(free)) == rng.integers(len(free))
-            shares = one if alpha < 1 else np.full(len(free), 1 / len(free))
-        ends = np.minimum(np.cumsum(shares) * histogram[c], histogram[c]).astype(np.int64)
-        ends[-1] = histogram[c]
-        counts[free, c] = np.diff(ends, prepend=0)
-    return counts
-
-
-def _raise_to_minimum(counts: np.ndarray, min_size: int) -> None:
-    """Moves samples, in place, until every row of `counts` [N, C] sums to `min_size` or more."""
-    sizes = counts.sum(axis=1)
-    for client in np.flatnonzero(sizes < min_size):
-        while sizes[client] < min_size:
-            # Each step ends a need, a donor's class or a donor: it is bounded.
-            donor = np.argmax(sizes)
-            c = np.argmax(counts[donor])
-            moved = min(min_size - sizes[client], sizes[donor] - min_size, counts[donor, c])
-            counts[[donor, client], c] += [-moved, moved]
-            sizes[[donor, client]] += [-moved, moved]
 
 
 @register_rule("grouped", equal_sizes=True)
@@ -207,7 +107,7 @@ def grouped(
         raise unknown_name("dominant", dominant, ("contiguous", "sampled"))
     present = np.flatnonzero(samples.counts())
     each = integer("dominant_classes", dominant_classes, 1, len(present))
-    sets = present[_class_sets(len(present), groups, each, rng)]
+    sets = present[class_sets(len(present), groups, each, rng)]
     return Plan(_deal_sets(sets[group_of], share), resolved | {"dominant_sets": sets.tolist()})
 
 
@@ -245,19 +145,16 @@ def _deal_sets(classes: np.ndarray, share: float):
             parts[-1] = apportion(num_clients * (each - favoured), held)
             return parts
 
-        low, high = 0, len(samples.idx) // num_clients
-        while low < high:  # the largest size for which no class runs out
-            middle = (low + high + 1) // 2
-            if np.all(counts(middle).sum(axis=0) <= held):
-                low = middle
-            else:
-                high = middle - 1
+        # The largest size for which no class runs out.
+        low = largest(
+            0, len(samples.idx) // num_clients, lambda n: np.all(counts(n).sum(axis=0) <= held)
+        )
         if low == 0:
             raise InputError(
                 f"There are too few {samples.what} of the dominant classes for {num_clients} "
                 "clients: take fewer clients, more dominant_classes or dominant='contiguous'."
             )
-        *dealt, rest = _deal_counts(samples.decks(rng), counts(low))
+        *dealt, rest = deal_counts(samples.decks(rng), counts(low))
         rest = rng.permutation(joined(rest)).reshape(num_clients, -1)
         return [[*strata, others] for strata, others in zip(dealt, rest, strict=True)]
 

@@ -8,42 +8,31 @@ class; hold-outs and caps take the same part of every stratum, so they keep the 
 
 import inspect
 import operator
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjax_pfl.data.partition import Partition, held_out
+from fedjax_pfl.data.partition_dealing import Deal, Samples, Strata, apportion, joined
 from fedjax_pfl.data.sources import Dataset
 from fedjax_pfl.errors import InputError, require, unknown_name
 
-Strata = list[np.ndarray]  # what one client is dealt: shuffled pool indices
-
-
-@dataclass(frozen=True, eq=False)
-class Samples:
-    """Samples to deal: pool indices [n], their labels [n], C, and how a sentence calls them."""
-
-    idx: np.ndarray
-    labels: np.ndarray
-    num_classes: int
-    what: str
-
-    def counts(self) -> np.ndarray:
-        """Samples per class [C]."""
-        return np.bincount(self.labels, minlength=self.num_classes)
-
-    def decks(self, rng: np.random.Generator) -> list[np.ndarray]:
-        """The pool indices of each class, shuffled."""
-        return [rng.permutation(self.idx[self.labels == c]) for c in range(self.num_classes)]
-
 
 class Plan(NamedTuple):
-    """What a rule decided: how to deal any samples, and what the partition's options should say."""
+    """What a rule decided.
 
-    deal: Callable[[Samples, np.random.Generator], list[Strata]]
+    Attributes:
+      deal: deals any samples.
+      resolved: what the partition's options should say beside the rule's options.
+      label_map: [N, C] or None, see `Partition`.
+      allow_overlap: whether several clients may be dealt the same sample.
+    """
+
+    deal: Deal
     resolved: dict[str, Any]
+    label_map: np.ndarray | None = None
+    allow_overlap: bool = False
 
 
 class Rule(NamedTuple):
@@ -51,23 +40,28 @@ class Rule(NamedTuple):
 
     plan: Callable[..., Plan]
     equal_sizes: bool
-    pooled: bool
+    test_split: str
+    test_fraction: float
 
 
 RULES: dict[str, Rule] = {}
+_TEST_SPLITS = ("official", "pooled", "train")
 
 
-def register_rule(name: str, equal_sizes: bool = False, pooled: bool = False):
+def register_rule(
+    name: str, equal_sizes: bool = False, test_split: str = "official", test_fraction: float = 0.25
+):
     """Decorator that adds a rule to `RULES`.
 
     Args:
       name: how users call it.
       equal_sizes: whether all clients get the same number of samples; a cap is then met exactly.
-      pooled: whether `test_split="auto"` means "pooled" even where an official test split exists.
+      test_split: what "auto" means where an official test split exists.
+      test_fraction: the rule's default of that option.
     """
 
     def register(plan):
-        RULES[name] = Rule(plan, equal_sizes, pooled)
+        RULES[name] = Rule(plan, equal_sizes, test_split, test_fraction)
         return plan
 
     return register
@@ -89,9 +83,48 @@ def rule_options(rule: str) -> dict[str, Any]:
     """
     if rule not in RULES:
         raise unknown_name("partition rule", rule, RULES)
-    parameters = inspect.signature(RULES[rule].plan).parameters.values()
-    own = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-    return own | COMMON_OPTIONS
+    common = COMMON_OPTIONS | {"test_fraction": RULES[rule].test_fraction}
+    return keyword_defaults(RULES[rule].plan) | common
+
+
+def keyword_defaults(function: Callable) -> dict[str, Any]:
+    """The keyword-only parameters of a function and their defaults."""
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def parse_options(given: Mapping[str, str], defaults: Mapping[str, Any], kind: str) -> dict:
+    """Options written as text, each in the type of its default; a default of None is an integer's.
+
+    Args:
+      given: text by name; "none" is None where that is the default.
+      defaults: such as `rule_options(rule)`.
+      kind: what a sentence calls an option.
+
+    Raises:
+      InputError: an unknown name, or text that is not of the type.
+    """
+    parsed = {}
+    for name, text in given.items():
+        if name not in defaults:
+            raise unknown_name(kind, name, defaults)
+        parsed[name] = _parse(name, text.strip(), defaults[name])
+    return parsed
+
+
+def _parse(name: str, text: str, default):
+    if default is None and text.lower() == "none":
+        return None
+    if isinstance(default, bool):
+        known = {"true": True, "false": False}.get(text.lower())
+        require(known is not None, name, text, "true or false")
+        return known
+    types = {float: (float, "a number"), str: (str, "text")}
+    convert, allowed = types.get(type(default), (int, "an integer"))
+    try:
+        return convert(text)
+    except ValueError as error:
+        raise InputError(f"{name} must be {allowed}, got {text!r}.") from error
 
 
 def make_partition(
@@ -106,15 +139,17 @@ def make_partition(
       seed: the partition is a function of the arguments and this number alone.
       **options: the rule's options, and for every rule
         test_split: "official" deals the official test samples by the same plan; "pooled" deals all
-          samples together and takes a random part of each client's for testing; "auto" is
-          "official" where test samples exist, but "pooled" for rules defined that way.
-        test_fraction: part held out for testing when pooled (PFLlib 0.25, FedDWA 0.2).
+          samples together and takes a random part of each client's for testing; "train" does so
+          with the training samples alone; "auto" is what the rule is defined with, and "pooled"
+          where there are no official test samples.
+        test_fraction: part held out for testing unless official (FedDWA's Dirichlet has 0.2).
         train_samples, test_samples: largest number per client, or exactly that number for rules of
           equal sizes; None means all.
 
     Returns:
-      A partition without overlap, each list in ascending order. Its `options` hold every option as
-      resolved, the seed, and what the rule reports about itself.
+      A partition, each list in ascending order; without overlap unless an option of the rule
+      allows it. Its `options` hold every option as resolved, the seed, and what the rule reports
+      about itself.
 
     Raises:
       InputError: an unknown rule or option, a value out of range, or too few samples.
@@ -141,8 +176,9 @@ def make_partition(
         common["test_fraction"] = None
 
     labels = dataset.labels
-    first_test = dataset.num_train if official else len(labels)
-    train = _samples(dataset, labels, 0, first_test, "training samples" if official else "samples")
+    first_test = len(labels) if common["test_split"] == "pooled" else dataset.num_train
+    what = "samples" if common["test_split"] == "pooled" else "training samples"
+    train = _samples(dataset, labels, 0, first_test, what)
     test = _samples(dataset, labels, first_test, len(labels), "test samples")
     for samples in (train, test) if official else (train,):
         if len(samples.idx) < num_clients:
@@ -168,6 +204,8 @@ def make_partition(
         _capped(tested, common["test_samples"], RULES[rule].equal_sizes, "test_samples"),
         rule=rule,
         options=own | common | {"seed": seed} | plan.resolved,
+        label_map=plan.label_map,
+        allow_overlap=plan.allow_overlap,
     )
     partition.validate(len(labels), dataset.num_classes, labels)
     return partition
@@ -193,26 +231,16 @@ def is_number(value) -> bool:
 
 
 def _test_split(given: str, rule: Rule, dataset: Dataset) -> str:
-    if given not in ("auto", "official", "pooled"):
-        raise unknown_name("test_split", given, ("auto", "official", "pooled"))
+    if given not in ("auto", *_TEST_SPLITS):
+        raise unknown_name("test_split", given, ("auto", *_TEST_SPLITS))
     if given == "official" and dataset.num_test == 0:
         raise InputError(
             f"Data set {dataset.name!r} has no official test samples: test_split must be 'pooled' "
             "or 'auto', got 'official'."
         )
     if given == "auto":
-        return "pooled" if rule.pooled or dataset.num_test == 0 else "official"
+        return "pooled" if dataset.num_test == 0 else rule.test_split
     return given
-
-
-def apportion(total: int, weights) -> np.ndarray:
-    """Integers in proportion to `weights` that sum to `total`, by largest remainders."""
-    weights = np.asarray(weights, np.int64)
-    exact = total * weights
-    parts = exact // max(weights.sum(), 1)
-    rest = np.argsort(-(exact - parts * weights.sum()), kind="stable")[: total - parts.sum()]
-    parts[rest] += 1
-    return parts
 
 
 def _hold_out(clients: list[Strata], fraction: float) -> tuple[list[Strata], list[Strata]]:
@@ -236,7 +264,3 @@ def _capped(clients: list[Strata], cap: int | None, exactly: bool, name: str) ->
             sizes = apportion(min(cap, sum(sizes)), sizes)
         lists.append(np.sort(joined([x[:n] for x, n in zip(strata, sizes, strict=True)])))
     return lists
-
-
-def joined(strata: Strata) -> np.ndarray:
-    return np.concatenate([np.zeros(0, np.int64), *strata])

@@ -1,0 +1,232 @@
+"""Draws and counts a partition without training: `python -m experiments.partition --help`.
+
+What it writes, into a new folder:
+
+OUTPUT/partition.npz    who holds which samples (`Partition.load` and --partition_file read it)
+OUTPUT/partition.json   rule, options, and how unequal the clients are
+OUTPUT/partition.png    samples by client and class, and sizes
+OUTPUT/sizes.png        samples of each client
+OUTPUT/label_map.png    with concept shift: the labels that each client sees
+OUTPUT/alphas.png       with --alphas: one picture for each in a row; the files above then get
+                        names such as partition-alpha=0.1.npz
+"""
+
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+import absl.flags
+
+import fedjax_pfl as pfl
+from experiments.flags import RULE_OPTION
+from experiments.outputs import aside, write_json, write_picture
+from fedjax_pfl import partition_plots as plots
+from fedjax_pfl.data.partition_import import IMPORTERS, import_partition
+from fedjax_pfl.data.partition_statistics import partition_statistics
+from fedjax_pfl.data.partitions import RULES, keyword_defaults, parse_options, rule_options
+from fedjax_pfl.errors import unknown_name
+
+USAGE = """\
+Draws and counts who holds which samples, without training.
+
+  python -m experiments.partition --dataset=digits --partition=dirichlet --alphas=0.01,0.1,1
+  python -m experiments.partition --dataset=digits --partition=waffle --num_clients=10 \\
+      --option='distribution=B*'
+  python -m experiments.partition --dataset=fashion_mnist --data_dir=DATA \\
+      --import_split=pfllib:PFLlib/dataset/FashionMNIST
+
+Options of the partition rule or importer: --NAME=VALUE, or --option=NAME=VALUE.
+"""
+_FLAG_OF = {option: flag for flag, option in RULE_OPTION.items()}
+
+
+def parse(argv: Sequence[str]) -> absl.flags.FlagValues:
+    """Flag values; every option of any rule or importer is a flag of text, None if not given."""
+    values = absl.flags.FlagValues()
+    place = {"flag_values": values, "module_name": "partition"}
+    text, whole = absl.flags.DEFINE_string, absl.flags.DEFINE_integer
+    text("dataset", "digits", "name of the data set, or npz:PATH for your own arrays", **place)
+    text("data_dir", None, "folder with the data set's files", **place)
+    text("partition", "dirichlet", "rule that deals samples to clients", **place)
+    whole("num_clients", 20, "number of clients", lower_bound=1, **place)
+    whole("partition_seed", 0, "fixes the partition", lower_bound=0, **place)
+    text("partition_file", None, "NPZ file of a partition, for the rule", **place)
+    text("import_split", None, "SOURCE:PATH of a split of another tool, for the rule", **place)
+    absl.flags.DEFINE_list("alphas", [], "several values of the rule's alpha to compare", **place)
+    text("output_dir", None, "a new folder (default: runs/partition-RULE-DATE-TIME)", **place)
+    absl.flags.DEFINE_multi_string("option", [], "NAME=VALUE, an option of the rule", **place)
+    absl.flags.DEFINE_boolean("list", False, "print the rules and importers, and exit", **place)
+    absl.flags.DEFINE_boolean("help", False, "print this, and exit", **place)
+    place["module_name"] = "options"
+    for option in dict.fromkeys(name for rule in RULES for name in rule_options(rule)):
+        text(_FLAG_OF.get(option, option), None, "option of a rule", **place)
+    rest = values(list(argv))[1:]
+    if rest:
+        raise absl.flags.Error(f"{rest[0]!r} is no flag: write --NAME=VALUE.")
+    return values
+
+
+def given_options(args: absl.flags.FlagValues) -> dict[str, str]:
+    """Text of the options given, by option."""
+    given = {
+        RULE_OPTION.get(flag.name, flag.name): flag.value
+        for flag in args.get_flags_for_module("options")
+        if flag.present
+    }
+    for word in args.option:
+        name, equals, value = (part.strip() for part in word.partition("="))
+        if not (equals and name and value):
+            raise pfl.InputError(f"--option must read NAME=VALUE, such as alpha=0.1, got {word!r}.")
+        if name in given:
+            raise pfl.InputError(f"Option {name!r} is given twice.")
+        given[name] = value
+    return given
+
+
+def build(args: absl.flags.FlagValues, dataset: pfl.Dataset) -> dict[str, pfl.Partition]:
+    """The partitions asked for, by what their files' names end in: one, or one for each alpha."""
+    given = given_options(args)
+    chosen = [
+        name for name in ("partition", "partition_file", "import_split") if args[name].present
+    ]
+    if len(chosen) > 1:
+        raise pfl.InputError(f"Give one of --{' and --'.join(chosen)}, not both.")
+    if args.partition_file is not None or args.import_split is not None:
+        useless = [
+            name for name in ("num_clients", "partition_seed", "alphas") if args[name].present
+        ]
+        useless += list(given) if args.import_split is None else []
+        if useless:
+            raise pfl.InputError(f"--{useless[0]} is for rules: it can't be given with a file.")
+    if args.partition_file is not None:
+        partition = pfl.Partition.load(Path(args.partition_file).expanduser())
+        partition.validate(len(dataset.labels), dataset.num_classes, dataset.labels)
+        return {"": partition}
+    if args.import_split is not None:
+        source, _, path = args.import_split.partition(":")
+        if source not in IMPORTERS:
+            raise unknown_name("source in --import_split=SOURCE:PATH", source, IMPORTERS)
+        defaults = keyword_defaults(IMPORTERS[source].load)
+        options = parse_options(given, defaults, f"option of importer {source!r}")
+        return {"": import_partition(source, path, dataset, **options)}
+    defaults = rule_options(args.partition)
+    kind = f"option of partition rule {args.partition!r}"
+    texts = [given]
+    if args["alphas"].present:
+        if "alpha" in given:
+            raise pfl.InputError("Give --alpha or --alphas, not both.")
+        texts = [given | {"alpha": alpha} for alpha in dict.fromkeys(args.alphas)]
+    partitions = {}
+    for text in texts:
+        options = parse_options(text, defaults, kind)
+        name = f"alpha={options['alpha']:g}" if args["alphas"].present else ""
+        partitions[name] = pfl.make_partition(
+            args.partition, dataset, args.num_clients, args.partition_seed, **options
+        )
+    if not partitions:
+        raise pfl.InputError("--alphas must name at least one number, such as 0.1,1.")
+    return partitions
+
+
+def output_folder(args: absl.flags.FlagValues) -> Path:
+    """The folder to write to, which must not exist yet."""
+    if args.output_dir is None:
+        rule = args.partition
+        if args.partition_file is not None or args.import_split is not None:
+            rule = "file"
+        return Path("runs") / f"partition-{rule}-{datetime.now():%Y%m%d-%H%M%S}"
+    output = Path(args.output_dir).expanduser()
+    if not args.output_dir.strip() or output.exists():
+        raise pfl.InputError(
+            f"--output_dir must be a new folder, as nothing is ever overwritten, got {output}."
+        )
+    return output
+
+
+def write(output: Path, dataset: pfl.Dataset, partitions: dict[str, pfl.Partition]) -> None:
+    """Writes files and pictures of every partition."""
+    try:
+        output.mkdir(parents=True)
+    except OSError as error:
+        raise pfl.InputError(f"--output_dir can't be {output}: {error}") from error
+    labels, num_classes = dataset.labels, dataset.num_classes
+    for name, partition in partitions.items():
+        end = f"-{name}" if name else ""
+        with aside(output / f"partition{end}.npz") as part:
+            partition.save(part)
+        facts = {"dataset": dataset.name, "rule": partition.rule, "options": partition.options}
+        facts |= partition_statistics(partition, labels, num_classes)
+        write_json(output / f"partition{end}.json", facts)
+        what = f"{dataset.name}, {partition.rule}{f', {name}' if name else ''}"
+        what += f", {partition.num_clients} clients"
+        picture = plots.heatmap(partition, labels, num_classes, what)
+        write_picture(output / f"partition{end}.png", picture)
+        write_picture(output / f"sizes{end}.png", plots.size_bars(partition, what))
+        if partition.label_map is not None:
+            write_picture(output / f"label_map{end}.png", plots.label_map(partition, what))
+    if "" not in partitions:
+        first = next(iter(partitions.values()))
+        what = f"{dataset.name}, {first.rule}, {first.num_clients} clients"
+        write_picture(
+            output / "alphas.png", plots.comparison(partitions, labels, num_classes, what)
+        )
+
+
+def lines(dataset: pfl.Dataset, name: str, partition: pfl.Partition) -> str:
+    """The summary, and how unequal the clients are, for people."""
+    facts = partition_statistics(partition, dataset.labels, dataset.num_classes)
+    classes, effective = facts["classes_per_client"]["mean"], facts["effective_classes"]["mean"]
+    apart = facts["total_variation"]["mean"]
+    text = [f"{name}: " if name else "", partition.summary(), "\n"]
+    if classes is not None:
+        text.append(f"{classes:.2f} classes a client, {effective:.2f} effective; ")
+    if apart is not None:
+        text.append(f"total variation of two clients {apart:.3f}; ")
+    text.append(f"{facts['unused_samples']} samples unused")
+    if partition.options.get("ambiguous_samples"):
+        text.append(f"; {partition.options['ambiguous_samples']} samples had equal copies")
+    return "".join(text)
+
+
+def catalogue() -> str:
+    """Rules with their options, and importers."""
+    shown = ["Partition rules (--partition):"]
+    for rule in sorted(RULES):
+        defaults = rule_options(rule) | {"test_split": RULES[rule].test_split}
+        options = ", ".join(f"{k}={v}" for k, v in defaults.items() if v is not None)
+        first = (RULES[rule].plan.__doc__ or "").partition("\n")[0]
+        shown.append(f"  {rule:20} {first}\n  {'':20} {options}")
+    shown.append("\nSplits of other tools (--import_split=SOURCE:PATH):")
+    for source, importer in IMPORTERS.items():
+        options = ", ".join(f"{k}={v}" for k, v in keyword_defaults(importer.load).items())
+        shown.append(f"  {source:20} {importer.description}\n  {'':20} {options}")
+    return "\n".join(shown)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the script with `argv` (the program's name first); returns its exit code."""
+    try:
+        args = parse(sys.argv if argv is None else argv)
+        if args["help"].value:
+            print(USAGE)
+            for flag in args.get_flags_for_module("partition"):
+                print(f"  --{flag.name:16} {flag.help.partition(chr(10))[0].removesuffix(';')}")
+            return 0
+        if args["list"].value:
+            print(catalogue())
+            return 0
+        output = output_folder(args)
+        dataset = pfl.load_dataset(args.dataset, args.data_dir)
+        partitions = build(args, dataset)
+        write(output, dataset, partitions)
+    except (pfl.InputError, absl.flags.Error) as error:
+        print(f"error: {str(error).removeprefix('ERROR:: ')}", file=sys.stderr)
+        return 2
+    print("\n\n".join(lines(dataset, name, one) for name, one in partitions.items()))
+    print(f"\nPictures, numbers and the partition: {output}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

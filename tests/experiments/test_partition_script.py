@@ -1,0 +1,107 @@
+"""`experiments.partition` as a user calls it, in-process."""
+
+import json
+
+import pytest
+
+import fedjax_pfl as pfl
+from experiments.partition import main
+
+
+def call(*words):
+    return main(["partition", *words])
+
+
+def names(folder):
+    return {path.name for path in folder.iterdir()}
+
+
+def test_one_partition(tmp_path, capsys):
+    out = tmp_path / "deep" / "out"
+    words = ("--partition=waffle", "--num_clients=10", "--option=distribution=B*", "--alice=2")
+    assert call(*words, f"--output_dir={out}") == 0
+    files = {"partition.npz", "partition.json", "partition.png", "sizes.png", "label_map.png"}
+    assert names(out) == files
+    facts = json.loads((out / "partition.json").read_text())
+    assert (facts["rule"], facts["dataset"], facts["num_clients"]) == ("waffle", "digits", 10)
+    assert facts["options"]["alice"] == 2
+    assert facts["label_disagreement"] > 0.5
+    loaded = pfl.Partition.load(out / "partition.npz")
+    assert loaded.hash() == facts["hash"]
+    assert facts["hash"][:12] in capsys.readouterr().out
+    again = tmp_path / "again"
+    assert call(f"--partition_file={out / 'partition.npz'}", f"--output_dir={again}") == 0
+    assert json.loads((again / "partition.json").read_text())["hash"] == facts["hash"]
+
+
+def test_alphas_in_one_row(tmp_path):
+    out = tmp_path / "out"
+    words = ("--partition=dirichlet_per_client", "--num_clients=5", "--alphas=0.1,10")
+    assert call(*words, f"--output_dir={out}") == 0
+    made = {f"{stem}-alpha={a}" for stem in ("partition", "sizes") for a in ("0.1", "10")}
+    expected = {f"{name}.png" for name in made} | {"alphas.png"}
+    expected |= {f"partition-alpha={a}.{end}" for a in ("0.1", "10") for end in ("npz", "json")}
+    assert names(out) == expected
+    narrow, wide = (
+        json.loads((out / f"partition-alpha={a}.json").read_text()) for a in ("0.1", "10")
+    )
+    assert narrow["effective_classes"]["mean"] < wide["effective_classes"]["mean"]
+
+
+def test_import(tmp_path):
+    split = tmp_path / "split.json"
+    split.write_text(json.dumps({"0": [1, 2, 3, 4], "1": [5, 6]}))
+    out = tmp_path / "out"
+    words = (f"--import_split=flower:{split}", "--option=test_fraction=0.5")
+    assert call(*words, f"--output_dir={out}") == 0
+    facts = json.loads((out / "partition.json").read_text())
+    assert facts["client_sizes"]["train"] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--partition=iid", "--alpha=1"], "Unknown option of partition rule 'iid' 'alpha'"),
+        (["--alpha=x"], "alpha must be a number, got 'x'"),
+        (["--alpha=1", "--alphas=1,2"], "Give --alpha or --alphas, not both"),
+        (["--alpha=1", "--option=alpha=2"], "Option 'alpha' is given twice"),
+        (["--option=alpha"], "--option must read NAME=VALUE, such as alpha=0.1, got 'alpha'"),
+        (["--alphas="], "--alphas must name at least one number"),
+        (["--partition=waffel"], "Unknown partition rule 'waffel'. Did you mean 'waffle'"),
+        (
+            ["--partition_file=x.npz", "--partition=iid"],
+            "Give one of --partition and --partition_f",
+        ),
+        (["--partition_file=x.npz", "--num_clients=3"], "--num_clients is for rules"),
+        (["--partition_file=x.npz", "--alpha=3"], "--alpha is for rules"),
+        (["--partition_file=x.npz"], "No file x.npz"),
+        (["--import_split=pfl:x"], "Did you mean 'pfllib'"),
+        (["--import_split=pfllib:x"], "No file x/config.json"),
+        (["--dataset=digit"], "Did you mean 'digits'"),
+        (["--aplha=1"], "aplha"),
+        (["stray"], "'stray' is no flag"),
+    ],
+)
+def test_refusals(words, message, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert call(*words, f"--output_dir={out}") == 2
+    shown = capsys.readouterr().err
+    assert message in shown
+    assert "Traceback" not in shown
+    assert not out.exists()
+
+
+def test_never_overwrites(tmp_path, capsys):
+    assert call(f"--output_dir={tmp_path}") == 2
+    assert "nothing is ever overwritten" in capsys.readouterr().err
+    assert names(tmp_path) == set()
+
+
+def test_help_and_list(capsys):
+    assert call("--help") == 0
+    assert "--alphas" in capsys.readouterr().out
+    assert call("--list") == 0
+    shown = capsys.readouterr().out
+    assert "pfedla_noniid1" in shown
+    assert "pfllib" in shown
+    assert "test_split=train, test_fraction=0.2" in shown
