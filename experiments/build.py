@@ -1,5 +1,6 @@
 """From flags to a checked experiment: nothing is compiled or written here."""
 
+import contextlib
 import os
 from dataclasses import dataclass
 from datetime import datetime
@@ -42,7 +43,7 @@ def prepare(args: absl.flags.FlagValues) -> Experiment:
     if args.dtype not in ("float32", "float64"):
         raise pfl.unknown_name("dtype", args.dtype, ("float32", "float64"))
     output = output_folder(args)
-    dataset = pfl.load_dataset(args.dataset, args.data_dir)
+    dataset = pfl.load_dataset(args.dataset, args.data_dir, **parse_pairs(args, "data_option"))
     partition = make_partition(args, dataset)
     if args.dtype == "float64":
         jax.config.update("jax_enable_x64", True)
@@ -64,6 +65,9 @@ def prepare(args: absl.flags.FlagValues) -> Experiment:
         straggler_schedule=args.straggler_schedule,
         share=args.share,
         input_scaling_name=args.input_scaling,
+        augment=args.augment,
+        batch_norm=args.batch_norm,
+        model_options=parse_pairs(args, "model_option"),
         initializer=args.initializer,
         client_execution=args.client_execution,
         seed_execution=args.seed_execution,
@@ -109,6 +113,22 @@ def parse_methods(names: list[str], settings: list[str]) -> dict[str, pfl.Algori
             raise pfl.InputError(f"--set gives {name}.{key} twice.")
         chosen[name][key] = value.strip()
     return {name: pfl.make_method(name, values) for name, values in chosen.items()}
+
+
+def parse_pairs(args: absl.flags.FlagValues, flag: str) -> dict[str, int | float | str]:
+    """Options of words such as "hidden=128", numbers where they read like numbers."""
+    options = {}
+    for word in args[flag].value:
+        name, equals, text = (part.strip() for part in word.partition("="))
+        if not (name and equals and text):
+            raise pfl.InputError(f"--{flag} must read NAME=VALUE, got {word!r}.")
+        if name in options:
+            raise pfl.InputError(f"--{flag} gives {name} twice.")
+        options[name] = text
+        for kind in (float, int):
+            with contextlib.suppress(ValueError):
+                options[name] = kind(text)
+    return options
 
 
 def parse_rounds(words: list[str] | None, rounds: int) -> list[int] | None:
@@ -179,6 +199,9 @@ def make_partition(args: absl.flags.FlagValues, dataset: pfl.Dataset) -> pfl.Par
                     f"{valid}."
                 )
         options = {flags.RULE_OPTION.get(name, name): args[name].value for name in given}
+        texts = {name: value for name, value in options.items() if isinstance(value, str)}
+        defaults = pfl.rule_options(args.partition)
+        options |= pfl.parse_options(texts, defaults, "option of the partition rule")
         partition = pfl.make_partition(
             args.partition, dataset, args.num_clients, args.partition_seed, **options
         )

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
 import fedjax_pfl as pfl
-from experiments.flags import RULE_OPTION
+from experiments.flags import RULE_FLAG
 from experiments.outputs import COLUMNS, table_cells
 
 # Left out one by one where a terminal is too narrow for all.
@@ -27,8 +27,7 @@ def first_line(documented) -> str:
 
 def rule_flags(rule: str) -> dict[str, object]:
     """Flags of a partition rule's own options, and their defaults."""
-    flag_of = {option: flag for flag, option in RULE_OPTION.items()}
-    return {flag_of.get(name, name): default for name, default in pfl.rule_options(rule).items()}
+    return {RULE_FLAG.get(name, name): default for name, default in pfl.rule_options(rule).items()}
 
 
 def catalogue() -> str:
@@ -39,26 +38,27 @@ def catalogue() -> str:
 
     lines = ["Methods (--algorithms), with their hyperparameters (--set=METHOD.NAME=VALUE):"]
     for name, cls in sorted(pfl.METHODS.items()):
-        lines.append(f"  {name:14} {first_line(cls)}")
+        lines.append(f"  {name:20} {first_line(cls)}")
         defaults = {field.name: field.default for field in fields(cls)}
         if defaults:
-            lines.append(f"  {'':14} {values(defaults)}")
+            lines.append(f"  {'':20} {values(defaults)}")
     lines.append("\nData sets (--dataset):")
-    lines += [f"  {name:14} {source.description}" for name, source in sorted(pfl.DATASETS.items())]
+    lines += [f"  {name:20} {source.description}" for name, source in sorted(pfl.DATASETS.items())]
     lines.append("\nInput scalings (--input_scaling):")
-    lines += [f"  {name:14} {meaning}" for name, meaning in pfl.SCALINGS.items()]
+    lines += [f"  {name:20} {meaning}" for name, meaning in pfl.SCALINGS.items()]
     common = values(pfl.COMMON_OPTIONS)
     lines.append(
         f"\nPartition rules (--partition); all take {common}, train_samples, test_samples:"
     )
     for name, rule in sorted(pfl.RULES.items()):
-        lines.append(f"  {name:14} {first_line(rule.plan)}")
-        own = {k: v for k, v in rule_flags(name).items() if k not in pfl.COMMON_OPTIONS}
+        lines.append(f"  {name:20} {first_line(rule.plan)}")
+        usual = pfl.COMMON_OPTIONS
+        own = {k: v for k, v in rule_flags(name).items() if k not in usual or usual[k] != v}
         if own:
-            lines.append(f"  {'':14} {values(own)}")
+            lines.append(f"  {'':20} {values(own)}")
     lines.append("\nModels (--model):")
     lines += [
-        f"  {name:14} {first_line(model)}".rstrip() for name, model in sorted(pfl.MODELS.items())
+        f"  {name:20} {first_line(model)}".rstrip() for name, model in sorted(pfl.MODELS.items())
     ]
     return "\n".join(lines)
 

@@ -5,8 +5,11 @@ from collections.abc import Sequence
 
 from absl import flags
 
+import fedjax_pfl as pfl
+
 # Flag names that differ from the option of the partition rule that they set.
 RULE_OPTION = {"dominant_share": "share"}
+RULE_FLAG = {option: flag for flag, option in RULE_OPTION.items()}
 GROUPS = {
     "comparison": "Methods",
     "data": "Data and who holds it",
@@ -36,6 +39,10 @@ class _Group:
     def names(self, name: str, default: Sequence[str] | None, meaning: str) -> None:
         flags.DEFINE_list(name, default, meaning, **self.place)
 
+    def pairs(self, name: str, meaning: str) -> None:
+        meaning = f"{meaning}; may be given many times"
+        flags.DEFINE_multi_string(name, [], meaning, **self.place)
+
     def whole(self, name: str, default: int | None, meaning: str, low: int | None = None) -> None:
         flags.DEFINE_integer(name, default, meaning, lower_bound=low, **self.place)
 
@@ -63,6 +70,7 @@ def _data(group: _Group) -> None:
     group.text("dataset", "digits", "name of the data set, or npz:PATH for your own arrays")
     group.text("data_dir", None, "folder with the data set's files")
     group.text("input_scaling", "default", "what the model sees of a stored sample")
+    group.pairs("data_option", "an option of the data set's reader, such as image_size=32")
     group.text("partition", "dirichlet", "rule that deals samples to clients")
     group.whole("num_clients", 20, "number of clients", 1)
     group.whole("partition_seed", 0, "fixes the partition, for all seeds of the run", 0)
@@ -81,14 +89,28 @@ def _rule(group: _Group) -> None:
     group.whole("dominant_classes", None, "dominant classes of a group, if sampled", 1)
     group.whole("train_samples", None, "largest number of training samples of a client", 1)
     group.whole("test_samples", None, "largest number of test samples of a client", 1)
-    group.text("test_split", None, "'official', 'pooled' or 'auto' (the rule's custom)")
+    group.text("test_split", None, "'official', 'pooled', 'train' or 'auto' (the rule's custom)")
     group.number(
         "test_fraction", None, "part of a client's samples held out for testing, if pooled"
     )
+    # What single rules take beside these; given as text and parsed by the rule's own types.
+    named = {
+        RULE_FLAG.get(option, option) for rule in pfl.RULES for option in pfl.rule_options(rule)
+    }
+    for name in sorted(named - set(group.place["flag_values"])):
+        takers = [rule for rule in sorted(pfl.RULES) if name in pfl.rule_options(rule)]
+        group.text(name, None, f"option of {', '.join(takers)}")
 
 
 def _training(group: _Group) -> None:
     group.text("model", "cnn", "network of every client")
+    group.pairs("model_option", "an option of the network, such as hidden=128")
+    group.text("augment", None, "random change of training images: 'crop_flip' or 'flip'")
+    group.text(
+        "batch_norm",
+        None,
+        "what is averaged: 'shared', 'affine_shared' or 'local' (nothing); default: the method's",
+    )
     group.text("initializer", "torch", "'torch' (PyTorch's defaults) or 'flax'")
     group.text("share", "all", "layers that the server aggregates: 'all', 'none', 'head', 'body'")
     group.whole("rounds", 50, "communication rounds", 1)

@@ -7,7 +7,13 @@ from fedjax_pfl.clients import Client, Shared, padding_efficiency
 from fedjax_pfl.data import partition_rules  # noqa: F401 - registers the rules
 from fedjax_pfl.data.federated import Batch
 from fedjax_pfl.data.partition import Partition
-from fedjax_pfl.data.partitions import COMMON_OPTIONS, RULES, make_partition, rule_options
+from fedjax_pfl.data.partitions import (
+    COMMON_OPTIONS,
+    RULES,
+    make_partition,
+    parse_options,
+    rule_options,
+)
 from fedjax_pfl.data.scaling import SCALINGS
 from fedjax_pfl.data.sources import DATASETS, Dataset, dataset_from_arrays, load_dataset
 from fedjax_pfl.errors import InputError, unknown_name
@@ -58,6 +64,7 @@ __all__ = [
     "method",
     "model_axes",
     "padding_efficiency",
+    "parse_options",
     "per_client",
     "per_pair",
     "rule_options",

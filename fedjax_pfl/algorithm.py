@@ -5,7 +5,7 @@ are traced, so that they can be swept inside one compiled program, unless declar
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 import jax
@@ -15,6 +15,7 @@ from fedjax_pfl import evaluation, keys, local_training, mixing, trees
 from fedjax_pfl.clients import Client, Shared, run_clients
 from fedjax_pfl.evaluation import Adaptation
 from fedjax_pfl.federation import Federation
+from fedjax_pfl.layers import DEFAULT_NORM_POLICY
 from fedjax_pfl.participation import Cohort
 from fedjax_pfl.schedules import Schedule
 from fedjax_pfl.structs import struct
@@ -109,7 +110,7 @@ class Context:
         """Local training of the cohort from `models` [M, ...] or one `Shared` model.
 
         `options` are those of `local_training.train`: schedule, extra_loss, correct, trainable,
-        operands, shared, active, cursor, learning_rate.
+        mean_gradient, operands, shared, active, cursor, learning_rate.
         """
         options.setdefault("learning_rate", self.learning_rate)
         return local_training.train(
@@ -226,17 +227,23 @@ class Algorithm:
       row_stochastic: whether recorded matrices have rows that sum to one. A method whose
         definition breaks that says so here, with its source.
       absent_kept: whether per-client state of absent clients stays as it was; likewise.
+      batch_norm: what of normalisation layers is shared, where the federation leaves it open.
     """
 
     name: ClassVar[str] = ""
     row_stochastic: ClassVar[bool] = True
     absent_kept: ClassVar[bool] = True
+    batch_norm: ClassVar[str] = DEFAULT_NORM_POLICY
 
     def validate(self) -> None:
         """Raises `InputError` for a hyperparameter out of range; called before tracing."""
 
     def check(self, federation: Federation) -> None:
         """Raises `InputError` where a federation lacks what the method needs; before tracing."""
+
+    def adjusted(self, federation: Federation) -> Federation:
+        """The federation with what it leaves to the method (today the batch-norm policy)."""
+        return replace(federation, plan=federation.plan.with_default_norm(self.batch_norm))
 
     def init(self, ctx: Context) -> Tree:
         """The state before the first round: a `struct` whose fields declare their client axes."""

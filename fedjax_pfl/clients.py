@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_pfl import trees
+from fedjax_pfl import keys, trees
 from fedjax_pfl.data.federated import Batch
 from fedjax_pfl.errors import InputError
 from fedjax_pfl.schedules import Schedule, client_key
@@ -156,6 +157,7 @@ def run_clients(
     """
     data = federation.data
     part = data.split(split)
+    augmentation = federation.augment if split == "train" else None
     sizes = part.size[rows]
     if active is None and part.equal:
         steps = None  # unbatched trip counts: no lane waits, nothing is selected
@@ -196,11 +198,15 @@ def run_clients(
             def one(state):
                 k, value = state
                 at, valid = schedule.positions(order, k - number * per_epoch, size)
-                batches = tuple(
-                    data.fetch(part, row, at[m], valid[m], federation.task.dtype)
-                    for m in range(schedule.batches_per_step)
-                )
                 rng = jax.random.fold_in(step_key, k)
+
+                def batch(m):
+                    augment = None
+                    if augmentation is not None:
+                        augment = partial(augmentation, keys.derive(rng, f"augment/{m}"))
+                    return data.fetch(part, row, at[m], valid[m], federation.task.dtype, augment)
+
+                batches = tuple(batch(m) for m in range(schedule.batches_per_step))
                 batches = batches[0] if len(batches) == 1 else batches
                 return k + 1, step(value, batches, rng, shared, client_at(k))
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_pfl.augmentation import Augmentation, resolve_augmentation
 from fedjax_pfl.clients import Execution, resolve_execution
 from fedjax_pfl.data.federated import FederatedData, make_split
 from fedjax_pfl.data.partition import Partition
@@ -42,6 +43,7 @@ class Federation:
       optimizer: factory `learning_rate -> optax.GradientTransformation`.
       execution: how the client axis is run.
       eval_batch_size: samples scored at once.
+      augment: random change of the training images, or None.
     """
 
     data: FederatedData
@@ -54,6 +56,7 @@ class Federation:
     optimizer: Callable = static()
     execution: Execution = static()
     eval_batch_size: int = static()
+    augment: Augmentation | None = static(None)
 
     @property
     def num_clients(self) -> int:
@@ -83,8 +86,10 @@ def federate(
     straggler_schedule: str = "code",
     share: str | Callable[[str], bool] = "all",
     head: str | None = None,
-    batch_norm: str = "affine_shared",
+    batch_norm: str | None = None,
     input_scaling_name: str = "default",
+    augment: str | Augmentation | None = None,
+    model_options: dict[str, Any] | None = None,
     initializer: str = "torch",
     client_execution: str | int = "auto",
     seed_execution: str = "auto",
@@ -106,6 +111,8 @@ def federate(
       stragglers, straggler_schedule: delays by client, see `participation`.
       share, head, batch_norm: the leaf plan, see `leaf_plan`.
       input_scaling_name: "default", "half", "unit", "digits", "standard" or "raw".
+      augment: "crop_flip", "flip", a function of `fedjax_pfl.augmentation`'s form, or None.
+      model_options: options of a model given by name, such as {"hidden": 32}.
       initializer: "torch" or "flax", for models given by name.
       client_execution: "auto", "map", "vmap" or a chunk size.
       seed_execution: "auto", "map" or "vmap".
@@ -126,10 +133,16 @@ def federate(
     schedule = Schedule(local_epochs, local_steps, batch_size, drop_last=drop_last)
     schedule.validate()
     if isinstance(model, str):
-        model = make_model(model, dataset.input_shape, dataset.num_classes, initializer)
+        options = {"vocab_size": getattr(dataset, "vocab_size", None), **(model_options or {})}
+        shape, classes = dataset.input_shape, dataset.num_classes
+        model = make_model(model, shape, classes, initializer, **options)
+    else:
+        require(not model_options, "model_options", model_options, "absent without a model's name")
     task = as_task(model, dtype)
     data = federated_data(dataset, partition, input_scaling_name, client_ids)
-    for name, static_value in (("model", task), ("optimizer", optimizer)):
+    augment = resolve_augmentation(augment, dataset.input_shape)
+    statics = (("model", task), ("optimizer", optimizer), ("augment", augment))
+    for name, static_value in statics:
         try:
             hash(static_value)
         except TypeError as error:
@@ -148,6 +161,7 @@ def federate(
         optimizer=optimizer,
         execution=resolve_execution(client_execution, seed_execution),
         eval_batch_size=eval_batch_size,
+        augment=augment,
     )
 
 

@@ -8,7 +8,8 @@ LG-FedAvg, FedBN, FedRep and FedBABU are plans, not engines.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ from fedjax_pfl.errors import require, unknown_name
 Tree = Any
 SHARED = ("all", "none", "head", "body")
 NORM_POLICIES = ("shared", "local", "affine_shared")
+DEFAULT_NORM_POLICY = "affine_shared"
 
 
 @dataclass(frozen=True)
@@ -30,16 +32,31 @@ class LeafPlan:
       sizes: number of elements of every leaf.
       block_of: index into `blocks` of every leaf.
       blocks: names of the blocks, in order of first appearance.
-      shared: whether the server aggregates the leaf.
+      chosen: whether the rule of shared leaves names the leaf.
       head: name of the block that classifies.
+      batch_norm: what of the normalisation layers is shared; None leaves it to the method.
     """
 
     paths: tuple[str, ...]
     sizes: tuple[int, ...]
     block_of: tuple[int, ...]
     blocks: tuple[str, ...]
-    shared: tuple[bool, ...]
+    chosen: tuple[bool, ...]
     head: str
+    batch_norm: str | None = None
+
+    @cached_property
+    def shared(self) -> tuple[bool, ...]:
+        """Whether the server aggregates the leaf."""
+        policy = self.batch_norm or DEFAULT_NORM_POLICY
+        normalised = {_block_name(path) for path in self.paths if not _trainable(path)}
+
+        def allowed(path: str) -> bool:
+            if policy == "shared" or _block_name(path) not in normalised:
+                return True
+            return policy == "affine_shared" and _trainable(path)
+
+        return tuple(c and allowed(p) for c, p in zip(self.chosen, self.paths, strict=True))
 
     @property
     def num_blocks(self) -> int:
@@ -52,9 +69,7 @@ class LeafPlan:
     @property
     def num_parameters(self) -> int:
         """Trainable parameters of one model, statistics not counted."""
-        return sum(
-            n for path, n in zip(self.paths, self.sizes, strict=True) if path.startswith("params/")
-        )
+        return sum(n for path, n in zip(self.paths, self.sizes, strict=True) if _trainable(path))
 
     def shared_block_sizes(self) -> np.ndarray:
         """int64 [num_blocks]: elements of each block that travel when the block is sent."""
@@ -75,13 +90,53 @@ class LeafPlan:
 
     def uploaded(self, tree: Tree) -> Tree:
         """The trainable shared leaves: what a server can compare clients by."""
-        return self.select(tree, lambda i: self.shared[i] and self.paths[i].startswith("params/"))
+        return self.select(tree, lambda i: self.shared[i] and _trainable(self.paths[i]))
 
     def head_mask(self, tree: Tree) -> Tree:
         """A tree of Python booleans: True on the leaves of the classifier block."""
         leaves, treedef = jax.tree.flatten(tree)
         flags = [self.blocks[self.block_of[i]] == self.head for i in range(len(leaves))]
         return treedef.unflatten(flags)
+
+    def with_default_norm(self, policy: str) -> "LeafPlan":
+        """The plan with a method's batch-norm policy, unless it has one."""
+        return replace(self, batch_norm=self.batch_norm or policy)
+
+    def grouped(self, by: str | Callable[[str], str]) -> "LeafPlan":
+        """The same leaves in coarser blocks, so that a matrix weights each of those on its own.
+
+        Args:
+          by: "blocks" (as they are), "stages" (two blocks, "body" and "head"), "model" (one block),
+            or a function from the name of a block to the name of its group.
+
+        Raises:
+          InputError: another name.
+        """
+        rules = {
+            "blocks": lambda block: block,
+            "stages": lambda block: "head" if block == self.head else "body",
+            "model": lambda block: "model",
+        }
+        if not callable(by) and by not in rules:
+            raise unknown_name("grouping of blocks", by, rules)
+        name = by if callable(by) else rules[by]
+        names = [name(block) for block in self.blocks]
+        groups = tuple(dict.fromkeys(names))
+        return replace(
+            self,
+            block_of=tuple(groups.index(names[block]) for block in self.block_of),
+            blocks=groups,
+            head=name(self.head),
+        )
+
+
+def _trainable(path: str) -> bool:
+    return path.startswith("params/")
+
+
+def _block_name(path: str) -> str:
+    inner = path.split("/")[1:]
+    return "/".join(inner[:-1]) or inner[-1]
 
 
 def join(shared: Tree, private: Tree) -> Tree:
@@ -101,7 +156,7 @@ def leaf_plan(
     *,
     share: str | Callable[[str], bool] = "all",
     head: str | None = None,
-    batch_norm: str = "affine_shared",
+    batch_norm: str | None = None,
 ) -> LeafPlan:
     """Derives the plan of a model from its shapes.
 
@@ -111,38 +166,29 @@ def leaf_plan(
       head: the classifier's block, such as "head" or "layers/dense_2"; by default the block named
         "head" if there is one, else the last block of the parameters.
       batch_norm: "shared" averages affine parameters and running statistics, "local" neither,
-        "affine_shared" only the affine parameters.
+        "affine_shared" only the affine parameters. None is the method's default, which is
+        "affine_shared" where it has none.
 
     Raises:
       InputError: unknown name of `share` or `batch_norm`, or no block named `head`.
     """
     if isinstance(share, str) and share not in SHARED:
         raise unknown_name("rule of shared leaves", share, SHARED)
-    if batch_norm not in NORM_POLICIES:
+    if batch_norm not in (None, *NORM_POLICIES):
         raise unknown_name("batch-norm policy", batch_norm, NORM_POLICIES)
     flat, _ = jax.tree_util.tree_flatten_with_path(model)
     paths = tuple(path_name(path) for path, _ in flat)
     require(bool(paths), "model", model, "a pytree with at least one array")
 
-    def block_name(path: str) -> str:
-        inner = path.split("/")[1:]
-        return "/".join(inner[:-1]) or inner[-1]
-
-    names = [block_name(path) for path in paths]
+    names = [_block_name(path) for path in paths]
     blocks = tuple(dict.fromkeys(names))
-    trainable = [n for n, p in zip(names, paths, strict=True) if p.startswith("params/")]
+    trainable = [n for n, p in zip(names, paths, strict=True) if _trainable(p)]
     if head is None:
         head = "head" if "head" in blocks else trainable[-1]
     elif head not in blocks:
         raise unknown_name("block for the head", head, blocks)
-    normalised = {n for n, p in zip(names, paths, strict=True) if not p.startswith("params/")}
 
-    def is_shared(path: str, name: str) -> bool:
-        statistic = not path.startswith("params/")
-        if name in normalised and (
-            batch_norm == "local" or (batch_norm == "affine_shared" and statistic)
-        ):
-            return False
+    def is_chosen(path: str, name: str) -> bool:
         if callable(share):
             return bool(share(path))
         return {"all": True, "none": False, "head": name == head, "body": name != head}[share]
@@ -152,6 +198,7 @@ def leaf_plan(
         sizes=tuple(int(np.prod(leaf.shape)) for _, leaf in flat),
         block_of=tuple(blocks.index(n) for n in names),
         blocks=blocks,
-        shared=tuple(is_shared(p, n) for p, n in zip(paths, names, strict=True)),
+        chosen=tuple(is_chosen(p, n) for p, n in zip(paths, names, strict=True)),
         head=head,
+        batch_norm=batch_norm,
     )

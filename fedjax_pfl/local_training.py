@@ -45,11 +45,12 @@ class SGD:
 
 @struct
 class LocalState:
-    """Carry of the ready-made step: a model, its optimizer's state, the losses' sum."""
+    """Carry of the ready-made step: a model, its optimizer's state, sums of loss and gradient."""
 
     model: Tree
     optimizer: Tree
     loss: jax.Array
+    gradient: Tree  # None unless asked for
 
 
 class Trained(NamedTuple):
@@ -66,6 +67,20 @@ class Trained(NamedTuple):
     loss: jax.Array
 
 
+class TrainedWithGradient(NamedTuple):
+    """`Trained`, and the mean of the minibatch gradients that were met on the way.
+
+    Attributes:
+      gradient: like the parameters, [M, ...]: raw gradients, before corrections, momentum or
+        decay (0 without steps).
+    """
+
+    models: Tree
+    cohort: Cohort
+    loss: jax.Array
+    gradient: Tree
+
+
 def sgd_step(
     federation: "Federation",
     learning_rate: jax.Array,
@@ -73,6 +88,7 @@ def sgd_step(
     extra_loss: Callable[[Tree, Batch, Tree, Client], jax.Array] | None = None,
     correct: Callable[[Tree, Tree, Tree, Client], Tree] | None = None,
     trainable: Tree | None = None,
+    mean_gradient: bool = False,
 ) -> tuple[Callable, Callable]:
     """One minibatch step of the local optimizer, for `run_clients`.
 
@@ -82,6 +98,7 @@ def sgd_step(
       extra_loss: `extra_loss(params, batch, shared, client)`, added to the minibatch loss.
       correct: `correct(gradient, params, shared, client)`, the gradient to use instead.
       trainable: tree of booleans like the parameters; False leaves stay as they are.
+      mean_gradient: also sum up the raw minibatch gradients.
 
     Returns:
       (begin, step): `begin(model)` makes the `LocalState` that `step` carries.
@@ -91,7 +108,8 @@ def sgd_step(
 
     def begin(model: Tree) -> LocalState:
         zero = jnp.zeros((), task.dtype)
-        return LocalState(model, optimizer.init(model["params"]), zero)
+        total = jax.tree.map(jnp.zeros_like, model["params"]) if mean_gradient else None
+        return LocalState(model, optimizer.init(model["params"]), zero, total)
 
     def step(state: LocalState, batch: Batch, rng, shared, client: Client) -> LocalState:
         def objective(params):
@@ -101,13 +119,14 @@ def sgd_step(
 
         params = state.model["params"]
         gradient, (loss, model) = jax.grad(objective, has_aux=True)(params)
+        total = jax.tree.map(jnp.add, state.gradient, gradient) if mean_gradient else None
         if correct is not None:
             gradient = correct(gradient, params, shared, client)
         updates, memory = optimizer.update(gradient, state.optimizer, params)
         if trainable is not None:
             updates = jax.tree.map(lambda u, on: u * on, updates, trainable)
         model = {**model, "params": optax.apply_updates(params, updates)}
-        return LocalState(model, memory, state.loss + loss)
+        return LocalState(model, memory, state.loss + loss, total)
 
     return begin, step
 
@@ -125,7 +144,7 @@ def train(
     active: jax.Array | None = None,
     cursor: jax.Array | None = None,
     **step_options,
-) -> Trained:
+) -> Trained | TrainedWithGradient:
     """Local training of a cohort from `models` [M, ...], or from one `Shared` model.
 
     Args:
@@ -133,7 +152,7 @@ def train(
       schedule: batches and their order; the federation's by default.
       shared, operands, cursor: see `run_clients`.
       active: bool [M], who trains; the cohort's mask by default.
-      **step_options: `extra_loss`, `correct`, `trainable` of `sgd_step`.
+      **step_options: `extra_loss`, `correct`, `trainable`, `mean_gradient` of `sgd_step`.
     """
     begin, step = sgd_step(federation, learning_rate, **step_options)
     if isinstance(models, Shared):
@@ -144,9 +163,11 @@ def train(
         active = cohort.mask
 
     def finish(state: LocalState, client: Client):
-        return state.model, state.loss / jnp.maximum(client.num_steps, 1)
+        steps = jnp.maximum(client.num_steps, 1)
+        mean = jax.tree.map(lambda total: total / steps.astype(total.dtype), state.gradient)
+        return state.model, state.loss / steps, mean
 
-    (trained, loss), finite = run_clients(
+    (trained, loss, gradient), finite = run_clients(
         federation,
         step,
         carry,
@@ -159,7 +180,9 @@ def train(
         cursor=cursor,
         finish=finish,
     )
-    return Trained(trained, cohort.keep(finite), loss)
+    if gradient is None:
+        return Trained(trained, cohort.keep(finite), loss)
+    return TrainedWithGradient(trained, cohort.keep(finite), loss, gradient)
 
 
 def full_gradient(
@@ -168,12 +191,13 @@ def full_gradient(
     """Gradient of each client's loss over all its training samples, like the parameters [M, ...].
 
     Summed over minibatches, so that no batch is as large as a client. Statistics of normalisation
-    layers stay as they are.
+    layers stay as they are, and samples are not augmented.
 
     Returns:
       (gradients, the cohort without those whose gradient is not finite).
     """
     task = federation.task
+    federation = replace(federation, augment=None)
     schedule = replace(federation.schedule, epochs=1, steps=None, shuffle=False, drop_last=False)
 
     def step(total, batch: Batch, rng, shared, client: Client):

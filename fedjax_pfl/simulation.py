@@ -74,6 +74,7 @@ def simulate(
       InputError: whatever of this can't be; before anything is compiled.
     """
     algorithm.validate()
+    federation = algorithm.adjusted(federation)
     algorithm.check(federation)
     if adapt is not None:
         adapt.validate()

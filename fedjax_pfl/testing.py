@@ -112,6 +112,7 @@ def play(
 
     Two seeds run in the program, of which the first is shown.
     """
+    federation = algorithm.adjusted(federation)
     runs = make_runs(algorithm, federation, SEEDS)
     program = Program(runs, federation, rounds, capacity=capacity)
     states = program.start()
@@ -180,7 +181,7 @@ def partial_participation(algorithm: Algorithm) -> None:
 @in_double_precision
 def bits(algorithm: Algorithm) -> None:
     """Same seed, same bits, whatever the number of rounds in a chunk; another seed differs."""
-    federation = toy_federation()
+    federation = algorithm.adjusted(toy_federation())
     states, _ = play(algorithm, federation)
     again, _ = play(algorithm, federation, capacity=3)
     assert_close(again[-1], states[-1], "another capacity", 0)

@@ -26,8 +26,12 @@ class FedAvg(Algorithm):
     """Federated averaging (McMahan et al. 2017): w <- sum_i (n_i / n) LocalSGD(w).
 
     The mixing matrix has rank one. Under a leaf plan with private leaves those stay with their
-    clients, each client's model being the server's leaves and its own.
+    clients, each client's model being the server's leaves and its own. Running statistics of
+    normalisation layers are averaged too: the server's model would otherwise be scored with those
+    it began with.
     """
+
+    batch_norm = "shared"
 
     def init(self, ctx):
         server, private = ctx.federation.plan.split(ctx.initial_model())

@@ -4,6 +4,8 @@ Images are never padded or copied per client: samples stay as they came (uint8 m
 are gathered by index and scaled inside the compiled program.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -81,14 +83,19 @@ class FederatedData:
     def split(self, name: str) -> Split:
         return {"train": self.train, "validation": self.validation, "test": self.test}[name]
 
-    def fetch(self, split: Split, row, positions, valid, dtype) -> Batch:
+    def fetch(
+        self, split: Split, row, positions, valid, dtype, augment: Callable | None = None
+    ) -> Batch:
         """One minibatch: positions [B] within the client's part of a split.
 
         Rows that are not valid repeat the client's first sample: what belongs to another client
-        is never touched, not even under a mask (0 times its NaN would be NaN).
+        is never touched, not even under a mask (0 times its NaN would be NaN). `augment` changes
+        the samples [B, ...] before they are scaled.
         """
         pool = split.index[split.offset[row] + jnp.where(valid, positions, 0)]
         inputs = self.samples[pool]
+        if augment is not None:
+            inputs = augment(inputs)
         inputs = inputs.astype(self.input_dtype(dtype))
         if jnp.issubdtype(inputs.dtype, jnp.floating):
             inputs = inputs * self.scale.astype(dtype) + self.shift.astype(dtype)

@@ -9,18 +9,19 @@ import jax.numpy as jnp
 
 from fedjax_pfl.errors import unknown_name
 
-INITIALIZERS = ("torch", "flax")
+INITIALIZERS = ("torch", "flax", "kaiming")
 
 
 def initializers(name: str, fan_in: int):
     """(kernel initializer, bias initializer) of a layer.
 
     "torch": both uniform in +-1/sqrt(fan_in), PyTorch's default, under which the papers' networks
-    were trained. "flax": LeCun normal kernels and zero biases.
+    were trained. "flax": LeCun normal kernels and zero biases. "kaiming": normal kernels of
+    variance 2/fan_in, and PyTorch's biases.
     """
     if name == "flax":
         return nn.initializers.lecun_normal(), nn.initializers.zeros_init()
-    if name != "torch":
+    if name not in INITIALIZERS:
         raise unknown_name("initializer", name, INITIALIZERS)
     bound = fan_in**-0.5
 
@@ -29,18 +30,33 @@ def initializers(name: str, fan_in: int):
         flat = jax.random.uniform(key, (math.prod(shape),), dtype, -bound, bound)
         return flat.reshape(shape)
 
-    return uniform, uniform
+    def normal(key, shape, dtype=jnp.float32):
+        return (2**0.5 * bound * jax.random.normal(key, (math.prod(shape),), dtype)).reshape(shape)
+
+    return (normal if name == "kaiming" else uniform), uniform
 
 
-def patches(x: jax.Array, kernel: Sequence[int]) -> jax.Array:
-    """Sliding windows: [B, H, W, C] gives [B, H', W', kh * kw * C] (valid, stride 1).
+def _slices(x: jax.Array, axis: int, size: int, stride: int) -> list[jax.Array]:
+    """What the 1st, 2nd, ... element of each sliding window along an axis is, `size` arrays."""
+    last = (x.shape[axis] - size) // stride * stride
+    return [jax.lax.slice_in_dim(x, i, i + last + 1, stride=stride, axis=axis) for i in range(size)]
+
+
+def patches(x: jax.Array, kernel: Sequence[int], stride: int = 1) -> jax.Array:
+    """Sliding windows without padding: [B, H, W, C] gives [B, H', W', kh * kw * C].
 
     Columns first, then rows: kh + kw slices instead of kh * kw.
     """
     kh, kw = kernel
-    height, width = x.shape[1] - kh + 1, x.shape[2] - kw + 1
-    x = jnp.concatenate([x[:, :, j : j + width] for j in range(kw)], axis=-1)
-    return jnp.concatenate([x[:, i : i + height] for i in range(kh)], axis=-1)
+    x = jnp.concatenate(_slices(x, 2, kw, stride), axis=-1)
+    return jnp.concatenate(_slices(x, 1, kh, stride), axis=-1)
+
+
+def _pad(x: jax.Array, padding: int, value: float = 0) -> jax.Array:
+    if not padding:
+        return x
+    around = (padding, padding)
+    return jnp.pad(x, ((0, 0), around, around, (0, 0)), constant_values=value)
 
 
 class Dense(nn.Module):
@@ -58,35 +74,74 @@ class Dense(nn.Module):
 
 
 class Conv(nn.Module):
-    """A stride-1 convolution as patches times weights, [B, H, W, C] to [B, H', W', features].
+    """A convolution as patches times weights, [B, H, W, C] to [B, H', W', features].
 
     Under a client axis every client has its own kernel. XLA makes that a grouped convolution, many
-    times slower than the batched matrix product this is.
+    times slower than the batched matrix product this is. A kernel of 1x1 needs no patches; one of
+    (k, 1) on [B, T, 1, C] is a convolution over time.
     """
 
     features: int
     kernel_size: tuple[int, int]
     padding: int = 0
     initializer: str = "torch"
+    stride: int = 1
+    use_bias: bool = True
 
     @nn.compact
     def __call__(self, x):
         shape = (*self.kernel_size, x.shape[-1], self.features)
         fan_in = shape[0] * shape[1] * shape[2]
         kernel_init, bias_init = initializers(self.initializer, fan_in)
-        kernel = self.param("kernel", kernel_init, shape)
-        bias = self.param("bias", bias_init, (self.features,))
-        if self.padding:
-            around = (self.padding, self.padding)
-            x = jnp.pad(x, ((0, 0), around, around, (0, 0)))
-        x = patches(x, self.kernel_size)
-        kernel, bias = kernel.astype(x.dtype), bias.astype(x.dtype)
-        return x @ kernel.reshape(fan_in, self.features) + bias
+        kernel = self.param("kernel", kernel_init, shape).astype(x.dtype)
+        x = patches(_pad(x, self.padding), self.kernel_size, self.stride)
+        out = x @ kernel.reshape(fan_in, self.features)
+        if not self.use_bias:
+            return out
+        return out + self.param("bias", bias_init, (self.features,)).astype(x.dtype)
 
 
-def max_pool(x: jax.Array, size: int = 2) -> jax.Array:
-    """Maximum over non-overlapping windows; rows and columns left over are cut off."""
-    batch, height, width, channels = x.shape
-    height, width = height // size, width // size
-    x = x[:, : height * size, : width * size]
-    return x.reshape(batch, height, size, width, size, channels).max(axis=(2, 4))
+class Embedding(nn.Module):
+    """Rows of a table, token ids [B, T] to [B, T, features]; id 0 is padding and always zero.
+
+    "torch" draws the table from N(0, 1); "flax" divides it by the square root of `features`.
+    """
+
+    vocab_size: int
+    features: int
+    initializer: str = "torch"
+
+    @nn.compact
+    def __call__(self, ids):
+        if self.initializer not in INITIALIZERS:
+            raise unknown_name("initializer", self.initializer, INITIALIZERS)
+        deviation = self.features**-0.5 if self.initializer == "flax" else 1.0
+
+        def init(key, shape, dtype=jnp.float32):
+            return (deviation * jax.random.normal(key, shape, dtype)).at[0].set(0)
+
+        table = self.param("table", init, (self.vocab_size, self.features))
+        # The mask also keeps row 0's gradient zero.
+        return jnp.where(ids[..., None] == 0, 0, jnp.take(table, ids, axis=0, mode="clip"))
+
+
+def max_pool(x: jax.Array, size: int = 2, stride: int | None = None, padding: int = 0) -> jax.Array:
+    """Maximum over windows, by default side by side; rows and columns left over are cut off."""
+    stride = size if stride is None else stride
+    if stride == size and not padding:
+        batch, height, width, channels = x.shape
+        height, width = height // size, width // size
+        x = x[:, : height * size, : width * size]
+        return x.reshape(batch, height, size, width, size, channels).max(axis=(2, 4))
+    x = _pad(x, padding, -jnp.inf)
+    for axis in (2, 1):
+        first, *others = _slices(x, axis, size, stride)
+        for other in others:
+            first = jnp.maximum(first, other)
+        x = first
+    return x
+
+
+def global_mean(x: jax.Array) -> jax.Array:
+    """Mean over height and width: [B, H, W, C] to [B, C]."""
+    return jnp.mean(x, axis=(1, 2))

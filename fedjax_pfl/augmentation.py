@@ -1,0 +1,63 @@
+"""Random changes to training images, inside the compiled step.
+
+An augmentation is a function `(key, images [B, H, W, C]) -> images` of the same shape and type. It
+sees samples as they are stored, before they are scaled, so what a crop pads with is black. The
+executor gives it a key of its own for every minibatch, folded from (seed, purpose, round,
+permanent client id, step), and applies it to training batches alone.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_pfl.errors import InputError, unknown_name
+
+Augmentation = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+def random_flip(key: jax.Array, images: jax.Array) -> jax.Array:
+    """Mirrors each image left to right with probability 1/2."""
+    flipped = jax.random.bernoulli(key, 0.5, (images.shape[0], 1, 1, 1))
+    return jnp.where(flipped, images[:, :, ::-1], images)
+
+
+def random_crop(key: jax.Array, images: jax.Array, padding: int = 4) -> jax.Array:
+    """A window of each image's own size, anywhere in the image with `padding` zeros around it."""
+    around = (padding, padding)
+    padded = jnp.pad(images, ((0, 0), around, around, (0, 0)))
+    corners = jax.random.randint(key, (images.shape[0], 2), 0, 2 * padding + 1)
+
+    def window(image, corner):
+        return jax.lax.dynamic_slice(image, (corner[0], corner[1], 0), images.shape[1:])
+
+    return jax.vmap(window)(padded, corners)
+
+
+def crop_flip(key: jax.Array, images: jax.Array) -> jax.Array:
+    """`random_crop` with a padding of 4, then `random_flip`: customary for CIFAR (WAFFLE)."""
+    crop_key, flip_key = jax.random.split(key)
+    return random_flip(flip_key, random_crop(crop_key, images))
+
+
+AUGMENTATIONS: dict[str, Augmentation] = {"crop_flip": crop_flip, "flip": random_flip}
+
+
+def resolve_augmentation(
+    augment: str | Augmentation | None, sample_shape: tuple[int, ...]
+) -> Augmentation | None:
+    """The augmentation of that name, a function as it is, or None.
+
+    Raises:
+      InputError: unknown name, or samples that are no images.
+    """
+    if augment is None or callable(augment):
+        return augment
+    if augment not in AUGMENTATIONS:
+        raise unknown_name("augmentation", augment, AUGMENTATIONS)
+    if len(sample_shape) != 3:
+        raise InputError(
+            f"augment={augment!r} takes images [height, width, channels]; the data set's samples "
+            f"have the shape {tuple(sample_shape)}."
+        )
+    return AUGMENTATIONS[augment]

@@ -1,0 +1,72 @@
+"""Batch normalisation whose statistics are client state, with PyTorch's conventions."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+
+def masked_moments(
+    x: jax.Array, valid: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Mean and biased variance per channel, and the number of values behind them.
+
+    Args:
+      x: [B, ..., C].
+      valid: bool [B], the samples that count; all of them by default.
+
+    Returns:
+      (mean [C], variance [C], count []); zeros where no sample is valid.
+    """
+    axes = tuple(range(x.ndim - 1))
+    if valid is None:
+        count = jnp.asarray(x.size // x.shape[-1], x.dtype)
+        mask = True
+    else:
+        count = jnp.sum(valid, dtype=x.dtype) * (x.size // (x.shape[0] * x.shape[-1]))
+        mask = valid.reshape((-1,) + (1,) * (x.ndim - 1))
+    divisor = jnp.maximum(count, 1)
+    mean = jnp.sum(jnp.where(mask, x, 0), axes) / divisor
+    variance = jnp.sum(jnp.where(mask, jnp.square(x - mean), 0), axes) / divisor
+    return mean, variance, count
+
+
+class BatchNorm(nn.Module):
+    """Batch normalisation over the valid samples of a batch, [B, ..., C].
+
+    In training: normalised with the batch's mean and biased variance; the running mean and the
+    running *unbiased* variance move towards the batch's by `momentum`. In evaluation: normalised
+    with the running ones. A batch without a valid sample moves nothing, one with a single value
+    per channel has no unbiased variance and moves the mean alone.
+
+    Parameters are "scale" and "bias", statistics "mean" and "var" of the collection "batch_stats",
+    all [C]. Which of them a server averages is the leaf plan's batch-norm policy.
+    """
+
+    momentum: float = 0.1
+    epsilon: float = 1e-5
+
+    @nn.compact
+    def __call__(self, x, train: bool = False, valid=None):
+        shape = (x.shape[-1],)
+        scale = self.param("scale", nn.initializers.ones_init(), shape)
+        bias = self.param("bias", nn.initializers.zeros_init(), shape)
+        running_mean = self.variable("batch_stats", "mean", jnp.zeros, shape)
+        running_var = self.variable("batch_stats", "var", jnp.ones, shape)
+        # Half-precision sums would lose the statistics.
+        exact = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        if train:
+            mean, variance, count = masked_moments(exact, valid)
+            if self.is_mutable_collection("batch_stats") and not self.is_initializing():
+                unbiased = variance * (count / jnp.maximum(count - 1, 1))
+                self._move(running_mean, mean, count > 0)
+                self._move(running_var, unbiased, count > 1)
+        else:
+            mean = running_mean.value.astype(exact.dtype)
+            variance = running_var.value.astype(exact.dtype)
+        factor = scale.astype(exact.dtype) * jax.lax.rsqrt(variance + self.epsilon)
+        return ((exact - mean) * factor + bias.astype(exact.dtype)).astype(x.dtype)
+
+    def _move(self, running, value, on):
+        old = running.value
+        new = (1 - self.momentum) * old + self.momentum * value.astype(old.dtype)
+        running.value = jnp.where(on, new, old)

@@ -1,0 +1,85 @@
+"""Networks by name: how they are registered, checked and made."""
+
+import inspect
+from collections.abc import Callable
+
+import flax.linen as nn
+
+from fedjax_pfl.errors import InputError, require, unknown_name
+
+MODELS: dict[str, Callable] = {}
+
+
+def model(name: str):
+    """Registers `factory(input_shape, num_classes, initializer, **options) -> linen module`.
+
+    Keyword-only parameters of the factory are the network's options. One called `vocab_size` says
+    that it takes token ids.
+    """
+
+    def register(factory):
+        MODELS[name] = factory
+        return factory
+
+    return register
+
+
+def make_model(
+    name: str, input_shape, num_classes: int, initializer: str = "torch", **options
+) -> nn.Module:
+    """The network of that name for samples of `input_shape`.
+
+    Args:
+      name: one of `MODELS`.
+      input_shape: shape of one sample: [height, width, channels], [d], or [length] for texts.
+      num_classes: C.
+      initializer: "torch" or "flax".
+      **options: of the network, such as hidden=512. `vocab_size` may always be given: it is the
+        data set's number of token ids, None where samples are no texts.
+
+    Raises:
+      InputError: unknown name or option, or a network that cannot take such samples.
+    """
+    if name not in MODELS:
+        raise unknown_name("model", name, MODELS)
+    if initializer not in ("torch", "flax"):
+        raise unknown_name("initializer", initializer, ("torch", "flax"))
+    accepted = options_of(name)
+    vocab_size = options.pop("vocab_size", None)
+    if ("vocab_size" in accepted) != (vocab_size is not None):
+        texts = [other for other in MODELS if "vocab_size" in options_of(other)]
+        raise InputError(
+            f"Model {name!r} takes texts (token ids with a vocab_size); the data set holds none."
+            if vocab_size is None
+            else f"Model {name!r} takes no texts. Use {' or '.join(map(repr, texts))}."
+        )
+    for option in options:
+        if option not in accepted and not accepted:
+            raise InputError(f"Model {name!r} has no options, got {option!r}.")
+        if option not in accepted:
+            raise unknown_name(f"option of model {name!r}", option, accepted)
+    if vocab_size is not None:
+        options["vocab_size"] = vocab_size
+    return MODELS[name](tuple(input_shape), num_classes, initializer, **options)
+
+
+def options_of(name: str) -> tuple[str, ...]:
+    """Names of the options of a network."""
+    parameters = inspect.signature(MODELS[name]).parameters.values()
+    return tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
+
+
+def check_images(name: str, input_shape: tuple[int, ...], smallest: int) -> None:
+    """Raises `InputError` unless samples are images of at least `smallest` pixels a side."""
+    if len(input_shape) != 3 or min(input_shape[:2]) < smallest:
+        raise InputError(
+            f"Model {name!r} takes images [height, width, channels] of at least "
+            f"{smallest}x{smallest} pixels; the data set's samples have the shape {input_shape}. "
+            "Use 'mlp'."
+        )
+
+
+def check_width(name: str, given) -> int:
+    """A number of units, at least 1."""
+    require(isinstance(given, int) and given >= 1, name, given, "an integer of at least 1")
+    return given

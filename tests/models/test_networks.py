@@ -1,0 +1,424 @@
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_pfl.algorithm import Context
+from fedjax_pfl.clients import Shared
+from fedjax_pfl.data.partition import Partition
+from fedjax_pfl.data.sources import dataset_from_arrays
+from fedjax_pfl.errors import InputError
+from fedjax_pfl.federation import federate
+from fedjax_pfl.layers import leaf_plan
+from fedjax_pfl.models.layers import Conv, Embedding, global_mean, initializers, max_pool
+from fedjax_pfl.models.networks import (
+    CNN,
+    DLA,
+    MODELS,
+    FastText,
+    ResNet,
+    TextCNN,
+    make_model,
+)
+from fedjax_pfl.models.resnet import ResidualBlock
+from fedjax_pfl.models.task import LinenTask
+from fedjax_pfl.testing import assert_close
+
+GREY, COLOUR, TINY, TEXT = (28, 28, 1), (32, 32, 3), (64, 64, 3), (200,)
+SMALL_TEXT, LARGE_TEXT = (
+    {"vocab_size": 32_000, "hidden": 32},
+    {"vocab_size": 32_000, "hidden": 512},
+)
+
+# (name, input, C, options, trainable parameters in all, parameters of blocks)
+PAPERS = [
+    ("femnist_cnn", GREY, 62, {}, 2_278_334,
+     {"conv_0": 832, "conv_1": 51_264, "fc": 2_099_200, "head": 127_038}),
+    ("mtfl_cnn", COLOUR, 10, {}, 1_204_874,
+     {"conv_0": 896, "bn_0": 64, "conv_1": 18_496, "bn_1": 128, "fc": 1_180_160, "head": 5_130}),
+    ("mtfl_cnn", COLOUR, 100, {}, 1_251_044, {"head": 51_300}),
+    ("resnet8", TINY, 200, {}, 90_392,
+     {"stem": 464, "block_0": 4_672, "block_1": 14_528, "block_2": 57_728, "head": 13_000}),
+    ("resnet8", TINY, 10, {}, 78_042, {}),
+    ("lenet5", GREY, 10, {}, 61_706,
+     {"conv_0": 156, "conv_1": 2_416, "fc_0": 48_120, "fc_1": 10_164, "head": 850}),
+    ("lenet5_unpadded", GREY, 10, {}, 44_426, {}),
+    ("dla", COLOUR, 10, {}, 16_291_386,
+     {"conv": 7_472, "tree_0": 140_032, "tree_1": 1_445_376, "tree_2": 5_774_336,
+      "tree_3": 8_919_040, "head": 5_130}),
+    ("cnn", GREY, 10, {}, 582_026,
+     {"conv_0": 832, "conv_1": 51_264, "fc": 524_800, "head": 5_130}),
+    ("cnn", COLOUR, 10, {}, 878_538, {"conv_0": 2_432, "fc": 819_712}),
+    ("cnn", COLOUR, 100, {}, 924_708, {}),
+    ("cnn", TINY, 200, {}, 5_694_600, {"fc": (10_816 + 1) * 512, "head": 513 * 200}),
+    ("spfl_cnn", GREY, 10, {}, 431_080,
+     {"conv_0": 520, "conv_1": 25_050, "fc": 400_500, "head": 5_010}),
+    ("spfl_cnn", GREY, 47, {}, 449_617, {}),
+    ("spfl_cnn", COLOUR, 10, {}, 657_080, {"conv_0": 1_520, "fc": 625_500}),
+    ("spfl_cnn", COLOUR, 100, {}, 702_170, {}),
+    ("spfl_cnn", GREY, 10, {"hidden": 512}, 440_812, {}),
+    ("spfl_cnn", GREY, 47, {"hidden": 512}, 459_793, {}),
+    ("spfl_cnn", COLOUR, 10, {"hidden": 512}, 672_212, {}),
+    ("spfl_cnn", COLOUR, 100, {"hidden": 512}, 718_382, {}),
+    ("plga_cnn", GREY, 10, {}, 431_080, {}),
+    ("plga_cnn", COLOUR, 10, {}, 62_006, {}),
+    ("pfedla_lenet", GREY, 10, {}, 85_822,
+     {"conv_0": 416, "conv_1": 12_832, "fc_0": 61_560, "fc_1": 10_164, "head": 850}),
+    ("pfedla_lenet", GREY, 62, {}, 90_242, {}),
+    ("pfedla_lenet_bn", COLOUR, 10, {}, 121_278,
+     {"conv_0": 1_216, "bn_0": 32, "conv_1": 12_832, "bn_1": 64, "fc_0": 96_120}),
+    ("pfedla_lenet_bn", COLOUR, 100, {}, 128_928, {}),
+    ("pfedla_karhoutam", GREY, 10, {}, 14_210_378, {}),
+    ("pfedla_karhoutam_bn", COLOUR, 10, {}, 18_146_250, {}),
+    ("tfconvnet", COLOUR, 10, {}, 122_570, {"fc": 65_600}),
+    ("sattler_convnet", GREY, 62, {}, 18_506, {"head": 257 * 62}),
+    ("fasttext", TEXT, 4, SMALL_TEXT, 1_025_188,
+     {"embedding": 1_024_000, "fc": 32 * 32 + 32, "head": 4 * 32 + 4}),
+    ("fasttext", TEXT, 4, LARGE_TEXT, 16_648_708, {}),
+    ("textcnn", TEXT, 4, SMALL_TEXT, 1_063_904,
+     {"conv_0": 9_700, "conv_1": 12_900, "conv_2": 16_100, "head": 1_204}),
+    ("textcnn", TEXT, 4, LARGE_TEXT, 16_999_904, {}),
+    ("mlp", (8, 8, 1), 10, {}, 64 * 64 + 64 + 650, {}),
+    ("softmax", (8, 8, 1), 10, {}, 650, {"head": 650}),
+]  # fmt: skip
+
+
+def shapes_of(name, shape, classes, options):
+    """(task, shapes of one model, shape of a batch of two)."""
+    task = LinenTask(make_model(name, shape, classes, **options))
+    inputs = jax.ShapeDtypeStruct((2, *shape), jnp.int32 if "vocab_size" in options else "float32")
+    return task, jax.eval_shape(task.initial_model, jax.random.key(0), inputs), inputs
+
+
+def parameters_in(plan, prefix):
+    """Trainable parameters of the blocks whose name begins with `prefix`."""
+    return sum(
+        size
+        for path, size, block in zip(plan.paths, plan.sizes, plan.block_of, strict=True)
+        if path.startswith("params/") and plan.blocks[block].startswith(prefix)
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "classes", "options", "total", "blocks"),
+    PAPERS,
+    ids=[f"{name}-{shape[0]}-{classes}-{total}" for name, shape, classes, _, total, _ in PAPERS],
+)
+def test_parameters_are_the_papers(name, shape, classes, options, total, blocks):
+    task, model, inputs = shapes_of(name, shape, classes, options)
+    plan = leaf_plan(model)
+    assert plan.num_parameters == total
+    assert {block: parameters_in(plan, block) for block in blocks} == blocks
+    assert plan.head == "head"
+    assert parameters_in(plan, "head") == sum(
+        np.prod(leaf.shape) for leaf in jax.tree.leaves(model["params"]["head"])
+    )
+    logits, statistics = jax.eval_shape(
+        lambda m, x: task.apply(m, x, True, jax.random.key(1), jnp.ones(2, bool)), model, inputs
+    )
+    assert logits.shape == (2, classes) and logits.dtype == jnp.float32
+    assert jax.tree.map(jnp.shape, statistics) == {
+        name: jax.tree.map(jnp.shape, model[name]) for name in model if name != "params"
+    }
+    features = jax.eval_shape(task.features, model, inputs)
+    assert features.shape == (2, model["params"]["head"]["kernel"].shape[0])
+
+
+def test_every_network_is_in_the_table():
+    assert set(MODELS) == {name for name, *_ in PAPERS}
+
+
+def test_batch_norms_are_blocks_of_their_own_and_bring_statistics():
+    _, model, _ = shapes_of("mtfl_cnn", COLOUR, 10, {})
+    plan = leaf_plan(model)
+    assert set(plan.blocks) == {"conv_0", "bn_0", "conv_1", "bn_1", "fc", "head"}
+    names = {p for p, b in zip(plan.paths, plan.block_of, strict=True) if plan.blocks[b] == "bn_1"}
+    assert names == {
+        "params/bn_1/scale", "params/bn_1/bias", "batch_stats/bn_1/mean", "batch_stats/bn_1/var"
+    }  # fmt: skip
+    _, model, _ = shapes_of("resnet8", TINY, 10, {})
+    blocks = leaf_plan(model).blocks
+    assert {"stem/conv", "stem/bn", "block_1/shortcut/conv", "block_1/second/bn"} <= set(blocks)
+
+
+def test_stages_are_groups_of_blocks():
+    _, model, _ = shapes_of("spfl_cnn", GREY, 10, {})
+    plan = leaf_plan(model)
+    stages = plan.grouped("stages")
+    assert stages.blocks == ("body", "head") and stages.head == "head"
+    assert stages.shared_block_sizes().tolist() == [426_070, 5_010]
+    assert plan.grouped("blocks") == plan
+    assert plan.grouped("model").shared_block_sizes().tolist() == [431_080]
+    mine = plan.grouped(lambda block: "late" if block in ("fc", "head") else "early")
+    assert mine.blocks == ("early", "late") and mine.head == "late"
+    with pytest.raises(InputError, match="grouping of blocks"):
+        plan.grouped("layers")
+
+
+@pytest.mark.parametrize("policy", ["shared", "local", "affine_shared"])
+def test_groups_keep_what_is_shared(policy):
+    _, model, _ = shapes_of("mtfl_cnn", COLOUR, 10, {})
+    plan = leaf_plan(model, batch_norm=policy)
+    assert plan.grouped("model").shared == plan.shared
+
+
+def test_networks_need_no_convolution():
+    # A convolution under a client axis would be a grouped one.
+    for name, shape, classes, options, *_ in {case[0]: case for case in PAPERS}.values():
+        task, model, inputs = shapes_of(name, shape, classes, options)
+        program = str(jax.make_jaxpr(task.predict)(model, inputs))
+        assert "conv_general" not in program, name
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding"),
+    [
+        ((3, 3), 2, 1),
+        ((5, 5), 1, 0),
+        ((1, 1), 2, 0),
+        ((2, 3), 3, 2),
+        ((3, 1), 1, 0),
+    ],
+)
+def test_convolution_is_xlas(kernel, stride, padding):
+    x = np.random.default_rng(0).normal(size=(2, 8, 7, 3)).astype(np.float32)
+    layer = Conv(4, kernel, padding, stride=stride)
+    weights = layer.init(jax.random.key(0), x)["params"]
+    wanted = jax.lax.conv_general_dilated(
+        x,
+        weights["kernel"],
+        (stride, stride),
+        ((padding, padding),) * 2,
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    )
+    out = layer.apply({"params": weights}, x)
+    np.testing.assert_allclose(out, wanted + weights["bias"], rtol=1e-5, atol=1e-5)
+    bare = Conv(4, kernel, padding, stride=stride, use_bias=False)
+    assert set(bare.init(jax.random.key(0), x)["params"]) == {"kernel"}
+    np.testing.assert_allclose(
+        bare.apply({"params": {"kernel": weights["kernel"]}}, x), wanted, rtol=1e-5, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize(("size", "stride", "padding"), [(2, None, 0), (3, 2, 1), (3, 1, 0)])
+def test_max_pooling_is_xlas(size, stride, padding):
+    x = np.random.default_rng(0).normal(size=(2, 7, 8, 3)).astype(np.float32)
+    step, around = stride or size, (padding, padding)
+    wanted = jax.lax.reduce_window(
+        x, -np.inf, jax.lax.max, (1, size, size, 1), (1, step, step, 1),
+        ((0, 0), around, around, (0, 0)),
+    )  # fmt: skip
+    np.testing.assert_array_equal(max_pool(x, size, stride, padding), wanted)
+
+
+def test_padding_tokens_are_zero_and_learn_nothing():
+    layer = Embedding(5, 3)
+    ids = jnp.array([[0, 2], [4, 0]])
+    weights = layer.init(jax.random.key(0), ids)
+    assert not np.any(weights["params"]["table"][0])
+    poisoned = jax.tree.map(lambda t: t.at[0].set(7), weights)
+    out = layer.apply(poisoned, ids)
+    assert not np.any(out[0, 0]) and not np.any(out[1, 1])
+    np.testing.assert_array_equal(out[0, 1], weights["params"]["table"][2])
+    slope = jax.grad(lambda w: layer.apply(w, ids).sum())(poisoned)["params"]["table"]
+    np.testing.assert_array_equal(slope[:, 0], [0, 0, 1, 0, 1])
+
+
+def test_fasttext_is_a_mean_of_embeddings():
+    ids = jnp.array([[1, 2, 0, 0], [3, 3, 3, 4]])
+    net = FastText(3, 5, 6)
+    weights = jax.jit(net.init)(jax.random.key(0), ids)
+    w = jax.tree.map(np.asarray, weights["params"])
+    mean = w["embedding"]["table"][np.asarray(ids)].sum(1) / 4
+    hidden = mean @ w["fc"]["kernel"] + w["fc"]["bias"]
+    wanted = hidden @ w["head"]["kernel"] + w["head"]["bias"]
+    np.testing.assert_allclose(jax.jit(net.apply)(weights, ids), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_textcnn_by_hand():
+    ids = jnp.array([[1, 2, 0, 4, 1, 0], [3, 3, 3, 4, 2, 1]])
+    net = TextCNN(3, 5, hidden=4, channels=2)
+    weights = jax.jit(net.init)(jax.random.key(0), ids)
+    w = jax.tree.map(np.asarray, weights["params"])
+    x = w["embedding"]["table"][np.asarray(ids)]
+    found = []
+    for i, width in enumerate((3, 4, 5)):
+        kernel = w[f"conv_{i}"]["kernel"][:, 0]
+        over_time = [
+            np.einsum("bkh,khc->bc", x[:, t : t + width], kernel) + w[f"conv_{i}"]["bias"]
+            for t in range(6 - width + 1)
+        ]
+        found.append(np.maximum(over_time, 0).max(0))
+    wanted = np.concatenate(found, -1) @ w["head"]["kernel"] + w["head"]["bias"]
+    np.testing.assert_allclose(jax.jit(net.apply)(weights, ids), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_initial_laws():
+    # PyTorch: uniform in +-1/sqrt(fan_in); ResNet-8: He's normal law; embeddings: N(0, 1).
+    key = jax.random.key(0)
+    conv = Conv(64, (5, 5)).init(key, jnp.zeros((1, 5, 5, 8)))["params"]
+    bound = 200**-0.5
+    assert 0.99 * bound < np.abs(conv["kernel"]).max() <= bound
+    assert np.abs(conv["bias"]).max() <= bound
+    np.testing.assert_allclose(np.std(conv["kernel"]), bound / 3**0.5, rtol=0.02)
+    normal, _ = initializers("kaiming", 200)
+    np.testing.assert_allclose(np.std(normal(key, (200, 64))), 0.1, rtol=0.02)
+    assert make_model("resnet8", TINY, 10).initializer == "kaiming"
+    assert make_model("resnet8", TINY, 10, "flax").initializer == "flax"
+    table = Embedding(500, 40).init(key, jnp.zeros((1, 1), jnp.int32))["params"]["table"]
+    np.testing.assert_allclose(np.std(table[1:]), 1, rtol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "options", "sentence"),
+    [
+        ("lenet", GREY, {}, "Unknown model 'lenet'. Did you mean"),
+        ("cnn", (64,), {}, "takes images .* of at least 4x4 pixels"),
+        ("femnist_cnn", (14, 28, 1), {}, "at least 16x16 pixels"),
+        ("pfedla_karhoutam", (3, 3, 1), {}, "at least 4x4 pixels"),
+        ("mtfl_cnn", (9, 9, 3), {}, "at least 10x10 pixels"),
+        ("spfl_cnn", GREY, {"width": 3}, "Unknown option of model 'spfl_cnn' 'width'"),
+        ("spfl_cnn", GREY, {"hidden": 0}, "hidden must be an integer of at least 1, got 0"),
+        ("mtfl_cnn", COLOUR, {"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
+        ("cnn", COLOUR, {"hidden": 5}, "Model 'cnn' has no options"),
+        ("mlp", (200,), {"vocab_size": 9}, "takes no texts. Use 'fasttext' or 'textcnn'"),
+        ("fasttext", (200,), {}, "takes texts"),
+        ("textcnn", (4,), {"vocab_size": 9}, "at least 5 tokens"),
+    ],
+)
+def test_networks_say_what_they_take(name, shape, options, sentence):
+    with pytest.raises(InputError, match=sentence):
+        make_model(name, shape, 10, **options)
+
+
+def test_smallest_images_work():
+    for name, size in {"femnist_cnn": 16, "mtfl_cnn": 10, "tfconvnet": 18, "lenet5": 12}.items():
+        _, model, _ = shapes_of(name, (size, size, 1), 3, {})
+        assert min(np.prod(leaf.shape) for leaf in jax.tree.leaves(model)) > 0
+        with pytest.raises(InputError):
+            make_model(name, (size - 1, size - 1, 1), 3)
+
+
+def small_federation(module, order=(0, 1, 2), tokens=False, sizes=(5, 2, 3), **options):
+    """Ragged clients with a few samples of 6x6x1 pixels or 6 tokens in 3 classes, in float64."""
+    rng = np.random.default_rng(0)
+    total = sum(sizes) + len(sizes)
+    if tokens:
+        x, extra = rng.integers(0, 9, (total, 6)), {"vocab_size": 9}
+    else:
+        x, extra = rng.normal(size=(total, 6, 6, 1)).astype(np.float32), {}
+    data = dataset_from_arrays("small", x, rng.integers(0, 3, total), num_classes=3, **extra)
+    ends = np.cumsum(sizes)
+    lists = [np.arange(ends[i] - sizes[i], ends[i]) for i in order]
+    partition = Partition.from_lists(train=lists, test=[[total - 1 - i] for i in order])
+    options = {"dtype": "float64", "batch_size": 2, "learning_rate": 0.5} | options
+    return federate(data, partition, module, client_ids=np.asarray(order), **options)
+
+
+def trained(federation, seed=0):
+    """Models of all clients after local training from one model, on the host."""
+
+    @jax.jit
+    def run(federation):
+        zero = jnp.int32(0)
+        ctx = Context(federation, jax.random.key(seed), zero, zero + 1, None)
+        start = Shared(federation.initial_model(jax.random.key(7)))
+        return ctx.train(start, ctx.everyone()).models
+
+    return jax.tree.map(np.asarray, run(federation))
+
+
+def test_dropout_masks_belong_to_permanent_ids():
+    with jax.enable_x64(True):
+        net = CNN(3, (2,), 3, 0, 5, dropout=0.5)
+        models = trained(small_federation(net, client_execution="map"))
+        order = np.array([2, 0, 1])
+        moved = trained(small_federation(net, order, client_execution="vmap"))
+        assert_close(moved, jax.tree.map(lambda x: x[order], models), "other rows, vmap")
+
+
+def test_evaluation_drops_nothing():
+    net = make_model("textcnn", (6,), 3, vocab_size=9, hidden=2)
+    ids = jnp.arange(12).reshape(2, 6) % 9
+    model = jax.jit(net.init)(jax.random.key(0), ids)
+    task = LinenTask(net)
+    plain = jax.jit(net.clone(dropout=0.0).apply, static_argnums=2)(model, ids, True)
+    assert_close(jax.jit(task.predict)(model, ids), plain, "evaluation", 1e-6)
+    dropped, _ = jax.jit(task.apply, static_argnums=2)(model, ids, True, jax.random.key(1), None)
+    assert not np.allclose(dropped, plain)
+
+
+@pytest.mark.parametrize("name", ["fasttext", pytest.param("textcnn", marks=pytest.mark.slow)])
+def test_texts_train_under_a_client_axis(name):
+    federation = small_federation(
+        name, tokens=True, dtype="float32", client_execution="vmap", model_options={"hidden": 4}
+    )
+    assert federation.task.module.vocab_size == 9
+    models = trained(federation)
+    assert not np.any(models["params"]["embedding"]["table"][:, 0])
+    for leaf in jax.tree.leaves(models):
+        assert np.isfinite(leaf).all() and not np.array_equal(leaf[0], leaf[1])
+
+
+def test_texts_need_a_network_for_texts():
+    with pytest.raises(InputError, match="takes no texts"):
+        small_federation("mlp", tokens=True)
+
+
+class OneBlock(nn.Module):
+    """A residual block of stride 2 and a mean: enough to stand for the deep networks."""
+
+    @nn.compact
+    def __call__(self, x, train=False, valid=None):
+        return global_mean(ResidualBlock(3, 2)(x, train, valid))
+
+
+@pytest.mark.parametrize(
+    "net",
+    [
+        OneBlock(),
+        pytest.param(ResNet(3, (2, 3)), marks=pytest.mark.slow),
+        pytest.param(DLA(3, (2, 2), ((3, 1, 1), (4, 2, 2))), marks=pytest.mark.slow),
+    ],
+    ids=["block", "resnet", "dla"],
+)
+def test_deep_networks_are_the_same_in_lanes(net):
+    task = LinenTask(net, dtype="float64")
+    valid = np.array([[True, True], [True, False]])
+    with jax.enable_x64(True):
+        x = jax.random.normal(jax.random.key(1), (2, 2, 6, 6, 1))
+        models = jax.jit(jax.vmap(task.initial_model))(jax.random.split(jax.random.key(0)), x)
+
+        def slope(model, x, valid):
+            def loss(params):
+                logits, new = task.apply({**model, "params": params}, x, True, None, valid)
+                return jnp.sum(jnp.where(valid[:, None], logits**2, 0)), new
+
+            return jax.grad(loss, has_aux=True)(model["params"])
+
+        both = jax.jit(jax.vmap(slope))(models, x, valid)
+        for lane in (0, 1):
+            one = jax.jit(slope)(jax.tree.map(lambda m, i=lane: m[i], models), x[lane], valid[lane])
+            assert_close(jax.tree.map(lambda b, i=lane: b[i], both), one, f"lane {lane}")
+
+
+@pytest.mark.slow
+def test_one_step_of_dla():
+    task = LinenTask(make_model("dla", COLOUR, 10))
+    x = jax.random.normal(jax.random.key(1), (2, *COLOUR))
+    model = jax.jit(task.initial_model)(jax.random.key(0), x)
+
+    @jax.jit
+    def step(model):
+        def loss(params):
+            logits, new = task.apply({**model, "params": params}, x, True, None, jnp.ones(2, bool))
+            return task.losses(logits, jnp.array([0, 1])).mean(), new
+
+        (value, new), slope = jax.value_and_grad(loss, has_aux=True)(model["params"])
+        return value, {"params": jax.tree.map(lambda p, g: p - 0.01 * g, model["params"], slope),
+                       **new}  # fmt: skip
+
+    first, model = step(model)
+    second, _ = step(model)
+    assert np.isfinite(first) and second < first

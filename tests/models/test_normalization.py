@@ -1,0 +1,278 @@
+"""Batch normalisation against NumPy in float64, and what its three policies share."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_pfl import keys
+from fedjax_pfl.algorithms.fedavg import FedAvg
+from fedjax_pfl.data.partition import Partition
+from fedjax_pfl.data.sources import dataset_from_arrays
+from fedjax_pfl.errors import InputError
+from fedjax_pfl.federation import federate
+from fedjax_pfl.layers import join, leaf_plan
+from fedjax_pfl.models.layers import Dense
+from fedjax_pfl.models.normalization import BatchNorm, masked_moments
+from fedjax_pfl.schedules import batch_indices
+from fedjax_pfl.testing import assert_close, play
+
+EPSILON, MOMENTUM = 1e-5, 0.1
+
+
+class Reference:
+    """Batch normalisation as PyTorch has it, of rows [n, C], with its gradients by hand."""
+
+    def __init__(self, scale, bias, mean, var):
+        self.scale, self.bias = np.array(scale, float), np.array(bias, float)
+        self.mean, self.var = np.array(mean, float), np.array(var, float)
+
+    def forward(self, rows):
+        n = len(rows)
+        mean = rows.sum(0) / n
+        centred = rows - mean
+        biased = (centred**2).sum(0) / n
+        self.mean = (1 - MOMENTUM) * self.mean + MOMENTUM * mean
+        if n > 1:
+            self.var = (1 - MOMENTUM) * self.var + MOMENTUM * biased * n / (n - 1)
+        self.inverse = 1 / np.sqrt(biased + EPSILON)
+        self.normalised = centred * self.inverse
+        return self.scale * self.normalised + self.bias
+
+    def backward(self, slope):
+        """(gradient of the rows, of the scale, of the bias)."""
+        inner = slope * self.scale
+        through_mean = inner.mean(0)
+        through_var = self.normalised * (inner * self.normalised).mean(0)
+        rows = self.inverse * (inner - through_mean - through_var)
+        return rows, (slope * self.normalised).sum(0), slope.sum(0)
+
+    def evaluate(self, rows):
+        return self.scale * (rows - self.mean) / np.sqrt(self.var + EPSILON) + self.bias
+
+
+def variables(channels, rng):
+    return {
+        "params": {"scale": rng.normal(size=channels), "bias": rng.normal(size=channels)},
+        "batch_stats": {"mean": rng.normal(size=channels), "var": rng.uniform(1, 2, channels)},
+    }
+
+
+def reference_of(tree):
+    return Reference(**tree["params"], **tree["batch_stats"])
+
+
+@pytest.mark.parametrize("shape", [(6, 3), (6, 2, 3, 3)])
+@pytest.mark.parametrize("valid", [(1, 1, 1, 1, 1, 1), (1, 0, 1, 1, 0, 0), (0, 0, 0, 1, 0, 0)])
+def test_forward_backward_and_running_statistics(shape, valid):
+    rng = np.random.default_rng(0)
+    valid = np.array(valid, bool)
+    tree = variables(3, rng)
+    reference = reference_of(tree)
+    with jax.enable_x64(True):
+        for _ in range(2):  # the second step starts from statistics that moved
+            x, slope = rng.normal(3, 2, shape), rng.normal(size=shape)
+            slope[~valid] = 0  # what the masked loss of a batch gives
+
+            def scalar(params, x, tree=tree, slope=slope):
+                out, new = BatchNorm().apply(
+                    {**tree, "params": params}, x, True, valid, mutable=["batch_stats"]
+                )
+                return (out * slope).sum(), (out, new)
+
+            (_, (out, new)), (of_params, of_x) = jax.value_and_grad(scalar, (0, 1), has_aux=True)(
+                tree["params"], x
+            )
+            wanted = reference.forward(x[valid].reshape(-1, 3))
+            rows, scale, bias = reference.backward(slope[valid].reshape(-1, 3))
+            assert_close(out[valid].reshape(-1, 3), wanted, "output")
+            assert_close(of_x[valid].reshape(-1, 3), rows, "gradient of the input")
+            assert not np.any(of_x[~valid])
+            assert_close(of_params, {"bias": bias, "scale": scale}, "gradient of the parameters")
+            tree = {**tree, **new}
+            assert_close(tree["batch_stats"]["mean"], reference.mean, "running mean")
+            assert_close(tree["batch_stats"]["var"], reference.var, "running variance")
+        out = BatchNorm().apply(tree, x, False, valid)
+        assert_close(out.reshape(-1, 3), reference.evaluate(x.reshape(-1, 3)), "evaluation")
+
+
+def test_batches_without_a_sample_or_with_one_value():
+    rng = np.random.default_rng(0)
+    tree, x = jax.tree.map(np.float32, (variables(3, rng), rng.normal(size=(4, 3))))
+
+    def after(valid):
+        out, new = BatchNorm().apply(tree, x, True, np.array(valid), mutable=["batch_stats"])
+        assert np.isfinite(out).all()
+        return new["batch_stats"]
+
+    empty = after([False] * 4)
+    assert_close(empty, tree["batch_stats"], "nothing valid", 1e-6)
+    single = after([False, True, False, False])
+    assert_close(single["var"], tree["batch_stats"]["var"], "variance of one value", 1e-6)
+    assert_close(single["mean"], 0.9 * tree["batch_stats"]["mean"] + 0.1 * x[1], "mean", 1e-6)
+
+
+def test_padding_has_no_influence():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(4, 2, 3)).astype(np.float32)
+    valid = np.array([True, True, False, True])
+    other = x.copy()
+    other[2] = 1e6
+    for a, b in zip(masked_moments(x, valid), masked_moments(other, valid), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert masked_moments(x, valid)[2] == 6 and masked_moments(x)[2] == 8
+
+
+def test_lanes_are_loops():
+    rng = np.random.default_rng(0)
+    tree = variables(3, rng)
+    x, valid = rng.normal(size=(5, 4, 3)), rng.random((5, 4)) < 0.6
+
+    def one(x, valid):
+        return BatchNorm().apply(tree, x, True, valid, mutable=["batch_stats"])
+
+    with jax.enable_x64(True):
+        together = jax.vmap(one)(x, valid)
+        for i in range(5):
+            lane = jax.tree.map(lambda leaf, i=i: leaf[i], together)
+            assert_close(lane, one(x[i], valid[i]), f"lane {i}")
+
+
+def test_half_precision_keeps_its_statistics():
+    x = 100 + np.random.default_rng(0).normal(size=(512, 1)).astype(np.float32)
+    half = jnp.asarray(x, jnp.bfloat16)
+    tree = BatchNorm().init(jax.random.key(0), half)
+    out, new = BatchNorm().apply(tree, half, True, mutable=["batch_stats"])
+    assert out.dtype == jnp.bfloat16
+    exact = np.asarray(half, np.float64)
+    np.testing.assert_allclose(new["batch_stats"]["mean"][0], 0.1 * exact.mean(), rtol=1e-5)
+    np.testing.assert_allclose(new["batch_stats"]["var"][0], 0.9 + 0.1 * exact.var(ddof=1), 1e-3)
+
+
+def test_initialising_moves_nothing():
+    tree = BatchNorm().init(jax.random.key(0), jnp.full((4, 2), 5.0), True)
+    assert_close(tree["batch_stats"], {"mean": np.zeros(2), "var": np.ones(2)}, "statistics", 0)
+
+
+# FedAvg of a network with batch normalisation, everything by hand.
+
+
+class NormNet(nn.Module):
+    """A linear layer, batch normalisation, ReLU, a head."""
+
+    hidden: int = 4
+    num_classes: int = 3
+
+    def setup(self):
+        self.fc = Dense(self.hidden)
+        self.bn = BatchNorm()
+        self.head = Dense(self.num_classes)
+
+    def __call__(self, x, train: bool = False, valid=None):
+        return self.head(nn.relu(self.bn(self.fc(x), train, valid)))
+
+
+SIZES, ROUNDS, RATE = (7, 3, 1), 2, 0.3
+
+
+def federation_of(policy, dtype="float32"):
+    rng = np.random.default_rng(0)
+    total = sum(SIZES) + len(SIZES)
+    x, y = rng.normal(2, 1, (total, 4)), rng.integers(0, 3, total)
+    data = dataset_from_arrays("norm", x.astype(np.float32), y, num_classes=3)
+    lists = np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1])
+    partition = Partition.from_lists(train=lists, test=[[total - 1 - i] for i in range(3)])
+    options = {"batch_size": 4, "learning_rate": RATE, "dtype": dtype}
+    options["client_execution"] = "vmap" if policy == "local" else "map"
+    return federate(data, partition, NormNet(), batch_norm=policy, **options)
+
+
+def sgd_step(model, x, y):
+    """One step of a client, in place, by hand."""
+    weights, norm = (
+        model["params"],
+        Reference(**model["params"]["bn"], **model["batch_stats"]["bn"]),
+    )
+    inner = norm.forward(x @ weights["fc"]["kernel"] + weights["fc"]["bias"])
+    hidden = np.maximum(inner, 0)
+    logits = hidden @ weights["head"]["kernel"] + weights["head"]["bias"]
+    shares = np.exp(logits - logits.max(1, keepdims=True))
+    shares /= shares.sum(1, keepdims=True)
+    slope = (shares - np.eye(3)[y]) / len(y)
+    back = slope @ weights["head"]["kernel"].T * (inner > 0)
+    rows, scale, bias = norm.backward(back)
+    gradient = {
+        "bn": {"scale": scale, "bias": bias},
+        "fc": {"kernel": x.T @ rows, "bias": rows.sum(0)},
+        "head": {"kernel": hidden.T @ slope, "bias": slope.sum(0)},
+    }
+    model["params"] = jax.tree.map(lambda w, g: w - RATE * g, weights, gradient)
+    model["batch_stats"] = {"bn": {"mean": norm.mean, "var": norm.var}}
+
+
+def averaged(path, policy):
+    if "bn" not in path:
+        return True
+    return policy == "shared" or (policy == "affine_shared" and path.startswith("params"))
+
+
+def fedavg_by_hand(federation, model, policy):
+    """Every client's model after the rounds."""
+    data = federation.data
+    models = [jax.tree.map(np.array, model) for _ in SIZES]
+    x, y = np.asarray(data.samples, float), np.asarray(data.labels)
+    shares = np.array(SIZES) / sum(SIZES)
+    for t in range(ROUNDS):
+        key = keys.of_round(jax.random.key(0), "train", t)
+        for i, model in enumerate(models):
+            for (batch,) in batch_indices(federation.schedule, data.train, key, i, i):
+                sgd_step(model, x[np.asarray(batch)], y[np.asarray(batch)])
+        flat = [jax.tree_util.tree_flatten_with_path(model) for model in models]
+        for leaf, (path, _) in enumerate(flat[0][0]):
+            name = "/".join(entry.key for entry in path)
+            if averaged(name, policy):
+                mean = sum(p * f[0][leaf][1] for p, f in zip(shares, flat, strict=True))
+                for f in flat:
+                    f[0][leaf] = (path, mean)
+        models = [f[1].unflatten([value for _, value in f[0]]) for f in flat]
+    return models
+
+
+@pytest.mark.parametrize("policy", ["shared", "local", "affine_shared"])
+def test_fedavg_shares_what_the_policy_says(policy):
+    with jax.enable_x64(True):
+        federation = federation_of(policy, "float64")
+        start = federation.initial_model(keys.derive(jax.random.key(0), "init"))
+        wanted = fedavg_by_hand(federation, start, policy)
+        last = play(FedAvg(), federation, ROUNDS, ROUNDS)[0][-1]
+        for i, model in enumerate(wanted):
+            mine = jax.tree.map(lambda leaf, i=i: leaf[i], last.private)
+            assert_close(join(last.server, mine), model, f"client {i}")
+
+
+def test_policies_name_their_leaves():
+    federation = federation_of(None)
+    model = jax.eval_shape(federation.initial_model, jax.random.key(0))
+    assert federation.plan.blocks == ("bn", "fc", "head")
+    for policy in ("shared", "local", "affine_shared"):
+        plan = leaf_plan(model, batch_norm=policy)
+        assert plan.shared == tuple(averaged(path, policy) for path in plan.paths)
+    assert plan.num_parameters == 4 * 4 + 4 + 8 + 4 * 3 + 3
+    with pytest.raises(InputError, match="batch-norm policy 'none'"):
+        leaf_plan(model, batch_norm="none")
+
+
+def test_a_method_has_a_policy_and_the_user_the_last_word():
+    plan = federation_of(None).plan
+    assert plan.shared == federation_of("affine_shared").plan.shared
+    assert plan.with_default_norm("local") == federation_of("local").plan
+    assert federation_of("shared").plan.with_default_norm("local").batch_norm == "shared"
+
+
+def test_traffic_of_the_policies():
+    sizes = {
+        policy: federation_of(policy).plan.shared_block_sizes().tolist()
+        for policy in ("shared", "local", "affine_shared")
+    }
+    assert sizes == {"shared": [16, 20, 15], "local": [0, 20, 15], "affine_shared": [8, 20, 15]}
