@@ -89,6 +89,7 @@ class Context:
 
     def everyone(self, rows: jax.Array | None = None) -> Cohort:
         """A cohort of the clients `rows` (all by default) in which nobody is absent or late."""
+        in_place = rows is None
         rows = jnp.arange(self.num_clients, dtype=jnp.int32) if rows is None else rows
         yes, zero = jnp.ones(rows.shape, bool), jnp.zeros(rows.shape, jnp.int32)
         return Cohort(
@@ -102,6 +103,7 @@ class Context:
             mask=yes,
             diverged=~yes,
             num_clients=self.num_clients,
+            in_place=in_place,
         )
 
     def train(

@@ -91,7 +91,7 @@ def resolve_execution(clients: str | int = "auto", seeds: str = "auto") -> Execu
     word = default if word == "auto" else word
     chunk = {"map": 1, "vmap": 0}.get(word)
     if chunk is None:
-        if not word.isdigit() or int(word) < 1:
+        if not (word.isascii() and word.isdigit()) or int(word) < 1:
             raise InputError(
                 f"client_execution must be one of {', '.join(CLIENT_AXES)}, got {clients!r}."
             )

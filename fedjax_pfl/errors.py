@@ -22,6 +22,12 @@ def unknown_name(kind: str, given: str, valid: Iterable[str]) -> InputError:
     return InputError(f"Unknown {kind} {given!r}.{hint} Valid: {', '.join(valid)}.")
 
 
+def require_whole(name: str, given, low: int) -> None:
+    """Raises `InputError` unless `given` is a whole number (no bool) of at least `low`."""
+    whole = hasattr(given, "__index__") and not isinstance(given, bool)
+    require(whole and given >= low, name, given, f"a whole number of at least {low}")
+
+
 def require(condition: bool, name: str, given, allowed: str) -> None:
     """Raises `InputError` unless `condition` holds: "`name` must be `allowed`, got `given`."."""
     if not condition:

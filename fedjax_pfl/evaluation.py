@@ -94,7 +94,7 @@ def _score_client(federation: "Federation", part: Split, model: Tree, row: jax.A
             loss + jnp.sum(losses).astype(loss.dtype),
         )
 
-    zero = (jnp.int32(0), jnp.int32(0), jnp.zeros((), task.dtype))
+    zero = (jnp.int32(0), jnp.int32(0), jnp.zeros((), jnp.promote_types(task.dtype, jnp.float32)))
     _, correct, loss = lax.while_loop(lambda state: state[0] < size, one, zero)
     return correct, loss
 
@@ -173,7 +173,7 @@ def evaluate(
     """
     federation = ctx.federation
     splits = [name for name in ("test", "validation") if federation.data.split(name).total]
-    dtype = federation.task.dtype
+    dtype = jnp.promote_types(federation.task.dtype, jnp.float32)
     last = ctx.t + 1 == ctx.total
 
     def chunk(rows: jax.Array) -> dict[str, jax.Array]:

@@ -13,8 +13,8 @@ from fedjax_pfl.data.federated import FederatedData, make_split
 from fedjax_pfl.data.partition import Partition
 from fedjax_pfl.data.scaling import input_scaling
 from fedjax_pfl.data.sources import Dataset
-from fedjax_pfl.errors import InputError, require
-from fedjax_pfl.layers import LeafPlan, leaf_plan
+from fedjax_pfl.errors import InputError, require, require_whole, unknown_name
+from fedjax_pfl.layers import LeafPlan, creation_order, leaf_plan
 from fedjax_pfl.local_training import SGD
 from fedjax_pfl.models.networks import make_model
 from fedjax_pfl.models.task import Task, as_task
@@ -126,10 +126,14 @@ def federate(
     finite = 0 <= learning_rate < np.inf
     require(finite, "learning_rate", learning_rate, "a finite number of at least 0")
     require(0 < learning_rate_decay <= 1, "learning_rate_decay", learning_rate_decay, "in (0, 1]")
-    require(eval_batch_size >= 1, "eval_batch_size", eval_batch_size, "at least 1")
+    require_whole("eval_batch_size", eval_batch_size, 1)
+    check_dtype(dtype)
     optimizer = optimizer or SGD(momentum=momentum, weight_decay=weight_decay)
     if isinstance(optimizer, SGD):
         optimizer.validate()
+    elif not callable(optimizer):
+        given, allowed = type(optimizer).__name__, "a function learning_rate -> optax optimizer"
+        require(False, "optimizer", given, allowed)
     schedule = Schedule(local_epochs, local_steps, batch_size, drop_last=drop_last)
     schedule.validate()
     if isinstance(model, str):
@@ -147,7 +151,8 @@ def federate(
             hash(static_value)
         except TypeError as error:
             raise InputError(f"{name} must be hashable (tuples for lists): {error}.") from error
-    plan = leaf_plan(check_model(task, data), share=share, head=head, batch_norm=batch_norm)
+    shapes, order = check_model(task, data)
+    plan = leaf_plan(shapes, share=share, head=head, batch_norm=batch_norm, order=order)
     return Federation(
         data=jax.device_put(data),
         participation=participation(
@@ -165,34 +170,54 @@ def federate(
     )
 
 
+def check_dtype(dtype: str) -> None:
+    """Raises `InputError` unless models and inputs can have that type."""
+    names = ("float32", "float64", "bfloat16", "float16")
+    if dtype not in names:
+        raise unknown_name("dtype", dtype, names)
+    if dtype == "float64" and not jax.config.jax_enable_x64:
+        raise InputError(
+            "dtype float64 needs JAX's 64-bit types: jax.config.update('jax_enable_x64', True)."
+        )
+
+
 def initial_model(task: Task, data: FederatedData, key: jax.Array) -> Tree:
     """A fresh model of one client for the data's samples."""
     shape = (1, *data.samples.shape[1:])
     return task.initial_model(key, jnp.zeros(shape, data.input_dtype(task.dtype)))
 
 
-def check_model(task: Task, data: FederatedData) -> Tree:
-    """Shapes of one client's model, after a dry run of its forward pass.
+def check_model(task: Task, data: FederatedData) -> tuple[Tree, list[str]]:
+    """(shapes of one client's model, its blocks in order), after a dry run of its forward pass.
 
     Raises:
       InputError: the model can't take the data's samples, or does not return [B, C] logits.
     """
     sample = tuple(data.samples.shape[1:])
     inputs = jax.ShapeDtypeStruct((2, *sample), data.input_dtype(task.dtype))
+    order = []
+
+    def first_model():
+        key = jax.random.key(0)
+        order.extend(creation_order(task.init(key, jnp.zeros(inputs.shape, inputs.dtype))))
+        return initial_model(task, data, key)
+
     try:
-        model = jax.eval_shape(lambda: initial_model(task, data, jax.random.key(0)))
+        model = jax.eval_shape(first_model)
         logits = jax.eval_shape(task.predict, model, inputs)
     except InputError:
         raise
     except Exception as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(f"The model can't take samples of shape {sample}: {reason}") from error
-    if logits.shape != (2, data.num_classes):
+    shape = getattr(logits, "shape", None)
+    if shape != (2, data.num_classes):
+        got = type(logits).__name__ if shape is None else list(shape)
         raise InputError(
             f"The model must return logits [batch, {data.num_classes}] (one for each class), got "
-            f"{list(logits.shape)} for a batch of 2."
+            f"{got} for a batch of 2."
         )
-    return model
+    return model, order
 
 
 def federated_data(
@@ -210,12 +235,10 @@ def federated_data(
     partition.validate(len(labels), dataset.num_classes, labels)
     scale, shift = input_scaling(input_scaling_name, dataset)
     ids = np.arange(partition.num_clients) if client_ids is None else np.asarray(client_ids)
-    require(
-        ids.shape == (partition.num_clients,) and len(set(ids.tolist())) == len(ids),
-        "client_ids",
-        ids.shape,
-        f"{partition.num_clients} distinct integers",
-    )
+    known = ids.dtype.kind in "iu" and ids.shape == (partition.num_clients,)
+    distinct = known and len(set(ids.tolist())) == len(ids) and 0 <= ids.min() <= ids.max() < 2**31
+    allowed = f"{partition.num_clients} distinct whole numbers in 0..2^31-1"
+    require(distinct, "client_ids", ids.tolist(), allowed)
     counts = partition.class_counts(labels, dataset.num_classes, "train")
     label_map = partition.label_map
     return FederatedData(

@@ -7,7 +7,7 @@ which leaves the server aggregates; all others are private and stay with their c
 LG-FedAvg, FedBN, FedRep and FedBABU are plans, not engines.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -131,12 +131,12 @@ class LeafPlan:
 
 
 def _trainable(path: str) -> bool:
-    return path.startswith("params/")
+    return path.partition("/")[0] == "params"
 
 
 def _block_name(path: str) -> str:
-    inner = path.split("/")[1:]
-    return "/".join(inner[:-1]) or inner[-1]
+    collection, *inner = path.split("/")
+    return "/".join(inner[:-1]) or (inner[-1] if inner else collection)
 
 
 def join(shared: Tree, private: Tree) -> Tree:
@@ -151,12 +151,32 @@ def path_name(path) -> str:
     return "/".join(str(getattr(k, "key", getattr(k, "idx", getattr(k, "name", k)))) for k in path)
 
 
+def creation_order(model: Tree) -> list[str]:
+    """Blocks of a freshly made model in the order in which the network made its parameters.
+
+    Dictionaries remember it until they are flattened: call this on what `init` returns.
+    """
+    paths = []
+
+    def walk(tree, path):
+        if isinstance(tree, Mapping):
+            for name, part in tree.items():
+                walk(part, (*path, str(name)))
+        else:
+            flat, _ = jax.tree_util.tree_flatten_with_path(tree)
+            paths.extend("/".join((*path, path_name(rest))).rstrip("/") for rest, _ in flat)
+
+    walk(model.get("params", model), ("params",))
+    return list(dict.fromkeys(_block_name(path) for path in paths))
+
+
 def leaf_plan(
     model: Tree,
     *,
     share: str | Callable[[str], bool] = "all",
     head: str | None = None,
     batch_norm: str | None = None,
+    order: Sequence[str] = (),
 ) -> LeafPlan:
     """Derives the plan of a model from its shapes.
 
@@ -164,10 +184,12 @@ def leaf_plan(
       model: one client's model or its `jax.eval_shape`.
       share: "all", "none", "head", "body" (all but the head), or a predicate on the leaf's path.
       head: the classifier's block, such as "head" or "layers/dense_2"; by default the block named
-        "head" if there is one, else the last block of the parameters.
+        "head" if there is one, else the last block of the parameters in `order`.
       batch_norm: "shared" averages affine parameters and running statistics, "local" neither,
         "affine_shared" only the affine parameters. None is the method's default, which is
         "affine_shared" where it has none.
+      order: names of blocks as the network makes them (`creation_order`); flattening sorts them by
+        the alphabet, which is what is left without it.
 
     Raises:
       InputError: unknown name of `share` or `batch_norm`, or no block named `head`.
@@ -181,10 +203,11 @@ def leaf_plan(
     require(bool(paths), "model", model, "a pytree with at least one array")
 
     names = [_block_name(path) for path in paths]
-    blocks = tuple(dict.fromkeys(names))
-    trainable = [n for n, p in zip(names, paths, strict=True) if _trainable(p)]
+    blocks = tuple(dict.fromkeys([*(name for name in order if name in names), *names]))
+    trainable = {n for n, p in zip(names, paths, strict=True) if _trainable(p)}
+    require(bool(trainable), "model", list(paths), "one with trainable leaves")
     if head is None:
-        head = "head" if "head" in blocks else trainable[-1]
+        head = "head" if "head" in blocks else [b for b in blocks if b in trainable][-1]
     elif head not in blocks:
         raise unknown_name("block for the head", head, blocks)
 

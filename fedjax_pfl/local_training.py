@@ -159,7 +159,7 @@ def train(
         carry = Shared(begin(models.model))
     else:
         carry = jax.vmap(begin)(models)
-    if active is None and not (cohort.everyone and federation.participation.punctual):
+    if active is None and not (cohort.in_place and federation.participation.punctual):
         active = cohort.mask
 
     def finish(state: LocalState, client: Client):

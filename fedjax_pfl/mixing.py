@@ -40,11 +40,12 @@ def inverse(distances: jax.Array, senders: jax.Array, floor: jax.Array | float =
         models finite.
     """
     floor = jnp.maximum(jnp.asarray(floor, distances.dtype), jnp.finfo(distances.dtype).tiny)
-    # Divided by the row's smallest first: 1 / 1e-38 would overflow in the sum.
-    clipped = jnp.where(senders, jnp.maximum(distances, floor), jnp.inf)
-    nearest = jnp.min(clipped, axis=-1, keepdims=True)
-    nearest = jnp.where(jnp.isfinite(nearest), nearest, 1)
-    return normalize(nearest / clipped, senders)
+    # In units of the row's smallest: 1 / 1e-38 would overflow in the sum. A constant, since rows
+    # are normalised anyway.
+    clipped = jnp.maximum(distances, floor)
+    nearest = jnp.min(jnp.where(senders, clipped, jnp.inf), axis=-1, keepdims=True)
+    nearest = jax.lax.stop_gradient(jnp.where(jnp.isfinite(nearest), nearest, 1))
+    return normalize(1 / (clipped / nearest), senders)
 
 
 def softmax(scores: jax.Array, senders: jax.Array, temperature: float = 1.0) -> jax.Array:
@@ -116,5 +117,6 @@ def check(weights: np.ndarray, tolerance: float = 1e-5) -> None:
     """Raises `InputError` unless every row is non-negative and sums to one (host side)."""
     weights = np.asarray(weights)
     require(bool((weights >= -tolerance).all()), "weights", weights.min(), "non-negative")
-    worst = float(np.abs(weights.sum(-1) - 1).max())
-    require(worst <= tolerance, "row sums of the mixing matrix", 1 + worst, "one")
+    sums = weights.sum(-1).ravel()
+    worst = float(sums[np.argmax(np.abs(sums - 1))])
+    require(abs(worst - 1) <= tolerance, "row sums of the mixing matrix", worst, "one")

@@ -35,6 +35,7 @@ class Cohort:
         this round, without the ones whose training went non-finite.
       diverged: bool [M], whose training went non-finite in this round.
       num_clients: N.
+      in_place: whether row i of the cohort is row i of the client axis, nobody left out.
     """
 
     rows: jax.Array
@@ -47,18 +48,15 @@ class Cohort:
     mask: jax.Array
     diverged: jax.Array
     num_clients: int = static()
+    in_place: bool = static(False)
 
     @property
     def size(self) -> int:
         return self.rows.shape[0]
 
-    @property
-    def everyone(self) -> bool:
-        return self.size == self.num_clients
-
     def gather(self, stack: Tree) -> Tree:
         """Rows of the cohort: leaves [N, ...] give [M, ...]."""
-        return stack if self.everyone else trees.take(stack, self.rows)
+        return stack if self.in_place else trees.take(stack, self.rows)
 
     def scatter(self, stack: Tree, values: Tree, where: jax.Array | None = None) -> Tree:
         """Writes `values` [M, ...] into the stack [N, ...] for the members of the mask.
@@ -69,7 +67,7 @@ class Cohort:
         where = self.mask if where is None else where
         where &= trees.rows_finite(values, self.size)
         kept = trees.where(where, values, self.gather(stack))
-        return kept if self.everyone else trees.put(stack, self.rows, kept)
+        return kept if self.in_place else trees.put(stack, self.rows, kept)
 
     def keep(self, finite: jax.Array) -> "Cohort":
         """The cohort without the members that are not `finite` [M]; they count as diverged."""
@@ -77,7 +75,7 @@ class Cohort:
 
     def spread(self, values: jax.Array, fill) -> jax.Array:
         """Per-member values [M, ...] as per-client values [N, ...], `fill` for the absent."""
-        if self.everyone:
+        if self.in_place:
             return values
         full = jnp.full((self.num_clients, *values.shape[1:]), fill, values.dtype)
         return full.at[self.rows].set(values)
@@ -90,7 +88,7 @@ class Cohort:
         """
         own = ~self.mask | ~jnp.any(weights != 0, axis=-1)
         weights = jnp.where(own[..., None], jnp.eye(self.size, dtype=weights.dtype), weights)
-        if self.everyone:
+        if self.in_place:
             return weights
         full = jnp.eye(self.num_clients, dtype=weights.dtype)
         full = jnp.broadcast_to(full, (*weights.shape[:-2], *full.shape))
@@ -124,7 +122,7 @@ class Participation:
             key = jax.random.fold_in(key, t)
             lots = jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(key, i)))(ids)
             rows = jnp.sort(jax.lax.top_k(-lots, size)[1]).astype(jnp.int32)
-        delay = self.delay[rows]
+        delay = jnp.asarray(self.delay)[rows]
         late = delay > 0
         period = jnp.where(late, delay + (2 if self.schedule == "code" else 1), 1)
         phase = t % period
@@ -142,6 +140,7 @@ class Participation:
             mask=fresh,
             diverged=jnp.zeros((size,), bool),
             num_clients=num_clients,
+            in_place=size == num_clients,
         )
 
 
@@ -168,7 +167,8 @@ def participation(
     delay = np.zeros((num_clients,), np.int32)
     for row, rounds in (stragglers or {}).items():
         require(0 <= row < num_clients, "straggler", row, f"a client in 0..{num_clients - 1}")
-        require(rounds >= 1, f"delay of straggler {row}", rounds, "at least 1 round")
+        whole = float(rounds).is_integer() and rounds >= 1
+        require(whole, f"delay of straggler {row}", rounds, "at least 1 round, and whole")
         delay[row] = rounds
     # Rounds half up: Python's round() takes 2.5 to 2 but 3.5 to 4.
     size = max(1, int(np.floor(fraction * num_clients + 0.5)))

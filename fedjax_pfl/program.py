@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from fedjax_pfl.algorithm import Algorithm, Context
 from fedjax_pfl.errors import InputError, require, unknown_name
 from fedjax_pfl.evaluation import Adaptation, evaluate
 from fedjax_pfl.federation import Federation
-from fedjax_pfl.registry import is_static
+from fedjax_pfl.registry import convert, is_static
 from fedjax_pfl.structs import client_axes, struct
 
 Tree = Any
@@ -141,11 +141,15 @@ def make_runs(
     variants = []
     for h in range(count):
         chosen = {name: values[h] for name, values in settings.items()}
-        variant = replace(algorithm, **{k: v for k, v in chosen.items() if k in traced})
+        hints = get_type_hints(type(algorithm))
+        typed = {k: convert(k, v, hints[k]) for k, v in chosen.items() if k in traced}
+        variant = replace(algorithm, **typed)
         variant.validate()
         rate = {name: np.asarray(chosen.get(name, rates[name]), dtype) for name in RATES}
         finite = 0 <= rate["learning_rate"] < np.inf
         require(finite, "learning_rate", float(rate["learning_rate"]), "finite and at least 0")
+        decay = float(rate["learning_rate_decay"])
+        require(0 < decay <= 1, "learning_rate_decay", decay, "in (0, 1]")
         variant = jax.tree.map(lambda leaf: _strong(leaf, dtype), variant)
         variants.append(Runs(algorithm=variant, seed=np.uint32(0), **rate))
     grid = [replace(variant, seed=np.uint32(seed)) for seed in seeds for variant in variants]

@@ -81,8 +81,11 @@ def convert(name: str, value: Any, kind: Any) -> Any:
         return value
     try:
         number = kind(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = None
-    if number is None or number != number or (kind is int and float(value) != number):
+    exact = number is not None and number == number
+    if kind is int:
+        exact = exact and float(value) == number and abs(number) < 2**31
+    if not exact:
         raise InputError(f"{name} must be {wanted}, got {value!r}.")
     return number

@@ -17,7 +17,7 @@ def classifier_kernel(params: Tree, plan: LeafPlan, num_classes: int) -> jax.Arr
     Raises:
       InputError: that block has no matrix with one column for each class.
     """
-    trainable = [i for i, path in enumerate(plan.paths) if path.startswith("params/")]
+    trainable = [i for i, path in enumerate(plan.paths) if path.partition("/")[0] == "params"]
     for i, leaf in zip(trainable, jax.tree.leaves(params), strict=True):
         if plan.blocks[plan.block_of[i]] == plan.head and leaf.shape[1:] == (num_classes,):
             return leaf

@@ -1,6 +1,7 @@
 """What a simulation returns: arrays with the axes (seed, setting, round, client), and summaries."""
 
 import json
+import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -70,12 +71,14 @@ class Result:
         return self.copies_up.shape[2]
 
     def __repr__(self) -> str:
-        accuracy = self.summary()["accuracy"]
-        return (
-            f"Result({self.algorithm}: {self.num_clients} clients, {self.rounds} rounds, "
-            f"{len(self.seeds)} seed(s), {self.num_settings} setting(s); final mean accuracy "
-            f"{accuracy['final_mean']:.4f}, worst tenth {accuracy['worst_decile']:.4f})"
+        said = (
+            f"{self.algorithm}: {self.num_clients} clients, {self.rounds} rounds, "
+            f"{len(self.seeds)} seed(s), {self.num_settings} setting(s)"
         )
+        if f"{HEADLINE}/test/accuracy" not in self.scores:
+            return f"Result({said}; no test samples)"
+        final, worst = self.curve()[:, :, -1].mean(), self.worst_decile().mean()
+        return f"Result({said}; final mean accuracy {final:.4f}, worst tenth {worst:.4f})"
 
     @property
     def num_settings(self) -> int:
@@ -182,7 +185,12 @@ class Result:
             else:
                 plain[name] = value
         (folder / "result.json").write_text(json.dumps(plain, indent=2, default=float) + "\n")
-        np.savez_compressed(folder / "result.npz", **arrays)
+        # Files know no bfloat16.
+        plain_types = {
+            name: value.astype(np.float32) if value.dtype.kind == "V" else value
+            for name, value in arrays.items()
+        }
+        np.savez_compressed(folder / "result.npz", **plain_types)
 
     @classmethod
     def load(cls, folder: str | Path) -> "Result":
@@ -196,8 +204,9 @@ class Result:
             plain = json.loads((folder / "result.json").read_text())
             with np.load(folder / "result.npz", allow_pickle=False) as file:
                 arrays = dict(file)
-        except OSError as error:
-            raise InputError(f"No saved result in {folder}: {error.strerror}.") from error
+        except (OSError, ValueError, zipfile.BadZipFile) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise InputError(f"No saved result can be read from {folder}: {reason}.") from error
         groups = {"settings": {}, "scores": {}, "clients": {}, "scalars": {}, "matrices": {}}
         for name, value in arrays.items():
             group, _, key = name.partition(":")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl.errors import require
+from fedjax_pfl.errors import require, require_whole
 
 if TYPE_CHECKING:
     from fedjax_pfl.data.federated import Split
@@ -40,9 +40,9 @@ class Schedule:
     shuffle: bool = True
 
     def validate(self) -> None:
-        require(self.epochs >= 0, "local_epochs", self.epochs, "at least 0")
-        require(self.batch_size >= 1, "batch_size", self.batch_size, "at least 1")
-        require(self.steps is None or self.steps >= 0, "local steps", self.steps, "at least 0")
+        require_whole("local_epochs", self.epochs, 0)
+        require_whole("batch_size", self.batch_size, 1)
+        require_whole("local steps", 0 if self.steps is None else self.steps, 0)
         require(1 <= self.batches_per_step <= 3, "batches", self.batches_per_step, "1, 2 or 3")
 
     @property

@@ -11,6 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedjax_pfl.errors import InputError
+
 Tree = Any
 
 
@@ -30,23 +32,38 @@ def squared_norms(a: Tree) -> jax.Array:
 
 
 def squared_distances(a: Tree, b: Tree) -> jax.Array:
-    """|a_i - b_j|^2, [A, B], safe for models that differ by a small part of their norm.
+    """|a_i - b_j|^2, [A, B], right also for models that differ by a small part of their norm.
 
     Expanding the square on raw weights cancels: their norms are 1e2 to 1e3 where the distances
     wanted are 1e-4 to 1e-1. Both stacks are therefore shifted by the mean of `b` first, which
     changes no distance. Where both have the same length, row i of one usually stands for the same
-    client as row i of the other and is by far its nearest: the diagonal is summed directly.
+    client as row i of the other and is by far its nearest: the diagonal is summed directly. Where
+    some pair is still so near, for its distance to the centre, that digits would be lost (tight
+    clusters far apart, a client about to explode), all pairs are summed directly.
+
+    Raises:
+      InputError: trees without leaves: nothing is shared that clients could be compared by.
     """
+    if not jax.tree.leaves(b):
+        raise InputError("Models without a shared trainable leaf can't be compared.")
     centre = jax.tree.map(lambda y: jnp.mean(y, axis=0), b)
-    a = jax.tree.map(jnp.subtract, a, centre)
-    b = jax.tree.map(jnp.subtract, b, centre)
-    norms_a, norms_b = squared_norms(a), squared_norms(b)
-    distances = jnp.maximum(norms_a[:, None] + norms_b[None, :] - 2 * gram(a, b), 0)
-    if len(norms_a) == len(norms_b):
-        own = jnp.eye(len(norms_a), dtype=bool)
+    x, y = (jax.tree.map(jnp.subtract, side, centre) for side in (a, b))
+    scale = squared_norms(x)[:, None] + squared_norms(y)[None, :]
+    distances = jnp.maximum(scale - 2 * gram(x, y), 0)
+    trusted = distances >= 1e-3 * scale
+    if distances.shape[0] == distances.shape[1]:
+        own = jnp.eye(len(distances), dtype=bool)
         paired = squared_norms(jax.tree.map(jnp.subtract, a, b))
         distances = jnp.where(own, paired[:, None], distances)
-    return distances
+        trusted |= own
+
+    def one_by_one():
+        def from_one(other):
+            return squared_norms(jax.tree.map(jnp.subtract, a, other))
+
+        return jax.lax.map(from_one, b).T
+
+    return jax.lax.cond(jnp.all(trusted), lambda: distances, one_by_one)
 
 
 def cosines(a: Tree, b: Tree) -> jax.Array:
@@ -55,9 +72,20 @@ def cosines(a: Tree, b: Tree) -> jax.Array:
     A cosine is not translation invariant: pass updates (differences of models), never weights
     shifted by a common centre.
     """
-    scale = jnp.sqrt(squared_norms(a))[:, None] * jnp.sqrt(squared_norms(b))[None, :]
-    safe = jnp.where(scale > 0, scale, 1)
-    return jnp.where(scale > 0, gram(a, b) / safe, 0)
+    return gram(_unit_rows(a), _unit_rows(b))
+
+
+def _unit_rows(a: Tree) -> Tree:
+    """Rows scaled to length 1, those of zeros left; squares neither under- nor overflow."""
+
+    def scaled(rows: jax.Array) -> Tree:
+        rows = jnp.where(rows > 0, rows, 1)
+        return jax.tree.map(lambda x: x / rows.reshape((-1,) + (1,) * (x.ndim - 1)), a)
+
+    peaks = jax.tree.map(lambda x: jnp.max(jnp.abs(x).reshape(len(x), -1), axis=1), a)
+    a = scaled(jax.lax.stop_gradient(jnp.max(jnp.stack(jax.tree.leaves(peaks)), axis=0)))
+    squares = squared_norms(a)
+    return scaled(jnp.sqrt(jnp.where(squares > 0, squares, 1)))
 
 
 def _sum_leaves(tree: Tree) -> jax.Array:

@@ -114,7 +114,7 @@ def simulate(
         collector.add(length, buffers, matrices, seconds)
         if progress is not None:
             progress(Progress(done, rounds, collector.accuracy(), spent))
-        length = max(1, int(chunk_seconds * length / max(seconds, 1e-9)))
+        length = max(1, int(min(chunk_seconds * length / max(seconds, 1e-9), chunk)))
 
     swept = {} if settings is None else {k: np.asarray(v) for k, v in settings.items()}
     return Result(
@@ -145,6 +145,12 @@ def _whole(value) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
+def _host(leaf: jax.Array) -> np.ndarray:
+    """A copy on the host; half precision, which files can't hold, becomes float32."""
+    leaf = np.array(leaf)
+    return leaf.astype(np.float32) if leaf.dtype.name in ("bfloat16", "float16") else leaf
+
+
 class _Collector:
     """Gathers the buffers of the chunks on the host."""
 
@@ -157,11 +163,11 @@ class _Collector:
 
     def add(self, length: int, buffers: Tree, matrices: Tree, seconds: float) -> None:
         # Whole buffers are fetched and cut here: cutting on the device compiles for each length.
-        self.parts.append(jax.tree.map(lambda leaf: np.array(leaf)[:, :length], buffers))
+        self.parts.append(jax.tree.map(lambda leaf: _host(leaf)[:, :length], buffers))
         self.done += length
         self.paces += [seconds / length] * length
         if self.done in self.matrix_rounds:
-            self.matrices.append(jax.tree.map(np.array, matrices))
+            self.matrices.append(jax.tree.map(_host, matrices))
 
     def accuracy(self) -> float | None:
         for part in reversed(self.parts):
@@ -181,7 +187,10 @@ class _Collector:
             return leaf.reshape(axes[0], leaf.shape[0] // axes[0], *leaf.shape[1:])
 
         whole = jax.tree.map(lambda *leaves: split(np.concatenate(leaves, axis=1)), *self.parts)
-        stacked = jax.tree.map(lambda *leaves: split(np.stack(leaves, axis=1)), *self.matrices)
+        stacked = {}
+        if self.matrices:
+            stack = jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *self.matrices)
+            stacked = jax.tree.map(split, stack)
         return {
             "eval_rounds": np.flatnonzero(self.due) + 1,
             "scores": {name: value[:, :, self.due] for name, value in whole["scores"].items()},

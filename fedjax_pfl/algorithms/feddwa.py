@@ -9,7 +9,7 @@ import optax
 
 from fedjax_pfl import mixing, similarity, trees
 from fedjax_pfl.algorithm import Algorithm
-from fedjax_pfl.errors import require
+from fedjax_pfl.errors import InputError, require
 from fedjax_pfl.registry import method
 from fedjax_pfl.structs import per_client, static, struct
 
@@ -47,6 +47,10 @@ class FedDWA(Algorithm):
     def validate(self):
         require(self.top_k >= 1, "top_k", self.top_k, "at least 1")
         require(self.guidance_epochs >= 1, "guidance_epochs", self.guidance_epochs, "at least 1")
+
+    def check(self, federation):
+        if not any(federation.plan.shared):
+            raise InputError("feddwa compares clients by what they share, and share is 'none'.")
 
     def init(self, ctx):
         models = ctx.replicate(ctx.initial_model())

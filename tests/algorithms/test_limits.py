@@ -1,0 +1,182 @@
+"""What a method becomes in the limit: the "reduces to" lines of the specification."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl import mixing, similarity
+from fedjax_pfl.testing import assert_close, play, toy_federation
+from tests.algorithms.harness import stack
+from tests.reference.feddwa import exact_weights, inverse_distance_weights
+from tests.reference.network import random_parameters, squared_distance
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
+def method(name, **settings):
+    return pfl.make_method(name, settings)
+
+
+def row(tree, i):
+    return jax.tree.map(lambda leaf: leaf[i], tree)
+
+
+def test_feddwa_of_equal_trained_models_is_uniform_averaging():
+    states, records = play(method("feddwa"), toy_federation(learning_rate=0.0))
+    for record in records:
+        np.testing.assert_allclose(record["matrices"]["mixing"], np.full((5, 5), 0.2), 1e-12)
+    assert_close(states[-1].models, states[0].models, "models that were never trained", 1e-12)
+
+
+@pytest.mark.parametrize("rate", [1e-3, 1e-5])
+def test_feddwa_with_one_neighbour_and_a_small_step_is_local_training(rate):
+    federation = toy_federation(learning_rate=rate)
+    states, records = play(method("feddwa", top_k=1), federation)
+    alone, _ = play(method("local"), federation)
+    for record in records:
+        np.testing.assert_allclose(record["matrices"]["mixing"], np.eye(5), 1e-12)
+    for i in range(5):
+        moved = optax.tree.sub(row(alone[-1].models, i), row(alone[0].models, i))
+        mine = optax.tree.sub(row(states[-1].models, i), row(states[0].models, i))
+        assert float(optax.tree.norm(moved)) > rate / 10
+        assert_close(mine, moved, f"how client {i} moved", 1e-12)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "feddwa"])
+def test_one_client_is_plain_sgd(name):
+    alone = play(method("local"), toy_federation((6,), (3,)))[0]
+    states = play(method(name), toy_federation((6,), (3,)))[0]
+    for state, wanted in zip(states, alone, strict=True):
+        model = state.server if name == "fedavg" else row(state.models, 0)
+        assert_close(model, row(wanted.models, 0), name)
+
+
+def test_fedavg_with_full_batches_and_one_step_follows_the_pooled_gradient():
+    federation = toy_federation(batch_size=16, local_steps=1)
+    states, _ = play(method("fedavg"), federation)
+    train = federation.data.train
+    pool = federation.data.samples[train.index].astype(float), federation.data.labels[train.index]
+    batch = pfl.Batch(*pool, jnp.ones(25, bool))
+
+    @jax.jit
+    def step(model):
+        slope = jax.grad(lambda m: federation.task.loss(m, batch)[0])(model)
+        return jax.tree.map(lambda m, g: m - 0.3 * g, model, slope)
+
+    model = states[0].server
+    for state in states[1:]:
+        model = step(model)
+        assert_close(state.server, model, "gradient descent on all samples")
+
+
+def test_no_fine_tuning_is_fedavg():
+    states, records = play(method("fedavg_ft", fine_tune_epochs=0), toy_federation())
+    wanted, scored = play(method("fedavg"), toy_federation())
+    assert_close(states[-1].server, wanted[-1].server, "server")
+    for record, other in zip(records, scored, strict=True):
+        for name, values in other["scores"].items():
+            np.testing.assert_allclose(record["scores"][name], values, 1e-12, err_msg=name)
+
+
+def test_local_training_of_a_client_does_not_see_the_others():
+    federation = toy_federation()
+    alone = play(method("local"), federation)[0][-1].models
+    data = federation.data
+    other = np.asarray(data.samples).copy()
+    own = np.asarray(data.train.index)[int(data.train.offset[3]) :][:10]
+    other[own] = -7.0
+    changed = replace(federation, data=replace(data, samples=jnp.asarray(other)))
+    beside = play(method("local"), changed)[0][-1].models
+    for i in (0, 1, 2, 4):
+        assert_close(row(beside, i), row(alone, i), f"client {i}", 0)
+    assert (
+        row(beside, 3)["params"]["head"]["bias"] != row(alone, 3)["params"]["head"]["bias"]
+    ).all()
+
+
+@pytest.mark.slow
+def test_local_training_of_a_client_does_not_see_the_others_sizes():
+    alone = play(method("local"), toy_federation())[0][-1].models
+    beside = play(method("local"), toy_federation((7, 3, 1, 23, 2)))[0][-1].models
+    for i in (0, 1, 2):  # their samples are drawn first and are the same
+        assert_close(row(beside, i), row(alone, i), f"client {i}", 0)
+    assert (
+        row(beside, 3)["params"]["head"]["bias"] != row(alone, 3)["params"]["head"]["bias"]
+    ).all()
+
+
+def test_equal_sizes_and_any_distances_made_equal_are_fedavg():
+    weights = mixing.inverse(jnp.full((4, 4), 3.0), np.ones(4, bool))
+    np.testing.assert_allclose(weights[0], mixing.by_size(jnp.full(4, 9), np.ones(4, bool)), 1e-15)
+
+
+def orthogonal_models(guide, lengths):
+    """Models whose differences to `guide` are orthogonal, of the given lengths."""
+    models = []
+    for (layer, name, at), length in zip(
+        [("hidden", "kernel", (0, 0)), ("hidden", "bias", (1,)), ("head", "kernel", (2, 1))],
+        lengths,
+        strict=True,
+    ):
+        model = jax.tree.map(np.copy, guide)
+        model[layer][name][at] += length
+        models.append(model)
+    return models
+
+
+def feddwa_weights(guide, trained, k=3):
+    return weigh(stack([guide]), stack(trained), k)[0]
+
+
+@jax.jit
+def weigh(guide, trained, k):
+    distances = similarity.squared_distances(guide, trained)
+    return mixing.keep_top_k(mixing.inverse(distances, jnp.ones(distances.shape[1], bool)), k)
+
+
+def test_feddwa_weights_are_the_exact_ones_where_differences_are_orthogonal():
+    guide = random_parameters(np.random.default_rng(0), 4, 5, 3)
+    trained = orthogonal_models(guide, (1.0, -(2.0**0.5), 2.0))
+    weights = feddwa_weights(guide, trained)
+    np.testing.assert_allclose(weights, [4 / 7, 2 / 7, 1 / 7], 1e-12)  # distances 1, 2 and 4
+    np.testing.assert_allclose(weights, exact_weights(guide, trained), 1e-12)
+    np.testing.assert_allclose(feddwa_weights(guide, trained, 2), [2 / 3, 1 / 3, 0], 1e-12)
+
+
+def test_feddwa_weights_of_any_models_are_those_of_the_reference():
+    rng = np.random.default_rng(1)
+    guide, *trained = (random_parameters(rng, 4, 5, 3) for _ in range(5))
+    distances = [squared_distance(guide, model) for model in trained]
+    for k in (1, 2, 4, 9):
+        wanted = inverse_distance_weights(distances, k)
+        np.testing.assert_allclose(feddwa_weights(guide, trained, k), wanted, 1e-12)
+    assert abs(exact_weights(guide, trained) - wanted).max() > 1e-3  # here they do differ
+
+
+def test_guidance_that_is_not_finite_takes_its_client_out():
+    # Client 2 has one sample: with `drop_last` it trains no step, and its full gradient overflows.
+    federation = toy_federation(diverging=2, drop_last=True)
+    states, records = play(method("feddwa", guidance="full_gradient"), federation)
+    for record in records:
+        np.testing.assert_array_equal(record["clients"]["diverged"], [0, 0, 1, 0, 0])
+        weights = record["matrices"]["mixing"]
+        np.testing.assert_array_equal(weights[2], [0, 0, 1, 0, 0])
+        assert not weights[[0, 1, 3, 4], 2].any()
+        mixing.check(weights)
+    assert_close(row(states[-1].models, 2), row(states[0].models, 2), "client 2", 0)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(states[-1]))
+
+
+def test_feddwa_needs_something_shared():
+    federation = toy_federation(share="none")
+    with pytest.raises(pfl.InputError, match="compares clients by what they share"):
+        pfl.simulate(method("feddwa"), federation, 1)

@@ -1,0 +1,249 @@
+"""Networks: fast layers equal the usual ones, sizes are the papers', users' models run."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl import InputError, keys
+from fedjax_pfl.data.sources import dataset_from_arrays
+from fedjax_pfl.layers import leaf_plan
+from fedjax_pfl.models.layers import Conv, Dense, initializers, max_pool
+from fedjax_pfl.models.networks import make_model
+from fedjax_pfl.testing import toy_federation
+
+KEY = jax.random.key(0)
+
+
+def usual(params, x, padding):
+    out = jax.lax.conv_general_dilated(
+        x,
+        params["kernel"],
+        (1, 1),
+        [(padding, padding)] * 2,
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        precision="highest",
+    )
+    return out + params["bias"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "kernel", "padding"),
+    [((2, 9, 9, 3), (5, 5), 0), ((2, 6, 8, 2), (3, 3), 1), ((1, 5, 7, 1), (2, 3), 0)],
+)
+def test_conv_is_a_convolution(shape, kernel, padding):
+    layer = Conv(4, kernel, padding)
+    x = jax.random.normal(KEY, shape)
+    params = layer.init(KEY, x)["params"]
+    assert params["kernel"].shape == (*kernel, shape[-1], 4)
+
+    def measured(fn):
+        return jax.value_and_grad(lambda p, x: jnp.sin(fn(p, x)).sum(), (0, 1))(params, x)
+
+    mine = jax.jit(lambda: measured(lambda p, x: layer.apply({"params": p}, x)))()
+    wanted = jax.jit(lambda: measured(lambda p, x: usual(p, x, padding)))()
+    np.testing.assert_allclose(
+        layer.apply({"params": params}, x), usual(params, x, padding), 1e-5, 1e-5
+    )
+    for a, b in zip(jax.tree.leaves(mine), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, 1e-4, 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"), [((2, 6, 8, 3), 2), ((1, 7, 5, 2), 2), ((1, 9, 7, 1), 3)]
+)
+def test_max_pool_is_flax_max_pool(shape, size):
+    x = jax.random.normal(KEY, shape)
+    np.testing.assert_array_equal(max_pool(x, size), nn.max_pool(x, (size, size), (size, size)))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "classes", "count"),
+    [
+        ("cnn", (28, 28, 1), 10, 582_026),
+        ("cnn", (32, 32, 3), 10, 878_538),
+        ("cnn", (32, 32, 3), 100, 924_708),
+        ("mlp", (4,), 3, 515),
+        ("mlp", (8, 8, 1), 10, 4_810),
+        ("softmax", (28, 28, 1), 10, 7_850),
+    ],
+)
+def test_parameter_counts(name, shape, classes, count):
+    module = make_model(name, shape, classes)
+    model = jax.eval_shape(lambda: module.init(KEY, jnp.zeros((1, *shape))))
+    plan = leaf_plan(model)
+    assert plan.num_parameters == count
+    assert plan.head == "head"
+
+
+def test_torch_initialisation():
+    model = Dense(400).init(KEY, jnp.zeros((1, 25)))["params"]
+    kernel, bias = np.asarray(model["kernel"]), np.asarray(model["bias"])
+    for values in (kernel, bias):
+        assert np.abs(values).max() <= 0.2 and np.abs(values).max() > 0.198
+    assert abs(kernel.std() - 0.2 / 3**0.5) < 0.002 and abs(kernel.mean()) < 0.004
+    conv = Conv(64, (5, 5)).init(KEY, jnp.zeros((1, 5, 5, 4)))["params"]["kernel"]
+    assert 0.099 < np.abs(conv).max() <= 0.1  # 1 / sqrt(5 * 5 * 4)
+
+
+def test_torch_initialisation_draws_the_numbers_of_a_shaped_draw():
+    kernel = initializers("torch", 16)[0](KEY, (3, 4, 5))
+    np.testing.assert_array_equal(
+        kernel, jax.random.uniform(KEY, (3, 4, 5), jnp.float32, -0.25, 0.25)
+    )
+
+
+def test_flax_initialisation():
+    model = Dense(400, "flax").init(KEY, jnp.zeros((1, 25)))["params"]
+    assert not np.asarray(model["bias"]).any()
+    assert abs(np.asarray(model["kernel"]).std() - 0.2) < 0.01
+
+
+def linear():
+    """A pair (init, apply)."""
+
+    def init(key, inputs):
+        kernel = 0.1 * jax.random.normal(key, (inputs.shape[-1], 3))
+        return {"kernel": kernel, "bias": jnp.zeros(3)}
+
+    return init, lambda params, x: x @ params["kernel"] + params["bias"]
+
+
+class Everything(nn.Module):
+    """Dropout and batch-norm; takes the mask of valid samples too."""
+
+    @nn.compact
+    def __call__(self, x, train, valid=None):
+        x = nn.Dense(6)(x)
+        mask = None if valid is None else valid[:, None]
+        x = nn.BatchNorm(use_running_average=not train, momentum=0.5)(x, mask=mask)
+        x = nn.Dropout(0.5, deterministic=not train)(nn.relu(x))
+        return nn.Dense(3, name="head")(x)
+
+
+@pytest.mark.parametrize("model", [linear(), Everything()], ids=["pair", "dropout-and-norm"])
+def test_users_models_run(model):
+    federation = toy_federation(model=model, dtype="float32", batch_norm="affine_shared")
+    result = pfl.simulate(pfl.make_method("fedavg"), federation, 2, chunk=2)
+    assert result.diverged() == []
+    loss = result.scores["personalized/test/loss"][0, 0]
+    assert np.isfinite(loss[:, :4]).all() and np.isnan(loss[:, 4]).all()
+    trained = result.final.models()["personalized"]
+    if isinstance(trained, pfl.Shared):
+        assert jax.tree.map(jnp.shape, trained.model) == {
+            "params": {"kernel": (1, 4, 3), "bias": (1, 3)}
+        }
+    else:  # each client has statistics of its own; all else is the server's
+        mean = np.asarray(trained["batch_stats"]["BatchNorm_0"]["mean"])
+        assert mean.shape == (1, 5, 6) and len(np.unique(mean[0].round(5), axis=0)) == 5
+        head = np.asarray(trained["params"]["head"]["kernel"])
+        assert (head == head[:, :1]).all()
+
+
+def test_batch_norm_statistics_leave_padding_out():
+    task = toy_federation(model=Everything(), dtype="float32").task
+    model = task.initial_model(KEY, jnp.zeros((1, 4)))
+    inputs = jnp.arange(12.0).reshape(3, 4)
+    padded = jnp.concatenate([inputs, 1e3 * jnp.ones((2, 4))])
+    labels = jnp.array([0, 1, 2, 0, 0])
+    rng = jax.random.key(1)
+    full = pfl.Batch(inputs, labels[:3], jnp.ones(3, bool))
+    mask = jnp.array([True] * 3 + [False] * 2)
+    statistics = jax.jit(lambda batch: task.loss(model, batch, rng)[1]["batch_stats"])
+    seen = statistics(full), statistics(pfl.Batch(padded, labels, mask))
+    for a, b in zip(*map(jax.tree.leaves, seen), strict=True):
+        np.testing.assert_allclose(a, b, 1e-5, 1e-5)
+
+
+def test_loss_is_the_mean_over_valid_samples():
+    federation = toy_federation(model=linear(), dtype="float32")
+    model = federation.initial_model(keys.derive(KEY, "init"))
+    x, y = jax.random.normal(KEY, (4, 4)), jnp.array([0, 1, 2, 0])
+    logits = np.asarray(federation.task.predict(model, x), np.float64)
+    wanted = np.log(np.exp(logits).sum(1)) - logits[np.arange(4), np.asarray(y)]
+    loss, _ = federation.task.loss(model, pfl.Batch(x, y, jnp.array([True, True, False, True])))
+    np.testing.assert_allclose(loss, wanted[[0, 1, 3]].mean(), 1e-5)
+    nothing, _ = federation.task.loss(model, pfl.Batch(x, y, jnp.zeros(4, bool)))
+    assert nothing == 0
+
+
+def federate(model):
+    return toy_federation(model=model, dtype="float32")
+
+
+def good_init(key, inputs):
+    return {"w": jnp.zeros((4, 3))}
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("cnm", "Unknown model 'cnm'. Did you mean 'cnn'"),
+        ("cnn", "Model 'cnn' takes images .* Use 'mlp'"),
+        (3, r"model must be a name, a flax.linen module, a Task or a pair .* got int\."),
+        ((good_init,), "got tuple"),
+        (nn.Dense(5), r"must return logits \[batch, 3\] .* got \[2, 5\] for a batch of 2"),
+        (nn.Conv(3, (3, 3, 3)), r"The model can't take samples of shape \(4,\): "),
+        (
+            (good_init, lambda p, x: x @ p["v"]),
+            r"The model can't take samples of shape \(4,\): 'v'",
+        ),
+    ],
+)
+def test_bad_models_get_one_sentence(model, message):
+    with pytest.raises(InputError, match=message) as error:
+        federate(model)
+    assert "\n" not in str(error.value)
+
+
+def test_models_with_lists_are_refused():
+    class Widths(nn.Module):
+        width: object
+
+        def __call__(self, x):
+            return x[:, :3]
+
+    with pytest.raises(InputError, match=r"model must be hashable \(tuples for lists\)"):
+        federate(Widths(np.zeros(3)))
+
+
+def silent(params, x):
+    raise ValueError
+
+
+def test_a_model_that_fails_without_a_message():
+    with pytest.raises(InputError, match="can't take samples"):
+        federate((good_init, silent))
+
+
+def test_a_model_that_returns_more_than_logits():
+    with pytest.raises(InputError, match="must return logits"):
+        federate((good_init, lambda p, x: (x @ p["w"], x)))
+
+
+def test_parameters_may_be_a_single_array():
+    federate((lambda key, x: jnp.zeros((4, 3)), lambda w, x: x @ w))
+
+
+@pytest.mark.parametrize("dtype", ["int32", "float31"])
+def test_bad_dtypes(dtype):
+    with pytest.raises(InputError, match="dtype"):
+        toy_federation(dtype=dtype)
+
+
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype")
+def test_float64_without_x64_is_refused():
+    with pytest.raises(InputError, match="x64"):
+        toy_federation(dtype="float64")
+
+
+def test_images_reach_the_cnn():
+    x = np.zeros((4, 8, 8), np.uint8)
+    dataset = dataset_from_arrays("tiny", x, np.arange(4), num_classes=4)
+    partition = pfl.Partition.from_lists([[0, 1]], [[2, 3]])
+    federation = pfl.federate(dataset, partition, "cnn")
+    assert federation.plan.blocks == ("conv_0", "conv_1", "fc", "head")
+    # 3x3x1x16+16, 3x3x16x32+32, 2x2x32x64+64, 64x4+4
+    assert federation.plan.shared_block_sizes().tolist() == [160, 4640, 8256, 260]

@@ -1,0 +1,128 @@
+"""Pairwise measures against float64 NumPy, above all where float32 cancels."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_pfl import similarity
+from fedjax_pfl.errors import InputError
+
+COUNT = 6
+squared_distances = jax.jit(similarity.squared_distances)
+
+
+def models(spread, seed=0, far=None):
+    """float32 models of norm about 40 that differ by about `spread` of it."""
+    rng = np.random.default_rng(seed)
+    tree = {}
+    for name, shape in (("kernel", (20, 50)), ("bias", (50,)), ("head", (50, 10))):
+        centre = rng.normal(size=shape)
+        own = spread * rng.normal(size=(COUNT, *shape))
+        if far is not None:
+            own += far.reshape((-1,) + (1,) * len(shape)) * rng.normal(size=shape)
+        tree[name] = jnp.asarray(centre + own, jnp.float32)
+    return tree
+
+
+def rows(tree):
+    return np.concatenate(
+        [np.asarray(x, np.float64).reshape(len(x), -1) for x in jax.tree.leaves(tree)], axis=1
+    )
+
+
+def exact_distances(a, b):
+    return ((rows(a)[:, None] - rows(b)[None]) ** 2).sum(-1)
+
+
+def off_diagonal_error(a, b):
+    off = ~np.eye(COUNT, dtype=bool)
+    wanted = exact_distances(a, b)[off]
+    return np.abs(np.asarray(squared_distances(a, b))[off] / wanted - 1).max()
+
+
+@pytest.mark.parametrize("spread", [1.0, 1e-2, 1e-4])
+def test_distances_of_close_models_in_float32(spread):
+    assert off_diagonal_error(models(spread), models(spread, 0)) < 1e-5
+
+
+def test_distances_to_guides_much_nearer_than_the_others():
+    trained = models(1e-3)
+    rng = np.random.default_rng(1)
+    guide = jax.tree.map(lambda x: x + np.float32(1e-5) * rng.normal(size=x.shape).astype("f4"),
+                         trained)  # fmt: skip
+    wanted = exact_distances(guide, trained)
+    own = np.diagonal(squared_distances(guide, trained))
+    np.testing.assert_allclose(own, np.diagonal(wanted), 1e-2)  # the shift itself rounds once
+    assert off_diagonal_error(guide, trained) < 1e-5
+
+
+def test_the_diagonal_of_equal_models_is_zero():
+    same = models(1e-4)
+    assert (np.diagonal(squared_distances(same, same)) == 0).all()
+
+
+def test_distances_rectangular_and_never_negative():
+    trained = models(1e-4)
+    some = jax.tree.map(lambda x: x[:2], trained)
+    distances = np.asarray(squared_distances(some, trained))
+    assert distances.shape == (2, COUNT) and (distances >= 0).all()
+    np.testing.assert_allclose(distances[0, 1:], exact_distances(some, trained)[0, 1:], 1e-5)
+
+
+def test_distances_inside_two_clusters_far_apart():
+    far = np.array([0.0, 0.0, 0.0, 1.0, 1.0, 1.0])
+    clusters = models(1e-4, far=far)
+    assert off_diagonal_error(clusters, clusters) < 1e-2
+
+
+def test_one_client_far_off_leaves_the_distances_of_the_others():
+    far = np.array([0.0, 0.0, 0.0, 1e4, 0.0, 0.0])
+    outlier = models(1e-2, far=far)
+    assert off_diagonal_error(outlier, outlier) < 1e-2
+
+
+def test_gram_norms_and_cosines():
+    a, b = models(1.0), models(1.0, 1)
+    x, y = rows(a), rows(b)
+    np.testing.assert_allclose(similarity.gram(a, b), x @ y.T, 1e-4, 1e-2)
+    np.testing.assert_allclose(similarity.squared_norms(a), (x**2).sum(1), 1e-5)
+    lengths = np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(y, axis=1)[None]
+    np.testing.assert_allclose(similarity.cosines(a, b), x @ y.T / lengths, 1e-4, 1e-5)
+
+
+def test_cosines_are_literal_and_zero_for_zero_vectors():
+    a = {"w": jnp.array([[1.0, 0.0], [3.0, 3.0], [0.0, 0.0]])}
+    b = {"w": jnp.array([[2.0, 0.0], [0.0, -5.0]])}
+    half = 0.5**0.5
+    np.testing.assert_allclose(similarity.cosines(a, b), [[1, 0], [half, -half], [0, 0]], 1e-6)
+    slope = jax.grad(lambda w: similarity.cosines({"w": w}, b).sum())(a["w"])
+    assert np.isfinite(slope[:2]).all()
+
+
+def test_cosines_of_zero_vectors_have_finite_gradients():
+    zero, other = jnp.zeros((1, 2)), {"w": jnp.ones((1, 2))}
+    slope = jax.grad(lambda w: similarity.cosines({"w": w}, other).sum())(zero)
+    assert np.isfinite(slope).all()
+
+
+@pytest.mark.parametrize("size", [1e-20, 1e20])
+def test_cosines_of_tiny_and_huge_vectors(size):
+    vector = {"w": jnp.full((1, 4), size, jnp.float32)}
+    np.testing.assert_allclose(similarity.cosines(vector, vector), [[1.0]], 1e-5)
+
+
+@pytest.mark.parametrize("measure", [squared_distances, jax.jit(similarity.cosines)])
+def test_permuted_clients_permute_rows_and_columns(measure):
+    a, b = models(0.1), models(0.1, 0)
+    order = np.array([4, 0, 5, 2, 1, 3])
+    turned = jax.tree.map(lambda x: x[order], (a, b))
+    np.testing.assert_allclose(
+        measure(*turned), np.asarray(measure(a, b))[np.ix_(order, order)], 1e-4, 1e-4
+    )
+
+
+def test_models_that_share_nothing_are_refused():
+    nothing = {"w": None}
+    with pytest.raises(InputError, match="without a shared trainable leaf"):
+        similarity.squared_distances(nothing, nothing)
