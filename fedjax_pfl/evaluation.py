@@ -169,12 +169,14 @@ def evaluate(
     chunk at a time, so no more copies than that exist.
 
     Returns:
-      "MODEL/SPLIT/accuracy" and "MODEL/SPLIT/loss", [N] each, NaN for clients without samples.
+      "MODEL/SPLIT/accuracy" and "MODEL/SPLIT/loss", [N] each, NaN for clients without samples and
+      those whom the method does not serve.
     """
     federation = ctx.federation
     splits = [name for name in ("test", "validation") if federation.data.split(name).total]
     dtype = jnp.promote_types(federation.task.dtype, jnp.float32)
     last = ctx.t + 1 == ctx.total
+    served = algorithm.serves(ctx)
 
     def chunk(rows: jax.Array) -> dict[str, jax.Array]:
         named = algorithm.models(ctx, state, rows)
@@ -191,7 +193,7 @@ def evaluate(
                 if twin not in seen:
                     seen[twin] = score(federation, models, rows, split)
                 correct, loss = seen[twin]
-                known = (size > 0) & (last if name in late else True)
+                known = (size > 0) & served[rows] & (last if name in late else True)
                 count = jnp.maximum(size, 1)
                 accuracy = correct.astype(dtype) / count
                 scores[f"{name}/{split}/accuracy"] = jnp.where(known, accuracy, jnp.nan)

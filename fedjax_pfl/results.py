@@ -101,10 +101,10 @@ class Result:
         return np.nanmean(self.accuracy(model, split), axis=-1)
 
     def pooled(self, model: str = HEADLINE) -> np.ndarray:
-        """All correct test predictions over all test samples, [S, H, E]."""
-        accuracy = np.nan_to_num(self.accuracy(model).astype(np.float64))
-        correct = np.rint(accuracy * self.test_sizes)
-        return correct.sum(-1) / max(self.test_sizes.sum(), 1)
+        """All correct test predictions over all test samples of scored clients, [S, H, E]."""
+        accuracy = self.accuracy(model).astype(np.float64)
+        correct = np.rint(np.nan_to_num(accuracy) * self.test_sizes).sum(-1)
+        return correct / np.maximum((np.isfinite(accuracy) * self.test_sizes).sum(-1), 1)
 
     def worst_decile(self, model: str = HEADLINE) -> np.ndarray:
         """Mean over the worst tenth of clients (at least one) after the last round, [S, H]."""
