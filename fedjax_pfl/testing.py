@@ -312,4 +312,5 @@ def _finite_and_stochastic(algorithm: Algorithm, state: Tree, record: dict) -> N
         assert np.isfinite(leaf).all(), f"state{jax.tree_util.keystr(path)} is not finite"
     if algorithm.row_stochastic:
         for matrix in record["matrices"].values():
-            mixing.check(matrix)
+            if matrix.shape[-2] > 1 or matrix.any():  # a single row of zeros: nothing aggregated
+                mixing.check(matrix)

@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_pfl import mixing, similarity
 from fedjax_pfl.algorithm import Algorithm
@@ -31,7 +32,7 @@ class Waffle(Algorithm):
     of clients that are absent or diverged go to the others.
 
     Attributes:
-      alice: row of the client served.
+      alice: permanent id of the client served.
       delta_omega: steepness of Omega = Psi = 1 / (1 + exp(delta_omega (2 r / R - 1))) (eq. 4).
       server_rate: eta_g, not stated in the paper.
       control_update: "rebased" c <- sum abar_i c_i, which recovers local training once all weight
@@ -51,8 +52,8 @@ class Waffle(Algorithm):
         require(self.server_rate > 0, "server_rate", self.server_rate, "above 0")
 
     def check(self, federation):
-        last = federation.num_clients - 1
-        require(self.alice <= last, "alice", self.alice, f"a client in 0..{last}")
+        ids = np.asarray(federation.data.ids)
+        require(self.alice in ids, "alice", self.alice, f"a client in {ids.min()}..{ids.max()}")
 
     def init(self, ctx):
         model = ctx.initial_model()
@@ -61,7 +62,7 @@ class Waffle(Algorithm):
         return State(model, zero, ctx.replicate(zero), even, even)
 
     def serves(self, ctx):
-        return jnp.arange(ctx.num_clients) == self.alice
+        return ctx.federation.data.ids == self.alice
 
     def round(self, ctx, state):
         controls = ctx.cohort.gather(state.controls)
@@ -76,7 +77,7 @@ class Waffle(Algorithm):
             operands=controls,
             mean_gradient=True,
         )
-        is_alice = cohort.rows == self.alice
+        is_alice = cohort.ids == self.alice
         there = jnp.any(is_alice & cohort.mask)
         update = jax.tree.map(lambda y, x: y - x, trained["params"], state.server["params"])
         raw = self._raw_weights(ctx, update, is_alice, cohort.mask)
