@@ -1,5 +1,6 @@
 """Compares methods on one federation: `python -m experiments.run --help`."""
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -110,4 +111,9 @@ def header(experiment: Experiment) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    if code == INTERRUPTED:  # leaving in an orderly way can crash where XLA is still compiling
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)

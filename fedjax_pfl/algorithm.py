@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from fedjax_pfl import evaluation, keys, local_training, mixing, trees
 from fedjax_pfl.clients import Client, Shared, run_clients
+from fedjax_pfl.errors import InputError
 from fedjax_pfl.evaluation import Adaptation
 from fedjax_pfl.federation import Federation
 from fedjax_pfl.layers import DEFAULT_NORM_POLICY
@@ -104,6 +105,7 @@ class Context:
             diverged=~yes,
             num_clients=self.num_clients,
             in_place=in_place,
+            complete=True,
         )
 
     def train(
@@ -188,13 +190,16 @@ class Context:
           clients: arrays [M], one number for each member.
           scalars: arrays [].
           **matrices: by name: [.., M, M] of the cohort (shown as [.., N, N] with the identity's
-            rows for clients that kept their model), or [1, M] (shown as [1, N]).
-          everyone_receives: the matrices are [.., N, M]: absent clients receive too.
+            rows for clients that kept their model), or weights [M] of a single server model
+            (shown as [1, N]).
+          everyone_receives: the matrices are [.., N, M], and all N clients download.
         """
         blocks = self.federation.plan.num_blocks
         took_part = cohort.mask | cohort.diverged
 
-        def copies(count):
+        def copies(count, all_clients=False):
+            if all_clients:
+                return jnp.full((cohort.num_clients, blocks), count, jnp.int32)
             count = jnp.asarray(count, jnp.int32)
             if count.ndim == 0:
                 count = count * took_part
@@ -202,8 +207,9 @@ class Context:
             return cohort.spread(jnp.broadcast_to(count, (cohort.size, blocks)), 0)
 
         def full(matrix):
-            if matrix.shape[-2] == cohort.size and not everyone_receives:
+            if matrix.ndim > 1 and not everyone_receives:
                 return cohort.expand(matrix)
+            matrix = matrix[None] if matrix.ndim == 1 else matrix
             return jnp.moveaxis(cohort.spread(jnp.moveaxis(matrix, -1, 0), 0), 0, -1)
 
         per_client = {
@@ -216,7 +222,7 @@ class Context:
             clients=per_client,
             scalars=dict(scalars or {}),
             up=copies(up),
-            down=copies(down),
+            down=copies(down, everyone_receives),
             matrices={name: full(matrix) for name, matrix in matrices.items()},
         )
 
@@ -242,6 +248,17 @@ class Algorithm:
 
     def check(self, federation: Federation) -> None:
         """Raises `InputError` where a federation lacks what the method needs; before tracing."""
+
+    def check_whole_models(self, federation: Federation) -> None:
+        """Raises `InputError` unless the server may average every trainable leaf."""
+        plan = federation.plan
+        kept = [p for p, on in zip(plan.paths, plan.shared, strict=True)
+                if not on and p.partition("/")[0] == "params"]  # fmt: skip
+        if kept:
+            raise InputError(
+                f"{self.name} averages whole models and can't keep {kept[0]} private: share must "
+                "be 'all' and batch_norm not 'local'."
+            )
 
     def adjusted(self, federation: Federation) -> Federation:
         """The federation with what it leaves to the method (today the batch-norm policy)."""

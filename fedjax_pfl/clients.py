@@ -157,6 +157,7 @@ def run_clients(
     """
     data = federation.data
     part = data.split(split)
+    schedule = schedule.fitting(part.capacity)
     augmentation = federation.augment if split == "train" else None
     sizes = part.size[rows]
     if active is None and part.equal:

@@ -25,7 +25,8 @@ def unknown_name(kind: str, given: str, valid: Iterable[str]) -> InputError:
 def require_whole(name: str, given, low: int) -> None:
     """Raises `InputError` unless `given` is a whole number (no bool) of at least `low`."""
     whole = hasattr(given, "__index__") and not isinstance(given, bool)
-    require(whole and given >= low, name, given, f"a whole number of at least {low}")
+    fits = whole and low <= given < 2**31
+    require(fits, name, given, f"a whole number of at least {low}")
 
 
 def require(condition: bool, name: str, given, allowed: str) -> None:

@@ -14,7 +14,7 @@ from jax import lax
 from fedjax_pfl import keys, trees
 from fedjax_pfl.clients import Shared, over_rows
 from fedjax_pfl.data.federated import Split
-from fedjax_pfl.errors import require, unknown_name
+from fedjax_pfl.errors import require_whole, unknown_name
 from fedjax_pfl.local_training import train
 from fedjax_pfl.schedules import Schedule
 
@@ -44,8 +44,8 @@ class Adaptation:
     when: str = "every"
 
     def validate(self) -> None:
-        require(self.epochs >= 0, "epochs of adaptation", self.epochs, "at least 0")
-        require(self.steps is None or self.steps >= 0, "adapt_steps", self.steps, "at least 0")
+        require_whole("epochs of adaptation", self.epochs, 0)
+        require_whole("adapt_steps", 0 if self.steps is None else self.steps, 0)
         if self.leaves not in ADAPTED_LEAVES:
             raise unknown_name("group of leaves to adapt", self.leaves, ADAPTED_LEAVES)
         if self.when not in MOMENTS:

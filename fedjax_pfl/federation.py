@@ -123,7 +123,7 @@ def federate(
     Raises:
       InputError: whatever of this can't be; before anything is compiled.
     """
-    finite = 0 <= learning_rate < np.inf
+    finite = 0 <= learning_rate < np.finfo(np.float32).max
     require(finite, "learning_rate", learning_rate, "a finite number of at least 0")
     require(0 < learning_rate_decay <= 1, "learning_rate_decay", learning_rate_decay, "in (0, 1]")
     require_whole("eval_batch_size", eval_batch_size, 1)

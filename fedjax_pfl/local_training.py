@@ -34,7 +34,9 @@ class SGD:
 
     def validate(self) -> None:
         require(0 <= self.momentum < 1, "momentum", self.momentum, "in [0, 1)")
-        require(self.weight_decay >= 0, "weight_decay", self.weight_decay, "at least 0")
+        require(
+            0 <= self.weight_decay < float("inf"), "weight_decay", self.weight_decay, "at least 0"
+        )
 
     def __call__(self, learning_rate: jax.Array) -> optax.GradientTransformation:
         sgd = optax.sgd(learning_rate, self.momentum or None, self.nesterov)
@@ -159,7 +161,7 @@ def train(
         carry = Shared(begin(models.model))
     else:
         carry = jax.vmap(begin)(models)
-    if active is None and not (cohort.in_place and federation.participation.punctual):
+    if active is None and not cohort.complete:
         active = cohort.mask
 
     def finish(state: LocalState, client: Client):

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl import trees
-from fedjax_pfl.errors import require, unknown_name
+from fedjax_pfl.errors import InputError, require, unknown_name
 from fedjax_pfl.structs import static, struct
 
 Tree = Any
@@ -36,6 +36,8 @@ class Cohort:
       diverged: bool [M], whose training went non-finite in this round.
       num_clients: N.
       in_place: whether row i of the cohort is row i of the client axis, nobody left out.
+      complete: whether the mask is known to hold for all of them, so that no lane need wait; leave
+        out members with `keep`, which knows, not by replacing the mask.
     """
 
     rows: jax.Array
@@ -49,6 +51,7 @@ class Cohort:
     diverged: jax.Array
     num_clients: int = static()
     in_place: bool = static(False)
+    complete: bool = static(False)
 
     @property
     def size(self) -> int:
@@ -71,7 +74,8 @@ class Cohort:
 
     def keep(self, finite: jax.Array) -> "Cohort":
         """The cohort without the members that are not `finite` [M]; they count as diverged."""
-        return replace(self, mask=self.mask & finite, diverged=self.diverged | ~finite)
+        mask, diverged = self.mask & finite, self.diverged | ~finite
+        return replace(self, mask=mask, diverged=diverged, complete=False)
 
     def spread(self, values: jax.Array, fill) -> jax.Array:
         """Per-member values [M, ...] as per-client values [N, ...], `fill` for the absent."""
@@ -141,6 +145,7 @@ class Participation:
             diverged=jnp.zeros((size,), bool),
             num_clients=num_clients,
             in_place=size == num_clients,
+            complete=size == num_clients and self.punctual,
         )
 
 
@@ -168,8 +173,14 @@ def participation(
     for row, rounds in (stragglers or {}).items():
         require(0 <= row < num_clients, "straggler", row, f"a client in 0..{num_clients - 1}")
         whole = float(rounds).is_integer() and rounds >= 1
+        whole = whole and rounds < 2**31 - 2
         require(whole, f"delay of straggler {row}", rounds, "at least 1 round, and whole")
         delay[row] = rounds
+    if stragglers and fraction < 1:
+        raise InputError(
+            f"Stragglers need a participation of 1, got {fraction}: a late upload of a client that "
+            "is not sampled when it arrives would be lost."
+        )
     # Rounds half up: Python's round() takes 2.5 to 2 but 3.5 to 4.
     size = max(1, int(np.floor(fraction * num_clients + 0.5)))
     punctual = not stragglers

@@ -13,7 +13,7 @@ from jax import lax
 from fedjax_pfl import keys
 from fedjax_pfl.algorithm import Algorithm, Context
 from fedjax_pfl.errors import InputError, require, unknown_name
-from fedjax_pfl.evaluation import Adaptation, evaluate
+from fedjax_pfl.evaluation import Adaptation, adapt, evaluate
 from fedjax_pfl.federation import Federation
 from fedjax_pfl.registry import convert, is_static
 from fedjax_pfl.structs import client_axes, struct
@@ -234,7 +234,12 @@ def _advance(states, runs, federation, t, length, total, eval_every, capacity, e
 def _models(states, runs, federation, total, rows):
     def one(operand):
         run, state = operand
-        return run.algorithm.models(_context(federation, run, total - 1, total), state, rows)
+        ctx = _context(federation, run, total - 1, total)
+        named = run.algorithm.models(ctx, state, rows)
+        own = run.algorithm.adaptation()
+        if own is not None:
+            named = {**named, "personalized": adapt(ctx, named["personalized"], rows, own)}
+        return named
 
     return _over_runs(one, federation, (runs, states))
 

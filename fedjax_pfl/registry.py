@@ -1,5 +1,6 @@
 """Methods by name, and hyperparameters by name."""
 
+import math
 import typing
 from collections.abc import Mapping
 from dataclasses import Field, fields
@@ -20,7 +21,12 @@ def method(name: str):
     """
 
     def register(cls):
-        if name in METHODS and METHODS[name].__qualname__ != cls.__qualname__:
+        known = METHODS.get(name)
+        again = known and (known.__module__, known.__qualname__) == (
+            cls.__module__,
+            cls.__qualname__,
+        )
+        if known and not again:  # a module run twice may register its own once more
             raise ValueError(f"A method named {name!r} is registered already.")
         cls = struct(cls)
         cls.name = name
@@ -83,7 +89,7 @@ def convert(name: str, value: Any, kind: Any) -> Any:
         number = kind(value)
     except (TypeError, ValueError, OverflowError):
         number = None
-    exact = number is not None and number == number
+    exact = number is not None and math.isfinite(number)
     if kind is int:
         exact = exact and float(value) == number and abs(number) < 2**31
     if not exact:

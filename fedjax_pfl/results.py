@@ -124,10 +124,11 @@ class Result:
         copies = {"up": self.copies_up, "down": self.copies_down}
         return {way: count.astype(np.int64) @ size for way, count in copies.items()}
 
-    def traffic_mb_per_client_round(self) -> dict[str, float]:
+    def traffic_mb_per_client_round(self, setting: int = 0) -> dict[str, float]:
         """Megabytes (1e6 bytes) a participating client sends and receives in one round."""
-        present = max(int(self.clients["participated"].sum()), 1)
-        return {way: float(sent.sum() / present / 1e6) for way, sent in self.traffic().items()}
+        present = max(int(self.clients["participated"][:, setting].sum()), 1)
+        sent = {way: float(bytes_[:, setting].sum()) for way, bytes_ in self.traffic().items()}
+        return {way: total / present / 1e6 for way, total in sent.items()}
 
     def summary(self, setting: int = 0) -> dict[str, Any]:
         """The numbers of one setting that belong in a table; accuracies are fractions."""
@@ -156,7 +157,7 @@ class Result:
                 if name.endswith("/accuracy")
             },
             "diverged_clients": sorted({n for _, h, _, n in self.diverged() if h == setting}),
-            "traffic_mb_per_client_round": self.traffic_mb_per_client_round(),
+            "traffic_mb_per_client_round": self.traffic_mb_per_client_round(setting),
             "seconds_per_round": self.seconds_per_round,
             "compile_seconds": self.compile_seconds,
             "padding_efficiency": self.padding_efficiency,

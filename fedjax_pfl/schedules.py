@@ -6,7 +6,7 @@ differ in how many steps that takes, where it begins, and whether each epoch is 
 with exactly the batches used here.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import jax
@@ -44,6 +44,12 @@ class Schedule:
         require_whole("batch_size", self.batch_size, 1)
         require_whole("local steps", 0 if self.steps is None else self.steps, 0)
         require(1 <= self.batches_per_step <= 3, "batches", self.batches_per_step, "1, 2 or 3")
+
+    def fitting(self, capacity: int) -> "Schedule":
+        """The same batches, without room that no client's samples would fill."""
+        if self.batches_per_step > 1 or self.drop_last or self.batch_size <= capacity:
+            return self
+        return replace(self, batch_size=capacity)
 
     @property
     def samples_per_step(self) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_pfl.algorithm import Algorithm
 from fedjax_pfl.clients import padding_efficiency
-from fedjax_pfl.errors import require
+from fedjax_pfl.errors import require, require_whole
 from fedjax_pfl.evaluation import Adaptation
 from fedjax_pfl.federation import Federation
 from fedjax_pfl.program import Final, Program, make_runs
@@ -78,9 +78,9 @@ def simulate(
     algorithm.check(federation)
     if adapt is not None:
         adapt.validate()
-    require(_whole(rounds) and rounds >= 1, "rounds", rounds, "a whole number of at least 1")
-    require(_whole(eval_every) and eval_every >= 1, "eval_every", eval_every, "at least 1")
-    require(_whole(chunk) and chunk >= 1, "chunk", chunk, "at least 1")
+    require_whole("rounds", rounds, 1)
+    require_whole("eval_every", eval_every, 1)
+    require_whole("chunk", chunk, 1)
     require(len(seeds) > 0 and all(_whole(s) and 0 <= s < 2**31 for s in seeds), "seeds", seeds,
             "one or more whole numbers in 0..2^31-1")  # fmt: skip
     if matrix_rounds is None:
@@ -158,12 +158,13 @@ class _Collector:
         every = np.arange(1, rounds + 1)
         self.due = (every % eval_every == 0) | (every == rounds)
         self.matrix_rounds = sorted({int(r) for r in matrix_rounds})
+        self.eval_every = eval_every
         self.done = 0
         self.parts, self.matrices, self.paces = [], [], []
 
     def add(self, length: int, buffers: Tree, matrices: Tree, seconds: float) -> None:
         # Whole buffers are fetched and cut here: cutting on the device compiles for each length.
-        self.parts.append(jax.tree.map(lambda leaf: _host(leaf)[:, :length], buffers))
+        self.parts.append(jax.tree.map(lambda leaf: _host(leaf)[:, :length].copy(), buffers))
         self.done += length
         self.paces += [seconds / length] * length
         if self.done in self.matrix_rounds:
@@ -178,7 +179,10 @@ class _Collector:
         return None
 
     def seconds_per_round(self) -> float:
-        return float(np.median(self.paces))
+        # Whole periods of evaluation, so that it is included whatever the chunks were.
+        every = min(self.eval_every, len(self.paces))
+        whole = len(self.paces) // every * every
+        return float(np.median(np.reshape(self.paces[:whole], (-1, every)).mean(axis=1)))
 
     def collect(self, axes: tuple[int, int]) -> dict[str, Any]:
         """Fields of `Result`: [R, T, ...] becomes [S, H, T, ...]."""

@@ -92,6 +92,15 @@ def test_every_strategy_hands_out_the_batches_of_batch_indices(execution):
     assert finite.all()
 
 
+@pytest.mark.parametrize("execution", ["map", slow("vmap"), slow("2")])
+def test_clients_of_equal_sizes_whose_steps_are_known_beforehand(execution):
+    federation = numbered(execution, sizes=(6,) * 5)
+    assert federation.data.train.equal
+    done, _ = run(federation, EPOCHS)
+    assert walked(done) == wanted(federation, EPOCHS)
+    np.testing.assert_array_equal(done["ran"], [4] * 5)
+
+
 def test_each_epoch_covers_a_clients_samples_exactly_once():
     federation = numbered()
     train = federation.data.train

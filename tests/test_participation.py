@@ -82,10 +82,9 @@ def test_straggler_tables(schedule, delay):
     np.testing.assert_array_equal(rows.delay[0], [0, delay])
 
 
-def test_phases_of_a_straggler_do_not_depend_on_sampling():
-    part = participation(10, 0.5, dict.fromkeys(range(10), 2))
-    phases = np.asarray(cohorts(part, 20).phase)
-    np.testing.assert_array_equal(phases, np.repeat(np.arange(20) % 4, 5).reshape(20, 5))
+def test_stragglers_and_sampling_exclude_each_other():
+    with pytest.raises(InputError, match="Stragglers need a participation of 1, got 0.5"):
+        participation(10, 0.5, {3: 2})
 
 
 def some(rows=(1, 3, 4), mask=(True, False, True), count=5):

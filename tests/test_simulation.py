@@ -43,15 +43,15 @@ def result():
         ({"rounds": 0}, "rounds must be a whole number of at least 1, got 0"),
         ({"rounds": 2.0}, r"rounds must be a whole number of at least 1, got 2\.0"),
         ({"rounds": True}, "rounds must be a whole number"),
-        ({"eval_every": 0}, "eval_every must be at least 1, got 0"),
-        ({"chunk": 0}, "chunk must be at least 1, got 0"),
+        ({"eval_every": 0}, r"eval_every must be .*at least 1, got 0"),
+        ({"chunk": 0}, r"chunk must be .*at least 1, got 0"),
         ({"seeds": ()}, "seeds must be one or more whole numbers"),
         ({"seeds": (0, -1)}, "seeds must be one or more whole numbers"),
         ({"seeds": (0.5,)}, "seeds must be one or more whole numbers"),
         ({"seeds": (2**31,)}, "seeds must be one or more whole numbers"),
         ({"matrix_rounds": (0, 1)}, r"matrix_rounds must be rounds in 1\.\.3, got \[0\]"),
         ({"matrix_rounds": (4,)}, r"matrix_rounds must be rounds in 1\.\.3, got \[4\]"),
-        ({"adapt": Adaptation(steps=-1)}, "adapt_steps must be at least 0"),
+        ({"adapt": Adaptation(steps=-1)}, r"adapt_steps must be .*at least 0"),
     ],
 )
 def test_arguments_that_are_refused(options, message):

@@ -50,7 +50,7 @@ class FedAvg(Algorithm):
         uploads, private = ctx.federation.plan.split(trained)
         server = mixing.weighted_sum(weights, uploads, onto=state.server)
         state = State(server, cohort.scatter(state.private, private))
-        return state, ctx.record(cohort, clients={"train_loss": loss}, mixing=weights[None])
+        return state, ctx.record(cohort, clients={"train_loss": loss}, mixing=weights)
 
     def models(self, ctx, state, rows):
         received = self.received(state, rows)

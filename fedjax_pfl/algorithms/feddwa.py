@@ -66,7 +66,7 @@ class FedDWA(Algorithm):
         guide, cohort = self._guide(ctx, state, received, trained, cohort)  # eq. (16)
         uploads = ctx.uploaded(trained)
         distances = similarity.squared_distances(ctx.uploaded(guide), uploads)
-        tiny = 1e-12 * jnp.mean(similarity.squared_norms(uploads), where=cohort.mask)
+        tiny = 1e-12 * similarity.squared_norms(uploads)[:, None]  # of the receiver's own size
         weights = mixing.inverse(distances, cohort.mask, tiny)  # eq. (15)
         weights = mixing.keep_top_k(weights, self.top_k)
         mixed = ctx.mix(weights, trained, onto=trained)  # eq. (8)

@@ -38,6 +38,9 @@ class Scaffold(Algorithm):
     def validate(self):
         require(self.server_rate > 0, "server_rate", self.server_rate, "above 0")
 
+    def check(self, federation):
+        self.check_whole_models(federation)
+
     def init(self, ctx):
         model = ctx.initial_model()
         zero = jax.tree.map(lambda leaf: 0 * leaf, model["params"])
@@ -65,9 +68,7 @@ class Scaffold(Algorithm):
         total = mixing.weighted_sum(moved.astype(loss.dtype), change, onto=self._zero(state))
         control = jax.tree.map(lambda c, d: c + d / ctx.num_clients, state.control, total)
         kept = State(server, control, cohort.scatter(state.controls, gradient, where=moved))
-        record = ctx.record(
-            cohort, up=2, down=2, clients={"train_loss": loss}, mixing=uniform[None]
-        )
+        record = ctx.record(cohort, up=2, down=2, clients={"train_loss": loss}, mixing=uniform)
         return kept, record
 
     @staticmethod

@@ -52,6 +52,7 @@ class Waffle(Algorithm):
         require(self.server_rate > 0, "server_rate", self.server_rate, "above 0")
 
     def check(self, federation):
+        self.check_whole_models(federation)
         ids = np.asarray(federation.data.ids)
         require(self.alice in ids, "alice", self.alice, f"a client in {ids.min()}..{ids.max()}")
 
@@ -108,7 +109,7 @@ class Waffle(Algorithm):
             before=jnp.where(there, state.previous, state.before),
         )
         clients = {"train_loss": loss, "weight": weights}
-        return kept, ctx.record(cohort, up=2, down=2, clients=clients, mixing=weights[None])
+        return kept, ctx.record(cohort, up=2, down=2, clients=clients, mixing=weights)
 
     def _raw_weights(self, ctx, update, is_alice, present):
         """CalcWeights-Omega, eqs. (2)-(4): a [M], normalised."""

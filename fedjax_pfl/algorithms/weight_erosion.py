@@ -46,6 +46,7 @@ class WeightErosion(Algorithm):
             require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
 
     def check(self, federation):
+        self.check_whole_models(federation)
         ids = np.asarray(federation.data.ids)
         require(self.alice in ids, "alice", self.alice, f"a client in {ids.min()}..{ids.max()}")
 
@@ -81,7 +82,7 @@ class WeightErosion(Algorithm):
         mean = mixing.weighted_sum(weights, trained, onto=state.server)
         clients = {"train_loss": loss, "weight": weights, "distance": distance}
         return State({**mean, "params": params}, cohort.scatter(state.alpha, alpha)), ctx.record(
-            cohort, clients=clients, mixing=weights[None]
+            cohort, clients=clients, mixing=weights
         )
 
     def models(self, ctx, state, rows):

@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from fedjax_pfl.errors import InputError, require
+from fedjax_pfl.errors import InputError, require, require_whole
 
 # Token ids pass through float32 on the way to an embedding: beyond this they would be rounded.
 MAX_VOCABULARY = 2**24
@@ -209,6 +209,7 @@ def _labels(what: str, y, count: int) -> np.ndarray:
 def _num_classes(name: str, labels: np.ndarray, given: int | None) -> int:
     top = int(labels.max())
     if given is not None:
+        require_whole("num_classes", given, 1)
         fits = top < given
         require(fits, f"Labels of data set {name!r}", f"0..{top}", f"in 0..{given - 1}")
         return given

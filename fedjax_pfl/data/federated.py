@@ -88,8 +88,9 @@ class FederatedData:
     ) -> Batch:
         """One minibatch: positions [B] within the client's part of a split.
 
-        Rows that are not valid repeat the client's first sample: what belongs to another client
-        is never touched, not even under a mask (0 times its NaN would be NaN). `augment` changes
+        Rows that are not valid repeat the client's first sample: what belongs to another client is
+        not touched, not even under a mask (0 times its NaN would be NaN). A client without any
+        samples has no batch. `augment` changes
         the samples [B, ...] before they are scaled.
         """
         pool = split.index[split.offset[row] + jnp.where(valid, positions, 0)]

@@ -25,7 +25,7 @@ def parse_size(image_size) -> tuple[int, int] | None:
     """
     if image_size is None:
         return None
-    pair = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
+    pair = tuple(image_size) if isinstance(image_size, tuple | list) else (image_size, image_size)
     fits = len(pair) == 2 and all(isinstance(n, int) and 1 <= n <= 4096 for n in pair)
     require(fits, "image_size", image_size, "an integer in 1..4096 or two of them")
     return pair

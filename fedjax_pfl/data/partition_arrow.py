@@ -1,10 +1,10 @@
 """Rows of one saved partition, in Parquet or Arrow files, as pool indices."""
 
-import io
 from pathlib import Path
 
 import numpy as np
 
+from fedjax_pfl.data.images import decode_images
 from fedjax_pfl.data.partition_matching import Matcher, pixels
 from fedjax_pfl.data.sources import Dataset
 from fedjax_pfl.errors import InputError, require
@@ -45,13 +45,15 @@ def read_rows(part: Path, dataset: Dataset, matcher: Matcher, index_column: str)
             f"columns found: {', '.join(table.column_names)}."
         )
     labels = next((table[name].to_numpy() for name in _LABELS if name in table.column_names), None)
-    decoded = [_decode(row["bytes"], part) for row in table[images[0]].to_pylist()]
-    if not decoded:
+    rows = table[images[0]].to_pylist()
+    if not rows:
         return np.zeros(0, np.int64)
-    shapes = {image.shape for image in decoded}
-    require(len(shapes) == 1, f"Shapes of the images in {part}", sorted(shapes)[:3], "one shape")
     what = f"images of {part}"
-    return matcher.match(pixels(np.stack(decoded), dataset, what, 0.5, 0.5), labels, what)
+    named = (
+        (f"Image {i} of {part}", (row or {}).get("bytes") or b"") for i, row in enumerate(rows)
+    )
+    decoded = decode_images(named, len(rows), channels=dataset.input_shape[-1])
+    return matcher.match(pixels(decoded, dataset, what, 0.5, 0.5), labels, what)
 
 
 def _read_table(part: Path):
@@ -70,12 +72,3 @@ def _read_table(part: Path):
         )
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{part} can't be read as Parquet or Arrow: {error}") from error
-
-
-def _decode(data: bytes | None, part: Path) -> np.ndarray:
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        return np.asarray(Image.open(io.BytesIO(data or b"")))
-    except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
-        raise InputError(f"{part} holds an image that can't be decoded: {error}") from error

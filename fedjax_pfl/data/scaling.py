@@ -3,7 +3,7 @@
 import numpy as np
 
 from fedjax_pfl.data.dataset import Dataset
-from fedjax_pfl.errors import InputError, unknown_name
+from fedjax_pfl.errors import InputError, require, unknown_name
 
 SCALINGS: dict[str, str] = {
     "default": "the data set's own (half for images, digits for digits, raw for all others)",
@@ -11,7 +11,10 @@ SCALINGS: dict[str, str] = {
     "unit": "x/255: bytes to 0..1",
     "digits": "x/16: scikit-learn's digits to 0..1",
     "raw": "x as it is (PLGA); the only one for token ids",
-    "standard": "mean 0 and deviation 1 per channel, over the training samples (FedDWA, SPFL)",
+    "standard": "mean 0 and deviation 1 per channel, over the training samples",
+    "mnist": "(x/255 - .1307) / .3081: SPFL on MNIST and EMNIST",
+    "cifar": "x/255 by mean .4914 .4822 .4465, deviation .247 .243 .261: SPFL on CIFAR",
+    "feddwa_cifar": "the same mean, deviation .2023 .1994 .2010: FedDWA on CIFAR",
 }
 
 _FIXED = {
@@ -19,6 +22,12 @@ _FIXED = {
     "unit": (1 / 255, 0.0),
     "digits": (1 / 16, 0.0),
     "raw": (1.0, 0.0),
+}
+# Mean and deviation per channel of x/255, as the papers' codes have them.
+_MOMENTS = {
+    "mnist": ((0.1307,), (0.3081,)),
+    "cifar": ((0.4914, 0.4822, 0.4465), (0.247, 0.243, 0.261)),
+    "feddwa_cifar": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
 }
 
 
@@ -44,6 +53,13 @@ def input_scaling(name: str, dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
         )
     if name == "standard":
         return _standard(dataset.train_x)
+    if name in _MOMENTS:
+        mean, deviation = (np.array(values) for values in _MOMENTS[name])
+        channels = dataset.input_shape[-1]
+        fits = len(mean) in (1, channels)
+        require(fits, f"Channels for input scaling {name!r}", channels, f"{len(mean)}")
+        scale = 1 / (255 * deviation)
+        return scale.astype(np.float32), (-mean / deviation).astype(np.float32)
     if name not in _FIXED:
         raise unknown_name("input scaling", name, SCALINGS)
     scale, shift = _FIXED[name]

@@ -147,7 +147,7 @@ def _rows(opened, columns, labels: np.ndarray) -> Iterator[tuple[str, bytes]]:
 
 
 def _column(path: Path, schema, given: str | None, usual: tuple[str, ...], what: str) -> str:
-    candidates = (given,) if given else usual
+    candidates = (str(given),) if given else usual
     for name in candidates:
         if name in schema.names:
             return name

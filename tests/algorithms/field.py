@@ -57,7 +57,7 @@ class TwoModels(Algorithm):
         weights = mixing.by_size(ctx.sizes(), cohort.mask)
         server = mixing.weighted_sum(weights, w, onto=state.server)
         own, alpha = cohort.scatter((state.own, state.alpha), (own, alpha))
-        return MixtureState(server, own, alpha), ctx.record(cohort, mixing=weights[None])
+        return MixtureState(server, own, alpha), ctx.record(cohort, mixing=weights)
 
     @staticmethod
     def _blend(alpha, v, w):

@@ -240,7 +240,7 @@ def test_flower_parquet_files_and_their_faults(tmp_path):
     bad = pa.table({"image": [{"bytes": b"no image", "path": None}], "label": [0]})
     pq.write_table(bad, tmp_path / "client-0.parquet")
     (tmp_path / "client-2.parquet").unlink()
-    with pytest.raises(InputError, match="holds an image that can't be decoded"):
+    with pytest.raises(InputError, match="isn't an image that can be read"):
         import_partition("flower", tmp_path, DATA)
 
 

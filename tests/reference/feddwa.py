@@ -150,9 +150,9 @@ def run(
             )
 
         weights = np.eye(len(clients))
-        tiny = 1e-12 * sum(squared_norm(trained[j]) for j in cohort) / max(len(cohort), 1)
         for i in cohort:
             distances = [squared_distance(guide[i], trained[j]) for j in cohort]
+            tiny = 1e-12 * squared_norm(trained[i])
             weights[i] = 0.0
             weights[i, cohort] = inverse_distance_weights(distances, top_k, tiny)  # eq. (15)
 
