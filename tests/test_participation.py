@@ -83,7 +83,7 @@ def test_straggler_tables(schedule, delay):
 
 
 def test_stragglers_and_sampling_exclude_each_other():
-    with pytest.raises(InputError, match="Stragglers need a participation of 1, got 0.5"):
+    with pytest.raises(InputError, match=r"Stragglers need a participation of 1, got 0\.5"):
         participation(10, 0.5, {3: 2})
 
 
