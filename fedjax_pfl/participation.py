@@ -68,7 +68,7 @@ class Cohort:
         `where` [M] replaces the mask for methods with stale uploads.
         """
         where = self.mask if where is None else where
-        where &= trees.rows_finite(values, self.size)
+        where = where & trees.rows_finite(values, self.size)
         kept = trees.where(where, values, self.gather(stack))
         return kept if self.in_place else trees.put(stack, self.rows, kept)
 
