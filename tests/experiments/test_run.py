@@ -170,7 +170,7 @@ def test_partition_file_and_part_of_the_clients(finished, tmp_path, capsys):
     words += ["--num_seeds=1", "--algorithms=fedavg", "--participation=0.5", "--rounds=3"]
     words += ["--eval_every=2", "--matrix_rounds=2", "--adapt_steps=2", "--nosave_models"]
     words += [f"--partition_file={finished / 'partition.npz'}", f"--output_dir={tmp_path / 'o'}"]
-    assert call(*words, "--dtype=float32", "--stragglers=1:1") == 0
+    assert call(*words, "--dtype=float32") == 0
     folder = tmp_path / "o" / "fedavg"
     assert not (folder / "models.npz").exists()
     old, new = (read(path / "fedavg" / "summary.json") for path in (finished, tmp_path / "o"))

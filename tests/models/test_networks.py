@@ -362,7 +362,7 @@ def test_texts_train_under_a_client_axis(name):
 
 
 def test_texts_need_a_network_for_texts():
-    with pytest.raises(InputError, match="takes no texts"):
+    with jax.enable_x64(True), pytest.raises(InputError, match="takes no texts"):
         small_federation("mlp", tokens=True)
 
 

@@ -254,7 +254,7 @@ def test_fedavg_shares_what_the_policy_says(policy):
 def test_policies_name_their_leaves():
     federation = federation_of(None)
     model = jax.eval_shape(federation.initial_model, jax.random.key(0))
-    assert federation.plan.blocks == ("bn", "fc", "head")
+    assert federation.plan.blocks == ("fc", "bn", "head")
     for policy in ("shared", "local", "affine_shared"):
         plan = leaf_plan(model, batch_norm=policy)
         assert plan.shared == tuple(averaged(path, policy) for path in plan.paths)
@@ -275,4 +275,4 @@ def test_traffic_of_the_policies():
         policy: federation_of(policy).plan.shared_block_sizes().tolist()
         for policy in ("shared", "local", "affine_shared")
     }
-    assert sizes == {"shared": [16, 20, 15], "local": [0, 20, 15], "affine_shared": [8, 20, 15]}
+    assert sizes == {"shared": [20, 16, 15], "local": [20, 0, 15], "affine_shared": [20, 8, 15]}
