@@ -27,7 +27,8 @@ class State:
 class Waffle(Algorithm):
     """One personalized model, for Alice: all agents send updates, near ones count more (Alg. 1, 2).
 
-    Weights begin nearly uniform and end on Alice alone; the last three raw ones are averaged. The
+    Weights begin spread (the farthest agent always has none) and end on Alice alone; the last three
+    raw ones are averaged. The
     paper takes everybody in every round. A round without Alice changes nothing here, and weights
     of clients that are absent or diverged go to the others.
 
