@@ -9,24 +9,7 @@ import pytest
 
 from tests.reference import fedavg, fedavg_ft, feddwa, local, network
 from tests.reference.local_sgd import sgd
-
-SIZES = (9, 4, 6, 11)
-ROUNDS = 3
-RATES = (0.5, 0.4, 0.32)
-
-
-def flat(model):
-    return network.flat(model)
-
-
-def stack(models):
-    return np.stack([network.flat(model) for model in models])
-
-
-def assert_same(model, other, **tolerance):
-    np.testing.assert_allclose(
-        flat(model), flat(other), **{"rtol": 1e-11, "atol": 1e-13, **tolerance}
-    )
+from tests.reference.small import RATES, ROUNDS, SIZES, assert_same, flat, stack
 
 
 def epochs(rng, samples, count=1, size=4):
