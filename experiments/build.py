@@ -58,6 +58,7 @@ def prepare(args: absl.flags.FlagValues) -> Experiment:
         local_epochs=args.local_epochs,
         local_steps=args.local_steps,
         drop_last=args.drop_last,
+        batch_order=args.batch_order,
         momentum=args.momentum,
         weight_decay=args.weight_decay,
         participation_fraction=args.participation,

@@ -118,6 +118,7 @@ def _training(group: _Group) -> None:
     group.whole("local_steps", None, "minibatch steps in a round, in place of epochs", 0)
     group.whole("batch_size", 10, "samples of a minibatch", 1)
     group.switch("drop_last", False, "leave out the incomplete minibatch of an epoch")
+    group.text("batch_order", "shuffled", "of samples: 'shuffled', 'partition' or 'by_class'")
     group.number("learning_rate", 0.1, "step size of local SGD in the first round")
     group.number("learning_rate_decay", 1.0, "factor on the learning rate after each round")
     group.number("momentum", 0.0, "of local SGD, starting anew in each round")

@@ -103,6 +103,7 @@ class Context:
             delay=zero,
             mask=yes,
             diverged=~yes,
+            earlier_starts=zero + self.t,
             num_clients=self.num_clients,
             in_place=in_place,
             complete=True,
@@ -115,15 +116,26 @@ class Context:
 
         `options` are those of `local_training.train`: schedule, extra_loss, correct, trainable,
         mean_gradient, operands, shared, active, cursor, learning_rate.
+        Unshuffled schedules go on where the client's earlier rounds stopped.
         """
+        cohort = self.cohort if cohort is None else cohort
         options.setdefault("learning_rate", self.learning_rate)
+        options.setdefault("cursor", self._cursor(cohort, options.get("schedule")))
         return local_training.train(
             self.federation,
             models,
-            self.cohort if cohort is None else cohort,
+            cohort,
             key=self.key_for(purpose),
             **options,
         )
+
+    def _cursor(self, cohort: Cohort, schedule: Schedule | None) -> jax.Array | None:
+        """Steps [M] that an unshuffled schedule has taken in earlier rounds, else None."""
+        schedule = schedule or self.federation.schedule
+        if schedule.shuffle:
+            return None
+        sizes = self.federation.data.train.size[cohort.rows]
+        return cohort.earlier_starts * schedule.total_steps(sizes)
 
     def run_clients(
         self,
@@ -137,11 +149,14 @@ class Context:
     ) -> tuple[Tree, jax.Array]:
         """`clients.run_clients` for the cohort (or `rows`) with this round's key.
 
-        For the cohort, absent members are inactive unless `active` says otherwise.
+        For the cohort, absent members are inactive unless `active` says otherwise, and unshuffled
+        schedules of training samples go on where the client's earlier rounds stopped.
         """
         if rows is None:
             rows = self.cohort.rows
             options.setdefault("active", self.cohort.mask)
+            if options.get("split", "train") == "train":
+                options.setdefault("cursor", self._cursor(self.cohort, schedule))
         return run_clients(
             self.federation,
             step,
@@ -309,7 +324,9 @@ class Algorithm:
             round's local training from `newcomer_start`.
         """
         start = Shared(self.newcomer_start(ctx, state))
-        return newcomers.train(start, newcomers.everyone(), purpose="personalize").models
+        return newcomers.train(
+            start, newcomers.everyone(), purpose="personalize", cursor=None
+        ).models
 
     def hyperparameters(self) -> dict[str, Any]:
         """All fields by name."""

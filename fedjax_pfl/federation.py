@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_pfl.augmentation import Augmentation, resolve_augmentation
 from fedjax_pfl.clients import Execution, resolve_execution
-from fedjax_pfl.data.federated import FederatedData, make_split
+from fedjax_pfl.data.federated import FederatedData, by_class, make_split
 from fedjax_pfl.data.partition import Partition
 from fedjax_pfl.data.scaling import input_scaling
 from fedjax_pfl.data.sources import Dataset
@@ -19,7 +19,7 @@ from fedjax_pfl.local_training import SGD
 from fedjax_pfl.models.networks import make_model
 from fedjax_pfl.models.task import Task, as_task
 from fedjax_pfl.participation import Participation, participation
-from fedjax_pfl.schedules import Schedule
+from fedjax_pfl.schedules import BATCH_ORDERS, Schedule
 from fedjax_pfl.structs import static, struct
 
 Tree = Any
@@ -78,6 +78,7 @@ def federate(
     local_epochs: int = 1,
     local_steps: int | None = None,
     drop_last: bool = False,
+    batch_order: str = "shuffled",
     momentum: float = 0.0,
     weight_decay: float = 0.0,
     optimizer: Callable | None = None,
@@ -106,6 +107,9 @@ def federate(
       learning_rate, learning_rate_decay: of the local SGD; the decay is per round.
       batch_size, local_epochs, local_steps, drop_last: the local `Schedule`; `local_steps` takes
         the place of epochs.
+      batch_order: "shuffled" anew in each epoch; "partition", in the partition's order; or
+        "by_class", class after class (the published PLGA loader). The last two never shuffle, and
+        a round goes on where the client's last one stopped, so all clients must take part.
       momentum, weight_decay: of plain SGD; or give an `optimizer` factory instead.
       participation_fraction: part of the clients in each round.
       stragglers, straggler_schedule: delays by client, see `participation`.
@@ -134,7 +138,15 @@ def federate(
     elif not callable(optimizer):
         given, allowed = type(optimizer).__name__, "a function learning_rate -> optax optimizer"
         require(False, "optimizer", given, allowed)
-    schedule = Schedule(local_epochs, local_steps, batch_size, drop_last=drop_last)
+    if batch_order not in BATCH_ORDERS:
+        raise unknown_name("batch_order", batch_order, BATCH_ORDERS)
+    shuffle = batch_order == "shuffled"
+    if not shuffle and participation_fraction < 1:
+        raise InputError(
+            f"batch_order {batch_order!r} needs a participation of 1, got {participation_fraction}:"
+            " with sampling no formula tells where a client's last round stopped."
+        )
+    schedule = Schedule(local_epochs, local_steps, batch_size, drop_last=drop_last, shuffle=shuffle)
     schedule.validate()
     if isinstance(model, str):
         options = {"vocab_size": getattr(dataset, "vocab_size", None), **(model_options or {})}
@@ -143,7 +155,9 @@ def federate(
     else:
         require(not model_options, "model_options", model_options, "absent without a model's name")
     task = as_task(model, dtype)
-    data = federated_data(dataset, partition, input_scaling_name, client_ids)
+    data = federated_data(
+        dataset, partition, input_scaling_name, client_ids, batch_order == "by_class"
+    )
     augment = resolve_augmentation(augment, dataset.input_shape)
     statics = (("model", task), ("optimizer", optimizer), ("augment", augment))
     for name, static_value in statics:
@@ -225,8 +239,11 @@ def federated_data(
     partition: Partition,
     input_scaling_name: str = "default",
     client_ids: np.ndarray | None = None,
+    class_sorted: bool = False,
 ) -> FederatedData:
     """The data of all clients as host arrays, ready to be put on a device.
+
+    `class_sorted` puts each client's training samples in the order of their classes.
 
     Raises:
       InputError: the partition does not fit the data set, or a scaling is unknown.
@@ -241,12 +258,15 @@ def federated_data(
     require(distinct, "client_ids", ids.tolist(), allowed)
     counts = partition.class_counts(labels, dataset.num_classes, "train")
     label_map = partition.label_map
+    train = partition.train.idx, partition.train.offsets
+    if class_sorted:
+        train = by_class(*train, np.asarray(labels)[train[0]]), train[1]
     return FederatedData(
         samples=samples,
         labels=np.asarray(labels, np.int32),
         scale=np.asarray(scale, np.float32),
         shift=np.asarray(shift, np.float32),
-        train=make_split(*partition.train),
+        train=make_split(*train),
         validation=make_split(*partition.validation),
         test=make_split(*partition.test),
         class_counts=np.asarray(counts, np.int32),

@@ -34,6 +34,8 @@ class Cohort:
       mask: bool [M], the members a synchronous method works with: those that start and arrive in
         this round, without the ones whose training went non-finite.
       diverged: bool [M], whose training went non-finite in this round.
+      earlier_starts: int32 [M], rounds before this one in which the client began local training;
+        0 under sampling, where no formula tells.
       num_clients: N.
       in_place: whether row i of the cohort is row i of the client axis, nobody left out.
       complete: whether the mask is known to hold for all of them, so that no lane need wait; leave
@@ -49,6 +51,7 @@ class Cohort:
     delay: jax.Array
     mask: jax.Array
     diverged: jax.Array
+    earlier_starts: jax.Array
     num_clients: int = static()
     in_place: bool = static(False)
     complete: bool = static(False)
@@ -77,6 +80,10 @@ class Cohort:
         mask, diverged = self.mask & finite, self.diverged | ~finite
         return replace(self, mask=mask, diverged=diverged, complete=False)
 
+    def at_work(self, members: jax.Array) -> "Cohort":
+        """The cohort with `members` [M] for its mask, without the diverged: late ones too."""
+        return replace(self, mask=members & ~self.diverged, complete=False)
+
     def spread(self, values: jax.Array, fill) -> jax.Array:
         """Per-member values [M, ...] as per-client values [N, ...], `fill` for the absent."""
         if self.in_place:
@@ -85,18 +92,37 @@ class Cohort:
         return full.at[self.rows].set(values)
 
     def expand(self, weights: jax.Array) -> jax.Array:
-        """A mixing matrix of the cohort, [..., M, M], as [..., N, N].
+        """A mixing matrix of the cohort, [..., M, M] or [..., M, N], as [..., N, N].
 
         A client that received nothing (absent, diverged, or with a row of zeros) kept its model:
         its row is the identity's.
         """
         own = ~self.mask | ~jnp.any(weights != 0, axis=-1)
-        weights = jnp.where(own[..., None], jnp.eye(self.size, dtype=weights.dtype), weights)
+        identity = jnp.eye(self.num_clients, dtype=weights.dtype)
+        all_senders = weights.shape[-1] == self.num_clients
+        kept = identity[self.rows] if all_senders else jnp.eye(self.size, dtype=weights.dtype)
+        weights = jnp.where(own[..., None], kept, weights)
         if self.in_place:
             return weights
-        full = jnp.eye(self.num_clients, dtype=weights.dtype)
-        full = jnp.broadcast_to(full, (*weights.shape[:-2], *full.shape))
+        full = jnp.broadcast_to(identity, (*weights.shape[:-2], *identity.shape))
+        if all_senders:
+            return full.at[..., self.rows, :].set(weights)
         return full.at[..., self.rows[:, None], self.rows[None, :]].set(weights)
+
+    def gather_pairs(self, pairs: Tree) -> Tree:
+        """Rows and columns of the cohort: leaves [N, N, ...] give [M, M, ...]."""
+        if self.in_place:
+            return pairs
+        return jax.tree.map(lambda leaf: leaf[self.rows[:, None], self.rows[None, :]], pairs)
+
+    def scatter_pairs(self, pairs: Tree, values: Tree) -> Tree:
+        """Writes `values` [M, M, ...] into the pairs [N, N, ...] of which both take part."""
+        both = self.mask[:, None] & self.mask[None, :]
+        kept = trees.where(both, values, self.gather_pairs(pairs))
+        if self.in_place:
+            return kept
+        at = (self.rows[:, None], self.rows[None, :])
+        return jax.tree.map(lambda leaf, new: leaf.at[at].set(new), pairs, kept)
 
 
 @struct
@@ -130,6 +156,9 @@ class Participation:
         late = delay > 0
         period = jnp.where(late, delay + (2 if self.schedule == "code" else 1), 1)
         phase = t % period
+        # A straggler starts in phase 0; with "code" also in the last phase of its cycle.
+        a_cycle = jnp.where(late & (self.schedule == "code"), 2, 1)
+        earlier = t // period * a_cycle + (phase > 0)
         fresh = ~late | (phase == delay + 1)
         starts = fresh | (phase == 0)
         arrives = fresh | (phase == delay)
@@ -143,6 +172,7 @@ class Participation:
             delay=delay,
             mask=fresh,
             diverged=jnp.zeros((size,), bool),
+            earlier_starts=earlier if size == num_clients else jnp.zeros_like(earlier),
             num_clients=num_clients,
             in_place=size == num_clients,
             complete=size == num_clients and self.punctual,

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from fedjax_pfl.data.federated import Split
 
 
+BATCH_ORDERS = ("shuffled", "partition", "by_class")
+
+
 @dataclass(frozen=True)
 class Schedule:
     """Walks a client's samples for a number of epochs, or for a number of steps.
@@ -29,7 +32,8 @@ class Schedule:
       batches_per_step: minibatches a step is handed (2 or 3 for meta-learning), each of B samples.
       drop_last: leave out the incomplete step at the end of an epoch. A client with fewer samples
         than one step needs then takes no step at all.
-      shuffle: a fresh permutation each epoch; otherwise the order of the partition.
+      shuffle: a fresh permutation each epoch; otherwise the order of the split, in which a round
+        goes on where the client's last one stopped (a loader's iterator that outlives rounds).
     """
 
     epochs: int = 1

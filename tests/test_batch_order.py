@@ -1,0 +1,193 @@
+"""Batches in a fixed order: class after class, and a round goes on where the last one ended."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl import InputError, Shared, batch_indices, keys
+from fedjax_pfl.participation import participation
+from fedjax_pfl.testing import assert_close, play, toy_federation
+from tests.algorithms.harness import TwoLayers
+from tests.reference import fedavg, local
+
+ROUNDS = 6
+STEPS = 2
+LATE = {1: 1, 3: 2}
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
+def federation(order="by_class", **options):
+    return toy_federation(model=TwoLayers(), batch_order=order, local_steps=STEPS, **options)
+
+
+def lists(fed):
+    """Training samples of each client, in the order in which they are walked."""
+    data = jax.device_get(fed.data)
+    ends = data.train.offset + data.train.size
+    return [data.train.index[a:b].tolist() for a, b in zip(data.train.offset, ends, strict=True)]
+
+
+def by_class(samples, labels):
+    return [i for c in range(3) for i in samples if labels[i] == c]
+
+
+class Loader:
+    """A loader as a loop would have it: batches of 4 in order, from the start once it runs out."""
+
+    def __init__(self, samples):
+        self.samples, self.at = samples, 0
+
+    def batch(self):
+        if self.at >= len(self.samples):
+            self.at = 0
+        self.at += 4
+        return np.array(self.samples[self.at - 4 : self.at])
+
+
+def loaded(fed, starts):
+    """batches[t][i] of loaders that outlive rounds; `starts[t][i]` says who draws from his."""
+    loaders = [Loader(by_class(part, fed.data.labels)) for part in lists(fed)]
+    return [
+        [
+            [one.batch() for _ in range(STEPS)] if on else []
+            for one, on in zip(loaders, row, strict=True)
+        ]
+        for row in starts
+    ]
+
+
+def starts_of(fed):
+    cohorts = [fed.participation.cohort(jax.random.key(0), t, fed.data.ids) for t in range(ROUNDS)]
+    return cohorts, [np.asarray(cohort.starts).tolist() for cohort in cohorts]
+
+
+def reference_inputs(fed, batches, cohorts):
+    data = jax.device_get(fed.data)
+    return {
+        "x": np.asarray(data.samples, np.float64),
+        "y": data.labels,
+        "sizes": data.train.size,
+        "cohorts": cohorts,
+        "batches": batches,
+        "learning_rate": [0.3] * ROUNDS,
+    }
+
+
+def first_model(fed):
+    model = fed.initial_model(keys.derive(jax.random.key(0), "init"))
+    return jax.tree.map(np.asarray, model["params"])
+
+
+def test_samples_are_sorted_by_class_and_stay_in_order_within_one():
+    plain, class_sorted = federation("partition"), federation("by_class")
+    assert not class_sorted.schedule.shuffle and not plain.schedule.shuffle
+    assert federation("shuffled").schedule.shuffle
+    labels = np.asarray(plain.data.labels)
+    assert all(part == sorted(part) for part in lists(plain))
+    assert lists(class_sorted) == [by_class(part, labels) for part in lists(plain)]
+    assert lists(class_sorted) != lists(plain)
+    for split in ("validation", "test"):
+        assert_close(class_sorted.data.split(split), plain.data.split(split), split, 0)
+
+
+def test_class_order_of_rising_pool_indices():
+    order = pfl.federation.by_class(np.array([5, 2, 9, 4, 7]), [0, 3, 3, 5], [2, 0, 2, 1, 0])
+    assert order.tolist() == [2, 5, 9, 7, 4]
+
+
+@pytest.mark.parametrize("schedule", ["code", "paper"])
+def test_fedavg_with_stragglers_goes_on_where_loaders_stopped(schedule):
+    """Late clients start, and draw, in rounds whose upload nobody takes."""
+    fed = federation(stragglers=LATE, straggler_schedule=schedule)
+    cohorts, starts = starts_of(fed)
+    assert not all(map(all, starts))
+    batches = loaded(fed, starts)
+    split = jax.device_get(fed.data.train)
+    for t, cohort in enumerate(cohorts):
+        for i in np.flatnonzero(starts[t]):
+            cursor = int(cohort.earlier_starts[i]) * STEPS
+            steps = batch_indices(fed.schedule, split, jax.random.key(t), i, i, cursor)
+            assert [s[0].tolist() for s in steps] == [b.tolist() for b in batches[t][i]]
+    members = [np.flatnonzero(cohort.mask).tolist() for cohort in cohorts]
+    clients = [{} for _ in range(fed.num_clients)]
+    inputs = reference_inputs(fed, batches, members)
+    wanted = fedavg.run(first_model(fed), clients, ROUNDS, **inputs)
+    states, _ = play(pfl.make_method("fedavg"), fed, ROUNDS)
+    for t, (state, models) in enumerate(zip(states[1:], wanted, strict=True)):
+        assert_close(state.server["params"], models["global"], f"round {t}")
+
+
+def test_clients_without_a_server_train_in_every_round():
+    fed = federation(stragglers=LATE)
+    batches = loaded(fed, [[True] * 5] * ROUNDS)
+    inputs = reference_inputs(fed, batches, [range(5)] * ROUNDS)
+    wanted = local.run(first_model(fed), [{}] * 5, ROUNDS, **inputs)
+    states, _ = play(pfl.make_method("local"), fed, ROUNDS)
+    for state, models in zip(states[1:], wanted, strict=True):
+        stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *models["personalized"])
+        assert_close(state.models["params"], stacked, "local")
+
+
+@pytest.mark.parametrize("schedule", ["code", "paper"])
+def test_earlier_starts_count_the_starts(schedule):
+    part = participation(5, stragglers={1: 1, 2: 2, 4: 5}, schedule=schedule)
+    rows = jax.jit(jax.vmap(lambda t: part.cohort(jax.random.key(0), t, jnp.arange(5))))(
+        jnp.arange(40)
+    )
+    earlier = np.cumsum(rows.starts, axis=0) - np.asarray(rows.starts)
+    np.testing.assert_array_equal(rows.earlier_starts, earlier)
+
+
+def context(fed, t):
+    key = jax.random.key(0)
+    cohort = fed.participation.cohort(key, jnp.int32(t), fed.data.ids)
+    return pfl.Context(fed, key, jnp.int32(t), jnp.int32(9), cohort)
+
+
+def seen(fed, t, **options):
+    """Labels of the samples that each client meets in round t."""
+
+    def note(log, batch, rng, shared, client):
+        labels = jnp.where(batch.valid, batch.labels, -1)
+        return log.at[client.step, : len(labels)].set(labels)
+
+    log = jnp.full((5, STEPS, 4), -1)
+    carry, _ = context(fed, t).run_clients(note, log, **options)
+    return carry.tolist()
+
+
+def test_run_clients_goes_on_as_well_for_the_cohort_alone():
+    fed = federation()
+    assert seen(fed, 0) != seen(fed, 1)
+    assert seen(fed, 1, cursor=jnp.zeros(5, jnp.int32)) == seen(fed, 0)
+    assert seen(fed, 1, rows=jnp.arange(5)) == seen(fed, 0)
+    assert seen(fed, 1, split="validation") == seen(fed, 0, split="validation")
+
+
+def test_newcomers_begin_at_their_first_batch():
+    fed = federation()
+    method = pfl.make_method("fedavg")
+    ctx = context(fed, 7)
+    state = method.init(ctx)
+    got = method.personalize(ctx, state, ctx)
+    wanted = ctx.train(
+        Shared(state.server), ctx.everyone(), "personalize", cursor=jnp.zeros(5, int)
+    )
+    assert_close(got, wanted.models, "newcomers", 0)
+    later = ctx.train(Shared(state.server), ctx.everyone(), "personalize").models
+    assert any(np.any(a != b) for a, b in zip(*map(jax.tree.leaves, (got, later)), strict=True))
+
+
+def test_refusals():
+    with pytest.raises(InputError, match="Did you mean 'by_class'"):
+        federation("byclass")
+    with pytest.raises(InputError, match=r"'by_class' needs a participation of 1, got 0\.6"):
+        federation(participation_fraction=0.6)
+    assert federation("shuffled", participation_fraction=0.6).participation.cohort_size == 3
