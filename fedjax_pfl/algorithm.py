@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl import evaluation, keys, local_training, mixing, trees
+from fedjax_pfl import evaluation, keys, layers, local_training, mixing, trees
 from fedjax_pfl.clients import Client, Shared, run_clients
 from fedjax_pfl.errors import InputError
 from fedjax_pfl.evaluation import Adaptation
@@ -115,7 +115,7 @@ class Context:
         """Local training of the cohort from `models` [M, ...] or one `Shared` model.
 
         `options` are those of `local_training.train`: schedule, extra_loss, correct, trainable,
-        mean_gradient, operands, shared, active, cursor, learning_rate.
+        mean_gradient, updates_per_batch, operands, shared, active, cursor, learning_rate.
         Unshuffled schedules go on where the client's earlier rounds stopped.
         """
         cohort = self.cohort if cohort is None else cohort
@@ -128,6 +128,10 @@ class Context:
             key=self.key_for(purpose),
             **options,
         )
+
+    def one_epoch(self) -> Schedule:
+        """The local schedule, for a single pass over each client's samples."""
+        return replace(self.federation.schedule, epochs=1, steps=None)
 
     def _cursor(self, cohort: Cohort, schedule: Schedule | None) -> jax.Array | None:
         """Steps [M] that an unshuffled schedule has taken in earlier rounds, else None."""
@@ -176,6 +180,22 @@ class Context:
         """`mixing.apply` under the federation's leaf plan."""
         return mixing.apply(weights, senders, onto, self.federation.plan)
 
+    def average(self, weights: jax.Array, senders: Tree, onto: Tree) -> Tree:
+        """One average of the shared leaves, received by every member; private leaves are its own.
+
+        Args:
+          weights: [B], those of the senders; all zero: every member keeps its model.
+          senders: models [B, ...].
+          onto: models [A, ...] of the receivers.
+        """
+        shared, _ = self.federation.plan.split(senders)
+        mine, private = self.federation.plan.split(onto)
+        count = jax.tree.leaves(onto)[0].shape[0]
+        first = jax.tree.map(lambda leaf: leaf[0], mine)
+        mean = trees.replicate(mixing.weighted_sum(weights, shared, onto=first), count)
+        received = jnp.broadcast_to(jnp.any(weights != 0), (count,))
+        return layers.join(trees.where(received, mean, mine), private)
+
     def full_gradient(self, models: Tree, cohort: Cohort) -> tuple[Tree, Cohort]:
         """`local_training.full_gradient` of the cohort at `models` [M, ...]."""
         key = self.key_for("full_gradient")
@@ -204,9 +224,9 @@ class Context:
             or int [M] or [M, num_blocks] where members or blocks differ.
           clients: arrays [M], one number for each member.
           scalars: arrays [].
-          **matrices: by name: [.., M, M] of the cohort (shown as [.., N, N] with the identity's
-            rows for clients that kept their model), or weights [M] of a single server model
-            (shown as [1, N]).
+          **matrices: by name: [.., M, M] of the cohort, or [.., M, N] where all clients' models are
+            mixed (shown as [.., N, N] with the identity's rows for clients that kept their model),
+            or weights [M] of a single server model (shown as [1, N]).
           everyone_receives: the matrices are [.., N, M], and all N clients download.
         """
         blocks = self.federation.plan.num_blocks

@@ -88,9 +88,13 @@ class LeafPlan:
         shared = self.select(tree, lambda i: self.shared[i])
         return shared, self.select(tree, lambda i: not self.shared[i])
 
+    def compared(self, leaf: int) -> bool:
+        """Whether the leaf of that number is trainable and shared."""
+        return self.shared[leaf] and _trainable(self.paths[leaf])
+
     def uploaded(self, tree: Tree) -> Tree:
         """The trainable shared leaves: what a server can compare clients by."""
-        return self.select(tree, lambda i: self.shared[i] and _trainable(self.paths[i]))
+        return self.select(tree, self.compared)
 
     def head_mask(self, tree: Tree) -> Tree:
         """A tree of Python booleans: True on the leaves of the classifier block."""
@@ -101,6 +105,12 @@ class LeafPlan:
     def with_default_norm(self, policy: str) -> "LeafPlan":
         """The plan with a method's batch-norm policy, unless it has one."""
         return replace(self, batch_norm=self.batch_norm or policy)
+
+    def leaf_groups(self, by: str) -> tuple[int, ...]:
+        """Number of the group of every leaf: each "tensor" alone, or as `grouped` has it."""
+        if by == "tensor":
+            return tuple(range(len(self.paths)))
+        return self.grouped(by).block_of
 
     def grouped(self, by: str | Callable[[str], str]) -> "LeafPlan":
         """The same leaves in coarser blocks, so that a matrix weights each of those on its own.

@@ -91,8 +91,9 @@ def sgd_step(
     correct: Callable[[Tree, Tree, Tree, Client], Tree] | None = None,
     trainable: Tree | None = None,
     mean_gradient: bool = False,
+    updates_per_batch: int = 1,
 ) -> tuple[Callable, Callable]:
-    """One minibatch step of the local optimizer, for `run_clients`.
+    """One minibatch of the local optimizer, for `run_clients`.
 
     Args:
       federation: task and optimizer.
@@ -101,6 +102,8 @@ def sgd_step(
       correct: `correct(gradient, params, shared, client)`, the gradient to use instead.
       trainable: tree of booleans like the parameters; False leaves stay as they are.
       mean_gradient: also sum up the raw minibatch gradients.
+      updates_per_batch: steps taken one after the other on the same minibatch, the gradient
+        computed anew for each; losses and gradients are averaged over them.
 
     Returns:
       (begin, step): `begin(model)` makes the `LocalState` that `step` carries.
@@ -113,7 +116,7 @@ def sgd_step(
         total = jax.tree.map(jnp.zeros_like, model["params"]) if mean_gradient else None
         return LocalState(model, optimizer.init(model["params"]), zero, total)
 
-    def step(state: LocalState, batch: Batch, rng, shared, client: Client) -> LocalState:
+    def update(state: LocalState, batch: Batch, rng, shared, client: Client) -> LocalState:
         def objective(params):
             loss, model = task.loss({**state.model, "params": params}, batch, rng)
             extra = 0 if extra_loss is None else extra_loss(params, batch, shared, client)
@@ -121,14 +124,22 @@ def sgd_step(
 
         params = state.model["params"]
         gradient, (loss, model) = jax.grad(objective, has_aux=True)(params)
-        total = jax.tree.map(jnp.add, state.gradient, gradient) if mean_gradient else None
+        total = None
+        if mean_gradient:
+            total = jax.tree.map(lambda t, g: t + g / updates_per_batch, state.gradient, gradient)
         if correct is not None:
             gradient = correct(gradient, params, shared, client)
         updates, memory = optimizer.update(gradient, state.optimizer, params)
         if trainable is not None:
             updates = jax.tree.map(lambda u, on: u * on, updates, trainable)
         model = {**model, "params": optax.apply_updates(params, updates)}
-        return LocalState(model, memory, state.loss + loss, total)
+        return LocalState(model, memory, state.loss + loss / updates_per_batch, total)
+
+    def step(state: LocalState, batch: Batch, rng, shared, client: Client) -> LocalState:
+        for k in range(updates_per_batch):  # one or two: unrolled
+            noise = rng if k == 0 else jax.random.fold_in(rng, k)
+            state = update(state, batch, noise, shared, client)
+        return state
 
     return begin, step
 
@@ -154,7 +165,8 @@ def train(
       schedule: batches and their order; the federation's by default.
       shared, operands, cursor: see `run_clients`.
       active: bool [M], who trains; the cohort's mask by default.
-      **step_options: `extra_loss`, `correct`, `trainable`, `mean_gradient` of `sgd_step`.
+      **step_options: `extra_loss`, `correct`, `trainable`, `mean_gradient`, `updates_per_batch` of
+        `sgd_step`.
     """
     begin, step = sgd_step(federation, learning_rate, **step_options)
     if isinstance(models, Shared):

@@ -75,6 +75,13 @@ def cosines(a: Tree, b: Tree) -> jax.Array:
     return gram(_unit_rows(a), _unit_rows(b))
 
 
+def row_cosines(a: Tree, b: Tree) -> jax.Array:
+    """cos(a_i, b_i), [A]; 0 where either vector is zero."""
+    a, b = _unit_rows(a), _unit_rows(b)
+    products = jax.tree.map(lambda x, y: jnp.sum((x * y).reshape(len(x), -1), axis=1), a, b)
+    return _sum_leaves(products)
+
+
 def _unit_rows(a: Tree) -> Tree:
     """Rows scaled to length 1, those of zeros left; squares neither under- nor overflow."""
 

@@ -1,20 +1,37 @@
 """The methods, one file each; importing this package registers them all."""
 
+from fedjax_pfl.algorithms.asynchronous import FedAsync, FedAvgAsync, FedAvgSync
 from fedjax_pfl.algorithms.cwfedavg import CwFedAvg
 from fedjax_pfl.algorithms.fedavg import FedAvg, FedAvgFineTuned
 from fedjax_pfl.algorithms.feddwa import FedDWA
+from fedjax_pfl.algorithms.fedupdate import FedUpdate
+from fedjax_pfl.algorithms.lga import Lga, Plga
 from fedjax_pfl.algorithms.local import Local
+from fedjax_pfl.algorithms.perfedavg_spfl import PerFedAvgSpfl
+from fedjax_pfl.algorithms.pfedla import HeurPFedLA, PFedLA
 from fedjax_pfl.algorithms.scaffold import Scaffold
+from fedjax_pfl.algorithms.spfl import Spfl, SpflW
 from fedjax_pfl.algorithms.waffle import Waffle
 from fedjax_pfl.algorithms.weight_erosion import WeightErosion
 
 __all__ = [
     "CwFedAvg",
+    "FedAsync",
     "FedAvg",
+    "FedAvgAsync",
     "FedAvgFineTuned",
+    "FedAvgSync",
     "FedDWA",
+    "FedUpdate",
+    "HeurPFedLA",
+    "Lga",
     "Local",
+    "PFedLA",
+    "PerFedAvgSpfl",
+    "Plga",
     "Scaffold",
+    "Spfl",
+    "SpflW",
     "Waffle",
     "WeightErosion",
 ]

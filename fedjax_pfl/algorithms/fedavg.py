@@ -44,8 +44,12 @@ class FedAvg(Algorithm):
         server = trees.replicate(state.server, rows.shape[0])
         return layers.join(server, trees.take(state.private, rows))
 
+    def train(self, ctx, models):
+        """The clients' part of a round."""
+        return ctx.train(models)
+
     def round(self, ctx, state):
-        trained, cohort, loss = ctx.train(self.received(state, ctx.cohort.rows))
+        trained, cohort, loss = self.train(ctx, self.received(state, ctx.cohort.rows))
         weights = mixing.by_size(ctx.sizes(), cohort.mask)
         uploads, private = ctx.federation.plan.split(trained)
         server = mixing.weighted_sum(weights, uploads, onto=state.server)

@@ -1,13 +1,14 @@
 """SCAFFOLD: stochastic controlled averaging (Karimireddy et al., ICML 2020)."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
-from fedjax_pfl import mixing
-from fedjax_pfl.algorithm import Algorithm
-from fedjax_pfl.clients import Shared
+from fedjax_pfl import mixing, trees
+from fedjax_pfl.algorithms.fedavg import FedAvg
 from fedjax_pfl.errors import require
+from fedjax_pfl.participation import Cohort
 from fedjax_pfl.registry import method
 from fedjax_pfl.structs import per_client, shared, struct
 
@@ -15,12 +16,26 @@ from fedjax_pfl.structs import per_client, shared, struct
 @struct
 class State:
     server: Any = shared()
+    private: Any = per_client()  # statistics of normalisation layers, where they stay local
     control: Any = shared()  # c, like the parameters
     controls: Any = per_client()  # c_i
 
 
+class Corrected(NamedTuple):
+    """What corrected local training returns; as `local_training.Trained`, and the controls.
+
+    Attributes:
+      controls: c_i^+, [M, ...]; c_i of members that are absent, diverged or took no step.
+    """
+
+    models: Any
+    cohort: Cohort
+    loss: jax.Array
+    controls: Any
+
+
 @method("scaffold")
-class Scaffold(Algorithm):
+class Scaffold(FedAvg):
     """Local steps corrected by control variates: y <- y - eta (g - c_i + c).
 
     c_i^+ is the mean of the raw minibatch gradients on the way: for plain SGD the same as option
@@ -28,7 +43,8 @@ class Scaffold(Algorithm):
     the same whatever their sizes; c moves by the changes of c_i over N, not over the cohort.
 
     Attributes:
-      server_rate: eta_g.
+      server_rate: eta_g. It scales the step of the parameters; statistics of normalisation layers,
+        which a longer step could make negative, are averaged, or stay local under another policy.
     """
 
     batch_norm = "shared"
@@ -42,38 +58,51 @@ class Scaffold(Algorithm):
         self.check_whole_models(federation)
 
     def init(self, ctx):
-        model = ctx.initial_model()
-        zero = jax.tree.map(lambda leaf: 0 * leaf, model["params"])
-        return State(model, zero, ctx.replicate(zero))
+        server, private = ctx.federation.plan.split(ctx.initial_model())
+        zero = jax.tree.map(jnp.zeros_like, server["params"])
+        return State(server, ctx.replicate(private), zero, ctx.replicate(zero))
 
     def round(self, ctx, state):
-        controls = ctx.cohort.gather(state.controls)
+        trained, cohort, loss, controls = self.train_corrected(ctx, state, ctx.cohort)
+        uploads, private = ctx.federation.plan.split(trained)
+        weights = mixing.normalize(cohort.mask.astype(loss.dtype))  # 1/M
+        control = jax.tree.map(
+            lambda c, new, old: c + jnp.sum(new - old, axis=0) / ctx.num_clients,
+            state.control,
+            controls,
+            cohort.gather(state.controls),
+        )
+        kept = State(
+            self.server_step(weights, uploads, state.server),
+            cohort.scatter(state.private, private),
+            control,
+            cohort.scatter(state.controls, controls),
+        )
+        return kept, ctx.record(cohort, up=2, down=2, clients={"train_loss": loss}, mixing=weights)
+
+    def train_corrected(self, ctx, state, cohort: Cohort) -> Corrected:
+        """Local training of the cohort along g - c_i + c."""
 
         def correct(gradient, params, shared, client):
             return jax.tree.map(lambda g, ci, c: g - ci + c, gradient, client.operand, shared)
 
-        trained, cohort, loss, gradient = ctx.train(
-            Shared(state.server),
+        controls = cohort.gather(state.controls)
+        models, cohort, loss, gradient = ctx.train(
+            self.received(state, cohort.rows),
+            cohort,
             correct=correct,
             shared=state.control,
             operands=controls,
             mean_gradient=True,
         )
-        uniform = mixing.normalize(cohort.mask.astype(loss.dtype))  # 1/M
-        mean = mixing.weighted_sum(uniform, trained, onto=state.server)
-        server = jax.tree.map(lambda x, y: x + self.server_rate * (y - x), state.server, mean)
         # A client without a step uploads no change: its mean gradient says nothing.
         moved = cohort.mask & (ctx.federation.schedule.total_steps(ctx.sizes()) > 0)
-        change = jax.tree.map(lambda new, old: new - old, gradient, controls)
-        total = mixing.weighted_sum(moved.astype(loss.dtype), change, onto=self._zero(state))
-        control = jax.tree.map(lambda c, d: c + d / ctx.num_clients, state.control, total)
-        kept = State(server, control, cohort.scatter(state.controls, gradient, where=moved))
-        record = ctx.record(cohort, up=2, down=2, clients={"train_loss": loss}, mixing=uniform)
-        return kept, record
+        return Corrected(models, cohort, loss, trees.where(moved, gradient, controls))
 
-    @staticmethod
-    def _zero(state):
-        return jax.tree.map(lambda leaf: 0 * leaf, state.control)
-
-    def models(self, ctx, state, rows):
-        return {"personalized": Shared(state.server), "global": Shared(state.server)}
+    def server_step(self, weights, uploads, server):
+        """x + eta_g sum_i weights_i (y_i - x)."""
+        mean = mixing.weighted_sum(weights, uploads, onto=server)
+        params = jax.tree.map(
+            lambda x, y: x + self.server_rate * (y - x), server["params"], mean["params"]
+        )
+        return {**mean, "params": params}

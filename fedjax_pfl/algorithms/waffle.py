@@ -1,40 +1,64 @@
 """WAFFLE: SCAFFOLD weighted by the distance of updates to one client's, Alice (Hao et al. 2021)."""
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+from jax import lax
 
-from fedjax_pfl import mixing, similarity
-from fedjax_pfl.algorithm import Algorithm
-from fedjax_pfl.clients import Shared
+from fedjax_pfl import layers, mixing, trees
+from fedjax_pfl.algorithm import Record
+from fedjax_pfl.algorithms.alice import ForAlice, if_present, squared_distances_to_alice
+from fedjax_pfl.algorithms.scaffold import Scaffold
 from fedjax_pfl.errors import require
 from fedjax_pfl.registry import method
-from fedjax_pfl.structs import per_client, shared, static, struct
+from fedjax_pfl.structs import per_client, per_pair, shared, static, struct
 
 
 @struct
 class State:
+    """One Alice's run."""
+
     server: Any = shared()
+    private: Any = per_client()  # statistics of normalisation layers, where they stay local
     control: Any = shared()  # c, like the parameters
     controls: Any = per_client()  # c_i
     previous: Any = per_client()  # raw weights a^(r-1), [N]
     before: Any = per_client()  # a^(r-2), [N]
 
 
+@struct
+class States:
+    """The runs of all clients as Alice: the fields of `State`, Alices leading."""
+
+    server: Any = per_client()
+    private: Any = per_pair()
+    control: Any = per_client()
+    controls: Any = per_pair()
+    previous: Any = per_pair()
+    before: Any = per_pair()
+
+
 @method("waffle")
-class Waffle(Algorithm):
+class Waffle(ForAlice, Scaffold):
     """One personalized model, for Alice: all agents send updates, near ones count more (Alg. 1, 2).
 
     Weights begin spread (the farthest agent always has none) and end on Alice alone; the last three
-    raw ones are averaged. The
-    paper takes everybody in every round. A round without Alice changes nothing here, and weights
-    of clients that are absent or diverged go to the others.
+    raw ones are averaged. The paper takes everybody in every round. A round in which Alice does not
+    take part is none: nobody trains for her. Weights of clients that are absent or diverged go to
+    the others.
 
     Attributes:
       alice: permanent id of the client served.
+      everyone: one run for each client as Alice, none of which sees another's (footnote 1). Costs
+        N times the training and traffic of one and holds N^2 control variates; a method of `vmap`
+        or `map` runs the agents of one Alice, and Alices follow one another.
       delta_omega: steepness of Omega = Psi = 1 / (1 + exp(delta_omega (2 r / R - 1))) (eq. 4).
+      omega, psi: functions (r, R) -> a number in 0..1 to take the place of eq. (4), of traced
+        floats, r counted from 1; from Python only.
+      initial_history: raw weights before the first round, not stated in the paper: "uniform", 1/N,
+        or "none": the mean is over the rounds there are.
       server_rate: eta_g, not stated in the paper.
       control_update: "rebased" c <- sum abar_i c_i, which recovers local training once all weight
         is Alice's; "literal" c <- c + sum abar_i dc_i (eq. 1), which keeps a constant drift then.
@@ -44,100 +68,138 @@ class Waffle(Algorithm):
     absent_kept = False  # the weights' history moves for all clients in every round (Alg. 1)
 
     alice: int = 0
+    everyone: bool = static(False)
     delta_omega: float = 3.2
-    server_rate: float = 1.0
+    omega: Callable | None = static(None)
+    psi: Callable | None = static(None)
+    initial_history: Literal["uniform", "none"] = static("uniform")
     control_update: Literal["rebased", "literal"] = static("rebased")
 
     def validate(self):
-        require(self.alice >= 0, "alice", self.alice, "a client, counted from 0")
-        require(self.server_rate > 0, "server_rate", self.server_rate, "above 0")
+        super().validate()
+        require(not self.everyone or self.alice == 0, "alice", self.alice, "absent with everyone")
+        for name in ("omega", "psi"):
+            given = getattr(self, name)
+            allowed = "a function (r, R) -> number, given from Python"
+            require(given is None or callable(given), name, given, allowed)
 
     def check(self, federation):
-        self.check_whole_models(federation)
-        ids = np.asarray(federation.data.ids)
-        require(self.alice in ids, "alice", self.alice, f"a client in {ids.min()}..{ids.max()}")
+        if self.everyone:
+            self.check_whole_models(federation)
+        else:
+            super().check(federation)
 
     def init(self, ctx):
-        model = ctx.initial_model()
-        zero = jax.tree.map(jnp.zeros_like, model["params"])
-        even = jnp.full((ctx.num_clients,), 1 / ctx.num_clients, ctx.learning_rate.dtype)
-        return State(model, zero, ctx.replicate(zero), even, even)
+        start = super().init(ctx)
+        first = {"uniform": 1 / ctx.num_clients, "none": 0}[self.initial_history]
+        history = jnp.full((ctx.num_clients,), first, ctx.learning_rate.dtype)
+        state = State(**vars(start), previous=history, before=history)
+        return States(**vars(ctx.replicate(state))) if self.everyone else state
 
     def serves(self, ctx):
-        return ctx.federation.data.ids == self.alice
+        return jnp.ones((ctx.num_clients,), bool) if self.everyone else super().serves(ctx)
 
     def round(self, ctx, state):
-        controls = ctx.cohort.gather(state.controls)
+        if not self.everyone:
+            return self.round_for(self.alice, ctx, state)
 
-        def correct(gradient, params, shared, client):
-            return jax.tree.map(lambda g, ci, c: g - ci + c, gradient, client.operand, shared)
+        def one(operand):
+            alice, fields = operand
+            return self.round_for(alice, ctx, State(**fields))
 
-        trained, cohort, loss, gradient = ctx.train(
-            Shared(state.server),
-            correct=correct,
-            shared=state.control,
-            operands=controls,
-            mean_gradient=True,
-        )
-        is_alice = cohort.ids == self.alice
-        there = jnp.any(is_alice & cohort.mask)
-        update = jax.tree.map(lambda y, x: y - x, trained["params"], state.server["params"])
-        raw = self._raw_weights(ctx, update, is_alice, cohort.mask)
-        raw = cohort.spread(raw, 0)
-        weights = cohort.gather(state.before + state.previous + raw) / 3
-        weights = mixing.normalize(weights, cohort.mask & there)  # abar
-        mean = mixing.weighted_sum(weights, trained, onto=state.server)
-        server = jax.tree.map(lambda x, y: x + self.server_rate * (y - x), state.server, mean)
-        moved = cohort.mask & there & (ctx.federation.schedule.total_steps(ctx.sizes()) > 0)
-        if self.control_update == "rebased":
-            held = jax.tree.map(
-                lambda new, old: jnp.where(_column(moved, new), new, old), gradient, controls
-            )
-            control = mixing.weighted_sum(weights, held, onto=state.control)
-        else:
-            change = jax.tree.map(
-                lambda new, old: _column(moved, new) * (new - old), gradient, controls
-            )
-            total = mixing.weighted_sum(
-                weights, change, onto=jax.tree.map(jnp.zeros_like, server["params"])
-            )
-            control = jax.tree.map(jnp.add, state.control, total)
+        states, records = lax.map(one, (ctx.federation.data.ids, vars(state)))
+        return States(**vars(states)), _together(records)
+
+    def round_for(self, alice, ctx, state):
+        """One round for one Alice (Alg. 2)."""
+        is_alice = ctx.cohort.ids == alice
+        begun = if_present(ctx.cohort, is_alice)
+        trained, begun, loss, controls = self.train_corrected(ctx, state, begun)
+        cohort = if_present(begun, is_alice)  # nobody, where she diverged
+        uploads, private = ctx.federation.plan.split(trained)
+        update = jax.tree.map(jnp.subtract, uploads["params"], state.server["params"])
+        raw = cohort.spread(self.raw_weights(ctx, update, is_alice, cohort.mask), 0)
+        weights = cohort.gather(state.before + state.previous + raw)
+        weights = mixing.normalize(weights, cohort.mask)  # abar
+        there = jnp.any(cohort.mask)
         kept = State(
-            server,
-            control,
-            cohort.scatter(state.controls, gradient, where=moved),
+            self.server_step(weights, uploads, state.server),
+            cohort.scatter(state.private, private),
+            self._control(weights, controls, state, cohort),
+            cohort.scatter(state.controls, controls),
             previous=jnp.where(there, raw, state.previous),
             before=jnp.where(there, state.previous, state.before),
         )
         clients = {"train_loss": loss, "weight": weights}
-        return kept, ctx.record(cohort, up=2, down=2, clients=clients, mixing=weights)
+        return kept, ctx.record(begun, up=2, down=2, clients=clients, mixing=weights)
 
-    def _raw_weights(self, ctx, update, is_alice, present):
-        """CalcWeights-Omega, eqs. (2)-(4): a [M], normalised."""
-        number = ctx.t + 1
-        dtype = ctx.learning_rate.dtype
-        level = jax.nn.sigmoid(-self.delta_omega * (2 * number.astype(dtype) / ctx.total - 1))
-        hers = jax.tree.map(lambda leaf: leaf[jnp.argmax(is_alice)][None], update)
-        squares = similarity.squared_norms(jax.tree.map(jnp.subtract, update, hers))
-        distance = jnp.sqrt(jnp.where(is_alice, 0, squares))
+    def _control(self, weights, controls, state, cohort):
+        """The server's c, of the members' c_i^+."""
+        if self.control_update == "rebased":
+            return mixing.weighted_sum(weights, controls, onto=state.control)
+        change = jax.tree.map(jnp.subtract, controls, cohort.gather(state.controls))
+        none = jax.tree.map(jnp.zeros_like, state.control)
+        total = mixing.weighted_sum(weights, change, onto=none)
+        return jax.tree.map(jnp.add, state.control, total)
+
+    def raw_weights(self, ctx, update, is_alice, present):
+        """CalcWeights-Omega, eqs. (2)-(4): a [M], normalised.
+
+        Args:
+          update: dy, like the parameters, [M, ...].
+          is_alice, present: bool [M].
+        """
+        omega, psi = (self._level(ctx, given) for given in (self.omega, self.psi))
+        distance = jnp.sqrt(squared_distances_to_alice(update, is_alice)[0])
         others = present & ~is_alice
         farthest = jnp.max(jnp.where(others, distance, 0))
         nearest = jnp.min(jnp.where(others, distance, jnp.inf))
         nearest = jnp.where(jnp.any(others), nearest, 0)
-        own = nearest * (1 - _ratio(farthest - nearest, farthest) * (1 - level))  # eq. (2)
+        own = nearest * (1 - _ratio(farthest - nearest, farthest) * (1 - omega))  # eq. (2)
         distance = jnp.where(is_alice, own, distance)
-        raw = jnp.maximum(level - _ratio(distance - own, farthest - own), 0)  # eq. (3)
-        final = 20 * number >= 19 * ctx.total  # r >= 0.95 R
-        return mixing.normalize(jnp.where(final, is_alice.astype(dtype), raw), present)
+        raw = jnp.maximum(psi - _ratio(distance - own, farthest - own), 0)  # eq. (3)
+        alone = 20 * (ctx.t + 1) >= 19 * ctx.total  # r >= 0.95 R
+        alone |= ~jnp.any((raw > 0) & present)  # a psi of 0: what smaller and smaller ones tend to
+        return mixing.normalize(jnp.where(alone, is_alice.astype(raw.dtype), raw), present)
+
+    def _level(self, ctx, given):
+        """Omega(r) or Psi(r), eq. (4) unless given."""
+        dtype = ctx.learning_rate.dtype
+        number, total = (ctx.t + 1).astype(dtype), ctx.total.astype(dtype)
+        if given is None:
+            return jax.nn.sigmoid(-self.delta_omega * (2 * number / total - 1))
+        return jnp.asarray(given(number, total), dtype)
 
     def models(self, ctx, state, rows):
-        return {"personalized": Shared(state.server)}
+        if not self.everyone:
+            return {"personalized": self.received(state, rows)}
+        private = jax.tree.map(lambda leaf: leaf[rows, rows], state.private)
+        return {"personalized": layers.join(trees.take(state.server, rows), private)}
+
+
+def _together(records: Record) -> Record:
+    """The record of a round of everyone, of those of all Alices' runs, Alices leading.
+
+    Copies add up; a client diverged that did so in any run; its loss and weight are those of the
+    run that it is Alice of. The mixing matrix is [Alices, agents], the identity's row for a run
+    that stood still.
+    """
+
+    def of_client(values):
+        return jnp.any(values, axis=0) if values.dtype == bool else jnp.diagonal(values)
+
+    weights = records.matrices["mixing"][:, 0]
+    still = ~jnp.any(weights != 0, axis=1)
+    identity = jnp.eye(len(weights), dtype=weights.dtype)
+    return Record(
+        clients={name: of_client(values) for name, values in records.clients.items()},
+        scalars={},
+        up=jnp.sum(records.up, axis=0),
+        down=jnp.sum(records.down, axis=0),
+        matrices={"mixing": jnp.where(still[:, None], identity, weights)},
+    )
 
 
 def _ratio(part, whole):
     """part / whole, 0 where nothing is apart."""
     return jnp.where(whole > 0, part / jnp.where(whole > 0, whole, 1), 0)
-
-
-def _column(mask, leaf):
-    return mask.reshape((-1,) + (1,) * (leaf.ndim - 1))

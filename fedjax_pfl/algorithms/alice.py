@@ -1,0 +1,42 @@
+"""What the methods that make a model for one client, Alice, have in common."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_pfl import similarity
+from fedjax_pfl.errors import require
+from fedjax_pfl.participation import Cohort
+
+
+class ForAlice:
+    """Mixin of methods whose field `alice` is the permanent id of the only client served."""
+
+    def validate(self):
+        super().validate()
+        require(self.alice >= 0, "alice", self.alice, "a client, counted from 0")
+
+    def check(self, federation):
+        super().check(federation)
+        self.check_whole_models(federation)
+        ids = np.asarray(federation.data.ids)
+        require(self.alice in ids, "alice", self.alice, f"a client in {ids.min()}..{ids.max()}")
+
+    def serves(self, ctx):
+        return ctx.federation.data.ids == self.alice
+
+
+def if_present(cohort: Cohort, is_alice: jax.Array) -> Cohort:
+    """The cohort if Alice is in its mask, else one whose mask is empty; `is_alice` is [M]."""
+    if cohort.complete:
+        return cohort
+    return replace(cohort, mask=cohort.mask & jnp.any(is_alice & cohort.mask))
+
+
+def squared_distances_to_alice(stack, is_alice: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(|s_i - s_alice|^2 [M], |s_alice|^2 [1]) of a stack [M, ...]; `is_alice` is a mask [M]."""
+    hers = jax.tree.map(lambda leaf: leaf[jnp.argmax(is_alice)][None], stack)
+    apart = similarity.squared_norms(jax.tree.map(jnp.subtract, stack, hers))
+    return jnp.where(is_alice, 0, apart), similarity.squared_norms(hers)

@@ -1,0 +1,166 @@
+"""FedAvg(Sync), FedAvg(Async) and FedAsync: what a server can do about late uploads.
+
+Who is late is the federation's business (`stragglers`), not a method's. In all of them the
+personalized model is what a client trained last, the global one the server's: the "client" and,
+pooled over all test samples, the "server" columns of Table 2 of the PLGA paper.
+"""
+
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_pfl import mixing, trees
+from fedjax_pfl.algorithm import Algorithm, Context, Record
+from fedjax_pfl.clients import Shared
+from fedjax_pfl.errors import require
+from fedjax_pfl.participation import Cohort
+from fedjax_pfl.registry import method
+from fedjax_pfl.structs import per_client, shared, static, struct
+
+
+class Turn(NamedTuple):
+    """One round's local training where uploads may be late; masks [M] without the diverged.
+
+    Attributes:
+      cohort: members that train or whose upload arrives.
+      starts: who trained, from the server's present model.
+      arrives: whose upload arrives; `cohort.staleness` rounds old.
+      trained: models [M, ...] of those who trained.
+      loss: [M].
+    """
+
+    cohort: Cohort
+    starts: jax.Array
+    arrives: jax.Array
+    trained: Any
+    loss: jax.Array
+
+    def record(self, ctx: Context, weights: jax.Array) -> Record:
+        """One model down for those who begin, one up for those who arrive."""
+        clients = {
+            "train_loss": jnp.where(self.starts, self.loss, jnp.nan),
+            "staleness": jnp.where(self.arrives, self.cohort.staleness, jnp.nan),
+        }
+        up, down = self.arrives, self.starts
+        return ctx.record(self.cohort, up=up, down=down, clients=clients, mixing=weights)
+
+
+def take_turn(ctx: Context, server, starts=None, arrives=None, **options) -> Turn:
+    """Trains those who begin in this round (or `starts` [M]); `options` are `ctx.train`'s."""
+    starts = ctx.cohort.starts if starts is None else starts
+    arrives = ctx.cohort.arrives if arrives is None else arrives
+    trained, cohort, loss = ctx.train(Shared(server), active=starts, **options)
+    cohort = cohort.at_work(starts | arrives)
+    return Turn(cohort, starts & cohort.mask, arrives & cohort.mask, trained, loss)
+
+
+@struct
+class State:
+    server: Any = shared()
+    trained: Any = per_client()  # what each client trained last
+
+
+@method("fedavg_async")
+class FedAvgAsync(Algorithm):
+    """FedAvg over whatever arrives, late uploads as they are ("FedAvg (Async)")."""
+
+    batch_norm = "shared"
+
+    def check(self, federation):
+        self.check_whole_models(federation)
+
+    def init(self, ctx):
+        model = ctx.initial_model()
+        return State(model, ctx.replicate(model))
+
+    def turn(self, ctx, server):
+        return take_turn(ctx, server)
+
+    def round(self, ctx, state):
+        turn = self.turn(ctx, state.server)
+        held = turn.cohort.scatter(state.trained, turn.trained, where=turn.starts)
+        server, weights = self.aggregate(ctx, turn, turn.cohort.gather(held), state.server)
+        return State(server, held), turn.record(ctx, weights)
+
+    def aggregate(self, ctx, turn, uploads, server):
+        """(the server's new model, weights [M] of the uploads)."""
+        weights = mixing.by_size(ctx.sizes(), turn.arrives)
+        return mixing.weighted_sum(weights, uploads, onto=server), weights
+
+    def models(self, ctx, state, rows):
+        return {"personalized": trees.take(state.trained, rows), "global": Shared(state.server)}
+
+
+@method("fedavg_sync")
+class FedAvgSync(FedAvgAsync):
+    """FedAvg over clients that begin and arrive in the same round ("FedAvg (Sync)").
+
+    A straggler's late upload is dropped, so it need not train for it. Under the schedule "code"
+    stragglers take part in their punctual rounds; under "paper" they have none.
+    """
+
+    def turn(self, ctx, server):
+        return take_turn(ctx, server, starts=ctx.cohort.mask, arrives=ctx.cohort.mask)
+
+
+@method("fedasync")
+class FedAsync(FedAvgAsync):
+    """Uploads count less the later they come (Xie et al. 2019): w <- (1 - a) w + a w_i.
+
+    Attributes:
+      mode: "tick" as the code of the PLGA paper: every upload is drawn to the server's model with
+        a = alpha (staleness + 1)^-1/2, then arrivals are averaged by their sizes. "original":
+        arrivals of a round are applied one after the other, in the order of their permanent ids,
+        with a = alpha s(staleness).
+      alpha: .8 in the PLGA paper's code, .6 or .9 in Xie et al.
+      decay: s of the original mode: "constant" 1, "poly" (x + 1)^-decay_rate, "hinge" 1 up to
+        x = decay_start and 1 / (decay_rate (x - decay_start) + 1) from there.
+      decay_rate: a, .5 for poly and 10 for hinge in Xie et al.
+      decay_start: b, 4 in Xie et al.
+      proximal: rho of the local loss's rho/2 |w - w_start|^2.
+    """
+
+    mode: Literal["tick", "original"] = static("tick")
+    alpha: float = 0.8
+    decay: Literal["poly", "hinge", "constant"] = static("poly")
+    decay_rate: float = 0.5
+    decay_start: float = 4.0
+    proximal: float = 0.0
+
+    def validate(self):
+        require(0 <= self.alpha <= 1, "alpha", self.alpha, "in [0, 1]")
+        for name in ("decay_rate", "decay_start", "proximal"):
+            require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
+        if self.mode == "tick":
+            given = (self.decay, self.decay_rate)
+            require(given == ("poly", 0.5), "decay of mode 'tick'", given, "('poly', 0.5), as is")
+
+    def turn(self, ctx, server):
+        def pull(params, batch, start, client):
+            away = optax.tree.sub(params, start)
+            return 0.5 * self.proximal * optax.tree.vdot(away, away)
+
+        return take_turn(ctx, server, extra_loss=pull, shared=server["params"])
+
+    def aggregate(self, ctx, turn, uploads, server):
+        rate = self.alpha * self._decayed(turn.cohort.staleness.astype(ctx.learning_rate.dtype))
+        if self.mode == "tick":
+            parts = mixing.by_size(ctx.sizes(), turn.arrives) * rate
+        else:
+            rate = jnp.where(turn.arrives, rate, 0)
+            later = turn.cohort.ids[None, :] > turn.cohort.ids[:, None]
+            parts = rate * jnp.prod(jnp.where(later, 1 - rate[None, :], 1), axis=1)
+        # Both are w + sum_i part_i (w_i - w), whatever the parts sum to.
+        weights, total = mixing.normalize(parts), jnp.sum(parts)
+        mean = mixing.weighted_sum(weights, uploads, onto=server)
+        return jax.tree.map(lambda w, m: w + (total * (m - w)).astype(w.dtype), server, mean), parts
+
+    def _decayed(self, staleness):
+        if self.decay == "constant":
+            return jnp.ones_like(staleness)
+        if self.decay == "poly":
+            return (staleness + 1) ** -self.decay_rate
+        over = jnp.maximum(staleness - self.decay_start, 0)
+        return 1 / (self.decay_rate * over + 1)

@@ -1,0 +1,67 @@
+"""FedUpdate: FedAvg whose clients go on from their fine-tuned models (Jiang et al. 2019)."""
+
+from dataclasses import replace
+from typing import Any
+
+import jax.numpy as jnp
+
+from fedjax_pfl import mixing, trees
+from fedjax_pfl.algorithm import Algorithm
+from fedjax_pfl.clients import Shared
+from fedjax_pfl.errors import require
+from fedjax_pfl.registry import method
+from fedjax_pfl.structs import per_client, shared, static, struct
+
+
+@struct
+class State:
+    server: Any = shared()
+    models: Any = per_client()
+
+
+@method("fedupdate")
+class FedUpdate(Algorithm):
+    """FedAvg, then a step of every client on the averaged model, as the SPFL paper runs it.
+
+    The fine-tuned model is scored, and the client's next round begins with it, as the published
+    code has it. Jiang et al. themselves fine-tune a copy for evaluation only.
+
+    Attributes:
+      fine_tune_steps: minibatch steps on the average; with 0 this is FedAvg.
+      discard_fine_tuned: begin the next round from the average instead.
+    """
+
+    batch_norm = "shared"
+
+    fine_tune_steps: int = static(1)
+    discard_fine_tuned: bool = static(False)
+
+    def validate(self):
+        require(self.fine_tune_steps >= 0, "fine_tune_steps", self.fine_tune_steps, "at least 0")
+
+    def init(self, ctx):
+        model = ctx.initial_model()
+        return State(model, ctx.replicate(model))
+
+    def round(self, ctx, state):
+        held = ctx.cohort.gather(state.models)
+        begin = self._averaged(ctx, state, held) if self.discard_fine_tuned else held
+        trained, cohort, loss = ctx.train(begin)
+        weights = mixing.by_size(ctx.sizes(), cohort.mask)
+        server = mixing.weighted_sum(weights, trained, onto=state.server)
+        averaged = ctx.average(weights, trained, onto=trained)
+        steps = replace(ctx.federation.schedule, steps=self.fine_tune_steps)
+        tuned, cohort, _ = ctx.train(averaged, cohort, purpose="update", schedule=steps)
+        state = State(server, cohort.scatter(state.models, tuned))
+        return state, ctx.record(cohort, clients={"train_loss": loss}, mixing=weights)
+
+    def _averaged(self, ctx, state, held):
+        """The server's shared leaves with each member's own private ones."""
+        one = trees.replicate(state.server, 1)
+        return ctx.average(jnp.ones((1,)), one, onto=held)
+
+    def models(self, ctx, state, rows):
+        named = {"personalized": trees.take(state.models, rows)}
+        if ctx.federation.plan.all_shared:
+            named["global"] = Shared(state.server)
+        return named

@@ -1,0 +1,139 @@
+"""LGA and PLGA: late uploads predicted for the round they arrive in (paper 003, section 3.2)."""
+
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_pfl import similarity, trees
+from fedjax_pfl.algorithms.asynchronous import FedAvgAsync, take_turn
+from fedjax_pfl.clients import Shared
+from fedjax_pfl.registry import method
+from fedjax_pfl.structs import per_client, shared, static, struct
+
+
+@struct
+class State:
+    server: Any = shared()
+    trained: Any = per_client()  # v: what each client trained last
+    begun: Any = per_client()  # w0: the server's model it trained from
+    second: Any = per_client()  # w1: the server's model one round later; only stragglers need it
+    personal: Any = per_client()  # only PLGA's
+
+
+@method("lga")
+class Lga(FedAvgAsync):
+    """Leap gradient approximation: a straggler's model is predicted for the round it arrives in.
+
+    With D = v - w0 the straggler's own way, w the server's model and w1 the one after w0,
+    v' = w + S~ D D (w - w1) + D element by element (eq. 11), S~ = e^S / (e + e^S) (eq. 9) and
+    S = cos(w1 - w0, D) (eq. 8). Arrivals, fresh and predicted, are averaged by their sizes (Alg. 2
+    has equal parts). Prediction is the server's work, so nothing more is sent.
+
+    Attributes:
+      stage: the leaves that share one S: each "tensor", as the published code has it, the "blocks",
+        the two "stages" body and head, or the whole "model".
+      base: what the prediction starts from: "current" w (eq. 11, which the paper finds better) or
+        "begun" w0 (eq. 10).
+      raw_cosine: S in place of S~ in the prediction, as the published code has it.
+    """
+
+    stage: Literal["tensor", "blocks", "stages", "model"] = static("tensor")
+    base: Literal["current", "begun"] = static("current")
+    raw_cosine: bool = static(False)
+
+    keeps_personal = False
+
+    def init(self, ctx):
+        model = ctx.initial_model()
+        stack = ctx.replicate(model)
+        return State(model, stack, stack, stack, stack if self.keeps_personal else None)
+
+    def round(self, ctx, state):
+        now = trees.replicate(state.server, ctx.cohort.size)
+        turn = take_turn(ctx, state.server)
+        cohort, late = turn.cohort, turn.arrives & (turn.cohort.staleness > 0)
+        trained = cohort.scatter(state.trained, turn.trained, where=turn.starts)
+        begun = cohort.scatter(state.begun, now, where=turn.starts)
+        second = cohort.scatter(state.second, now, where=(cohort.delay > 0) & (cohort.phase == 1))
+        v, w0, w1 = cohort.gather((trained, begun, second))
+        cosine = self._cosine(ctx, w1, w0, v)
+        predicted = self._predict(cosine, v, w0, w1, now)
+        server, weights = self.aggregate(ctx, turn, trees.where(late, predicted, v), state.server)
+        personal = state.personal
+        if self.keeps_personal:
+            new = trees.replicate(server, cohort.size)
+            punctual = _between(self._cosine(ctx, new, w0, v), w0, v, new)
+            stragglers = _between(cosine, w0, predicted, now)
+            mine = trees.where(late, stragglers, punctual)
+            personal = cohort.scatter(personal, mine, where=turn.arrives)
+        return State(server, trained, begun, second, personal), turn.record(ctx, weights)
+
+    def _cosine(self, ctx, moved, w0, v):
+        """S = cos(moved - w0, v - w0) of every leaf's stage (eq. 8): a tree of [M]."""
+        plan = ctx.federation.plan
+        server, own = (jax.tree.map(jnp.subtract, side, w0) for side in (moved, v))
+        groups = plan.leaf_groups(self.stage)
+
+        def of(group):
+            parts = (
+                plan.select(side, lambda i: groups[i] == group and plan.compared(i))
+                for side in (server, own)
+            )
+            return similarity.row_cosines(*parts)
+
+        trainable = {groups[i] for i in range(len(groups)) if plan.compared(i)}
+        scores = {group: of(group) for group in sorted(trainable)}
+        nothing = jnp.zeros(ctx.cohort.rows.shape, ctx.learning_rate.dtype)
+        treedef = jax.tree.structure(v)
+        return treedef.unflatten([scores.get(group, nothing) for group in groups])
+
+    def _predict(self, cosine, v, w0, w1, now):
+        """Eq. (11) or (10); running statistics stay the client's own."""
+
+        def leap(s, v, w0, w1, w):
+            s = _column(s if self.raw_cosine else _softened(s), v)
+            way = v - w0
+            return (w if self.base == "current" else w0) + s * way * way * (w - w1) + way
+
+        params = jax.tree.map(leap, *(x["params"] for x in (cosine, v, w0, w1, now)))
+        return {**v, "params": params}
+
+
+@method("plga")
+class Plga(Lga):
+    """LGA, and a personalized model between a client's and the server's (eqs. 12, 14).
+
+    w0 + (1 - S~) (v' - w0) + S~ (w - w0), with the prediction v' for a late client. For a client
+    that arrives in the round it began, v' is what it trained and w the server's model after the
+    round, as the published code has it. It is only scored: no training begins from it.
+    """
+
+    keeps_personal = True
+
+    def models(self, ctx, state, rows):
+        return {
+            "personalized": trees.take(state.personal, rows),
+            "trained": trees.take(state.trained, rows),
+            "global": Shared(state.server),
+        }
+
+
+def _between(cosine, w0, own, server):
+    """Eq. (14); running statistics are the client's own."""
+
+    def blend(s, w0, own, w):
+        s = _column(_softened(s), own)
+        return w0 + (1 - s) * (own - w0) + s * (w - w0)
+
+    params = jax.tree.map(blend, *(x["params"] for x in (cosine, w0, own, server)))
+    return {**own, "params": params}
+
+
+def _softened(cosine):
+    """S~ = e^S / (e + e^S), eq. (9)."""
+    return jax.nn.sigmoid(cosine - 1)
+
+
+def _column(values, leaf):
+    return values.reshape((-1,) + (1,) * (leaf.ndim - 1)).astype(leaf.dtype)

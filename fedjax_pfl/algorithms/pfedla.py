@@ -1,0 +1,201 @@
+"""pFedLA and HeurpFedLA: layer-wise aggregation by hypernetworks (Ma et al., CVPR 2022)."""
+
+import itertools
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+
+from fedjax_pfl import keys, mixing, similarity, trees
+from fedjax_pfl.algorithm import Algorithm
+from fedjax_pfl.errors import require
+from fedjax_pfl.registry import method
+from fedjax_pfl.structs import per_client, per_pair, static, struct
+
+DEPTH = 3  # layers of a trunk, as public implementations have it: the paper's supplement is lost
+
+
+@struct
+class State:
+    uploads: Any = per_client()  # theta_j: what each client trained last
+    embedding: Any = per_client()  # v, [N, d]
+    trunk: Any = per_client()  # DEPTH layers of (kernel [N, d, h], bias [N, h]), each with ReLU
+    kernel: Any = per_pair()  # output layers, [receiver, sender, L, h]
+    bias: Any = per_pair()  # [receiver, sender, L]
+
+    @property
+    def hypernetworks(self):
+        """(v_i, psi_i) of all clients."""
+        return self.embedding, self.trunk, self.kernel, self.bias
+
+
+@method("pfedla")
+class PFedLA(Algorithm):
+    """Every client mixes all clients' last uploads, each block by weights of its own (Alg. 1).
+
+    alpha_i = HN_i(v_i; psi_i) [L, N] (eq. 4) and thetabar_i^l = sum_j alpha_i^{l,j} theta_j^l
+    (eqs. 5, 6), from which client i trains. Its change dtheta_i is about minus the rate times a
+    gradient, so v and psi descend by what the vector-Jacobian product makes of it (eqs. 10, 11):
+    v <- v + rate (d thetabar / d v)^T dtheta. Per block that needs only the products
+    <theta_j, dtheta_i>, never a Jacobian of the size of a model. All clients are updated at once,
+    from the uploads before the round.
+
+    Scored are thetabar ("personalized", before training) and theta ("trained", after it).
+
+    Attributes:
+      hypernetwork_rate: lr_hn; the paper does not state it, 5e-3 is public implementations'.
+      weighting: "softmax" over clients, with output layers that begin at 0, so that the first
+        round is uniform averaging; "relu_norm": ReLU over its sum, outputs beginning at U(0, 1).
+      grouping: what has weights of its own: "blocks", the two "stages" or the whole "model".
+      initial: "common" first model of all clients, or "independent" ones, which do not average.
+      embedding_size, hidden_size: d and h.
+    """
+
+    hypernetwork_rate: float = 5e-3
+    weighting: Literal["softmax", "relu_norm"] = static("softmax")
+    grouping: Literal["blocks", "stages", "model"] = static("blocks")
+    initial: Literal["common", "independent"] = static("common")
+    embedding_size: int = static(100)
+    hidden_size: int = static(100)
+
+    def validate(self):
+        rate = self.hypernetwork_rate
+        require(rate >= 0, "hypernetwork_rate", rate, "at least 0")
+        for name in ("embedding_size", "hidden_size"):
+            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+
+    def init(self, ctx):
+        ids, dtype = ctx.federation.data.ids, ctx.learning_rate.dtype
+        blocks = len(self._plan(ctx).blocks)
+        sizes = [self.embedding_size, *[self.hidden_size] * DEPTH]
+
+        def uniform(key, shape, fan_in):
+            return jax.random.uniform(key, shape, dtype, -1, 1) / np.sqrt(fan_in)
+
+        def begin(client):
+            key = jax.random.fold_in(keys.derive(ctx.key, "hypernetwork"), client)
+            own = jax.random.split(key, 2 * DEPTH + 2)
+            trunk = [
+                (uniform(own[2 * k], (a, b), a), uniform(own[2 * k + 1], (b,), a))
+                for k, (a, b) in enumerate(itertools.pairwise(sizes))
+            ]
+
+            def output(sender):
+                key = jax.random.fold_in(own[-2], sender)
+                return jax.random.uniform(key, (blocks, self.hidden_size), dtype)
+
+            kernel = jax.vmap(output)(ids) * (self.weighting == "relu_norm")
+            return jax.random.normal(own[-1], (self.embedding_size,), dtype), trunk, kernel
+
+        embedding, trunk, kernel = jax.vmap(begin)(ids)
+        models = ctx.replicate(ctx.initial_model())
+        if self.initial == "independent":
+            key = keys.derive(ctx.key, "init")
+            make = ctx.federation.initial_model
+            models = lax.map(lambda i: make(jax.random.fold_in(key, i)), ids)
+        return State(models, embedding, trunk, kernel, jnp.zeros(kernel.shape[:-1], dtype))
+
+    def round(self, ctx, state):
+        rows, plan = ctx.cohort.rows, self._plan(ctx)
+        networks, own = ctx.cohort.gather((state.hypernetworks, state.uploads))
+        alpha, transpose = jax.vjp(self._alpha, networks)  # eq. (4), [M, L, N]
+        applied, retained = self._applied(ctx, alpha, rows)
+        received = mixing.apply(applied, state.uploads, onto=own, plan=plan)  # eqs. (5), (6)
+        trained, cohort, loss = ctx.train(received)
+        change = optax.tree.sub(trained, received)
+        slope = self._products(plan, change, state.uploads)
+        (descent,) = transpose(jnp.where(retained[..., None], 0, slope))
+        moved = optax.tree.add_scale(networks, self.hypernetwork_rate, descent)  # eqs. (10), (11)
+        uploads = cohort.scatter(state.uploads, trained)
+        state = State(uploads, *cohort.scatter(state.hypernetworks, moved))
+        took_part = cohort.mask | cohort.diverged
+        of_block = dict(zip(ctx.federation.plan.block_of, plan.block_of, strict=True))
+        group = np.array([of_block[b] for b in range(ctx.federation.plan.num_blocks)])
+        clients = {"train_loss": loss, "retained_blocks": retained.sum(axis=1)}
+        down = took_part[:, None] & ~retained[:, group]
+        return state, ctx.record(cohort, down=down, clients=clients, alpha=applied)
+
+    def _plan(self, ctx):
+        return ctx.federation.plan.grouped(self.grouping)
+
+    def _alpha(self, networks):
+        """Eq. (4): [k, L, N], rows over senders sum to one."""
+
+        def one(embedding, trunk, kernel, bias):
+            hidden = embedding
+            for weight, shift in trunk:
+                hidden = jax.nn.relu(hidden @ weight + shift)
+            scores = (kernel @ hidden + bias).T
+            if self.weighting == "softmax":
+                return jax.nn.softmax(scores, axis=-1)
+            positive = jax.nn.relu(scores)
+            dead = jnp.sum(positive, axis=-1, keepdims=True) == 0
+            return mixing.normalize(jnp.where(dead, 1, positive))
+
+        return jax.vmap(one)(*networks)
+
+    def _applied(self, ctx, alpha, rows):
+        """(alpha as it is applied [L, k, N], which blocks the clients retain, bool [k, L])."""
+        own = jnp.take_along_axis(alpha, rows[:, None, None], axis=-1)[..., 0]
+        retained = self.retained_blocks(ctx, own)
+        identity = jax.nn.one_hot(rows, alpha.shape[-1], dtype=alpha.dtype)
+        applied = jnp.where(retained[..., None], identity[:, None], alpha)
+        return jnp.moveaxis(applied, 1, 0), retained
+
+    def retained_blocks(self, ctx, own):
+        """Which blocks clients keep as they are, bool [k, L], from their weights on themselves."""
+        return jnp.zeros(own.shape, bool)
+
+    @staticmethod
+    def _products(plan, change, uploads):
+        """<theta_j^l, dtheta_i^l> [M, L, N], theta centred: weights that sum to one can't tell."""
+        centred = jax.tree.map(lambda x: x - jnp.mean(x, axis=0), uploads)
+
+        def of_block(b):
+            parts = (
+                plan.select(side, lambda i: plan.block_of[i] == b and plan.compared(i))
+                for side in (change, centred)
+            )
+            return similarity.gram(*parts)
+
+        shared = {b for i, b in enumerate(plan.block_of) if plan.compared(i)}
+        nothing = jnp.zeros_like(of_block(min(shared)))
+        return jnp.stack([of_block(b) if b in shared else nothing
+                          for b in range(plan.num_blocks)], axis=1)  # fmt: skip
+
+    def models(self, ctx, state, rows):
+        networks, own = trees.take((state.hypernetworks, state.uploads), rows)
+        applied, _ = self._applied(ctx, self._alpha(networks), rows)
+        mixed = mixing.apply(applied, state.uploads, onto=own, plan=self._plan(ctx))
+        return {"personalized": mixed, "trained": own}
+
+
+@method("heurpfedla")
+class HeurPFedLA(PFedLA):
+    """pFedLA whose clients keep the blocks with the largest weights on themselves (eq. 12).
+
+    Those are neither mixed nor sent down, and their weights have no gradient.
+
+    Attributes:
+      retained: k, blocks each client keeps; ties go to the earlier block.
+    """
+
+    retained: int = 1
+
+    def validate(self):
+        super().validate()
+        require(self.retained >= 0, "retained", self.retained, "at least 0")
+
+    def check(self, federation):
+        super().check(federation)
+        count = int((federation.plan.grouped(self.grouping).shared_block_sizes() > 0).sum())
+        require(self.retained <= count, "retained", self.retained, f"at most {count} blocks")
+
+    def retained_blocks(self, ctx, own):
+        shared = self._plan(ctx).shared_block_sizes() > 0
+        order = jnp.argsort(jnp.where(shared, -own, jnp.inf), axis=1, stable=True)
+        rank = jnp.argsort(order, axis=1, stable=True)
+        return (rank < self.retained) & shared

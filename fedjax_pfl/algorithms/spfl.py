@@ -1,0 +1,205 @@
+"""SPFL and SPFL-w: aggregation by the similarity of updates (paper 003, section 3.1)."""
+
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from fedjax_pfl import mixing, similarity, trees
+from fedjax_pfl.algorithm import Algorithm
+from fedjax_pfl.errors import InputError, require
+from fedjax_pfl.registry import method
+from fedjax_pfl.structs import per_client, per_pair, static, struct
+
+
+@struct
+class State:
+    models: Any = per_client()
+    cosines: Any = per_pair()  # S, [N, N, stages]
+
+
+@method("spfl")
+class Spfl(Algorithm):
+    """Each client adds the others' updates, weighted by how alike updates are (Alg. 1).
+
+    Every `gamma` rounds all clients are set to their uniform mean and train one epoch from it; that
+    epoch serves only to measure the similarity S and is then forgotten. In between
+    w_i <- w_i + sum_j softmax_j(S_ij) delta_j, with delta_j what client j's local training adds.
+
+    Equation (7) to the letter has alpha |D_j| / |D| = .001 beside the softmax and cannot train; the
+    published code drops both factors, and so does this.
+
+    Attributes:
+      gamma: rounds between two measurements of S.
+      local_updates: steps on each minibatch; 1 is "SPFL (1-step)".
+      weighting: "published" as the code that made the tables: one S for the whole body, and heads
+        that stay local (W = I) until the next measurement. "paper": eqs. (6), (7), with two stages,
+        body and head, each mixed by its own S.
+      layer_weights: parts of the layers' cosines in S; only kernels are compared. "auto" is the
+        published .5, .3, .2 for a body of three layers, equal parts for any other; or numbers such
+        as "0.6,0.4", one for each layer of the body.
+    """
+
+    published: ClassVar[tuple[float, ...]] = (0.5, 0.3, 0.2)
+
+    gamma: int = static(10)
+    local_updates: int = static(2)
+    weighting: Literal["published", "paper"] = static("published")
+    layer_weights: str = static("auto")
+
+    def validate(self):
+        require(self.gamma >= 1, "gamma", self.gamma, "at least 1 round")
+        require(1 <= self.local_updates <= 10, "local_updates", self.local_updates, "in 1..10")
+        parse_weights(self.layer_weights)
+
+    def check(self, federation):
+        model = jax.eval_shape(lambda: federation.initial_model(jax.random.key(0)))
+        stack = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), model)
+        layers = self._compared(federation.plan, stack)
+        if not layers:
+            raise InputError(f"{self.name} compares layers, and the model shares no kernel of one.")
+        given = parse_weights(self.layer_weights)
+        if given and len(given) != len(layers):
+            names = ", ".join(federation.plan.blocks[b] for b in layers)
+            raise InputError(
+                f"layer_weights must be {len(layers)} numbers, one for each of {names}, got "
+                f"{self.layer_weights!r}."
+            )
+
+    def init(self, ctx):
+        count, stages = ctx.num_clients, 2 if self.weighting == "paper" else 1
+        zero = jnp.zeros((count, count, stages), ctx.learning_rate.dtype)
+        return State(ctx.replicate(ctx.initial_model()), zero)
+
+    def train(self, ctx, models, **options):
+        return ctx.train(models, updates_per_batch=self.local_updates, **options)
+
+    def round(self, ctx, state):
+        models, cosines = ctx.cohort.gather(state.models), ctx.cohort.gather_pairs(state.cosines)
+        due = ctx.t % self.gamma == 0
+        received, cosines = lax.cond(
+            due, lambda: self._measure(ctx, models, cosines), lambda: (models, cosines)
+        )
+        trained, cohort, loss = self.train(ctx, received)
+        scores = jnp.moveaxis(cosines, -1, 0)
+        weights = self._by_block(ctx, mixing.softmax(scores, cohort.mask))  # eqs. (5), (6)
+        mixed = self._aggregate(ctx, weights, trained, received)
+        kept = State(
+            cohort.scatter(state.models, mixed), ctx.cohort.scatter_pairs(state.cosines, cosines)
+        )
+        return kept, ctx.record(
+            cohort, up=1 + due, down=1 + due, clients={"train_loss": loss}, mixing=weights
+        )
+
+    def _aggregate(self, ctx, weights, trained, received):
+        """w_i + sum_j W_ij delta_j, eq. (7) with a step of one."""
+        update = optax.tree.sub(trained, received)
+        return optax.tree.add(received, ctx.mix(weights, update, onto=update))
+
+    def _measure(self, ctx, models, cosines):
+        """(all members at their mean, S): the routine of every `gamma`-th round."""
+        present = ctx.cohort.mask
+        mean = ctx.average(mixing.by_size(present, present), models, onto=models)
+        trained = self.train(ctx, mean, purpose="routine", schedule=ctx.one_epoch())
+        update = optax.tree.sub(trained.models, mean)
+        return mean, self._similarity(ctx, update, cosines)
+
+    def _similarity(self, ctx, update, cosines):
+        """S of the members' updates, [M, M, stages]."""
+        plan = ctx.federation.plan
+        if self.weighting == "paper":
+            stages = plan.leaf_groups("stages")
+            parts = [self._cosines(ctx, update, lambda i, s=s: stages[i] == s) for s in (0, 1)]
+            return jnp.stack(parts, axis=-1)
+        layers = self._compared(plan, update)
+        given = parse_weights(self.layer_weights)
+        parts = given or (
+            self.published
+            if len(layers) == len(self.published)
+            else [1 / len(layers)] * len(layers)
+        )
+        total = sum(
+            part * self._cosines(ctx, update, lambda i, b=b: plan.block_of[i] == b, kernels=True)
+            for part, b in zip(parts, layers, strict=True)
+        )
+        return total[..., None]
+
+    @staticmethod
+    def _cosines(ctx, update, chosen, kernels=False):
+        plan, leaves = ctx.federation.plan, jax.tree.leaves(update)
+        part = plan.select(
+            update,
+            lambda i: plan.compared(i) and chosen(i) and not (kernels and leaves[i].ndim < 3),
+        )
+        return similarity.cosines(part, part)
+
+    def _compared(self, plan, stack):
+        """Blocks of the body with a kernel that the server sees, in the network's order."""
+        leaves = jax.tree.leaves(stack)
+        seen = {
+            plan.block_of[i] for i, leaf in enumerate(leaves) if plan.compared(i) and leaf.ndim > 2
+        }
+        return sorted(b for b in seen if self._takes_part(plan, b))
+
+    def _takes_part(self, plan, block):
+        return plan.blocks[block] != plan.head
+
+    def _by_block(self, ctx, weights):
+        """[stages, M, M] as [blocks, M, M]."""
+        plan = ctx.federation.plan
+        head = plan.blocks.index(plan.head)
+        own = jnp.eye(weights.shape[-1], dtype=weights.dtype)
+        other = weights[1] if self.weighting == "paper" else own
+        is_head = jnp.arange(plan.num_blocks)[:, None, None] == head
+        return jnp.where(is_head, other, weights[0])
+
+    def models(self, ctx, state, rows):
+        return {"personalized": trees.take(state.models, rows)}
+
+
+@method("spfl_w")
+class SpflW(Spfl):
+    """SPFL on weights: w_i <- sum_j softmax_j(S_ij) w_j', one matrix for all layers.
+
+    Attributes:
+      layer_weights: as SPFL's, the head included: "auto" is .4, .2, .2, .2 for four layers.
+      memory: part of the old S that a new measurement keeps (the published code's .6 in one of
+        its versions); 0 forgets it.
+    """
+
+    published: ClassVar[tuple[float, ...]] = (0.4, 0.2, 0.2, 0.2)
+
+    weighting: Literal["published"] = static("published")
+    memory: float = 0.0
+
+    def validate(self):
+        super().validate()
+        require(0 <= self.memory < 1, "memory", self.memory, "in [0, 1)")
+
+    def _takes_part(self, plan, block):
+        return True
+
+    def _similarity(self, ctx, update, cosines):
+        new = super()._similarity(ctx, update, cosines)
+        return self.memory * cosines + (1 - self.memory) * new
+
+    def _by_block(self, ctx, weights):
+        return weights[0]
+
+    def _aggregate(self, ctx, weights, trained, received):
+        return ctx.mix(weights, trained, onto=trained)
+
+
+def parse_weights(text: str) -> tuple[float, ...]:
+    """Numbers of "0.5,0.3,0.2"; none for "auto"."""
+    if text == "auto":
+        return ()
+    try:
+        numbers = tuple(float(word) for word in text.split(","))
+    except ValueError:
+        numbers = (-1.0,)
+    good = all(0 <= number < float("inf") for number in numbers) and sum(numbers) > 0
+    require(good, "layer_weights", text, "'auto' or numbers of at least 0 such as 0.5,0.3,0.2")
+    return numbers
