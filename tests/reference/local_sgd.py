@@ -21,3 +21,8 @@ def sgd(params, batches, x, y, learning_rate, extra_gradient=None):
             gradient = add(gradient, extra_gradient(params))
         params = subtract(params, scale(learning_rate, gradient))
     return params
+
+
+def repeated(batches, times):
+    """The batches with each standing `times` times in a row."""
+    return [batch for batch in batches for _ in range(times)]

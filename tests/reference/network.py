@@ -1,8 +1,10 @@
-"""The smallest network worth training: two layers, tanh, cross-entropy, gradients by hand.
+"""The smallest network worth training: tanh layers, cross-entropy, gradients by hand.
 
 Parameters are a plain dict of dicts of float64 arrays:
 
     {"hidden": {"kernel": [d, h], "bias": [h]}, "head": {"kernel": [h, C], "bias": [C]}}
+
+More hidden layers may follow the first; they're applied in the alphabetical order of their names.
 
 Nothing here changes an array in place, so models may be kept and shared freely.
 """
@@ -86,11 +88,19 @@ def squared_distance(a, b):
     return squared_norm(subtract(a, b))
 
 
+def layers_of(block):
+    """The names of a block's layers: a block is one layer's name or a tuple of several."""
+    return (block,) if isinstance(block, str) else tuple(block)
+
+
 # ------------------------------------------------------------------ the network
 
 
 def random_parameters(rng, inputs, hidden, classes):
-    """Parameters drawn from U(-1/sqrt(fan_in), 1/sqrt(fan_in)); `rng` is a NumPy generator."""
+    """Parameters drawn from U(-1/sqrt(fan_in), 1/sqrt(fan_in)); `rng` is a NumPy generator.
+
+    `hidden` is the width of the one hidden layer, or a dict {name: width} of several.
+    """
 
     def layer(fan_in, fan_out):
         bound = 1.0 / np.sqrt(fan_in)
@@ -99,17 +109,30 @@ def random_parameters(rng, inputs, hidden, classes):
             "bias": rng.uniform(-bound, bound, fan_out),
         }
 
-    return {"hidden": layer(inputs, hidden), "head": layer(hidden, classes)}
+    params, width = {}, inputs
+    widths = hidden if isinstance(hidden, dict) else {"hidden": hidden}
+    for name in sorted(widths):
+        params[name] = layer(width, widths[name])
+        width = widths[name]
+    return {**params, "head": layer(width, classes)}
 
 
-def features(params, x):
-    """tanh(x W1 + b1)."""
-    return np.tanh(x @ params["hidden"]["kernel"] + params["hidden"]["bias"])
+def hidden_layers(params):
+    """The names of the hidden layers in the order in which they're applied."""
+    return sorted(set(params) - {"head"})
+
+
+def activations(params, x):
+    """x, then what every hidden layer gives: h_k = tanh(h_{k-1} W_k + b_k)."""
+    values = [x]
+    for name in hidden_layers(params):
+        values.append(np.tanh(values[-1] @ params[name]["kernel"] + params[name]["bias"]))
+    return values
 
 
 def logits(params, x):
     """The network's output before the softmax, [n, C]."""
-    return features(params, x) @ params["head"]["kernel"] + params["head"]["bias"]
+    return activations(params, x)[-1] @ params["head"]["kernel"] + params["head"]["bias"]
 
 
 def predict(params, x):
@@ -120,18 +143,21 @@ def predict(params, x):
 def loss_and_gradient(params, x, y):
     """Mean cross-entropy over the rows of x and its gradient, in the shape of `params`."""
     count = len(y)
-    activation = features(params, x)
-    scores = activation @ params["head"]["kernel"] + params["head"]["bias"]
+    values = activations(params, x)
+    scores = values[-1] @ params["head"]["kernel"] + params["head"]["bias"]
     scores = scores - scores.max(axis=1, keepdims=True)
     log_probability = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
     loss = -log_probability[np.arange(count), y].mean()
 
-    d_scores = np.exp(log_probability)
-    d_scores[np.arange(count), y] -= 1.0
-    d_scores /= count
-    d_hidden = (d_scores @ params["head"]["kernel"].T) * (1.0 - activation**2)
-    gradient = {
-        "hidden": {"kernel": x.T @ d_hidden, "bias": d_hidden.sum(axis=0)},
-        "head": {"kernel": activation.T @ d_scores, "bias": d_scores.sum(axis=0)},
-    }
-    return float(loss), gradient
+    slope = np.exp(log_probability)  # with respect to the sums of the layer at hand
+    slope[np.arange(count), y] -= 1.0
+    slope /= count
+    gradient = {"head": {"kernel": values[-1].T @ slope, "bias": slope.sum(axis=0)}}
+    above = "head"
+    for name, below, here in reversed(
+        list(zip(hidden_layers(params), values[:-1], values[1:], strict=True))
+    ):
+        slope = (slope @ params[above]["kernel"].T) * (1.0 - here**2)
+        gradient[name] = {"kernel": below.T @ slope, "bias": slope.sum(axis=0)}
+        above = name
+    return float(loss), {name: gradient[name] for name in params}

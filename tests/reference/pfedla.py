@@ -17,14 +17,9 @@ A block is the name of one of the network's layers, or a tuple of several.
 import numpy as np
 
 from tests.reference.local_sgd import sgd
-from tests.reference.network import subtract
+from tests.reference.network import layers_of, subtract
 
 WEIGHTINGS = ("softmax", "relu_norm")
-
-
-def layers_of(block):
-    """The names of a block's layers."""
-    return (block,) if isinstance(block, str) else tuple(block)
 
 
 def block_dot(a, b, block):

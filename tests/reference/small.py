@@ -39,6 +39,22 @@ def differences(function, vector, step=1e-5):
     return slopes
 
 
+def epochs(rng, samples, rounds):
+    """batches[t][i]: one shuffled epoch of every client in every round, in batches of 4."""
+
+    def epoch(own):
+        order = rng.permutation(own)
+        return [order[k : k + 4] for k in range(0, len(order), 4)]
+
+    return [[epoch(own) for own in samples] for _ in range(rounds)]
+
+
+def further_batches(setting, seed=11):
+    """Epochs for another purpose than the local training."""
+    samples = [client["samples"] for client in setting["clients"]]
+    return epochs(np.random.default_rng(seed), samples, setting["rounds"])
+
+
 def make_setting():
     """Four clients of unequal size, each rich in a class of its own; keywords of `run`."""
     rng = np.random.default_rng(2)
@@ -50,10 +66,6 @@ def make_setting():
         rng.integers(0, CLASSES, sum(SIZES)),
     )
 
-    def epoch(own):
-        order = rng.permutation(own)
-        return [order[k : k + 4] for k in range(0, len(order), 4)]
-
     return {
         "initial": network.random_parameters(rng, 5, 6, CLASSES),
         "clients": [{"samples": own} for own in samples],
@@ -62,7 +74,7 @@ def make_setting():
         "y": y,
         "sizes": SIZES,
         "cohorts": [list(range(COUNT))] * ROUNDS,
-        "batches": [[epoch(own) for own in samples] for _ in range(ROUNDS)],
+        "batches": epochs(rng, samples, ROUNDS),
         "learning_rate": RATES,
     }
 

@@ -14,8 +14,10 @@ def problem():
     return params, rng.normal(size=(7, 4)), rng.integers(0, 5, 7)
 
 
-def test_gradient_equals_central_differences(problem):
-    params, x, y = problem
+@pytest.mark.parametrize("hidden", [3, {"b": 3, "a": 2, "c": 4}])
+def test_gradient_equals_central_differences(problem, hidden):
+    _, x, y = problem
+    params = network.random_parameters(np.random.default_rng(1), 4, hidden, 5)
     _, gradient = network.loss_and_gradient(params, x, y)
     vector, step = network.flat(params), 1e-5
     numeric = np.zeros_like(vector)
@@ -36,6 +38,17 @@ def test_loss_is_the_mean_over_samples_and_survives_large_scores(problem):
     np.testing.assert_allclose(loss, np.mean(each), rtol=1e-13)
     loss, gradient = network.loss_and_gradient(network.scale(1e4, params), x, y)
     assert np.isfinite(loss) and np.isfinite(network.flat(gradient)).all()
+
+
+def test_layers_are_applied_in_the_order_of_their_names_and_the_head_last(problem):
+    _, x, _ = problem
+    params = network.random_parameters(np.random.default_rng(1), 4, {"z": 3, "a": 2}, 5)
+    assert params["a"]["kernel"].shape == (4, 2) and params["z"]["kernel"].shape == (2, 3)
+    inner = x
+    for name in ("a", "z"):
+        inner = np.tanh(inner @ params[name]["kernel"] + params[name]["bias"])
+    expected = inner @ params["head"]["kernel"] + params["head"]["bias"]
+    np.testing.assert_array_equal(network.logits(params, x), expected)
 
 
 def test_arithmetic(problem):

@@ -44,7 +44,9 @@ def raw_weights(distances, alice, omega, psi):
     return np.array(weights)  # eq. (3)
 
 
-def calc_weights(distances, alice, number, total_rounds, previous, before, delta_omega=3.2):
+def calc_weights(
+    distances, alice, number, total_rounds, previous, before, delta_omega=3.2, omega=None, psi=None
+):
     """Algorithm 1, CalcWeights-Omega: (abar^r, a^r), the smoothed and the raw weights.
 
     Args:
@@ -52,15 +54,18 @@ def calc_weights(distances, alice, number, total_rounds, previous, before, delta
       alice: i*.
       number: r, from 1 on.
       total_rounds: R.
-      previous, before: the raw weights a^{r-1} and a^{r-2}.
+      previous, before: the raw weights a^{r-1} and a^{r-2}, None where there was no such round.
       delta_omega: the one hyperparameter.
+      omega, psi: functions (r, R) in place of eq. (4).
     """
     level = personalization(number, total_rounds, delta_omega)
-    weights = raw_weights(distances, alice, level, level)
+    levels = [level if given is None else given(number, total_rounds) for given in (omega, psi)]
+    weights = raw_weights(distances, alice, *levels)
     if 20 * number >= 19 * total_rounds:  # r >= 0.95 R without rounding
         weights = np.eye(len(distances))[alice]
     weights = weights / weights.sum()
-    return (before + previous + weights) / 3.0, weights
+    known = [weights, *(old for old in (previous, before) if old is not None)]
+    return sum(known) / len(known), weights
 
 
 def run(
@@ -79,6 +84,9 @@ def run(
     server_rate=1.0,
     control_rule="rebased",
     control_update="gradients",
+    omega=None,
+    psi=None,
+    initial_history="uniform",
     forced=None,
     sizes=None,
 ):
@@ -99,6 +107,8 @@ def run(
       control_rule: "rebased", c <- sum_i abar_i c_i^+; "literal", c <- c + sum_i abar_i dc_i,
         eq. (1).
       control_update: how c_i^+ is had, as in `scaffold.train_client`.
+      omega, psi: as in `calc_weights`.
+      initial_history: raw weights of the two rounds before the first, "uniform" or "none".
       forced: forced[t], weights [N] to apply in round t in place of abar; "weights" and "raw"
         then both are these.
       sizes: unused.
@@ -116,7 +126,7 @@ def run(
     model = initial
     control = zeros_like(initial)
     controls = [zeros_like(initial) for _ in clients]
-    previous = before = np.full(count, 1.0 / count)
+    previous = before = np.full(count, 1.0 / count) if initial_history == "uniform" else None
     history = []
     for t in range(rounds):
         if sorted(cohorts[t]) != list(range(count)):
@@ -133,7 +143,7 @@ def run(
         distances = np.sqrt([squared_distance(move, moves[alice]) for move in moves])
         if forced is None:
             weights, raw = calc_weights(
-                distances, alice, t + 1, horizon, previous, before, delta_omega
+                distances, alice, t + 1, horizon, previous, before, delta_omega, omega, psi
             )
         else:
             weights = raw = np.asarray(forced[t], np.float64)
