@@ -3,7 +3,8 @@
 A rule first plans (which client gets which classes, which shares) and then deals: the same plan is
 dealt to the training samples and to the official test samples, so that a client's test distribution
 follows its training distribution. What a client is dealt comes in shuffled strata, such as one per
-class; hold-outs and caps take the same part of every stratum, so they keep the shares of the rule.
+class; hold-outs and caps take the same part of every stratum, to the nearest sample, so they keep
+the shares of the rule.
 """
 
 import inspect
@@ -195,10 +196,7 @@ def make_partition(
     else:
         tested, dealt = _hold_out(dealt, fraction)
         if fraction > 0 and not any(len(stratum) for strata in tested for stratum in strata):
-            raise InputError(
-                f"test_fraction={fraction} leaves no test sample to any of {num_clients} clients "
-                "that hold so few samples: take fewer clients or a larger fraction."
-            )
+            raise _nothing_held_out(fraction, max(len(joined(strata)) for strata in dealt))
     partition = Partition.from_lists(
         _capped(dealt, common["train_samples"], RULES[rule].equal_sizes, "train_samples"),
         _capped(tested, common["test_samples"], RULES[rule].equal_sizes, "test_samples"),
@@ -244,13 +242,36 @@ def _test_split(given: str, rule: Rule, dataset: Dataset) -> str:
 
 
 def _hold_out(clients: list[Strata], fraction: float) -> tuple[list[Strata], list[Strata]]:
-    """The held-out part of every stratum, and the others."""
+    """The held-out part of every client, in proportion from its strata, and the others.
+
+    A stratum keeps a sample to train on, unless there are too few samples for that.
+    """
     first, others = [], []
-    for strata in clients:
-        sizes = [held_out(fraction, len(stratum)) for stratum in strata]
-        first.append([x[:n] for x, n in zip(strata, sizes, strict=True)])
-        others.append([x[n:] for x, n in zip(strata, sizes, strict=True)])
+    for client, strata in enumerate(clients):
+        sizes = np.array([len(stratum) for stratum in strata], np.int64)
+        total = held_out(fraction, int(sizes.sum()))
+        # Of strata with equal claims another one comes first in every client.
+        turn = np.roll(np.arange(len(sizes)), -client)
+        parts = np.empty_like(sizes)
+        parts[turn] = apportion(total, sizes[turn])
+        for k in np.flatnonzero((parts == sizes) & (sizes > 0)):
+            most = np.argmax(sizes - parts)
+            if sizes[most] - parts[most] > 1:
+                parts[[k, most]] += -1, 1
+        first.append([x[:n] for x, n in zip(strata, parts, strict=True)])
+        others.append([x[n:] for x, n in zip(strata, parts, strict=True)])
     return first, others
+
+
+def _nothing_held_out(fraction: float, largest: int) -> InputError:
+    what = f"test_fraction={fraction} leaves no test sample to any client: "
+    if largest < 2:
+        return InputError(f"{what}none holds a second sample. Take fewer clients.")
+    enough = -(-500 // largest) / 1000  # half a sample, rounded up to a number to type in
+    return InputError(
+        f"{what}the largest holds {largest} samples. Take fewer clients, or a test_fraction of "
+        f"{enough:g} or more."
+    )
 
 
 def _capped(clients: list[Strata], cap: int | None, exactly: bool, name: str) -> list[np.ndarray]:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_pfl.data import partition_dirichlet, partition_rules  # noqa: F401
-from fedjax_pfl.data.partition import Partition
+from fedjax_pfl.data.partition import Partition, held_out
 from fedjax_pfl.data.partitions import RULES, make_partition, rule_options
 from fedjax_pfl.data.sources import dataset_from_arrays
 from fedjax_pfl.errors import InputError
@@ -56,7 +56,7 @@ def test_common_properties(rule, dataset):
     else:
         whole = p.sizes("train") + p.sizes("test")
         fraction = rule_options(rule)["test_fraction"]
-        np.testing.assert_allclose(p.sizes("test"), whole * fraction, atol=5)  # of 10 strata
+        assert p.sizes("test").tolist() == [held_out(fraction, size) for size in whole]
     if p.options["test_split"] == "train":
         assert max(p.train.idx.max(), p.test.idx.max()) < dataset.num_train
 
@@ -71,7 +71,7 @@ GOLDEN = {
     "iid": "d6df70f680eeb0e7",
     "pat": "574123633ccf0b9f",
     "pathological": "d627a22cdb27e87d",
-    "pfedla_fig5": "d0d052803abdb521",
+    "pfedla_fig5": "c8ad67d10ad2d472",
     "pfedla_fig6": "24156763dc4543c9",
     "pfedla_noniid1": "a754da299dbdb003",
     "pfedla_noniid2": "a23895a322f7ab74",
@@ -117,7 +117,7 @@ def test_pooled_uses_train_and_test_samples(rule):
     assert p.test.idx.min() < 2000
     whole = p.sizes("train") + p.sizes("test")
     assert whole.sum() > (1000 if rule in ("spfl", "pfedla_fig5") else 2300)  # some stay undealt
-    np.testing.assert_allclose(p.sizes("test"), whole * 0.2, atol=4)
+    assert p.sizes("test").tolist() == [held_out(0.2, size) for size in whole]
 
 
 @pytest.mark.parametrize("rule", [name for name, rule in RULES.items() if rule.equal_sizes])
@@ -172,14 +172,17 @@ def test_pathological_class_sets(clients, classes, seed, test, balanced):
         assert not balanced, error
         assert "clients of" in str(error) or "leaves no test sample" in str(error)
         return
-    held = counts(p, dataset)
-    assert np.all((held > 0).sum(axis=1) == classes)
-    assert len(np.unique(held[held > 0])) == 1  # the same number for every client and class
-    used = (held > 0).sum(axis=0)
-    assert used.max() - used.min() <= 1
-    tested = counts(p, dataset, "test")
-    np.testing.assert_array_equal(tested > 0, held > 0)
-    assert len(np.unique(tested[tested > 0])) == 1
+    held, tested = counts(p, dataset), counts(p, dataset, "test")
+    for dealt in (held, tested) if test else (held + tested,):
+        assert np.all((dealt > 0).sum(axis=1) == classes)
+        assert len(np.unique(dealt[dealt > 0])) == 1  # the same number for every client and class
+        used = (dealt > 0).sum(axis=0)
+        assert used.max() - used.min() <= 1
+    if not test:  # a quarter of every class, to the nearest sample
+        assert len({*p.sizes("test")}) == 1
+        assert np.ptp(tested[held + tested > 0]) <= 1
+        if (held + tested).max() > 1:
+            assert held[held + tested > 0].min() >= 1
 
 
 def test_pathological_uses_every_sample_where_it_divides():
@@ -454,9 +457,59 @@ def test_options_are_discoverable():
         rule_options("none")
 
 
-def test_no_test_samples_at_all_is_refused_unless_asked_for():
-    with pytest.raises(InputError, match="leaves no test sample to any of 2000 clients"):
-        make_partition("iid", POOLED, 2000, 0)
+def test_strata_are_held_out_to_the_nearest_sample():
+    # Ten classes a client, 179 or 180 samples: a quarter of each class alone would be 4 too many.
+    p = make_partition("waffle", toy(1797), 10, 0)
+    train, test = counts(p, toy(1797)), counts(p, toy(1797), "test")
+    np.testing.assert_allclose(test, 0.25 * (train + test), atol=1)
+    assert p.sizes("test").sum() == 450  # of 1,797: .2504
+    # Equal claims: another class gives the odd sample in every client.
+    p = make_partition("pathological", toy(2200), 10, 0, classes_per_client=10, test_split="pooled")
+    odd = counts(p, toy(2200), "test") - 5
+    assert odd.sum(axis=1).tolist() == [5] * 10
+    assert odd.min() == 0 and odd.max() == 1
+    assert odd.sum(axis=0).tolist() == [5] * 10
+
+
+def test_a_class_keeps_a_sample_to_train_on_where_it_can():
+    y = np.repeat([0, 1, 2, 3, 4], [1, 1, 1, 1, 16])
+    dataset = dataset_from_arrays("odd", np.zeros((20, 1), np.float32), y)
+    p = make_partition("waffle", dataset, 1, 0, test_fraction=0.5)
+    assert p.sizes("test").tolist() == [10]
+    assert counts(p, dataset).min() == 1
+    p = make_partition("waffle", dataset, 1, 0, test_fraction=0.9)
+    assert p.sizes("test").tolist() == [18]
+
+
+def test_clients_of_a_few_samples_have_test_samples():
+    for rule, options in (
+        ("pathological", {"classes_per_client": 3, "test_split": "pooled"}),
+        ("pfedla_noniid1", {"classes_per_client": 3, "samples_per_client": 3}),
+        ("iid", {"test_split": "pooled"}),
+    ):
+        p = make_partition(rule, toy(3000), 1000, 0, test_fraction=0.25, **options)
+        assert p.sizes("train").tolist() == [2] * 1000
+        assert p.sizes("test").tolist() == [1] * 1000
+
+
+@pytest.mark.parametrize(
+    ("clients", "fraction", "message"),
+    [
+        (2000, 0.25, "none holds a second sample. Take fewer clients"),
+        (1000, 0.2, "the largest holds 2 samples. .* or a test_fraction of 0.25 or more"),
+        (600, 0.1, "the largest holds 3 samples. .* or a test_fraction of 0.167 or more"),
+    ],
+)
+def test_no_test_samples_at_all_is_refused_with_a_remedy(clients, fraction, message):
+    with pytest.raises(InputError, match=f"leaves no test sample to any client: {message}"):
+        make_partition("iid", POOLED, clients, 0, test_fraction=fraction)
+    if "or more" in message:
+        remedy = float(message.split()[-3])
+        p = make_partition("iid", POOLED, clients, 0, test_fraction=remedy)
+        assert p.sizes("test").tolist() == [1] * clients
+
+
+def test_no_test_samples_where_that_is_asked_for():
     p = make_partition("iid", POOLED, 2000, 0, test_fraction=0)
     assert sorted(p.train.idx) == list(range(2000))
 
