@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -11,6 +12,7 @@ import jax
 
 import fedjax_pfl as pfl
 from experiments import console, flags
+from fedjax_pfl.data.sources import text_options
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ def prepare(args: absl.flags.FlagValues) -> Experiment:
     if args.dtype not in ("float32", "float64"):
         raise pfl.unknown_name("dtype", args.dtype, ("float32", "float64"))
     output = output_folder(args)
-    dataset = pfl.load_dataset(args.dataset, args.data_dir, **parse_pairs(args, "data_option"))
+    dataset = load_dataset(args)
     partition = make_partition(args, dataset)
     if args.dtype == "float64":
         jax.config.update("jax_enable_x64", True)
@@ -116,8 +118,19 @@ def parse_methods(names: list[str], settings: list[str]) -> dict[str, pfl.Algori
     return {name: pfl.make_method(name, values) for name, values in chosen.items()}
 
 
-def parse_pairs(args: absl.flags.FlagValues, flag: str) -> dict[str, int | float | str]:
-    """Options of words such as "hidden=128", numbers where they read like numbers."""
+def load_dataset(args: absl.flags.FlagValues) -> pfl.Dataset:
+    """The data set of --dataset, --data_dir and --data_option."""
+    options = parse_pairs(args, "data_option", text_options(args.dataset))
+    return pfl.load_dataset(args.dataset, args.data_dir, **options)
+
+
+def parse_pairs(
+    args: absl.flags.FlagValues, flag: str, texts: Collection[str] = ()
+) -> dict[str, int | float | str]:
+    """Options of words such as "hidden=128", numbers where they read like numbers.
+
+    Options named in `texts` stay text: a column may be called "1".
+    """
     options = {}
     for word in args[flag].value:
         name, equals, text = (part.strip() for part in word.partition("="))
@@ -126,7 +139,7 @@ def parse_pairs(args: absl.flags.FlagValues, flag: str) -> dict[str, int | float
         if name in options:
             raise pfl.InputError(f"--{flag} gives {name} twice.")
         options[name] = text
-        for kind in (float, int):
+        for kind in () if name in texts else (float, int):
             with contextlib.suppress(ValueError):
                 options[name] = kind(text)
     return options

@@ -29,7 +29,7 @@ import numpy as np
 from scipy import stats
 
 import fedjax_pfl as pfl
-from fedjax_pfl import plots
+from fedjax_pfl import partition_plots, plots
 
 HEADLINE = (
     "Accuracy: the personalized model, as a client would use it after the round's aggregation and "
@@ -278,6 +278,11 @@ def write_partition(folder: Path, partition: pfl.Partition, dataset: pfl.Dataset
     """Writes the partition and its picture."""
     with aside(folder / "partition.npz") as part:
         partition.save(part)
-    counts = partition.class_counts(dataset.labels, dataset.num_classes)
-    title = f"Training samples of {dataset.name}, partition {partition.rule}"
-    write_picture(folder / "partition.png", plots.partition_heatmap(counts, title))
+    picture = partition_plots.heatmap(
+        partition,
+        dataset.labels,
+        dataset.num_classes,
+        f"Training samples of {dataset.name}, partition {partition.rule}",
+        dataset.class_names or None,
+    )
+    write_picture(folder / "partition.png", picture)

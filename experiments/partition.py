@@ -19,6 +19,7 @@ from pathlib import Path
 import absl.flags
 
 import fedjax_pfl as pfl
+from experiments.build import load_dataset
 from experiments.flags import RULE_OPTION
 from experiments.outputs import aside, write_json, write_picture
 from fedjax_pfl import partition_plots as plots
@@ -48,6 +49,8 @@ def parse(argv: Sequence[str]) -> absl.flags.FlagValues:
     text, whole = absl.flags.DEFINE_string, absl.flags.DEFINE_integer
     text("dataset", "digits", "name of the data set, or npz:PATH for your own arrays", **place)
     text("data_dir", None, "folder with the data set's files", **place)
+    option = "NAME=VALUE, an option of the data set's reader"
+    absl.flags.DEFINE_multi_string("data_option", [], option, **place)
     text("partition", "dirichlet", "rule that deals samples to clients", **place)
     whole("num_clients", 20, "number of clients", lower_bound=1, **place)
     whole("partition_seed", 0, "fixes the partition", lower_bound=0, **place)
@@ -151,6 +154,7 @@ def write(output: Path, dataset: pfl.Dataset, partitions: dict[str, pfl.Partitio
     except OSError as error:
         raise pfl.InputError(f"--output_dir can't be {output}: {error}") from error
     labels, num_classes = dataset.labels, dataset.num_classes
+    names = dataset.class_names or None
     for name, partition in partitions.items():
         end = f"-{name}" if name else ""
         with aside(output / f"partition{end}.npz") as part:
@@ -160,17 +164,17 @@ def write(output: Path, dataset: pfl.Dataset, partitions: dict[str, pfl.Partitio
         write_json(output / f"partition{end}.json", facts)
         what = f"{dataset.name}, {partition.rule}{f', {name}' if name else ''}"
         what += f", {partition.num_clients} clients"
-        picture = plots.heatmap(partition, labels, num_classes, what)
+        picture = plots.heatmap(partition, labels, num_classes, what, names)
         write_picture(output / f"partition{end}.png", picture)
         write_picture(output / f"sizes{end}.png", plots.size_bars(partition, what))
         if partition.label_map is not None:
-            write_picture(output / f"label_map{end}.png", plots.label_map(partition, what))
+            picture = plots.label_map(partition, what, names)
+            write_picture(output / f"label_map{end}.png", picture)
     if "" not in partitions:
         first = next(iter(partitions.values()))
         what = f"{dataset.name}, {first.rule}, {first.num_clients} clients"
-        write_picture(
-            output / "alphas.png", plots.comparison(partitions, labels, num_classes, what)
-        )
+        picture = plots.comparison(partitions, labels, num_classes, what, names)
+        write_picture(output / "alphas.png", picture)
 
 
 def lines(dataset: pfl.Dataset, name: str, partition: pfl.Partition) -> str:
@@ -217,7 +221,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(catalogue())
             return 0
         output = output_folder(args)
-        dataset = pfl.load_dataset(args.dataset, args.data_dir)
+        dataset = load_dataset(args)
         partitions = build(args, dataset)
         write(output, dataset, partitions)
     except (pfl.InputError, absl.flags.Error) as error:

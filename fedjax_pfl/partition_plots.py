@@ -81,7 +81,11 @@ def size_bars(partition: Partition, title: str | None = None) -> Figure:
 
 
 def comparison(
-    partitions: Mapping[str, Partition], labels, num_classes: int, title: str | None = None
+    partitions: Mapping[str, Partition],
+    labels,
+    num_classes: int,
+    title: str | None = None,
+    class_names: Sequence[str] | None = None,
 ) -> Figure:
     """Heat maps of several partitions in one row, on one colour scale, with their numbers.
 
@@ -90,13 +94,14 @@ def comparison(
       labels: labels of the pool, the same for all.
       num_classes: C.
       title: of the figure.
+      class_names: C names; 0..C-1 by default.
     """
     require(len(partitions) > 0, "partitions", partitions, "at least one")
     tables = [one.class_counts(labels, num_classes) for one in partitions.values()]
     norm = PowerNorm(0.5, vmin=0, vmax=max(int(table.max()) for table in tables) or 1)
     most = max(map(len, tables))
     side = float(np.clip(1.2 + 0.06 * most, 2.6, 4.5))
-    height = float(np.clip(2.2 + 0.12 * num_classes, 3.6, 6.5))
+    height = float(np.clip(2.7 + 0.14 * num_classes, 3.6, 7.0))
     figure = Figure(
         figsize=(max(side * len(tables) + 1.4, 5.0), height), dpi=DPI, layout="constrained"
     )
@@ -114,18 +119,21 @@ def comparison(
         )
         _ticks(axes.xaxis, len(table), 3.2 * side)
     row[0].set_ylabel("class")
-    _ticks(row[0].yaxis, num_classes, 4.5 * (height - 1.8))
+    _ticks(row[0].yaxis, num_classes, 4.5 * (height - 1.8), class_names)
     _colorbar(figure, image, row)
     figure.suptitle(title or "Training samples by client and class", fontsize=11, wrap=True)
     return figure
 
 
-def label_map(partition: Partition, title: str | None = None) -> Figure:
+def label_map(
+    partition: Partition, title: str | None = None, class_names: Sequence[str] | None = None
+) -> Figure:
     """The label that each client sees in place of a class; what a client keeps stays white.
 
     Args:
       partition: with a label map.
       title: of the figure.
+      class_names: C names; 0..C-1 by default.
     """
     table = partition.label_map
     require(table is not None, "partition", partition.rule, "one with a label map")
@@ -148,7 +156,7 @@ def label_map(partition: Partition, title: str | None = None) -> Figure:
             )  # fmt: skip
     axes.set(xlabel="client", ylabel="class")
     _ticks(axes.xaxis, n, 3.0 * width)
-    _ticks(axes.yaxis, num_classes, 4.5 * height)
+    _ticks(axes.yaxis, num_classes, 4.5 * height, class_names)
     figure.colorbar(image, ax=axes, label="label seen (white: the class itself)", pad=0.02)
     figure.suptitle(title or f"Labels of partition {partition.rule}", fontsize=11, wrap=True)
     return figure

@@ -1,4 +1,4 @@
-"""Pictures of results and partitions, as figures that need no display and no global state.
+"""Pictures of results, as figures that need no display and no global state.
 
 Every function returns a `matplotlib.figure.Figure`; `figure.savefig(path)` writes it.
 """
@@ -106,46 +106,6 @@ def mixing_heatmaps(
             axes.set_ylabel(f"{named}receiver")
     figure.colorbar(image, ax=grid, label="weight (white: 0)", fraction=0.05, pad=0.02)
     figure.suptitle(title, fontsize=11, wrap=True)
-    return figure
-
-
-def partition_heatmap(
-    class_counts: np.ndarray,
-    title: str = "training samples of each client",
-    class_names: Sequence[str] | None = None,
-) -> Figure:
-    """Who holds which classes: counts as a heat map, and above it each client's size as a bar.
-
-    Args:
-      class_counts: int [N, C], samples by client and class.
-      title: of the figure.
-      class_names: C names; 0..C-1 by default.
-    """
-    counts = np.asarray(class_counts)
-    require(counts.ndim == 2 and counts.size > 0, "class_counts", counts.shape, "[N, C]")
-    n, num_classes = counts.shape
-    width = float(np.clip(2.5 + 0.22 * n, 5.0, 14.0))
-    height = float(np.clip(2.0 + 0.22 * num_classes, 3.0, 10.0))
-    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
-    bars, heat = figure.subplots(
-        2, 1, sharex=True, height_ratios=(1.0, max(height - 1.8, 1.5))
-    )  # fmt: skip
-    bars.bar(np.arange(n), counts.sum(axis=1), width=0.8, color=COLOURS[0])
-    bars.set_ylabel("samples")
-    bars.yaxis.get_major_locator().set_params(nbins=3, integer=True)
-    bars.spines[["top", "right"]].set_visible(False)
-    bars.tick_params(axis="x", length=0, labelbottom=False)
-    image = heat.imshow(
-        np.ma.masked_equal(counts.T, 0), cmap=HEAT, aspect="auto", interpolation="nearest",
-        vmin=0,
-    )  # fmt: skip
-    heat.set(xlabel="client", ylabel="class")
-    _client_ticks(heat.xaxis, n, most=30)
-    names = list(map(str, range(num_classes))) if class_names is None else list(class_names)
-    step = -(-num_classes // 20)
-    heat.set_yticks(range(0, num_classes, step), names[::step])
-    figure.colorbar(image, ax=heat, label="samples (white: none)", pad=0.02)
-    figure.suptitle(title, fontsize=11)
     return figure
 
 

@@ -89,6 +89,19 @@ def test_label_map(clients):
         plots.label_map(make_partition("iid", DATA[10], 5, 0))
 
 
+def test_names_of_the_classes():
+    p = make_partition("waffle", DATA[10], 4, 0, distribution="B*")
+    given = [f"name {c}" for c in range(10)]
+    for figure in (
+        plots.heatmap(p, DATA[10].labels, 10, None, given),
+        plots.comparison({"a": p, "b": p}, DATA[10].labels, 10, None, given),
+        plots.label_map(p, None, given),
+    ):
+        shown = [[label.get_text() for label in axes.get_yticklabels()] for axes in figure.axes]
+        assert given in shown
+        assert_legible(figure)
+
+
 def test_no_global_state_and_empty_clients():
     p = Partition.from_lists([[0], []], [[], []])
     plots.heatmap(p, DATA[2].labels, 2)

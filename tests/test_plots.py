@@ -80,17 +80,7 @@ def test_mixing_of_groups_and_of_one_row():
         plots.mixing_heatmaps(np.ones((2, 3, 4)), [1, 2])
 
 
-@pytest.mark.parametrize(("n", "classes"), [(1, 2), (5, 10), (20, 10), (100, 10), (60, 100)])
-def test_partition_heatmap(n, classes):
-    counts = np.random.default_rng(0).integers(0, 90, (n, classes))
-    figure = plots.partition_heatmap(counts)
-    bars, heat = figure.axes[:2]
-    np.testing.assert_array_equal([bar.get_height() for bar in bars.patches], counts.sum(axis=1))
-    np.testing.assert_array_equal(heat.images[0].get_array().filled(0), counts.T)
-    assert_legible(figure)
-
-
 def test_no_global_state():
     before = pyplot.get_fignums()
-    plots.partition_heatmap(np.ones((3, 3)))
+    plots.mixing_heatmaps(np.ones((1, 3, 3)) / 3, [1])
     assert pyplot.get_fignums() == before

@@ -70,8 +70,14 @@ def import_pfllib(
       mean, std: of the `Normalize` of the script: pixel = 255 * (x * std + mean).
 
     Raises:
-      InputError: files missing, not exported or not of this data set.
+      InputError: files missing, not exported or not of this data set, or a data set of texts.
     """
+    if dataset.vocab_size is not None:
+        raise InputError(
+            f"PFLlib's splits of texts can't be read: it saves token ids of a vocabulary of its "
+            f"own, from which no text of data set {dataset.name!r} can be told. Its rules are here "
+            "too: partition 'pat' and 'dirichlet'."
+        )
     config = _read_json(folder / "config.json")
     n = config.get("num_clients") if isinstance(config, dict) else None
     n = integer(f"num_clients in {folder / 'config.json'}", n, 1)
@@ -106,19 +112,34 @@ def _explain_missing(path: Path, folder: Path) -> None:
 
 def _check_counts(config: dict, lists: dict, dataset: Dataset) -> None:
     """Compares with the class counts that PFLlib noted, training and test samples together."""
-    noted = config.get("Size of samples for labels in clients")
-    if not isinstance(noted, list):
+    key = "Size of samples for labels in clients"
+    noted = config.get(key)
+    if noted is None:
         return
-    for client, (row, *parts) in enumerate(zip(noted, *lists.values(), strict=False)):
+    n = len(lists["train"])
+    pairs = isinstance(noted, list) and len(noted) == n and all(map(_are_pairs, noted))
+    if not pairs:
+        raise InputError(
+            f"{key!r} in config.json must be a list of {n} lists, one for each client, of pairs "
+            "[class, samples]: is the file damaged? Without that entry nothing is compared."
+        )
+    for client, (row, *parts) in enumerate(zip(noted, *lists.values(), strict=True)):
         labels = dataset.labels[np.concatenate(parts)]
         found = {
             int(c): int(k) for c, k in zip(*np.unique(labels, return_counts=True), strict=True)
         }
-        if found != {int(c): int(k) for c, k in row}:
+        if found != dict(row):
             raise InputError(
                 f"Client {client} holds other classes than its config.json says ({row}): the files "
                 "are of another split."
             )
+
+
+def _are_pairs(row) -> bool:
+    return isinstance(row, list) and all(
+        isinstance(pair, list) and len(pair) == 2 and all(type(number) is int for number in pair)
+        for pair in row
+    )
 
 
 def import_flower(

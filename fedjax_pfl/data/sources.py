@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 
@@ -33,6 +33,7 @@ __all__ = [
     "read_idx",
     "read_npz",
     "register_dataset",
+    "text_options",
 ]
 
 
@@ -62,6 +63,13 @@ def register_dataset(name: str, description: str, named: bool = False):
         return load
 
     return register
+
+
+def text_options(name: str) -> list[str]:
+    """Options of a source that are text, such as names of columns; none of unknown sources."""
+    source = DATASETS.get(name.partition(":")[0])
+    parameters = inspect.signature(source.load).parameters.values() if source else ()
+    return [p.name for p in parameters if str in (p.annotation, *get_args(p.annotation))]
 
 
 def load_dataset(name: str, data_dir: str | Path | None = None, **options) -> Dataset:

@@ -10,7 +10,7 @@ from fedjax_pfl.data.cache import cached_arrays, hash_of
 from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
 from fedjax_pfl.data.images import decode_images, parse_size
 from fedjax_pfl.data.places import folders, not_found
-from fedjax_pfl.errors import InputError
+from fedjax_pfl.errors import InputError, require_whole
 
 _IMAGE_COLUMNS = ("image", "img")
 _LABEL_COLUMNS = ("label", "fine_label", "labels")
@@ -42,6 +42,8 @@ def load_parquet(
         raise InputError(
             "Data set 'parquet' needs the path of a folder: write parquet:PATH or set data_dir."
         )
+    if num_classes is not None:
+        require_whole("num_classes", num_classes, 1)
     for place in (data_dir, data_dir / "data"):
         if any(place.glob("*.parquet")):
             columns = (image_column, label_column)
@@ -82,7 +84,7 @@ def _load(name, folder, image_size, channels, columns, num_classes, note="") -> 
     recipe = f"{size} {channels} {columns} {len(train)}"
     arrays = cached_arrays(name, folder, hash_of(train + test, recipe), make)
     names = _class_names(train[0], columns[1])
-    classes = num_classes or len(names) or None
+    classes = (len(names) or None) if num_classes is None else num_classes
     names = names if len(names) == classes else ()
     return dataset_from_arrays(name, **arrays, num_classes=classes, class_names=names, note=note)
 
@@ -147,7 +149,7 @@ def _rows(opened, columns, labels: np.ndarray) -> Iterator[tuple[str, bytes]]:
 
 
 def _column(path: Path, schema, given: str | None, usual: tuple[str, ...], what: str) -> str:
-    candidates = (str(given),) if given else usual
+    candidates = usual if given is None else (str(given),)
     for name in candidates:
         if name in schema.names:
             return name
@@ -163,7 +165,7 @@ def _class_names(path: Path, label_column: str | None) -> tuple[str, ...]:
     metadata = _open(path).schema_arrow.metadata or {}
     try:
         features = json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]
-        chosen = (label_column,) if label_column else _LABEL_COLUMNS
+        chosen = _LABEL_COLUMNS if label_column is None else (str(label_column),)
         names = next(features[key]["names"] for key in chosen if key in features)
     except (ValueError, KeyError, TypeError, StopIteration):
         return ()

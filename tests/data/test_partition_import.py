@@ -128,6 +128,24 @@ def test_pfllib_incomplete_or_inconsistent(tmp_path):
         import_partition("pfllib", tmp_path, DATA)
 
 
+@pytest.mark.parametrize(
+    "noted",
+    ["no list", [[[0, 1]]], [[[0, 1]], 3, []], [[[0]], [], []], [[[0, "1"]], [], []], {"0": 1}],
+)
+def test_pfllib_with_odd_rows_in_its_config(tmp_path, noted):
+    write_pfllib(tmp_path, DATA, ".plain.npz")
+    config = {"num_clients": 3, "Size of samples for labels in clients": noted}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match=r"in config\.json must be a list of 3 lists, one"):
+        import_partition("pfllib", tmp_path, DATA)
+
+
+def test_pfllib_splits_of_texts_are_refused(tmp_path):
+    texts = dataset_from_arrays("t", np.ones((4, 3), np.int32), [0, 1, 0, 1], vocab_size=9)
+    with pytest.raises(InputError, match=r"splits of texts can't be read.* of data set 't'"):
+        import_partition("pfllib", tmp_path, texts)
+
+
 def test_pfllib_grey_images_and_float_features(tmp_path):
     grey = dataset_from_arrays("grey", images(50, 2, (6, 5)), np.arange(50) % 4)
     write_pfllib(tmp_path / "grey", grey, ".plain.npz")

@@ -11,8 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from experiments import build, flags
 from fedjax_pfl.data import cache, images, sources_images, sources_parquet
-from fedjax_pfl.data.sources import load_dataset
+from fedjax_pfl.data.sources import load_dataset, text_options
 from fedjax_pfl.errors import InputError
 from tests.data.test_sources import _nothing_of_this_machine  # noqa: F401
 
@@ -262,6 +263,20 @@ def test_bad_rows(tmp_path, arrays, labels, message):
     write_parquet(tmp_path / "train.parquet", arrays, labels)
     with pytest.raises(InputError, match=message):
         load_dataset("cifar10_jpeg", tmp_path)
+
+
+def test_columns_whose_names_read_like_numbers(tmp_path):
+    write_parquet(tmp_path / "train.parquet", [colour()] * 2, [0, 1], "0", "1.50")
+    data = load_dataset(f"parquet:{tmp_path}", image_column="0", label_column="1.50")
+    assert data.num_classes == 2
+    with pytest.raises(InputError, match="num_classes must be a whole number of at least 1, got 0"):
+        load_dataset(f"parquet:{tmp_path}", image_column="0", label_column="1.50", num_classes=0)
+    assert text_options("parquet:x") == ["image_column", "label_column"]
+    assert text_options("digits") == text_options("unknown") == []
+    options = ("image_column=0", "label_column=1.50", "image_size=4")
+    words = [f"--data_option={option}" for option in options]
+    args = flags.parse(["run", "--dataset=parquet", f"--data_dir={tmp_path}", *words])
+    assert build.load_dataset(args).input_shape == (4, 4, 3)
 
 
 def test_bad_parquet_files(tmp_path):

@@ -58,9 +58,21 @@ def test_import(tmp_path):
     assert facts["client_sizes"]["train"] == [2, 1]
 
 
+def test_options_of_the_data_set(tmp_path):
+    file = tmp_path / "texts.csv"
+    file.write_text("\n".join(f"{'good' if i % 2 else 'bad'},word{i}" for i in range(40)))
+    out = tmp_path / "out"
+    words = (f"--dataset=text_csv:{file}", "--num_clients=2", "--partition=iid")
+    assert call(*words, "--data_option=max_length=3", f"--output_dir={out}") == 0
+    assert "partition.png" in names(out)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--data_option=size=3"], "Data set 'digits' takes no options, got 'size'"),
+        (["--dataset=parquet:x", "--data_option=imag=3"], "Did you mean 'image_size'"),
+        (["--data_option=size"], "--data_option must read NAME=VALUE, got 'size'"),
         (["--partition=iid", "--alpha=1"], "Unknown option of partition rule 'iid' 'alpha'"),
         (["--alpha=x"], "alpha must be a number, got 'x'"),
         (["--alpha=1", "--alphas=1,2"], "Give --alpha or --alphas, not both"),
