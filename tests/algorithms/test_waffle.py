@@ -1,16 +1,26 @@
-"""WAFFLE and Weight Erosion against their references, and WAFFLE's limits."""
+"""WAFFLE for one Alice and for everyone: its reference, the shared suite, limits and invariants."""
+
+from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import fedjax_pfl as pfl
-from fedjax_pfl.testing import assert_close, play
+from fedjax_pfl import Context, InputError
+from fedjax_pfl.algorithms.waffle import Waffle
+from fedjax_pfl.structs import struct
+from fedjax_pfl.testing import CHECKS, assert_close, play, toy_federation
 from tests.algorithms.harness import Case, stack
-from tests.reference import waffle, weight_erosion
+from tests.reference import waffle
 
 FULL = {"full-map": {}, "full-vmap": {"client_execution": "vmap"}}
 ROUNDS = 3
+RUN = ("server", "control", "controls", "previous", "before")
 
 
 @pytest.fixture(autouse=True)
@@ -19,24 +29,120 @@ def double_precision():
         yield
 
 
-@pytest.mark.parametrize("rule", ["rebased", "literal"])
-@pytest.mark.parametrize("pattern", FULL)
-def test_waffle(pattern, rule):
-    case = Case(**FULL[pattern])
+def row(tree, i):
+    return jax.tree.map(lambda leaf: leaf[i], tree)
+
+
+def matches(state, models):
+    """One Alice's state is the reference's."""
+    assert_close(state["server"]["params"], models["alice"], "alice")
+    assert_close(state["control"], models["control"], "control")
+    assert_close(state["controls"], stack(models["controls"])["params"], "controls")
+    np.testing.assert_allclose(state["previous"], models["raw"], 1e-9, 1e-9)
+
+
+def linear(number, total):
+    return 1 - number / total
+
+
+def square(number, total):
+    return (number / total) ** 2
+
+
+VARIANTS = {
+    "rebased": {"control_update": "rebased"},
+    "literal": {"control_update": "literal"},
+    "functions": {"omega": square, "psi": linear, "initial_history": "none"},
+}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "variant"),
+    [
+        pytest.param(p, v, marks=() if p == "full-map" or v == "rebased" else pytest.mark.slow)
+        for p in FULL
+        for v in VARIANTS
+    ],
+)
+def test_reference(pattern, variant):
+    case, settings = Case(**FULL[pattern]), VARIANTS[variant]
+    given = {{"control_update": "control_rule"}.get(k, k): v for k, v in settings.items()}
     wanted = waffle.run(
-        case.initial(), case.clients(), ROUNDS, **case.common(), alice=3, control_rule=rule
+        case.initial(), case.clients(), ROUNDS, **case.common(), alice=3, server_rate=0.7, **given
     )
-    settings = {"alice": 3, "control_update": rule}
-    states, records = case.play(pfl.make_method("waffle", settings))
+    algorithm = pfl.make_method("waffle", {"alice": 3, "server_rate": 0.7, **settings})
+    states, records = case.play(algorithm)
     for state, record, models in zip(states[1:], records, wanted, strict=True):
-        assert_close(state.server["params"], models["alice"], "alice")
-        assert_close(state.control, models["control"], "control")
-        assert_close(state.controls, stack(models["controls"])["params"], "controls")
+        matches(vars(state), models)
         np.testing.assert_allclose(record["matrices"]["mixing"][0], models["weights"], 1e-9, 1e-9)
-        np.testing.assert_allclose(state.previous, models["raw"], 1e-9, 1e-9)
         scores = record["scores"]["personalized/test/loss"]
         loss = case.test_losses([models["alice"]] * 5)[3]
         np.testing.assert_allclose(scores, [np.nan] * 3 + [loss, np.nan], 1e-9)
+
+
+@pytest.mark.parametrize("pattern", ["full-map", pytest.param("full-vmap", marks=pytest.mark.slow)])
+def test_everyone_against_the_reference(pattern):
+    case = Case(**FULL[pattern])
+    states, records = case.play(pfl.make_method("waffle", {"everyone": "true"}))
+    for alice in range(5):
+        wanted = waffle.run(case.initial(), case.clients(), ROUNDS, **case.common(), alice=alice)
+        for state, record, models in zip(states[1:], records, wanted, strict=True):
+            matches(row(vars(state), alice), models)
+            mixing = record["matrices"]["mixing"]
+            np.testing.assert_allclose(mixing[alice], models["weights"], 1e-9, 1e-9)
+            loss = case.test_losses([models["alice"]] * 5)[alice]
+            scores = record["scores"]["personalized/test/loss"]
+            np.testing.assert_allclose(scores[alice], loss, 1e-9)
+    for record in records:
+        assert (record["up"] == 10).all() and (record["down"] == 10).all()  # 2 in each of 5 runs
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"participation_fraction": 0.6},
+        pytest.param({}, marks=pytest.mark.slow),
+        pytest.param({"stragglers": {1: 1}, "diverging": 3}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_everyone_is_every_single_run_to_the_bit(options):
+    federation = toy_federation(**options)
+    together, records = play(pfl.make_method("waffle", {"everyone": True}), federation)
+    up = 0
+    for alice in range(5):
+        alone, seen = play(pfl.make_method("waffle", {"alice": alice}), federation)
+        for one, every in zip(alone, together, strict=True):
+            for name in RUN:
+                mine = row(getattr(every, name), alice)
+                assert_close(mine, getattr(one, name), f"{name} of client {alice}", 0)
+        for one, every in zip(seen, records, strict=True):
+            for name, scores in one["scores"].items():
+                np.testing.assert_array_equal(scores[alice], every["scores"][name][alice])
+            assert np.isnan(scores[np.arange(5) != alice]).all()
+        up = up + np.array([record["up"] for record in seen])
+    np.testing.assert_array_equal([record["up"] for record in records], up)
+
+
+@pytest.mark.parametrize(
+    "check",
+    [pytest.param(c, marks=() if "perm" in c or "div" in c else pytest.mark.slow) for c in CHECKS],
+)
+def test_everyone_passes_the_shared_suite(check):
+    CHECKS[check](pfl.make_method("waffle", {"everyone": True}))
+
+
+def test_a_round_without_alice_trains_nobody():
+    # Client 3 overflows whenever it trains; Alice, client 0, is a straggler.
+    federation = toy_federation(stragglers={0: 2}, diverging=3)
+    states, records = play(pfl.make_method("waffle"), federation, rounds=8)
+    here = [bool(record["clients"]["participated"][0]) for record in records]
+    assert here == [False, False, False, True] * 2
+    for before, state, record, present in zip(states, states[1:], records, here, strict=False):
+        np.testing.assert_array_equal(record["clients"]["diverged"], [0, 0, 0, present, 0])
+        np.testing.assert_array_equal(record["up"][:, 0], [2 * present] * 5)
+        if not present:
+            assert_close(state, before, "a round that was none", 0)
 
 
 def test_the_specs_vector():
@@ -44,33 +150,154 @@ def test_the_specs_vector():
     np.testing.assert_allclose(raw / raw.sum(), [0.583333, 0.416667, 0, 0], atol=1e-6)
 
 
-def test_all_weight_on_alice_is_her_local_training():
-    # In a run of two rounds the cut 0.95 R falls on the second; two more smooth the history out.
+def raw_weights(update, alice=0, present=None, t=49, total=100, **options):
+    """`Waffle.raw_weights` of updates [M, d]."""
+    update = {"w": jnp.asarray(update)}
+    count = len(update["w"])
+    federation = toy_federation()
+    ctx = Context(federation, None, jnp.int32(t), jnp.int32(total), None)
+    present = jnp.ones(count, bool) if present is None else jnp.asarray(present)
+    return np.asarray(
+        Waffle(**options).raw_weights(ctx, update, jnp.arange(count) == alice, present)
+    )
+
+
+def test_the_librarys_vector():
+    weights = raw_weights([[0.0], [1.0], [2.0], [3.0]])  # round 50 of 100: Omega = Psi = .5
+    np.testing.assert_allclose(weights, [0.583333, 0.416667, 0, 0], atol=1e-6)
+
+
+def test_personalization_of_a_hundred_rounds():
+    # With Omega 0, d_alice is 1 (1 - 1/2) = 1/2, and the nearer agent loses (1 - 1/2) / (2 - 1/2).
+    for number, psi in ((1, 0.958), (25, 0.832)):
+        update = [[0.0], [1.0], [2.0]]
+        own, near, far = raw_weights(update, t=number - 1, omega=lambda r, R: 0.0)
+        assert far == 0
+        np.testing.assert_allclose(near / own, (psi - 1 / 3) / psi, atol=1e-3)
+    np.testing.assert_array_equal(raw_weights([[0.0], [1.0], [2.0]], t=94), [1, 0, 0])
+
+
+updates = st.lists(
+    st.lists(st.floats(-10, 10, allow_subnormal=False), min_size=2, max_size=2),
+    min_size=2,
+    max_size=6,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(updates, st.integers(0, 99), st.floats(1e-3, 1e3), st.data())
+def test_raw_weights_are_on_the_simplex_alices_largest_and_free_of_scale(update, t, scale, data):
+    with jax.enable_x64(True):
+        update = np.round(np.array(update), 3)
+        alice = data.draw(st.integers(0, len(update) - 1))
+        weights = raw_weights(update, alice, t=t)
+        assert (weights >= 0).all()
+        np.testing.assert_allclose(weights.sum(), 1)
+        assert weights[alice] == weights.max()
+        distance = np.linalg.norm(update - update[alice], axis=1)
+        others = np.delete(distance, alice)
+        if others.max() > others.min() + 1e-6:  # the farthest has none: never uniform
+            assert weights[np.argmax(distance)] < 1e-9
+        np.testing.assert_allclose(raw_weights(scale * update, alice, t=t), weights, atol=1e-7)
+
+
+def test_agents_like_alice_count_as_she_does():
+    np.testing.assert_allclose(raw_weights(np.ones((4, 3))), np.full(4, 0.25))
+    np.testing.assert_allclose(raw_weights([[1.0], [3.0]], 1), [0.5, 0.5])  # N = 2
+    np.testing.assert_array_equal(raw_weights([[5.0]]), [1])
+    absent = raw_weights([[0.0], [1.0], [2.0], [9.0]], present=[1, 1, 1, 0])
+    np.testing.assert_allclose(absent[:3], raw_weights([[0.0], [1.0], [2.0]]))
+    assert absent[3] == 0
+
+
+def test_no_weight_for_anybody_is_all_for_alice():
+    np.testing.assert_array_equal(
+        raw_weights([[0.0], [1.0], [2.0]], psi=lambda r, R: 0.0), [1, 0, 0]
+    )
+
+
+@struct
+class Forced(Waffle):
+    """WAFFLE with weights 1/N until round `switch`, then Alice's alone; no history."""
+
+    switch: int = 10**6
+
+    def raw_weights(self, ctx, update, is_alice, present):
+        even = jnp.full(is_alice.shape, 1 / len(is_alice))
+        return jnp.where(ctx.t >= self.switch, is_alice.astype(even.dtype), even)
+
+    def round_for(self, alice, ctx, state):
+        none = jnp.zeros_like(state.previous)
+        return super().round_for(alice, ctx, replace(state, previous=none, before=none))
+
+
+@pytest.mark.parametrize("rule", ["rebased", "literal"])
+def test_uniform_weights_are_scaffold(rule):
+    federation = toy_federation()
+    states, _ = play(Forced(control_update=rule), federation)
+    wanted, _ = play(pfl.make_method("scaffold"), federation)
+    for state, other in zip(states, wanted, strict=True):
+        for name in ("server", "control", "controls"):
+            assert_close(getattr(state, name), getattr(other, name), name)
+
+
+@pytest.mark.parametrize("rule", ["rebased", "literal"])
+def test_all_weight_on_alice_from_the_start_is_her_local_training(rule):
+    federation = toy_federation()
+    states, _ = play(Forced(control_update=rule, switch=0), federation)
+    wanted, _ = play(pfl.make_method("local"), federation)
+    for state, other in zip(states, wanted, strict=True):
+        assert_close(state.server, row(other.models, 0), "alice")
+
+
+def test_a_switch_to_alice_alone_is_local_training_unless_literal():
+    switch, federation = 2, toy_federation()
+    rebased, _ = play(Forced(control_update="rebased", switch=switch), federation)
+    literal, _ = play(Forced(control_update="literal", switch=switch), federation)
+    assert_close(literal[switch].server, rebased[switch].server, "while weights are even")
+
+    def drift(state):
+        return optax.tree.sub(state.control, row(state.controls, 0))
+
+    # In the round after the switch the steps are still corrected by the old c - c_i.
+    for state in rebased[switch + 1 :]:
+        assert max(abs(leaf).max() for leaf in jax.tree.leaves(drift(state))) < 1e-12
+    first = drift(literal[switch])
+    assert max(abs(leaf).max() for leaf in jax.tree.leaves(first)) > 1e-3
+    for state in literal[switch + 1 :]:
+        assert_close(drift(state), first, "c - c_alice stays", 1e-12)
+
+
+def test_all_weight_on_alice_at_the_end_of_a_run():
+    # In a run of 40 rounds the cut 0.95 R falls on the 38th; two more smooth the history out.
     case = Case()
-    algorithm = pfl.make_method("waffle", {"alice": 3})
-    states, records = play(algorithm, case.federation, 40)
+    states, records = play(pfl.make_method("waffle", {"alice": 3}), case.federation, 40)
     weights = np.array([record["matrices"]["mixing"][0] for record in records])
     np.testing.assert_allclose(weights.sum(1), 1)
-    assert (weights[:, 3] >= weights.max(1) - 1e-12).all()
+    assert (weights >= 0).all() and (weights[:, 3] >= weights.max(1) - 1e-12).all()
     np.testing.assert_array_equal(weights[39], [0, 0, 0, 1, 0])
     assert_close(
         states[40].control,
-        jax.tree.map(lambda c: c[3], states[40].controls),
+        row(states[40].controls, 3),
         "with one weight left, c is Alice's own: corrections cancel",
     )
 
 
-@pytest.mark.parametrize("pattern", FULL)
-def test_weight_erosion(pattern):
-    case = Case(**FULL[pattern])
-    penalties = {"distance_penalty": 0.2, "size_penalty": 0.5}
-    wanted = weight_erosion.run(
-        case.initial(), case.clients(), ROUNDS, **case.common(), alice=3, batch_size=4, **penalties
-    )
-    states, records = case.play(pfl.make_method("weight_erosion", {"alice": 3, **penalties}))
-    for state, record, models in zip(states[1:], records, wanted, strict=True):
-        assert_close(state.server["params"], models["alice"], "alice")
-        np.testing.assert_allclose(state.alpha, models["alpha"], 1e-9, 1e-9)
-        np.testing.assert_allclose(record["matrices"]["mixing"][0], models["weights"], 1e-9, 1e-9)
-    assert 0 < states[-1].alpha.min() < 1 or (states[-1].alpha == 0).any()
-    assert states[-1].alpha[3] == 1
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"alice": -1}, "alice must be a client, counted from 0, got -1"),
+        ({"alice": 2, "everyone": True}, "alice must be absent with everyone, got 2"),
+        ({"omega": "linear"}, r"omega must be a function \(r, R\) -> number, given from Python"),
+        ({"initial_history": "even"}, "Valid: none, uniform"),
+        ({"server_rate": 0}, "server_rate must be above 0, got 0"),
+    ],
+)
+def test_hyperparameters_are_checked(options, message):
+    with pytest.raises(InputError, match=message):
+        pfl.make_method("waffle", options)
+
+
+def test_alice_is_one_of_the_clients():
+    with pytest.raises(InputError, match=r"alice must be a client in 0\.\.4, got 5"):
+        pfl.simulate(pfl.make_method("waffle", {"alice": 5}), toy_federation(), 1)
