@@ -1,0 +1,92 @@
+"""Weight Erosion against its reference, and its limits."""
+
+import jax
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl.testing import assert_close, play, toy_federation
+from tests.algorithms.harness import Case
+from tests.reference import weight_erosion
+
+FULL = {"full-map": {}, "full-vmap": {"client_execution": "vmap"}}
+EQUAL = ((6,) * 5, (3,) * 5)
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
+def method(**settings):
+    return pfl.make_method("weight_erosion", settings)
+
+
+@pytest.mark.parametrize("pattern", FULL)
+def test_reference(pattern):
+    case = Case(**FULL[pattern])
+    penalties = {"distance_penalty": 0.2, "size_penalty": 0.5}
+    wanted = weight_erosion.run(
+        case.initial(), case.clients(), 3, **case.common(), alice=3, batch_size=4, **penalties
+    )
+    states, records = case.play(method(alice=3, **penalties))
+    for state, record, models in zip(states[1:], records, wanted, strict=True):
+        assert_close(state.server["params"], models["alice"], "alice")
+        np.testing.assert_allclose(state.alpha, models["alpha"], 1e-9, 1e-9)
+        np.testing.assert_allclose(record["matrices"]["mixing"][0], models["weights"], 1e-9, 1e-9)
+        np.testing.assert_allclose(record["clients"]["distance"], models["distances"], 1e-9, 1e-9)
+        scores = record["scores"]["personalized/test/loss"]
+        loss = case.test_losses([models["alice"]] * 5)[3]
+        np.testing.assert_allclose(scores, [np.nan] * 3 + [loss, np.nan], 1e-9)
+    assert 0 < states[-1].alpha.min() < 1 or (states[-1].alpha == 0).any()
+
+
+def test_without_a_penalty_it_is_uniform_averaging():
+    states, records = play(method(distance_penalty=0), toy_federation(*EQUAL))
+    wanted, _ = play(pfl.make_method("fedavg"), toy_federation(*EQUAL))
+    for state, other in zip(states, wanted, strict=True):
+        assert_close(state.server, other.server, "server")
+    for record in records:
+        np.testing.assert_allclose(record["matrices"]["mixing"], np.full((1, 5), 0.2))
+
+
+def test_a_large_penalty_is_local_training():
+    states, _ = play(method(alice=3, distance_penalty=1e6), toy_federation())
+    wanted, _ = play(pfl.make_method("local"), toy_federation())
+    for state, other in zip(states, wanted, strict=True):
+        assert_close(state.server, jax.tree.map(lambda x: x[3], other.models), "alice")
+    np.testing.assert_array_equal(states[-1].alpha, [0, 0, 0, 1, 0])
+
+
+def test_alpha_never_grows_and_alices_stays_one():
+    states, records = play(method(alice=3, distance_penalty=0.2), toy_federation(), rounds=6)
+    alpha = np.array([state.alpha for state in states])
+    assert (np.diff(alpha, axis=0) <= 0).all() and (alpha >= 0).all() and (alpha <= 1).all()
+    assert (alpha[:, 3] == 1).all() and (alpha[-1, [0, 1, 2, 4]] < 1).all()
+    for record in records:
+        weights = record["matrices"]["mixing"][0]
+        np.testing.assert_allclose(weights.sum(), 1)
+        assert weights[3] == weights.max()
+
+
+def test_alice_without_a_step_erodes_nothing():
+    states, _ = play(method(alice=2, distance_penalty=0.2), toy_federation(drop_last=True))
+    np.testing.assert_array_equal(states[-1].alpha, np.ones(5))
+
+
+def test_a_round_without_alice_trains_nobody():
+    federation = toy_federation(stragglers={0: 1}, diverging=3)
+    states, records = play(method(distance_penalty=0.2), federation, rounds=3)
+    for t, present in enumerate((False, False, True)):
+        np.testing.assert_array_equal(records[t]["up"][:, 0], [present] * 5)
+        assert records[t]["clients"]["diverged"][3] == present
+        if not present:
+            assert_close(states[t + 1], states[t], "a round that was none", 0)
+    assert (states[3].alpha[[1, 2, 4]] < 1).all() and states[3].alpha[3] == 1
+
+
+@pytest.mark.parametrize("name", ["distance_penalty", "size_penalty"])
+def test_penalties_are_checked(name):
+    with pytest.raises(pfl.InputError, match=rf"{name} must be at least 0, got -0\.1"):
+        method(**{name: -0.1})
