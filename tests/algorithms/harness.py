@@ -1,8 +1,11 @@
 """Feeds the NumPy references with exactly what the library draws: cohorts, batches, first model."""
 
+import itertools
+
 import flax.linen as nn
 import jax
 import numpy as np
+import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl import keys
@@ -21,23 +24,40 @@ class TwoLayers(nn.Module):
         return nn.Dense(3, name="head")(nn.tanh(nn.Dense(5, name="hidden")(x)))
 
 
-class Case:
-    """One federation and what a reference needs to know of it."""
+class FourLayers(nn.Module):
+    """The same with three hidden layers, in the alphabetical order of their names."""
 
-    def __init__(self, **options):
+    @nn.compact
+    def __call__(self, x):
+        for name, width in (("hidden_a", 5), ("hidden_b", 3), ("hidden_c", 4)):
+            x = nn.tanh(nn.Dense(width, name=name)(x))
+        return nn.Dense(3, name="head")(x)
+
+
+class Case:
+    """One federation and what a reference needs to know of it, for a number of rounds.
+
+    Attributes:
+      cohorts: per round, the clients that start and arrive in it.
+      starts, arrivals: per round, the clients that begin training and whose uploads arrive.
+    """
+
+    def __init__(self, rounds=ROUNDS, model=None, **options):
+        self.rounds = rounds
         self.federation = toy_federation(
-            model=TwoLayers(), learning_rate_decay=DECAY, **{"local_epochs": 2} | options
+            model=model or TwoLayers(), learning_rate_decay=DECAY, **{"local_epochs": 2} | options
         )
         data = self.federation.data
         self.key = jax.random.key(SEEDS[0])
         self.num_clients = self.federation.num_clients
         self.x, self.y = np.asarray(data.samples, np.float64), np.asarray(data.labels)
-        self.rates = [0.3 * DECAY**t for t in range(ROUNDS)]
-        self.cohorts = [
-            [int(row) for row in self.cohort(t).rows[np.asarray(self.cohort(t).mask)]]
-            for t in range(ROUNDS)
-        ]
-        self.everyone = [list(range(self.num_clients))] * ROUNDS
+        self.rates = [0.3 * DECAY**t for t in range(rounds)]
+        cohorts = [jax.device_get(self.cohort(t)) for t in range(rounds)]
+        self.cohorts, self.starts, self.arrivals = (
+            [cohort.rows[getattr(cohort, who)].tolist() for cohort in cohorts]
+            for who in ("mask", "starts", "arrives")
+        )
+        self.everyone = [list(range(self.num_clients))] * rounds
 
     def cohort(self, t):
         key = keys.derive(self.key, "cohort")
@@ -61,15 +81,27 @@ class Case:
         schedule = schedule or self.federation.schedule
         split = jax.tree.map(np.asarray, self.federation.data.train)
         rounds = []
-        for t in range(ROUNDS):
+        for t in range(self.rounds):
             key = keys.of_round(self.key, purpose, t)
             walked = [
-                pfl.batch_indices(schedule, split, key, int(self.federation.data.ids[i]), i)
+                pfl.batch_indices(
+                    schedule,
+                    split,
+                    key,
+                    int(self.federation.data.ids[i]),
+                    i,
+                    self._walked(schedule, i, t),
+                )
                 for i in range(self.num_clients)
             ]
             steps = [[s[0] if single else s for s in client] for client in walked]
             rounds.append([[np.asarray(b) for b in client] for client in steps])
         return rounds
+
+    def _walked(self, schedule, i, t):
+        """Steps that client i took before round t, of which only unshuffled batches know."""
+        earlier = sum(i in starts for starts in self.starts[:t])
+        return 0 if schedule.shuffle else earlier * int(schedule.total_steps(self.sizes[i]))
 
     def common(self, **changes):
         """Keyword arguments that the references share."""
@@ -81,6 +113,11 @@ class Case:
             "batches": self.batches(),
             "learning_rate": self.rates,
         } | changes
+
+    def asynchronous(self):
+        """The same for references in which uploads may be late."""
+        known = self.common(starts=self.starts, arrivals=self.arrivals)
+        return {name: value for name, value in known.items() if name != "cohorts"}
 
     def clients(self):
         return [{"samples": self.samples(i)} for i in range(self.num_clients)]
@@ -96,7 +133,7 @@ class Case:
         return np.array(losses)
 
     def play(self, algorithm):
-        return play(algorithm, self.federation, ROUNDS)
+        return play(algorithm, self.federation, self.rounds)
 
 
 def stack(models):
@@ -130,3 +167,43 @@ PATTERNS = {
     },
 }
 QUICK = ("partial-map", "full-vmap")
+
+# For methods that know late uploads: in seven rounds a delay of two comes round twice.
+LATE_ROUNDS = 7
+LATE_PATTERNS = {
+    "code-map": {"stragglers": {1: 1, 3: 2}},
+    "paper-vmap": {
+        "stragglers": {1: 1, 3: 2},
+        "straggler_schedule": "paper",
+        "client_execution": "vmap",
+    },
+    "code-drop": {"stragglers": {0: 3, 2: 1, 4: 2}, "drop_last": True},
+    "nobody-arrives": {
+        "stragglers": dict.fromkeys(range(5), 1),
+        "straggler_schedule": "paper",
+        "client_execution": "2",
+    },
+    "in-order": {"stragglers": {1: 1, 3: 2}, "batch_order": "by_class", "local_steps": 2},
+    "code-vmap-seeds": {
+        "stragglers": {1: 1, 3: 2},
+        "client_execution": "vmap",
+        "seed_execution": "vmap",
+    },
+    "punctual": {},
+    "partial": {"participation_fraction": 0.6},
+}
+LATE_QUICK = ("code-map", "paper-vmap")
+
+
+def over(patterns, quick, **others):
+    """Parametrizes a test with `pattern` and the `others`, slow but for the quick patterns.
+
+    Of the others' values only the first is quick, but all are in the first quick pattern.
+    """
+    names, values = ["pattern", *others], [patterns, *others.values()]
+    cases = []
+    for chosen in itertools.product(*values):
+        plain = all(value == first[0] for value, first in zip(chosen[1:], values[1:], strict=True))
+        fast = chosen[0] == quick[0] or (chosen[0] in quick and plain)
+        cases.append(pytest.param(*chosen, marks=() if fast else pytest.mark.slow))
+    return pytest.mark.parametrize(names, cases)

@@ -1,0 +1,59 @@
+"""FedUpdate against its reference."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl.testing import assert_close
+from tests.algorithms.harness import PATTERNS, QUICK, Case, assert_losses, assert_models, over
+from tests.reference import fedupdate
+
+VARIANTS = {
+    "published": {},
+    "discarding": {"discard_fine_tuned": True},
+    "three-steps": {"fine_tune_steps": 3},
+}
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
+@over(PATTERNS, QUICK, variant=list(VARIANTS))
+def test_reference(pattern, variant):
+    case, settings = Case(**PATTERNS[pattern]), VARIANTS[variant]
+    steps = settings.get("fine_tune_steps", 1)
+    update = replace(case.federation.schedule, epochs=3, steps=steps)
+    wanted = fedupdate.run(
+        case.initial(),
+        case.clients(),
+        3,
+        **case.common(),
+        update_batches=case.batches("update", update),
+        steps=steps,
+        discard_fine_tuned=settings.get("discard_fine_tuned", False),
+    )
+    states, records = case.play(pfl.make_method("fedupdate", settings))
+    for t, (models, record) in enumerate(zip(wanted, records, strict=True)):
+        assert_close(states[t + 1].server["params"], models["global"], "global")
+        assert_models(states[t + 1].models, models["personalized"], "personalized")
+        assert_losses(record, case, "global", [models["global"]] * case.num_clients)
+        assert_losses(record, case, "personalized", models["personalized"])
+        present = np.isin(np.arange(case.num_clients), case.cohorts[t])
+        np.testing.assert_array_equal(record["up"], np.repeat(present[:, None], 2, axis=1))
+        np.testing.assert_array_equal(record["down"], record["up"])
+
+
+@pytest.mark.slow
+def test_without_steps_it_is_fedavg():
+    case = Case()
+    for discard in (False, True):
+        settings = {"fine_tune_steps": 0, "discard_fine_tuned": discard}
+        ours = case.play(pfl.make_method("fedupdate", settings))[0]
+        plain = case.play(pfl.make_method("fedavg"))[0]
+        assert_close(ours[-1].server, plain[-1].server, "no fine-tuning")

@@ -1,0 +1,37 @@
+"""The SPFL paper's Per-FedAvg against its reference."""
+
+import jax
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl.testing import assert_close
+from tests.algorithms.harness import PATTERNS, QUICK, Case, assert_losses, over
+from tests.reference import perfedavg_spfl
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
+@over(PATTERNS, QUICK)
+def test_reference(pattern):
+    case = Case(**PATTERNS[pattern])
+    wanted = perfedavg_spfl.run(case.initial(), case.clients(), 3, **case.common())
+    states, records = case.play(pfl.make_method("perfedavg_spfl"))
+    for state, record, models in zip(states[1:], records, wanted, strict=True):
+        assert_close(state.server["params"], models["global"], "global")
+        everywhere = [models["global"]] * case.num_clients
+        assert_losses(record, case, "global", everywhere)
+        assert_losses(record, case, "personalized", everywhere)
+        assert set(np.unique(record["up"])) <= {0, 1}
+
+
+@pytest.mark.slow
+def test_one_step_is_fedavg():
+    case = Case(participation_fraction=0.6)
+    single = case.play(pfl.make_method("perfedavg_spfl", {"local_updates": 1}))[0]
+    plain = case.play(pfl.make_method("fedavg"))[0]
+    assert_close(single[-1].server, plain[-1].server, "one step")
