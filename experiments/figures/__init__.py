@@ -1,0 +1,1 @@
+"""The papers' figures and ablations, drawn from finished runs: `python -m experiments.figures`."""

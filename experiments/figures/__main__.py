@@ -1,0 +1,169 @@
+"""Draws one figure from finished runs: `python -m experiments.figures --help`."""
+
+import csv
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import absl.flags
+
+from experiments.figures import (  # noqa: F401 - their figures are registered on import
+    accuracy,
+    cwfedavg,
+    feddwa,
+    pfedla,
+    plga,
+    settings,
+    spfl,
+    waffle,
+)
+from experiments.figures.drawing import FIGURES, Drawing
+from experiments.figures.runs import find
+from experiments.outputs import aside
+from fedjax_pfl.data.partitions import parse_options
+from fedjax_pfl.errors import InputError, unknown_name
+
+USAGE = """\
+Draws a figure from finished runs of experiments.run; docs/figures.md has examples of all of them.
+
+  python -m experiments.figures --list
+  python -m experiments.figures waffle/weights --runs=runs/waffle --output=weights.png
+  python -m experiments.figures accuracy/setting --runs='runs/k*' --x=feddwa.top_k --group=alpha \\
+      --output=top_k.png --data=top_k.csv
+
+A folder of --runs is that of a method, of a comparison (all its methods), or one above those.
+Options of the figure (--list shows them): --NAME=VALUE."""
+FORMATS = (".png", ".pdf", ".svg")
+
+
+def parse(argv: Sequence[str]) -> tuple[str | None, absl.flags.FlagValues]:
+    """(name of the figure, flag values); every option of any figure is a flag of text."""
+    values = absl.flags.FlagValues()
+    place = {"flag_values": values, "module_name": "figures"}
+    absl.flags.DEFINE_list("runs", [], "folders of finished runs", **place)
+    absl.flags.DEFINE_list("methods", [], "only these methods of them", **place)
+    absl.flags.DEFINE_string("output", None, "a new PNG, PDF or SVG file", **place)
+    absl.flags.DEFINE_string("data", None, "a new CSV file for the numbers", **place)
+    absl.flags.DEFINE_string(
+        "data_dir", None, "folder with the data set, if it isn't where the runs had it", **place
+    )
+    absl.flags.DEFINE_boolean("list", False, "print all figures and their options", **place)
+    absl.flags.DEFINE_boolean("help", False, "print this", **place)
+    place["module_name"] = "options"
+    known = (name for plot in FIGURES.values() for name in plot.options)
+    for option in dict.fromkeys(known):
+        if option not in values:
+            absl.flags.DEFINE_string(option, None, "option of a figure", **place)
+    rest = values(list(argv))[1:]
+    if len(rest) > 1:
+        raise InputError(f"Give one figure's name, got {', '.join(map(repr, rest))}.")
+    return (rest[0] if rest else None), values
+
+
+def catalogue() -> str:
+    """All figures with their options."""
+    lines = []
+    for name, plot in FIGURES.items():
+        options = " ".join(f"{k}={_text(v)}" for k, v in plot.options.items())
+        lines.append(f"{name:26} {plot.shows}")
+        if options:
+            lines.append(f"{'':26}   {options}")
+    return "\n".join(lines)
+
+
+def _text(default) -> str:
+    return (
+        str(default).lower()
+        if isinstance(default, bool)
+        else ""
+        if default is None
+        else str(default)
+    )
+
+
+def draw(name: str | None, args: absl.flags.FlagValues) -> Drawing:
+    """The figure asked for, not written yet.
+
+    Raises:
+      InputError: an unknown figure or option, or runs that don't have what it shows.
+    """
+    if name is None:
+        raise InputError("Give the name of a figure, such as waffle/weights; --list shows them.")
+    if name not in FIGURES:
+        raise unknown_name("figure", name, FIGURES)
+    plot = FIGURES[name]
+    given = {f.name: f.value for f in args.get_flags_for_module("options") if f.present}
+    options = parse_options(given, plot.options, f"option of figure {name!r}")
+    if not plot.needs_runs:
+        if args.runs:
+            raise InputError(f"{name} draws a formula: leave --runs out.")
+        return plot.draw((), **(dict(plot.options) | options))
+    if not args.runs:
+        raise InputError(f"{name} is drawn from finished runs: give their folders with --runs=DIR.")
+    if "data_dir" in plot.options and args.data_dir is not None:
+        options["data_dir"] = args.data_dir
+    runs = find(args.runs, args.methods)
+    return plot.draw(runs, **(dict(plot.options) | options))
+
+
+def new_file(flag: str, text: str | None, endings: Sequence[str]) -> Path | None:
+    """A path to write to, which must not exist.
+
+    Raises:
+      InputError: it does, has another ending, or can't be written.
+    """
+    if text is None:
+        return None
+    path = Path(text).expanduser()
+    if path.suffix.lower() not in endings:
+        raise InputError(f"--{flag} must end in {', '.join(endings)}, got {text!r}.")
+    if path.exists():
+        raise InputError(f"{path} exists already and nothing is ever overwritten: choose another.")
+    parent = next(folder for folder in path.absolute().parents if folder.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise InputError(f"--{flag} can't be {path}: {parent} is no writable folder.")
+    return path
+
+
+def write(drawing: Drawing, output: Path | None, data: Path | None) -> None:
+    """Writes the picture and the numbers."""
+    for path in filter(None, (output, data)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    if data is not None:
+        with aside(data) as part, part.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(drawing.columns)
+            writer.writerows(drawing.rows)
+    if output is not None:
+        with aside(output) as part:
+            drawing.figure.savefig(part, format=output.suffix[1:].lower())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the script with `argv` (the program's name first); returns its exit code."""
+    try:
+        name, args = parse(sys.argv if argv is None else argv)
+        if args["help"].value:
+            print(f"{USAGE}\n")
+            for flag in args.get_flags_for_module("figures"):
+                print(f"  --{flag.name:12} {flag.help.partition(chr(10))[0].removesuffix(';')}")
+            return 0
+        if args["list"].value:
+            print(catalogue())
+            return 0
+        output = new_file("output", args.output, FORMATS)
+        data = new_file("data", args.data, (".csv",))
+        if output is None and data is None and name in FIGURES:
+            raise InputError("Give a new file for the picture with --output=FILE.png.")
+        write(draw(name, args), output, data)
+    except (InputError, absl.flags.Error) as error:
+        print(f"error: {str(error).removeprefix('ERROR:: ')}", file=sys.stderr)
+        return 2
+    for path in filter(None, (output, data)):
+        print(path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,229 @@
+"""Figures of accuracy that any runs have: by round, of several models, by client."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from experiments.figures import drawing
+from experiments.figures.drawing import Drawing, figure
+from experiments.figures.runs import Run, labels, setting, shown, with_scores
+from experiments.figures.scores import SCORES, chosen_clients, curve, one_number, who
+
+COLUMNS = ("run", "label", "panel", "model", "seed", "round", "accuracy_percent")
+
+
+@figure("accuracy/rounds", "accuracy by round, one line for each run")
+def by_round(
+    runs: Sequence[Run],
+    *,
+    model: str = "personalized",
+    split: str = "test",
+    average: str = "clients",
+    best_so_far: bool = False,
+    clients: str = "",
+    panel: str = "",
+) -> Drawing:
+    """Mean accuracy against the round, one line for each run.
+
+    Args:
+      model, split: which accuracy.
+      average: over "clients" or "samples".
+      best_so_far: the highest up to each round, instead.
+      clients: their numbers; by default those whom all runs score.
+      panel: a setting, each value of which gets its own axes.
+    """
+    runs = with_scores(setting(runs, panel) if panel else runs, [model], split)
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        title = f"{panel} = {shown(run.settings[panel])}" if panel else ""
+        groups.setdefault(title, []).append(run)
+    names = {}
+    for group in groups.values():
+        names |= dict(zip(group, labels(group), strict=True))
+    order = list(dict.fromkeys(names.values()))
+    rows = dict(zip(runs, chosen_clients(runs, clients, model, split), strict=True))
+    size = (5.8, 4.0) if len(groups) == 1 else (3.6, 3.0)
+    chart, grid = drawing.panels(len(groups), *size)
+    table, lines, lasts = [], {}, {}
+    for axes, (title, group) in zip(grid, groups.items(), strict=True):
+        for run in group:
+            values = curve(run, rows[run], model, split, average)
+            if best_so_far:
+                values = np.fmax.accumulate(values, axis=1)
+            k = order.index(names[run])
+            lines[k] = drawing.band(axes, run.eval_rounds, values, k, names[run])
+            lasts[k] = np.nanmean(values[:, -1])
+            table += _rows(run, names[run], title, model, values)
+        axes.set_title(title, fontsize=10)
+        drawing.tidy(axes, ylabel="accuracy, %" if axes in grid[::3] else "")
+        drawing.round_axis(axes)
+    ranked = sorted(lines, key=lambda k: -lasts[k]) if len(groups) == 1 else sorted(lines)
+    texts = [f"{order[k]}  {lasts[k]:.1f}" if len(groups) == 1 else order[k] for k in ranked]
+    head = f"{'best' if best_so_far else 'last'} round, %" if len(groups) == 1 else None
+    drawing.legend(chart, [lines[k] for k in ranked], head, texts)
+    what = "best so far" if best_so_far else f"{model} model, {split} samples"
+    seeds = drawing.over_seeds(max(len(run.seeds) for run in runs))
+    drawing.title(chart, f"{what}, {who(runs, list(rows.values()), average)}{seeds}")
+    return Drawing(chart, COLUMNS, table)
+
+
+@figure("accuracy/models", "accuracy by round of several models of each run")
+def of_models(
+    runs: Sequence[Run],
+    *,
+    models: str = "personalized,global",
+    averages: str = "",
+    split: str = "test",
+    by: str = "run",
+) -> Drawing:
+    """Accuracy by round of several models; a model scored in one round only is a marker there.
+
+    Args:
+      models: names, one line (or axes) for each.
+      averages: "clients" or "samples" for each model; over clients by default.
+      split: which samples.
+      by: one axes for each "run", or for each "model".
+    """
+    wanted = [name.strip() for name in models.split(",")]
+    means = [word.strip() for word in averages.split(",")] if averages else ["clients"]
+    means = means * len(wanted) if len(means) == 1 else means
+    drawing.check_lengths("averages", means, wanted)
+    drawing.check_choice("by", by, ("run", "model"))
+    runs = with_scores(runs, wanted, split)
+    names = labels(runs)
+    outer, inner = (names, wanted) if by == "run" else (wanted, names)
+    chart, grid = drawing.panels(len(outer), 3.8, 3.2, sharey=by == "run")
+    lines, table = {}, []
+    for run, name in zip(runs, names, strict=True):
+        for model, average in zip(wanted, means, strict=True):
+            rows = chosen_clients([run], "", model, split)[0]
+            values = curve(run, rows, model, split, average)
+            at, k = (name, model) if by == "run" else (model, name)
+            axes, k = grid[outer.index(at)], inner.index(k)
+            lines[k] = drawing.band(axes, run.eval_rounds, values, k)
+            end = f", mean over {average}" if by == "model" else ""
+            axes.set_title(f"{at} model{end}" if by == "model" else at, fontsize=10)
+            table += _rows(run, name, at, model, values)
+    for axes in grid:
+        drawing.tidy(axes, ylabel="accuracy, %" if axes in grid[::3] else "")
+        drawing.round_axis(axes)
+    ends = [f" (mean over {mean})" if len(set(means)) > 1 else "" for mean in means]
+    texts = [m + end for m, end in zip(wanted, ends, strict=True)] if by == "run" else names
+    drawing.legend(chart, [lines[k] for k in sorted(lines)], None, texts)
+    seeds = drawing.over_seeds(max(len(run.seeds) for run in runs))
+    drawing.title(chart, f"Accuracy on {split} samples{seeds}")
+    return Drawing(chart, COLUMNS, table)
+
+
+@figure("accuracy/pairs", "two or more models of each run side by side")
+def side_by_side(
+    runs: Sequence[Run],
+    *,
+    models: str = "personalized,global",
+    score: str = "final",
+    split: str = "test",
+) -> Drawing:
+    """One accuracy of several models, a row of points for each run.
+
+    Points are means over clients and seeds, whiskers go from the lowest seed to the highest.
+
+    Args:
+      models: names.
+      score: "final", "best" or "last_tenth".
+      split: which samples.
+    """
+    wanted = [name.strip() for name in models.split(",")]
+    runs = with_scores(runs, wanted, split)
+    names = labels(runs)
+    chart = drawing.canvas(6.2, 1.5 + 0.45 * len(runs))
+    axes = chart.add_subplot()
+    lines, table = [], []
+    for k, model in enumerate(wanted):
+        points = []
+        for run, name in zip(runs, names, strict=True):
+            rows = chosen_clients([run], "", model, split)[0]
+            values = one_number(curve(run, rows, model, split), score)
+            points.append((values.mean(), values.min(), values.max()))
+            table += [
+                (str(run.folder), name, model, score, seed, value)
+                for seed, value in zip(run.seeds, values, strict=True)
+            ]
+        mean, low, high = np.array(points).T
+        height = np.arange(len(runs)) + 0.22 * (k - (len(wanted) - 1) / 2)
+        whisker = (mean - low, high - mean)
+        drawn = axes.errorbar(
+            mean, height, xerr=whisker, fmt=drawing.MARKERS[k], color=drawing.COLOURS[k],
+            capsize=3, markersize=6, label=model,
+        )  # fmt: skip
+        lines.append(drawn)
+    axes.set_yticks(range(len(runs)), names)
+    axes.set_ylim(len(runs) - 0.5, -0.5)
+    drawing.tidy(axes, xlabel="accuracy, %")
+    axes.grid(axis="y", visible=False)
+    drawing.legend(chart, lines, "model")
+    seeds = max(len(run.seeds) for run in runs)
+    spread = f"; mean of {seeds} seeds, whiskers from lowest to highest" if seeds > 1 else ""
+    drawing.title(chart, f"{split} accuracy, {SCORES[score]}, mean over clients{spread}")
+    columns = ("run", "label", "model", "score", "seed", "accuracy_percent")
+    return Drawing(chart, columns, table)
+
+
+@figure("accuracy/clients", "accuracy of every client in each run")
+def by_client(
+    runs: Sequence[Run],
+    *,
+    model: str = "personalized",
+    split: str = "test",
+    score: str = "final",
+) -> Drawing:
+    """Accuracy of each client, one row of points for each run; lines are means over clients.
+
+    Args:
+      model, split: which accuracy.
+      score: "final", "best" (each client's own best round) or "last_tenth".
+    """
+    runs = with_scores(runs, [model], split)
+    names = labels(runs)
+    most = max(run.num_clients for run in runs)
+    chart = drawing.canvas(float(np.clip(4.5 + 0.22 * most, 6.5, 13.0)), 4.0)
+    axes = chart.add_subplot()
+    lines, table = [], []
+    for k, (run, name) in enumerate(zip(runs, names, strict=True)):
+        values = run.accuracy(model, split).astype(float)  # [S, E, N]
+        scored = np.flatnonzero(np.isfinite(values).any(axis=(0, 1)))
+        each = np.array([one_number(100 * values[:, :, i], score) for i in scored])  # [N', S]
+        where = scored + 0.6 * ((k + 0.5) / len(runs) - 0.5)
+        mean = each.mean(axis=1)
+        whisker = (mean - each.min(axis=1), each.max(axis=1) - mean)
+        colour = drawing.COLOURS[k % len(drawing.COLOURS)]
+        lines.append(
+            axes.errorbar(
+                where, mean, yerr=whisker, fmt=drawing.MARKERS[k % len(drawing.MARKERS)],
+                color=colour, markersize=4, capsize=2, elinewidth=0.8, zorder=3,
+            )
+        )  # fmt: skip
+        axes.axhline(mean.mean(), color=colour, linewidth=1, linestyle="--", zorder=1)
+        table += [
+            (str(run.folder), name, model, score, seed, int(client), value)
+            for client, row in zip(scored, each, strict=True)
+            for seed, value in zip(run.seeds, row, strict=True)
+        ]
+    drawing.tidy(axes, xlabel="client", ylabel="accuracy, %", xlim=(-0.5, most - 0.5))
+    drawing.ticks(axes.xaxis, most, 20)
+    drawing.legend(chart, lines, None, names)
+    drawing.title(
+        chart,
+        f"{model} model, {split} samples, {SCORES[score]}; whiskers: lowest and highest seed, "
+        "dashed: mean over clients",
+    )
+    columns = ("run", "label", "model", "score", "seed", "client", "accuracy_percent")
+    return Drawing(chart, columns, table)
+
+
+def _rows(run: Run, name: str, panel: str, model: str, values: np.ndarray) -> list[tuple]:
+    return [
+        (str(run.folder), name, panel, model, seed, int(number), float(value))
+        for seed, line in zip(run.seeds, values, strict=True)
+        for number, value in zip(run.eval_rounds, line, strict=True)
+        if np.isfinite(value)
+    ]

@@ -1,0 +1,196 @@
+"""What all figures share: the registry, styles, axes, legends and ticks."""
+
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.colors import ListedColormap, Normalize
+from matplotlib.figure import Figure
+
+from fedjax_pfl.data.partitions import keyword_defaults
+from fedjax_pfl.errors import require, unknown_name
+from fedjax_pfl.plots import COLOURS, DASHES, DPI, HEAT
+
+GREY = "0.72"
+# Without the palest colours: little must differ from nothing, which is white.
+SHADES = ListedColormap(colormaps[HEAT](np.linspace(0.12, 1.0, 256)))
+MARKERS = "osD^vP*X"
+
+
+class Drawing(NamedTuple):
+    """A figure and its numbers in long form.
+
+    Attributes:
+      figure: not written yet.
+      columns: names of the numbers' columns.
+      rows: one tuple for each number drawn, in any order.
+    """
+
+    figure: Figure
+    columns: tuple[str, ...]
+    rows: list[tuple]
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure of the catalogue.
+
+    Attributes:
+      draw: `draw(runs, **options) -> Drawing`.
+      shows: one line, with the paper's figure or table.
+      options: every option and its default.
+      needs_runs: whether it draws finished runs at all.
+    """
+
+    draw: Callable[..., Drawing]
+    shows: str
+    options: Mapping[str, Any]
+    needs_runs: bool = True
+
+
+FIGURES: dict[str, Plot] = {}
+
+
+def figure(name: str, shows: str, draw: Callable | None = None, needs_runs: bool = True, **presets):
+    """Registers `draw(runs, *, options)`; `presets` are other defaults of its options.
+
+    Without `draw`, a decorator.
+    """
+
+    def register(draw):
+        options = keyword_defaults(draw) | presets
+        FIGURES[name] = Plot(draw, shows, options, needs_runs)
+        return draw
+
+    return register if draw is None else register(draw)
+
+
+def canvas(width: float, height: float) -> Figure:
+    """An empty figure of so many inches."""
+    return Figure(figsize=(width, height), dpi=DPI, layout="constrained")
+
+
+def panels(
+    count: int, width: float, height: float, columns: int = 3, **options
+) -> tuple[Figure, list]:
+    """A figure of `count` axes of `width` x `height` inches, row by row.
+
+    `options` are those of `Figure.subplots`.
+    """
+    columns = min(columns, count)
+    rows = -(-count // columns)
+    chart = canvas(width * columns, height * rows + 0.4)
+    grid = chart.subplots(rows, columns, squeeze=False, **options)
+    for axes in grid.flat[count:]:
+        axes.remove()
+    return chart, list(grid.flat[:count])
+
+
+def style(k: int) -> dict[str, Any]:
+    """Colour and dash of line k; the first 28 all differ."""
+    return {
+        "color": COLOURS[k % len(COLOURS)],
+        "linestyle": DASHES[k // len(COLOURS) % len(DASHES)],
+    }
+
+
+def band(axes, x, values: np.ndarray, k: int | None = 0, label: str | None = None, **options):
+    """A line of means over seeds, in a band from the lowest to the highest.
+
+    Args:
+      x: [X]; values: [S, X], NaN where there is none.
+      k: style of the line; None draws it thin and grey.
+      **options: of `Axes.plot`.
+
+    Returns:
+      The line.
+    """
+    known = np.isfinite(values).any(axis=0)
+    x, values = np.asarray(x)[known], np.asarray(values, float)[:, known]
+    look = {"color": GREY, "linewidth": 0.8, "zorder": 1} if k is None else style(k)
+    if len(x) < 4:  # a line of one point shows nothing
+        look |= {"marker": MARKERS[(k or 0) % len(MARKERS)], "markersize": 4}
+    (line,) = axes.plot(x, np.nanmean(values, axis=0), label=label, **(look | options))
+    if k is not None and len(values) > 1:
+        low, high = np.nanmin(values, axis=0), np.nanmax(values, axis=0)
+        axes.fill_between(x, low, high, color=line.get_color(), alpha=0.18, linewidth=0)
+    return line
+
+
+def tidy(axes, **labels) -> None:
+    """A light grid, no frame, and labels."""
+    axes.set(**labels)
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def round_axis(axes) -> None:
+    """Whole numbers on the axis of rounds."""
+    axes.set_xlabel("round")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+
+
+def legend(chart: Figure, lines: Sequence, title: str | None = None, labels=None) -> None:
+    """Beside the axes, where it covers nothing; the figure grows by as much."""
+    labels = [line.get_label() for line in lines] if labels is None else labels
+    longest = max(len(line) for text in (title or "", *labels) for line in text.split("\n"))
+    chart.set_figwidth(chart.get_figwidth() + 0.5 + 0.075 * longest)
+    chart.legend(
+        lines, labels, title=title, loc="outside right center", frameon=False, alignment="left",
+        fontsize=9, title_fontsize=9,
+    )  # fmt: skip
+
+
+def ticks(axis, count: int, most: int = 10, names: Sequence[str] | None = None) -> None:
+    """Round numbers, at most `most` of them, so that labels never touch."""
+    steps = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, max(count, 1))
+    step = next(s for s in steps if count / s <= most or s == steps[-1])
+    where = np.arange(0, count, step)
+    axis.set_ticks(where, [str(i if names is None else names[i]) for i in where])
+
+
+def heat(
+    axes, values: np.ndarray, norm: Normalize, cmap=SHADES, blank: float | None = 0.0, **options
+):
+    """A matrix [rows, columns] as a mesh, so that no cell of many vanishes.
+
+    Cells of the value `blank`, and NaN, stay white; `options` are those of `Axes.pcolormesh`.
+    """
+    values = np.ma.masked_invalid(np.asarray(values, float))
+    values = values if blank is None else np.ma.masked_equal(values, blank)
+    rows, columns = values.shape
+    image = axes.pcolormesh(
+        np.arange(columns + 1) - 0.5, np.arange(rows + 1) - 0.5, values, cmap=cmap, norm=norm,
+        rasterized=True, **options,
+    )  # fmt: skip
+    axes.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5))
+    return image
+
+
+def colorbar(chart: Figure, image, axes, label: str) -> None:
+    chart.colorbar(image, ax=axes, label=label, pad=0.02, fraction=0.05)
+
+
+def title(chart: Figure, text: str) -> None:
+    """A title over the whole figure, in as many lines as its width needs."""
+    chart.suptitle(textwrap.fill(text, int(13 * chart.get_figwidth())), fontsize=10)
+
+
+def over_seeds(count: int) -> str:
+    """What a title says of bands."""
+    return f"; mean of {count} seeds, band from lowest to highest" if count > 1 else ""
+
+
+def check_choice(name: str, given: str, allowed: Sequence[str]) -> None:
+    """Raises `InputError` unless an option is one of the words allowed."""
+    if given not in allowed:
+        raise unknown_name(f"value of --{name}", given, allowed)
+
+
+def check_lengths(name: str, given: Sequence, wanted: Sequence) -> None:
+    """Raises `InputError` unless an option has one entry for each of `wanted`."""
+    allowed = f"one for each of {', '.join(map(str, wanted))}"
+    require(len(given) == len(wanted), f"--{name}", ",".join(map(str, given)), allowed)

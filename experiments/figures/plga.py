@@ -1,0 +1,13 @@
+"""PLGA (paper 003): accuracy of clients and of the server."""
+
+from experiments.figures.accuracy import of_models
+from experiments.figures.drawing import figure
+
+figure(
+    "plga/accuracy",
+    "clients' mean accuracy and the server's on all test samples, by round (PLGA Fig. 2)",
+    of_models,
+    models="personalized,global",
+    averages="clients,samples",
+    by="model",
+)

@@ -1,0 +1,209 @@
+"""Going on from a finished run: its federation and models again, and a local epoch that follows.
+
+The federation is built of the flags in `config.json`, the clients' samples of `partition.npz` and
+the models of `models.npz`; nothing is written. The epoch is that of the round after the last.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import fedjax_pfl as pfl
+from experiments import flags
+from experiments.build import Experiment, prepare
+from experiments.figures.runs import Run
+from fedjax_pfl import local_training, similarity
+from fedjax_pfl.errors import InputError, unknown_name
+from fedjax_pfl.layers import LeafPlan, path_name
+from fedjax_pfl.model_files import load_models, model_axes
+from fedjax_pfl.regularizers import class_norms, classifier_kernel, weight_distribution
+
+Tree = Any
+# What the saved partition says, and what has nothing to do with local training.
+_LEFT_OUT = {
+    "algorithms", "set", "partition", "partition_file", "num_clients", "partition_seed",
+    "validation_fraction", "matrix_rounds", "output_dir", "save_models", "compilation_cache",
+    "adapt_epochs", "adapt_steps", "adapt_leaves", "adapt_when",
+}  # fmt: skip
+
+
+def rebuild(run: Run, data_dir: str = "") -> Experiment:
+    """The experiment of a run, as its flags and saved partition tell.
+
+    Args:
+      data_dir: folder with the data set, where it isn't the one that the run was given.
+
+    Raises:
+      InputError: the partition or the data set isn't there.
+    """
+    saved = run.folder.parent / "partition.npz"
+    if not saved.exists():
+        raise InputError(f"{run.folder.parent} has no partition.npz, so clients have no samples.")
+    words = [f"--algorithms={run.method}", f"--partition_file={saved}"]
+    words += [f"--set={run.method}.{name}={value}" for name, value in run.hyperparameters.items()]
+    for group, values in run.config["flags"].items():
+        for name, value in values.items():
+            if group == "rule" or name in _LEFT_OUT or value is None:
+                continue
+            if name == "data_dir" and data_dir:
+                value = data_dir
+            if isinstance(value, list) and name.endswith("_option"):
+                words += [f"--{name}={word}" for word in value]
+            else:
+                text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+                words.append(f"--{name}={text}")
+    if data_dir and run.config["flags"]["data"].get("data_dir") is None:
+        words.append(f"--data_dir={data_dir}")
+    return prepare(flags.parse(["figures", *words]))
+
+
+def federation_of(run: Run, data_dir: str = "") -> pfl.Federation:
+    """The clients of a run with what its method changes about them."""
+    experiment = rebuild(run, data_dir)
+    return experiment.methods[run.method].adjusted(experiment.federation)
+
+
+def saved_models(run: Run, row: int, federation: pfl.Federation, name: str) -> Tree:
+    """Models [N, ...] of the seed at `row`, as the federation's task takes them.
+
+    Raises:
+      InputError: no such model was saved.
+    """
+    path = run.folder / "models.npz"
+    axes = model_axes(path)
+    if name not in axes:
+        raise unknown_name(f"model in {path}", name, axes)
+    held = load_models(path)[name]
+    shapes = jax.eval_shape(lambda: federation.initial_model(jax.random.key(0)))
+
+    def leaf(key_path, shape):
+        value = held
+        for part in path_name(key_path).split("/"):
+            value = value[part]
+        value = jnp.asarray(value[row], shape.dtype)
+        shared = axes[name] == ("seed",)
+        return jnp.broadcast_to(value, (run.num_clients, *shape.shape)) if shared else value
+
+    return jax.tree_util.tree_map_with_path(leaf, shapes)
+
+
+def context(federation: pfl.Federation, seed, rounds) -> pfl.Context:
+    """The round that would follow `rounds` played ones; it has no cohort."""
+    t = jnp.asarray(rounds, jnp.int32)
+    return pfl.Context(federation, jax.random.key(seed), t, t, cohort=None)
+
+
+def similarity_by_block(
+    run: Run, row: int, federation: pfl.Federation, name: str
+) -> tuple[list[str], np.ndarray]:
+    """How alike the updates of one local epoch are, block by block.
+
+    Every client trains one epoch from its own model; an update is what that adds.
+
+    Returns:
+      (names of the L blocks with parameters, cosines [L, N, N], NaN for clients that diverged).
+    """
+    models = saved_models(run, row, federation, name)
+    rounds = run.summary["rounds"]
+    cosines, finite = _cosines(federation, models, run.seeds[row], rounds)
+    bad = ~np.asarray(finite)
+    cosines = np.where(bad[:, None] | bad[None, :], np.nan, np.asarray(cosines, float))
+    return _trainable_blocks(federation.plan), cosines
+
+
+@jax.jit
+def _cosines(federation, models, seed, rounds):
+    ctx = context(federation, seed, rounds)
+    schedule = replace(federation.schedule, epochs=1, steps=None)
+    trained, cohort, _ = ctx.train(models, ctx.everyone(), schedule=schedule)
+    update = jax.tree.leaves(jax.tree.map(jnp.subtract, trained, models))
+    plan = federation.plan
+    return jnp.stack([
+        similarity.cosines(*[[update[i] for i in _leaves_of(plan, block)]] * 2)
+        for block in _trainable_blocks(plan)
+    ]), cohort.mask  # fmt: skip
+
+
+def _leaves_of(plan: LeafPlan, block: str) -> list[int]:
+    return [
+        i for i, path in enumerate(plan.paths)
+        if plan.blocks[plan.block_of[i]] == block and path.startswith("params/")
+    ]  # fmt: skip
+
+
+def _trainable_blocks(plan: LeafPlan) -> list[str]:
+    return [block for block in plan.blocks if _leaves_of(plan, block)]
+
+
+def norms_by_minibatch(
+    run: Run, row: int, federation: pfl.Federation, name: str, client: int, weight: float
+) -> np.ndarray:
+    """Class norms of a client's model before and after each minibatch of one epoch, [1 + K, C].
+
+    Args:
+      weight: lambda of the weight distribution regularizer during that epoch.
+    """
+    model = jax.tree.map(lambda leaf: leaf[client][None], saved_models(run, row, federation, name))
+    schedule = replace(federation.schedule, epochs=1, steps=None)
+    steps = int(schedule.total_steps(int(federation.data.train.size[client])))
+    place = (run.seeds[row], run.summary["rounds"], client, jnp.float32(weight))
+    return np.asarray(_norms(federation, model, *place, steps=steps), float)
+
+
+@partial(jax.jit, static_argnames="steps")
+def _norms(federation, model, seed, rounds, client, weight, steps):
+    ctx = context(federation, seed, rounds)
+    plan, num_classes = federation.plan, federation.data.num_classes
+
+    def estimate(params):
+        return class_norms(classifier_kernel(params, plan, num_classes))
+
+    def regularizer(params, batch, shared, client):
+        return weight_distribution(params, plan, client.class_counts, weight)
+
+    begin, step = local_training.sgd_step(federation, ctx.learning_rate, extra_loss=regularizer)
+
+    def noted(carry, batch, rng, shared, client):
+        state, norms = carry
+        state = step(state, batch, rng, shared, client)
+        return state, norms.at[client.step + 1].set(estimate(state.model["params"]))
+
+    first = jax.vmap(lambda one: estimate(one["params"]))(model)
+    norms = jnp.zeros((1, steps + 1, num_classes), first.dtype).at[:, 0].set(first)
+    (_, norms), _ = ctx.run_clients(
+        noted,
+        (jax.vmap(begin)(model), norms),
+        rows=jnp.asarray(client, jnp.int32)[None],
+        schedule=replace(federation.schedule, epochs=1, steps=None),
+    )
+    return norms[0]
+
+
+def model_class_norms(federation: pfl.Federation, models: Tree) -> np.ndarray:
+    """Class norms [N, C] of a stack of models (cwFedAVG, eq. 9)."""
+    plan, num_classes = federation.plan, federation.data.num_classes
+    one = jax.vmap(lambda params: class_norms(classifier_kernel(params, plan, num_classes)))
+    return np.asarray(one(models["params"]), float)
+
+
+def class_shares(federation: pfl.Federation) -> np.ndarray:
+    """Parts of each client's training samples that are of each class, [N, C]."""
+    counts = np.asarray(federation.data.class_counts, float)
+    return counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+
+
+def federations(runs: Sequence[Run], data_dir: str) -> list[pfl.Federation]:
+    """That of each run; runs of one comparison share the data set's reading."""
+    kept: dict[Any, pfl.Federation] = {}
+    built = []
+    for run in runs:
+        key = (run.folder.parent.resolve(), run.method)
+        if key not in kept:
+            kept[key] = federation_of(run, data_dir)
+        built.append(kept[key])
+    return built

@@ -1,0 +1,88 @@
+"""Accuracies of finished runs as figures average them."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from experiments.figures.runs import Run
+from fedjax_pfl.errors import InputError, unknown_name
+
+SCORES = {
+    "final": "after the last round",
+    "best": "best round",
+    "last_tenth": "mean of the last tenth of rounds",
+}
+AVERAGES = ("clients", "samples")
+
+
+def chosen_clients(runs: Sequence[Run], words: str, model: str, split: str) -> list[np.ndarray]:
+    """Rows of the clients to average, for each run.
+
+    Args:
+      words: numbers such as "0,3"; "" for those that all runs score, so that a method that serves
+        one client is compared with what others give that client.
+
+    Raises:
+      InputError: a client that a run lacks, or no client that all score.
+    """
+    scored = [
+        np.isfinite(run.accuracy(model, split)).any(axis=(0, 1)) if run.accuracy(model, split)
+        is not None else np.ones(run.num_clients, bool) for run in runs
+    ]  # fmt: skip
+    if words:
+        numbers = [int(w) if w.strip().isdecimal() else -1 for w in words.split(",")]
+        for run in runs:
+            for word, number in zip(words.split(","), numbers, strict=True):
+                if not 0 <= number < run.num_clients:
+                    raise InputError(
+                        f"clients must be numbers in 0..{run.num_clients - 1}, got {word.strip()!r}"
+                        f" ({run.folder})."
+                    )
+        return [np.array(numbers)] * len(runs)
+    if len({run.num_clients for run in runs}) > 1:
+        return [np.flatnonzero(one) for one in scored]
+    # Clients without test samples are scored by nobody; single clients served are a choice.
+    common = np.flatnonzero(np.logical_and.reduce(scored))
+    if not len(common):
+        raise InputError("No client is scored in all of these runs: choose with --clients.")
+    return [common] * len(runs)
+
+
+def who(runs: Sequence[Run], rows: Sequence[np.ndarray], average: str = "clients") -> str:
+    """What a title says of the clients averaged."""
+    if all(len(one) == 1 for one in rows):
+        return f"client {rows[0][0]}"
+    if all(len(one) == run.num_clients for run, one in zip(runs, rows, strict=True)):
+        return f"mean over {average}"
+    return f"mean over {average} of {len(rows[0])} clients"
+
+
+def curve(
+    run: Run, rows: np.ndarray, model: str, split: str, average: str = "clients"
+) -> np.ndarray:
+    """Accuracy in percent at the evaluated rounds, [S, E]; NaN where nobody was scored.
+
+    Args:
+      average: over "clients" each counts alike; over "samples" as many times as it has test
+        samples, which is what a server scores on the union of all test sets.
+    """
+    if average not in AVERAGES:
+        raise unknown_name("average", average, AVERAGES)
+    values = run.accuracy(model, split)[:, :, rows].astype(float)
+    known = np.isfinite(values)
+    weights = known * (run.test_sizes[rows] if average == "samples" else 1.0)
+    total = weights.sum(axis=-1)
+    mean = (np.where(known, values, 0) * weights).sum(axis=-1) / np.where(total > 0, total, 1)
+    return np.where(total > 0, 100 * mean, np.nan)
+
+
+def one_number(curves: np.ndarray, score: str) -> np.ndarray:
+    """[S, E] to [S], as `score` says; rounds without scores are left out."""
+    if score not in SCORES:
+        raise unknown_name("score", score, SCORES)
+    curves = curves[:, np.isfinite(curves).all(axis=0)]
+    if score == "best":
+        return curves.max(axis=1)
+    if score == "final":
+        return curves[:, -1]
+    return curves[:, -max(1, curves.shape[1] // 10) :].mean(axis=1)

@@ -1,0 +1,69 @@
+"""SPFL (paper 003): similarity of updates by layer, ablations, fine-tuning."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from experiments.figures import drawing, probes
+from experiments.figures.accuracy import by_client, side_by_side
+from experiments.figures.drawing import Drawing, figure
+from experiments.figures.runs import Run, labels, with_models
+from experiments.figures.settings import against_setting
+from fedjax_pfl.errors import InputError
+
+figure(
+    "spfl/ablation", "accuracy against Gamma, classes, clients, epochs (SPFL Table 7)",
+    against_setting, x="gamma", group="partition",
+)  # fmt: skip
+figure(
+    "spfl/fine_tuning", "before and after fine-tuning at the end (SPFL Table 8)",
+    side_by_side, models="personalized,adapted",
+)  # fmt: skip
+figure("spfl/clients", "accuracy of every client in each run (SPFL Fig. 6)", by_client)
+
+
+@figure("spfl/similarity", "how alike updates are, layer by layer (SPFL Fig. 4, 5)")
+def similarity(runs: Sequence[Run], *, model: str = "personalized", data_dir: str = "") -> Drawing:
+    """Mean cosine between the updates of two clients, for each block of the model.
+
+    In every run every client trains one epoch from its own model; the mean is over all pairs of
+    different clients. Lines are means over seeds, bands go from the lowest to the highest.
+
+    Args:
+      model: name of the saved model that the epoch starts from.
+      data_dir: folder with the data set, where the runs had it elsewhere.
+    """
+    runs = with_models(runs)
+    few = [run for run in runs if run.num_clients < 2]
+    if few:
+        raise InputError(f"{few[0].folder} has one client: its update has nothing to be like.")
+    names = labels(runs)
+    chart = drawing.canvas(6.0, 4.0)
+    axes = chart.add_subplot()
+    lines, table, shown = [], [], []
+    for k, (run, name, federation) in enumerate(
+        zip(runs, names, probes.federations(runs, data_dir), strict=True)
+    ):
+        pairs = np.triu_indices(run.num_clients, 1)
+        means = []
+        for s, seed in enumerate(run.seeds):
+            blocks, cosines = probes.similarity_by_block(run, s, federation, model)
+            means.append(np.nanmean(cosines[:, *pairs], axis=1))
+            table += [
+                (str(run.folder), name, seed, block, int(i), int(j), float(matrix[i, j]))
+                for block, matrix in zip(blocks, cosines, strict=True)
+                for i, j in zip(*pairs, strict=True)
+                if np.isfinite(matrix[i, j])
+            ]
+        shown += [block for block in blocks if block not in shown]
+        where = [shown.index(block) for block in blocks]
+        look = {"marker": drawing.MARKERS[k % len(drawing.MARKERS)], "markersize": 5}
+        lines.append(drawing.band(axes, where, np.array(means), k, name, **look))
+    axes.set_xticks(range(len(shown)), shown, rotation=30 if len(shown) > 8 else 0)
+    axes.set_xlim(-0.3, len(shown) - 0.7)
+    drawing.tidy(axes, xlabel="block, from input to output", ylabel="mean cosine of two updates")
+    drawing.legend(chart, lines)
+    seeds = drawing.over_seeds(max(len(run.seeds) for run in runs))
+    drawing.title(chart, f"Updates of one local epoch, pairs of clients{seeds}")
+    columns = ("run", "label", "seed", "block", "client", "other_client", "cosine")
+    return Drawing(chart, columns, table)
