@@ -1,7 +1,5 @@
 """Feeds the NumPy references with exactly what the library draws: cohorts, batches, first model."""
 
-import itertools
-
 import flax.linen as nn
 import jax
 import numpy as np
@@ -195,15 +193,27 @@ LATE_PATTERNS = {
 LATE_QUICK = ("code-map", "paper-vmap")
 
 
-def over(patterns, quick, **others):
-    """Parametrizes a test with `pattern` and the `others`, slow but for the quick patterns.
+def over(patterns, quick, variants=()):
+    """Parametrizes a test with `pattern`, or `pattern` and `variant`; slow but for `quick`.
 
-    Of the others' values only the first is quick, but all are in the first quick pattern.
+    All patterns are played with the first variant, all variants under the first two patterns.
+
+    Args:
+      patterns: names of patterns.
+      quick: what runs in CI: names of patterns, or pairs (pattern, variant).
+      variants: names of variants of the method.
     """
-    names, values = ["pattern", *others], [patterns, *others.values()]
-    cases = []
-    for chosen in itertools.product(*values):
-        plain = all(value == first[0] for value, first in zip(chosen[1:], values[1:], strict=True))
-        fast = chosen[0] == quick[0] or (chosen[0] in quick and plain)
-        cases.append(pytest.param(*chosen, marks=() if fast else pytest.mark.slow))
-    return pytest.mark.parametrize(names, cases)
+    if not variants:
+        return pytest.mark.parametrize("pattern", [marked(p, p in quick) for p in patterns])
+    both, (first, *_) = tuple(patterns)[:2], variants
+    pairs = [(p, v) for p in patterns for v in variants if v == first or p in both]
+    assert set(quick) <= set(pairs), quick
+    return pytest.mark.parametrize(
+        ("pattern", "variant"), [marked(pair, pair in quick) for pair in pairs]
+    )
+
+
+def marked(values, quick):
+    """The parameters of one test, marked slow unless it's quick."""
+    values = values if isinstance(values, tuple) else (values,)
+    return pytest.param(*values, marks=() if quick else pytest.mark.slow)

@@ -1,0 +1,94 @@
+"""FedAvg (Sync), FedAvg (Async) and FedAsync against their references, with late clients."""
+
+import jax
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl.testing import assert_close
+from tests.algorithms.harness import (
+    LATE_PATTERNS,
+    LATE_ROUNDS,
+    Case,
+    assert_losses,
+    assert_models,
+    over,
+)
+from tests.reference import fedasync, fedavg_async
+
+METHODS = {"fedavg_async": {}, "fedavg_sync": {"synchronous": True}}
+# FedAsync's settings and those of its reference.
+VARIANTS = {
+    "tick": ({}, {}),
+    "poly": (
+        {"mode": "original", "alpha": 0.6, "decay_rate": 0.9},
+        {"mode": "original", "alpha": 0.6, "kind": "poly", "a": 0.9},
+    ),
+    "hinge": (
+        {
+            "mode": "original",
+            "alpha": 0.9,
+            "decay": "hinge",
+            "decay_rate": 3.0,
+            "decay_start": 1.0,
+            "proximal": 0.3,
+        },
+        {"mode": "original", "alpha": 0.9, "kind": "hinge", "a": 3.0, "b": 1.0, "rho": 0.3},
+    ),
+    "constant": (
+        {"mode": "original", "decay": "constant"},
+        {"mode": "original", "kind": "constant"},
+    ),
+    "tick-pulled": ({"alpha": 0.5, "proximal": 0.3}, {"alpha": 0.5, "rho": 0.3}),
+}
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
+def compare(name, pattern, settings, run, options):
+    case = Case(rounds=LATE_ROUNDS, **LATE_PATTERNS[pattern])
+    wanted = run(case.initial(), case.clients(), LATE_ROUNDS, **case.asynchronous(), **options)
+    states, records = case.play(pfl.make_method(name, settings))
+    for state, record, models in zip(states[1:], records, wanted, strict=True):
+        assert_close(state.server["params"], models["global"], "global")
+        assert_models(state.trained, models["personalized"], "personalized")
+        assert_losses(record, case, "global", [models["global"]] * case.num_clients)
+        assert_losses(record, case, "personalized", models["personalized"])
+    return case, records
+
+
+def assert_traffic(records, ups, downs, count):
+    """One copy of every block up from `ups[t]` and down to `downs[t]`."""
+    for record, up, down in zip(records, ups, downs, strict=True):
+        for sent, who in ((record["up"], up), (record["down"], down)):
+            expected = np.isin(np.arange(count), who)
+            np.testing.assert_array_equal(sent, np.repeat(expected[:, None], 2, axis=1))
+
+
+@over(LATE_PATTERNS, [("code-map", "fedavg_sync"), ("paper-vmap", "fedavg_async")], METHODS)
+def test_fedavg(pattern, variant):
+    case, records = compare(variant, pattern, {}, fedavg_async.run, METHODS[variant])
+    who = (case.arrivals, case.starts)
+    if variant == "fedavg_sync":
+        who = (case.cohorts, case.cohorts)
+    assert_traffic(records, *who, case.num_clients)
+
+
+@over(LATE_PATTERNS, [("code-map", "tick"), ("paper-vmap", "hinge")], VARIANTS)
+def test_fedasync(pattern, variant):
+    settings, options = VARIANTS[variant]
+    case, records = compare("fedasync", pattern, settings, fedasync.run, options)
+    assert_traffic(records, case.arrivals, case.starts, case.num_clients)
+
+
+def test_the_patterns_have_what_they_are_named_for():
+    case = Case(rounds=LATE_ROUNDS, **LATE_PATTERNS["nobody-arrives"])
+    assert [len(arrivals) for arrivals in case.arrivals] == [0, 5, 0, 5, 0, 5, 0]
+    case = Case(rounds=LATE_ROUNDS, **LATE_PATTERNS["code-map"])
+    assert [3 in starts for starts in case.starts] == [t in (0, 3, 4) for t in range(7)]
+    assert [3 in arrivals for arrivals in case.arrivals] == [t in (2, 3, 6) for t in range(7)]
+    assert [3 in cohort for cohort in case.cohorts] == [t == 3 for t in range(7)]

@@ -1,0 +1,97 @@
+"""LGA and PLGA against their reference, with late clients."""
+
+import jax
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl.testing import assert_close
+from tests.algorithms.harness import (
+    LATE_PATTERNS,
+    LATE_QUICK,
+    LATE_ROUNDS,
+    Case,
+    FourLayers,
+    assert_losses,
+    assert_models,
+    over,
+)
+from tests.reference import lga
+
+# The method's settings and the reference's.
+VARIANTS = {
+    "default": ({}, {}),
+    "begun-raw-blocks": (
+        {"base": "begun", "raw_cosine": True, "stage": "blocks"},
+        {"equation": 10, "raw_cosine": True, "stage": "block"},
+    ),
+    "begun": ({"base": "begun"}, {"equation": 10}),
+    "raw": ({"raw_cosine": True}, {"raw_cosine": True}),
+    "model": ({"stage": "model"}, {"stage": "model"}),
+}
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
+def compare(name, pattern, settings, options, model=None):
+    case = Case(rounds=LATE_ROUNDS, model=model, **LATE_PATTERNS[pattern])
+    wanted = lga.run(case.initial(), case.clients(), LATE_ROUNDS, **case.asynchronous(), **options)
+    states, records = case.play(pfl.make_method(name, settings))
+    count, blocks = case.num_clients, len(case.federation.plan.blocks)
+    for t, (models, record) in enumerate(zip(wanted, records, strict=True)):
+        state = states[t + 1]
+        assert_close(state.server["params"], models["global"], "global")
+        assert_models(state.trained, models["trained"], "trained")
+        assert_models(state.begun, models["start"], "w0")
+        assert_models(state.second, models["after"], "w1")
+        assert_losses(record, case, "global", [models["global"]] * count)
+        if name == "plga":
+            assert_models(state.personal, models["personal"], "personal")
+            assert_losses(record, case, "personalized", models["personal"])
+            assert_losses(record, case, "trained", models["trained"])
+        else:
+            assert_losses(record, case, "personalized", models["trained"])
+        for sent, who in (("up", case.arrivals), ("down", case.starts)):
+            expected = np.isin(np.arange(count), who[t])[:, None]
+            np.testing.assert_array_equal(record[sent], np.repeat(expected, blocks, axis=1))
+    return case, wanted, states
+
+
+@over(LATE_PATTERNS, [("code-map", "default")], VARIANTS)
+def test_plga(pattern, variant):
+    case, wanted, _ = compare("plga", pattern, *VARIANTS[variant])
+    late = bool(case.federation.participation.delay.any())
+    assert any(models["predicted"] for models in wanted) == late
+
+
+@over(LATE_QUICK, [("paper-vmap", "begun-raw-blocks")], VARIANTS)
+def test_lga(pattern, variant):
+    compare("lga", pattern, *VARIANTS[variant])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_more_blocks(variant):
+    compare("plga", "code-drop", *VARIANTS[variant], model=FourLayers())
+
+
+@pytest.mark.slow
+def test_both_have_the_same_server():
+    case = Case(rounds=LATE_ROUNDS, **LATE_PATTERNS["code-map"])
+    ours = case.play(pfl.make_method("plga"))[0]
+    theirs = case.play(pfl.make_method("lga"))[0]
+    for one, other in zip(ours, theirs, strict=True):
+        assert_close(one.server, other.server, "server", 1e-14)
+
+
+@pytest.mark.slow
+def test_without_late_clients_it_is_fedavg():
+    case = Case(participation_fraction=0.6)
+    ours = case.play(pfl.make_method("lga"))[0]
+    plain = case.play(pfl.make_method("fedavg"))[0]
+    for one, other in zip(ours, plain, strict=True):
+        assert_close(one.server, other.server, "server")

@@ -1,0 +1,114 @@
+"""SPFL and SPFL-w against their references."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from tests.algorithms.harness import (
+    PATTERNS,
+    Case,
+    FourLayers,
+    assert_losses,
+    assert_models,
+    over,
+)
+from tests.reference import local, spfl
+
+GAMMA = 2
+TWO = ("hidden",)
+FOUR = ("hidden_a", "hidden_b", "hidden_c")
+# The method's settings, the reference with its own, the network and its body's blocks.
+VARIANTS = {
+    "published": ({}, spfl.run, {}, TWO),
+    "paper": ({"weighting": "paper"}, spfl.run_paper, {}, TWO),
+    "one-step": ({"local_updates": 1}, spfl.run, {"one_step": True}, TWO),
+    "three-blocks": ({}, spfl.run, {}, FOUR),
+    "given-parts": (
+        {"layer_weights": "0.1,0.7,0.9"},
+        spfl.run,
+        {"weights": (0.1, 0.7, 0.9)},
+        FOUR,
+    ),
+    "paper-three-blocks": ({"weighting": "paper"}, spfl.run_paper, {}, FOUR),
+}
+WEIGHTS_VARIANTS = {
+    "weights": ({}, spfl.run_weights, {}, TWO),
+    "memory": ({"memory": 0.6}, spfl.run_weights, {"ema": 0.6}, TWO),
+    "four-blocks": ({"memory": 0.25}, spfl.run_weights, {"ema": 0.25}, FOUR),
+    "given-parts": ({"layer_weights": "0.3,0.7"}, spfl.run_weights, {"weights": (0.3, 0.7)}, TWO),
+}
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
+def compare(name, pattern, settings, run, options, body):
+    """Plays three rounds, the first and the third with the routine, beside the reference."""
+    model = FourLayers() if body is FOUR else None
+    case = Case(**PATTERNS[pattern], model=model)
+    once = replace(case.federation.schedule, epochs=1)
+    wanted = run(
+        case.initial(),
+        case.clients(),
+        3,
+        **case.common(),
+        routine_batches=case.batches("routine", once),
+        body=body,
+        gamma=GAMMA,
+        **options,
+    )
+    states, records = case.play(pfl.make_method(name, {"gamma": GAMMA, **settings}))
+    count = case.num_clients
+    for t, (models, record) in enumerate(zip(wanted, records, strict=True)):
+        assert_models(states[t + 1].models, models["personalized"], "personalized")
+        assert_losses(record, case, "personalized", models["personalized"])
+        similarity = np.moveaxis(models["similarity"].reshape(-1, count, count), 0, -1)
+        np.testing.assert_allclose(states[t + 1].cosines, similarity, 1e-9, 1e-9)
+        mixing = record["matrices"]["mixing"]
+        np.testing.assert_allclose(mixing, applied(models, run, len(body)), 1e-9, 1e-9)
+        present = np.isin(np.arange(count), case.cohorts[t])
+        copies = np.where(present, 1 + (t % GAMMA == 0), 0)  # the routine's beside the round's
+        np.testing.assert_array_equal(record["up"], np.repeat(copies[:, None], len(body) + 1, 1))
+        np.testing.assert_array_equal(record["down"], record["up"])
+    return wanted
+
+
+def applied(models, run, blocks):
+    """The matrices of all blocks, the head's last."""
+    weights = models["weights"]
+    if run is spfl.run_weights:
+        return weights
+    if run is spfl.run_paper:
+        return np.stack([weights[0]] * blocks + [weights[1]])
+    return np.stack([weights] * blocks + [np.eye(len(weights))])
+
+
+@over(PATTERNS, [("partial-map", "published"), ("full-vmap", "paper")], VARIANTS)
+def test_spfl(pattern, variant):
+    wanted = compare("spfl", pattern, *VARIANTS[variant])
+    models = wanted[-1]["personalized"]
+    apart = [
+        np.abs(a["head"]["kernel"] - b["head"]["kernel"]).max() for a in models for b in models
+    ]
+    assert max(apart) > 1e-3 or pattern == "single"
+
+
+@over(PATTERNS, [("partial-map", "weights"), ("full-vmap", "four-blocks")], WEIGHTS_VARIANTS)
+def test_spfl_w(pattern, variant):
+    compare("spfl_w", pattern, *WEIGHTS_VARIANTS[variant])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["spfl", "spfl_w"])
+def test_one_client_alone_trains_locally(name):
+    case = Case(train_sizes=(6,), test_sizes=(3,))
+    states, _ = case.play(pfl.make_method(name, {"local_updates": 1, "gamma": GAMMA}))
+    alone = local.run(case.initial(), case.clients(), 3, **case.common())
+    for state, models in zip(states[1:], alone, strict=True):
+        assert_models(state.models, models["personalized"], "one client")
