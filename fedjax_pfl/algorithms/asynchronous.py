@@ -122,6 +122,8 @@ class FedAsync(FedAvgAsync):
       proximal: rho of the local loss's rho/2 |w - w_start|^2.
     """
 
+    row_stochastic = False  # what is missing to one is the weight of the server's own model
+
     mode: Literal["tick", "original"] = static("tick")
     alpha: float = 0.8
     decay: Literal["poly", "hinge", "constant"] = static("poly")
