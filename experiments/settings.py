@@ -122,8 +122,8 @@ def presets(paper: str) -> Iterator[Preset]:
         yield read(path)
 
 
-def read(path: Path) -> Preset:
-    """One preset with the files that it includes."""
+def read(path: Path, *words: str) -> Preset:
+    """One preset with the files that it includes, and further flags."""
     parts = {"Title": []}
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
@@ -134,7 +134,7 @@ def read(path: Path) -> Preset:
             parts[mark] = []
         parts[list(parts)[-1]].append(text.removeprefix(f"{mark}: "))
     said = [" ".join(parts.get(mark, [])) for mark in ("Title", "Paper", "Note")]
-    args = flags.parse(["run", f"--flagfile={path}"])
+    args = flags.parse(["run", f"--flagfile={path}", *words])
     return Preset(path.relative_to(PRESETS).with_suffix("").as_posix(), *said, args)
 
 

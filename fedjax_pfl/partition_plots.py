@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.colors import ListedColormap, PowerNorm
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from fedjax_pfl.data.partition import Partition
 from fedjax_pfl.data.partition_statistics import SPLITS, partition_statistics
@@ -111,10 +112,11 @@ def comparison(
         facts = partition_statistics(partition, labels, num_classes)
         classes, effective = facts["classes_per_client"], facts["effective_classes"]
         apart, sizes = facts["total_variation"]["mean"], facts["sizes"]["train"]
+        range_ = " to ".join(dict.fromkeys(f"{sizes[end]:,}" for end in ("min", "max")))
         axes.set_title(name, fontsize=10)
         axes.set_xlabel(
             f"client\n{_number(classes['mean'])} classes, {_number(effective['mean'])} effective\n"
-            f"total variation {_number(apart, 2)}\n{sizes['min']:,} to {sizes['max']:,} samples",
+            f"total variation {_number(apart, 2)}\n{range_} samples",
             fontsize=8,
         )
         _ticks(axes.xaxis, len(table), 3.2 * side)
@@ -201,7 +203,8 @@ def _heat(axes, counts: np.ndarray, norm):
 
 def _colorbar(figure: Figure, image, axes) -> None:
     label = "training samples (white: none)"
-    figure.colorbar(image, ax=axes, label=label, pad=0.02, aspect=25, format=_THOUSANDS)
+    few = MaxNLocator(5, integer=True)
+    figure.colorbar(image, ax=axes, label=label, pad=0.02, aspect=25, format=_THOUSANDS, ticks=few)
 
 
 def _ticks(axis, count: int, most: float, names: Sequence[str] | None = None) -> None:
