@@ -8,7 +8,8 @@ from matplotlib.colors import Normalize, TwoSlopeNorm
 from experiments.figures import drawing, probes
 from experiments.figures.drawing import Drawing, figure
 from experiments.figures.matrices import check_client, seed_row
-from experiments.figures.runs import Run, labels, with_models
+from experiments.figures.runs import Run
+from experiments.figures.selection import labels, with_models
 from experiments.figures.settings import against_setting
 from fedjax_pfl.errors import InputError
 

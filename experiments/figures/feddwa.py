@@ -15,7 +15,8 @@ from experiments.figures.matrices import (
     seed_row,
     within_groups,
 )
-from experiments.figures.runs import Run, labels, with_matrix
+from experiments.figures.runs import Run
+from experiments.figures.selection import labels, with_matrix
 from experiments.figures.settings import against_setting
 from fedjax_pfl.errors import require
 

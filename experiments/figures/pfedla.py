@@ -8,8 +8,9 @@ from matplotlib.colors import PowerNorm
 from experiments.figures import drawing
 from experiments.figures.drawing import Drawing, figure
 from experiments.figures.matrices import block_rows, check_client, rounds_kept, seed_row
-from experiments.figures.runs import Run, labels, with_matrix
+from experiments.figures.runs import Run
 from experiments.figures.scores import curve
+from experiments.figures.selection import labels, with_matrix
 from experiments.figures.settings import TRAFFIC, against_setting
 
 COLUMNS = ("run", "label", "seed", "round", "block", "receiver", "sender", "weight")

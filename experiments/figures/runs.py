@@ -5,7 +5,7 @@ What a run's folder holds is said in `experiments.outputs`.
 
 import glob
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,10 +23,6 @@ PLACES = {
     "compilation_cache", "matrix_rounds", "client_execution", "seed_execution",
     "eval_batch_size",
 }  # fmt: skip
-# Flags that say what is measured beside a run.
-MEASURING = ("adapt_epochs", "adapt_steps", "adapt_leaves", "adapt_when", "eval_every")
-# Runs that differ in these alone are repetitions of one experiment.
-REPEATS = ("seed", "num_seeds", "partition_seed")
 METHOD = "method"
 DEPTH = 4  # folders below a given one that are searched
 
@@ -111,11 +107,15 @@ class Run:
         """Fractions [S, E, N], NaN for clients without a score; None if it wasn't scored."""
         return self._clients.get(f"{model}/{split}/accuracy")
 
+    @property
+    def recorded(self) -> list[str]:
+        """Names of what is recorded for each client."""
+        return [name for name in self._clients if self.record(name) is not None]
+
     def record(self, name: str) -> np.ndarray | None:
         """What the method recorded for each client, [S, T, N]; None if it didn't."""
         value = self._clients.get(name)
-        fits = value is not None and value.ndim == 3 and value.shape[1] == len(self.record_rounds)
-        return value if fits else None
+        return None if value is None or value.ndim != 3 or name.count("/") > 1 else value
 
     def matrix(self, name: str) -> np.ndarray | None:
         """Recorded matrices [S, Q, G, N, N] of G groups of layers (1 for the whole model).
@@ -220,132 +220,3 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
     with np.load(path, allow_pickle=False) as file:
         names = file.files
     return read_npz(path, names)
-
-
-def having(
-    runs: Sequence[Run], has: Callable[[Run], Any], what: str, remedy: str
-) -> list[Run]:  # fmt: skip
-    """Those runs of which `has(run)` isn't None.
-
-    Raises:
-      InputError: there is none; "none of the runs has `what`: `remedy`".
-    """
-    kept = [run for run in runs if has(run) is not None]
-    if not kept:
-        some = ", ".join(str(run.folder) for run in runs[:3]) + (", ..." if len(runs) > 3 else "")
-        raise InputError(f"None of the runs has {what} ({some}): {remedy}.")
-    return kept
-
-
-def with_record(runs: Sequence[Run], name: str) -> list[Run]:
-    """Runs whose method records `name` for each client."""
-    known = sorted({k for run in runs for k in run._clients if run.record(k) is not None})
-    return having(
-        runs, lambda run: run.record(name), f"the record {name!r}",
-        f"run a method that records it; these record {', '.join(known)}",
-    )  # fmt: skip
-
-
-def with_matrix(runs: Sequence[Run], name: str) -> list[Run]:
-    """Runs whose method records the matrix `name`."""
-    known = sorted({k for run in runs for k in run.matrices if run.matrix(k) is not None})
-    have = f"these record {', '.join(known)} (choose with --matrix)" if known else "these have none"
-    return having(
-        runs, lambda run: run.matrix(name), f"the matrix {name!r}",
-        f"run a method that records it, with --matrix_rounds for the rounds to keep; {have}",
-    )  # fmt: skip
-
-
-# How a run comes to score a model beside the personalized one.
-SCORED_WITH = {
-    "adapted": "run with --adapt_steps=10 --adapt_when=last",
-    "guidance": "run feddwa with --set=feddwa.score_guidance=true",
-    "global": "run a method with one server model",
-}
-
-
-def with_scores(runs: Sequence[Run], models: Sequence[str], split: str = "test") -> list[Run]:
-    """Runs that scored all of `models` on `split`."""
-    for model in models:
-        known = sorted({name for run in runs for name in run.scored(split)})
-        other = f"these scored {', '.join(known)}" if known else "these scored no such samples"
-        if split == "validation":
-            other = "run with --validation_fraction=0.2"
-        remedy = SCORED_WITH.get(model, other) if known else other
-        runs = having(
-            runs, lambda run, m=model: run.accuracy(m, split),
-            f"{split} scores of the model {model!r}", remedy,
-        )  # fmt: skip
-    return list(runs)
-
-
-def with_models(runs: Sequence[Run]) -> list[Run]:
-    """Runs that saved their final models."""
-    return having(
-        runs, lambda run: True if (run.folder / "models.npz").exists() else None,
-        "saved models", "run with --save_models",
-    )  # fmt: skip
-
-
-def varying(runs: Sequence[Run], ignore: Sequence[str] = ()) -> list[str]:
-    """Names of settings in which runs differ, a method's own only among runs of that method.
-
-    Flags that only say what is measured beside a run are left out.
-    """
-    names = dict.fromkeys(name for run in runs for name in run.settings)
-    bare = {name for run in runs for name in run.hyperparameters}
-    differ = []
-    for name in names:
-        if name in (*ignore, *MEASURING) or (
-            name in bare and all(name not in _flag_names(r) for r in runs)
-        ):
-            continue  # a hyperparameter counts under its full name
-        if len({repr(run.settings[name]) for run in runs if name in run.settings}) > 1:
-            differ.append(name)
-    return differ
-
-
-def _flag_names(run: Run) -> set[str]:
-    return {name for group in run.config["flags"].values() for name in group}
-
-
-def setting(runs: Sequence[Run], name: str) -> list[Run]:
-    """Runs that have a setting.
-
-    Raises:
-      InputError: none has it; names the nearest.
-    """
-    kept = [run for run in runs if name in run.settings]
-    if not kept:
-        known = varying(runs) or sorted({name for run in runs for name in run.settings})
-        bare = [name.partition(".")[2] for name in known if "." in name]
-        raise unknown_name("setting", name, {*known, *bare})
-    return kept
-
-
-def shown(value: Any) -> str:
-    """A setting's value for people."""
-    if isinstance(value, list):
-        return ",".join(map(str, value)) or "none"
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def labels(runs: Sequence[Run]) -> list[str]:
-    """A name for each run: its method, then the settings in which runs differ.
-
-    Where these are too many or don't tell runs apart, the name of the comparison's folder.
-    """
-    differ = [name for name in varying(runs) if name not in (METHOD, *REPEATS)]
-    several = len({run.method for run in runs}) > 1
-
-    def label(run: Run) -> str:
-        own = [name for name in differ if name in run.settings]
-        words = [f"{name.partition('.')[2] or name}={shown(run.settings[name])}" for name in own]
-        return ", ".join([run.method, *words] if several or not words else words)
-
-    chosen = [label(run) for run in runs]
-    if len(differ) > 3 or len(set(chosen)) < len(chosen):
-        chosen = [f"{run.folder.parent.name}/{run.folder.name}" for run in runs]
-    if len(set(chosen)) < len(chosen):
-        chosen = [str(run.folder) for run in runs]
-    return chosen

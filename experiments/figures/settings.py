@@ -7,17 +7,9 @@ import numpy as np
 
 from experiments.figures import drawing
 from experiments.figures.drawing import Drawing, figure
-from experiments.figures.runs import (
-    METHOD,
-    REPEATS,
-    Run,
-    setting,
-    shown,
-    varying,
-    with_record,
-    with_scores,
-)
+from experiments.figures.runs import METHOD, Run
 from experiments.figures.scores import SCORES, chosen_clients, curve, one_number, who
+from experiments.figures.selection import REPEATS, setting, shown, varying, with_record, with_scores
 from fedjax_pfl.errors import InputError
 
 TRAFFIC = "traffic"

@@ -7,7 +7,8 @@ import numpy as np
 from experiments.figures import drawing, probes
 from experiments.figures.accuracy import by_client, side_by_side
 from experiments.figures.drawing import Drawing, figure
-from experiments.figures.runs import Run, labels, with_models
+from experiments.figures.runs import Run
+from experiments.figures.selection import labels, with_models
 from experiments.figures.settings import against_setting
 from fedjax_pfl.errors import InputError
 

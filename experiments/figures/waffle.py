@@ -8,7 +8,8 @@ from matplotlib.colors import PowerNorm
 from experiments.figures import drawing
 from experiments.figures.accuracy import by_round
 from experiments.figures.drawing import Drawing, figure
-from experiments.figures.runs import Run, labels, with_record
+from experiments.figures.runs import Run
+from experiments.figures.selection import labels, with_record
 from experiments.figures.settings import against_setting
 from fedjax_pfl.errors import InputError, require
 

@@ -1,0 +1,139 @@
+"""Which of the runs given a figure can draw, what sets them apart, and what they are called."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from experiments.figures.runs import METHOD, Run
+from fedjax_pfl.errors import InputError, unknown_name
+
+# Flags that say what is measured beside a run.
+MEASURING = ("adapt_epochs", "adapt_steps", "adapt_leaves", "adapt_when", "eval_every")
+# Runs that differ in these alone are repetitions of one experiment.
+REPEATS = ("seed", "num_seeds", "partition_seed")
+
+
+def having(runs: Sequence[Run], has: Callable[[Run], Any], what: str, remedy: str) -> list[Run]:
+    """Those runs of which `has(run)` isn't None.
+
+    Raises:
+      InputError: there is none; "none of the runs has `what`: `remedy`".
+    """
+    kept = [run for run in runs if has(run) is not None]
+    if not kept:
+        some = ", ".join(str(run.folder) for run in runs[:3]) + (", ..." if len(runs) > 3 else "")
+        raise InputError(f"None of the runs has {what} ({some}): {remedy}.")
+    return kept
+
+
+def with_record(runs: Sequence[Run], name: str) -> list[Run]:
+    """Runs whose method records `name` for each client."""
+    known = sorted({name for run in runs for name in run.recorded})
+    return having(
+        runs, lambda run: run.record(name), f"the record {name!r}",
+        f"run a method that records it; these record {', '.join(known)}",
+    )  # fmt: skip
+
+
+def with_matrix(runs: Sequence[Run], name: str) -> list[Run]:
+    """Runs whose method records the matrix `name`."""
+    known = sorted({name for run in runs for name in run.matrices} - {"rounds", "seeds"})
+    have = f"these record {', '.join(known)} (choose with --matrix)" if known else "these have none"
+    return having(
+        runs, lambda run: run.matrix(name), f"the matrix {name!r}",
+        f"run a method that records it, with --matrix_rounds for the rounds to keep; {have}",
+    )  # fmt: skip
+
+
+# How a run comes to score a model beside the personalized one.
+SCORED_WITH = {
+    "adapted": "run with --adapt_steps=10 --adapt_when=last",
+    "guidance": "run feddwa with --set=feddwa.score_guidance=true",
+    "global": "run a method with one server model",
+}
+
+
+def with_scores(runs: Sequence[Run], models: Sequence[str], split: str = "test") -> list[Run]:
+    """Runs that scored all of `models` on `split`."""
+    for model in models:
+        known = sorted({name for run in runs for name in run.scored(split)})
+        other = f"these scored {', '.join(known)}" if known else "these scored no such samples"
+        if split == "validation":
+            other = "run with --validation_fraction=0.2"
+        remedy = SCORED_WITH.get(model, other) if known else other
+        runs = having(
+            runs, lambda run, m=model: run.accuracy(m, split),
+            f"{split} scores of the model {model!r}", remedy,
+        )  # fmt: skip
+    return list(runs)
+
+
+def with_models(runs: Sequence[Run]) -> list[Run]:
+    """Runs that saved their final models."""
+    return having(
+        runs, lambda run: True if (run.folder / "models.npz").exists() else None,
+        "saved models", "run with --save_models",
+    )  # fmt: skip
+
+
+def varying(runs: Sequence[Run], ignore: Sequence[str] = ()) -> list[str]:
+    """Names of settings in which runs differ, a method's own only among runs of that method.
+
+    Flags that only say what is measured beside a run are left out.
+    """
+    names = dict.fromkeys(name for run in runs for name in run.settings)
+    bare = {name for run in runs for name in run.hyperparameters}
+    differ = []
+    for name in names:
+        if name in (*ignore, *MEASURING) or (
+            name in bare and all(name not in _flag_names(r) for r in runs)
+        ):
+            continue  # a hyperparameter counts under its full name
+        if len({repr(run.settings[name]) for run in runs if name in run.settings}) > 1:
+            differ.append(name)
+    return differ
+
+
+def _flag_names(run: Run) -> set[str]:
+    return {name for group in run.config["flags"].values() for name in group}
+
+
+def setting(runs: Sequence[Run], name: str) -> list[Run]:
+    """Runs that have a setting.
+
+    Raises:
+      InputError: none has it; names the nearest.
+    """
+    kept = [run for run in runs if name in run.settings]
+    if not kept:
+        known = varying(runs) or sorted({name for run in runs for name in run.settings})
+        bare = [name.partition(".")[2] for name in known if "." in name]
+        raise unknown_name("setting", name, {*known, *bare})
+    return kept
+
+
+def shown(value: Any) -> str:
+    """A setting's value for people."""
+    if isinstance(value, list):
+        return ",".join(map(str, value)) or "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def labels(runs: Sequence[Run]) -> list[str]:
+    """A name for each run: its method, then the settings in which runs differ.
+
+    Where these are too many or don't tell runs apart, the name of the comparison's folder.
+    """
+    differ = [name for name in varying(runs) if name not in (METHOD, *REPEATS)]
+    several = len({run.method for run in runs}) > 1
+
+    def label(run: Run) -> str:
+        own = [name for name in differ if name in run.settings]
+        words = [f"{name.partition('.')[2] or name}={shown(run.settings[name])}" for name in own]
+        return ", ".join([run.method, *words] if several or not words else words)
+
+    chosen = [label(run) for run in runs]
+    if len(differ) > 3 or len(set(chosen)) < len(chosen):
+        chosen = [f"{run.folder.parent.name}/{run.folder.name}" for run in runs]
+    if len(set(chosen)) < len(chosen):
+        chosen = [str(run.folder) for run in runs]
+    return chosen

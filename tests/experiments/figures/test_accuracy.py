@@ -1,0 +1,146 @@
+"""Curves and points of accuracy, against the numbers that the runs wrote."""
+
+import json
+
+import numpy as np
+import pytest
+
+from experiments.figures import accuracy
+from fedjax_pfl.errors import InputError
+
+from .conftest import CLIENTS, ROUNDS, SEEDS
+
+pytestmark = pytest.mark.xdist_group("figures")
+NAME = "personalized/test/accuracy"
+
+
+def lines(axes, points=ROUNDS):
+    """Curves of an axes, without those that only mark something."""
+    return [line for line in axes.get_lines() if len(line.get_xdata()) == points]
+
+
+def percent(by_round):
+    """[S, E] of {round: [S]}."""
+    return 100 * np.array(list(by_round.values())).T
+
+
+def test_curves_are_the_means_of_metrics_csv(found, metrics):
+    runs = [found["main", "local"], found["main", "feddwa"]]
+    drawn = accuracy.by_round(runs)
+    axes = drawn.figure.axes[0]
+    for run, line, band in zip(runs, lines(axes), axes.collections, strict=True):
+        values = percent(metrics(run, NAME))
+        np.testing.assert_allclose(line.get_ydata(), values.mean(axis=0), rtol=1e-5)
+        np.testing.assert_array_equal(line.get_xdata(), [1, 2, 3])
+        (path,) = band.get_paths()
+        low, high = (fn(path.vertices[:, 1]) for fn in (np.min, np.max))
+        np.testing.assert_allclose([low, high], [values.min(), values.max()], rtol=1e-5)
+    (legend,) = drawn.figure.legends
+    last = {r.method: percent(metrics(r, NAME))[:, -1].mean() for r in runs}
+    best = max(last, key=last.get)
+    assert legend.get_texts()[0].get_text() == f"{best}  {last[best]:.1f}"
+    assert len(drawn.rows) == 2 * len(SEEDS) * ROUNDS
+    row = next(r for r in drawn.rows if r[1] == "feddwa" and r[4:6] == (1, 2))
+    assert row[-1] == pytest.approx(100 * metrics(runs[1], NAME)[2][1], rel=1e-5)
+
+
+def test_best_so_far_never_falls(found, metrics):
+    runs = [found["main", "cwfedavg"]]
+    drawn = accuracy.by_round(runs, best_so_far=True)
+    values = np.maximum.accumulate(percent(metrics(runs[0], NAME)), axis=1)
+    (line,) = lines(drawn.figure.axes[0])
+    np.testing.assert_allclose(line.get_ydata(), values.mean(axis=0), rtol=1e-5)
+    assert "best so far" in drawn.figure.get_suptitle()
+
+
+def test_all_are_scored_by_whom_a_method_serves(found):
+    """Weight Erosion serves client 1: beside it the others' lines are those of client 1, too."""
+    runs = [found["main", "local"], found["main", "weight_erosion"]]
+    drawn = accuracy.by_round(runs)
+    wanted = 100 * runs[0].accuracy()[:, :, 1].mean(axis=0)
+    np.testing.assert_allclose(lines(drawn.figure.axes[0])[0].get_ydata(), wanted, rtol=1e-5)
+    assert "client 1" in drawn.figure.get_suptitle()
+    chosen = accuracy.by_round(runs[:1], clients="0,2")
+    wanted = 100 * runs[0].accuracy()[:, :, [0, 2]].mean(axis=(0, 2))
+    np.testing.assert_allclose(lines(chosen.figure.axes[0])[0].get_ydata(), wanted, rtol=1e-5)
+    with pytest.raises(InputError, match=r"clients must be numbers in 0\.\.3, got '4'"):
+        accuracy.by_round(runs[:1], clients="0,4")
+
+
+def test_one_axes_for_each_value_of_a_setting(found):
+    runs = [found["main", "cwfedavg"], found["free", "cwfedavg"], found["iid", "fedavg"]]
+    drawn = accuracy.by_round(runs, panel="partition")
+    titles = [axes.get_title() for axes in drawn.figure.axes]
+    assert titles == ["partition = grouped", "partition = iid"]
+    assert [len(lines(axes)) for axes in drawn.figure.axes] == [2, 1]
+    with pytest.raises(InputError, match=r"Unknown setting 'partitoin'. Did you mean 'partition'"):
+        accuracy.by_round(runs, panel="partitoin")
+
+
+def test_server_accuracy_is_pooled(found, metrics):
+    """The "server" column of the asynchronous methods: all test samples alike."""
+    runs = [found["iid", "fedavg"]]
+    drawn = accuracy.of_models(
+        runs, models="personalized,global", averages="clients,samples", by="model"
+    )
+    clients, server = drawn.figure.axes
+    assert clients.get_title() == "personalized model, mean over clients"
+    wanted = percent(metrics(runs[0], NAME)).mean(axis=0)
+    np.testing.assert_allclose(lines(clients)[0].get_ydata(), wanted, rtol=1e-5)
+    wanted = percent(metrics(runs[0], "global/test/accuracy_pooled")).mean(axis=0)
+    np.testing.assert_allclose(lines(server)[0].get_ydata(), wanted, rtol=1e-5)
+    with pytest.raises(InputError, match=r"--averages must be one for each of"):
+        accuracy.of_models(runs, averages="clients,samples,clients")
+    with pytest.raises(InputError, match=r"Unknown average 'sample'. Did you mean 'samples'"):
+        accuracy.of_models(runs, averages="sample")
+
+
+def test_pooled_means_count_samples(found):
+    """Sizes differ: a mean over samples is not that over clients."""
+    run = found["main", "local"]
+    values, sizes = run.accuracy().astype(float), np.array([1, 2, 3, 4])
+    run._clients["test_sizes"], kept = sizes, run._clients["test_sizes"]
+    try:
+        drawn = accuracy.by_round([run], average="samples")
+    finally:
+        run._clients["test_sizes"] = kept
+    wanted = 100 * (values * sizes / 10).sum(axis=-1).mean(axis=0)
+    np.testing.assert_allclose(lines(drawn.figure.axes[0])[0].get_ydata(), wanted, rtol=1e-6)
+
+
+def test_a_model_scored_once_is_one_marker(found, metrics):
+    run = found["iid", "fedavg"]
+    drawn = accuracy.of_models([run], models="personalized,adapted")
+    once = [line for line in drawn.figure.axes[0].get_lines() if len(line.get_xdata()) == 1]
+    assert [line.get_xdata().tolist() for line in once] == [[ROUNDS]]
+    assert once[0].get_marker() not in ("", "None", None)
+    wanted = percent(metrics(run, "adapted/test/accuracy")).mean()
+    np.testing.assert_allclose(once[0].get_ydata(), [wanted], rtol=1e-5)
+
+
+@pytest.mark.parametrize(("score", "key"), [("final", "final_mean"), ("best", "best_mean")])
+def test_pairs_are_the_summaries_numbers(found, score, key):
+    run = found["main", "feddwa"]
+    drawn = accuracy.side_by_side([run], models="guidance,personalized", score=score)
+    summary = json.loads((run.folder / "summary.json").read_text())["accuracy"]
+    points = [container.lines[0].get_xdata() for container in drawn.figure.axes[0].containers]
+    assert len(points) == 2
+    np.testing.assert_allclose(points[1], 100 * summary[key], rtol=1e-5)
+    guided = 100 * run.accuracy("guidance").mean(axis=-1)
+    wanted = guided[:, -1] if score == "final" else guided.max(axis=1)
+    np.testing.assert_allclose(points[0], wanted.mean(), rtol=1e-5)
+    seeds = [row[-1] for row in drawn.rows if row[2] == "guidance"]
+    np.testing.assert_allclose(seeds, wanted, rtol=1e-5)
+    with pytest.raises(InputError, match=r"Unknown score 'bst'. Did you mean 'best'"):
+        accuracy.side_by_side([run], models="guidance", score="bst")
+
+
+def test_every_client(found):
+    runs = [found["main", "local"], found["main", "weight_erosion"]]
+    drawn = accuracy.by_client(runs)
+    first, second = (box.lines[0] for box in drawn.figure.axes[0].containers)
+    last = 100 * runs[0].accuracy()[:, -1].astype(float)
+    np.testing.assert_allclose(first.get_ydata(), last.mean(axis=0), rtol=1e-5)
+    assert np.all(np.abs(first.get_xdata() - np.arange(CLIENTS)) < 0.5)
+    assert np.rint(second.get_xdata()).tolist() == [1]  # the only client it serves
+    assert len(drawn.rows) == len(SEEDS) * (CLIENTS + 1)

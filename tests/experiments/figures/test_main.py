@@ -1,0 +1,104 @@
+"""The command, and the table of figures in the documentation."""
+
+import csv
+import re
+from pathlib import Path
+
+import pytest
+
+import experiments
+from experiments.figures.__main__ import main
+from experiments.figures.drawing import FIGURES
+
+pytestmark = pytest.mark.xdist_group("figures")
+DOCUMENT = Path(experiments.__file__).parents[1] / "docs" / "figures.md"
+
+
+def call(*words):
+    return main(["figures", *words])
+
+
+def test_list_and_help(capsys):
+    assert call("--list") == 0
+    out = capsys.readouterr().out
+    for name, plot in FIGURES.items():
+        assert f"\n{name} " in f"\n{out}"
+        assert plot.shows in out
+    assert call("--help") == 0
+    assert "--runs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("ending", "start"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?x")]
+)
+def test_picture_and_numbers(folder, tmp_path, capsys, ending, start):
+    picture, numbers = tmp_path / "new" / f"a.{ending}", tmp_path / "a.csv"
+    words = ("accuracy/rounds", f"--runs={folder / 'main'},{folder / 'iid'}", "--methods=fedavg")
+    assert call(*words, f"--output={picture}", f"--data={numbers}") == 0
+    assert picture.read_bytes().startswith(start)
+    with numbers.open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["label"] for row in rows} == {"fedavg"} and len(rows) == 6
+    assert all(0 <= float(row["accuracy_percent"]) <= 100 for row in rows)
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {picture.name, "a.csv"}
+    assert capsys.readouterr().out.split() == [str(picture), str(numbers)]
+    assert call(*words, f"--output={picture}") == 2
+    assert "nothing is ever overwritten" in capsys.readouterr().err
+
+
+def test_options_are_the_figures_own(folder, tmp_path):
+    data = tmp_path / "omega.csv"
+    assert call("waffle/omega", f"--data={data}", "--delta_omega=2", "--rounds=4") == 0
+    assert data.read_text().splitlines()[1:3] == ["2.0,1,0.7310585786300049", "2.0,2,0.5"]
+    words = (f"--runs={folder}", "--methods=cwfedavg", f"--output={tmp_path / 'x.png'}")
+    assert call("accuracy/setting", *words, "--x=wdr_weight", "--group=rounds") == 0
+
+
+BAD = {
+    ("waffle/wieghts",): "Unknown figure 'waffle/wieghts'. Did you mean 'waffle/weights'",
+    (): "Give the name of a figure",
+    ("waffle/omega", "waffle/weights"): "Give one figure's name",
+    ("waffle/omega", "--runs=x"): "draws a formula: leave --runs out",
+    ("waffle/omega", "--rounds=many"): "rounds must be an integer, got 'many'",
+    ("waffle/omega", "--rounds=0"): "--rounds must be at least 1",
+    ("waffle/omega", "--client=1"): "option of figure 'waffle/omega' 'client'",
+    ("waffle/omega", "--colour=red"): "Unknown command line flag 'colour'",
+    ("waffle/weights",): "give their folders with --runs=DIR",
+    ("waffle/weights", "--runs=nowhere"): "No folder nowhere",
+    ("waffle/weights", "--runs={main}", "--methods=local"): "None of the runs has the record",
+    ("feddwa/guidance", "--runs={iid}"): "score_guidance=true",
+    ("spfl/fine_tuning", "--runs={main}"): "--adapt_steps=10 --adapt_when=last",
+    ("feddwa/neighbours", "--runs={main}", "--top_k=0"): "--top_k must be at least 1",
+    ("accuracy/models", "--runs={iid}", "--by=rounds"): "Unknown value of --by 'rounds'",
+    ("accuracy/setting", "--runs={iid}"): "Choose a setting with --x=NAME",
+}
+
+
+@pytest.mark.parametrize("words", BAD, ids=" ".join)
+def test_bad_input(words, folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    places = {"main": folder / "main", "iid": folder / "iid"}
+    given = [word.format(**places) for word in words]
+    assert call(*given, "--output=out.png") == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ") and BAD[words] in captured.err
+    assert captured.err.count("\n") == 1 and captured.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_that_cannot_be_written(tmp_path, capsys):
+    assert call("waffle/omega") == 2
+    assert "--output=FILE.png" in capsys.readouterr().err
+    assert call("waffle/omega", "--output=omega.bmp") == 2
+    assert "--output must end in .png, .pdf, .svg" in capsys.readouterr().err
+    assert call("waffle/omega", "--data=omega.npy") == 2
+    assert "--data must end in .csv" in capsys.readouterr().err
+    (tmp_path / "file").write_text("x")
+    assert call("waffle/omega", f"--output={tmp_path / 'file' / 'a.png'}") == 2
+    assert "no writable folder" in capsys.readouterr().err
+
+
+def test_the_document_has_every_figure_and_no_other():
+    text = DOCUMENT.read_text()
+    named = set(re.findall(r"experiments\.figures ([a-z]+/[a-z_]+)", text))
+    assert named == set(FIGURES)

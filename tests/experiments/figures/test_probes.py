@@ -1,0 +1,140 @@
+"""The epoch that follows a finished run, against a run of one round more."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from experiments.figures import cwfedavg, probes, spfl
+from experiments.figures.runs import find
+from fedjax_pfl import Partition, load_dataset
+from fedjax_pfl.errors import InputError
+from fedjax_pfl.model_files import load_models
+
+from .conftest import CLASSES, CLIENTS, ROUNDS, SEEDS
+from .test_matrices import meshes
+
+pytestmark = pytest.mark.xdist_group("figures")
+
+
+def shares(folder):
+    """True class shares of the clients of a comparison."""
+    partition, labels = Partition.load(folder / "partition.npz"), load_dataset("digits").labels
+    counts = [np.bincount(labels[rows], minlength=CLASSES) for rows in partition.train.lists()]
+    return np.array(counts) / np.sum(counts, axis=1, keepdims=True)
+
+
+def norms(kernel):
+    """Class norms of kernels [..., features, C], eq. (9)."""
+    lengths = np.sqrt((np.asarray(kernel, float) ** 2).sum(axis=-2))
+    return lengths / lengths.sum(axis=-1, keepdims=True)
+
+
+def test_rebuilt_federation_is_the_runs(found):
+    run = found["main", "feddwa"]
+    experiment = probes.rebuild(run)
+    assert experiment.methods["feddwa"].hyperparameters() == run.hyperparameters
+    np.testing.assert_allclose(
+        probes.class_shares(experiment.federation), shares(run.folder.parent), rtol=1e-6
+    )
+    assert experiment.federation.schedule.batch_size == 16
+    assert experiment.federation.plan.num_parameters == run.summary["model_parameters"]
+
+
+def test_class_norms_over_the_minibatches(found):
+    """After the epoch they are what the next round of the longer run recorded."""
+    run, longer = found["main", "cwfedavg"], found["longer", "cwfedavg"]
+    drawn = cwfedavg.minibatches([run], client=2, seed=1)
+    truth = shares(run.folder.parent)[2]
+    kernel = load_models(run.folder / "models.npz")["personalized"]["params"]["head"]["kernel"]
+    axes, scatter = drawn.figure.axes
+    curves = {line.get_label(): line.get_ydata() for line in axes.get_lines()}
+    values = np.array([curves[f"class {c}"] for c in range(CLASSES)]).T
+    steps = -(-int(Partition.load(run.folder.parent / "partition.npz").sizes("train")[2]) // 16)
+    assert values.shape == (steps + 1, CLASSES)
+    np.testing.assert_allclose(values[0], norms(kernel[1, 2]), rtol=1e-5)
+    recorded = longer.record("class_share_error")[1, ROUNDS, 2]
+    np.testing.assert_allclose(np.linalg.norm(values[-1] - truth), recorded, rtol=1e-4)
+    (points,) = [line for line in scatter.get_lines() if len(line.get_xdata()) == CLASSES]
+    np.testing.assert_allclose(points.get_xdata(), truth, rtol=1e-5)
+    np.testing.assert_allclose(points.get_ydata(), values[-1])
+    assert len(drawn.rows) == values.size
+
+
+def test_the_regularizer_draws_norms_to_the_truth(found):
+    run = found["free", "cwfedavg"]
+    drawn = cwfedavg.minibatches([run], wdr_weight="0,10")
+    truth = shares(run.folder.parent)[0]
+    ends = [points.get_ydata() for points in drawn.figure.axes[-1].get_lines()[1:]]
+    free, drawn_near = (np.linalg.norm(end - truth) for end in ends)
+    assert drawn_near < 0.8 * free
+    with pytest.raises(InputError, match=r"--wdr_weight must be numbers"):
+        cwfedavg.minibatches([run], wdr_weight="big")
+    with pytest.raises(InputError, match=r"at least 0"):
+        cwfedavg.minibatches([run], wdr_weight="-1")
+
+
+def test_class_norms_of_models(found):
+    runs = [found["main", "local"], found["main", "cwfedavg"]]
+    drawn = cwfedavg.norms_of_models(runs, seed=1, difference=True)
+    truth, *shown, difference = meshes(drawn.figure)
+    np.testing.assert_allclose(truth, shares(runs[0].folder.parent).T, rtol=1e-6)
+    wanted = []
+    for run, picture in zip(runs, shown, strict=True):
+        saved = load_models(run.folder / "models.npz")["personalized"]
+        wanted.append(norms(saved["params"]["head"]["kernel"][1]).T)
+        np.testing.assert_allclose(picture, wanted[-1], rtol=1e-5)
+    np.testing.assert_allclose(difference, wanted[1] - wanted[0], atol=1e-6)
+    with pytest.raises(InputError, match=r"Unknown model in .*'personalised'. Did you mean"):
+        cwfedavg.norms_of_models(runs, model="personalised")
+    with pytest.raises(InputError, match=r"--difference needs two runs"):
+        cwfedavg.norms_of_models(runs[:1], difference=True)
+
+
+def test_a_shared_model_and_other_partitions(found):
+    """All clients of FedAvg have one model; each partition has its own picture of the truth."""
+    runs = [found["iid", "fedavg"], found["main", "local"]]
+    drawn = cwfedavg.norms_of_models(runs)
+    assert len(meshes(drawn.figure)) == 4
+    model = load_models(runs[0].folder / "models.npz")["personalized"]
+    one = norms(model["params"]["head"]["kernel"][0])
+    np.testing.assert_allclose(meshes(drawn.figure)[1], np.tile(one, (CLIENTS, 1)).T, rtol=1e-5)
+
+
+def test_similarity_by_layer(found):
+    """Local training's next updates are the differences to the longer run's models."""
+    run, longer = found["main", "local"], found["longer", "local"]
+    drawn = spfl.similarity([run, found["iid", "fedavg"]])
+    before, after = (
+        load_models(r.folder / "models.npz")["personalized"]["params"] for r in (run, longer)
+    )
+    pairs = np.triu_indices(CLIENTS, 1)
+    wanted = {}
+    for block in ("fc_0", "head"):
+        update = np.concatenate(
+            [
+                (after[block][leaf] - before[block][leaf]).reshape(len(SEEDS), CLIENTS, -1)
+                for leaf in ("kernel", "bias")
+            ],
+            axis=-1,
+        ).astype(float)
+        update /= np.linalg.norm(update, axis=-1, keepdims=True)
+        wanted[block] = np.einsum("sip,sjp->sij", update, update)
+    axes = drawn.figure.axes[0]
+    assert [text.get_text() for text in axes.get_xticklabels()] == list(wanted)
+    means = [matrix[:, *pairs].mean() for matrix in wanted.values()]
+    np.testing.assert_allclose(axes.get_lines()[0].get_ydata(), means, atol=1e-4)
+    for _, label, seed, block, i, j, value in drawn.rows:
+        if label == "local":
+            assert value == pytest.approx(wanted[block][seed, i, j], abs=1e-4)
+    # Updates of clients with equal distributions are more alike.
+    assert axes.get_lines()[1].get_ydata()[0] > axes.get_lines()[0].get_ydata()[0]
+
+
+def test_what_a_probe_needs(found, tmp_path):
+    shutil.copytree(found["main", "local"].folder, tmp_path / "alone" / "local")
+    (run,) = find([str(tmp_path / "alone")])
+    with pytest.raises(InputError, match=r"has no partition\.npz"):
+        spfl.similarity([run])
+    with pytest.raises(InputError, match=r"--client must be in 0\.\.3"):
+        cwfedavg.minibatches([found["main", "cwfedavg"]], client=9)

@@ -1,0 +1,128 @@
+"""Finding runs, and what selects and names them."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from experiments.figures import selection
+from experiments.figures.runs import find
+from fedjax_pfl.errors import InputError
+
+from .conftest import CLIENTS, ROUNDS, SEEDS
+
+pytestmark = pytest.mark.xdist_group("figures")
+METHODS = ["local", "feddwa", "cwfedavg", "weight_erosion"]
+
+
+@pytest.fixture
+def variant(found, tmp_path):
+    """`variant(name, **changes)`: a copy of FedDWA's run whose config has other values."""
+
+    def make(name, seed=None, hyperparameters=None, **flags):
+        folder = tmp_path / name / "feddwa"
+        shutil.copytree(found["main", "feddwa"].folder, folder)
+        config = json.loads((folder / "config.json").read_text())
+        config["hyperparameters"] |= hyperparameters or {}
+        for group in config["flags"].values():
+            group |= {k: v for k, v in flags.items() if k in group}
+        (folder / "config.json").write_text(json.dumps(config))
+        return find([str(folder)])[0]
+
+    return make
+
+
+def test_a_comparison_gives_its_methods_in_their_order(folder):
+    runs = find([str(folder / "main")])
+    assert [run.method for run in runs] == METHODS
+    assert all(run.seeds == list(SEEDS) and run.num_clients == CLIENTS for run in runs)
+
+
+def test_folders_above_patterns_and_repetitions(folder):
+    everything = {run.folder for run in find([str(folder)])}
+    assert len(everything) == 8
+    assert {run.folder for run in find([f"{folder}/*"])} == everything
+    one = folder / "main" / "feddwa"
+    runs = find([str(one), str(folder / "main"), str(one)])
+    assert len(runs) == len(METHODS)
+    assert [run.method for run in find([str(folder)], ["feddwa"])] == ["feddwa"]
+
+
+def test_what_is_no_finished_run(folder, tmp_path):
+    shutil.copytree(folder / "iid" / "fedavg", tmp_path / "x" / "fedavg")
+    (tmp_path / "x" / "fedavg" / "summary.json").unlink()
+    with pytest.raises(InputError, match=r"x is no finished run: .*summary\.json"):
+        find([str(tmp_path / "x")])
+    (tmp_path / "x" / "fedavg" / "summary.json").write_text("{")
+    with pytest.raises(InputError, match=r"can't be read"):
+        find([str(tmp_path / "x")])
+    with pytest.raises(InputError, match=r"No folder .*nowhere"):
+        find([str(tmp_path / "nowhere")])
+    with pytest.raises(InputError, match=r"No folder matches"):
+        find([str(tmp_path / "nowhere*")])
+    with pytest.raises(InputError, match=r"Did you mean 'fedavg'"):
+        find([str(folder / "iid")], ["fedagv"])
+
+
+def test_settings(found):
+    settings = found["main", "feddwa"].settings
+    assert settings["feddwa.top_k"] == settings["top_k"] == 3
+    assert settings["method"] == "feddwa" and settings["groups"] == 2
+    assert settings["dominant_share"] == 0.8  # the rule's default, under its flag's name
+    assert settings["num_clients"] == CLIENTS and settings["partition"] == "grouped"
+    assert "alpha" not in settings  # an option of another rule
+    assert "output_dir" not in settings
+    # A flag of that name is no setting here, so the method's hyperparameter has it.
+    assert found["main", "weight_erosion"].settings["alice"] == 1
+    assert found["main", "weight_erosion"].alice == 1
+    assert found["main", "feddwa"].alice is None
+
+
+def test_arrays(found, layered):
+    run, alpha = layered
+    np.testing.assert_array_equal(run.matrix("alpha"), alpha)
+    assert run.matrix("rounds") is None
+    assert run.blocks(2) == ["fc_0", "head"] and run.blocks(1) == ["model"]
+    one = found["iid", "fedavg"].matrix("mixing")
+    assert one.shape == (len(SEEDS), ROUNDS, 1, CLIENTS, CLIENTS)
+    np.testing.assert_allclose(one, 1 / CLIENTS, rtol=1e-6)
+    assert set(run.scored()) == {"personalized"}
+    assert set(found["main", "feddwa"].scored()) == {"personalized", "guidance"}
+    assert "participated" in run.recorded
+    assert not any(name.startswith("personalized") for name in run.recorded)
+
+
+def test_runs_without_what_a_figure_needs(found, tmp_path):
+    runs = list(found.values())
+    assert {r.method for r in selection.with_record(runs, "weight")} == {"weight_erosion"}
+    assert {r.method for r in selection.with_scores(runs, ["guidance"])} == {"feddwa"}
+    local = [found["main", "local"]]
+    with pytest.raises(InputError, match=r"record 'weight' .*: run a method that records it"):
+        selection.with_record(local, "weight")
+    with pytest.raises(InputError, match=r"'adapted' .*--adapt_steps=10 --adapt_when=last"):
+        selection.with_scores(local, ["adapted"])
+    with pytest.raises(InputError, match=r"feddwa\.score_guidance=true"):
+        selection.with_scores(local, ["guidance"])
+    with pytest.raises(InputError, match=r"--validation_fraction"):
+        selection.with_scores(local, ["personalized"], "validation")
+    with pytest.raises(InputError, match=r"matrix 'alpha'.*--matrix_rounds"):
+        selection.with_matrix(local, "alpha")
+    shutil.copytree(local[0].folder, tmp_path / "local")
+    (tmp_path / "local" / "models.npz").unlink()
+    with pytest.raises(InputError, match=r"saved models .*run with --save_models"):
+        selection.with_models(find([str(tmp_path / "local")]))
+
+
+def test_what_varies_and_labels(found, variant):
+    a, b = variant("a"), variant("b", hyperparameters={"top_k": 1}, batch_size=8)
+    assert selection.varying([a, b]) == ["batch_size", "feddwa.top_k"]
+    assert selection.labels([a, b]) == ["batch_size=16, top_k=3", "batch_size=8, top_k=1"]
+    measured = variant("measured", adapt_steps=3, num_seeds=9)
+    assert selection.varying([a, measured]) == ["num_seeds"]
+    assert selection.labels([a, measured]) == ["a/feddwa", "measured/feddwa"]
+    main = [found["main", method] for method in METHODS]
+    assert selection.labels(main) == METHODS  # other hyperparameters are no difference
+    assert selection.labels([a, found["main", "local"]]) == ["feddwa", "local"]
+    with pytest.raises(InputError, match=r"Did you mean 'top_k'"):
+        selection.setting([a, b], "topk")

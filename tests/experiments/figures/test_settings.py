@@ -1,0 +1,129 @@
+"""Accuracy against settings, against the summaries of the runs."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from experiments.figures import settings
+from experiments.figures.runs import find
+from fedjax_pfl.errors import InputError
+
+pytestmark = pytest.mark.xdist_group("figures")
+
+
+@pytest.fixture
+def ablation(found, tmp_path):
+    """`ablation(run, name, seed=0, **hyperparameters)`: the run, said to have had those."""
+
+    def make(run, name, seed=0, **hyperparameters):
+        folder = tmp_path / name / run.method
+        shutil.copytree(run.folder, folder)
+        config = json.loads((folder / "config.json").read_text())
+        config["hyperparameters"] |= hyperparameters
+        config["flags"]["run"]["seed"] = seed
+        (folder / "config.json").write_text(json.dumps(config))
+        return find([str(folder)])[0]
+
+    return make
+
+
+def summary(run):
+    return json.loads((run.folder / "summary.json").read_text())
+
+
+def final(run):
+    return 100 * summary(run)["accuracy"]["final_mean"]
+
+
+def test_points_are_the_summaries_numbers(found, metrics):
+    free, regular = found["free", "cwfedavg"], found["main", "cwfedavg"]
+    drawn = settings.against_setting([regular, free], x="wdr_weight", record="class_share_error")
+    left, right = drawn.figure.axes
+    (line,) = left.get_lines()
+    np.testing.assert_allclose(line.get_ydata(), [final(free), final(regular)], rtol=1e-5)
+    assert [text.get_text() for text in left.get_xticklabels()] == ["0", "10"]
+    errors = [metrics(run, "class_share_error")[3].mean() for run in (free, regular)]
+    np.testing.assert_allclose(right.get_lines()[0].get_ydata(), errors, rtol=1e-5)
+    assert errors[0] > errors[1]  # what the regularizer is for
+    assert drawn.columns[0] == "wdr_weight" and {row[0] for row in drawn.rows} == {"0", "10"}
+    values = [row[-1] for row in drawn.rows if row[0] == "0" and row[-2] == "class_share_error"]
+    np.testing.assert_allclose(values, metrics(free, "class_share_error")[3], rtol=1e-5)
+
+
+def test_best_and_one_line_for_each_group(found, ablation):
+    runs = [ablation(found["main", "feddwa"], f"k{k}", top_k=k) for k in (1, 3)]
+    runs += [found["main", "local"]]  # has no such setting
+    drawn = settings.against_setting(runs, x="top_k", group="num_clients,batch_size", score="best")
+    (line,) = drawn.figure.axes[0].get_lines()
+    best = 100 * summary(runs[0])["accuracy"]["best_mean"]
+    np.testing.assert_allclose(line.get_ydata(), [best, best], rtol=1e-5)
+    np.testing.assert_array_equal(line.get_xdata(), [1, 3])
+    assert "num_clients = 4, batch_size = 16" in drawn.figure.get_suptitle().replace("\n", " ")
+
+
+def test_words_stand_side_by_side_in_columns(found):
+    runs = [found["main", "local"], found["main", "feddwa"], found["iid", "fedavg"]]
+    drawn = settings.against_setting(runs, x="partition")
+    axes = drawn.figure.axes[0]
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["grouped", "iid"]
+    points = {tuple(box.lines[0].get_xydata()[0]) for box in axes.containers}
+    assert {round(y, 3) for _, y in points} == {round(final(run), 3) for run in runs}
+    assert len({x for x, _ in points}) == 3  # none covers another
+    (legend,) = drawn.figure.legends
+    names = [text.get_text() for text in legend.get_texts()]
+    assert names == ["fedavg", "feddwa", "local"]
+
+
+def test_traffic(found):
+    run = found["main", "feddwa"]
+    drawn = settings.against_setting([run], x="top_k", record="traffic")
+    sent = summary(run)["traffic_mb_per_client_round"]
+    point = drawn.figure.axes[1].containers[0].lines[0].get_ydata()
+    np.testing.assert_allclose(point, sent["up"] + sent["down"], rtol=1e-6)
+
+
+def test_repetitions_are_more_seeds(found, ablation):
+    first = ablation(found["main", "feddwa"], "first")
+    second = ablation(found["longer", "cwfedavg"], "second", seed=5)
+    config = json.loads((first.folder / "config.json").read_text())
+    config["flags"]["run"]["seed"] = 5
+    (second.folder / "config.json").write_text(json.dumps(config))
+    (second,) = find([str(second.folder)])
+    drawn = settings.against_setting([first, second], x="top_k")
+    point = drawn.figure.axes[0].containers[0].lines[0].get_ydata()
+    np.testing.assert_allclose(point, (final(first) + final(second)) / 2, rtol=1e-5)
+    assert "mean of 4 seeds" in drawn.figure.get_suptitle()
+
+
+def test_what_cannot_be_compared(found, ablation):
+    run = found["main", "feddwa"]
+    one, two = ablation(run, "one", guidance_epochs=1), ablation(run, "two", guidance_epochs=2)
+    with pytest.raises(InputError, match=r"same top_k \(3\) .*differ in feddwa.guidance_epochs"):
+        settings.against_setting([one, two], x="top_k")
+    drawn = settings.against_setting([one, two], x="top_k", group="guidance_epochs")
+    assert len(drawn.figure.axes[0].containers) == 2
+    with pytest.raises(InputError, match=r"--x=NAME; these runs differ in feddwa.guidance_epochs"):
+        settings.against_setting([one, two])
+    with pytest.raises(InputError, match=r"Unknown setting 'guidance_epoch'. Did you mean"):
+        settings.against_setting([one, two], x="guidance_epoch")
+    with pytest.raises(InputError, match=r"record 'wieght'"):
+        settings.against_setting([one, two], x="guidance_epochs", record="wieght")
+
+
+@pytest.mark.parametrize(
+    ("keys", "places", "scale"),
+    [
+        ([(1,), (3,), (10,)], [1, 3, 10], "linear"),
+        ([(0.01,), (0.1,), (1.0,)], [0.01, 0.1, 1], "log"),
+        ([(0,), (1,), (100,)], [0, 1, 2], "even"),  # zero has no logarithm
+        ([(0.0,), (0.5,)], [0, 0.5], "linear"),
+        ([("A",), ("B",)], [0, 1], "places"),
+        ([(True,), (False,)], [0, 1], "places"),
+        ([("A", 1), ("A", 2)], [0, 1], "places"),
+    ],
+)
+def test_axis(keys, places, scale):
+    where, kind = settings._axis(keys)
+    assert list(where.values()) == places and kind == scale
