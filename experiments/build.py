@@ -27,6 +27,7 @@ class Experiment:
     seeds: tuple[int, ...]
     matrix_rounds: list[int] | None
     adapt: pfl.Adaptation | None
+    score_clients: list[int] | None
     output: Path
 
 
@@ -41,6 +42,7 @@ def prepare(args: absl.flags.FlagValues) -> Experiment:
         raise pfl.InputError(f"--seed must be at most {2**31 - args.num_seeds}, got {args.seed}.")
     matrix_rounds = parse_rounds(args.matrix_rounds, args.rounds)
     adapt = parse_adaptation(args)
+    score_clients = parse_clients(args.score_clients)
     stragglers = parse_stragglers(args.stragglers)
     if args.dtype not in ("float32", "float64"):
         raise pfl.unknown_name("dtype", args.dtype, ("float32", "float64"))
@@ -63,6 +65,7 @@ def prepare(args: absl.flags.FlagValues) -> Experiment:
         batch_order=args.batch_order,
         momentum=args.momentum,
         weight_decay=args.weight_decay,
+        extra_loss=pfl.WeightDistribution(args.wdr_weight) if args.wdr_weight else None,
         participation_fraction=args.participation,
         stragglers=stragglers,
         straggler_schedule=args.straggler_schedule,
@@ -78,10 +81,19 @@ def prepare(args: absl.flags.FlagValues) -> Experiment:
         **chosen,
     )
     for method in methods.values():
-        method.check(federation)
+        pfl.check_simulation(method, federation, score_clients=score_clients)
     seeds = tuple(range(args.seed, args.seed + args.num_seeds))
     return Experiment(
-        args, methods, dataset, partition, federation, seeds, matrix_rounds, adapt, output
+        args,
+        methods,
+        dataset,
+        partition,
+        federation,
+        seeds,
+        matrix_rounds,
+        adapt,
+        score_clients,
+        output,
     )
 
 
@@ -154,6 +166,14 @@ def parse_rounds(words: list[str] | None, rounds: int) -> list[int] | None:
         if not 1 <= number <= rounds:
             raise pfl.InputError(f"--matrix_rounds must be rounds in 1..{rounds}, got {word!r}.")
     return sorted(set(numbers))
+
+
+def parse_clients(words: list[str] | None) -> list[int] | None:
+    """Numbers of clients."""
+    bad = [word for word in words or () if not word.strip().isdecimal()]
+    if bad:
+        raise pfl.InputError(f"--score_clients must be clients such as 0,3, got {bad[0]!r}.")
+    return None if words is None else [int(word) for word in words]
 
 
 def parse_stragglers(words: list[str]) -> dict[int, int]:

@@ -123,6 +123,9 @@ def _training(group: _Group) -> None:
     group.number("learning_rate_decay", 1.0, "factor on the learning rate after each round")
     group.number("momentum", 0.0, "of local SGD, starting anew in each round")
     group.number("weight_decay", 0.0, "L2 penalty of local SGD")
+    group.number(
+        "wdr_weight", 0.0, "weight distribution regularizer of cwFedAVG, beside every method", 0.0
+    )
     group.number("participation", 1.0, "part of the clients that takes part in a round")
     group.names("stragglers", [], "late clients and their delays in rounds, such as 0:1,3:2")
     group.text("straggler_schedule", "code", "cycle of a straggler: 'code' or 'paper'")
@@ -133,6 +136,7 @@ def _run(group: _Group) -> None:
     group.whole("num_seeds", 3, "repetitions, with the seeds SEED, SEED + 1, ...", 1)
     group.whole("seed", 0, "varies initialisation, cohorts and batches, alike for all methods", 0)
     group.whole("eval_every", 1, "score the models after every so many rounds, and the last", 1)
+    group.names("score_clients", None, "clients whose models are scored (default: all served)")
     group.whole("eval_batch_size", None, "samples scored at once (default: the library's)", 1)
     group.names("matrix_rounds", None, "rounds whose mixing is kept (default: first, middle, last)")
     group.whole("adapt_epochs", 0, "also score copies trained locally for so many epochs", 0)

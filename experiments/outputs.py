@@ -34,7 +34,7 @@ from fedjax_pfl import partition_plots, plots
 HEADLINE = (
     "Accuracy: the personalized model, as a client would use it after the round's aggregation and "
     "before its next local training, on the client's own test samples; plain mean over all "
-    "clients, after the last round."
+    "clients that are scored, after the last round."
 )
 # Heading of a column, and whether its number is a percentage.
 COLUMNS = {

@@ -62,6 +62,7 @@ def run(experiment: Experiment) -> int:
                     eval_every=args.eval_every,
                     matrix_rounds=experiment.matrix_rounds,
                     adapt=experiment.adapt,
+                    score_clients=experiment.score_clients,
                     progress=display.method(name, args.rounds),
                 )
                 models = result.final.models() if args.save_models else None
@@ -74,6 +75,8 @@ def run(experiment: Experiment) -> int:
         interrupted = True
     if results:
         title = f"{', '.join(results)} on {facts['summary']['dataset']}"
+        if experiment.score_clients is not None:
+            title += f", scored on client {', '.join(map(str, experiment.score_clients))}"
         outputs.write_comparison(output, results, title)
         print()
         shown.print_table(console, outputs.comparison_rows(results))

@@ -23,9 +23,10 @@ from fedjax_pfl.model_files import load_models, model_axes, save_models
 from fedjax_pfl.models.networks import MODELS
 from fedjax_pfl.models.task import FunctionTask, LinenTask, Task
 from fedjax_pfl.registry import METHODS, make_method, method
+from fedjax_pfl.regularizers import ExtraLoss, WeightDistribution
 from fedjax_pfl.results import Result
 from fedjax_pfl.schedules import Schedule, batch_indices
-from fedjax_pfl.simulation import Progress, simulate
+from fedjax_pfl.simulation import Progress, check_simulation, simulate
 from fedjax_pfl.structs import per_client, per_pair, shared, static, struct
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "Client",
     "Context",
     "Dataset",
+    "ExtraLoss",
     "Federation",
     "FunctionTask",
     "InputError",
@@ -52,9 +54,11 @@ __all__ = [
     "Schedule",
     "Shared",
     "Task",
+    "WeightDistribution",
     "__version__",
     "algorithms",
     "batch_indices",
+    "check_simulation",
     "dataset_from_arrays",
     "federate",
     "load_dataset",

@@ -4,11 +4,13 @@
 and is kept for every client; how clients are averaged is the result's business.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from fedjax_pfl import keys, trees
@@ -138,18 +140,19 @@ def loss_matrix(
 def adapt(ctx: "Context", models: Tree | Shared, rows: jax.Array, how: Adaptation) -> Tree:
     """Copies of `models` for the clients `rows`, trained locally as `how` says, [k, ...].
 
-    A copy that goes non-finite is the unadapted model.
+    A copy that goes non-finite is the unadapted model. With "head" or "body" all other leaves stay
+    as they are, running statistics of their normalisation layers included.
     """
     federation = ctx.federation
     schedule = federation.schedule
     schedule = Schedule(how.epochs, how.steps, schedule.batch_size, drop_last=schedule.drop_last)
-    trainable = None
+    moves = trainable = None
     if how.leaves != "all":
-        model = models.model if isinstance(models, Shared) else trees.row(models, 0)
-        trainable = federation.plan.head_mask(model)["params"]
-        if how.leaves == "body":
-            trainable = jax.tree.map(lambda is_head: not is_head, trainable)
-    return train(
+        model = models.model if isinstance(models, Shared) else models
+        is_head = federation.plan.head_mask(model)
+        moves = jax.tree.map(lambda head: head == (how.leaves == "head"), is_head)
+        trainable = moves["params"]
+    adapted = train(
         federation,
         models,
         ctx.everyone(rows),
@@ -158,19 +161,27 @@ def adapt(ctx: "Context", models: Tree | Shared, rows: jax.Array, how: Adaptatio
         schedule=schedule,
         trainable=trainable,
     ).models
+    if moves is None:
+        return adapted
+    given = trees.replicate(model, len(rows)) if isinstance(models, Shared) else models
+    return jax.tree.map(lambda on, new, old: new if on else old, moves, adapted, given)
 
 
 def evaluate(
-    algorithm: "Algorithm", ctx: "Context", state: Tree, extra: Adaptation | None = None
+    algorithm: "Algorithm",
+    ctx: "Context",
+    state: Tree,
+    extra: Adaptation | None = None,
+    rows: Sequence[int] | None = None,
 ) -> dict[str, jax.Array]:
-    """Scores every model that a method names, for all clients.
+    """Scores every model that a method names, for the clients `rows` (all by default).
 
     Clients go in chunks as wide as the execution's lanes: a method is asked for the models of a
     chunk at a time, so no more copies than that exist.
 
     Returns:
-      "MODEL/SPLIT/accuracy" and "MODEL/SPLIT/loss", [N] each, NaN for clients without samples and
-      those whom the method does not serve.
+      "MODEL/SPLIT/accuracy" and "MODEL/SPLIT/loss", [N] each, NaN for clients without samples,
+      those whom the method does not serve, and those that are not in `rows`.
     """
     federation = ctx.federation
     splits = [name for name in ("test", "validation") if federation.data.split(name).total]
@@ -200,13 +211,20 @@ def evaluate(
                 scores[f"{name}/{split}/loss"] = jnp.where(known, loss / count, jnp.nan)
         return scores
 
-    count = federation.num_clients
+    everyone = np.arange(federation.num_clients, dtype=np.int32)
+    wanted = everyone if rows is None else np.asarray(rows, np.int32)
+    count = len(wanted)
     lanes = federation.execution.lanes(count)
     if lanes == count:
-        return chunk(jnp.arange(count, dtype=jnp.int32))
-    padded = jnp.minimum(jnp.arange(-(-count // lanes) * lanes, dtype=jnp.int32), count - 1)
-    scores = lax.map(chunk, padded.reshape(-1, lanes))
-    return {name: value.reshape(-1)[:count] for name, value in scores.items()}
+        scores = chunk(jnp.asarray(wanted))
+    else:  # the last chunk is filled up with copies of its last client
+        padded = wanted[np.minimum(np.arange(-(-count // lanes) * lanes), count - 1)]
+        scores = lax.map(chunk, jnp.asarray(padded).reshape(-1, lanes))
+        scores = {name: value.reshape(-1)[:count] for name, value in scores.items()}
+    if rows is None:
+        return scores
+    nobody = jnp.full(everyone.shape, jnp.nan, dtype)
+    return {name: nobody.at[wanted].set(value) for name, value in scores.items()}
 
 
 def _adapted(ctx, models: Tree | Shared, rows: jax.Array, how: Adaptation, last) -> Tree:

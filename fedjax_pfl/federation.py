@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl.augmentation import Augmentation, resolve_augmentation
-from fedjax_pfl.clients import Execution, resolve_execution
-from fedjax_pfl.data.federated import FederatedData, by_class, make_split
+from fedjax_pfl.clients import Client, Execution, resolve_execution
+from fedjax_pfl.data.federated import Batch, FederatedData, by_class, make_split
 from fedjax_pfl.data.partition import Partition
 from fedjax_pfl.data.scaling import input_scaling
 from fedjax_pfl.data.sources import Dataset
@@ -19,6 +19,7 @@ from fedjax_pfl.local_training import SGD
 from fedjax_pfl.models.networks import make_model
 from fedjax_pfl.models.task import Task, as_task
 from fedjax_pfl.participation import Participation, participation
+from fedjax_pfl.regularizers import ExtraLoss
 from fedjax_pfl.schedules import BATCH_ORDERS, Schedule
 from fedjax_pfl.structs import static, struct
 
@@ -44,6 +45,7 @@ class Federation:
       execution: how the client axis is run.
       eval_batch_size: samples scored at once.
       augment: random change of the training images, or None.
+      extra_loss: added to every client's minibatch loss, or None.
     """
 
     data: FederatedData
@@ -57,10 +59,15 @@ class Federation:
     execution: Execution = static()
     eval_batch_size: int = static()
     augment: Augmentation | None = static(None)
+    extra_loss: ExtraLoss | None = None
 
     @property
     def num_clients(self) -> int:
         return self.data.num_clients
+
+    def penalty(self, params: Tree, batch: Batch, client: Client) -> jax.Array | int:
+        """The extra loss of one client's model on one minibatch; 0 where there is none."""
+        return 0 if self.extra_loss is None else self.extra_loss(params, batch, client, self.plan)
 
     def initial_model(self, key: jax.Array) -> Tree:
         """A fresh model of one client."""
@@ -82,6 +89,7 @@ def federate(
     momentum: float = 0.0,
     weight_decay: float = 0.0,
     optimizer: Callable | None = None,
+    extra_loss: ExtraLoss | None = None,
     participation_fraction: float = 1.0,
     stragglers: dict[int, int] | None = None,
     straggler_schedule: str = "code",
@@ -111,6 +119,7 @@ def federate(
         "by_class", class after class (the published PLGA loader). The last two never shuffle, and
         a round goes on where the client's last one stopped, so all clients must take part.
       momentum, weight_decay: of plain SGD; or give an `optimizer` factory instead.
+      extra_loss: added to the local loss of every method, such as `WeightDistribution(10.0)`.
       participation_fraction: part of the clients in each round.
       stragglers, straggler_schedule: delays by client, see `participation`.
       share, head, batch_norm: the leaf plan, see `leaf_plan`.
@@ -167,6 +176,12 @@ def federate(
             raise InputError(f"{name} must be hashable (tuples for lists): {error}.") from error
     shapes, order = check_model(task, data)
     plan = leaf_plan(shapes, share=share, head=head, batch_norm=batch_norm, order=order)
+    if extra_loss is not None:
+        given, allowed = type(extra_loss).__name__, "an ExtraLoss such as WeightDistribution(10.0)"
+        require(isinstance(extra_loss, ExtraLoss), "extra_loss", given, allowed)
+        extra_loss.validate()
+        extra_loss.check(shapes["params"], plan, data.num_classes)
+        extra_loss = jax.tree.map(lambda number: np.asarray(number, dtype), extra_loss)
     return Federation(
         data=jax.device_put(data),
         participation=participation(
@@ -181,6 +196,7 @@ def federate(
         execution=resolve_execution(client_execution, seed_execution),
         eval_batch_size=eval_batch_size,
         augment=augment,
+        extra_loss=extra_loss,
     )
 
 

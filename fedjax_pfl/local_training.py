@@ -96,7 +96,7 @@ def sgd_step(
     """One minibatch of the local optimizer, for `run_clients`.
 
     Args:
-      federation: task and optimizer.
+      federation: task, optimizer, and the extra loss of all methods.
       learning_rate: scalar.
       extra_loss: `extra_loss(params, batch, shared, client)`, added to the minibatch loss.
       correct: `correct(gradient, params, shared, client)`, the gradient to use instead.
@@ -120,7 +120,8 @@ def sgd_step(
         def objective(params):
             loss, model = task.loss({**state.model, "params": params}, batch, rng)
             extra = 0 if extra_loss is None else extra_loss(params, batch, shared, client)
-            return loss + extra, (loss, model)
+            penalty = federation.penalty(params, batch, client)
+            return loss + extra + penalty, (loss, model)
 
         params = state.model["params"]
         gradient, (loss, model) = jax.grad(objective, has_aux=True)(params)
@@ -204,6 +205,8 @@ def full_gradient(
 ) -> tuple[Tree, Cohort]:
     """Gradient of each client's loss over all its training samples, like the parameters [M, ...].
 
+    The federation's extra loss is part of it.
+
     Summed over minibatches, so that no batch is as large as a client. Statistics of normalisation
     layers stay as they are, and samples are not augmented.
 
@@ -218,7 +221,8 @@ def full_gradient(
         model = client.operand
 
         def mean_loss(params):
-            return task.loss({**model, "params": params}, batch, rng)[0]
+            loss = task.loss({**model, "params": params}, batch, rng)[0]
+            return loss + federation.penalty(params, batch, client)
 
         part = jnp.sum(batch.valid) / client.size
         gradient = jax.grad(mean_loss)(model["params"])

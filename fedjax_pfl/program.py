@@ -16,6 +16,7 @@ from fedjax_pfl.errors import InputError, require, unknown_name
 from fedjax_pfl.evaluation import Adaptation, adapt, evaluate
 from fedjax_pfl.federation import Federation
 from fedjax_pfl.registry import convert, is_static
+from fedjax_pfl.regularizers import ExtraLoss
 from fedjax_pfl.structs import client_axes, struct
 
 Tree = Any
@@ -43,6 +44,7 @@ class Program:
       eval_every: models are scored after every so many rounds, and after the last.
       capacity: rounds that the buffers of one call hold.
       adapt: how copies are adapted before they are scored, or None.
+      scored: rows of the clients whose models are scored, or None for all.
     """
 
     runs: Runs
@@ -51,6 +53,7 @@ class Program:
     eval_every: int = 1
     capacity: int = 50
     adapt: Adaptation | None = None
+    scored: tuple[int, ...] | None = None
 
     @property
     def num_runs(self) -> int:
@@ -78,6 +81,7 @@ class Program:
                 eval_every=np.int32(self.eval_every),
                 capacity=self.capacity,
                 extra=self.adapt,
+                scored=self.scored,
             )
         )
 
@@ -145,6 +149,7 @@ def make_runs(
         typed = {k: convert(k, v, hints[k]) for k, v in chosen.items() if k in traced}
         variant = replace(algorithm, **typed)
         variant.validate()
+        variant.check(federation)
         rate = {name: np.asarray(chosen.get(name, rates[name]), dtype) for name in RATES}
         finite = 0 <= rate["learning_rate"] < np.inf
         require(finite, "learning_rate", float(rate["learning_rate"]), "finite and at least 0")
@@ -179,6 +184,30 @@ def _over_runs(fn: Callable, federation: Federation, operands: Tree) -> Tree:
     return lax.map(fn, operands)
 
 
+def served(runs: Runs, federation: Federation) -> np.ndarray:
+    """bool [R, N]: the clients whom each run makes models for."""
+    ctx = Context(federation, key=None, t=None, total=None, cohort=None)
+    return np.asarray(jax.vmap(lambda run: run.algorithm.serves(ctx))(runs))
+
+
+def uses_extra_loss(runs: Runs, federation: Federation) -> bool:
+    """Whether a round trains with the federation's extra loss; the round is traced, not run."""
+    asked = []
+
+    class Asked(ExtraLoss):
+        def __call__(self, *_):
+            asked.append(True)
+            return 0.0
+
+    def play():
+        run = jax.tree.map(lambda leaf: leaf[0], runs)
+        ctx = _context(replace(federation, extra_loss=Asked()), run, jnp.int32(0), jnp.int32(1))
+        return run.algorithm.round(ctx, run.algorithm.init(ctx))
+
+    jax.eval_shape(play)
+    return bool(asked)
+
+
 @jax.jit
 def _start(runs: Runs, federation: Federation, total) -> Tree:
     def one(run):
@@ -189,8 +218,8 @@ def _start(runs: Runs, federation: Federation, total) -> Tree:
     return _over_runs(one, federation, runs)
 
 
-@partial(jax.jit, static_argnames=("capacity", "extra"), donate_argnums=(0,))
-def _advance(states, runs, federation, t, length, total, eval_every, capacity, extra):
+@partial(jax.jit, static_argnames=("capacity", "extra", "scored"), donate_argnums=(0,))
+def _advance(states, runs, federation, t, length, total, eval_every, capacity, extra, scored):
     """The compiled program, see `Program.advance`."""
 
     def one(operand):
@@ -201,10 +230,11 @@ def _advance(states, runs, federation, t, length, total, eval_every, capacity, e
             ctx = _context(federation, run, now, total)
             state, record = run.algorithm.round(ctx, state)
             due = ((now + 1) % eval_every == 0) | (now + 1 == total)
-            shapes = jax.eval_shape(lambda: evaluate(run.algorithm, ctx, state, extra))
+            measure = partial(evaluate, run.algorithm, ctx, state, extra, scored)
+            shapes = jax.eval_shape(measure)
             scores = lax.cond(
                 due,
-                lambda: evaluate(run.algorithm, ctx, state, extra),
+                measure,
                 lambda: jax.tree.map(lambda s: jnp.full(s.shape, jnp.nan, s.dtype), shapes),
             )
             kept = {

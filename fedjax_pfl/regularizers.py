@@ -1,14 +1,35 @@
-"""Extra loss terms that any method can hand to local training (`extra_loss`)."""
+"""Extra loss terms: of a federation, for every method, or of a method's own local training."""
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl.errors import InputError
+from fedjax_pfl.clients import Client
+from fedjax_pfl.data.federated import Batch
+from fedjax_pfl.errors import InputError, require
 from fedjax_pfl.layers import LeafPlan
+from fedjax_pfl.structs import struct
 
 Tree = Any
+
+
+class ExtraLoss:
+    """Base class of what `federate(extra_loss=...)` takes; a `struct`, so its numbers are traced.
+
+    It is added to the minibatch loss of every local step and to full gradients, whatever the
+    method. A method with steps of its own calls `Federation.penalty`.
+    """
+
+    def validate(self) -> None:
+        """Raises `InputError` for a number out of range."""
+
+    def check(self, params: Tree, plan: LeafPlan, num_classes: int) -> None:
+        """Raises `InputError` where a model (shapes of its parameters) lacks what this needs."""
+
+    def __call__(self, params: Tree, batch: Batch, client: Client, plan: LeafPlan) -> jax.Array:
+        """The loss [] of one client's model on one minibatch."""
+        raise NotImplementedError
 
 
 def classifier_kernel(params: Tree, plan: LeafPlan, num_classes: int) -> jax.Array:
@@ -54,3 +75,24 @@ def weight_distribution(
     gap = class_norms(kernel) - true.astype(kernel.dtype)
     # The square root's slope at 0 is infinite; 1e-12 keeps it finite and moves nothing else.
     return 0.5 * weight * jnp.sqrt(jnp.sum(jnp.square(gap)) + 1e-12)
+
+
+@struct
+class WeightDistribution(ExtraLoss):
+    """WDR, see `weight_distribution`: the part of cwFedAVG that other methods can take over.
+
+    Attributes:
+      weight: lambda. 10 is the published default for CIFAR-10.
+    """
+
+    weight: float = 10.0
+
+    def validate(self):
+        known = 0 <= self.weight < float("inf")
+        require(known, "wdr_weight", self.weight, "a finite number of at least 0")
+
+    def check(self, params, plan, num_classes):
+        classifier_kernel(params, plan, num_classes)
+
+    def __call__(self, params, batch, client, plan):
+        return weight_distribution(params, plan, client.class_counts, self.weight)

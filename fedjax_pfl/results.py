@@ -11,6 +11,7 @@ import numpy as np
 from fedjax_pfl.errors import InputError
 
 HEADLINE = "personalized"
+PLAIN, ARRAYS = "result.json", "result.npz"  # the files of a saved result
 
 
 @dataclass(frozen=True)
@@ -169,11 +170,12 @@ class Result:
         """Writes `result.json` and `result.npz`; an existing result is never overwritten.
 
         Raises:
-          InputError: the folder holds a result already.
+          InputError: the folder holds one of the two already.
         """
         folder = Path(folder)
-        if (folder / "result.npz").exists():
-            raise InputError(f"{folder} holds a result already; save to another folder.")
+        there = [name for name in (PLAIN, ARRAYS) if (folder / name).exists()]
+        if there:
+            raise InputError(f"{folder} has a {there[0]} already; save to another folder.")
         folder.mkdir(parents=True, exist_ok=True)
         arrays, plain = {}, {}
         for name, value in vars(self).items():
@@ -185,13 +187,13 @@ class Result:
                 arrays |= {f"{name}:{key}": item for key, item in value.items()}
             else:
                 plain[name] = value
-        (folder / "result.json").write_text(json.dumps(plain, indent=2, default=float) + "\n")
+        (folder / PLAIN).write_text(json.dumps(plain, indent=2, default=_plain) + "\n")
         # Files know no bfloat16.
         plain_types = {
             name: value.astype(np.float32) if value.dtype.kind == "V" else value
             for name, value in arrays.items()
         }
-        np.savez_compressed(folder / "result.npz", **plain_types)
+        np.savez_compressed(folder / ARRAYS, **plain_types)
 
     @classmethod
     def load(cls, folder: str | Path) -> "Result":
@@ -202,8 +204,8 @@ class Result:
         """
         folder = Path(folder)
         try:
-            plain = json.loads((folder / "result.json").read_text())
-            with np.load(folder / "result.npz", allow_pickle=False) as file:
+            plain = json.loads((folder / PLAIN).read_text())
+            with np.load(folder / ARRAYS, allow_pickle=False) as file:
                 arrays = dict(file)
         except (OSError, ValueError, zipfile.BadZipFile) as error:
             reason = getattr(error, "strerror", None) or error
@@ -217,3 +219,10 @@ class Result:
                 plain[name] = value
         plain |= groups | {"seeds": tuple(plain["seeds"]), "blocks": tuple(plain["blocks"])}
         return cls(**plain)
+
+
+def _plain(value) -> float | str:
+    """What JSON has no word for: NumPy's numbers, and functions among hyperparameters, by name."""
+    if callable(value):
+        return f"{value.__module__}.{value.__qualname__}"
+    return float(value)

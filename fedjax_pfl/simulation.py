@@ -9,10 +9,10 @@ import numpy as np
 
 from fedjax_pfl.algorithm import Algorithm
 from fedjax_pfl.clients import padding_efficiency
-from fedjax_pfl.errors import require, require_whole
+from fedjax_pfl.errors import InputError, require, require_whole
 from fedjax_pfl.evaluation import Adaptation
 from fedjax_pfl.federation import Federation
-from fedjax_pfl.program import Final, Program, make_runs
+from fedjax_pfl.program import Final, Program, Runs, make_runs, served, uses_extra_loss
 from fedjax_pfl.results import Result
 
 Tree = Any
@@ -46,6 +46,7 @@ def simulate(
     chunk_seconds: float = 2.0,
     matrix_rounds: Sequence[int] | None = None,
     adapt: Adaptation | None = None,
+    score_clients: Sequence[int] | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Result:
     """Runs a method for a number of rounds, for all seeds and settings in one program.
@@ -65,6 +66,8 @@ def simulate(
       matrix_rounds: rounds (counted from 1) whose mixing matrices are kept; by default the first,
         the middle and the last.
       adapt: also score copies that were adapted locally, as "adapted".
+      score_clients: permanent ids of the clients whose models are scored; means, tables and curves
+        are then over them, and the others' scores are NaN. All whom the method serves by default.
       progress: called between chunks.
 
     Returns:
@@ -73,9 +76,6 @@ def simulate(
     Raises:
       InputError: whatever of this can't be; before anything is compiled.
     """
-    algorithm.validate()
-    federation = algorithm.adjusted(federation)
-    algorithm.check(federation)
     if adapt is not None:
         adapt.validate()
     require_whole("rounds", rounds, 1)
@@ -87,13 +87,15 @@ def simulate(
         matrix_rounds = sorted({1, (rounds + 1) // 2, rounds})
     bad = [r for r in matrix_rounds if not (_whole(r) and 1 <= r <= rounds)]
     require(not bad, "matrix_rounds", bad, f"rounds in 1..{rounds}")
+    federation, runs, scored = _resolved(algorithm, federation, seeds, settings, score_clients)
     program = Program(
-        runs=make_runs(algorithm, federation, seeds, settings),
+        runs=runs,
         federation=federation,
         rounds=rounds,
         eval_every=eval_every,
         capacity=chunk,
         adapt=adapt,
+        scored=scored,
     )
     collector = _Collector(eval_every, rounds, matrix_rounds)
     began = time.perf_counter()
@@ -139,6 +141,52 @@ def simulate(
         final=Final(program, states),
         **collector.collect((len(seeds), -1)),
     )
+
+
+def check_simulation(
+    algorithm: Algorithm,
+    federation: Federation,
+    *,
+    settings: Mapping[str, Sequence] | None = None,
+    score_clients: Sequence[int] | None = None,
+) -> None:
+    """Raises `InputError` where `simulate` would for these; nothing is compiled."""
+    _resolved(algorithm, federation, (0,), settings, score_clients)
+
+
+def _resolved(algorithm, federation, seeds, settings, score_clients):
+    """(federation as the method wants it, runs, rows of the clients to score or None), checked."""
+    algorithm.validate()
+    federation = algorithm.adjusted(federation)
+    algorithm.check(federation)
+    runs = make_runs(algorithm, federation, seeds, settings)
+    if federation.extra_loss is not None and not uses_extra_loss(runs, federation):
+        raise InputError(
+            f"{algorithm.name} has local steps of its own, to which no extra loss can be added."
+        )
+    scored = None if score_clients is None else _scored_rows(score_clients, runs, federation)
+    return federation, runs, scored
+
+
+def _scored_rows(clients: Sequence[int], runs: Runs, federation: Federation) -> tuple[int, ...]:
+    """Rows of the clients to score, ascending.
+
+    Raises:
+      InputError: none, an unknown one, one without test samples, or one whom the method does not
+        make a model for.
+    """
+    ids = np.asarray(federation.data.ids)
+    require(len(clients) > 0, "score_clients", list(clients), "at least one client")
+    unknown = [c for c in clients if not (_whole(c) and c in ids)]
+    require(not unknown, "score_clients", unknown, f"clients in {ids.min()}..{ids.max()}")
+    rows = np.flatnonzero(np.isin(ids, clients))
+    for known, allowed in (
+        (np.asarray(federation.data.test.size) > 0, "clients with test samples"),
+        (served(runs, federation).all(axis=0), "clients whom the method makes a model for"),
+    ):
+        without = ids[rows[~known[rows]]].tolist()
+        require(not without, "score_clients", without, allowed)
+    return tuple(rows.tolist())
 
 
 def _whole(value) -> bool:

@@ -7,15 +7,17 @@ import jax.numpy as jnp
 
 from fedjax_pfl import mixing, trees
 from fedjax_pfl.algorithm import Algorithm
-from fedjax_pfl.errors import require
+from fedjax_pfl.clients import Shared
+from fedjax_pfl.errors import InputError, require
 from fedjax_pfl.registry import method
-from fedjax_pfl.regularizers import class_norms, classifier_kernel, weight_distribution
-from fedjax_pfl.structs import per_client, static, struct
+from fedjax_pfl.regularizers import WeightDistribution, class_norms, classifier_kernel
+from fedjax_pfl.structs import per_client, shared, static, struct
 
 
 @struct
 class State:
     models: Any = per_client()
+    classes: Any = shared()  # [C, ...]; only where they are to be scored
 
 
 @method("cwfedavg")
@@ -24,38 +26,50 @@ class CwFedAvg(Algorithm):
 
     Both aggregations in one matrix: W = P Q^T, with P [N, C] the clients' class shares and
     Q_kj = p_k P_kj / sum_k p_k P_kj the part of client k in the model of class j. The class models
-    themselves, Q^T times the trained models, are never made.
+    themselves, Q^T times the trained models, are made only to be looked at.
 
     Clients that did not take part are also re-initialised from the class models, as the published
     code does for all clients, each with the shares of the model it holds.
 
     Attributes:
       wdr_weight: lambda of the weight distribution regularizer; 0 is "without WDR". The paper's
-        values are lost but for 10 on CIFAR-10, the published default.
+        values are lost but for 10 on CIFAR-10, the published default. The regularizer beside
+        another method is an `extra_loss` of the federation; both at once are refused.
       shares: class shares P of a client: "norms" of its classifier's columns (eq. 9), or its true
         "labels" ("with Dist.", which sends C numbers once).
+      score_class_models: make the C class models, eqs. (3)-(5), in every round and score each of
+        them for every client, as "class_0", "class_1", ...; of a class that nobody has a share of
+        the last one is kept.
     """
 
     absent_kept = False  # every client is re-initialised in each round (spec 1.3, PP)
 
     wdr_weight: float = 10.0
     shares: Literal["norms", "labels"] = static("norms")
+    score_class_models: bool = static(False)
 
     def validate(self):
         require(self.wdr_weight >= 0, "wdr_weight", self.wdr_weight, "at least 0")
 
     def check(self, federation):
+        if self.wdr_weight != 0 and isinstance(federation.extra_loss, WeightDistribution):
+            raise InputError(
+                f"cwfedavg has a wdr_weight of its own, {self.wdr_weight}, and the federation adds "
+                "that regularizer to every method: set one of the two to 0."
+            )
         shapes = jax.eval_shape(lambda: federation.initial_model(jax.random.key(0)))
         classifier_kernel(shapes["params"], federation.plan, federation.data.num_classes)
 
     def init(self, ctx):
-        return State(ctx.replicate(ctx.initial_model()))
+        model = ctx.initial_model()
+        classes = trees.replicate(model, ctx.federation.data.num_classes)
+        return State(ctx.replicate(model), classes if self.score_class_models else None)
 
     def round(self, ctx, state):
-        plan = ctx.federation.plan
+        wdr = WeightDistribution(self.wdr_weight)
 
         def regularizer(params, batch, shared, client):
-            return weight_distribution(params, plan, client.class_counts, self.wdr_weight)
+            return wdr(params, batch, client, ctx.federation.plan)
 
         received = ctx.cohort.gather(state.models)
         trained, cohort, loss = ctx.train(received, extra_loss=regularizer)
@@ -66,7 +80,8 @@ class CwFedAvg(Algorithm):
         weights = mixing.normalize(shares @ parts)  # W [N, M]; classes nobody has drop out
         models = ctx.mix(weights, trained, onto=held)
         gap = jnp.linalg.norm(shares - self.true_shares(ctx), axis=1)
-        return State(models), ctx.record(
+        classes = ctx.mix(parts, trained, onto=state.classes) if state.classes else None
+        return State(models, classes), ctx.record(
             cohort,
             clients={"train_loss": loss, "class_share_error": cohort.gather(gap)},
             everyone_receives=True,
@@ -89,4 +104,7 @@ class CwFedAvg(Algorithm):
         return mixing.normalize(ctx.federation.data.class_counts.astype(ctx.learning_rate.dtype))
 
     def models(self, ctx, state, rows):
-        return {"personalized": trees.take(state.models, rows)}
+        named = {"personalized": trees.take(state.models, rows)}
+        for c in range(ctx.federation.data.num_classes if state.classes else 0):
+            named[f"class_{c}"] = Shared(trees.row(state.classes, c))
+        return named

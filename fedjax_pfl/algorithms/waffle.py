@@ -194,8 +194,8 @@ def _together(records: Record) -> Record:
     return Record(
         clients={name: of_client(values) for name, values in records.clients.items()},
         scalars={},
-        up=jnp.sum(records.up, axis=0),
-        down=jnp.sum(records.down, axis=0),
+        up=jnp.sum(records.up, axis=0, dtype=jnp.int32),
+        down=jnp.sum(records.down, axis=0, dtype=jnp.int32),
         matrices={"mixing": jnp.where(still[:, None], identity, weights)},
     )
 
