@@ -1,0 +1,164 @@
+"""Checkpoints of a simulation between chunks: written whole or not at all, verified when read."""
+
+import hashlib
+import json
+import logging
+import time
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_pfl.errors import InputError, require
+
+Tree = Any
+FORMAT = 1
+
+
+class Saved(NamedTuple):
+    """What a checkpoint held.
+
+    Attributes:
+      round: rounds done.
+      trees: by name, each as nested lists and dicts were when saved: leaves are host arrays.
+      facts: what was saved beside them, as JSON has it.
+    """
+
+    round: int
+    trees: dict[str, list[np.ndarray]]
+    facts: dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints of one simulation, in a folder of its own.
+
+    Orbax writes each under another name and renames it when it is whole. A digest of all arrays is
+    stored with it and compared when it is read: one that was damaged since is passed over, with a
+    warning, for the one before. Nothing that is read can run code.
+
+    Args:
+      folder: made if need be; no other simulation may use it.
+      every_seconds: wall time between two of them; 0 saves after every chunk.
+      keep: how many are kept.
+    """
+
+    def __init__(self, folder: str | Path, every_seconds: float = 60.0, keep: int = 2):
+        require(every_seconds >= 0, "every_seconds", every_seconds, "at least 0")
+        self.folder = Path(folder).expanduser().absolute()
+        self.every_seconds = every_seconds
+        self.keep = keep
+        self._manager = None
+        self._last = time.monotonic()
+
+    def due(self) -> bool:
+        """Whether it is time for the next one."""
+        return time.monotonic() - self._last >= self.every_seconds
+
+    def save(self, done: int, trees: Mapping[str, Tree], facts: Mapping[str, Any]) -> None:
+        """Saves pytrees of arrays and some JSON as the state after `done` rounds.
+
+        A checkpoint of that round that exists already stays as it is, unless it is damaged.
+        """
+        ocp, manager = self._open()
+        if done in manager.all_steps():
+            if self._read(done) is not None:
+                return
+            manager.delete(done)
+        leaves = {name: jax.device_get(jax.tree.leaves(tree)) for name, tree in trees.items()}
+        arrays = {
+            f"{name}.{k}": np.asarray(leaf)
+            for name, stack in leaves.items()
+            for k, leaf in enumerate(stack)
+        }
+        described = {
+            "format": FORMAT,
+            "round": done,
+            "counts": {name: len(stack) for name, stack in leaves.items()},
+            "empty": {n: [list(a.shape), str(a.dtype)] for n, a in arrays.items() if not a.size},
+            "facts": dict(facts),
+        }
+        described["digest"] = _digest(arrays, described)
+        filled = {name: array for name, array in arrays.items() if array.size}
+        manager.save(
+            done,
+            args=ocp.args.Composite(
+                arrays=ocp.args.StandardSave(filled), facts=ocp.args.JsonSave(described)
+            ),
+        )
+        self._last = time.monotonic()
+
+    def latest(self) -> Saved | None:
+        """The newest checkpoint that is whole, or None."""
+        if not self.folder.is_dir():
+            return None
+        steps = sorted(self._open()[1].all_steps(), reverse=True)
+        for step in steps:
+            saved = self._read(step)
+            if saved is not None:
+                return saved
+            warnings.warn(
+                f"The checkpoint of round {step} in {self.folder} is damaged and is passed over.",
+                stacklevel=2,
+            )
+        return None
+
+    def close(self) -> None:
+        if self._manager is not None:
+            self._manager.close()
+            self._manager = None
+
+    def _open(self):
+        # Importing Orbax takes seconds: only who asks for checkpoints pays for it.
+        import orbax.checkpoint as ocp
+
+        if self._manager is None:
+            logging.getLogger("absl").setLevel(logging.ERROR)
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise InputError(f"Checkpoints can't be kept in {self.folder}: {error}.") from error
+            options = ocp.CheckpointManagerOptions(
+                max_to_keep=self.keep, create=False, enable_async_checkpointing=False
+            )
+            self._manager = ocp.CheckpointManager(
+                self.folder, options=options, item_names=("arrays", "facts")
+            )
+        return ocp, self._manager
+
+    def _read(self, step: int) -> Saved | None:
+        """The checkpoint of a round, or None where it is damaged."""
+        ocp, manager = self._open()
+        try:
+            found = manager.restore(
+                step,
+                args=ocp.args.Composite(
+                    arrays=ocp.args.StandardRestore(), facts=ocp.args.JsonRestore()
+                ),
+            )
+            described = dict(found.facts)
+            arrays = {name: np.asarray(array) for name, array in found.arrays.items()}
+            for name, (shape, dtype) in described["empty"].items():
+                arrays[name] = np.zeros(shape, dtype)
+            digest = described.pop("digest")
+            if described["format"] != FORMAT or digest != _digest(arrays, described):
+                return None
+            trees = {
+                name: [arrays[f"{name}.{k}"] for k in range(count)]
+                for name, count in described["counts"].items()
+            }
+            return Saved(described["round"], trees, described["facts"])
+        except Exception:  # whatever a damaged file makes its readers raise
+            return None
+
+
+def _digest(arrays: Mapping[str, np.ndarray], described: Mapping[str, Any]) -> str:
+    """SHA-256 of all names, types, shapes and bytes."""
+    total = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        total.update(f"{name} {array.dtype} {array.shape}".encode())
+        total.update(array.tobytes())
+    return total.hexdigest()
