@@ -131,6 +131,19 @@ def test_schedules(schedule):
     assert walked(run(federation, schedule)[0]) == wanted(federation, schedule)
 
 
+def test_no_step_is_handed_more_rows_than_the_largest_client_fills():
+    shapes = []
+
+    def look(carry, batch, rng, shared, client):
+        shapes.append(batch.labels.shape)
+        return carry + batch.valid.sum()
+
+    schedule = Schedule(epochs=2, batch_size=1000)
+    done, _ = run(numbered(), schedule, carry=jnp.zeros(5, jnp.int32), step=look)
+    assert set(shapes) == {(10,)}
+    np.testing.assert_array_equal(done, 2 * np.array(SIZES))
+
+
 def test_drop_last_leaves_small_clients_without_a_step():
     ran = run(numbered(), Schedule(batch_size=4, drop_last=True))[0]["ran"]
     np.testing.assert_array_equal(ran, [1, 0, 0, 2, 1])

@@ -9,8 +9,10 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl import Adaptation, Context, InputError, Shared, keys, trees
+from fedjax_pfl.algorithms.local import State
 from fedjax_pfl.evaluation import adapt, evaluate, loss_matrix, score
 from fedjax_pfl.testing import SEEDS, TEST_SIZES, TRAIN_SIZES, assert_close, toy_federation
+from tests.models.test_normalization import NormNet
 
 COUNT = 5
 ROWS = jnp.arange(COUNT)
@@ -129,6 +131,28 @@ def test_adapting_the_head_moves_the_head_alone(leaves, moves, stays):
         assert (after[moves][name] != before).reshape(COUNT, -1).any(1).all()
 
 
+@pytest.mark.parametrize("leaves", ["head", pytest.param("body", marks=pytest.mark.slow)])
+def test_running_statistics_are_the_bodys(leaves):
+    federation = toy_federation(model=NormNet())
+    models = models_of(federation)
+    before = models["batch_stats"]["bn"]
+    after = adapted(federation, models, ROWS, Adaptation(leaves=leaves))["batch_stats"]["bn"]
+    for name, values in before.items():
+        moved = (np.asarray(after[name]) != values).any(axis=1)
+        # A batch of one sample has a mean but no variance: client 2's stays.
+        wanted = [leaves == "body" and not (name == "var" and i == 2) for i in range(COUNT)]
+        np.testing.assert_array_equal(moved, wanted, name)
+
+
+def test_a_copy_whose_adaptation_overflows_is_the_unadapted_model():
+    federation = toy_federation(diverging=3)
+    models = models_of(federation)
+    after = adapted(federation, models, ROWS, Adaptation())
+    assert_close(trees.row(after, 3), trees.row(models, 3), "client 3", 0)
+    for i in (0, 1, 2, 4):
+        assert (after["params"]["head"]["bias"][i] != models["params"]["head"]["bias"][i]).all()
+
+
 @pytest.mark.slow
 def test_adapting_some_clients_of_a_shared_model():
     federation = toy_federation()
@@ -210,3 +234,20 @@ def test_scores_of_half_precision_models_are_float32():
 
     shapes = jax.eval_shape(scores)
     assert {str(s.dtype) for s in shapes.values()} <= {"float32", "float64"}
+
+
+@pytest.mark.parametrize("rows", [None, (0, 1, 3)])
+@pytest.mark.parametrize("execution", ["2", pytest.param("map", marks=pytest.mark.slow)])
+def test_chunks_with_a_remainder_score_every_client_on_its_own(rows, execution):
+    federation = toy_federation(client_execution=execution)
+    models = models_of(federation)
+
+    @jax.jit
+    def measure(federation, models):
+        ctx = context(federation)
+        return evaluate(pfl.make_method("local"), ctx, State(models), rows=rows)
+
+    scores = measure(federation, models)["personalized/validation/loss"]
+    wanted = [counted(federation, models, i, "validation")[1] / 2 for i in range(COUNT)]
+    chosen = np.isin(np.arange(COUNT), range(COUNT) if rows is None else rows)
+    np.testing.assert_allclose(scores, np.where(chosen, wanted, np.nan), 1e-10)

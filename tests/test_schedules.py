@@ -74,6 +74,16 @@ def test_batch_indices_of_clients_without_a_step():
     assert batch_indices(Schedule(drop_last=True), split, KEY, 0, 1) == []
 
 
+def test_batches_are_no_larger_than_the_largest_client():
+    assert Schedule(epochs=2, batch_size=100).fitting(7) == Schedule(epochs=2, batch_size=7)
+    assert Schedule(batch_size=5).fitting(7) == Schedule(batch_size=5)
+    for other in (
+        Schedule(batch_size=9, drop_last=True),
+        Schedule(batch_size=9, batches_per_step=2),
+    ):
+        assert other.fitting(7) == other  # 7 samples are no step of theirs, or less than one half
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -12,6 +12,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl import Adaptation, InputError, Result
 from fedjax_pfl.data.sources import dataset_from_arrays
 from fedjax_pfl.program import make_runs
+from fedjax_pfl.simulation import _Collector
 from fedjax_pfl.testing import SEEDS, toy_federation
 from tests.algorithms.field import TwoModels
 
@@ -186,6 +187,69 @@ def test_summary(result):
     assert f"{shown['final_mean']:.4f}" in repr(result)
 
 
+def test_best_mean_is_of_the_best_round_not_of_every_clients_best(result):
+    accuracy = np.full((2, 1, 3, 5), np.nan)
+    accuracy[:, 0, :, :2] = [[0.9, 0.1], [0.4, 0.8], [0.2, 0.9]]  # means .5, .6, .55
+    accuracy[1] *= 0.5
+    crafted = replace(result, scores={"personalized/test/accuracy": accuracy})
+    shown = crafted.summary()["accuracy"]
+    np.testing.assert_allclose(shown["best_mean"], (0.6 + 0.3) / 2)  # not (.9 + .9) / 2 = .9
+    np.testing.assert_allclose(shown["final_mean"], (0.55 + 0.275) / 2)
+
+
+def test_seconds_per_round_are_a_median_over_whole_periods_of_evaluation():
+    collector = _Collector(eval_every=2, rounds=7, matrix_rounds=())
+    empty = {"scores": {}}
+    for length, seconds in ((1, 1.0), (1, 5.0), (2, 8.0), (2, 2.0), (1, 99.0)):
+        collector.add(length, empty, {}, seconds)
+    assert collector.paces == [1, 5, 4, 4, 1, 1, 99]
+    assert collector.seconds_per_round() == 3  # the median of 3, 4 and 1; round 7 is half a period
+
+
+def test_scores_of_chosen_clients(result):
+    some = simulate(score_clients=(3, 0))
+    for name, values in result.scores.items():
+        chosen = some.scores[name]
+        np.testing.assert_array_equal(chosen[..., [0, 3]], values[..., [0, 3]])
+        assert np.isnan(chosen[..., [1, 2, 4]]).all()
+    accuracy = result.accuracy()[..., [0, 3]]
+    np.testing.assert_allclose(some.curve(), accuracy.mean(-1))
+    shown = some.summary()["accuracy"]
+    np.testing.assert_allclose(shown["final_mean"], accuracy[:, 0, -1].mean())
+    np.testing.assert_allclose(shown["worst_decile"], accuracy[:, 0, -1].min(1).mean())
+    np.testing.assert_allclose(shown["final_pooled"], (accuracy[:, 0, -1] @ [3, 4] / 7).mean())
+
+
+@pytest.mark.parametrize(
+    ("method", "clients", "message"),
+    [
+        ("fedavg", (0, 7), r"score_clients must be clients in 0\.\.4, got \[7\]"),
+        ("fedavg", (0.5,), r"score_clients must be clients in 0\.\.4, got \[0\.5\]"),
+        ("fedavg", (), "score_clients must be at least one client"),
+        ("fedavg", (4,), r"score_clients must be clients with test samples, got \[4\]"),
+        ("waffle", (0, 3), r"clients whom the method makes a model for, got \[3\]"),
+    ],
+)
+def test_clients_that_can_not_be_scored(method, clients, message):
+    with pytest.raises(InputError, match=message) as error:
+        simulate(method, score_clients=clients)
+    assert "\n" not in str(error.value)
+
+
+def test_scored_clients_are_named_by_their_permanent_ids():
+    federation = toy_federation(order=np.array([3, 0, 4, 1, 2]))
+    pfl.check_simulation(pfl.make_method("waffle", {"alice": 1}), federation, score_clients=(1,))
+    with pytest.raises(InputError, match=r"with test samples, got \[4\]"):
+        pfl.check_simulation(pfl.make_method("fedavg"), federation, score_clients=(3, 4))
+
+
+def test_swept_values_are_checked_against_the_federation():
+    with pytest.raises(InputError, match=r"alice must be a client in 0\.\.4, got 9"):
+        pfl.check_simulation(
+            pfl.make_method("waffle"), toy_federation(), settings={"alice": (0, 9)}
+        )
+
+
 def test_unknown_scores_name_the_known(result):
     with pytest.raises(InputError, match=r"No scores 'globel/test/accuracy'.*global/test/accuracy"):
         result.accuracy("globel")
@@ -339,10 +403,24 @@ def test_save_and_load(result, tmp_path):
 def test_a_result_is_never_overwritten(result, tmp_path):
     result.save(tmp_path)
     before = (tmp_path / "result.npz").read_bytes()
-    with pytest.raises(InputError, match="holds a result already"):
+    with pytest.raises(InputError, match=r"has a result\.json already"):
         replace(result, algorithm="other").save(tmp_path)
     assert (tmp_path / "result.npz").read_bytes() == before
     assert Result.load(tmp_path).algorithm == "fedavg"
+
+
+@pytest.mark.parametrize("name", ["result.json", "result.npz"])
+def test_a_file_of_that_name_is_never_overwritten(result, tmp_path, name):
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(InputError, match=f"has a {name} already"):
+        result.save(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == "mine"
+
+
+def test_functions_among_hyperparameters_are_saved_by_name(result, tmp_path):
+    replace(result, hyperparameters={"omega": simulate}).save(tmp_path)
+    assert Result.load(tmp_path).hyperparameters == {"omega": f"{__name__}.simulate"}
 
 
 def test_loading_what_is_not_there(tmp_path):

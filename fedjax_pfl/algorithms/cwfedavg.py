@@ -76,8 +76,7 @@ class CwFedAvg(Algorithm):
         held = cohort.scatter(state.models, trained)
         shares = self.class_shares(ctx, held)  # P [N, C]
         sizes = ctx.sizes() * cohort.mask
-        parts = mixing.normalize((sizes[:, None] * cohort.gather(shares)).T)  # Q^T [C, M]
-        weights = mixing.normalize(shares @ parts)  # W [N, M]; classes nobody has drop out
+        weights, parts = class_weights(shares, cohort.gather(shares), sizes)
         models = ctx.mix(weights, trained, onto=held)
         gap = jnp.linalg.norm(shares - self.true_shares(ctx), axis=1)
         classes = ctx.mix(parts, trained, onto=state.classes) if state.classes else None
@@ -108,3 +107,9 @@ class CwFedAvg(Algorithm):
         for c in range(ctx.federation.data.num_classes if state.classes else 0):
             named[f"class_{c}"] = Shared(trees.row(state.classes, c))
         return named
+
+
+def class_weights(shares, sent, sizes):
+    """(W [N, M], Q^T [C, M]) of receivers' shares P [N, C] and senders' [M, C] of sizes n [M]."""
+    parts = mixing.normalize((sizes[:, None] * sent).T)
+    return mixing.normalize(shares @ parts), parts  # classes that nobody sends drop out

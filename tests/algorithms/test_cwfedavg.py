@@ -3,8 +3,11 @@
 import jax
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import fedjax_pfl as pfl
+from fedjax_pfl.algorithms.cwfedavg import class_weights
 from fedjax_pfl.regularizers import class_norms, weight_distribution
 from fedjax_pfl.testing import assert_close
 from tests.algorithms.harness import PATTERNS, QUICK, Case, assert_losses, assert_models
@@ -43,6 +46,64 @@ def test_reference(pattern, variant):
         assert_models(state.models, models["personalized"], "personalized")
         assert_losses(record, case, "personalized", models["personalized"])
         np.testing.assert_allclose(record["matrices"]["mixing"], models["weights"], 1e-9, 1e-9)
+
+
+def test_class_models():
+    case = Case(participation_fraction=0.6)
+    wanted = cwfedavg.run(case.initial(), case.clients(), 3, **case.common(), shares="labels",
+                          wdr_weight=0.0)  # fmt: skip
+    chosen = {"shares": "labels", "wdr_weight": 0, "score_class_models": "true"}
+    states, records = case.play(pfl.make_method("cwfedavg", chosen))
+    last = [case.initial()] * 3
+    for state, record, models in zip(states[1:], records, wanted, strict=True):
+        made = models["class_models"]
+        last = [old if new is None else new for old, new in zip(last, made, strict=True)]
+        assert_models(state.classes, last, "class models")
+        assert_models(state.models, models["personalized"], "personalized")
+        for c, model in enumerate(last):
+            assert_losses(record, case, f"class_{c}", [model] * 5)
+    plain, _ = case.play(pfl.make_method("cwfedavg", chosen | {"score_class_models": "false"}))
+    assert plain[-1].classes is None
+
+
+def test_the_worked_example():
+    shares = np.array([[0.5, 0.5], [0.25, 0.75]])
+    weights, _ = class_weights(shares, shares, np.array([10, 30]))
+    np.testing.assert_allclose(weights, [[0.2909, 0.7091], [0.2364, 0.7636]], atol=5e-5)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 6), st.integers(2, 5), st.integers(0, 2**32 - 1))
+def test_weights_are_row_stochastic_and_know_no_order_of_classes(count, classes, seed):
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(seed)
+        shares, sizes = rng.dirichlet(np.ones(classes), count), rng.integers(1, 50, count)
+        weights, parts = class_weights(shares, shares, sizes)
+        for matrix in (weights, parts):
+            assert (matrix >= 0).all()
+            np.testing.assert_allclose(matrix.sum(1), 1)
+        order = rng.permutation(classes)
+        again, _ = class_weights(shares[:, order], shares[:, order], sizes)
+        np.testing.assert_allclose(again, weights, 1e-9)
+        models = np.full((count, 3), rng.normal(size=3))
+        np.testing.assert_allclose(weights @ models, models)  # identical models stay
+        even, _ = class_weights(np.full_like(shares, 1 / classes), shares * 0 + 1, sizes)
+        np.testing.assert_allclose(even, np.tile(sizes / sizes.sum(), (count, 1)))  # Theorem 1
+
+
+def test_clients_of_one_class_each_form_blocks():
+    shares = np.eye(3)[[0, 1, 0, 2]]
+    weights, _ = class_weights(shares, shares, np.array([1, 5, 3, 2]))
+    wanted = [[0.25, 0, 0.75, 0], [0, 1, 0, 0], [0.25, 0, 0.75, 0], [0, 0, 0, 1]]
+    np.testing.assert_allclose(weights, wanted)
+
+
+def test_a_class_that_nobody_sends_drops_out():
+    weights, parts = class_weights(
+        np.array([[0.5, 0.5, 0.0], [0, 0, 1.0]]), np.array([[1.0, 0, 0]]), np.array([4])
+    )
+    np.testing.assert_array_equal(weights, [[1], [0]])  # a row of zeros: keeps its model
+    np.testing.assert_array_equal(parts, [[1], [0], [0]])
 
 
 def test_a_penalty_of_zero_changes_no_training():
