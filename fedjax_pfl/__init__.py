@@ -3,6 +3,7 @@
 from fedjax_pfl import algorithms
 from fedjax_pfl._version import __version__
 from fedjax_pfl.algorithm import Algorithm, Context, Record
+from fedjax_pfl.checkpoints import Checkpoints
 from fedjax_pfl.clients import Client, Shared, padding_efficiency
 from fedjax_pfl.data import partition_rules  # noqa: F401 - registers the rules
 from fedjax_pfl.data.federated import Batch
@@ -26,7 +27,7 @@ from fedjax_pfl.registry import METHODS, make_method, method
 from fedjax_pfl.regularizers import ExtraLoss, WeightDistribution
 from fedjax_pfl.results import Result
 from fedjax_pfl.schedules import Schedule, batch_indices
-from fedjax_pfl.simulation import Progress, check_simulation, simulate
+from fedjax_pfl.simulation import Interrupted, Progress, check_simulation, simulate
 from fedjax_pfl.structs import per_client, per_pair, shared, static, struct
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "Adaptation",
     "Algorithm",
     "Batch",
+    "Checkpoints",
     "Client",
     "Context",
     "Dataset",
@@ -46,6 +48,7 @@ __all__ = [
     "Federation",
     "FunctionTask",
     "InputError",
+    "Interrupted",
     "LinenTask",
     "Partition",
     "Progress",

@@ -3,9 +3,10 @@
 import hashlib
 import json
 import logging
+import re
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -152,6 +153,38 @@ class Checkpoints:
             return Saved(described["round"], trees, described["facts"])
         except Exception:  # whatever a damaged file makes its readers raise
             return None
+
+
+def fingerprint(program: Any, matrix_rounds: Sequence[int]) -> dict[str, str]:
+    """What two runs of a simulation must have in common to be the same one, by name."""
+    runs, federation = program.runs, program.federation
+    static = re.sub(r" at 0x[0-9a-f]+", "", repr(jax.tree.structure(federation)))
+    data = jax.tree.leaves(federation)
+    return {
+        "method": re.sub(r" at 0x[0-9a-f]+", "", repr(jax.tree.structure(runs.algorithm))),
+        "seeds and settings": _hash(jax.tree.leaves(runs)),
+        "rounds": str(program.rounds),
+        "evaluation": f"{program.eval_every} {program.adapt} {program.scored}",
+        "kept matrices": str([int(r) for r in sorted(matrix_rounds)]),
+        "model, training or execution": hashlib.sha256(static.encode()).hexdigest(),
+        "data, partition or learning rate": _hash(data),
+        "JAX's version or device": f"{jax.__version__} {jax.devices()[0].device_kind}",
+    }
+
+
+def check_same(saved: Mapping[str, str], now: Mapping[str, str], folder: Path) -> None:
+    """Raises `InputError` naming what differs between a checkpoint's simulation and this one."""
+    other = [name for name in now if saved.get(name) != now[name]]
+    if other:
+        raise InputError(
+            f"The checkpoints in {folder} are another simulation's: its {'; '.join(other)} differ. "
+            "Give the same settings to go on with it, or another folder to begin anew."
+        )
+
+
+def _hash(arrays: Sequence) -> str:
+    named = {f"{k:06}": np.asarray(jax.device_get(array)) for k, array in enumerate(arrays)}
+    return _digest(named, {})
 
 
 def _digest(arrays: Mapping[str, np.ndarray], described: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from fedjax_pfl.algorithm import Algorithm
+from fedjax_pfl.checkpoints import Checkpoints, check_same, fingerprint
 from fedjax_pfl.clients import padding_efficiency
 from fedjax_pfl.errors import InputError, require, require_whole
 from fedjax_pfl.evaluation import Adaptation
@@ -16,6 +17,18 @@ from fedjax_pfl.program import Final, Program, Runs, make_runs, served, uses_ext
 from fedjax_pfl.results import Result
 
 Tree = Any
+
+
+class Interrupted(Exception):
+    """A simulation that was asked to stop, and did between two chunks.
+
+    Attributes:
+      round: rounds done; kept in the checkpoints, if there are any.
+    """
+
+    def __init__(self, done: int):
+        super().__init__(f"Stopped after round {done}.")
+        self.round = done
 
 
 class Progress(NamedTuple):
@@ -48,6 +61,8 @@ def simulate(
     adapt: Adaptation | None = None,
     score_clients: Sequence[int] | None = None,
     progress: Callable[[Progress], None] | None = None,
+    checkpoints: Checkpoints | None = None,
+    stop: Callable[[], bool] | None = None,
 ) -> Result:
     """Runs a method for a number of rounds, for all seeds and settings in one program.
 
@@ -69,12 +84,18 @@ def simulate(
       score_clients: permanent ids of the clients whose models are scored; means, tables and curves
         are then over them, and the others' scores are NaN. All whom the method serves by default.
       progress: called between chunks.
+      checkpoints: where state and measurements are kept between chunks. A simulation that finds
+        some goes on from there, and ends with the same bits as one that was never interrupted.
+      stop: asked between chunks; once it says yes, a checkpoint is written and `Interrupted`
+        raised.
 
     Returns:
       A `Result`; its arrays have the axes (seed, setting, round, client).
 
     Raises:
-      InputError: whatever of this can't be; before anything is compiled.
+      InputError: whatever of this can't be, checkpoints of another simulation included; before
+        anything is compiled.
+      Interrupted: `stop` said so.
     """
     if adapt is not None:
         adapt.validate()
@@ -98,13 +119,28 @@ def simulate(
         scored=scored,
     )
     collector = _Collector(eval_every, rounds, matrix_rounds)
+    mark, saved = {}, None
+    if checkpoints is not None:
+        mark = fingerprint(program, matrix_rounds)
+        saved = checkpoints.latest()
+        if saved is not None:
+            check_same(saved.facts["simulation"], mark, checkpoints.folder)
     began = time.perf_counter()
     states = program.start()
     # A chunk of no rounds compiles the program and runs nothing of it.
-    states, *_ = program.advance(states, 0, 0)
+    states, buffers, matrices = program.advance(states, 0, 0)
     compile_seconds = time.perf_counter() - began
-
     done, length, spent = 0, 1, 0.0
+    if saved is not None:
+        done = saved.round
+        leaves = [jax.device_put(leaf) for leaf in saved.trees["states"]]
+        states = jax.tree.unflatten(jax.tree.structure(states), leaves)
+        collector.restore(saved.trees, jax.tree.structure(buffers), jax.tree.structure(matrices))
+
+    def keep():
+        trees = {"states": states, **collector.trees()}
+        checkpoints.save(done, trees, {"simulation": mark})
+
     while done < rounds:
         stops = [r for r in (*matrix_rounds, rounds) if r > done]
         length = min(length, chunk, min(stops) - done)
@@ -117,6 +153,11 @@ def simulate(
         if progress is not None:
             progress(Progress(done, rounds, collector.accuracy(), spent))
         length = max(1, int(min(chunk_seconds * length / max(seconds, 1e-9), chunk)))
+        stopped = done < rounds and stop is not None and stop()
+        if checkpoints is not None and (stopped or (done < rounds and checkpoints.due())):
+            keep()
+        if stopped:
+            raise Interrupted(done)
 
     swept = {} if settings is None else {k: np.asarray(v) for k, v in settings.items()}
     return Result(
@@ -217,6 +258,24 @@ class _Collector:
         self.paces += [seconds / length] * length
         if self.done in self.matrix_rounds:
             self.matrices.append(jax.tree.map(_host, matrices))
+
+    def trees(self) -> dict[str, Tree]:
+        """All of it as arrays, for a checkpoint."""
+        whole = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *self.parts)
+        self.parts = [whole]
+        stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *self.matrices or [()])
+        return {"records": whole, "matrices": stacked, "paces": np.asarray(self.paces)}
+
+    def restore(self, trees: dict[str, list], records, matrices) -> None:
+        """The reverse of `trees`, of their leaves; the structures are those of one chunk's."""
+        self.parts = [jax.tree.unflatten(records, trees["records"])]
+        self.paces = trees["paces"][0].tolist()
+        self.done = len(self.paces)
+        seen = sum(r <= self.done for r in self.matrix_rounds)
+        stacked = trees["matrices"]
+        self.matrices = [
+            jax.tree.unflatten(matrices, [leaf[q] for leaf in stacked]) for q in range(seen)
+        ]
 
     def accuracy(self) -> float | None:
         for part in reversed(self.parts):
