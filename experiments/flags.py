@@ -47,7 +47,7 @@ class _Group:
         flags.DEFINE_integer(name, default, meaning, lower_bound=low, **self.place)
 
     def number(self, name: str, default: float | None, meaning: str, *bounds: float) -> None:
-        low, high = bounds or (None, None)
+        low, high = (*bounds, None, None)[:2]
         flags.DEFINE_float(name, default, meaning, lower_bound=low, upper_bound=high, **self.place)
 
     def switch(self, name: str, default: bool, meaning: str, **options) -> None:
