@@ -1,0 +1,50 @@
+"""FedDWA beside one client whose model is huge, and rounds in which a client does not train."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl.testing import play, toy_federation
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
+def test_one_huge_client_does_not_even_out_the_weights_of_the_others():
+    # The floor of distances is a part of each receiver's own size: were it of the largest's, all
+    # other distances would be below it.
+    federation = toy_federation()
+    data, method = federation.data, pfl.make_method("feddwa")
+    own = np.asarray(data.train.index)[int(data.train.offset[3]) :][: int(data.train.size[3])]
+    samples = np.array(data.samples)
+    samples[own] *= 1e12
+    huge = replace(federation, data=replace(data, samples=samples))
+    others = [0, 1, 2, 4]
+
+    def weights(federation):
+        state, record = play(method, federation, rounds=1)
+        kernel = state[-1].models["params"]["head"]["kernel"]
+        assert not record[0]["clients"]["diverged"].any()
+        matrix = record[0]["matrices"]["mixing"][np.ix_(others, others)]
+        return kernel, matrix / matrix.sum(1, keepdims=True)
+
+    kernel, mixed = weights(huge)
+    assert abs(kernel[3]).max() > 1e9
+    wanted = weights(federation)[1]
+    np.testing.assert_allclose(mixed, wanted, 1e-6)
+    assert wanted.max() > 0.5  # far from even
+
+
+def test_an_absent_client_takes_no_step_though_all_have_a_place_in_the_cohort():
+    # Client 3 overflows whenever it trains; it is in step in every fourth round.
+    federation = toy_federation(stragglers={3: 2}, diverging=3)
+    for name in ("fedavg", "feddwa"):
+        _, records = play(pfl.make_method(name), federation)
+        diverged = [list(np.flatnonzero(record["clients"]["diverged"])) for record in records]
+        assert diverged == [[], [], [], [3]]
