@@ -1,0 +1,172 @@
+"""The pages on methods say what the code has, and their commands and links are good."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import fedjax_pfl as pfl
+from experiments import build, console, flags
+from experiments.figures import __main__ as figures
+from fedjax_pfl.data.partitions import parse_options
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "docs/algorithms"
+METHODS = sorted(pfl.METHODS)
+PAGES = sorted(path.stem for path in FOLDER.glob("*.md") if path.stem != "README")
+TEXTS = sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").rglob("*.md"))
+STUDIES = "experiments/presets/studies/"
+
+
+@pytest.fixture(autouse=True)
+def in_the_root(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+def read(name):
+    return (FOLDER / f"{name}.md").read_text(encoding="utf-8")
+
+
+def section(text, heading):
+    """What stands under a heading of the second level."""
+    _, found, rest = text.partition(f"\n## {heading}\n")
+    assert found, f"no section {heading!r}"
+    return rest.partition("\n## ")[0]
+
+
+def commands(text):
+    """The words of every command behind "python -m", those of continued lines together."""
+    blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    return [shlex.split(line) for line in lines if line.strip()]
+
+
+def parsed(words):
+    """The flag values of an `experiments.run`, its methods made and its rule's options known."""
+    assert words[:3] == ["python", "-m", "experiments.run"], words
+    args = flags.parse(["run", *words[3:]])  # reads the flagfiles, and those they name
+    build.parse_stragglers(args.stragglers)
+    build.parse_clients(args.score_clients)
+    build.parse_adaptation(args)
+    assert set(flags.given(args, "rule")) <= set(console.rule_flags(args.partition)), words
+    return args, build.parse_methods(args.algorithms, args["set"].value)
+
+
+def links(text):
+    return re.findall(r"\]\(([^)\s]+)\)", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+
+
+def anchors(text):
+    """GitHub's names of the headings."""
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_every_method_has_a_page_and_every_page_a_method():
+    assert METHODS == PAGES
+
+
+@pytest.mark.parametrize(
+    ("file", "folder"), [("docs/algorithms/README.md", ""), ("README.md", "docs/algorithms/")]
+)
+def test_the_lists_of_methods_are_whole(file, folder):
+    text = (ROOT / file).read_text(encoding="utf-8")
+    listed = re.findall(rf"\[`?(\w+)`?\]\({folder}(\w+)\.md\)", text)
+    listed = [(label, page) for label, page in listed if page != "README"]
+    assert all(label == page for label, page in listed)
+    assert sorted({page for _, page in listed}) == METHODS
+
+
+def test_the_index_names_them_in_its_first_column():
+    names = re.findall(r"^\| `(\w+)` \|.*\[(\w+)\]", read("README"), re.MULTILINE)
+    assert all(first == last for first, last in names)
+    assert sorted(first for first, _ in names) == METHODS
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_hyperparameters_and_their_defaults(name):
+    text = section(read(name), "Hyperparameters")
+    listed = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", text, re.MULTILINE))
+    known = pfl.make_method(name).hyperparameters()
+    assert listed == {key: str(value) for key, value in known.items()}
+    if not known:
+        assert text.strip().startswith("None.")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_batch_norm_policy(name):
+    policies = re.findall(r"^- Batch-norm: `(\w+)`", read(name), re.MULTILINE)
+    assert policies == [pfl.METHODS[name].batch_norm]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_title_and_place_of_the_measurements(name):
+    text = read(name)
+    assert f"(`{name}`)" in text.splitlines()[0]
+    assert re.findall(r"<!-- measured:(\w+) -->", text) == [name]
+    assert f"<!-- measured:{name} -->" in section(text, "Measured")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_commands_parse_and_play_the_method(name):
+    flagfiles = []
+    for words in commands(read(name)):
+        _, methods = parsed(words)
+        assert name in methods, words
+        flagfiles += [word.partition("=")[2] for word in words if word.startswith("--flagfile=")]
+    small = [file for file in flagfiles if file.startswith(STUDIES) or "quick" in file]
+    assert small and set(flagfiles) - set(small), "one command is small, one is a paper's setting"
+
+
+def test_commands_of_the_index_and_the_readme():
+    text = (ROOT / "README.md").read_text(encoding="utf-8").replace(".venv/bin/python", "python")
+    found = [words for words in commands(text) if words[0] == "python"]
+    assert found
+    for words in found:
+        parsed(words)
+    assert not commands(read("README"))  # else they would have to be parsed here
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_figures_exist_and_take_the_options(name):
+    spans = re.findall(r"`(\w+/\w+[^`]*)`", section(read(name), "Figures"))
+    assert spans
+    for span in spans:
+        figure, *words = shlex.split(span)
+        assert figure in figures.FIGURES, span
+        _, args = figures.parse(["figures", figure, *words])
+        given = {f.name: f.value for f in args.get_flags_for_module("options") if f.present}
+        parse_options(given, figures.FIGURES[figure].options, "option")
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_relative_links_resolve(path):
+    text = path.read_text(encoding="utf-8")
+    for link in links(text):
+        if re.match(r"\w+:", link):
+            continue
+        file, _, anchor = link.partition("#")
+        target = (path.parent / file) if file else path
+        assert target.exists(), link
+        if anchor:
+            assert anchor in anchors(target.read_text(encoding="utf-8")), link
+
+
+def test_broken_pages_are_noticed():
+    """The helpers find what they are for."""
+    page = "# A\n\n## B c\n[x](y.md)\n```bash\npython -m experiments.run \\\n    --rounds=2\n```\n"
+    assert links(page) == ["y.md"]
+    assert anchors(page) == {"a", "b-c"}
+    assert commands(page) == [["python", "-m", "experiments.run", "--rounds=2"]]
+    for wrong in (
+        ["--flagfile=experiments/presets/none.flags"],
+        ["--algorithms=fedavg", "--set=fedavg.none=1"],
+        ["--algorithms=feddwa", "--set=feddwa.top_k=0"],
+        ["--partition=shards", "--alpha=1"],
+        ["--none=1"],
+    ):
+        with pytest.raises((pfl.InputError, build.absl.flags.Error, AssertionError)):
+            parsed(["python", "-m", "experiments.run", *wrong])
+    with pytest.raises(AssertionError, match="no section 'None'"):
+        section(page, "None")
