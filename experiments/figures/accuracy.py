@@ -56,7 +56,7 @@ def by_round(
             lasts[k] = np.nanmean(values[:, -1])
             table += _rows(run, names[run], title, model, values)
         axes.set_title(title, fontsize=10)
-        drawing.tidy(axes, ylabel="accuracy, %" if axes in grid[::3] else "")
+        drawing.tidy(axes, ylabel="accuracy, %" if drawing.leftmost(axes) else "")
         drawing.round_axis(axes)
     ranked = sorted(lines, key=lambda k: -lasts[k]) if len(groups) == 1 else sorted(lines)
     texts = [f"{order[k]}  {lasts[k]:.1f}" if len(groups) == 1 else order[k] for k in ranked]
@@ -106,7 +106,7 @@ def of_models(
             axes.set_title(f"{at} model{end}" if by == "model" else at, fontsize=10)
             table += _rows(run, name, at, model, values)
     for axes in grid:
-        drawing.tidy(axes, ylabel="accuracy, %" if axes in grid[::3] else "")
+        drawing.tidy(axes, ylabel="accuracy, %" if drawing.leftmost(axes) else "")
         drawing.round_axis(axes)
     ends = [f" (mean over {mean})" if len(set(means)) > 1 else "" for mean in means]
     texts = [m + end for m, end in zip(wanted, ends, strict=True)] if by == "run" else names

@@ -9,16 +9,16 @@ from experiments.figures import drawing, probes
 from experiments.figures.drawing import Drawing, figure
 from experiments.figures.matrices import check_client, seed_row
 from experiments.figures.runs import Run
-from experiments.figures.selection import labels, with_models
+from experiments.figures.selection import having, labels, with_models
 from experiments.figures.settings import against_setting
 from fedjax_pfl.errors import InputError
 
-REGULARIZER = "wdr_weight"  # the hyperparameter that is lambda
+REGULARIZER = "wdr_weight"  # lambda: a hyperparameter of cwFedAVG, a flag for other methods
 COLOURED = 7  # classes that have a colour
 
 figure(
     "cwfedavg/lambda", "accuracy and distance of the norms against lambda (cwFedAVG Fig. 3)",
-    against_setting, x=REGULARIZER, group="dataset", record="class_share_error",
+    against_setting, x=f"cwfedavg.{REGULARIZER}", group="dataset", record="class_share_error",
 )  # fmt: skip
 
 
@@ -35,22 +35,21 @@ def minibatches(
     """Estimated class shares of one client during the epoch that would follow the run.
 
     One panel for each run and lambda with a line for each class: in colour those of which the
-    client has most samples, dotted at their true shares. The last panel has the estimates after
-    the epoch against the truth.
+    client has most samples, at most seven, dotted at their true shares. The last panel has the
+    estimates after the epoch against the truth.
 
     Args:
       client: whose model and samples.
       seed: the first by default.
-      wdr_weight: values of lambda; by default the run's own, 0 for methods without it.
+      wdr_weight: values of lambda; by default the run's own.
       model: name of the saved model that the epoch starts from.
       data_dir: folder with the data set, where the run had it elsewhere.
     """
     runs = with_models(runs)
     check_client(runs, client)
     cases = []
-    for run, name, federation in zip(
-        runs, labels(runs), probes.federations(runs, data_dir), strict=True
-    ):
+    for run, name in zip(runs, labels(runs), strict=True):
+        federation = probes.federation_of(run, data_dir, without=[REGULARIZER])
         for weight in _weights(wdr_weight, run):
             text = f"{name}, λ = {weight:g}" if wdr_weight or len(runs) == 1 else name
             row = seed_row(run, seed)
@@ -62,7 +61,7 @@ def minibatches(
     top = 1.05 * max(max(truth.max(), values.max()) for *_, truth, values in cases)
     lines, table = {}, []
     for axes, (run, row, text, weight, truth, values) in zip(grid, cases, strict=False):
-        colours = {int(c): k for k, c in enumerate(np.argsort(-truth, kind="stable")[:COLOURED])}
+        colours = {c: k for k, c in enumerate(_coloured(truth))}
         for c in sorted(range(len(truth)), key=lambda c: c in colours):
             k = colours.get(c)
             look = {"color": drawing.GREY, "linewidth": 0.8} if k is None else drawing.style(k)
@@ -87,17 +86,22 @@ def minibatches(
     last.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False, fontsize=8)
     known = sorted((n for n in lines if n != "another class"), key=lambda n: int(n.split()[1]))
     known += ["another class"] * ("another class" in lines)
-    same = len({tuple(np.argsort(-truth, kind="stable")[:COLOURED]) for *_, truth, _ in cases}) == 1
-    if same:
+    if len({tuple(_coloured(truth)) for *_, truth, _ in cases}) == 1:
         drawing.legend(chart, [lines[name] for name in known], None, known)
     drawing.title(chart, f"client {client}: an epoch after the last round, minibatch by minibatch")
     columns = ("run", "seed", "client", "wdr_weight", "minibatch", "class", "norm", "true_share")
     return Drawing(chart, columns, table)
 
 
+def _coloured(truth: np.ndarray) -> list[int]:
+    """The classes with most samples, those without any left out."""
+    return [int(c) for c in np.argsort(-truth, kind="stable")[:COLOURED] if truth[c] > 0]
+
+
 def _weights(words: str, run: Run) -> list[float]:
     if not words:
-        return [float(run.hyperparameters.get(REGULARIZER, 0.0))]
+        own = run.hyperparameters.get(REGULARIZER, run.settings.get(REGULARIZER))
+        return [float(own or 0.0)]
     try:
         chosen = [float(word) for word in words.split(",")]
     except ValueError as error:
@@ -128,9 +132,9 @@ def norms_of_models(
     """
     runs = with_models(runs)
     names = labels(runs)
-    built = probes.federations(runs, data_dir)
     tables, seen, table = {}, set(), []
-    for run, name, federation in zip(runs, names, built, strict=True):
+    for run, name in zip(runs, names, strict=True):
+        federation = probes.federation_of(run, data_dir)
         row = seed_row(run, seed)
         partition = run.summary["partition_hash"]
         if partition not in seen:
@@ -179,3 +183,42 @@ def _difference(chart, axes, names: Sequence[str], tables) -> None:
     image = drawing.heat(axes, values.T, TwoSlopeNorm(0.0, -reach, reach), "PuOr", blank=None)
     axes.set_title(f"{names[-1]} minus {names[0]}", fontsize=10, wrap=True)
     drawing.colorbar(chart, image, axes, "difference")
+
+
+@figure("cwfedavg/class_models", "class norms of the models of the classes (cwFedAVG Fig. 4g, h)")
+def norms_of_class_models(
+    runs: Sequence[Run], *, prefix: str = "class_", seed: int | None = None
+) -> Drawing:
+    """Heat maps model x class: the norms of one global model for each class, a panel for each run.
+
+    Args:
+      prefix: of the names "class_0", "class_1", ... of the saved models.
+      seed: the first by default.
+    """
+    runs = having(
+        with_models(runs), lambda run: probes.saved_names(run, prefix) or None,
+        f"saved models {prefix}0, {prefix}1, ...",
+        "run cwfedavg with --set=cwfedavg.score_class_models=true --save_models",
+    )  # fmt: skip
+    names = labels(runs)
+    chart, grid = drawing.panels(len(runs), 3.4, 3.1)
+    shown, table = [], []
+    for run, name in zip(runs, names, strict=True):
+        row, federation = seed_row(run, seed), probes.federation_of(run)
+        stacks = [
+            probes.saved_models(run, row, federation, m) for m in probes.saved_names(run, prefix)
+        ]
+        shown.append(np.stack([probes.model_class_norms(federation, one)[0] for one in stacks]))
+        table += [
+            (str(run.folder), name, run.seeds[row], j, c, float(value))
+            for (j, c), value in np.ndenumerate(shown[-1])
+        ]
+    norm = Normalize(0.0, max(float(values.max()) for values in shown))
+    for axes, name, values in zip(grid, names, shown, strict=True):
+        image = drawing.heat(axes, values, norm)
+        drawing.ticks(axes.xaxis, values.shape[1], 12)
+        drawing.ticks(axes.yaxis, values.shape[0], 12)
+        axes.set(xlabel="class", ylabel="model of class" if drawing.leftmost(axes) else "")
+        axes.set_title(name, fontsize=10)
+    drawing.colorbar(chart, image, grid, "class norm")
+    return Drawing(chart, ("run", "label", "seed", "model_of_class", "class", "norm"), table)

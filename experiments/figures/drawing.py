@@ -80,7 +80,7 @@ def panels(
 
     `options` are those of `Figure.subplots`.
     """
-    columns = min(columns, count)
+    columns = 2 if count == 4 and columns == 3 else min(columns, count)
     rows = -(-count // columns)
     chart = canvas(width * columns, height * rows + 0.4)
     grid = chart.subplots(rows, columns, squeeze=False, **options)
@@ -125,6 +125,11 @@ def tidy(axes, **labels) -> None:
     axes.set(**labels)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def leftmost(axes) -> bool:
+    """Whether nothing is to the left of the axes, so that it has the label for its row."""
+    return axes.get_subplotspec().is_first_col()
 
 
 def round_axis(axes) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.colors import PowerNorm
+from matplotlib.ticker import FixedLocator
 
 from experiments.figures import drawing
 from experiments.figures.drawing import Drawing, figure
@@ -93,7 +94,8 @@ def evolution(
     most = max(run.num_clients for run in runs)
     total = sum(np.pad(w.mean(axis=(0, 1)), (0, most - w.shape[-1])) for *_, w in panels)
     others = [int(j) for j in np.argsort(-total, kind="stable") if j != client]
-    colours = {j: k for k, j in enumerate(sorted(others[:COLOURED]))}
+    # Every seventh style is black, which is the client itself.
+    colours = {j: k + k // 6 for k, j in enumerate(sorted(others[:COLOURED]))}
     chart, grid = drawing.panels(len(panels), 3.3, 2.9, sharey=True)
     lines, table = {}, []
     for axes, (run, name, layer, weights) in zip(grid, panels, strict=True):
@@ -111,9 +113,13 @@ def evolution(
                 for s, seed in enumerate(run.seeds) for q, number in enumerate(rounds)
             ]  # fmt: skip
         axes.set_title(f"{name}: {layer}" if len(runs) > 1 else layer, fontsize=10)
-        drawing.tidy(axes, ylabel="weight" if axes in grid[::3] else "")
+        drawing.tidy(axes, ylabel="weight (scale of roots)" if drawing.leftmost(axes) else "")
         drawing.round_axis(axes)
-        axes.set_ylim(bottom=0)
+    # Of all axes, as they share it; roots, since others' weights are small beside one's own.
+    grid[0].set_yscale("function", functions=(lambda y: np.sqrt(np.maximum(y, 0)), np.square))
+    top = max(float(np.nanmax(weights)) for *_, weights in panels)
+    grid[0].set_ylim(0, 1.05 * top)
+    grid[0].yaxis.set_major_locator(FixedLocator([0, 0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1]))
     order = ["itself", *(f"client {j}" for j in sorted(colours)), "another"]
     known = [name for name in order if name in lines]
     drawing.legend(chart, [lines[name] for name in known], "weight of", known)

@@ -28,15 +28,16 @@ Tree = Any
 _LEFT_OUT = {
     "algorithms", "set", "partition", "partition_file", "num_clients", "partition_seed",
     "validation_fraction", "matrix_rounds", "output_dir", "save_models", "compilation_cache",
-    "adapt_epochs", "adapt_steps", "adapt_leaves", "adapt_when",
+    "adapt_epochs", "adapt_steps", "adapt_leaves", "adapt_when", "score_clients",
 }  # fmt: skip
 
 
-def rebuild(run: Run, data_dir: str = "") -> Experiment:
+def rebuild(run: Run, data_dir: str = "", without: Sequence[str] = ()) -> Experiment:
     """The experiment of a run, as its flags and saved partition tell.
 
     Args:
       data_dir: folder with the data set, where it isn't the one that the run was given.
+      without: flags that are left at their defaults.
 
     Raises:
       InputError: the partition or the data set isn't there.
@@ -48,7 +49,7 @@ def rebuild(run: Run, data_dir: str = "") -> Experiment:
     words += [f"--set={run.method}.{name}={value}" for name, value in run.hyperparameters.items()]
     for group, values in run.config["flags"].items():
         for name, value in values.items():
-            if group == "rule" or name in _LEFT_OUT or value is None:
+            if group == "rule" or name in _LEFT_OUT or name in without or value is None:
                 continue
             if name == "data_dir" and data_dir:
                 value = data_dir
@@ -62,9 +63,9 @@ def rebuild(run: Run, data_dir: str = "") -> Experiment:
     return prepare(flags.parse(["figures", *words]))
 
 
-def federation_of(run: Run, data_dir: str = "") -> pfl.Federation:
+def federation_of(run: Run, data_dir: str = "", without: Sequence[str] = ()) -> pfl.Federation:
     """The clients of a run with what its method changes about them."""
-    experiment = rebuild(run, data_dir)
+    experiment = rebuild(run, data_dir, without)
     return experiment.methods[run.method].adjusted(experiment.federation)
 
 
@@ -90,6 +91,12 @@ def saved_models(run: Run, row: int, federation: pfl.Federation, name: str) -> T
         return jnp.broadcast_to(value, (run.num_clients, *shape.shape)) if shared else value
 
     return jax.tree_util.tree_map_with_path(leaf, shapes)
+
+
+def saved_names(run: Run, prefix: str) -> list[str]:
+    """Names of saved models that are a prefix and a number, by that number."""
+    ends = {name.removeprefix(prefix): name for name in model_axes(run.folder / "models.npz")}
+    return [ends[end] for end in sorted(filter(str.isdecimal, ends), key=int)]
 
 
 def context(federation: pfl.Federation, seed, rounds) -> pfl.Context:
@@ -195,15 +202,3 @@ def class_shares(federation: pfl.Federation) -> np.ndarray:
     """Parts of each client's training samples that are of each class, [N, C]."""
     counts = np.asarray(federation.data.class_counts, float)
     return counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-
-
-def federations(runs: Sequence[Run], data_dir: str) -> list[pfl.Federation]:
-    """That of each run; runs of one comparison share the data set's reading."""
-    kept: dict[Any, pfl.Federation] = {}
-    built = []
-    for run in runs:
-        key = (run.folder.parent.resolve(), run.method)
-        if key not in kept:
-            kept[key] = federation_of(run, data_dir)
-        built.append(kept[key])
-    return built

@@ -5,6 +5,7 @@ What a run's folder holds is said in `experiments.outputs`.
 
 import glob
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -58,9 +59,9 @@ class Run:
         return self.summary["num_clients"]
 
     @cached_property
-    def settings(self) -> dict[str, Any]:
-        """Every setting by name: "method", flags, METHOD.HYPERPARAMETER, and a hyperparameter's
-        bare name where no flag has it. Options of the partition rule are those it was drawn with.
+    def flags(self) -> dict[str, Any]:
+        """Flags by name, options of the partition rule as it was drawn with them; without places
+        and the options of other rules.
         """
         groups = self.config["flags"]
         flags = {name: value for group in groups.values() for name, value in group.items()}
@@ -68,11 +69,16 @@ class Run:
         drawn = {RULE_FLAG.get(name, name): value for name, value in drawn}
         flags |= {name: drawn.get(name) for name in groups["rule"]}
         flags |= {"num_clients": self.num_clients, "partition": self.config["partition"]["rule"]}
-        # The option of another rule is no setting of this run.
         alien = {name for name in groups["rule"] if flags[name] is None}
-        flags = {k: v for k, v in flags.items() if k not in PLACES and k not in alien}
+        return {k: v for k, v in flags.items() if k not in PLACES and k not in alien}
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """Every setting by name: "method", flags, METHOD.HYPERPARAMETER, and a hyperparameter's
+        bare name where no flag has it.
+        """
         own = {f"{self.method}.{name}": value for name, value in self.hyperparameters.items()}
-        return {METHOD: self.method} | self.hyperparameters | flags | own
+        return {METHOD: self.method} | self.hyperparameters | self.flags | own
 
     @cached_property
     def _clients(self) -> dict[str, np.ndarray]:
@@ -161,7 +167,7 @@ def find(folders: Sequence[str], methods: Sequence[str] = ()) -> list[Run]:
     found: dict[Path, Run] = {}
     for word in folders:
         word = str(Path(word).expanduser())
-        matches = sorted(glob.glob(word)) if glob.has_magic(word) else [word]
+        matches = sorted(glob.glob(word), key=natural) if glob.has_magic(word) else [word]
         if not matches:
             raise InputError(f"No folder matches {word}.")
         for match in map(Path, matches):
@@ -169,7 +175,7 @@ def find(folders: Sequence[str], methods: Sequence[str] = ()) -> list[Run]:
                 raise InputError(f"No folder {match}: --runs takes folders of finished runs.")
             below = [match.glob("/".join(["*"] * k) + "/summary.json" if k else "summary.json")
                      for k in range(DEPTH)]  # fmt: skip
-            summaries = sorted(path for paths in below for path in paths)
+            summaries = sorted((path for paths in below for path in paths), key=natural)
             if not summaries:
                 raise InputError(
                     f"{match} is no finished run: neither it nor a folder in it has a "
@@ -182,6 +188,12 @@ def find(folders: Sequence[str], methods: Sequence[str] = ()) -> list[Run]:
         if name not in {run.method for run in runs}:
             raise unknown_name("method among the runs", name, {run.method for run in runs})
     return [run for run in runs if not methods or run.method in methods]
+
+
+def natural(path: str | Path) -> list:
+    """Sorts k2 before k10."""
+    parts = re.split(r"(\d+(?:\.\d+)?)", str(path))
+    return [(0, float(part), "") if part[:1].isdigit() else (1, 0.0, part) for part in parts]
 
 
 def sorted_by_given(runs: list[Run]) -> list[Run]:

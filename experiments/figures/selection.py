@@ -7,7 +7,14 @@ from experiments.figures.runs import METHOD, Run
 from fedjax_pfl.errors import InputError, unknown_name
 
 # Flags that say what is measured beside a run.
-MEASURING = ("adapt_epochs", "adapt_steps", "adapt_leaves", "adapt_when", "eval_every")
+MEASURING = (
+    "adapt_epochs",
+    "adapt_steps",
+    "adapt_leaves",
+    "adapt_when",
+    "eval_every",
+    "score_clients",
+)
 # Runs that differ in these alone are repetitions of one experiment.
 REPEATS = ("seed", "num_seeds", "partition_seed")
 
@@ -85,16 +92,12 @@ def varying(runs: Sequence[Run], ignore: Sequence[str] = ()) -> list[str]:
     differ = []
     for name in names:
         if name in (*ignore, *MEASURING) or (
-            name in bare and all(name not in _flag_names(r) for r in runs)
+            name in bare and all(name not in run.flags for run in runs)
         ):
             continue  # a hyperparameter counts under its full name
         if len({repr(run.settings[name]) for run in runs if name in run.settings}) > 1:
             differ.append(name)
     return differ
-
-
-def _flag_names(run: Run) -> set[str]:
-    return {name for group in run.config["flags"].values() for name in group}
 
 
 def setting(runs: Sequence[Run], name: str) -> list[Run]:

@@ -132,8 +132,8 @@ def _names(words: str) -> list[str]:
 
 
 def _aliases(runs: Sequence[Run], name: str) -> set[str]:
-    """The full names of a hyperparameter's bare one."""
-    return {name, *(f"{run.method}.{name}" for run in runs)}
+    """The name, and the full names of the hyperparameter that it stands for."""
+    return {name, *(f"{run.method}.{name}" for run in runs if name not in run.flags)}
 
 
 def _key(run: Run, names: Sequence[str]) -> tuple:

@@ -42,9 +42,8 @@ def similarity(runs: Sequence[Run], *, model: str = "personalized", data_dir: st
     chart = drawing.canvas(6.0, 4.0)
     axes = chart.add_subplot()
     lines, table, shown = [], [], []
-    for k, (run, name, federation) in enumerate(
-        zip(runs, names, probes.federations(runs, data_dir), strict=True)
-    ):
+    for k, (run, name) in enumerate(zip(runs, names, strict=True)):
+        federation = probes.federation_of(run, data_dir)
         pairs = np.triu_indices(run.num_clients, 1)
         means = []
         for s, seed in enumerate(run.seeds):

@@ -51,7 +51,7 @@ def test_options_are_the_figures_own(folder, tmp_path):
     assert call("waffle/omega", f"--data={data}", "--delta_omega=2", "--rounds=4") == 0
     assert data.read_text().splitlines()[1:3] == ["2.0,1,0.7310585786300049", "2.0,2,0.5"]
     words = (f"--runs={folder}", "--methods=cwfedavg", f"--output={tmp_path / 'x.png'}")
-    assert call("accuracy/setting", *words, "--x=wdr_weight", "--group=rounds") == 0
+    assert call("accuracy/setting", *words, "--x=cwfedavg.wdr_weight", "--group=rounds") == 0
 
 
 BAD = {

@@ -2,12 +2,13 @@
 
 import shutil
 
+import jax
 import numpy as np
 import pytest
 
 from experiments.figures import cwfedavg, probes, spfl
 from experiments.figures.runs import find
-from fedjax_pfl import Partition, load_dataset
+from fedjax_pfl import Partition, Shared, load_dataset, save_models
 from fedjax_pfl.errors import InputError
 from fedjax_pfl.model_files import load_models
 
@@ -129,6 +130,23 @@ def test_similarity_by_layer(found):
             assert value == pytest.approx(wanted[block][seed, i, j], abs=1e-4)
     # Updates of clients with equal distributions are more alike.
     assert axes.get_lines()[1].get_ydata()[0] > axes.get_lines()[0].get_ydata()[0]
+
+
+def test_class_norms_of_class_models(found, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(found["main", "cwfedavg"].folder.parent, folder)
+    (run,) = find([str(folder / "cwfedavg")])
+    with pytest.raises(InputError, match=r"class_0.*score_class_models=true"):
+        cwfedavg.norms_of_class_models([run])
+    models = load_models(run.folder / "models.npz")
+    for c in (0, 1, 10):  # as a run with score_class_models saves them: without a client axis
+        part = jax.tree.map(lambda leaf, c=c: leaf[:, c % CLIENTS] + c, models["personalized"])
+        models[f"class_{c}"] = Shared(part)
+    save_models(run.folder / "models.npz", models)
+    drawn = cwfedavg.norms_of_class_models([run], seed=1)
+    kernel = models["personalized"]["params"]["head"]["kernel"][1]
+    wanted = [norms(kernel[c % CLIENTS] + c) for c in (0, 1, 10)]
+    np.testing.assert_allclose(meshes(drawn.figure)[0], wanted, rtol=1e-5)
 
 
 def test_what_a_probe_needs(found, tmp_path):

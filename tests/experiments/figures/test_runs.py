@@ -49,6 +49,13 @@ def test_folders_above_patterns_and_repetitions(folder):
     assert [run.method for run in find([str(folder)], ["feddwa"])] == ["feddwa"]
 
 
+def test_numbers_in_names_are_sorted_as_numbers(folder, tmp_path):
+    for name in ("k10", "k2", "k2.5"):
+        shutil.copytree(folder / "iid" / "fedavg", tmp_path / name / "fedavg")
+    for runs in (find([str(tmp_path)]), find([f"{tmp_path}/k*"])):
+        assert [run.folder.parent.name for run in runs] == ["k2", "k2.5", "k10"]
+
+
 def test_what_is_no_finished_run(folder, tmp_path):
     shutil.copytree(folder / "iid" / "fedavg", tmp_path / "x" / "fedavg")
     (tmp_path / "x" / "fedavg" / "summary.json").unlink()

@@ -39,7 +39,9 @@ def final(run):
 
 def test_points_are_the_summaries_numbers(found, metrics):
     free, regular = found["free", "cwfedavg"], found["main", "cwfedavg"]
-    drawn = settings.against_setting([regular, free], x="wdr_weight", record="class_share_error")
+    drawn = settings.against_setting(
+        [regular, free], x="cwfedavg.wdr_weight", record="class_share_error"
+    )
     left, right = drawn.figure.axes
     (line,) = left.get_lines()
     np.testing.assert_allclose(line.get_ydata(), [final(free), final(regular)], rtol=1e-5)
@@ -47,7 +49,10 @@ def test_points_are_the_summaries_numbers(found, metrics):
     errors = [metrics(run, "class_share_error")[3].mean() for run in (free, regular)]
     np.testing.assert_allclose(right.get_lines()[0].get_ydata(), errors, rtol=1e-5)
     assert errors[0] > errors[1]  # what the regularizer is for
-    assert drawn.columns[0] == "wdr_weight" and {row[0] for row in drawn.rows} == {"0", "10"}
+    assert drawn.columns[0] == "cwfedavg.wdr_weight" and {row[0] for row in drawn.rows} == {
+        "0",
+        "10",
+    }
     values = [row[-1] for row in drawn.rows if row[0] == "0" and row[-2] == "class_share_error"]
     np.testing.assert_allclose(values, metrics(free, "class_share_error")[3], rtol=1e-5)
 
@@ -110,6 +115,14 @@ def test_what_cannot_be_compared(found, ablation):
         settings.against_setting([one, two], x="guidance_epoch")
     with pytest.raises(InputError, match=r"record 'wieght'"):
         settings.against_setting([one, two], x="guidance_epochs", record="wieght")
+
+
+def test_a_flag_and_a_hyperparameter_of_one_name(found):
+    """The flag has the bare name; what differs under the full one is not passed over."""
+    runs = [found["main", "cwfedavg"], found["free", "cwfedavg"]]
+    assert all(run.settings["wdr_weight"] == 0 for run in runs)
+    with pytest.raises(InputError, match=r"differ in cwfedavg\.wdr_weight"):
+        settings.against_setting(runs, x="wdr_weight")
 
 
 @pytest.mark.parametrize(

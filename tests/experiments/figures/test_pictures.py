@@ -1,0 +1,76 @@
+"""What every figure owes its reader: all data in view, and legends beside it."""
+
+import numpy as np
+import pytest
+
+from experiments.figures.__main__ import FIGURES
+from experiments.figures.runs import find
+
+pytestmark = pytest.mark.xdist_group("figures")
+MIXING = {"matrix": "mixing"}
+# Comparisons, methods (all if empty) and options that the tiny runs can draw a figure from.
+DRAWN = {
+    "accuracy/rounds": (["main", "iid"], [], {"panel": "partition"}),
+    "accuracy/models": (["iid"], [], {}),
+    "accuracy/pairs": (["iid"], [], {}),
+    "accuracy/clients": (["main"], [], {}),
+    "accuracy/setting": (["main", "iid"], [], {"x": "partition", "record": "traffic"}),
+    "waffle/accuracy": (["main"], [], {}),
+    "waffle/penalty": (["main"], [], {"x": "groups"}),
+    "waffle/weights": (["main"], [], {}),
+    "waffle/omega": ([], [], {}),
+    "feddwa/top_k": (["main"], [], {"group": "groups"}),
+    "feddwa/guidance_epochs": (["main"], [], {}),
+    "feddwa/guidance": (["main"], [], {}),
+    "feddwa/guidance_rounds": (["main"], [], {}),
+    "feddwa/neighbours": (["main"], ["feddwa", "cwfedavg"], {"top_k": 2}),
+    "feddwa/weights": (["main", "iid"], [], {"rounds": "first,last"}),
+    "cwfedavg/lambda": (["main", "free"], [], {}),
+    "cwfedavg/minibatches": (["main"], ["cwfedavg"], {"wdr_weight": "0,10"}),
+    "cwfedavg/class_norms": (["main"], [], {"difference": True, "own_scales": True}),
+    "cwfedavg/class_models": None,  # no such models here: test_probes
+    "spfl/ablation": (["main", "iid"], [], {"x": "batch_size", "group": "method"}),
+    "spfl/fine_tuning": (["iid"], [], {}),
+    "spfl/clients": (["main"], [], {}),
+    "spfl/similarity": (["main"], ["local"], {}),
+    "plga/accuracy": (["iid"], [], {}),
+    "pfedla/layerwise": (["main"], [], MIXING),
+    "pfedla/evolution": (["main"], ["feddwa", "cwfedavg"], MIXING),
+    "pfedla/matrices": (["main"], [], MIXING),
+    "pfedla/layers": (["main"], [], MIXING),
+    "pfedla/retained": (["main"], [], {"x": "num_clients", "group": "method"}),
+}
+
+
+def test_no_figure_is_forgotten():
+    assert set(DRAWN) == set(FIGURES)
+
+
+@pytest.mark.parametrize("name", [name for name, how in DRAWN.items() if how])
+def test_picture(name, folder):
+    comparisons, methods, options = DRAWN[name]
+    plot = FIGURES[name]
+    runs = find([str(folder / one) for one in comparisons], methods) if comparisons else ()
+    drawn = plot.draw(runs, **(dict(plot.options) | options))
+    assert drawn.rows and all(len(row) == len(drawn.columns) for row in drawn.rows)
+    figure = drawn.figure
+    figure.draw_without_rendering()
+    boxes = [axes.get_window_extent() for axes in figure.axes]
+    legends = [*figure.legends, *filter(None, (axes.get_legend() for axes in figure.axes))]
+    for legend in legends:
+        extent = legend.get_window_extent()
+        assert not any(extent.overlaps(box) for box in boxes), "a legend covers an axes"
+        assert extent.x0 >= 0 and extent.x1 <= figure.bbox.width + 1, "a legend is cut off"
+    if figure.get_suptitle():
+        extent = figure._suptitle.get_window_extent()
+        assert extent.x0 >= 0 and extent.x1 <= figure.bbox.width + 1, "the title is cut off"
+    for axes in figure.axes:
+        assert axes.get_xlabel() or axes.get_ylabel() or axes in figure.axes[1:]
+        for at, limits in ((0, sorted(axes.get_xlim())), (1, sorted(axes.get_ylim()))):
+            for line in axes.get_lines():
+                if not isinstance(line.get_transform(), type(axes.transData)):
+                    continue  # spans the axes, as axhline does
+                values = np.asarray(line.get_xydata()[:, at], float)
+                if line.get_transform() == axes.transData and np.isfinite(values).any():
+                    low, high = np.nanmin(values), np.nanmax(values)
+                    assert limits[0] <= low and high <= limits[1], f"{name}: data out of view"
