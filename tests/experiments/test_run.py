@@ -161,7 +161,7 @@ def test_comparison(finished):
 def test_existing_folder_is_refused_and_untouched(finished, capsys):
     before = {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
     assert call(*QUICK, f"--output_dir={finished}") == 2
-    assert "choose a new folder with --output_dir" in capsys.readouterr().err
+    assert "--seed was 7 and is 0" in capsys.readouterr().err
     assert {path: path.stat().st_mtime_ns for path in finished.rglob("*")} == before
 
 
@@ -202,9 +202,9 @@ def test_interruption_keeps_what_is_finished(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "out"
     words = (*QUICK, "--rounds=1", "--num_seeds=1", "--algorithms=local,fedavg")
     assert call(*words, f"--output_dir={folder}") == 130
-    assert "Finished methods: local; kept in" in capsys.readouterr().err
+    assert "Finished methods: local. Kept in" in capsys.readouterr().err
     assert (folder / "local" / "summary.json").exists()
-    assert (folder / "comparison.md").exists()
+    assert not (folder / "comparison.md").exists()
     assert not (folder / "fedavg").exists()
 
 
@@ -284,6 +284,11 @@ BAD = {
     ("--num_seeds=0",): "--num_seeds=0",
     ("--seed=2147483647",): "--seed must be at most",
     ("--matrix_rounds=1,99",): "rounds in 1..50, got '99'",
+    ("--score_clients=0,99",): "score_clients must be clients in 0..19, got [99]",
+    ("--score_clients=a",): "--score_clients must be clients such as 0,3, got 'a'",
+    ("--algorithms=fedavg,waffle", "--score_clients=3"): "makes a model for, got [3]",
+    ("--wdr_weight=-1",): "--wdr_weight=-1",
+    ("--algorithms=cwfedavg", "--wdr_weight=1"): "set one of the two to 0",
     ("--adapt_when=last",): "--adapt_when needs",
     ("--adapt_epochs=1", "--adapt_steps=1"): "not both",
     ("--adapt_epochs=1", "--adapt_when=later"): "Unknown moment of adaptation 'later'",
