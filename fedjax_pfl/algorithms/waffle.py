@@ -51,9 +51,9 @@ class Waffle(ForAlice, Scaffold):
 
     Attributes:
       alice: permanent id of the client served.
-      everyone: one run for each client as Alice, none of which sees another's (footnote 1). Costs
-        N times the training and traffic of one and holds N^2 control variates; a method of `vmap`
-        or `map` runs the agents of one Alice, and Alices follow one another.
+      everyone: one run for each client as Alice, none of which sees another's (footnote 1): N times
+        the training and traffic of one, and N^2 control variates. Alices follow one another, so
+        that no more than N models are trained at once.
       delta_omega: steepness of Omega = Psi = 1 / (1 + exp(delta_omega (2 r / R - 1))) (eq. 4).
       omega, psi: functions (r, R) -> a number in 0..1 to take the place of eq. (4), of traced
         floats, r counted from 1; from Python only.
