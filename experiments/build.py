@@ -1,17 +1,15 @@
 """From flags to a checked experiment: nothing is compiled or written here."""
 
 import contextlib
-import os
 from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
 import absl.flags
 import jax
 
 import fedjax_pfl as pfl
-from experiments import console, flags
+from experiments import console, flags, resume
 from fedjax_pfl.data.sources import text_options
 
 
@@ -145,9 +143,7 @@ def parse_pairs(
     """
     options = {}
     for word in args[flag].value:
-        name, equals, text = (part.strip() for part in word.partition("="))
-        if not (name and equals and text):
-            raise pfl.InputError(f"--{flag} must read NAME=VALUE, got {word!r}.")
+        name, text = flags.name_and_value(flag, word)
         if name in options:
             raise pfl.InputError(f"--{flag} gives {name} twice.")
         options[name] = text
@@ -248,20 +244,12 @@ def make_partition(args: absl.flags.FlagValues, dataset: pfl.Dataset) -> pfl.Par
 
 
 def output_folder(args: absl.flags.FlagValues) -> Path:
-    """The folder to write to, which must not exist yet but must be possible."""
+    """The folder to write to: new, or that of the same run."""
     if args.output_dir is None:
-        rule = "file" if args.partition_file is not None else args.partition
-        dataset = args.dataset.partition(":")[0]
-        return Path("runs") / f"{dataset}-{rule}-{datetime.now():%Y%m%d-%H%M%S}"
-    output = Path(args.output_dir).expanduser()
-    if not args.output_dir.strip():
-        raise pfl.InputError("--output_dir must be the name of a new folder, got ''.")
-    if output.exists():
-        raise pfl.InputError(
-            f"{output} exists already and nothing is ever overwritten: choose a new folder with "
-            "--output_dir, or leave the flag out for one named after the date."
-        )
-    parent = next(folder for folder in output.absolute().parents if folder.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise pfl.InputError(f"--output_dir can't be {output}: {parent} is no writable folder.")
+        output = resume.default_folder(args)
+    elif not args.output_dir.strip():
+        raise pfl.InputError("--output_dir must be the name of a folder, got ''.")
+    else:
+        output = Path(args.output_dir).expanduser()
+    resume.check_folder(output, args)
     return output

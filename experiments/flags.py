@@ -145,7 +145,10 @@ def _run(group: _Group) -> None:
     group.text("adapt_when", "every", "at 'every' evaluation, or only the 'last'")
     group.text("client_execution", "auto", "clients: 'map', 'vmap', a chunk size, or 'auto'")
     group.text("seed_execution", "auto", "seeds: 'map', 'vmap', or 'auto'")
-    group.text("output_dir", None, "a new folder (default: runs/DATASET-PARTITION-DATE-TIME)")
+    meaning = "a new folder, or that of the same run (default: runs/DATASET-PARTITION-HASH)"
+    group.text("output_dir", None, meaning)
+    meaning = "seconds between checkpoints, from which the same command goes on; 0: every chunk"
+    group.number("checkpoint_seconds", 60.0, meaning, 0.0)
     group.switch("save_models", True, "write the final models")
     group.text(
         "compilation_cache",
@@ -180,6 +183,14 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
     if rest:
         raise flags.Error(f"{rest[0]!r} is no flag: write --NAME=VALUE.")
     return values
+
+
+def name_and_value(flag: str, word: str) -> tuple[str, str]:
+    """The parts of a word such as "hidden=128" that a flag was given."""
+    name, equals, value = (part.strip() for part in word.partition("="))
+    if not (equals and name and value):
+        raise pfl.InputError(f"--{flag} must read NAME=VALUE, got {word!r}.")
+    return name, value
 
 
 def given(values: flags.FlagValues, group: str) -> list[str]:

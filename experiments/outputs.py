@@ -3,6 +3,7 @@ of them a table and pictures.
 
 Every file is written under another name and then renamed: one that has its final name is whole.
 
+OUTPUT/run.json             the flags; OUTPUT/checkpoints/, while it runs, the way back into it
 OUTPUT/partition.npz        who holds which samples (`Partition.load` reads it)
 OUTPUT/comparison.csv, .md  one row for each method
 OUTPUT/accuracy.png, partition.png
@@ -13,6 +14,7 @@ OUTPUT/METHOD/clients.npz   scores [seed, round, client] at `rounds`, and record
                             diverged, train_loss, traffic/...) at `record_rounds`; `seeds`
 OUTPUT/METHOD/mixing.npz    matrices [seed, round, receiver, sender] at `rounds`; `seeds`. Layer
                             groups come before receivers; one row stands for all receivers.
+OUTPUT/METHOD/result.npz, result.json   all of it, for `Result.load`
 OUTPUT/METHOD/models.npz    models after the last round (`fedjax_pfl.model_files` reads them)
 """
 
@@ -21,6 +23,7 @@ import csv
 import json
 import math
 import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -101,14 +104,17 @@ def write_method(
     """Writes one method's folder.
 
     Args:
-      folder: made here.
+      folder: made here, under another name until it is complete.
       result: without swept settings.
       config: what `config.json` holds.
       facts: added to the summary, such as the data set's name.
       models: by name, or None to leave them out.
     """
+    whole, folder = folder, folder.with_name(f".part-{folder.name}")
+    shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed while writing
     folder.mkdir()
     write_json(folder / "config.json", config)
+    result.save(folder)
     with aside(folder / "metrics.csv") as part, part.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(("seed", "round", "metric", "value"))
@@ -128,8 +134,8 @@ def write_method(
     if models is not None:
         with aside(folder / "models.npz") as part:
             pfl.save_models(part, models)
-    # Last: a folder with a summary is complete.
     write_json(folder / "summary.json", result.summary() | dict(facts))
+    os.replace(folder, whole)
 
 
 def metric_rows(result: pfl.Result) -> Iterator[tuple[int, int, str, float]]:

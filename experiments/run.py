@@ -1,6 +1,9 @@
 """Compares methods on one federation: `python -m experiments.run --help`."""
 
+import contextlib
 import os
+import shutil
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,8 +15,8 @@ from rich.console import Console
 
 import fedjax_pfl as pfl
 from experiments import console as shown
-from experiments import flags, outputs, provenance
-from experiments.build import Experiment, prepare
+from experiments import flags, outputs, provenance, resume
+from experiments.build import Experiment, output_folder, parse_methods, prepare
 
 INTERRUPTED = 130
 
@@ -27,6 +30,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif args["list"].value:
             print(shown.catalogue())
         else:
+            names = list(parse_methods(args.algorithms, args["set"].value))
+            output = output_folder(args)
+            if resume.finished(output, names):
+                print(f"This run is finished. Its results, from {output}:")
+                return report({name: pfl.Result.load(output / name) for name in names}, output)
             return run(prepare(args))
     except (pfl.InputError, absl.flags.Error) as error:
         print(f"error: {str(error).removeprefix('ERROR:: ')}", file=sys.stderr)
@@ -38,7 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(experiment: Experiment) -> int:
-    """Simulates the methods one after the other, writes and prints; returns the exit code."""
+    """Simulates the methods one after the other, writes and prints; returns the exit code.
+
+    Methods whose folder is whole are read from it; one that has checkpoints goes on from them.
+    """
     args, output = experiment.args, experiment.output
     if args.compilation_cache:
         cache = str(Path(args.compilation_cache).expanduser())
@@ -46,45 +57,71 @@ def run(experiment: Experiment) -> int:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
     console = Console()
     print("\n".join(header(experiment)), flush=True)
-    output.mkdir(parents=True)
-    outputs.write_partition(output, experiment.partition, experiment.dataset)
-    facts = provenance.describe(experiment)
     results: dict[str, pfl.Result] = {}
-    interrupted = False
-    try:
-        with shown.progress_display(console) as display:
-            for name, method in experiment.methods.items():
-                result = pfl.simulate(
-                    method,
-                    experiment.federation,
-                    args.rounds,
-                    seeds=experiment.seeds,
-                    eval_every=args.eval_every,
-                    matrix_rounds=experiment.matrix_rounds,
-                    adapt=experiment.adapt,
-                    score_clients=experiment.score_clients,
-                    progress=display.method(name, args.rounds),
-                )
-                models = result.final.models() if args.save_models else None
-                result = replace(result, final=None)  # its device memory is the next one's
-                config = provenance.configuration(experiment, result, facts)
-                outputs.write_method(output / name, result, config, facts["summary"], models)
-                del models
-                results[name] = result
-    except KeyboardInterrupt:
-        interrupted = True
-    if results:
+    with resume.opened(output, args):
+        outputs.write_partition(output, experiment.partition, experiment.dataset)
+        facts = provenance.describe(experiment)
+        try:
+            with resume.Stopper() as stop, shown.progress_display(console) as display:
+                for name in experiment.methods:
+                    if (output / name / "summary.json").exists():
+                        results[name] = pfl.Result.load(output / name)
+                    else:
+                        shower = display.method(name, args.rounds)
+                        results[name] = run_method(experiment, name, facts, shower, stop)
+        except (pfl.Interrupted, KeyboardInterrupt) as error:
+            return interrupted(error, stop, results, output)
         title = f"{', '.join(results)} on {facts['summary']['dataset']}"
         if experiment.score_clients is not None:
             title += f", scored on client {', '.join(map(str, experiment.score_clients))}"
         outputs.write_comparison(output, results, title)
-        print()
-        shown.print_table(console, outputs.comparison_rows(results))
-        print(f"\n{outputs.HEADLINE}\n")
-    if interrupted:
-        done = ", ".join(results) or "none"
-        print(f"Interrupted. Finished methods: {done}; kept in {output}.", file=sys.stderr)
-        return INTERRUPTED
+        shutil.rmtree(output / resume.CHECKPOINTS, ignore_errors=True)
+    return report(results, output)
+
+
+def run_method(experiment: Experiment, name: str, facts: dict, progress, stop) -> pfl.Result:
+    """Simulates one method, from its checkpoints if there are any, and writes its folder."""
+    args, output = experiment.args, experiment.output
+    with contextlib.closing(
+        pfl.Checkpoints(output / resume.CHECKPOINTS / name, args.checkpoint_seconds)
+    ) as checkpoints:
+        result = pfl.simulate(
+            experiment.methods[name],
+            experiment.federation,
+            args.rounds,
+            seeds=experiment.seeds,
+            eval_every=args.eval_every,
+            matrix_rounds=experiment.matrix_rounds,
+            adapt=experiment.adapt,
+            score_clients=experiment.score_clients,
+            progress=progress,
+            checkpoints=checkpoints,
+            stop=stop,
+        )
+    models = result.final.models() if args.save_models else None
+    result = replace(result, final=None)  # its device memory is the next method's
+    config = provenance.configuration(experiment, result, facts)
+    outputs.write_method(output / name, result, config, facts["summary"], models)
+    return result
+
+
+def interrupted(error, stop: "resume.Stopper", results: dict, output: Path) -> int:
+    """Says what is kept and how to go on; returns the exit code."""
+    done = ", ".join(results) or "none"
+    where = f", and the next one after round {error.round}" if hasattr(error, "round") else ""
+    print(
+        f"Interrupted. Finished methods: {done}{where}. Kept in {output}: the same command goes "
+        "on from there.",
+        file=sys.stderr,
+    )
+    return 128 + (stop.signal or signal.SIGINT)
+
+
+def report(results: dict[str, pfl.Result], output: Path) -> int:
+    """Prints the table."""
+    print()
+    shown.print_table(Console(), outputs.comparison_rows(results))
+    print(f"\n{outputs.HEADLINE}\n")
     print(f"Table, pictures and a folder for each method: {output}")
     return 0
 
@@ -115,7 +152,7 @@ def header(experiment: Experiment) -> list[str]:
 
 if __name__ == "__main__":
     code = main()
-    if code == INTERRUPTED:  # leaving in an orderly way can crash where XLA is still compiling
+    if code > 128:  # leaving in an orderly way can crash where XLA is still compiling
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

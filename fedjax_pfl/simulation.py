@@ -136,6 +136,7 @@ def simulate(
         leaves = [jax.device_put(leaf) for leaf in saved.trees["states"]]
         states = jax.tree.unflatten(jax.tree.structure(states), leaves)
         collector.restore(saved.trees, jax.tree.structure(buffers), jax.tree.structure(matrices))
+        spent = sum(collector.paces)
 
     def keep():
         trees = {"states": states, **collector.trees()}

@@ -1,0 +1,135 @@
+"""Going on with a run: what a folder holds already, who may write to it, and how a run stops.
+
+A run's folder names what it was made with (`run.json`). The same command finds it again, whether it
+finished or was killed, and goes on; another configuration is refused.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import absl.flags
+
+import fedjax_pfl as pfl
+from experiments import flags, outputs
+
+RECORD = "run.json"
+CHECKPOINTS = "checkpoints"
+# Flags that change neither numbers nor which files are written.
+NEUTRAL = ("data_dir", "output_dir", "compilation_cache", "checkpoint_seconds")
+
+try:
+    import fcntl
+except ImportError:  # no locks there
+    fcntl = None
+
+
+def configuration(args: absl.flags.FlagValues) -> dict[str, Any]:
+    """All flags that make a run what it is, by name, as JSON has them."""
+    groups = flags.resolved(args).values()
+    values = {name: value for group in groups for name, value in group.items()}
+    return outputs.plain({k: v for k, v in sorted(values.items()) if k not in NEUTRAL})
+
+
+def default_folder(args: absl.flags.FlagValues) -> Path:
+    """A name that the same flags give again: runs/DATASET-PARTITION-HASH."""
+    text = json.dumps(configuration(args), sort_keys=True)
+    rule = "file" if args.partition_file is not None else args.partition
+    dataset = args.dataset.partition(":")[0]
+    return Path("runs") / f"{dataset}-{rule}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def check_folder(output: Path, args: absl.flags.FlagValues) -> None:
+    """Raises `InputError` unless the folder is new, or a run's with these very flags."""
+    if not output.exists():
+        parent = next(folder for folder in output.absolute().parents if folder.exists())
+        if not parent.is_dir() or not os.access(parent, os.W_OK):
+            raise pfl.InputError(f"--output_dir can't be {output}: {parent} is no writable folder.")
+        return
+    try:
+        before = json.loads((output / RECORD).read_text(encoding="utf-8"))["flags"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise pfl.InputError(
+            f"{output} exists already, is no run that could go on, and nothing is ever "
+            "overwritten: choose a new folder with --output_dir, or leave the flag out for one "
+            "named after the flags."
+        ) from None
+    now = configuration(args)
+    changed = [
+        f"--{name} was {before.get(name)!r} and is {now.get(name)!r}"
+        for name in sorted(before.keys() | now.keys())
+        if before.get(name) != now.get(name)
+    ]
+    if changed:
+        raise pfl.InputError(
+            f"{output} is a run with other flags: {'; '.join(changed)}. Give the same flags to go "
+            "on with it, or another --output_dir."
+        )
+
+
+def finished(output: Path, names) -> bool:
+    """Whether every method's folder and the comparison are whole."""
+    files = [*(Path(name) / "summary.json" for name in names), Path("comparison.md")]
+    return all((output / file).exists() for file in files)
+
+
+@contextlib.contextmanager
+def opened(output: Path, args: absl.flags.FlagValues) -> Iterator[None]:
+    """Makes the folder, or takes it again, for this process alone.
+
+    Raises:
+      InputError: another process writes to it.
+    """
+    output.mkdir(parents=True, exist_ok=True)
+    with (output / ".lock").open("w") as lock:
+        if fcntl is not None:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise pfl.InputError(f"Another process is writing to {output}.") from None
+        if (output / RECORD).exists():
+            check_folder(output, args)
+        else:
+            outputs.write_json(output / RECORD, {"flags": configuration(args)})
+        yield
+
+
+class Stopper:
+    """SIGINT and SIGTERM as a request to stop after the current chunk; a second one is not asked.
+
+    Attributes:
+      signal: number of the signal that came, or 0.
+    """
+
+    def __init__(self):
+        self.signal = 0
+
+    def __call__(self) -> bool:
+        return bool(self.signal)
+
+    def __enter__(self) -> "Stopper":
+        self._before = {}
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with contextlib.suppress(ValueError):  # not the main thread: nothing to catch there
+                self._before[number] = signal.signal(number, self._heard)
+        return self
+
+    def __exit__(self, *_) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _heard(self, number, frame) -> None:
+        if self.signal:
+            raise KeyboardInterrupt
+        self.signal = number
+        print(
+            "\nStopping: the rounds in progress are finished and kept. Once more stops at once.",
+            file=sys.stderr,
+            flush=True,
+        )
