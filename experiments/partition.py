@@ -20,7 +20,7 @@ import absl.flags
 
 import fedjax_pfl as pfl
 from experiments.build import load_dataset
-from experiments.flags import RULE_OPTION
+from experiments.flags import RULE_OPTION, name_and_value
 from experiments.outputs import aside, write_json, write_picture
 from fedjax_pfl import partition_plots as plots
 from fedjax_pfl.data.partition_import import IMPORTERS, import_partition
@@ -78,9 +78,7 @@ def given_options(args: absl.flags.FlagValues) -> dict[str, str]:
         if flag.present
     }
     for word in args.option:
-        name, equals, value = (part.strip() for part in word.partition("="))
-        if not (equals and name and value):
-            raise pfl.InputError(f"--option must read NAME=VALUE, such as alpha=0.1, got {word!r}.")
+        name, value = name_and_value("option", word)
         if name in given:
             raise pfl.InputError(f"Option {name!r} is given twice.")
         given[name] = value

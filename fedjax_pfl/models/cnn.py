@@ -1,5 +1,6 @@
 """Convolutional networks of a few layers: convolutions, then hidden layers, then a head."""
 
+import functools
 from collections.abc import Sequence
 
 import flax.linen as nn
@@ -90,9 +91,20 @@ def smallest_image(net: CNN) -> int:
     return size
 
 
-def _for_images(name: str, input_shape: tuple[int, ...], net: CNN) -> CNN:
-    check_images(name, input_shape, smallest_image(net))
-    return net
+def _image_model(name: str):
+    """`model(name)` for a `CNN`, which refuses images that its poolings leave no pixel of."""
+
+    def register(make):
+        @model(name)
+        @functools.wraps(make)  # the name's description and options are those of `make`
+        def checked(input_shape, *args, **options):
+            net = make(input_shape, *args, **options)
+            check_images(name, input_shape, smallest_image(net))
+            return net
+
+        return checked
+
+    return register
 
 
 @model("cnn")
@@ -104,19 +116,17 @@ def _cnn(input_shape, num_classes, initializer):
     return CNN(num_classes, (16, 32), 3, 1, 64, initializer)
 
 
-@model("femnist_cnn")
+@_image_model("femnist_cnn")
 def _femnist_cnn(input_shape, num_classes, initializer):
     """FedDWA's CNN for EMNIST (LEAF's): 32 and 64 kernels of 5x5, 2,048 hidden units."""
-    net = CNN(num_classes, (32, 64), 5, 0, 2048, initializer)
-    return _for_images("femnist_cnn", input_shape, net)
+    return CNN(num_classes, (32, 64), 5, 0, 2048, initializer)
 
 
-@model("mtfl_cnn")
+@_image_model("mtfl_cnn")
 def _mtfl_cnn(input_shape, num_classes, initializer, *, dropout: float = 0.5):
     """FedDWA's CNN for CIFAR and CINIC (MTFL's): batch-norm after pooling, dropout 0.5."""
     require(0 <= dropout < 1, "dropout", dropout, "in [0, 1)")
-    net = CNN(num_classes, (32, 64), 3, 0, 512, initializer, None, "after_pool", dropout)
-    return _for_images("mtfl_cnn", input_shape, net)
+    return CNN(num_classes, (32, 64), 3, 0, 512, initializer, None, "after_pool", dropout)
 
 
 def _lenet(num_classes, initializer, padding=0):
@@ -130,72 +140,65 @@ def _lenet5(input_shape, num_classes, initializer):
     return _lenet(num_classes, initializer, 2 if min(input_shape[:2]) < 32 else 0)
 
 
-@model("lenet5_unpadded")
+@_image_model("lenet5_unpadded")
 def _lenet5_unpadded(input_shape, num_classes, initializer):
     """LeNet-5 that never pads."""
-    return _for_images("lenet5_unpadded", input_shape, _lenet(num_classes, initializer))
+    return _lenet(num_classes, initializer)
 
 
-@model("spfl_cnn")
+@_image_model("spfl_cnn")
 def _spfl_cnn(input_shape, num_classes, initializer, *, hidden: int = 500):
     """SPFL's CNN: 20 and 50 kernels of 5x5, 500 hidden units (its Table 4 says hidden=512)."""
-    net = CNN(num_classes, (20, 50), 5, 0, check_width("hidden", hidden), initializer)
-    return _for_images("spfl_cnn", input_shape, net)
+    return CNN(num_classes, (20, 50), 5, 0, check_width("hidden", hidden), initializer)
 
 
-@model("plga_cnn")
+@_image_model("plga_cnn")
 def _plga_cnn(input_shape, num_classes, initializer):
     """PLGA's nets: SPFL's CNN for grey images, an unpadded LeNet for coloured ones."""
     if len(input_shape) == 3 and input_shape[2] > 1:
-        net = _lenet(num_classes, initializer)
-    else:
-        net = CNN(num_classes, (20, 50), 5, 0, 500, initializer)
-    return _for_images("plga_cnn", input_shape, net)
+        return _lenet(num_classes, initializer)
+    return CNN(num_classes, (20, 50), 5, 0, 500, initializer)
 
 
 def _pfedla(num_classes, initializer, norm=None):
     return CNN(num_classes, (16, 32), 5, 0, (120, 84), initializer, None, norm)
 
 
-@model("pfedla_lenet")
+@_image_model("pfedla_lenet")
 def _pfedla_lenet(input_shape, num_classes, initializer):
     """pFedLA's LeNet for EMNIST and Fashion-MNIST: 16 and 32 kernels of 5x5, no batch-norm."""
-    return _for_images("pfedla_lenet", input_shape, _pfedla(num_classes, initializer))
+    return _pfedla(num_classes, initializer)
 
 
-@model("pfedla_lenet_bn")
+@_image_model("pfedla_lenet_bn")
 def _pfedla_lenet_bn(input_shape, num_classes, initializer):
     """pFedLA's LeNet for CIFAR: batch-norm after each convolution."""
-    net = _pfedla(num_classes, initializer, "before_relu")
-    return _for_images("pfedla_lenet_bn", input_shape, net)
+    return _pfedla(num_classes, initializer, "before_relu")
 
 
 def _karhoutam(num_classes, initializer, norm=None):
     return CNN(num_classes, (64, 64, 128), 5, 2, (2048, 512), initializer, 2, norm)
 
 
-@model("pfedla_karhoutam")
+@_image_model("pfedla_karhoutam")
 def _pfedla_karhoutam(input_shape, num_classes, initializer):
     """The large CNN of a third party's pFedLA code (not the paper's), no batch-norm."""
-    return _for_images("pfedla_karhoutam", input_shape, _karhoutam(num_classes, initializer))
+    return _karhoutam(num_classes, initializer)
 
 
-@model("pfedla_karhoutam_bn")
+@_image_model("pfedla_karhoutam_bn")
 def _pfedla_karhoutam_bn(input_shape, num_classes, initializer):
     """The same with batch-norm after each convolution, as that code has it for CIFAR."""
-    net = _karhoutam(num_classes, initializer, "before_relu")
-    return _for_images("pfedla_karhoutam_bn", input_shape, net)
+    return _karhoutam(num_classes, initializer, "before_relu")
 
 
-@model("tfconvnet")
+@_image_model("tfconvnet")
 def _tfconvnet(input_shape, num_classes, initializer):
     """FedFomo's CNN: 32, 64 and 64 kernels of 3x3, the last not pooled, 64 hidden units."""
-    net = CNN(num_classes, (32, 64, 64), 3, 0, 64, initializer, 2)
-    return _for_images("tfconvnet", input_shape, net)
+    return CNN(num_classes, (32, 64, 64), 3, 0, 64, initializer, 2)
 
 
-@model("sattler_convnet")
+@_image_model("sattler_convnet")
 def _sattler_convnet(input_shape, num_classes, initializer):
     """Clustered FL's CNN for EMNIST: 6 and 16 kernels of 5x5, no hidden layer."""
-    net = CNN(num_classes, (6, 16), 5, 0, (), initializer)
-    return _for_images("sattler_convnet", input_shape, net)
+    return CNN(num_classes, (6, 16), 5, 0, (), initializer)
