@@ -105,7 +105,7 @@ def evolution(
                 look = {"color": "black", "linewidth": 2.2, "zorder": 3}
                 lines["itself"] = drawing.band(axes, rounds, value, 0, **look)
             elif j in colours:
-                lines[f"client {j}"] = drawing.band(axes, rounds, value, colours[j])
+                lines[j] = drawing.band(axes, rounds, value, colours[j])
             else:
                 lines["another"] = drawing.band(axes, rounds, value, None)
             table += [
@@ -120,12 +120,18 @@ def evolution(
     top = max(float(np.nanmax(weights)) for *_, weights in panels)
     grid[0].set_ylim(0, 1.05 * top)
     grid[0].yaxis.set_major_locator(FixedLocator([0, 0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1]))
-    order = ["itself", *(f"client {j}" for j in sorted(colours)), "another"]
-    known = [name for name in order if name in lines]
-    drawing.legend(chart, [lines[name] for name in known], "weight of", known)
+    known = [key for key in ("itself", *sorted(colours), "another") if key in lines]
+    roles = {} if len(runs) > 1 else dict(enumerate(_roles(runs[0])))
+    names = [f"client {key}{roles.get(key, '')}" if key in colours else key for key in known]
+    drawing.legend(chart, [lines[key] for key in known], "weight of", names)
     seeds = drawing.over_seeds(max(len(run.seeds) for run in runs))
     drawing.title(chart, f"{matrix} weights of client {client}{seeds}")
     return Drawing(chart, COLUMNS, table)
+
+
+def _roles(run: Run) -> list[str]:
+    """What the partition says of each client, such as ", twin"; [] where it says nothing."""
+    return [f", {role}" for role in run.config["partition"]["options"].get("roles", ())]
 
 
 @figure("pfedla/matrices", "weights between all clients, layer by layer (pFedLA Fig. 6)")

@@ -14,7 +14,7 @@ from fedjax_pfl.errors import InputError
 
 figure(
     "spfl/ablation", "accuracy against Gamma, classes, clients, epochs (SPFL Table 7)",
-    against_setting, x="gamma", group="partition",
+    against_setting, x="gamma", group="iid",
 )  # fmt: skip
 figure(
     "spfl/fine_tuning", "before and after fine-tuning at the end (SPFL Table 8)",

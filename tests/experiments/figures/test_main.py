@@ -2,13 +2,17 @@
 
 import csv
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
 import experiments
-from experiments.figures.__main__ import main
+from experiments import flags
+from experiments.build import prepare
+from experiments.figures.__main__ import main, parse
 from experiments.figures.drawing import FIGURES
+from fedjax_pfl.data.partitions import parse_options
 
 pytestmark = pytest.mark.xdist_group("figures")
 DOCUMENT = Path(experiments.__file__).parents[1] / "docs" / "figures.md"
@@ -98,7 +102,36 @@ def test_files_that_cannot_be_written(tmp_path, capsys):
     assert "no writable folder" in capsys.readouterr().err
 
 
+def commands(text):
+    """The document's commands, continued lines joined, each loop's variable at its first value."""
+    for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL):
+        block = block.replace("\\\n", " ")
+        for name, first in re.findall(r"for (\w+) in (\S+)", block):
+            block = re.sub(rf"\$\{{?{name}\b\}}?", first.rstrip(";"), block)
+        yield from (line.strip() for line in block.splitlines())
+
+
 def test_the_document_has_every_figure_and_no_other():
-    text = DOCUMENT.read_text()
-    named = set(re.findall(r"experiments\.figures ([a-z]+/[a-z_]+)", text))
-    assert named == set(FIGURES)
+    table = set(re.findall(r"\[`([a-z]+/[a-z_]+)`\]", DOCUMENT.read_text()))
+    drawn = [line for line in commands(DOCUMENT.read_text()) if "experiments.figures " in line]
+    names = set()
+    for line in drawn:
+        words = shlex.split(line.partition("experiments.figures ")[2])
+        name, args = parse(["figures", *words])
+        given = {f.name: f.value for f in args.get_flags_for_module("options") if f.present}
+        parse_options(given, FIGURES[name].options, "option")
+        assert (args.output or "").endswith(".png") and (args.runs or name == "waffle/omega")
+        names.add(name)
+    assert names == table == set(FIGURES)
+    outputs = [re.search(r"--output=(\S+)", line)[1] for line in drawn]
+    assert len(set(outputs)) == len(outputs)
+
+
+def test_the_documents_runs_can_be_run():
+    """Everything but the rounds: flags, partitions, methods, models."""
+    played = [line for line in commands(DOCUMENT.read_text()) if line.startswith("$RUN ")]
+    (common,) = re.findall(r'RUN="python -m experiments\.run (.*)"', DOCUMENT.read_text())
+    assert len(played) >= 10
+    for line in played:
+        words = [w for w in shlex.split(line)[1:] if not w.startswith("--output_dir")]
+        prepare(flags.parse(["run", *common.split(), *words]))
