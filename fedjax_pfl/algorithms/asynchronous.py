@@ -37,6 +37,18 @@ class Turn(NamedTuple):
     trained: Any
     loss: jax.Array
 
+    def sound(self, earlier: jax.Array) -> tuple["Turn", jax.Array]:
+        """(the turn without late uploads of trainings that diverged, bool [N] for the next round).
+
+        Args:
+          earlier: bool [N], whose last training stayed finite.
+        """
+        went_well = self.cohort.gather(earlier)
+        late = self.cohort.staleness > 0
+        turn = self._replace(arrives=self.arrives & (went_well | ~late))
+        began = self.starts | self.cohort.diverged
+        return turn, self.cohort.scatter(earlier, self.starts, where=began)
+
     def record(self, ctx: Context, weights: jax.Array) -> Record:
         """One model down for those who begin, one up for those who arrive."""
         clients = {
@@ -60,6 +72,7 @@ def take_turn(ctx: Context, server, starts=None, arrives=None, **options) -> Tur
 class State:
     server: Any = shared()
     trained: Any = per_client()  # what each client trained last
+    finite: Any = per_client()  # whether that training stayed finite, bool [N]
 
 
 @method("fedavg_async")
@@ -73,16 +86,16 @@ class FedAvgAsync(Algorithm):
 
     def init(self, ctx):
         model = ctx.initial_model()
-        return State(model, ctx.replicate(model))
+        return State(model, ctx.replicate(model), jnp.ones((ctx.num_clients,), bool))
 
     def turn(self, ctx, server):
         return take_turn(ctx, server)
 
     def round(self, ctx, state):
-        turn = self.turn(ctx, state.server)
+        turn, finite = self.turn(ctx, state.server).sound(state.finite)
         held = turn.cohort.scatter(state.trained, turn.trained, where=turn.starts)
         server, weights = self.aggregate(ctx, turn, turn.cohort.gather(held), state.server)
-        return State(server, held), turn.record(ctx, weights)
+        return State(server, held, finite), turn.record(ctx, weights)
 
     def aggregate(self, ctx, turn, uploads, server):
         """(the server's new model, weights [M] of the uploads)."""

@@ -18,6 +18,7 @@ class State:
     trained: Any = per_client()  # v: what each client trained last
     begun: Any = per_client()  # w0: the server's model it trained from
     second: Any = per_client()  # w1: the server's model one round later; only stragglers need it
+    finite: Any = per_client()  # whether the last training stayed finite, bool [N]
     personal: Any = per_client()  # only PLGA's
 
 
@@ -47,11 +48,12 @@ class Lga(FedAvgAsync):
     def init(self, ctx):
         model = ctx.initial_model()
         stack = ctx.replicate(model)
-        return State(model, stack, stack, stack, stack if self.keeps_personal else None)
+        finite = jnp.ones((ctx.num_clients,), bool)
+        return State(model, stack, stack, stack, finite, stack if self.keeps_personal else None)
 
     def round(self, ctx, state):
         now = trees.replicate(state.server, ctx.cohort.size)
-        turn = take_turn(ctx, state.server)
+        turn, finite = take_turn(ctx, state.server).sound(state.finite)
         cohort, late = turn.cohort, turn.arrives & (turn.cohort.staleness > 0)
         trained = cohort.scatter(state.trained, turn.trained, where=turn.starts)
         begun = cohort.scatter(state.begun, now, where=turn.starts)
@@ -67,7 +69,8 @@ class Lga(FedAvgAsync):
             stragglers = _between(cosine, w0, predicted, now)
             mine = trees.where(late, stragglers, punctual)
             personal = cohort.scatter(personal, mine, where=turn.arrives)
-        return State(server, trained, begun, second, personal), turn.record(ctx, weights)
+        state = State(server, trained, begun, second, finite, personal)
+        return state, turn.record(ctx, weights)
 
     def _cosine(self, ctx, moved, w0, v):
         """S = cos(moved - w0, v - w0) of every leaf's stage (eq. 8): a tree of [M]."""

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.testing import assert_close
+from fedjax_pfl.testing import assert_close, play, toy_federation
 from tests.algorithms.harness import (
     LATE_PATTERNS,
     LATE_ROUNDS,
@@ -83,6 +83,20 @@ def test_fedasync(pattern, variant):
     settings, options = VARIANTS[variant]
     case, records = compare("fedasync", pattern, settings, fedasync.run, options)
     assert_traffic(records, case.arrivals, case.starts, case.num_clients)
+
+
+@pytest.mark.parametrize("name", ["fedavg_async", "lga"])
+def test_what_a_late_client_lost_does_not_arrive(name):
+    """A straggler whose training overflows in phase 0 has nothing to send in phase d."""
+    federation = toy_federation(diverging=3, stragglers={3: 2})
+    _, records = play(pfl.make_method(name), federation, rounds=4)
+    arrived = [bool(record["up"][3].any()) for record in records]
+    weights = [record["matrices"]["mixing"][0, 3] for record in records]
+    assert arrived == [False] * 4
+    assert weights == [0] * 4
+    sound = toy_federation(stragglers={3: 2})
+    _, records = play(pfl.make_method(name), sound, rounds=4)
+    assert [bool(record["up"][3].any()) for record in records] == [False, False, True, True]
 
 
 def test_the_patterns_have_what_they_are_named_for():
