@@ -24,7 +24,7 @@ def double_precision():
         yield
 
 
-@over(PATTERNS, [("partial-map", "published"), ("full-vmap", "discarding")], VARIANTS)
+@over(PATTERNS, [("partial-map", "published")], VARIANTS)
 def test_reference(pattern, variant):
     case, settings = Case(**PATTERNS[pattern]), VARIANTS[variant]
     steps = settings.get("fine_tune_steps", 1)

@@ -6,7 +6,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.testing import assert_close
-from tests.algorithms.harness import PATTERNS, QUICK, Case, assert_losses, over
+from tests.algorithms.harness import PATTERNS, Case, assert_losses, over
 from tests.reference import perfedavg_spfl
 
 
@@ -16,7 +16,7 @@ def double_precision():
         yield
 
 
-@over(PATTERNS, QUICK)
+@over(PATTERNS, ["partial-map"])
 def test_reference(pattern):
     case = Case(**PATTERNS[pattern])
     wanted = perfedavg_spfl.run(case.initial(), case.clients(), 3, **case.common())

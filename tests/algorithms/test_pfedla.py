@@ -5,10 +5,13 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
+from fedjax_pfl.program import Program, make_runs
+from fedjax_pfl.testing import toy_federation
 from tests.algorithms.harness import (
     PATTERNS,
     Case,
     FourLayers,
+    TwoLayers,
     assert_losses,
     assert_models,
     over,
@@ -140,15 +143,13 @@ def assert_round(case, t, record, before, blocks):
     np.testing.assert_array_equal(record["up"], np.broadcast_to(present[:, None], kept.shape))
 
 
-@pytest.mark.parametrize(
-    "weighting", [pytest.param("softmax", marks=pytest.mark.slow), "relu_norm"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("weighting", pfedla.WEIGHTINGS)
 def test_networks_as_the_reference_draws_them(weighting):
     """Sizes and ranges: N(0, 1), U(+-1/sqrt(fan_in)), and output layers at 0 or in U(0, 1)."""
-    case = Case()
-    federation = case.federation
-    program = pfl.program.Program(
-        pfl.program.make_runs(pfl.make_method("pfedla", {"weighting": weighting}), federation, [0]),
+    federation = toy_federation(model=TwoLayers())
+    program = Program(
+        make_runs(pfl.make_method("pfedla", {"weighting": weighting}), federation, [0]),
         federation,
         1,
     )
