@@ -101,7 +101,9 @@ def of_models(
             values = curve(run, rows, model, split, average)
             at, k = (name, model) if by == "run" else (model, name)
             axes, k = grid[outer.index(at)], inner.index(k)
-            lines[k] = drawing.band(axes, run.eval_rounds, values, k)
+            # Two models may be one and the same: dashes show the line beneath.
+            dash = drawing.DASHES[k % len(drawing.DASHES)]
+            lines[k] = drawing.band(axes, run.eval_rounds, values, k, linestyle=dash)
             end = f", mean over {average}" if by == "model" else ""
             axes.set_title(f"{at} model{end}" if by == "model" else at, fontsize=10)
             table += _rows(run, name, at, model, values)

@@ -118,6 +118,8 @@ def shown(value: Any) -> str:
     """A setting's value for people."""
     if isinstance(value, list):
         return ",".join(map(str, value)) or "none"
+    if isinstance(value, bool):
+        return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

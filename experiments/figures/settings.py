@@ -79,7 +79,9 @@ def against_setting(
     chart, grid = drawing.panels(figures, 4.6, 3.8)
     places, scale = _axis(sorted({at for line in points.values() for at in line}, key=_order))
     lines = []
-    ordered = sorted(points.items(), key=lambda item: _order(item[0]))
+    ordered = list(points.items())  # words, such as methods, in the order of the runs
+    if all(isinstance(value, int | float) for key in points for value in key):
+        ordered.sort()
     for k, (key, line) in enumerate(ordered):
         shift = 0.0 if scale != "places" else 0.5 * ((k + 0.5) / len(points) - 0.5)
         for axes, metric in zip(grid, values[runs[0]], strict=True):
