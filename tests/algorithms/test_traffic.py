@@ -30,6 +30,16 @@ TRAFFIC = [
     ("feddwa", {"guidance": "received"}, 1, 1),
     ("cwfedavg", {}, 1, 1),  # shares are read off the upload
     ("cwfedavg", {"shares": "labels"}, 1, 1),  # C numbers once, not counted
+    ("fedupdate", {}, 1, 1),
+    ("perfedavg_spfl", {}, 1, 1),
+    ("spfl", {}, 2, 2),  # a round that begins with the measurement of similarities
+    ("spfl_w", {}, 2, 2),
+    ("fedavg_sync", {}, 1, 1),  # late clients: tests/algorithms/test_fedavg_async.py
+    ("fedavg_async", {}, 1, 1),
+    ("fedasync", {}, 1, 1),
+    ("lga", {}, 1, 1),  # the server predicts
+    ("plga", {}, 1, 1),
+    ("pfedla", {}, 1, 1),  # heurpfedla's blocks: tests/algorithms/test_pfedla_limits.py
 ]
 QUICK = ("scaffold", "cwfedavg")  # under sampling
 SLOW = ("full_gradient", "received", "labels")
