@@ -21,8 +21,8 @@ from fedjax_pfl.errors import InputError, unknown_name
 # Flags that say where things lie or how they are computed, not what is computed.
 PLACES = {
     "algorithms", "set", "data_dir", "partition_file", "output_dir", "save_models",
-    "compilation_cache", "matrix_rounds", "client_execution", "seed_execution",
-    "eval_batch_size",
+    "compilation_cache", "checkpoint_seconds", "matrix_rounds", "client_execution",
+    "seed_execution", "eval_batch_size",
 }  # fmt: skip
 METHOD = "method"
 DEPTH = 4  # folders below a given one that are searched
@@ -118,6 +118,10 @@ class Run:
         """Names of what is recorded for each client."""
         return [name for name in self._clients if self.record(name) is not None]
 
+    def traffic(self, way: str) -> np.ndarray:
+        """Bytes that each client sent ("up") or received ("down") in each round, [S, T, N]."""
+        return self._clients[f"traffic/{way}_bytes"]
+
     def record(self, name: str) -> np.ndarray | None:
         """What the method recorded for each client, [S, T, N]; None if it didn't."""
         value = self._clients.get(name)
@@ -175,7 +179,11 @@ def find(folders: Sequence[str], methods: Sequence[str] = ()) -> list[Run]:
                 raise InputError(f"No folder {match}: --runs takes folders of finished runs.")
             below = [match.glob("/".join(["*"] * k) + "/summary.json" if k else "summary.json")
                      for k in range(DEPTH)]  # fmt: skip
-            summaries = sorted((path for paths in below for path in paths), key=natural)
+            summaries = sorted(
+                (path for paths in below for path in paths
+                 if not path.parent.name.startswith(".")),  # half-written
+                key=natural,
+            )  # fmt: skip
             if not summaries:
                 raise InputError(
                     f"{match} is no finished run: neither it nor a folder in it has a "
