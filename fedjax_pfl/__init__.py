@@ -2,9 +2,10 @@
 
 from fedjax_pfl import algorithms
 from fedjax_pfl._version import __version__
-from fedjax_pfl.algorithm import Algorithm, Context, Record
+from fedjax_pfl.algorithm import Algorithm
 from fedjax_pfl.checkpoints import Checkpoints
 from fedjax_pfl.clients import Client, Shared, padding_efficiency
+from fedjax_pfl.context import Context, Record
 from fedjax_pfl.data import partition_rules  # noqa: F401 - registers the rules
 from fedjax_pfl.data.federated import Batch
 from fedjax_pfl.data.partition import Partition

@@ -21,7 +21,8 @@ from fedjax_pfl.local_training import train
 from fedjax_pfl.schedules import Schedule
 
 if TYPE_CHECKING:
-    from fedjax_pfl.algorithm import Algorithm, Context
+    from fedjax_pfl.algorithm import Algorithm
+    from fedjax_pfl.context import Context
     from fedjax_pfl.federation import Federation
 
 Tree = Any

@@ -11,7 +11,8 @@ import numpy as np
 from jax import lax
 
 from fedjax_pfl import keys
-from fedjax_pfl.algorithm import Algorithm, Context
+from fedjax_pfl.algorithm import Algorithm
+from fedjax_pfl.context import Context
 from fedjax_pfl.errors import InputError, require, unknown_name
 from fedjax_pfl.evaluation import Adaptation, adapt, evaluate
 from fedjax_pfl.federation import Federation

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from fedjax_pfl import keys
-from fedjax_pfl.algorithm import Context
 from fedjax_pfl.augmentation import AUGMENTATIONS, crop_flip, random_crop, random_flip
 from fedjax_pfl.clients import Shared, run_clients
+from fedjax_pfl.context import Context
 from fedjax_pfl.data.partition import Partition
 from fedjax_pfl.data.sources import dataset_from_arrays
 from fedjax_pfl.errors import InputError

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_pfl import mixing, trees
-from fedjax_pfl.algorithm import Algorithm, Context, Record
+from fedjax_pfl.algorithm import Algorithm
 from fedjax_pfl.clients import Shared
+from fedjax_pfl.context import Context, Record
 from fedjax_pfl.errors import require
 from fedjax_pfl.participation import Cohort
 from fedjax_pfl.registry import method

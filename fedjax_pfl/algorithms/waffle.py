@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_pfl import layers, mixing, trees
-from fedjax_pfl.algorithm import Record
 from fedjax_pfl.algorithms.alice import ForAlice, if_present, squared_distances_to_alice
 from fedjax_pfl.algorithms.scaffold import Scaffold
+from fedjax_pfl.context import Record
 from fedjax_pfl.errors import require
 from fedjax_pfl.registry import method
 from fedjax_pfl.structs import per_client, per_pair, shared, static, struct

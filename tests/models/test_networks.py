@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_pfl.algorithm import Context
 from fedjax_pfl.clients import Shared
+from fedjax_pfl.context import Context
 from fedjax_pfl.data.partition import Partition
 from fedjax_pfl.data.sources import dataset_from_arrays
 from fedjax_pfl.errors import InputError
