@@ -10,6 +10,7 @@ import absl.flags
 
 from experiments.figures import (  # noqa: F401 - their figures are registered on import
     accuracy,
+    comparison,
     cwfedavg,
     feddwa,
     pfedla,

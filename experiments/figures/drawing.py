@@ -180,8 +180,13 @@ def colorbar(chart: Figure, image, axes, label: str) -> None:
 
 
 def title(chart: Figure, text: str) -> None:
-    """A title over the whole figure, in as many lines as its width needs."""
-    chart.suptitle(textwrap.fill(text, int(13 * chart.get_figwidth())), fontsize=10)
+    """A title over the whole figure, in lines of like length that its width has room for."""
+    most = int(13 * chart.get_figwidth())
+    even = -(-len(text) // -(-len(text) // most))
+    widths = (even + spare for spare in range(0, most, 4))
+    fitting = (textwrap.wrap(text, min(width, most)) for width in widths)
+    fewest = len(textwrap.wrap(text, most))
+    chart.suptitle("\n".join(next(w for w in fitting if len(w) == fewest)), fontsize=10)
 
 
 def over_seeds(count: int) -> str:

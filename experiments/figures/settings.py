@@ -76,7 +76,7 @@ def against_setting(
                     f"name it in --group, or leave one of them out."
                 )
     figures = len(values[runs[0]])
-    chart, grid = drawing.panels(figures, 4.6, 3.8)
+    chart, grid = drawing.panels(figures, 4.6 if figures > 1 else 5.4, 3.8)
     places, scale = _axis(sorted({at for line in points.values() for at in line}, key=_order))
     lines = []
     ordered = list(points.items())  # words, such as methods, in the order of the runs

@@ -1,0 +1,132 @@
+"""Two or more runs against each other: accuracy for what it costs, and who gains or loses."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from experiments.figures import drawing
+from experiments.figures.drawing import Drawing, figure
+from experiments.figures.runs import Run
+from experiments.figures.scores import SCORES, chosen_clients, curve, one_number, who
+from experiments.figures.selection import labels, with_scores
+from fedjax_pfl.errors import InputError
+
+COSTS = {
+    "rounds": "round",
+    "megabytes": "MB sent and received by all clients",
+    "seconds": "seconds",
+}
+
+
+def spent(run: Run, cost: str) -> np.ndarray:
+    """What a run had cost at its evaluated rounds, [S, E]; seconds at its median pace."""
+    rounds = np.asarray(run.eval_rounds)
+    if cost == "rounds":
+        return np.tile(rounds.astype(float), (len(run.seeds), 1))
+    if cost == "seconds":
+        pace = run.summary["seconds_per_round"]
+        return np.tile(rounds * pace, (len(run.seeds), 1))
+    sent = sum(run.traffic(way).sum(axis=-1) for way in ("up", "down")) / 1e6
+    return np.cumsum(sent, axis=1)[:, rounds - 1]
+
+
+@figure("accuracy/cost", "accuracy against rounds, transmitted megabytes or seconds")
+def by_cost(
+    runs: Sequence[Run],
+    *,
+    x: str = "megabytes",
+    model: str = "personalized",
+    split: str = "test",
+    average: str = "clients",
+    clients: str = "",
+) -> Drawing:
+    """Mean accuracy against what it has cost so far, one line for each run.
+
+    Args:
+      x: "rounds", "megabytes" (all clients, both ways) or "seconds" (rounds times the run's
+        median wall time of a round, evaluation included).
+      model, split, average, clients: which accuracy.
+    """
+    drawing.check_choice("x", x, tuple(COSTS))
+    runs = with_scores(runs, [model], split)
+    names, chosen = labels(runs), chosen_clients(runs, clients, model, split)
+    chart = drawing.canvas(6.4, 4.2)
+    axes = chart.add_subplot()
+    lines, table = [], []
+    for k, (run, name, rows) in enumerate(zip(runs, names, chosen, strict=True)):
+        values, cost = curve(run, rows, model, split, average), spent(run, x)
+        # Seeds differ in traffic only where their cohorts do: the mean places the line.
+        lines.append(drawing.band(axes, cost.mean(axis=0), values, k, name))
+        table += [
+            (str(run.folder), name, seed, int(number), float(c), float(value))
+            for seed, paid, line in zip(run.seeds, cost, values, strict=True)
+            for number, c, value in zip(run.eval_rounds, paid, line, strict=True)
+            if np.isfinite(value)
+        ]
+    drawing.tidy(axes, xlabel=COSTS[x], ylabel="accuracy, %")
+    drawing.legend(chart, lines, None, names)
+    seeds = drawing.over_seeds(max(len(run.seeds) for run in runs))
+    drawing.title(chart, f"{model} model, {split} samples, {who(runs, chosen, average)}{seeds}")
+    return Drawing(chart, ("run", "label", "seed", "round", x, "accuracy_percent"), table)
+
+
+@figure("accuracy/scatter", "every client's accuracy in one run against another's")
+def scatter(
+    runs: Sequence[Run],
+    *,
+    model: str = "personalized",
+    split: str = "test",
+    score: str = "final",
+) -> Drawing:
+    """Who gains and who loses: a point for each client, mean over the seeds both runs have.
+
+    The first run is across, every other one upward in axes of its own; above the line its clients
+    are better off. The title counts them.
+
+    Args:
+      model, split: which accuracy.
+      score: "final", "best" (each client's own best round) or "last_tenth".
+    """
+    runs = with_scores(runs, [model], split)
+    if len(runs) < 2:
+        raise InputError("accuracy/scatter compares runs: give at least two.")
+    first, *others = runs
+    names = labels(runs)
+    chart, grid = drawing.panels(len(others), 4.0, 4.0)
+    table = []
+    for axes, run, name in zip(grid, others, names[1:], strict=True):
+        if run.num_clients != first.num_clients:
+            raise InputError(
+                f"accuracy/scatter needs the same clients in all runs, got {first.num_clients} "
+                f"({names[0]}) and {run.num_clients} ({name})."
+            )
+        common = [seed for seed in first.seeds if seed in run.seeds]
+        if not common:
+            raise InputError(f"{names[0]} and {name} have no seed in common.")
+        rows = chosen_clients([first, run], "", model, split)[0]
+        across, upward = (
+            np.array([_of_client(one, client, common, model, split, score) for client in rows])
+            for one in (first, run)
+        )
+        gain = upward - across
+        better, worse = int((gain > 1e-9).sum()), int((gain < -1e-9).sum())
+        low = float(min(across.min(), upward.min())) - 2
+        axes.plot([low, 101], [low, 101], color=drawing.GREY, linewidth=1, zorder=1)
+        colours = np.where(gain >= 0, drawing.COLOURS[0], drawing.COLOURS[1])
+        axes.scatter(across, upward, c=colours, s=22, zorder=2)
+        axes.set(xlim=(low, 101), ylim=(low, 101), aspect="equal")
+        axes.set_title(f"{name}: {better} better, {worse} worse", fontsize=10)
+        drawing.tidy(axes, xlabel=f"{names[0]}, %", ylabel=f"{name}, %")
+        table += [
+            (names[0], name, int(client), float(a), float(b))
+            for client, a, b in zip(rows, across, upward, strict=True)
+        ]
+    drawing.title(chart, f"Clients: {model} model, {split} samples, {SCORES[score]}")
+    columns = ("label_across", "label_upward", "client", "accuracy_across", "accuracy_upward")
+    return Drawing(chart, columns, table)
+
+
+def _of_client(run: Run, client: int, seeds, model: str, split: str, score: str) -> float:
+    at = [run.seeds.index(seed) for seed in seeds]
+    values = 100 * run.accuracy(model, split)[at][:, :, client].astype(float)
+    return float(one_number(values, score).mean())

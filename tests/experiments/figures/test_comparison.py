@@ -1,0 +1,58 @@
+"""Accuracy against cost, and client against client, against the numbers that the runs wrote."""
+
+import numpy as np
+import pytest
+
+from experiments.figures import comparison
+from fedjax_pfl.errors import InputError
+
+from .conftest import CLIENTS, ROUNDS
+
+pytestmark = pytest.mark.xdist_group("figures")
+
+
+def curves(axes):
+    return [line for line in axes.get_lines() if len(line.get_xdata()) == ROUNDS]
+
+
+def test_megabytes_are_those_of_both_ways_so_far(found):
+    run = found["main", "feddwa"]
+    drawn = comparison.by_cost([run], x="megabytes")
+    (line,) = curves(drawn.figure.axes[0])
+    with np.load(run.folder / "clients.npz") as file:
+        sent = file["traffic/up_bytes"] + file["traffic/down_bytes"]
+        accuracy = file["personalized/test/accuracy"]
+    per_round = sent.sum(axis=2).mean(axis=0) / 1e6
+    np.testing.assert_allclose(line.get_xdata(), np.cumsum(per_round), rtol=1e-6)
+    assert per_round[0] > 0
+    np.testing.assert_allclose(line.get_ydata(), 100 * accuracy.mean(axis=(0, 2)), rtol=1e-5)
+    assert {row[3] for row in drawn.rows} == {1, 2, 3}
+
+
+def test_rounds_and_seconds(found):
+    runs = [found["main", "local"], found["main", "feddwa"]]
+    for line in curves(comparison.by_cost(runs, x="rounds").figure.axes[0]):
+        np.testing.assert_array_equal(line.get_xdata(), [1, 2, 3])
+    lines = curves(comparison.by_cost(runs, x="seconds").figure.axes[0])
+    for run, line in zip(runs, lines, strict=True):
+        pace = run.summary["seconds_per_round"]
+        np.testing.assert_allclose(line.get_xdata(), pace * np.arange(1, 4))
+
+
+def test_every_client_is_a_point(found):
+    local, feddwa = found["main", "local"], found["main", "feddwa"]
+    drawn = comparison.scatter([local, feddwa])
+    axes = drawn.figure.axes[0]
+    points = np.asarray(axes.collections[0].get_offsets())
+    wanted = [100 * run.accuracy()[:, -1].mean(axis=0) for run in (local, feddwa)]
+    np.testing.assert_allclose(points, np.stack(wanted, axis=1), rtol=1e-5)
+    better = int((wanted[1] > wanted[0] + 1e-9).sum())
+    assert f"feddwa: {better} better" in axes.get_title()
+    assert [row[2] for row in drawn.rows] == list(range(CLIENTS))
+
+
+def test_bad_input(found):
+    with pytest.raises(InputError, match="give at least two"):
+        comparison.scatter([found["main", "local"]])
+    with pytest.raises(InputError, match="x"):
+        comparison.by_cost([found["main", "local"]], x="flops")
