@@ -15,6 +15,8 @@ DRAWN = {
     "accuracy/pairs": (["iid"], [], {}),
     "accuracy/clients": (["main"], [], {}),
     "accuracy/setting": (["main", "iid"], [], {"x": "partition", "record": "traffic"}),
+    "accuracy/cost": (["main"], [], {}),
+    "accuracy/scatter": (["main"], ["local", "feddwa", "cwfedavg"], {}),
     "waffle/accuracy": (["main"], [], {}),
     "waffle/penalty": (["main"], [], {"x": "groups"}),
     "waffle/weights": (["main"], [], {}),
