@@ -29,8 +29,12 @@ class Experiment:
     output: Path
 
 
-def prepare(args: absl.flags.FlagValues) -> Experiment:
+def prepare(args: absl.flags.FlagValues, output: Path | None = None) -> Experiment:
     """Checks and builds everything.
+
+    Args:
+      args: the flags.
+      output: folder to write to, checked already; by default what the flags say.
 
     Raises:
       pfl.InputError: whatever of the flags can't be.
@@ -44,7 +48,7 @@ def prepare(args: absl.flags.FlagValues) -> Experiment:
     stragglers = parse_stragglers(args.stragglers)
     if args.dtype not in ("float32", "float64"):
         raise pfl.unknown_name("dtype", args.dtype, ("float32", "float64"))
-    output = output_folder(args)
+    output = output_folder(args) if output is None else output
     dataset = load_dataset(args)
     partition = make_partition(args, dataset)
     if args.dtype == "float64":

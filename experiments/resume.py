@@ -30,22 +30,23 @@ except ImportError:  # no locks there
     fcntl = None
 
 
-def configuration(args: absl.flags.FlagValues) -> dict[str, Any]:
-    """All flags that make a run what it is, by name, as JSON has them."""
+def configuration(args: absl.flags.FlagValues, **more) -> dict[str, Any]:
+    """All flags that make a run what it is, and what else does, by name, as JSON has them."""
     groups = flags.resolved(args).values()
     values = {name: value for group in groups for name, value in group.items()}
-    return outputs.plain({k: v for k, v in sorted(values.items()) if k not in NEUTRAL})
+    values = {name: value for name, value in values.items() if name not in NEUTRAL} | more
+    return outputs.plain(dict(sorted(values.items())))
 
 
-def default_folder(args: absl.flags.FlagValues) -> Path:
+def default_folder(args: absl.flags.FlagValues, **more) -> Path:
     """A name that the same flags give again: runs/DATASET-PARTITION-HASH."""
-    text = json.dumps(configuration(args), sort_keys=True)
+    text = json.dumps(configuration(args, **more), sort_keys=True)
     rule = "file" if args.partition_file is not None else args.partition
     dataset = args.dataset.partition(":")[0]
     return Path("runs") / f"{dataset}-{rule}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
-def check_folder(output: Path, args: absl.flags.FlagValues) -> None:
+def check_folder(output: Path, args: absl.flags.FlagValues, **more) -> None:
     """Raises `InputError` unless the folder is new, or a run's with these very flags."""
     if not output.exists():
         parent = next(folder for folder in output.absolute().parents if folder.exists())
@@ -60,7 +61,7 @@ def check_folder(output: Path, args: absl.flags.FlagValues) -> None:
             "overwritten: choose a new folder with --output_dir, or leave the flag out for one "
             "named after the flags."
         ) from None
-    now = configuration(args)
+    now = configuration(args, **more)
     changed = [
         f"--{name} was {before.get(name)!r} and is {now.get(name)!r}"
         for name in sorted(before.keys() | now.keys())
@@ -80,7 +81,7 @@ def finished(output: Path, names) -> bool:
 
 
 @contextlib.contextmanager
-def opened(output: Path, args: absl.flags.FlagValues) -> Iterator[None]:
+def opened(output: Path, args: absl.flags.FlagValues, **more) -> Iterator[None]:
     """Makes the folder, or takes it again, for this process alone.
 
     Raises:
@@ -94,9 +95,9 @@ def opened(output: Path, args: absl.flags.FlagValues) -> Iterator[None]:
             except OSError:
                 raise pfl.InputError(f"Another process is writing to {output}.") from None
         if (output / RECORD).exists():
-            check_folder(output, args)
+            check_folder(output, args, **more)
         else:
-            outputs.write_json(output / RECORD, {"flags": configuration(args)})
+            outputs.write_json(output / RECORD, {"flags": configuration(args, **more)})
         yield
 
 

@@ -1,0 +1,320 @@
+"""Tries a grid of hyperparameters: `python -m experiments.sweep --help`."""
+
+import contextlib
+import csv
+import itertools
+import shutil
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+import absl.flags
+import numpy as np
+from rich.console import Console
+
+import fedjax_pfl as pfl
+from experiments import build, flags, outputs, resume
+from experiments import console as shown
+from experiments.sweep_pictures import picture
+from fedjax_pfl.program import RATES
+from fedjax_pfl.registry import is_static
+
+USAGE = """\
+Runs methods over a grid of hyperparameters and ranks the settings by validation accuracy.
+
+  python -m experiments.sweep --algorithms=feddwa --grid=feddwa.top_k=1,3,5 \\
+      --grid=learning_rate=0.03,0.1 --dataset=digits --rounds=20
+
+--grid=NAME=VALUE,... may be given many times; NAME is a hyperparameter METHOD.NAME or any other
+flag of experiments.run that takes one value. Settings that don't change the program run inside
+one; the others are a queue of programs. A fifth of every client's training samples is set aside
+for validation unless --validation_fraction says otherwise; test samples choose nothing.
+
+  --rank_by    validation accuracy after the last round ('final') or the mean of the last tenth of
+               rounds ('last_tenth') (default: final)
+
+All other flags are those of experiments.run."""
+RANKINGS = ("final", "last_tenth")
+MODEL = "personalized"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One method with one setting.
+
+    Attributes:
+      method: its name.
+      setting: value by name of the grid.
+      validation, test: accuracy in percent by seed, as ranked.
+    """
+
+    method: str
+    setting: dict[str, str]
+    validation: np.ndarray
+    test: np.ndarray
+
+
+def parse_grid(words: Sequence[str]) -> dict[str, list[str]]:
+    """Values by name, of words such as "feddwa.top_k=1,3,5"."""
+    grid: dict[str, list[str]] = {}
+    for word in words:
+        name, text = flags.name_and_value("grid", word)
+        values = [value.strip() for value in text.split(",")]
+        if name in grid:
+            raise pfl.InputError(f"--grid gives {name} twice.")
+        if len(set(values)) < len(values) or not all(values):
+            raise pfl.InputError(f"--grid={word} must list different values.")
+        grid[name] = values
+    if not grid:
+        raise pfl.InputError("Give what to try, such as --grid=learning_rate=0.03,0.1.")
+    return grid
+
+
+def traced(name: str, methods: Mapping[str, pfl.Algorithm]) -> bool:
+    """Whether a name of the grid varies inside the program.
+
+    Raises:
+      InputError: neither a hyperparameter of a method here nor a flag.
+    """
+    if name in RATES:
+        return True
+    method, dot, key = name.partition(".")
+    if not dot:
+        known = flags.parse(["sweep"])
+        allowed = [n for g in ("data", "rule", "training") for n in flags.resolved(known)[g]]
+        if name not in allowed:
+            raise pfl.unknown_name("name in --grid", name, allowed)
+        return False
+    if method not in methods:
+        raise pfl.unknown_name("method in --grid", method, methods)
+    known = {field.name: field for field in fields(methods[method])}
+    if key not in known:
+        raise pfl.unknown_name(f"hyperparameter of {method!r} in --grid", key, known)
+    return not is_static(known[key])
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One program: a method with structural settings, and the traced ones inside it."""
+
+    method: str
+    fixed: dict[str, str]
+    inside: list[dict[str, str]]
+
+    def words(self) -> list[str]:
+        """The flags that make its program."""
+        words = [f"--algorithms={self.method}"]
+        for name, value in self.fixed.items():
+            words.append(f"--set={name}={value}" if "." in name else f"--{name}={value}")
+        return words
+
+    @property
+    def folder(self) -> str:
+        words = [self.method, *(f"{k}={v}" for k, v in self.fixed.items())]
+        return "-".join(words).replace("/", "_")
+
+
+def cells(methods: Mapping[str, pfl.Algorithm], grid: Mapping[str, Sequence[str]]) -> list[Cell]:
+    """The queue of programs: structural settings times methods."""
+    inside = {name: traced(name, methods) for name in grid}
+    queue = []
+    for method in methods:
+        mine = [n for n in grid if "." not in n or n.partition(".")[0] == method]
+
+        def combinations(names):
+            values = itertools.product(*(grid[name] for name in names))
+            return [dict(zip(names, chosen, strict=True)) for chosen in values]
+
+        own = combinations([name for name in mine if inside[name]])
+        for fixed in combinations([name for name in mine if not inside[name]]):
+            queue.append(Cell(method, fixed, own))
+    return queue
+
+
+def run_cell(cell: Cell, argv: Sequence[str], output: Path, display, stop) -> pfl.Result:
+    """Simulates one program, or reads its result where it is finished."""
+    folder = output / "results" / cell.folder
+    if (folder / "result.npz").exists():
+        return pfl.Result.load(folder)
+    args = flags.parse([*argv, *cell.words()])
+    experiment = build.prepare(args, output)
+    settings = {}
+    for name in cell.inside[0]:
+        settings[name.rpartition(".")[2]] = [one[name] for one in cell.inside]
+    settings = {n: [float(v) for v in vs] if n in RATES else vs for n, vs in settings.items()}
+    kept = pfl.Checkpoints(output / resume.CHECKPOINTS / cell.folder, args.checkpoint_seconds)
+    with contextlib.closing(kept):
+        result = pfl.simulate(
+            experiment.methods[cell.method],
+            experiment.federation,
+            args.rounds,
+            seeds=experiment.seeds,
+            settings=settings or None,
+            eval_every=args.eval_every,
+            matrix_rounds=[],
+            score_clients=experiment.score_clients,
+            progress=display.method(cell.folder, args.rounds),
+            checkpoints=kept,
+            stop=stop,
+        )
+    result = replace(result, final=None)
+    part = folder.with_name(f".part-{folder.name}")
+    shutil.rmtree(part, ignore_errors=True)
+    result.save(part)
+    part.replace(folder)
+    return result
+
+
+def outcomes(cell: Cell, result: pfl.Result, rank_by: str) -> Iterator[Outcome]:
+    """Each setting of a program."""
+
+    def of(split: str) -> np.ndarray:
+        curve = 100 * result.curve(MODEL, split).astype(float)  # [S, H, E]
+        last = 1 if rank_by == "final" else max(1, curve.shape[-1] // 10)
+        return curve[..., -last:].mean(axis=-1)
+
+    validation, test = of("validation"), of("test")
+    for h, inside in enumerate(cell.inside):
+        yield Outcome(cell.method, cell.fixed | inside, validation[:, h], test[:, h])
+
+
+def ranked(found: Sequence[Outcome]) -> list[Outcome]:
+    """Method by method, the best mean validation accuracy first; not-a-number last."""
+    order = list(dict.fromkeys(one.method for one in found))
+
+    def key(one: Outcome):
+        mean = one.validation.mean()
+        return order.index(one.method), -mean if np.isfinite(mean) else np.inf
+
+    return sorted(found, key=key)
+
+
+def table(found: Sequence[Outcome]) -> str:
+    """Markdown: every setting, ranked; the chosen one of each method in bold."""
+
+    def number(values: np.ndarray) -> str:
+        half = outputs.interval(values)
+        return f"{values.mean():.2f}" + ("" if half is None else f" ± {half:.2f}")
+
+    lines = ["| Method | Setting | Validation % | Test % |", "| --- | --- | ---: | ---: |"]
+    seen = set()
+    for one in ranked(found):
+        setting = ", ".join(f"{name}={value}" for name, value in one.setting.items()) or "-"
+        row = [one.method, setting, number(one.validation), number(one.test)]
+        if one.method not in seen:
+            seen.add(one.method)
+            row = [f"**{cell}**" for cell in row]
+        lines.append(f"| {' | '.join(row)} |")
+    return "\n".join(lines) + "\n"
+
+
+def chosen_flags(found: Sequence[Outcome]) -> str:
+    """A flagfile that repeats the chosen settings, method by method."""
+    lines, seen = [], set()
+    for one in ranked(found):
+        if one.method in seen:
+            continue
+        seen.add(one.method)
+        lines.append(f"# {one.method}: validation {one.validation.mean():.2f} %")
+        common = [f"--{n}={v}" for n, v in one.setting.items() if "." not in n]
+        own = [f"--set={n}={v}" for n, v in one.setting.items() if "." in n]
+        # Flags without a method's name can only be given once for all methods.
+        lines += own + [word if len(seen) == 1 else f"# {word}" for word in common]
+    return "\n".join(lines) + "\n"
+
+
+def write(output: Path, found: Sequence[Outcome], rank_by: str) -> None:
+    """Writes `sweep.md`, `sweep.csv`, `chosen.flags` and a picture of each method that has one."""
+    said = (
+        f"Ranked by the mean over clients and seeds of the validation accuracy ({rank_by}); test "
+        "accuracy chooses nothing. ±: half of the 95 % interval over seeds."
+    )
+    outputs.write_text(output / "sweep.md", f"{said}\n\n{table(found)}")
+    outputs.write_text(output / "chosen.flags", chosen_flags(found))
+    names = list(dict.fromkeys(name for one in found for name in one.setting))
+    with outputs.aside(output / "sweep.csv") as part, part.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["method", *names, "run", "validation_percent", "test_percent"])
+        for one in found:
+            values = [one.setting.get(name, "") for name in names]
+            for k, (validation, test) in enumerate(zip(one.validation, one.test, strict=True)):
+                writer.writerow([one.method, *values, k, validation, test])
+    for method in dict.fromkeys(one.method for one in found):
+        figure = picture([one for one in found if one.method == method], method)
+        if figure is not None:
+            outputs.write_picture(output / f"{method}.png", figure)
+
+
+def own_words(argv: Sequence[str]) -> tuple[list[str], list[str], str]:
+    """(the flags of experiments.run, the words of --grid, the ranking)."""
+    rest, grid, rank_by = [], [], RANKINGS[0]
+    for word in argv:
+        name, _, value = word.removeprefix("--").partition("=")
+        if word.startswith("--grid"):
+            grid.append(value)
+        elif name == "rank_by":
+            rank_by = value
+        else:
+            rest.append(word)
+    if rank_by not in RANKINGS:
+        raise pfl.unknown_name("--rank_by", rank_by, RANKINGS)
+    return rest, grid, rank_by
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the script with `argv` (the program's name first); returns its exit code."""
+    try:
+        argv = list(sys.argv if argv is None else argv)
+        if any(word in ("--help", "-h") for word in argv):
+            print(USAGE)
+            return 0
+        argv, words, rank_by = own_words(argv)
+        args = flags.parse(argv)
+        if not args["validation_fraction"].present:
+            argv.append("--validation_fraction=0.2")
+            args = flags.parse(argv)
+        if not args.validation_fraction:
+            raise pfl.InputError("--validation_fraction must be above 0: the ranking needs it.")
+        grid = parse_grid(words)
+        queue = cells(build.parse_methods(args.algorithms, args["set"].value), grid)
+        more = {"grid": grid, "rank_by": rank_by}
+        output = (
+            resume.default_folder(args, **more)
+            if args.output_dir is None
+            else Path(args.output_dir).expanduser()
+        )
+        resume.check_folder(output, args, **more)
+        for cell in queue:  # all of them before the first begins
+            build.prepare(flags.parse([*argv, *cell.words()]), output)
+        return sweep(argv, args, queue, output, rank_by, more)
+    except (pfl.InputError, absl.flags.Error) as error:
+        print(f"error: {str(error).removeprefix('ERROR:: ')}", file=sys.stderr)
+        return 2
+
+
+def sweep(argv, args, queue: Sequence[Cell], output: Path, rank_by: str, more: dict) -> int:
+    """Runs the queue, writes and prints; returns the exit code."""
+    found = []
+    count = sum(len(cell.inside) for cell in queue)
+    print(f"{count} settings in {len(queue)} programs, {args.num_seeds} seed(s) each: {output}")
+    with resume.opened(output, args, **more):
+        (output / "results").mkdir(exist_ok=True)
+        try:
+            with resume.Stopper() as stop, shown.progress_display(Console()) as display:
+                for cell in queue:
+                    result = run_cell(cell, argv, output, display, stop)
+                    found += outcomes(cell, result, rank_by)
+        except (pfl.Interrupted, KeyboardInterrupt):
+            message = f"Interrupted. Kept in {output}: the same command goes on from there."
+            print(message, file=sys.stderr)
+            return 128 + (stop.signal or signal.SIGINT)
+        write(output, found, rank_by)
+        shutil.rmtree(output / resume.CHECKPOINTS, ignore_errors=True)
+    print(f"\n{table(found)}\nTable, numbers and pictures: {output}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

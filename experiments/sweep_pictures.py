@@ -1,0 +1,80 @@
+"""Pictures of a sweep: a line over one setting, a heat map over two."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from experiments.figures import drawing
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _ordered(values: Sequence[str]) -> list[str]:
+    """Numbers by size, words as they come."""
+    distinct = list(dict.fromkeys(values))
+    if all(_number(value) is not None for value in distinct):
+        return sorted(distinct, key=float)
+    return distinct
+
+
+def picture(found: Sequence, method: str) -> Figure | None:
+    """The outcomes of one method: validation and test accuracy over one name of the grid, or
+    validation accuracy over two; None for any other number of names.
+    """
+    names = [name for name in found[0].setting if len({one.setting[name] for one in found}) > 1]
+    if len(names) == 1:
+        return _line(found, method, names[0])
+    if len(names) == 2:
+        return _map(found, method, names)
+    return None
+
+
+def _line(found, method, name) -> Figure:
+    values = _ordered([one.setting[name] for one in found])
+    by_value = {one.setting[name]: one for one in found}
+    numbers = [_number(value) for value in values]
+    spaced = None not in numbers and min(numbers) > 0 and max(numbers) / min(numbers) >= 10
+    x = numbers if None not in numbers else range(len(values))
+    chart = drawing.canvas(5.4, 3.8)
+    axes = chart.add_subplot()
+    lines = []
+    for k, split in enumerate(("validation", "test")):
+        curve = np.array([getattr(by_value[value], split) for value in values]).T
+        lines.append(drawing.band(axes, x, curve, k, split, marker=drawing.MARKERS[k]))
+    if spaced:
+        axes.set_xscale("log")
+    axes.set_xticks(x, values)
+    axes.minorticks_off()
+    drawing.tidy(axes, xlabel=name, ylabel="accuracy, %")
+    drawing.legend(chart, lines, None, ["validation", "test"])
+    seeds = drawing.over_seeds(len(found[0].validation))
+    drawing.title(chart, f"{method}: mean over clients{seeds}")
+    return chart
+
+
+def _map(found, method, names) -> Figure:
+    rows, columns = (_ordered([one.setting[name] for one in found]) for name in names)
+    grid = np.full((len(rows), len(columns)), np.nan)
+    for one in found:
+        at = rows.index(one.setting[names[0]]), columns.index(one.setting[names[1]])
+        grid[at] = one.validation.mean()
+    chart = drawing.canvas(2.2 + 0.7 * len(columns), 1.6 + 0.5 * len(rows))
+    axes = chart.add_subplot()
+    image = axes.imshow(grid, cmap=drawing.SHADES, aspect="auto")
+    middle = np.nanmin(grid) + 0.5 * np.ptp(grid[np.isfinite(grid)])
+    for (i, j), value in np.ndenumerate(grid):
+        if np.isfinite(value):
+            colour = "white" if value > middle else "black"
+            axes.text(j, i, f"{value:.1f}", ha="center", va="center", color=colour, fontsize=9)
+    axes.set_xticks(range(len(columns)), columns)
+    axes.set_yticks(range(len(rows)), rows)
+    axes.set(xlabel=names[1], ylabel=names[0])
+    drawing.colorbar(chart, image, axes, "validation accuracy, %")
+    drawing.title(chart, f"{method}: mean over clients and seeds")
+    return chart

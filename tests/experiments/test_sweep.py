@@ -1,0 +1,147 @@
+"""Sweeps: what is inside a program and what is a queue, the ranking, and going on."""
+
+import csv
+
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from experiments import build, flags, run, sweep
+from experiments.sweep_pictures import picture
+
+WORDS = [
+    "--dataset=digits",
+    "--model=softmax",
+    "--num_clients=4",
+    "--rounds=3",
+    "--num_seeds=2",
+    "--eval_every=3",
+    "--compilation_cache=",
+    "--algorithms=fedavg,feddwa",
+]
+GRID = ("--grid=feddwa.top_k=1,3", "--grid=learning_rate=0.03,0.3", "--grid=batch_size=10,40")
+
+
+def call(*words):
+    return sweep.main(["sweep", *WORDS, *words])
+
+
+def methods(*names):
+    return build.parse_methods(names, [])
+
+
+def test_what_is_inside_a_program_and_what_is_queued():
+    grid = sweep.parse_grid(["feddwa.top_k=1,3", "feddwa.guidance=epochs,last", "batch_size=5,10"])
+    queue = sweep.cells(methods("fedavg", "feddwa"), grid)
+    assert [cell.folder for cell in queue] == [
+        "fedavg-batch_size=5",
+        "fedavg-batch_size=10",
+        "feddwa-feddwa.guidance=epochs-batch_size=5",
+        "feddwa-feddwa.guidance=epochs-batch_size=10",
+        "feddwa-feddwa.guidance=last-batch_size=5",
+        "feddwa-feddwa.guidance=last-batch_size=10",
+    ]
+    assert queue[0].inside == [{}]
+    assert queue[2].inside == [{"feddwa.top_k": "1"}, {"feddwa.top_k": "3"}]
+    assert queue[2].words() == [
+        "--algorithms=feddwa",
+        "--set=feddwa.guidance=epochs",
+        "--batch_size=5",
+    ]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sweep") / "out"
+    assert call(*GRID, f"--output_dir={folder}") == 0
+    return folder
+
+
+def test_a_setting_of_the_sweep_is_the_single_run(finished, tmp_path):
+    """In validation and test accuracy, seed by seed."""
+    with (finished / "sweep.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == (4 + 8) * 2
+    mine = [r for r in rows if (r["method"], r["feddwa.top_k"], r["learning_rate"],
+                                r["batch_size"]) == ("feddwa", "1", "0.3", "40")]  # fmt: skip
+    words = [*WORDS, "--algorithms=feddwa", "--set=feddwa.top_k=1", "--learning_rate=0.3"]
+    words += ["--batch_size=40", "--validation_fraction=0.2", f"--output_dir={tmp_path / 'one'}"]
+    assert run.main(["run", *words]) == 0
+    alone = pfl.Result.load(tmp_path / "one" / "feddwa")
+    for name in ("validation", "test"):
+        measured = [float(row[f"{name}_percent"]) for row in mine]
+        np.testing.assert_allclose(
+            measured, 100 * alone.curve("personalized", name)[:, 0, -1], rtol=1e-5
+        )
+
+
+def test_ranking_and_chosen_flags(finished):
+    with (finished / "sweep.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    means = {}
+    for row in rows:
+        if row["method"] == "feddwa":
+            key = (row["feddwa.top_k"], row["learning_rate"], row["batch_size"])
+            means.setdefault(key, []).append(float(row["validation_percent"]))
+    best = max(means, key=lambda key: np.mean(means[key]))
+    lines = (finished / "sweep.md").read_text().splitlines()
+    first = next(line for line in lines if line.startswith("| **feddwa**"))
+    assert f"**batch_size={best[2]}, feddwa.top_k={best[0]}, learning_rate={best[1]}**" in first
+    listed = [float(line.split("|")[3].strip(" *").split(" ")[0])
+              for line in lines if "feddwa" in line and line.startswith("|")]  # fmt: skip
+    assert listed == sorted(listed, reverse=True)
+    chosen = (finished / "chosen.flags").read_text()
+    assert f"--set=feddwa.top_k={best[0]}" in chosen
+    flags.parse(["run", f"--flagfile={finished / 'chosen.flags'}"])  # it can be given
+
+
+def test_the_same_command_shows_what_is_finished(finished, monkeypatch, capsys):
+    monkeypatch.setattr(pfl, "simulate", None)  # nothing is run again
+    assert call(*GRID, f"--output_dir={finished}") == 0
+    assert "| **feddwa** |" in capsys.readouterr().out
+    assert call(*GRID[:2], f"--output_dir={finished}") == 2
+    assert "--grid was" in capsys.readouterr().err
+
+
+def outcome(setting, validation):
+    return sweep.Outcome("m", setting, np.array(validation), np.array(validation) - 1)
+
+
+def test_settings_that_diverged_are_ranked_last():
+    found = [outcome({"a": "1"}, [np.nan, 1.0]), outcome({"a": "2"}, [3.0, 4.0])]
+    assert [one.setting["a"] for one in sweep.ranked(found)] == ["2", "1"]
+
+
+def test_pictures():
+    line = picture([outcome({"a": a}, [float(a), 2.0]) for a in ("10", "1", "2")], "m")
+    curve = line.axes[0].get_lines()[0]
+    np.testing.assert_allclose(curve.get_xdata(), [1, 2, 10])  # by size
+    np.testing.assert_allclose(curve.get_ydata(), [1.5, 2, 6])
+    pairs = [(a, b) for a in "12" for b in ("x", "y", "z")]
+    found = [outcome({"a": a, "b": b}, [float(a), float(a)]) for a, b in pairs]
+    image = picture(found, "m").axes[0].get_images()[0]
+    np.testing.assert_allclose(image.get_array(), [[1, 1, 1], [2, 2, 2]])
+    assert picture([outcome({}, [1.0])], "m") is None
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "Give what to try"),
+        (["--grid=learning_rate"], "--grid must read NAME=VALUE"),
+        (["--grid=learning_rate=0.1,0.1"], "must list different values"),
+        (["--grid=learning_rate=0.1", "--grid=learning_rate=1"], "gives learning_rate twice"),
+        (["--grid=learning_rat=0.1"], "Did you mean 'learning_rate'?"),
+        (["--grid=fedavgg.x=1"], "Unknown method in --grid 'fedavgg'"),
+        (["--grid=feddwa.topk=1"], "Did you mean 'top_k'?"),
+        (["--grid=feddwa.guidance=epochs,lost"], "Unknown value of feddwa.guidance 'lost'"),
+        (["--grid=batch_size=10,0"], "batch_size"),
+        (["--grid=learning_rate=0.1", "--rank_by=test"], "Unknown --rank_by 'test'"),
+        (["--grid=learning_rate=0.1", "--validation_fraction=0"], "must be above 0"),
+    ],
+)
+def test_bad_input(words, said, tmp_path, capsys):
+    assert call(*words, f"--output_dir={tmp_path / 'o'}") == 2
+    err = capsys.readouterr().err
+    assert said in err and err.count("\n") == 1
+    assert not (tmp_path / "o").exists()
