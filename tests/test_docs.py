@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import fedjax_pfl as pfl
-from experiments import build, console, flags
+from experiments import build, compare, console, flags, sweep
 from experiments.figures import __main__ as figures
 from fedjax_pfl.data.partitions import parse_options
 
@@ -170,3 +170,20 @@ def test_broken_pages_are_noticed():
             parsed(["python", "-m", "experiments.run", *wrong])
     with pytest.raises(AssertionError, match="no section 'None'"):
         section(page, "None")
+
+
+def test_commands_of_the_page_on_running():
+    given = commands((ROOT / "docs/running.md").read_text(encoding="utf-8"))
+    scripts = [words[2].removeprefix("experiments.") for words in given]
+    assert scripts == ["run", "sweep", "compare", "compare", "figures", "figures"]
+    parsed(given[0])
+    rest, grid, _ = sweep.own_words(given[1][2:])
+    args = flags.parse(rest)
+    queue = sweep.cells(build.parse_methods(args.algorithms, []), sweep.parse_grid(grid))
+    assert [len(cell.inside) for cell in queue] == [3, 3, 9, 9]
+    for words in given[2:4]:
+        assert compare.parse(words[2:]).runs
+    for words in given[4:]:
+        name, args = figures.parse(words[2:])
+        options = {f.name for f in args.get_flags_for_module("options") if f.present}
+        assert options <= set(figures.FIGURES[name].options)
