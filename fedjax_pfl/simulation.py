@@ -10,6 +10,7 @@ import numpy as np
 from fedjax_pfl.algorithm import Algorithm
 from fedjax_pfl.checkpoints import Checkpoints, check_same, fingerprint
 from fedjax_pfl.clients import padding_efficiency
+from fedjax_pfl.collector import Collector
 from fedjax_pfl.errors import InputError, require, require_whole
 from fedjax_pfl.evaluation import Adaptation
 from fedjax_pfl.federation import Federation
@@ -118,7 +119,7 @@ def simulate(
         adapt=adapt,
         scored=scored,
     )
-    collector = _Collector(eval_every, rounds, matrix_rounds)
+    collector = Collector(eval_every, rounds, matrix_rounds)
     mark, saved = {}, None
     if checkpoints is not None:
         mark = fingerprint(program, matrix_rounds)
@@ -233,83 +234,3 @@ def _scored_rows(clients: Sequence[int], runs: Runs, federation: Federation) -> 
 
 def _whole(value) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-
-
-def _host(leaf: jax.Array) -> np.ndarray:
-    """A copy on the host; half precision, which files can't hold, becomes float32."""
-    leaf = np.array(leaf)
-    return leaf.astype(np.float32) if leaf.dtype.name in ("bfloat16", "float16") else leaf
-
-
-class _Collector:
-    """Gathers the buffers of the chunks on the host."""
-
-    def __init__(self, eval_every: int, rounds: int, matrix_rounds: Sequence[int]):
-        every = np.arange(1, rounds + 1)
-        self.due = (every % eval_every == 0) | (every == rounds)
-        self.matrix_rounds = sorted({int(r) for r in matrix_rounds})
-        self.eval_every = eval_every
-        self.done = 0
-        self.parts, self.matrices, self.paces = [], [], []
-
-    def add(self, length: int, buffers: Tree, matrices: Tree, seconds: float) -> None:
-        # Whole buffers are fetched and cut here: cutting on the device compiles for each length.
-        self.parts.append(jax.tree.map(lambda leaf: _host(leaf)[:, :length].copy(), buffers))
-        self.done += length
-        self.paces += [seconds / length] * length
-        if self.done in self.matrix_rounds:
-            self.matrices.append(jax.tree.map(_host, matrices))
-
-    def trees(self) -> dict[str, Tree]:
-        """All of it as arrays, for a checkpoint."""
-        whole = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *self.parts)
-        self.parts = [whole]
-        stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *self.matrices or [()])
-        return {"records": whole, "matrices": stacked, "paces": np.asarray(self.paces)}
-
-    def restore(self, trees: dict[str, list], records, matrices) -> None:
-        """The reverse of `trees`, of their leaves; the structures are those of one chunk's."""
-        self.parts = [jax.tree.unflatten(records, trees["records"])]
-        self.paces = trees["paces"][0].tolist()
-        self.done = len(self.paces)
-        seen = sum(r <= self.done for r in self.matrix_rounds)
-        stacked = trees["matrices"]
-        self.matrices = [
-            jax.tree.unflatten(matrices, [leaf[q] for leaf in stacked]) for q in range(seen)
-        ]
-
-    def accuracy(self) -> float | None:
-        for part in reversed(self.parts):
-            scores = part["scores"].get("personalized/test/accuracy")
-            if scores is not None and np.isfinite(scores).any():
-                seen = np.isfinite(scores).any(axis=(0, 2))
-                return float(np.nanmean(scores[:, np.flatnonzero(seen)[-1]]))
-        return None
-
-    def seconds_per_round(self) -> float:
-        # Whole periods of evaluation, so that it is included whatever the chunks were.
-        every = min(self.eval_every, len(self.paces))
-        whole = len(self.paces) // every * every
-        return float(np.median(np.reshape(self.paces[:whole], (-1, every)).mean(axis=1)))
-
-    def collect(self, axes: tuple[int, int]) -> dict[str, Any]:
-        """Fields of `Result`: [R, T, ...] becomes [S, H, T, ...]."""
-
-        def split(leaf):
-            return leaf.reshape(axes[0], leaf.shape[0] // axes[0], *leaf.shape[1:])
-
-        whole = jax.tree.map(lambda *leaves: split(np.concatenate(leaves, axis=1)), *self.parts)
-        stacked = {}
-        if self.matrices:
-            stack = jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *self.matrices)
-            stacked = jax.tree.map(split, stack)
-        return {
-            "eval_rounds": np.flatnonzero(self.due) + 1,
-            "scores": {name: value[:, :, self.due] for name, value in whole["scores"].items()},
-            "clients": whole["clients"],
-            "scalars": whole["scalars"],
-            "copies_up": whole["up"],
-            "copies_down": whole["down"],
-            "matrices": stacked,
-            "matrix_rounds": np.asarray(self.matrix_rounds),
-        }

@@ -10,9 +10,9 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl import Adaptation, InputError, Result
+from fedjax_pfl.collector import Collector
 from fedjax_pfl.data.sources import dataset_from_arrays
 from fedjax_pfl.program import make_runs
-from fedjax_pfl.simulation import _Collector
 from fedjax_pfl.testing import SEEDS, toy_federation
 from tests.algorithms.field import TwoModels
 
@@ -198,7 +198,7 @@ def test_best_mean_is_of_the_best_round_not_of_every_clients_best(result):
 
 
 def test_seconds_per_round_are_a_median_over_whole_periods_of_evaluation():
-    collector = _Collector(eval_every=2, rounds=7, matrix_rounds=())
+    collector = Collector(eval_every=2, rounds=7, matrix_rounds=())
     empty = {"scores": {}}
     for length, seconds in ((1, 1.0), (1, 5.0), (2, 8.0), (2, 2.0), (1, 99.0)):
         collector.add(length, empty, {}, seconds)

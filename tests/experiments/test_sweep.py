@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from experiments import build, flags, run, sweep
+from experiments import build, flags, run, sweep, sweep_tables
 from experiments.sweep_pictures import picture
 
 WORDS = [
@@ -104,12 +104,12 @@ def test_the_same_command_shows_what_is_finished(finished, monkeypatch, capsys):
 
 
 def outcome(setting, validation):
-    return sweep.Outcome("m", setting, np.array(validation), np.array(validation) - 1)
+    return sweep_tables.Outcome("m", setting, np.array(validation), np.array(validation) - 1)
 
 
 def test_settings_that_diverged_are_ranked_last():
     found = [outcome({"a": "1"}, [np.nan, 1.0]), outcome({"a": "2"}, [3.0, 4.0])]
-    assert [one.setting["a"] for one in sweep.ranked(found)] == ["2", "1"]
+    assert [one.setting["a"] for one in sweep_tables.ranked(found)] == ["2", "1"]
 
 
 def test_pictures():
