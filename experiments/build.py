@@ -10,6 +10,7 @@ import jax
 
 import fedjax_pfl as pfl
 from experiments import console, flags, resume
+from experiments.new_clients import NewClients, hold_out_clients
 from fedjax_pfl.data.sources import text_options
 
 
@@ -27,6 +28,7 @@ class Experiment:
     adapt: pfl.Adaptation | None
     score_clients: list[int] | None
     output: Path
+    newcomers: NewClients | None = None
 
 
 def prepare(args: absl.flags.FlagValues, output: Path | None = None) -> Experiment:
@@ -82,6 +84,7 @@ def prepare(args: absl.flags.FlagValues, output: Path | None = None) -> Experime
         dtype=args.dtype,
         **chosen,
     )
+    federation, newcomers = hold_out_clients(args, federation)
     for method in methods.values():
         pfl.check_simulation(method, federation, score_clients=score_clients)
     seeds = tuple(range(args.seed, args.seed + args.num_seeds))
@@ -96,6 +99,7 @@ def prepare(args: absl.flags.FlagValues, output: Path | None = None) -> Experime
         adapt,
         score_clients,
         output,
+        newcomers,
     )
 
 

@@ -143,6 +143,11 @@ def _run(group: _Group) -> None:
     group.whole("adapt_steps", 0, "the same in minibatch steps", 0)
     group.text("adapt_leaves", "all", "what such a copy trains: 'all', 'head' or 'body'")
     group.text("adapt_when", "every", "at 'every' evaluation, or only the 'last'")
+    group.whole("held_out_clients", 0, "the last so many clients take part in nothing", 0)
+    meaning = "local steps after which those are scored, at the end"
+    group.names("new_client_steps", ["0", "5", "20"], meaning)
+    meaning = "parts of their training samples that they may use"
+    group.names("new_client_samples", ["1.0"], meaning)
     group.text("client_execution", "auto", "clients: 'map', 'vmap', a chunk size, or 'auto'")
     group.text("seed_execution", "auto", "seeds: 'map', 'vmap', or 'auto'")
     meaning = "a new folder, or that of the same run (default: runs/DATASET-PARTITION-HASH)"

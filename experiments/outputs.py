@@ -15,6 +15,7 @@ OUTPUT/METHOD/clients.npz   scores [seed, round, client] at `rounds`, and record
 OUTPUT/METHOD/mixing.npz    matrices [seed, round, receiver, sender] at `rounds`; `seeds`. Layer
                             groups come before receivers; one row stands for all receivers.
 OUTPUT/METHOD/result.npz, result.json   all of it, for `Result.load`
+OUTPUT/METHOD/new_clients.csv   accuracy of held-out clients; OUTPUT/new_clients.md the table
 OUTPUT/METHOD/models.npz    models after the last round (`fedjax_pfl.model_files` reads them)
 """
 
@@ -24,7 +25,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,12 @@ def plain(value: Any) -> Any:
 
 
 def write_method(
-    folder: Path, result: pfl.Result, config: Mapping, facts: Mapping, models: Mapping | None
+    folder: Path,
+    result: pfl.Result,
+    config: Mapping,
+    facts: Mapping,
+    models: Mapping | None,
+    more: Callable[[Path], None] | None = None,
 ) -> None:
     """Writes one method's folder.
 
@@ -109,6 +115,7 @@ def write_method(
       config: what `config.json` holds.
       facts: added to the summary, such as the data set's name.
       models: by name, or None to leave them out.
+      more: writes further files into the folder.
     """
     whole, folder = folder, folder.with_name(f".part-{folder.name}")
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed while writing
@@ -131,6 +138,8 @@ def write_method(
             title = f"{result.algorithm}: {name} weights, seed {result.seeds[0]}"
             picture = plots.mixing_heatmaps(value[0], result.matrix_rounds, title, names)
             write_picture(folder / f"{name}.png", picture)
+    if more is not None:
+        more(folder)
     if models is not None:
         with aside(folder / "models.npz") as part:
             pfl.save_models(part, models)

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import absl.flags
@@ -15,7 +16,7 @@ from rich.console import Console
 
 import fedjax_pfl as pfl
 from experiments import console as shown
-from experiments import flags, outputs, provenance, resume
+from experiments import flags, new_clients, outputs, provenance, resume
 from experiments.build import Experiment, output_folder, parse_methods, prepare
 
 INTERRUPTED = 130
@@ -71,6 +72,8 @@ def run(experiment: Experiment) -> int:
                         results[name] = run_method(experiment, name, facts, shower, stop)
         except (pfl.Interrupted, KeyboardInterrupt) as error:
             return interrupted(error, stop, results, output)
+        if experiment.newcomers is not None:
+            print(f"\n{new_clients.write_table(output, results)}")
         title = f"{', '.join(results)} on {facts['summary']['dataset']}"
         if experiment.score_clients is not None:
             title += f", scored on client {', '.join(map(str, experiment.score_clients))}"
@@ -99,9 +102,13 @@ def run_method(experiment: Experiment, name: str, facts: dict, progress, stop) -
             stop=stop,
         )
     models = result.final.models() if args.save_models else None
+    more = None
+    if experiment.newcomers is not None:
+        rows = new_clients.score(experiment.newcomers, experiment.methods[name], result)
+        more = partial(new_clients.write, rows=rows)
     result = replace(result, final=None)  # its device memory is the next method's
     config = provenance.configuration(experiment, result, facts)
-    outputs.write_method(output / name, result, config, facts["summary"], models)
+    outputs.write_method(output / name, result, config, facts["summary"], models, more)
     return result
 
 

@@ -175,15 +175,16 @@ def test_broken_pages_are_noticed():
 def test_commands_of_the_page_on_running():
     given = commands((ROOT / "docs/running.md").read_text(encoding="utf-8"))
     scripts = [words[2].removeprefix("experiments.") for words in given]
-    assert scripts == ["run", "sweep", "compare", "compare", "figures", "figures"]
-    parsed(given[0])
-    rest, grid, _ = sweep.own_words(given[1][2:])
+    assert scripts == ["run", "run", "sweep", "compare", "compare", "figures", "figures"]
+    for words in given[:2]:
+        parsed(words)
+    rest, grid, _ = sweep.own_words(given[2][2:])
     args = flags.parse(rest)
     queue = sweep.cells(build.parse_methods(args.algorithms, []), sweep.parse_grid(grid))
     assert [len(cell.inside) for cell in queue] == [3, 3, 9, 9]
-    for words in given[2:4]:
+    for words in given[3:5]:
         assert compare.parse(words[2:]).runs
-    for words in given[4:]:
+    for words in given[5:]:
         name, args = figures.parse(words[2:])
         options = {f.name for f in args.get_flags_for_module("options") if f.present}
         assert options <= set(figures.FIGURES[name].options)

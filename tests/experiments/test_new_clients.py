@@ -1,0 +1,72 @@
+"""Clients held out of a run, and the table of what each method gives them."""
+
+import csv
+
+import numpy as np
+import pytest
+
+from experiments import run
+
+WORDS = (
+    "--dataset=digits",
+    "--algorithms=local,fedavg",
+    "--rounds=2",
+    "--num_clients=5",
+    "--num_seeds=2",
+    "--model=softmax",
+    "--compilation_cache=",
+)
+
+
+def call(*words):
+    return run.main(["run", *WORDS, *words])
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("new") / "out"
+    words = ("--held_out_clients=2", "--new_client_steps=0,3", "--new_client_samples=0.5,1")
+    assert call(*words, f"--output_dir={folder}") == 0
+    return folder
+
+
+def rows_of(finished, name):
+    with (finished / name / "new_clients.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_client_seed_part_and_step(finished):
+    rows = rows_of(finished, "fedavg")
+    assert {row["client"] for row in rows} == {"3", "4"}
+    points = {(r["seed"], r["part_of_samples"], r["local_steps"]) for r in rows}
+    assert points == {(s, p, k) for s in "01" for p in ("0.5", "1.0") for k in "03"}
+    assert len(rows) == 16
+    with np.load(finished / "fedavg" / "clients.npz") as file:
+        assert file["personalized/test/accuracy"].shape[-1] == 3  # only those who took part
+
+
+def test_the_table_is_their_mean(finished):
+    lines = (finished / "new_clients.md").read_text().splitlines()
+    heading = next(line for line in lines if line.startswith("| Method"))
+    cells = [cell.strip() for cell in heading.strip("|").split("|")]
+    at = cells.index("3 steps, 50% of samples")
+    line = next(line for line in lines if line.startswith("| fedavg"))
+    values = [float(row["accuracy"]) for row in rows_of(finished, "fedavg")
+              if (row["part_of_samples"], row["local_steps"]) == ("0.5", "3")]  # fmt: skip
+    assert float(line.strip("|").split("|")[at]) == pytest.approx(100 * np.mean(values), abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--held_out_clients=5"], "held_out_clients must be in 1..4 of 5 clients, got 5"),
+        (["--new_client_steps=1"], "--new_client_steps needs --held_out_clients"),
+        (["--held_out_clients=1", "--new_client_steps=x"], "must be whole numbers such as 0,5"),
+        (["--held_out_clients=1", "--new_client_samples=2"], "must be fractions in (0, 1]"),
+        (["--held_out_clients=1", "--stragglers=4:1"], "client 4 of them is a straggler"),
+    ],
+)
+def test_bad_input(words, said, tmp_path, capsys):
+    assert call(*words, f"--output_dir={tmp_path / 'o'}") == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "o").exists()
