@@ -1,5 +1,6 @@
 """Where files of a data set are looked for, and the sentence when they aren't there."""
 
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterable
@@ -8,6 +9,23 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_pfl.errors import InputError
+
+# What NumPy and zipfile raise for members that are cut off, encrypted (RuntimeError), packed in an
+# unknown way (NotImplementedError), headed by nonsense or by more values than memory holds.
+_BAD_NPZ = (
+    ValueError,
+    OSError,
+    EOFError,
+    KeyError,
+    TypeError,
+    SyntaxError,
+    RuntimeError,
+    MemoryError,
+    OverflowError,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 def folders(name: str, data_dir: Path | None) -> list[Path]:
@@ -55,8 +73,14 @@ def read_npz(path: Path, required: Iterable[str], optional: Iterable[str] = ()) 
                 if missing:
                     found = ", ".join(npz.files) or "none"
                     raise InputError(f"{path} lacks {', '.join(missing)}; arrays found: {found}.")
-                return {key: npz[key] for key in (*required, *optional) if key in npz.files}
+                arrays = {key: npz[key] for key in (*required, *optional) if key in npz.files}
     except InputError:
         raise
-    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+    except _BAD_NPZ as error:
         raise InputError(f"{path} can't be read as an NPZ file of plain arrays: {error}") from error
+    for key, array in arrays.items():
+        if not isinstance(array, np.ndarray):  # NumPy hands out other members as their bytes
+            raise InputError(
+                f"{path} can't be read as an NPZ file of plain arrays: its member {key!r} is none"
+            )
+    return arrays

@@ -151,7 +151,10 @@ def _rows(opened, columns, labels: np.ndarray) -> Iterator[tuple[str, bytes]]:
 def _column(path: Path, schema, given: str | None, usual: tuple[str, ...], what: str) -> str:
     candidates = usual if given is None else (str(given),)
     for name in candidates:
-        if name in schema.names:
+        times = schema.names.count(name)
+        if times > 1:
+            raise InputError(f"{path} has {times} columns called {name!r}: rename all but one.")
+        if times:
             return name
     option = "image_column" if usual is _IMAGE_COLUMNS else "label_column"
     raise InputError(

@@ -40,7 +40,8 @@ def load_tfds(data_dir: Path | None, name: str) -> Dataset:
                 ".download_and_prepare(), and set data_dir to that folder. Prepared without "
                 f"TensorFlow: {', '.join(PREPARABLE)}."
             )
-        prepared = prepare_tfds(name.partition(":")[0], None, place)
+        known, _, version = name.partition(":")
+        prepared = prepare_tfds(known, None, place, version or None)
     return read_prepared(name, prepared)
 
 

@@ -30,7 +30,10 @@ def tfds_folder(data_dir: Path | None) -> Path:
 
 
 def prepare_tfds(
-    name: str, source_dir: str | Path | None = None, data_dir: str | Path | None = None
+    name: str,
+    source_dir: str | Path | None = None,
+    data_dir: str | Path | None = None,
+    version: str | None = None,
 ) -> Path:
     """Prepares a data set for TFDS without TensorFlow; `tfds.data_source` then reads it.
 
@@ -44,12 +47,13 @@ def prepare_tfds(
         data set's name that holds them. Given, nothing is downloaded. None: `data_dir` is
         looked through in the same way, then the download cache, then the network.
       data_dir: TFDS's folder; None means $TFDS_DATA_DIR or ~/tensorflow_datasets.
+      version: such as "3.0.1"; None means the one that the installed TFDS has.
 
     Returns:
       The folder of the prepared version.
 
     Raises:
-      InputError: unknown name, files missing or other than published, or no network.
+      InputError: unknown name, a version that the installed TFDS doesn't have, files missing or other than published, or no network.
     """
     if name not in PREPARABLE:
         raise unknown_name("TFDS data set that can be prepared here", name, PREPARABLE)
@@ -62,6 +66,12 @@ def prepare_tfds(
     options = {"config": config} if config else {}
     with quiet_tfds():
         builder = BUILDERS[family](data_dir=place, file_format="array_record", **options)
+        if version not in (None, str(builder.version)):
+            raise InputError(
+                f"TFDS data set {name!r} isn't prepared in {place} in version {version}, and "
+                f"only version {builder.version} can be prepared with the TFDS installed: write "
+                f"tfds:{name}:{builder.version} or tfds:{name}."
+            )
         if builder.is_prepared():
             return Path(builder.data_dir)
     urls = builder.urls()

@@ -3,12 +3,14 @@
 import gzip
 import hashlib
 import struct
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fedjax_pfl.data import sources_idx
+from fedjax_pfl.data.cache import cached_arrays
 from fedjax_pfl.data.scaling import SCALINGS, input_scaling
 from fedjax_pfl.data.sources import DATASETS, dataset_from_arrays, load_dataset, read_idx
 from fedjax_pfl.errors import InputError
@@ -243,6 +245,54 @@ def test_npz_files_that_are_not(tmp_path):
         load_dataset(f"npz:{tmp_path}/torn.npz")
 
 
+def header(text):
+    """An .npy member that begins with this header."""
+    text = text.ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text.encode()
+
+
+HUGE = "{'descr': '|u1', 'fortran_order': False, 'shape': (10000000000000, 8), }"
+
+
+@pytest.mark.parametrize(
+    "member",
+    [b"hello", header("((((("), header("{'descr': "), header("1 +* 2"), header(HUGE), "encrypted"],
+    ids=["bytes", "brackets", "open", "syntax", "huge", "encrypted"],
+)
+def test_members_that_are_no_arrays(tmp_path, member):
+    path = tmp_path / "a.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in ("x_train.npy", "y_train.npy"):
+            archive.writestr(name, b"" if member == "encrypted" else member)
+    if member == "encrypted":
+        path.write_bytes(encrypted(path.read_bytes()))
+    with pytest.raises(InputError, match="can't be read as an NPZ file of plain arrays: "):
+        load_dataset("npz", path)
+    # A cache file in such a state is made anew.
+    file = tmp_path / "cache" / "a-v1-k.npz"
+    file.parent.mkdir()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("names.npy", b"" if member == "encrypted" else member)
+    if member == "encrypted":
+        file.write_bytes(encrypted(file.read_bytes()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDJAX_PFL_CACHE", str(file.parent))
+        made = cached_arrays("a", tmp_path, "k", lambda: {"x": np.ones(2)})
+        assert made["x"].tolist() == [1, 1]
+        assert cached_arrays("a", tmp_path, "k", None)["x"].tolist() == [1, 1]
+
+
+def encrypted(archive):
+    """A ZIP file whose members say that they are encrypted."""
+    data = bytearray(archive)
+    for mark, flags in ((b"PK\x01\x02", 8), (b"PK\x03\x04", 6)):
+        start = data.find(mark)
+        while start >= 0:
+            data[start + flags] |= 1
+            start = data.find(mark, start + 1)
+    return bytes(data)
+
+
 def test_number_of_classes_given():
     data = dataset_from_arrays("a", np.zeros((2, 3)), [1, 3], num_classes=6)
     assert data.num_classes == 6
@@ -264,6 +314,23 @@ def test_fixed_scalings():
     np.testing.assert_allclose(scaled("digits", data)[0, 3], 1)
     np.testing.assert_array_equal(scaled("raw", data), data.train_x)
     np.testing.assert_array_equal(scaled("default", data), scaled("half", data))
+
+
+# Mean and deviation of x/255 for each channel, as the papers and their codes print them.
+PUBLISHED = {
+    "mnist": ([0.1307], [0.3081]),
+    "cifar": ([0.4914, 0.4822, 0.4465], [0.247, 0.243, 0.261]),
+    "feddwa_cifar": ([0.4914, 0.4822, 0.4465], [0.2023, 0.1994, 0.2010]),
+    "half": ([0.5], [0.5]),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_scalings(name):
+    mean, deviation = PUBLISHED[name]
+    x = np.arange(0, 256, 15, np.uint8)[:, None, None, None] * np.ones(len(mean), np.uint8)
+    data = dataset_from_arrays("a", x, np.zeros(len(x), int))
+    np.testing.assert_allclose(scaled(name, data), (x / 255 - mean) / deviation, atol=1e-6)
 
 
 def test_default_of_digits_is_sixteenths():

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import struct
 import zlib
 
@@ -399,3 +400,46 @@ def test_folders_are_cached_by_listing(tmp_path, jpegs):
     load_dataset("folder", root, image_size=3)
     write(root / "test/dog/1.png", colour((4, 5)))
     assert not same(first, load_dataset("folder", root)) and decoded == [8, 8, 8]
+
+
+def lookalikes(root, seed):
+    """A folder `mine` of class folders, alike in names, sizes and times whatever the seed."""
+    rng = np.random.default_rng(seed)
+    for name in ("cat", "dog"):
+        for i in range(2):
+            path = root / "mine" / "train" / name / f"{i}.bmp"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(rng.integers(0, 256, (4, 5, 3), np.uint8)).save(path)
+            os.utime(path, (0, 0))
+    return root / "mine"
+
+
+def test_folders_of_equal_listings_are_told_apart(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDJAX_PFL_CACHE", str(tmp_path / "cache"))
+    a, b = (load_dataset("folder", lookalikes(tmp_path / str(k), k)) for k in range(2))
+    assert a.name == b.name and not same(a, b)
+    # The same folder with another content, sizes and times kept.
+    lookalikes(tmp_path / "0", 1)
+    assert same(b, load_dataset("folder", tmp_path / "0" / "mine"))
+
+
+def test_listings_are_probed_evenly(tmp_path):
+    files = []
+    for i in range(1000):
+        files.append(tmp_path / f"{i:03}")
+        files[-1].write_bytes(b"a")
+        os.utime(files[-1], (0, 0))
+    first = cache.hash_of_listing(files, tmp_path, "")
+    for file in files[500:516]:
+        file.write_bytes(b"b")
+        os.utime(file, (0, 0))
+    assert cache.hash_of_listing(iter(files), tmp_path, "") != first
+
+
+@pytest.mark.parametrize("name", ["image", "label"])
+def test_two_columns_of_one_name(tmp_path, name):
+    columns = {"image": pa.array([png(colour())] * 2), "label": pa.array([0, 1])}
+    table = pa.table(columns).append_column(name, columns[name])
+    pq.write_table(table, tmp_path / "train.parquet")
+    with pytest.raises(InputError, match=f"has 2 columns called '{name}': rename all but one"):
+        load_dataset("parquet", tmp_path)

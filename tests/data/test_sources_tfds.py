@@ -339,3 +339,12 @@ def test_prepared_data_of_other_kinds(tmp_path):
     assert "is stored as tfrecord, which needs TensorFlow to read" in load_error(
         "tfds:records", tmp_path
     )
+
+
+def test_the_version_asked_for_and_no_other(tmp_path, known):
+    publish("mnist", tmp_path / "mnist")
+    known("mnist", tmp_path / "mnist")
+    asked = "version 9.9.9, and only version 3.0.1 can be prepared with the TFDS installed"
+    for _ in range(2):  # before there is anything, and beside the version that there is
+        assert asked in load_error("tfds:mnist:9.9.9", tmp_path)
+        assert load_dataset("tfds:mnist:3.0.1", tmp_path).name == "mnist:3.0.1"
