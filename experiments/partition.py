@@ -117,11 +117,15 @@ def build(args: absl.flags.FlagValues, dataset: pfl.Dataset) -> dict[str, pfl.Pa
     if args["alphas"].present:
         if "alpha" in given:
             raise pfl.InputError("Give --alpha or --alphas, not both.")
-        texts = [given | {"alpha": alpha} for alpha in dict.fromkeys(args.alphas)]
+        texts = [given | {"alpha": alpha} for alpha in args.alphas]
     partitions = {}
     for text in texts:
         options = parse_options(text, defaults, kind)
         name = f"alpha={options['alpha']:g}" if args["alphas"].present else ""
+        if name in partitions:
+            raise pfl.InputError(
+                f"--alphas names {name} twice, to the six digits that names of files have."
+            )
         partitions[name] = pfl.make_partition(
             args.partition, dataset, args.num_clients, args.partition_seed, **options
         )
@@ -145,8 +149,13 @@ def output_folder(args: absl.flags.FlagValues) -> Path:
     return output
 
 
-def write(output: Path, dataset: pfl.Dataset, partitions: dict[str, pfl.Partition]) -> None:
-    """Writes files and pictures of every partition."""
+def write(
+    output: Path,
+    dataset: pfl.Dataset,
+    partitions: dict[str, pfl.Partition],
+    statistics: dict[str, dict],
+) -> None:
+    """Writes files, numbers (`partition_statistics`, by name) and pictures of every partition."""
     try:
         output.mkdir(parents=True)
     except OSError as error:
@@ -158,7 +167,7 @@ def write(output: Path, dataset: pfl.Dataset, partitions: dict[str, pfl.Partitio
         with aside(output / f"partition{end}.npz") as part:
             partition.save(part)
         facts = {"dataset": dataset.name, "rule": partition.rule, "options": partition.options}
-        facts |= partition_statistics(partition, labels, num_classes)
+        facts |= statistics[name]
         write_json(output / f"partition{end}.json", facts)
         what = f"{dataset.name}, {partition.rule}{f', {name}' if name else ''}"
         what += f", {partition.num_clients} clients"
@@ -175,9 +184,8 @@ def write(output: Path, dataset: pfl.Dataset, partitions: dict[str, pfl.Partitio
         write_picture(output / "alphas.png", picture)
 
 
-def lines(dataset: pfl.Dataset, name: str, partition: pfl.Partition) -> str:
+def lines(name: str, partition: pfl.Partition, facts: dict) -> str:
     """The summary, and how unequal the clients are, for people."""
-    facts = partition_statistics(partition, dataset.labels, dataset.num_classes)
     classes, effective = facts["classes_per_client"]["mean"], facts["effective_classes"]["mean"]
     apart = facts["total_variation"]["mean"]
     text = [f"{name}: " if name else "", partition.summary(), "\n"]
@@ -221,11 +229,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         output = output_folder(args)
         dataset = load_dataset(args)
         partitions = build(args, dataset)
-        write(output, dataset, partitions)
+        labels, num_classes = dataset.labels, dataset.num_classes
+        statistics = {
+            name: partition_statistics(partition, labels, num_classes)
+            for name, partition in partitions.items()
+        }
+        write(output, dataset, partitions, statistics)
     except (pfl.InputError, absl.flags.Error) as error:
         print(f"error: {str(error).removeprefix('ERROR:: ')}", file=sys.stderr)
         return 2
-    print("\n\n".join(lines(dataset, name, one) for name, one in partitions.items()))
+    print("\n\n".join(lines(name, one, statistics[name]) for name, one in partitions.items()))
     print(f"\nPictures, numbers and the partition: {output}")
     return 0
 

@@ -135,7 +135,7 @@ def dataset_from_arrays(
     """
     require((test_x is None) == (test_y is None), "Test samples and labels", name, "given together")
     if vocab_size is not None:
-        fits = isinstance(vocab_size, int) and 1 <= vocab_size <= MAX_VOCABULARY
+        fits = type(vocab_size) is int and 1 <= vocab_size <= MAX_VOCABULARY
         require(fits, "vocab_size", vocab_size, f"an integer in 1..{MAX_VOCABULARY}")
     train_x = _samples(f"training samples of data set {name!r}", train_x, vocab_size)
     train_y = _labels(f"training labels of data set {name!r}", train_y, len(train_x))

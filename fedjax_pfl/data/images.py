@@ -1,6 +1,7 @@
 """Encoded images to one uint8 array, with the limits that keep a bad file from doing harm."""
 
 import io
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -17,17 +18,29 @@ MAX_PIXELS = 2**24  # of one image as stored: 4096 x 4096
 MAX_BYTES = 2**34  # of all images together, decoded
 
 
-def parse_size(image_size) -> tuple[int, int] | None:
-    """`image_size` as (height, width): an integer stands for a square, None for the first image's.
+# What a reader's option of this name may be.
+ImageSize = int | str | tuple[int, int] | None
+
+
+def parse_size(image_size: ImageSize) -> tuple[int, int] | None:
+    """`image_size` as (height, width): a number stands for a square, None for the first image's.
+
+    Text is "64" or, height first, "32x48".
 
     Raises:
-      InputError: neither, or not in 1..4096.
+      InputError: none of these, or not in 1..4096.
     """
     if image_size is None:
         return None
-    pair = tuple(image_size) if isinstance(image_size, tuple | list) else (image_size, image_size)
-    fits = len(pair) == 2 and all(isinstance(n, int) and 1 <= n <= 4096 for n in pair)
-    require(fits, "image_size", image_size, "an integer in 1..4096 or two of them")
+    pair = image_size
+    if isinstance(pair, str):
+        parts = pair.strip().lower().split("x")
+        pair = [int(n) if re.fullmatch("[0-9]{1,4}", n) else 0 for n in parts]
+        pair = pair * 2 if len(pair) == 1 else pair
+    pair = tuple(pair) if isinstance(pair, tuple | list) else (pair, pair)
+    fits = len(pair) == 2 and all(type(n) is int and 1 <= n <= 4096 for n in pair)
+    allowed = "an integer in 1..4096 or two of them, height and width, as text 32x48"
+    require(fits, "image_size", image_size, allowed)
     return pair
 
 
@@ -54,7 +67,8 @@ def decode_images(
       InputError: an image that can't be read, is too large, has another size than the first, has
         more than 8 bits a channel, or all together are more than 16 GiB.
     """
-    require(channels in (None, 1, 3), "channels", channels, "1 (grey), 3 (colour) or None")
+    fits = channels in (None, 1, 3) and not isinstance(channels, bool)
+    require(fits, "channels", channels, "1 (grey), 3 (colour) or None")
     out, first, all_grey = np.empty((0, 0, 0, 0), np.uint8), "", False
     for i, (what, source) in enumerate(images):
         pixels, grey = _decode(what, source, image_size, out.shape[3] if i else channels)

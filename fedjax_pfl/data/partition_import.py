@@ -258,7 +258,7 @@ def _read_json(path: Path):
         raise InputError(f"No file {path}: give the folder or file that the tool wrote.")
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:  # the last: brackets without end
         raise InputError(f"{path} can't be read as JSON: {error}") from error
 
 

@@ -79,6 +79,7 @@ def pixels(x: np.ndarray, dataset: Dataset, what: str, mean: float, std: float) 
       InputError: another shape, or values that don't come out as pixels.
     """
     shape = dataset.input_shape
+    require(x.dtype.kind in "uif", f"Type of the {what}", str(x.dtype), "numbers")
     if len(shape) == 3 and x.shape[1:] != shape:
         if x.shape[1:] == shape[:2]:
             x = x[..., None]

@@ -106,6 +106,8 @@ def pfedla_fig5(
     """
     integer("num_clients", num_clients, 3)
     present = np.flatnonzero(samples.counts())
+    enough = len(present) >= 4
+    require(enough, "Number of classes for rule 'pfedla_fig5'", len(present), "at least 4")
     each = integer("classes_per_client", classes_per_client, 2, len(present) - 2)
     target, outside = np.split(rng.permutation(present), [each])
     similar = np.concatenate([rng.permutation(target)[:-1], outside[:1]])

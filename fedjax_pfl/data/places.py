@@ -10,6 +10,11 @@ import numpy as np
 
 from fedjax_pfl.errors import InputError
 
+# Bytes of one file once unpacked, about three times the largest of any data set here; and of all
+# arrays of an NPZ file. What is beyond is refused before it fills the memory.
+LARGEST_FILE = 1_600_000_000
+LARGEST_NPZ = 2**35
+
 # What NumPy and zipfile raise for members that are cut off, encrypted (RuntimeError), packed in an
 # unknown way (NotImplementedError), headed by nonsense or by more values than memory holds.
 _BAD_NPZ = (
@@ -67,6 +72,13 @@ def read_npz(path: Path, required: Iterable[str], optional: Iterable[str] = ()) 
         with path.open("rb") as file:
             if not zipfile.is_zipfile(file):
                 raise InputError(f"{path} isn't an NPZ file (written with numpy.savez).")
+            with zipfile.ZipFile(file) as archive:
+                size = sum(member.file_size for member in archive.infolist())
+            if size > LARGEST_NPZ:
+                raise InputError(
+                    f"{path} holds {size / 2**30:.0f} GiB unpacked, more than "
+                    f"{LARGEST_NPZ / 2**30:.0f} GiB: it is not read."
+                )
             file.seek(0)
             with np.load(file, allow_pickle=False) as npz:
                 missing = [key for key in required if key not in npz.files]

@@ -45,21 +45,23 @@ class Source(NamedTuple):
       load: `load(data_dir, **options) -> Dataset`, or `load(data_dir, name, **options)` for a
         source that reads many data sets by name.
       named: whether what follows the colon in "SOURCE:..." is such a name instead of a path.
+      bundled: whether it comes without files, so that nothing may follow the colon.
     """
 
     description: str
     load: Callable[..., Dataset]
     named: bool = False
+    bundled: bool = False
 
 
 DATASETS: dict[str, Source] = {}
 
 
-def register_dataset(name: str, description: str, named: bool = False):
+def register_dataset(name: str, description: str, named: bool = False, bundled: bool = False):
     """Decorator that adds `load(data_dir: Path | None, ...) -> Dataset` to `DATASETS`."""
 
     def register(load):
-        DATASETS[name] = Source(description, load, named)
+        DATASETS[name] = Source(description, load, named, bundled)
         return load
 
     return register
@@ -96,6 +98,8 @@ def load_dataset(name: str, data_dir: str | Path | None = None, **options) -> Da
         if not rest:
             raise InputError(f"Data set {name!r} needs a name: write {name}:NAME.")
         arguments = [rest]
+    elif rest and source.bundled:
+        raise InputError(f"Data set {name!r} needs no file: write {name}, got '{name}:{rest}'.")
     else:
         data_dir = rest or data_dir
     known = list(inspect.signature(source.load).parameters)[1 + len(arguments) :]
@@ -108,7 +112,9 @@ def load_dataset(name: str, data_dir: str | Path | None = None, **options) -> Da
     return source.load(place, *arguments, **options)
 
 
-@register_dataset("digits", "1,797 handwritten digits, 8x8, inside scikit-learn: no file needed")
+@register_dataset(
+    "digits", "1,797 handwritten digits, 8x8, inside scikit-learn: no file needed", bundled=True
+)
 def _digits(data_dir: Path | None) -> Dataset:
     from sklearn.datasets import load_digits  # slow import: only where it is used
 

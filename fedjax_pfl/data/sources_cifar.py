@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
-from fedjax_pfl.data.places import folders, not_found, read_bytes
+from fedjax_pfl.data.places import LARGEST_FILE, folders, not_found, read_bytes
 from fedjax_pfl.errors import InputError
 
 
@@ -43,8 +43,6 @@ LAYOUTS = {
         100,
     ),
 }
-# Ten times the largest file of either data set: what is beyond is refused before it is unpacked.
-_LARGEST_MEMBER = 1_600_000_000
 
 
 class CifarParts(NamedTuple):
@@ -128,7 +126,7 @@ def read_cifar_archive(name: str, path: Path) -> CifarParts:
                     )
                 if inner.as_posix() not in wanted:
                     continue
-                if not member.isfile() or member.size > _LARGEST_MEMBER:
+                if not member.isfile() or member.size > LARGEST_FILE:
                     raise InputError(f"{member.name} in {path} isn't a plain file of its size.")
                 content[inner.name] = archive.extractfile(member).read()
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:

@@ -1,6 +1,7 @@
 """MNIST, Fashion-MNIST and EMNIST from their original IDX files."""
 
 import gzip
+import io
 import math
 import string
 import zipfile
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
-from fedjax_pfl.data.places import folders, not_found, read_bytes
+from fedjax_pfl.data.places import LARGEST_FILE, folders, not_found, read_bytes
 from fedjax_pfl.errors import InputError
 
 DIGITS = tuple(string.digits)
@@ -138,8 +139,11 @@ def read_emnist_zip(path: Path, config: str) -> list[np.ndarray]:
                 member = f"gzip/{stem}.gz"
                 if member not in archive.namelist():
                     raise InputError(f"{path} lacks {member}: it isn't EMNIST's gzip.zip.")
+                if archive.getinfo(member).file_size > LARGEST_FILE:
+                    raise _huge(f"{path}/{member}")
                 arrays.append(_decode_gzip(archive.read(member), f"{path}/{member}", ndim))
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError) as error:
+    # RuntimeError: an encrypted member; NotImplementedError, one of its kind: an unknown packing.
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError) as error:
         raise InputError(f"{path} is truncated or isn't a ZIP file: {error}") from error
     _check_pair(f"{path}, training part", *arrays[:2])
     _check_pair(f"{path}, test part", *arrays[2:])
@@ -188,11 +192,21 @@ def read_idx(path: Path, ndim: int) -> np.ndarray:
 
 
 def _decode_gzip(data: bytes, what: str, ndim: int) -> np.ndarray:
+    chunks, size = [], 0
     try:
-        data = gzip.decompress(data)
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+            while chunk := file.read(2**22):
+                size += len(chunk)
+                if size > LARGEST_FILE:
+                    raise _huge(what)
+                chunks.append(chunk)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise InputError(f"{what} is truncated or isn't a gzip file: {error}") from error
-    return _decode_idx(data, what, ndim)
+    return _decode_idx(b"".join(chunks), what, ndim)
+
+
+def _huge(what: str) -> InputError:
+    return InputError(f"{what} unpacks to more than {LARGEST_FILE:,} bytes: it is not unpacked.")
 
 
 def _decode_idx(data: bytes, what: str, ndim: int) -> np.ndarray:

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_pfl.data.cache import cached_arrays, hash_of_listing
 from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
-from fedjax_pfl.data.images import SUFFIXES, decode_images, parse_size
+from fedjax_pfl.data.images import SUFFIXES, ImageSize, decode_images, parse_size
 from fedjax_pfl.data.places import not_found, read_bytes
 from fedjax_pfl.errors import InputError, require
 
@@ -20,7 +20,7 @@ _TEST_NAMES = ("test", "val", "valid", "validation")
 
 def load_folder(
     data_dir: Path | None,
-    image_size: int | tuple[int, int] | None = None,
+    image_size: ImageSize = None,
     channels: int | None = None,
 ) -> Dataset:
     """Any folder of class folders: train/CLASS/IMAGE and test/CLASS/IMAGE, or CLASS/IMAGE alone.
@@ -43,6 +43,8 @@ def load_folder(
     if not data_dir.is_dir():
         raise InputError(f"No folder {data_dir}: give a folder of class folders with images.")
     train = data_dir / "train"
+    if not train.is_dir():
+        _refuse_parts(data_dir)
     splits = [train] if train.is_dir() else [data_dir]
     if train.is_dir():
         tests = [data_dir / name for name in _TEST_NAMES if (data_dir / name).is_dir()]
@@ -53,7 +55,7 @@ def load_folder(
 
 
 def load_cinic10(
-    data_dir: Path | None, valid: str = "unused", image_size: int | None = None
+    data_dir: Path | None, valid: str = "unused", image_size: ImageSize = None
 ) -> Dataset:
     """CINIC-10 as published: train, valid and test with 90,000 images 32x32x3 each.
 
@@ -75,7 +77,7 @@ def load_cinic10(
     raise not_found("cinic10", looked, [way])
 
 
-def load_tiny_imagenet(data_dir: Path | None, image_size: int | None = None) -> Dataset:
+def load_tiny_imagenet(data_dir: Path | None, image_size: ImageSize = None) -> Dataset:
     """Tiny-ImageNet-200 as published; its validation images are the test samples here.
 
     train/CLASS/images/*.JPEG are the training samples, val/images with val_annotations.txt the
@@ -96,6 +98,17 @@ def load_tiny_imagenet(data_dir: Path | None, image_size: int | None = None) -> 
     test = _annotated(root / "val", classes)
     note = "its validation images are the test samples"
     return _decoded("tiny_imagenet", root, train, test, classes, image_size, 3, note)
+
+
+def _refuse_parts(root: Path) -> None:
+    """Raises where folders without `train` are parts of a data set rather than its classes."""
+    found = _subfolders(root)
+    parts = {"train", *_TEST_NAMES}
+    if found and parts.issuperset(name.lower() for name in found):
+        raise InputError(
+            f"{root} holds {_few(found)} but no folder train, in lower case, for the training "
+            "images. (Without train and test its folders would be the classes.)"
+        )
 
 
 def _looked(data_dir: Path | None, *names: str) -> list[Path]:

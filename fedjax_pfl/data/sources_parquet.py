@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_pfl.data.cache import cached_arrays, hash_of
 from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
-from fedjax_pfl.data.images import decode_images, parse_size
+from fedjax_pfl.data.images import ImageSize, decode_images, parse_size
 from fedjax_pfl.data.places import folders, not_found
 from fedjax_pfl.errors import InputError, require_whole
 
@@ -18,7 +18,7 @@ _LABEL_COLUMNS = ("label", "fine_label", "labels")
 
 def load_parquet(
     data_dir: Path | None,
-    image_size: int | tuple[int, int] | None = None,
+    image_size: ImageSize = None,
     channels: int | None = None,
     image_column: str | None = None,
     label_column: str | None = None,
@@ -170,7 +170,7 @@ def _class_names(path: Path, label_column: str | None) -> tuple[str, ...]:
         features = json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]
         chosen = _LABEL_COLUMNS if label_column is None else (str(label_column),)
         names = next(features[key]["names"] for key in chosen if key in features)
-    except (ValueError, KeyError, TypeError, StopIteration):
+    except (ValueError, KeyError, TypeError, StopIteration, RecursionError):
         return ()
     good = isinstance(names, list) and all(isinstance(name, str) for name in names)
     return tuple(names) if good else ()

@@ -5,9 +5,11 @@ tokens of its own, a vocabulary of the most frequent tokens of the training text
 """
 
 import collections
+import contextlib
 import csv
+import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -143,7 +145,7 @@ def load_text_csv(
 
 
 def _is_number(value: str) -> bool:
-    return value.removeprefix("-").isascii() and value.removeprefix("-").isdigit()
+    return re.fullmatch("-?[0-9]{1,100}", value) is not None  # longer ones go by the alphabet
 
 
 def _check_ag_news(part: _Texts | None) -> None:
@@ -156,7 +158,7 @@ def _encoded(name, train, test, class_names, values, options, note="") -> Datase
     max_tokens, max_length, min_frequency = options
     limits = {"max_tokens": 3, "max_length": 1, "min_frequency": 1}
     for (option, low), given in zip(limits.items(), options, strict=True):
-        fits = isinstance(given, int) and low <= given <= MAX_VOCABULARY
+        fits = type(given) is int and low <= given <= MAX_VOCABULARY
         require(fits, option, given, f"an integer in {low}..{MAX_VOCABULARY}")
     tokens = [tokenize(text) for text in train.texts]
     vocabulary = build_vocabulary(tokens, max_tokens, min_frequency)
@@ -185,7 +187,7 @@ def _read(path: Path, columns: int | None = None) -> _Texts | None:
     if not path.is_file():
         return None
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with path.open(encoding="utf-8-sig", newline="") as file, _long_cells():
             rows = _rows(path, csv.reader(file, strict=True), columns)
     except (csv.Error, UnicodeDecodeError, OSError) as error:
         raise InputError(f"{path} can't be read as a CSV file in UTF-8: {error}") from error
@@ -194,6 +196,12 @@ def _read(path: Path, columns: int | None = None) -> _Texts | None:
     label, text = 0, [i for i in range(len(rows[0])) if i != 0]
     header = [cell.strip().lower() for cell in rows[0]]
     if columns is None and "label" in header:
+        twice = [name for name in dict.fromkeys(header) if name and header.count(name) > 1]
+        if twice:
+            raise InputError(
+                f"{path} has {header.count(twice[0])} columns called {twice[0]!r}: rename all but "
+                "one."
+            )
         rows = rows[1:]
         label = header.index("label")
         text = [header.index("text")] if "text" in header else range(len(header))
@@ -204,6 +212,16 @@ def _read(path: Path, columns: int | None = None) -> _Texts | None:
     if "" in labels:
         raise InputError(f"{path} has no label in row {labels.index('') + 1}.")
     return _Texts(path, labels, [" ".join(row[i] for i in text) for row in rows])
+
+
+@contextlib.contextmanager
+def _long_cells() -> Iterator[None]:
+    """Lets a cell have any length while it lasts: Python's own limit is 131,072 characters."""
+    limit = csv.field_size_limit(2**31 - 1)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(limit)
 
 
 def _rows(path: Path, reader, columns: int | None) -> list[list[str]]:

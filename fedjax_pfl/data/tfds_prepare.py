@@ -53,7 +53,8 @@ def prepare_tfds(
       The folder of the prepared version.
 
     Raises:
-      InputError: unknown name, a version that the installed TFDS doesn't have, files missing or other than published, or no network.
+      InputError: unknown name, a version that the installed TFDS doesn't have, files missing or
+        other than published, or no network.
     """
     if name not in PREPARABLE:
         raise unknown_name("TFDS data set that can be prepared here", name, PREPARABLE)
@@ -107,7 +108,7 @@ def _cached(urls: list[str], downloads: Path) -> bool:
     """Whether TFDS downloaded all of these before; it leaves an .INFO file beside each."""
     known = set()
     for path in downloads.rglob("*.INFO") if downloads.is_dir() else ():
-        with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):
+        with contextlib.suppress(OSError, ValueError, AttributeError, TypeError, RecursionError):
             known.update(json.loads(path.read_text()).get("urls", ()))
     return set(urls) <= known
 

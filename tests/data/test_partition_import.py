@@ -267,3 +267,20 @@ def test_unknown_source():
         InputError, match=r"Unknown source of saved splits 'pfl'\. Did you mean 'pfll"
     ):
         import_partition("pfl", "x", DATA)
+
+
+def test_pfllib_samples_of_another_type(tmp_path):
+    write_pfllib(tmp_path, DATA, ".plain.npz")
+    path = tmp_path / "train" / "0.plain.npz"
+    with np.load(path) as arrays:
+        x, y = arrays["x"], arrays["y"]
+    np.savez(path, x=x.astype(str), y=y)
+    with pytest.raises(InputError, match=r"Type of the train samples of client 0 .* numbers"):
+        import_partition("pfllib", tmp_path, DATA)
+
+
+def test_json_of_brackets_without_end(tmp_path):
+    path = tmp_path / "split.json"
+    path.write_text("[" * 200_000)
+    with pytest.raises(InputError, match=r"split\.json can't be read as JSON"):
+        import_partition("flower", path, DATA)

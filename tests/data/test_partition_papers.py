@@ -91,6 +91,13 @@ def test_dirichlet_per_client_follows_its_draw_until_classes_run_out():
         ("pfedla_noniid2", {"dominant_classes": 1, "allow_overlap": True}),
         ("shards", {"shards_per_client": 1}),
         ("waffle", {"distribution": "A*", "test_fraction": 0}),
+        ("grouped", {}),
+        ("grouped", {"dominant": "sampled", "dominant_classes": 3, "test_fraction": 0}),
+        ("pathological", {"classes_per_client": 1}),
+        ("pathological", {"test_split": "pooled"}),
+        ("iid", {}),
+        ("pfedla_fig5", {"classes_per_client": 3, "allow_overlap": True}),
+        ("pfedla_fig6", {"classes_per_client": 3}),
     ],
 )
 def test_hostile_settings_end(rule, options):
@@ -325,6 +332,26 @@ def test_pfedla_figure_6():
 def test_refusals(rule, clients, options, message):
     with pytest.raises(InputError, match=message):
         make_partition(rule, POOLED, clients, 0, **options)
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ("pfedla_fig5", "classes for rule 'pfedla_fig5' must be at least 4, got 3"),
+        ("pfedla_fig6", "classes_per_client must be an integer from 1 to 3, got 4"),
+    ],
+)
+def test_pfedla_figures_of_three_classes(rule, message):
+    with pytest.raises(InputError, match=message):
+        make_partition(rule, toy(900, classes=3), 8, 0)
+
+
+def test_spfl_ends_with_a_sample_of_each_class_a_client():
+    start = time.monotonic()
+    # 300 samples of 10 classes in 30 parts each: one sample a part, all clients want 9 classes.
+    p = make_partition("spfl", toy(300), 30, 0, classes_per_client=9, test_fraction=0.2)
+    assert (p.sizes() + p.sizes("test")).tolist() == [9] * 30
+    assert time.monotonic() - start < 5
 
 
 def test_waffle_refuses_too_few_samples():

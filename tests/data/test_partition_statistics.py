@@ -1,6 +1,7 @@
 """Numbers of a partition against ones worked out by hand."""
 
 import json
+import time
 
 import numpy as np
 import pytest
@@ -56,3 +57,33 @@ def test_many_clients_take_little_time():
     facts = partition_statistics(p, np.arange(100000) % 100, 100)
     assert facts["effective_classes"]["mean"] == pytest.approx(50)
     assert facts["total_variation"]["mean"] == pytest.approx(0.5, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("clients", "classes", "alpha"), [(40, 3, 5), (40, 30, 0.05), (2, 4, 1), (300, 6, 100)]
+)
+def test_pairs_against_all_pairs_one_by_one(clients, classes, alpha):
+    rng = np.random.default_rng(clients)
+    shares = rng.dirichlet([alpha] * classes, clients)
+    labels = np.concatenate([rng.choice(classes, 12, p=row) for row in shares])
+    label_map = np.array([rng.permutation(classes) for _ in range(clients)])
+    p = Partition.from_lists(
+        np.arange(clients * 12).reshape(clients, 12), [[]] * clients, label_map=label_map
+    )
+    counts = p.class_counts(labels, classes) / 12
+    pairs = [(i, j) for i in range(clients) for j in range(i)]
+    apart = [np.abs(counts[i] - counts[j]).sum() / 2 for i, j in pairs]
+    facts = partition_statistics(p, labels, classes)
+    assert facts["total_variation"] == pytest.approx({"mean": np.mean(apart), "max": max(apart)})
+    differ = [np.mean(label_map[i] != label_map[j]) for i, j in pairs]
+    assert facts["label_disagreement"] == pytest.approx(np.mean(differ))
+
+
+def test_ten_thousand_clients_alike_in_two_groups():
+    p = Partition.from_lists(np.arange(40_000).reshape(10_000, 4), [[]] * 10_000)
+    start = time.process_time()
+    # Shares (1/4, 3/4) and (3/4, 1/4): half of all pairs lie half apart.
+    facts = partition_statistics(p, np.tile([0, 1, 1, 1, 0, 0, 0, 1], 5000), 2)
+    assert time.process_time() - start < 2
+    assert facts["total_variation"]["max"] == pytest.approx(0.5)
+    assert facts["total_variation"]["mean"] == pytest.approx(0.25 * 10_000 / 9_999)

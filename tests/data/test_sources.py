@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedjax_pfl.data import sources_idx
+from fedjax_pfl.data import places, sources_idx
 from fedjax_pfl.data.cache import cached_arrays
 from fedjax_pfl.data.scaling import SCALINGS, input_scaling
 from fedjax_pfl.data.sources import DATASETS, dataset_from_arrays, load_dataset, read_idx
@@ -423,3 +423,24 @@ def test_token_ids():
 def test_class_names_must_be_as_many_as_classes():
     with pytest.raises(InputError, match="class_names of data set 'a' must be 2 names or none"):
         dataset_from_arrays("a", np.zeros((2, 2)), [0, 1], class_names=("x",))
+
+
+def test_nothing_may_follow_digits():
+    with pytest.raises(InputError, match="'digits' needs no file: write digits, got 'digits:foo'"):
+        load_dataset("digits:foo")
+
+
+def test_gzip_files_far_too_large_are_not_unpacked(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources_idx, "LARGEST_FILE", 10_000)
+    path = tmp_path / "images.gz"
+    path.write_bytes(gzip.compress(idx_bytes(np.zeros((100, 28, 28)))))
+    with pytest.raises(InputError, match=r"images\.gz unpacks to more than 10,000 bytes: it is"):
+        read_idx(path, 3)
+
+
+def test_npz_files_far_too_large_are_not_read(tmp_path, monkeypatch):
+    path = tmp_path / "a.npz"
+    np.savez_compressed(path, x_train=np.zeros((10_000, 100)), y_train=np.zeros(10_000, int))
+    monkeypatch.setattr(places, "LARGEST_NPZ", 2**20)
+    with pytest.raises(InputError, match="holds 0 GiB unpacked, more than 0 GiB: it is not read"):
+        load_dataset("npz", path)

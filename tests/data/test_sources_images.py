@@ -272,7 +272,7 @@ def test_columns_whose_names_read_like_numbers(tmp_path):
     assert data.num_classes == 2
     with pytest.raises(InputError, match="num_classes must be a whole number of at least 1, got 0"):
         load_dataset(f"parquet:{tmp_path}", image_column="0", label_column="1.50", num_classes=0)
-    assert text_options("parquet:x") == ["image_column", "label_column"]
+    assert text_options("parquet:x") == ["image_size", "image_column", "label_column"]
     assert text_options("digits") == text_options("unknown") == []
     options = ("image_column=0", "label_column=1.50", "image_size=4")
     words = [f"--data_option={option}" for option in options]
@@ -443,3 +443,41 @@ def test_two_columns_of_one_name(tmp_path, name):
     pq.write_table(table, tmp_path / "train.parquet")
     with pytest.raises(InputError, match=f"has 2 columns called '{name}': rename all but one"):
         load_dataset("parquet", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("6", (6, 6)), ("3x8", (3, 8)), (" 4X4096 ", (4, 4096)), ((2, 9), (2, 9))]
+)
+def test_sizes_as_text(text, size):
+    assert images.parse_size(text) == size
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x", "3x", "3x4x5", "0x3", "4097", "-3", "3.0", "\u0663", True, (3, True)]
+)
+def test_sizes_that_are_none(text):
+    with pytest.raises(InputError, match="or two of them, height and width, as text 32x48, got"):
+        images.parse_size(text)
+
+
+def test_sizes_on_the_command_line(tmp_path):
+    class_folders(tmp_path)
+    words = ["run", f"--dataset=folder:{tmp_path}", "--data_option=channels=1"]
+    args = flags.parse([*words, "--data_option=image_size=3x8"])
+    assert build.load_dataset(args).input_shape == (3, 8, 1)
+    args = flags.parse([*words, "--data_option=image_size=6"])
+    assert build.load_dataset(args).input_shape == (6, 6, 1)
+    with pytest.raises(InputError, match=r"channels must be 1 .* got True"):
+        load_dataset("folder", tmp_path, channels=True)
+
+
+@pytest.mark.parametrize("parts", [("test",), ("val", "test"), ("Train", "Test"), ("TRAIN",)])
+def test_parts_without_train_are_no_classes(tmp_path, parts):
+    class_folders(tmp_path, parts)
+    with pytest.raises(InputError, match=f"holds .*{parts[-1]}.* but no folder train, in lower"):
+        load_dataset("folder", tmp_path)
+
+
+def test_a_class_may_be_called_train(tmp_path):
+    class_folders(tmp_path, ("",), ("Train", "Bus"))
+    assert load_dataset("folder", tmp_path).class_names == ("Bus", "Train")

@@ -1,5 +1,7 @@
 """Texts: the tokenizer, the vocabulary and CSV files, against literal values."""
 
+import csv
+
 import numpy as np
 import pytest
 
@@ -144,3 +146,32 @@ def test_bad_options(tmp_path, option):
         InputError, match=rf"{option} must be an integer in [13]\.\.16777216, got 0"
     ):
         load_dataset("text_csv", tmp_path / "a.csv", **{option: 0})
+
+
+def test_long_texts(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("0," + "word " * 40_000 + "\n1,b\n")
+    limit = csv.field_size_limit()
+    data = load_dataset("text_csv", path, max_length=2)
+    assert data.train_x.shape == (2, 2) and csv.field_size_limit() == limit
+
+
+def test_labels_of_many_digits(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text(f"{'9' * 5000},a\n10,b\n9,c\n")
+    assert load_dataset("text_csv", path).class_names == ("10", "9", "9" * 5000)
+
+
+@pytest.mark.parametrize("header", ["label,Label,text", "label,text,text", "label,a,b, A "])
+def test_two_columns_of_one_name(tmp_path, header):
+    path = tmp_path / "a.csv"
+    path.write_text(f"{header}\n" + ",".join("1" * (header.count(",") + 1)) + "\n")
+    with pytest.raises(InputError, match=r"has 2 columns called '(label|text|a)': rename all but"):
+        load_dataset("text_csv", path)
+
+
+@pytest.mark.parametrize("option", ["max_tokens", "max_length", "min_frequency"])
+def test_truth_is_no_number(tmp_path, option):
+    (tmp_path / "a.csv").write_text("1,a\n0,b\n")
+    with pytest.raises(InputError, match=f"{option} must be an integer in .* got True"):
+        load_dataset("text_csv", tmp_path / "a.csv", **{option: True})

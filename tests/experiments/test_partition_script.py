@@ -79,6 +79,8 @@ def test_options_of_the_data_set(tmp_path):
         (["--alpha=1", "--option=alpha=2"], "Option 'alpha' is given twice"),
         (["--option=alpha"], "--option must read NAME=VALUE, got 'alpha'"),
         (["--alphas="], "--alphas must name at least one number"),
+        (["--alphas=0.1,1,1e-1"], "--alphas names alpha=0.1 twice"),
+        (["--alphas=0.1,0.1000000001"], "--alphas names alpha=0.1 twice"),
         (["--partition=waffel"], "Unknown partition rule 'waffel'. Did you mean 'waffle'"),
         (
             ["--partition_file=x.npz", "--partition=iid"],
