@@ -237,8 +237,13 @@ class Context:
         def full(matrix):
             if matrix.ndim > 1 and not everyone_receives:
                 return cohort.expand(matrix)
-            matrix = matrix[None] if matrix.ndim == 1 else matrix
-            return jnp.moveaxis(cohort.spread(jnp.moveaxis(matrix, -1, 0), 0), 0, -1)
+            single = matrix.ndim == 1
+            matrix = matrix[None] if single else matrix
+            matrix = jnp.moveaxis(cohort.spread(jnp.moveaxis(matrix, -1, 0), 0), 0, -1)
+            if single:
+                return matrix
+            own = ~jnp.any(matrix != 0, axis=-1, keepdims=True)  # it kept its model
+            return jnp.where(own, jnp.eye(matrix.shape[-1], dtype=matrix.dtype), matrix)
 
         per_client = {
             "participated": cohort.spread(took_part, False),

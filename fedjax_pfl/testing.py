@@ -233,6 +233,10 @@ def divergence(algorithm: Algorithm) -> None:
         assert list(np.flatnonzero(record["clients"]["diverged"])) == [bad], (
             f"diverged: {np.flatnonzero(record['clients']['diverged'])}, not client {bad}"
         )
+        weights = record["matrices"].get("mixing")  # what was lost is mixed by nobody else
+        if weights is not None:
+            others = np.arange(weights.shape[-2]) != bad if weights.shape[-2] > 1 else [True]
+            assert not weights[..., others, bad].any(), f"client {bad} was mixed in"
     for name, axes in client_axes(states[0]).items():
         if axes == 1 and algorithm.absent_kept:
             pairs = (jax.tree.leaves(getattr(s, name)) for s in (states[0], states[-1]))

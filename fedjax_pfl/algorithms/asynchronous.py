@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_pfl import mixing, trees
+from fedjax_pfl import layers, mixing, trees
 from fedjax_pfl.algorithm import Algorithm
 from fedjax_pfl.clients import Shared
 from fedjax_pfl.context import Context, Record
@@ -48,6 +48,7 @@ class Turn(NamedTuple):
         late = self.cohort.staleness > 0
         turn = self._replace(arrives=self.arrives & (went_well | ~late))
         began = self.starts | self.cohort.diverged
+        turn = turn._replace(cohort=self.cohort.at_work(turn.starts | turn.arrives))
         return turn, self.cohort.scatter(earlier, self.starts, where=began)
 
     def record(self, ctx: Context, weights: jax.Array) -> Record:
@@ -60,11 +61,16 @@ class Turn(NamedTuple):
         return ctx.record(self.cohort, up=up, down=down, clients=clients, mixing=weights)
 
 
-def take_turn(ctx: Context, server, starts=None, arrives=None, **options) -> Turn:
+def take_turn(ctx: Context, state, starts=None, arrives=None, **options) -> Turn:
     """Trains those who begin in this round (or `starts` [M]); `options` are `ctx.train`'s."""
     starts = ctx.cohort.starts if starts is None else starts
     arrives = ctx.cohort.arrives if arrives is None else arrives
-    trained, cohort, loss = ctx.train(Shared(server), active=starts, **options)
+    begin = Shared(state.server)
+    if not ctx.federation.plan.all_shared:  # private leaves are those of the client's last model
+        one, own = trees.replicate(state.server, 1), ctx.cohort.gather(state.trained)
+        begin = ctx.average(jnp.ones((1,)), one, onto=own)
+    active = None if ctx.cohort.complete else starts
+    trained, cohort, loss = ctx.train(begin, active=active, **options)
     cohort = cohort.at_work(starts | arrives)
     return Turn(cohort, starts & cohort.mask, arrives & cohort.mask, trained, loss)
 
@@ -89,11 +95,11 @@ class FedAvgAsync(Algorithm):
         model = ctx.initial_model()
         return State(model, ctx.replicate(model), jnp.ones((ctx.num_clients,), bool))
 
-    def turn(self, ctx, server):
-        return take_turn(ctx, server)
+    def turn(self, ctx, state):
+        return take_turn(ctx, state)
 
     def round(self, ctx, state):
-        turn, finite = self.turn(ctx, state.server).sound(state.finite)
+        turn, finite = self.turn(ctx, state).sound(state.finite)
         held = turn.cohort.scatter(state.trained, turn.trained, where=turn.starts)
         server, weights = self.aggregate(ctx, turn, turn.cohort.gather(held), state.server)
         return State(server, held, finite), turn.record(ctx, weights)
@@ -101,10 +107,19 @@ class FedAvgAsync(Algorithm):
     def aggregate(self, ctx, turn, uploads, server):
         """(the server's new model, weights [M] of the uploads)."""
         weights = mixing.by_size(ctx.sizes(), turn.arrives)
-        return mixing.weighted_sum(weights, uploads, onto=server), weights
+        return self.moved(ctx, server, mixing.weighted_sum(weights, uploads, onto=server)), weights
+
+    @staticmethod
+    def moved(ctx, server, mean):
+        """The server's model with the shared leaves of `mean`."""
+        split = ctx.federation.plan.split
+        return layers.join(split(mean)[0], split(server)[1])
 
     def models(self, ctx, state, rows):
-        return {"personalized": trees.take(state.trained, rows), "global": Shared(state.server)}
+        named = {"personalized": trees.take(state.trained, rows)}
+        if ctx.federation.plan.all_shared:
+            named["global"] = Shared(state.server)
+        return named
 
 
 @method("fedavg_sync")
@@ -115,8 +130,8 @@ class FedAvgSync(FedAvgAsync):
     stragglers take part in their punctual rounds; under "paper" they have none.
     """
 
-    def turn(self, ctx, server):
-        return take_turn(ctx, server, starts=ctx.cohort.mask, arrives=ctx.cohort.mask)
+    def turn(self, ctx, state):
+        return take_turn(ctx, state, starts=ctx.cohort.mask, arrives=ctx.cohort.mask)
 
 
 @method("fedasync")
@@ -150,15 +165,16 @@ class FedAsync(FedAvgAsync):
         for name in ("decay_rate", "decay_start", "proximal"):
             require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
         if self.mode == "tick":
-            given = (self.decay, self.decay_rate)
-            require(given == ("poly", 0.5), "decay of mode 'tick'", given, "('poly', 0.5), as is")
+            given = (self.decay, self.decay_rate, self.decay_start)
+            as_is = ("poly", 0.5, 4.0)
+            require(given == as_is, "decay of mode 'tick'", given, f"{as_is}, as it is")
 
-    def turn(self, ctx, server):
+    def turn(self, ctx, state):
         def pull(params, batch, start, client):
             away = optax.tree.sub(params, start)
             return 0.5 * self.proximal * optax.tree.vdot(away, away)
 
-        return take_turn(ctx, server, extra_loss=pull, shared=server["params"])
+        return take_turn(ctx, state, extra_loss=pull, shared=state.server["params"])
 
     def aggregate(self, ctx, turn, uploads, server):
         rate = self.alpha * self._decayed(turn.cohort.staleness.astype(ctx.learning_rate.dtype))
@@ -171,7 +187,8 @@ class FedAsync(FedAvgAsync):
         # Both are w + sum_i part_i (w_i - w), whatever the parts sum to.
         weights, total = mixing.normalize(parts), jnp.sum(parts)
         mean = mixing.weighted_sum(weights, uploads, onto=server)
-        return jax.tree.map(lambda w, m: w + (total * (m - w)).astype(w.dtype), server, mean), parts
+        mean = jax.tree.map(lambda w, m: w + (total * (m - w)).astype(w.dtype), server, mean)
+        return self.moved(ctx, server, mean), parts
 
     def _decayed(self, staleness):
         if self.decay == "constant":

@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_pfl import similarity, trees
-from fedjax_pfl.algorithms.asynchronous import FedAvgAsync, take_turn
-from fedjax_pfl.clients import Shared
+from fedjax_pfl.algorithms.asynchronous import FedAvgAsync
 from fedjax_pfl.registry import method
 from fedjax_pfl.structs import per_client, shared, static, struct
 
@@ -53,7 +52,7 @@ class Lga(FedAvgAsync):
 
     def round(self, ctx, state):
         now = trees.replicate(state.server, ctx.cohort.size)
-        turn, finite = take_turn(ctx, state.server).sound(state.finite)
+        turn, finite = self.turn(ctx, state).sound(state.finite)
         cohort, late = turn.cohort, turn.arrives & (turn.cohort.staleness > 0)
         trained = cohort.scatter(state.trained, turn.trained, where=turn.starts)
         begun = cohort.scatter(state.begun, now, where=turn.starts)
@@ -61,6 +60,9 @@ class Lga(FedAvgAsync):
         v, w0, w1 = cohort.gather((trained, begun, second))
         cosine = self._cosine(ctx, w1, w0, v)
         predicted = self._predict(cosine, v, w0, w1, now)
+        good = ~late | trees.rows_finite(predicted, cohort.size)  # D D overflows before D does
+        turn = turn._replace(arrives=turn.arrives & good)
+        late &= good
         server, weights = self.aggregate(ctx, turn, trees.where(late, predicted, v), state.server)
         personal = state.personal
         if self.keeps_personal:
@@ -115,11 +117,9 @@ class Plga(Lga):
     keeps_personal = True
 
     def models(self, ctx, state, rows):
-        return {
-            "personalized": trees.take(state.personal, rows),
-            "trained": trees.take(state.trained, rows),
-            "global": Shared(state.server),
-        }
+        named = super().models(ctx, state, rows)
+        named["trained"] = named["personalized"]
+        return named | {"personalized": trees.take(state.personal, rows)}
 
 
 def _between(cosine, w0, own, server):

@@ -1,6 +1,7 @@
 """pFedLA and HeurpFedLA: layer-wise aggregation by hypernetworks (Ma et al., CVPR 2022)."""
 
 import itertools
+import math
 from typing import Any, Literal
 
 import jax
@@ -11,7 +12,7 @@ from jax import lax
 
 from fedjax_pfl import keys, mixing, similarity, trees
 from fedjax_pfl.algorithm import Algorithm
-from fedjax_pfl.errors import require
+from fedjax_pfl.errors import InputError, require
 from fedjax_pfl.registry import method
 from fedjax_pfl.structs import per_client, per_pair, static, struct
 
@@ -67,13 +68,17 @@ class PFedLA(Algorithm):
         for name in ("embedding_size", "hidden_size"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
 
+    def check(self, federation):
+        if not any(federation.plan.shared):
+            raise InputError(f"{self.name} mixes what clients share, and share is 'none'.")
+
     def init(self, ctx):
         ids, dtype = ctx.federation.data.ids, ctx.learning_rate.dtype
         blocks = len(self._plan(ctx).blocks)
         sizes = [self.embedding_size, *[self.hidden_size] * DEPTH]
 
         def uniform(key, shape, fan_in):
-            return jax.random.uniform(key, shape, dtype, -1, 1) / np.sqrt(fan_in)
+            return jax.random.uniform(key, shape, dtype, -1, 1) / math.sqrt(fan_in)
 
         def begin(client):
             key = jax.random.fold_in(keys.derive(ctx.key, "hypernetwork"), client)

@@ -52,7 +52,9 @@ class Spfl(Algorithm):
     def validate(self):
         require(self.gamma >= 1, "gamma", self.gamma, "at least 1 round")
         require(1 <= self.local_updates <= 10, "local_updates", self.local_updates, "in 1..10")
-        parse_weights(self.layer_weights)
+        given = parse_weights(self.layer_weights)
+        if given and self.weighting == "paper":
+            raise InputError("layer_weights has no effect on weighting 'paper': leave it out.")
 
     def check(self, federation):
         model = jax.eval_shape(lambda: federation.initial_model(jax.random.key(0)))
@@ -60,6 +62,10 @@ class Spfl(Algorithm):
         layers = self._compared(federation.plan, stack)
         if not layers:
             raise InputError(f"{self.name} compares layers, and the model shares no kernel of one.")
+        if self.weighting == "paper" and not any(self._in_stage(federation.plan, 1)):
+            raise InputError(
+                "weighting 'paper' compares heads, and this one is not shared (share)."
+            )
         given = parse_weights(self.layer_weights)
         if given and len(given) != len(layers):
             names = ", ".join(federation.plan.blocks[b] for b in layers)
@@ -94,9 +100,15 @@ class Spfl(Algorithm):
         )
 
     def _aggregate(self, ctx, weights, trained, received):
-        """w_i + sum_j W_ij delta_j, eq. (7) with a step of one."""
+        """w_i + sum_j W_ij delta_j, eq. (7) with a step of one.
+
+        Running statistics are averaged: stepping them could make a variance negative.
+        """
         update = optax.tree.sub(trained, received)
-        return optax.tree.add(received, ctx.mix(weights, update, onto=update))
+        stepped = optax.tree.add(received, ctx.mix(weights, update, onto=update))
+        if len(trained) == 1:
+            return stepped
+        return {**ctx.mix(weights, trained, onto=trained), "params": stepped["params"]}
 
     def _measure(self, ctx, models, cosines):
         """(all members at their mean, S): the routine of every `gamma`-th round."""
@@ -104,14 +116,16 @@ class Spfl(Algorithm):
         mean = ctx.average(mixing.by_size(present, present), models, onto=models)
         trained = self.train(ctx, mean, purpose="routine", schedule=ctx.one_epoch())
         update = optax.tree.sub(trained.models, mean)
-        return mean, self._similarity(ctx, update, cosines)
+        sound = trained.cohort.mask
+        both = (sound[:, None] & sound)[..., None]
+        return mean, jnp.where(both, self._similarity(ctx, update, cosines), cosines)
 
     def _similarity(self, ctx, update, cosines):
         """S of the members' updates, [M, M, stages]."""
         plan = ctx.federation.plan
         if self.weighting == "paper":
-            stages = plan.leaf_groups("stages")
-            parts = [self._cosines(ctx, update, lambda i, s=s: stages[i] == s) for s in (0, 1)]
+            stages = [self._in_stage(plan, s) for s in (0, 1)]
+            parts = [self._cosines(ctx, update, stage.__getitem__) for stage in stages]
             return jnp.stack(parts, axis=-1)
         layers = self._compared(plan, update)
         given = parse_weights(self.layer_weights)
@@ -125,6 +139,14 @@ class Spfl(Algorithm):
             for part, b in zip(parts, layers, strict=True)
         )
         return total[..., None]
+
+    @staticmethod
+    def _in_stage(plan, stage):
+        """Whether each leaf is one that the server sees of the body (0) or of the head (1)."""
+        return [
+            plan.compared(i) and (plan.blocks[block] == plan.head) == bool(stage)
+            for i, block in enumerate(plan.block_of)
+        ]
 
     @staticmethod
     def _cosines(ctx, update, chosen, kernels=False):
@@ -198,7 +220,7 @@ def parse_weights(text: str) -> tuple[float, ...]:
         return ()
     try:
         numbers = tuple(float(word) for word in text.split(","))
-    except ValueError:
+    except (ValueError, AttributeError):
         numbers = (-1.0,)
     good = all(0 <= number < float("inf") for number in numbers) and sum(numbers) > 0
     require(good, "layer_weights", text, "'auto' or numbers of at least 0 such as 0.5,0.3,0.2")

@@ -78,6 +78,7 @@ class Waffle(ForAlice, Scaffold):
     def validate(self):
         super().validate()
         require(not self.everyone or self.alice == 0, "alice", self.alice, "absent with everyone")
+        require(self.delta_omega >= 0, "delta_omega", self.delta_omega, "at least 0")
         for name in ("omega", "psi"):
             given = getattr(self, name)
             allowed = "a function (r, R) -> number, given from Python"

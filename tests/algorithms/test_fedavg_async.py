@@ -61,6 +61,18 @@ def compare(name, pattern, settings, run, options):
     return case, records
 
 
+def assert_records(case, records, arrivals):
+    """Arrivals weighted by their sizes, and how late each is."""
+    for t, (record, here) in enumerate(zip(records, arrivals, strict=True)):
+        share = case.sizes * np.isin(np.arange(case.num_clients), here)
+        share = share / max(share.sum(), 1)
+        np.testing.assert_allclose(record["matrices"]["mixing"], share[None], 1e-9, 1e-12)
+        cohort = case.cohort(t)
+        late = np.asarray(cohort.staleness)
+        said = record["clients"]["staleness"]
+        np.testing.assert_array_equal(said[list(here)], late[list(here)])
+
+
 def assert_traffic(records, ups, downs, count):
     """One copy of every block up from `ups[t]` and down to `downs[t]`."""
     for record, up, down in zip(records, ups, downs, strict=True):
@@ -76,6 +88,7 @@ def test_fedavg(pattern, variant):
     if variant == "fedavg_sync":
         who = (case.cohorts, case.cohorts)
     assert_traffic(records, *who, case.num_clients)
+    assert_records(case, records, who[0])
 
 
 @over(LATE_PATTERNS, [("code-map", "tick"), ("paper-vmap", "hinge")], VARIANTS)

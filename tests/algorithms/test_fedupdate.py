@@ -45,6 +45,8 @@ def test_reference(pattern, variant):
         assert_losses(record, case, "global", [models["global"]] * case.num_clients)
         assert_losses(record, case, "personalized", models["personalized"])
         present = np.isin(np.arange(case.num_clients), case.cohorts[t])
+        share = case.sizes * present / (case.sizes * present).sum()
+        np.testing.assert_allclose(record["matrices"]["mixing"], share[None], 1e-9, 1e-12)
         np.testing.assert_array_equal(record["up"], np.repeat(present[:, None], 2, axis=1))
         np.testing.assert_array_equal(record["down"], record["up"])
 

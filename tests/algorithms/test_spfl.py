@@ -89,7 +89,7 @@ def applied(models, run, blocks):
     return np.stack([weights] * blocks + [np.eye(len(weights))])
 
 
-@over(PATTERNS, [("partial-map", "published")], VARIANTS)
+@over(PATTERNS, [("partial-map", "three-blocks")], VARIANTS)
 def test_spfl(pattern, variant):
     wanted = compare("spfl", pattern, *VARIANTS[variant])
     models = wanted[-1]["personalized"]
@@ -99,7 +99,7 @@ def test_spfl(pattern, variant):
     assert max(apart) > 1e-3 or pattern == "single"
 
 
-@over(PATTERNS, [("full-vmap", "weights")], WEIGHTS_VARIANTS)
+@over(PATTERNS, [("full-vmap", "four-blocks")], WEIGHTS_VARIANTS)
 def test_spfl_w(pattern, variant):
     compare("spfl_w", pattern, *WEIGHTS_VARIANTS[variant])
 

@@ -1,0 +1,120 @@
+"""Combinations of options in which a method could go wrong without a word."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl.program import Program, make_runs
+from fedjax_pfl.testing import play, toy_federation
+from tests.models.test_normalization import NormNet
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
+def test_averaged_variances_stay_positive():
+    """One client's inputs are ten times as large: stepping statistics would go below zero."""
+    federation = toy_federation(
+        (12,) * 5,
+        (3,) * 5,
+        model=NormNet(),
+        batch_norm="shared",
+        local_epochs=5,
+        learning_rate=0.1,
+    )
+    samples, train = np.asarray(federation.data.samples).copy(), federation.data.train
+    samples[np.asarray(train.index)[int(train.offset[2]) :][:12]] *= 10
+    federation = replace(federation, data=replace(federation.data, samples=jnp.asarray(samples)))
+    states, _ = play(pfl.make_method("spfl"), federation, rounds=5)
+    for state in states:
+        assert (state.models["batch_stats"]["bn"]["var"] > 0).all()
+
+
+def test_stages_are_told_by_name():
+    """Two stages of one block each: which of them is called the head changes no weight."""
+    method = pfl.make_method("spfl", {"weighting": "paper"})
+    first, last = (
+        play(method, toy_federation(head=head), rounds=1)[1][0]["matrices"]["mixing"]
+        for head in ("fc_0", "head")
+    )
+    np.testing.assert_allclose(first, last, 1e-12)
+    assert abs(first[0] - first[1]).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "share"),
+    [
+        ("spfl", {"weighting": "paper"}, "body"),
+        ("spfl", {}, "none"),
+        ("pfedla", {}, "none"),
+        ("heurpfedla", {"retained": 0}, "none"),
+    ],
+)
+def test_what_must_be_shared(name, settings, share):
+    with pytest.raises(pfl.InputError, match=r"share"):
+        pfl.check_simulation(pfl.make_method(name, settings), toy_federation(share=share))
+
+
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", sorted(pfl.METHODS))
+def test_states_have_the_models_type(name, dtype):
+    """Though 64-bit types are on, nothing becomes one; traced only."""
+    method = pfl.make_method(name)
+    federation = method.adjusted(toy_federation(dtype=dtype))
+    program = Program(make_runs(method, federation, [0]), federation, 1)
+    shapes = jax.eval_shape(program.start)
+    for leaf in jax.tree.leaves(shapes):
+        if jnp.issubdtype(leaf.dtype, jnp.floating):
+            assert leaf.dtype == dtype
+    after = jax.eval_shape(lambda states: program.advance(states, 0, 1)[0], shapes)
+    assert jax.tree.map(lambda x: x.dtype, after) == jax.tree.map(lambda x: x.dtype, shapes)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["fedavg_async", "plga", *(pytest.param(n, marks=pytest.mark.slow)
+                               for n in ("fedavg_sync", "fedasync", "lga"))],
+)  # fmt: skip
+def test_statistics_stay_with_their_clients(name):
+    federation = toy_federation(model=NormNet(), batch_norm="affine_shared", stragglers={1: 1})
+    states, records = play(pfl.make_method(name), federation, rounds=3)
+    first, last = states[0].server, states[-1].server
+    np.testing.assert_array_equal(
+        last["batch_stats"]["bn"]["mean"], first["batch_stats"]["bn"]["mean"]
+    )
+    assert abs(last["params"]["bn"]["scale"] - first["params"]["bn"]["scale"]).max() > 0
+    means = states[-1].trained["batch_stats"]["bn"]["mean"]
+    assert abs(means[0] - means[3]).max() > 1e-6  # each has its own
+    # They go on from round to round: a second round moves them from where the first one left.
+    before = states[1].trained["batch_stats"]["bn"]["mean"][0]
+    assert abs(means[0] - before).max() > 0 and "global/test/loss" not in records[0]["scores"]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "said"),
+    [
+        ("spfl", {"layer_weights": (0.5, 0.5)}, "layer_weights must be"),
+        ("spfl", {"layer_weights": 0.5}, "layer_weights must be"),
+        ("spfl", {"weighting": "paper", "layer_weights": "1"}, "no effect"),
+        ("fedasync", {"decay_start": 9}, "decay of mode 'tick'"),
+        ("waffle", {"delta_omega": -3}, "delta_omega must be at least 0"),
+    ],
+)
+def test_settings_that_can_not_be(name, settings, said):
+    with pytest.raises(pfl.InputError, match=said):
+        pfl.make_method(name, settings)
+
+
+def test_a_client_that_keeps_its_model_has_the_identitys_row():
+    """It shares no class with the cohort, so no class model has anything for it."""
+    federation = toy_federation(seed=2, participation_fraction=0.2)
+    method = pfl.make_method("cwfedavg", {"shares": "labels", "wdr_weight": 0})
+    (record,) = play(method, federation, rounds=1)[1]
+    np.testing.assert_allclose(record["matrices"]["mixing"].sum(axis=1), 1)
