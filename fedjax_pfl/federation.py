@@ -123,7 +123,8 @@ def federate(
       participation_fraction: part of the clients in each round.
       stragglers, straggler_schedule: delays by client, see `participation`.
       share, head, batch_norm: the leaf plan, see `leaf_plan`.
-      input_scaling_name: "default", "half", "unit", "digits", "standard" or "raw".
+      input_scaling_name: "default", "half", "unit", "digits", "raw", "standard", "mnist", "cifar"
+        or "feddwa_cifar", see `fedjax_pfl.data.scaling.SCALINGS`.
       augment: "crop_flip", "flip", a function of `fedjax_pfl.augmentation`'s form, or None.
       model_options: options of a model given by name, such as {"hidden": 32}.
       initializer: "torch" or "flax", for models given by name.

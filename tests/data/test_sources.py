@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import re
 import struct
 import zipfile
 from pathlib import Path
@@ -14,6 +15,7 @@ from fedjax_pfl.data.cache import cached_arrays
 from fedjax_pfl.data.scaling import SCALINGS, input_scaling
 from fedjax_pfl.data.sources import DATASETS, dataset_from_arrays, load_dataset, read_idx
 from fedjax_pfl.errors import InputError
+from fedjax_pfl.federation import federate
 
 NAMES = (
     "train-images-idx3-ubyte",
@@ -444,3 +446,8 @@ def test_npz_files_far_too_large_are_not_read(tmp_path, monkeypatch):
     monkeypatch.setattr(places, "LARGEST_NPZ", 2**20)
     with pytest.raises(InputError, match="holds 0 GiB unpacked, more than 0 GiB: it is not read"):
         load_dataset("npz", path)
+
+
+def test_every_scaling_is_named_where_it_is_chosen():
+    said = federate.__doc__.partition("input_scaling_name: ")[2].partition("see `")[0]
+    assert set(re.findall('"([a-z_]+)"', said)) == set(SCALINGS)

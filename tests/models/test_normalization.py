@@ -1,12 +1,15 @@
 """Batch normalisation against NumPy in float64, and what its three policies share."""
 
+import re
+from pathlib import Path
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_pfl import keys
+from fedjax_pfl import METHODS, keys
 from fedjax_pfl.algorithms.fedavg import FedAvg
 from fedjax_pfl.data.partition import Partition
 from fedjax_pfl.data.sources import dataset_from_arrays
@@ -276,3 +279,10 @@ def test_traffic_of_the_policies():
         for policy in ("shared", "local", "affine_shared")
     }
     assert sizes == {"shared": [20, 16, 15], "local": [20, 0, 15], "affine_shared": [20, 8, 15]}
+
+
+def test_the_page_names_the_methods_that_share_statistics():
+    page = Path(__file__).resolve().parents[2] / "docs" / "models.md"
+    row = next(line for line in page.read_text().splitlines() if line.startswith('| `"shared"`'))
+    named = re.findall("`([a-z_]+)`", row)
+    assert named == sorted(name for name, cls in METHODS.items() if cls.batch_norm == "shared")
