@@ -8,10 +8,10 @@ import zipfile
 import numpy as np
 import pytest
 
-from fedjax_pfl.data import sources_cifar, sources_idx
+from fedjax_pfl.data import sources_cifar
 from fedjax_pfl.data.sources import load_dataset
 from fedjax_pfl.errors import InputError
-from tests.data.test_sources import _nothing_of_this_machine, encrypted, idx_bytes  # noqa: F401
+from tests.data.test_sources import _nothing_of_this_machine, idx_bytes  # noqa: F401
 
 
 def emnist_arrays(labels=(1, 5, 10), train=6, test=3):
@@ -203,16 +203,3 @@ def test_cifar_with_pickles_is_not_opened(tmp_path):
     (tmp_path / "cifar-10-batches-py").mkdir()
     with pytest.raises(InputError, match="holds pickles: they can run any code and are never"):
         load_dataset("cifar10", tmp_path)
-
-
-def test_emnist_zip_far_too_large_or_encrypted(tmp_path, monkeypatch):
-    path = tmp_path / "gzip.zip"
-    write_emnist_zip(path, "digits", emnist_arrays((1, 2, 7)))
-    whole = path.read_bytes()
-    monkeypatch.setattr(sources_idx, "LARGEST_FILE", 20)
-    with pytest.raises(InputError, match=r"ubyte\.gz unpacks to more than 20 bytes"):
-        load_dataset("emnist/digits", tmp_path)
-    path.write_bytes(encrypted(whole))
-    monkeypatch.undo()
-    with pytest.raises(InputError, match=r"is truncated or isn't a ZIP file: .*encrypted"):
-        load_dataset("emnist/digits", tmp_path)
