@@ -5,6 +5,7 @@ import json
 import pytest
 
 import fedjax_pfl as pfl
+from experiments import partition
 from experiments.partition import main
 
 
@@ -119,3 +120,10 @@ def test_help_and_list(capsys):
     assert "pfedla_noniid1" in shown
     assert "pfllib" in shown
     assert "test_split=train, test_fraction=0.2" in shown
+
+
+def test_numbers_are_counted_once(tmp_path, monkeypatch):
+    seen, count = [], partition.partition_statistics
+    monkeypatch.setattr(partition, "partition_statistics", lambda *a: seen.append(1) or count(*a))
+    assert call("--num_clients=4", f"--output_dir={tmp_path / 'new'}") == 0
+    assert len(seen) == 1
