@@ -63,7 +63,13 @@ def test_what_must_be_shared(name, settings, share):
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", sorted(pfl.METHODS))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if "round" in vars(cls) else pytest.mark.slow)
+        for name, cls in sorted(pfl.METHODS.items())
+    ],
+)
 def test_states_have_the_models_type(name, dtype):
     """Though 64-bit types are on, nothing becomes one; traced only."""
     method = pfl.make_method(name)
