@@ -1,6 +1,6 @@
-"""Before JAX starts: the suite's cost is XLA compiling tiny programs, and its older emitters compile
-them in half the time, with results as exact. Other versions may not know the flag, and XLA aborts on
-flags that it does not know."""
+"""Before JAX starts: the suite's cost is XLA compiling tiny programs, and its older emitters do so
+in half the time, with results as exact. Only where the flag is known: XLA aborts on others.
+"""
 
 import importlib.metadata
 import os
