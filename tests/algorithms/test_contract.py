@@ -5,13 +5,22 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.testing import CHECKS
 
-# What a method has of its own where it plays another one's round: the rest is marked slow.
+# A check that needs programs of its own costs seconds of compiling. These share three; the others
+# (one client alone, vmap, chunks) are marked slow, but for the methods named in WHOLE.
 OWN = ("partial_participation", "divergence", "permutation", "no_recompilation")
+QUICK = (*OWN, "settings_in_one_program", "stragglers")
+WHOLE = ("fedavg", "feddwa")
 
 
 def plays_anothers_round(cls):
     known = set(pfl.METHODS.values())
     return any(base in known and base.round is cls.round for base in cls.__mro__[1:])
+
+
+def is_quick(name, cls, check):
+    if name in WHOLE:
+        return True
+    return check in (OWN if plays_anothers_round(cls) else QUICK)
 
 
 # One process for each method: its checks share compiled programs.
@@ -21,7 +30,7 @@ CASES = [
         check,
         marks=[
             pytest.mark.xdist_group(name),
-            *([pytest.mark.slow] if plays_anothers_round(cls) and check not in OWN else []),
+            *([] if is_quick(name, cls, check) else [pytest.mark.slow]),
         ],
     )
     for name, cls in sorted(pfl.METHODS.items())
@@ -34,7 +43,7 @@ def test_contract(name, check):
     CHECKS[check](pfl.make_method(name))
 
 
-def test_most_methods_play_the_whole_suite():
+def test_who_plays_anothers_round():
     shared = [name for name, cls in pfl.METHODS.items() if plays_anothers_round(cls)]
     assert {"fedavg_ft", "plga"} <= set(shared)
     assert not {"local", "fedavg", "feddwa", "waffle", "lga"} & set(shared)

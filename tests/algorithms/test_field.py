@@ -10,7 +10,7 @@ from tests.algorithms.harness import Case, stack
 from tests.reference.local_sgd import sgd
 from tests.reference.network import add, combine, dot, loss_and_gradient, scale, subtract
 
-QUICK = ("partial_participation", "executions", "permutation")
+QUICK = ("partial_participation", "permutation")
 
 
 @pytest.fixture(autouse=True)
