@@ -37,7 +37,7 @@ def hold_out_clients(
     """
     if not args.held_out_clients:
         for name in ("new_client_steps", "new_client_samples"):
-            if args[name].present:
+            if args[name].value != args[name].default:
                 raise pfl.InputError(f"--{name} needs --held_out_clients.")
         return federation, None
     steps = [int(word) if word.strip().isdecimal() else -1 for word in args.new_client_steps]

@@ -45,7 +45,9 @@ def read(path):
 def test_files(finished):
     names = {str(path.relative_to(finished)) for path in finished.rglob("*") if path.is_file()}
     expected = {"partition.npz", "partition.png", "accuracy.png", "comparison.csv", "comparison.md"}
+    expected |= {"run.json", ".lock"}
     files = ("config.json", "metrics.csv", "clients.npz", "summary.json", "mixing.npz")
+    files += ("result.json", "result.npz")
     for method in ("fedavg", "feddwa"):
         expected |= {f"{method}/{file}" for file in (*files, "mixing.png", "models.npz")}
     assert names == expected  # nothing half-written is left either
