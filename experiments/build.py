@@ -9,7 +9,7 @@ import absl.flags
 import jax
 
 import fedjax_pfl as pfl
-from experiments import console, flags, resume
+from experiments import console, devices, flags, resume
 from experiments.new_clients import NewClients, hold_out_clients
 from fedjax_pfl.data.sources import text_options
 
@@ -51,6 +51,7 @@ def prepare(args: absl.flags.FlagValues, output: Path | None = None) -> Experime
     if args.dtype not in ("float32", "float64"):
         raise pfl.unknown_name("dtype", args.dtype, ("float32", "float64"))
     output = output_folder(args) if output is None else output
+    over = devices.prepare(args.devices, args.num_clients)
     dataset = load_dataset(args)
     partition = make_partition(args, dataset)
     if args.dtype == "float64":
@@ -81,6 +82,7 @@ def prepare(args: absl.flags.FlagValues, output: Path | None = None) -> Experime
         initializer=args.initializer,
         client_execution=args.client_execution,
         seed_execution=args.seed_execution,
+        devices=over,
         dtype=args.dtype,
         **chosen,
     )

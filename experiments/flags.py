@@ -150,6 +150,8 @@ def _run(group: _Group) -> None:
     group.names("new_client_samples", ["1.0"], meaning)
     group.text("client_execution", "auto", "clients: 'map', 'vmap', a chunk size, or 'auto'")
     group.text("seed_execution", "auto", "seeds: 'map', 'vmap', or 'auto'")
+    meaning = "devices that the client axis is dealt out over; 'auto': a CPU's cores, else 1"
+    group.text("devices", "auto", meaning)
     meaning = "a new folder, or that of the same run (default: runs/DATASET-PARTITION-HASH)"
     group.text("output_dir", None, meaning)
     meaning = "seconds between checkpoints, from which the same command goes on; 0: every chunk"

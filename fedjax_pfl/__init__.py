@@ -4,7 +4,7 @@ from fedjax_pfl import algorithms
 from fedjax_pfl._version import __version__
 from fedjax_pfl.algorithm import Algorithm
 from fedjax_pfl.checkpoints import Checkpoints
-from fedjax_pfl.clients import Client, Shared, padding_efficiency
+from fedjax_pfl.clients import Client, Shared
 from fedjax_pfl.context import Context, Record
 from fedjax_pfl.data import partition_rules  # noqa: F401 - registers the rules
 from fedjax_pfl.data.federated import Batch
@@ -20,6 +20,7 @@ from fedjax_pfl.data.scaling import SCALINGS
 from fedjax_pfl.data.sources import DATASETS, Dataset, dataset_from_arrays, load_dataset
 from fedjax_pfl.errors import InputError, unknown_name
 from fedjax_pfl.evaluation import Adaptation
+from fedjax_pfl.execution import padding_efficiency
 from fedjax_pfl.federation import Federation, federate
 from fedjax_pfl.model_files import load_models, model_axes, save_models
 from fedjax_pfl.models.networks import MODELS

@@ -1,7 +1,6 @@
-"""How the client axis is executed: local loops of true length, under map, chunks or vmap."""
+"""What every client does on its own: a local loop of its true length over its own samples."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ from jax import lax
 
 from fedjax_pfl import keys, trees
 from fedjax_pfl.data.federated import Batch
-from fedjax_pfl.errors import InputError
+from fedjax_pfl.execution import over_rows
 from fedjax_pfl.schedules import Schedule, client_key
 from fedjax_pfl.structs import struct
 
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from fedjax_pfl.federation import Federation
 
 Tree = Any
-CLIENT_AXES = ("auto", "map", "vmap", "a chunk size such as 8")
-SEED_AXES = ("auto", "map", "vmap")
 
 
 @struct
@@ -51,71 +48,6 @@ class Client:
     num_steps: jax.Array
     step: jax.Array
     operand: Tree
-
-
-@dataclass(frozen=True)
-class Execution:
-    """Resolved strategy, part of a run's configuration and of the compiled program.
-
-    Attributes:
-      chunk: lanes that run side by side. 1 maps over the clients one by one, each with its own
-        number of steps; 0 runs all of them as lanes of one vmap; k runs k at a time, sorted by
-        their number of steps, so that a chunk's lanes finish together.
-      seeds: "map" or "vmap", the same for runs (seeds and settings).
-    """
-
-    chunk: int
-    seeds: str
-
-    def lanes(self, count: int) -> int:
-        return count if self.chunk == 0 else min(self.chunk, count)
-
-    def __str__(self) -> str:
-        return {0: "vmap", 1: "map"}.get(self.chunk, str(self.chunk))
-
-
-def resolve_execution(clients: str | int = "auto", seeds: str = "auto") -> Execution:
-    """The fixed rule behind "auto": map on CPUs, vmap on accelerators. Never a live timing.
-
-    On a CPU one client's matrix products already fill the cores and vmapped loops of unequal
-    length make short lanes wait; on an accelerator one client's products are too small.
-
-    Raises:
-      InputError: neither "auto", "map", "vmap" nor a positive chunk size.
-    """
-    on_cpu = jax.default_backend() == "cpu"
-    default = "map" if on_cpu else "vmap"
-    word = str(clients)
-    if seeds not in SEED_AXES:
-        raise InputError(f"seed_execution must be one of {', '.join(SEED_AXES)}, got {seeds!r}.")
-    word = default if word == "auto" else word
-    chunk = {"map": 1, "vmap": 0}.get(word)
-    if chunk is None:
-        if not (word.isascii() and word.isdigit()) or int(word) < 1:
-            raise InputError(
-                f"client_execution must be one of {', '.join(CLIENT_AXES)}, got {clients!r}."
-            )
-        chunk = int(word)
-    return Execution(chunk=chunk, seeds=default if seeds == "auto" else seeds)
-
-
-def over_rows(fn: Callable, operands: Tree, execution: Execution, lengths=None) -> Tree:
-    """Applies `fn` to every row of `operands` [M, ...] by the execution's strategy.
-
-    Args:
-      fn: takes one row of each leaf and returns a pytree.
-      lengths: [M] loop lengths; with chunks, rows of similar length share one.
-    """
-    count = jax.tree.leaves(operands)[0].shape[0]
-    lanes = execution.lanes(count)
-    if lanes == 1:
-        return lax.map(fn, operands)
-    if lanes == count:
-        return jax.vmap(fn)(operands)
-    order = jnp.arange(count) if lengths is None else jnp.argsort(-lengths, stable=True)
-    # lax.map runs the remainder of a division as a chunk of its own.
-    done = lax.map(fn, trees.take(operands, order), batch_size=lanes)
-    return trees.take(done, jnp.argsort(order))
 
 
 def run_clients(
@@ -168,9 +100,10 @@ def run_clients(
     given = () if isinstance(carry, Shared) else carry
     lane_operands = (rows, given, operands, cursor, steps)
 
-    def lane(lane_operand):
+    def lane(lane_operand, common):
         row, begin, operand, start, num_steps = lane_operand
-        begin = carry.model if isinstance(carry, Shared) else begin
+        model, shared = common
+        begin = model if isinstance(carry, Shared) else begin
         # Where all sizes are equal any client's is known without looking at the row.
         size = part.size[0] if part.equal else part.size[row]
         num_steps = schedule.total_steps(size) if num_steps is None else num_steps
@@ -218,27 +151,8 @@ def run_clients(
         last = jax.tree.map(lambda new, old: jnp.where(finite, new, old), last, begin)
         return (last if finish is None else finish(last, client_at(stop))), finite
 
-    return over_rows(lane, lane_operands, federation.execution, steps)
+    common = (carry.model if isinstance(carry, Shared) else None, shared)
+    return over_rows(lane, lane_operands, common, federation.execution, steps)
 
 
-def padding_efficiency(split, schedule: Schedule, execution: Execution) -> float:
-    """True local steps over steps executed, masked ones included, with everybody taking part."""
-    import numpy as np
-
-    steps = np.sort(np.asarray(schedule.total_steps(np.asarray(split.size))))[::-1]
-    lanes = execution.lanes(len(steps))
-    chunks = [steps[i : i + lanes] for i in range(0, len(steps), lanes)]
-    executed = sum(int(chunk.max()) * len(chunk) for chunk in chunks)
-    return float(steps.sum() / executed) if executed else 1.0
-
-
-__all__ = [
-    "Batch",
-    "Client",
-    "Execution",
-    "Shared",
-    "over_rows",
-    "padding_efficiency",
-    "resolve_execution",
-    "run_clients",
-]
+__all__ = ["Batch", "Client", "Shared", "run_clients"]

@@ -14,9 +14,10 @@ import numpy as np
 from jax import lax
 
 from fedjax_pfl import keys, trees
-from fedjax_pfl.clients import Shared, over_rows
+from fedjax_pfl.clients import Shared
 from fedjax_pfl.data.federated import Split
 from fedjax_pfl.errors import require_whole, unknown_name
+from fedjax_pfl.execution import over_rows
 from fedjax_pfl.local_training import train
 from fedjax_pfl.schedules import Schedule
 
@@ -71,12 +72,13 @@ def score(
     part = federation.data.split(split)
     stacked = () if isinstance(models, Shared) else models
 
-    def lane(operand):
+    def lane(operand, common):
         row, model = operand
-        model = models.model if isinstance(models, Shared) else model
+        model = common if isinstance(models, Shared) else model
         return _score_client(federation, part, model, row)
 
-    return over_rows(lane, (rows, stacked), federation.execution, part.size[rows])
+    common = models.model if isinstance(models, Shared) else None
+    return over_rows(lane, (rows, stacked), common, federation.execution, part.size[rows])
 
 
 def _score_client(federation: "Federation", part: Split, model: Tree, row: jax.Array):
@@ -125,7 +127,7 @@ def loss_matrix(
     if choice is None:
         choice = jnp.broadcast_to(jnp.arange(count), (rows.shape[0], count))
 
-    def lane(operand):
+    def lane(operand, candidates):
         row, chosen = operand
 
         def one(candidate):
@@ -135,7 +137,7 @@ def loss_matrix(
 
         return lax.map(one, chosen)
 
-    return over_rows(lane, (rows, choice), federation.execution, part.size[rows])
+    return over_rows(lane, (rows, choice), candidates, federation.execution, part.size[rows])
 
 
 def adapt(ctx: "Context", models: Tree | Shared, rows: jax.Array, how: Adaptation) -> Tree:
@@ -177,7 +179,7 @@ def evaluate(
 ) -> dict[str, jax.Array]:
     """Scores every model that a method names, for the clients `rows` (all by default).
 
-    Clients go in chunks as wide as the execution's lanes: a method is asked for the models of a
+    Clients go in chunks as wide as the execution: a method is asked for the models of a
     chunk at a time, so no more copies than that exist.
 
     Returns:
@@ -215,12 +217,12 @@ def evaluate(
     everyone = np.arange(federation.num_clients, dtype=np.int32)
     wanted = everyone if rows is None else np.asarray(rows, np.int32)
     count = len(wanted)
-    lanes = federation.execution.lanes(count)
-    if lanes == count:
+    width = federation.execution.width(count)
+    if width == count:
         scores = chunk(jnp.asarray(wanted))
     else:  # the last chunk is filled up with copies of its last client
-        padded = wanted[np.minimum(np.arange(-(-count // lanes) * lanes), count - 1)]
-        scores = lax.map(chunk, jnp.asarray(padded).reshape(-1, lanes))
+        padded = wanted[np.minimum(np.arange(-(-count // width) * width), count - 1)]
+        scores = lax.map(chunk, jnp.asarray(padded).reshape(-1, width))
         scores = {name: value.reshape(-1)[:count] for name, value in scores.items()}
     if rows is None:
         return scores

@@ -8,12 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl.augmentation import Augmentation, resolve_augmentation
-from fedjax_pfl.clients import Client, Execution, resolve_execution
+from fedjax_pfl.clients import Client
 from fedjax_pfl.data.federated import Batch, FederatedData, by_class, make_split
 from fedjax_pfl.data.partition import Partition
 from fedjax_pfl.data.scaling import input_scaling
 from fedjax_pfl.data.sources import Dataset
 from fedjax_pfl.errors import InputError, require, require_whole, unknown_name
+from fedjax_pfl.execution import Execution, resolve_execution
 from fedjax_pfl.layers import LeafPlan, creation_order, leaf_plan
 from fedjax_pfl.local_training import SGD
 from fedjax_pfl.models.networks import make_model
@@ -102,6 +103,7 @@ def federate(
     initializer: str = "torch",
     client_execution: str | int = "auto",
     seed_execution: str = "auto",
+    devices: int = 1,
     eval_batch_size: int = 100,
     dtype: str = "float32",
     client_ids: np.ndarray | None = None,
@@ -130,6 +132,7 @@ def federate(
       initializer: "torch" or "flax", for models given by name.
       client_execution: "auto", "map", "vmap" or a chunk size.
       seed_execution: "auto", "map" or "vmap".
+      devices: over how many local devices the client axis is dealt out.
       eval_batch_size: samples scored at once.
       dtype: floating type of parameters and inputs.
       client_ids: int [N], permanent ids; 0..N-1 by default.
@@ -183,6 +186,7 @@ def federate(
         extra_loss.validate()
         extra_loss.check(shapes["params"], plan, data.num_classes)
         extra_loss = jax.tree.map(lambda number: np.asarray(number, dtype), extra_loss)
+    execution = resolve_execution(client_execution, seed_execution, devices)
     return Federation(
         data=jax.device_put(data),
         participation=participation(
@@ -194,7 +198,7 @@ def federate(
         plan=plan,
         schedule=schedule,
         optimizer=optimizer,
-        execution=resolve_execution(client_execution, seed_execution),
+        execution=execution,
         eval_batch_size=eval_batch_size,
         augment=augment,
         extra_loss=extra_loss,

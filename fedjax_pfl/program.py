@@ -15,6 +15,7 @@ from fedjax_pfl.algorithm import Algorithm
 from fedjax_pfl.context import Context
 from fedjax_pfl.errors import InputError, require, unknown_name
 from fedjax_pfl.evaluation import Adaptation, adapt, evaluate
+from fedjax_pfl.execution import AXIS
 from fedjax_pfl.federation import Federation
 from fedjax_pfl.registry import convert, is_static
 from fedjax_pfl.regularizers import ExtraLoss
@@ -185,6 +186,20 @@ def _over_runs(fn: Callable, federation: Federation, operands: Tree) -> Tree:
     return lax.map(fn, operands)
 
 
+def placed(states: Tree, federation: Federation) -> Tree:
+    """States [R, ...] with their client axes dealt out over the execution's devices.
+
+    Raises:
+      TypeError: a field of the state does not declare its client axes.
+    """
+    place = federation.execution.place
+    fields = {
+        name: place(getattr(states, name), None, *([AXIS] if axes else []))
+        for name, axes in client_axes(states).items()
+    }
+    return replace(states, **fields)
+
+
 def served(runs: Runs, federation: Federation) -> np.ndarray:
     """bool [R, N]: the clients whom each run makes models for."""
     ctx = Context(federation, key=None, t=None, total=None, cohort=None)
@@ -213,10 +228,9 @@ def uses_extra_loss(runs: Runs, federation: Federation) -> bool:
 def _start(runs: Runs, federation: Federation, total) -> Tree:
     def one(run):
         state = run.algorithm.init(_context(federation, run, jnp.int32(0), total))
-        client_axes(state)  # complains where a field does not declare its client axes
         return state
 
-    return _over_runs(one, federation, runs)
+    return placed(_over_runs(one, federation, runs), federation)
 
 
 @partial(jax.jit, static_argnames=("capacity", "extra", "scored"), donate_argnums=(0,))
@@ -258,7 +272,8 @@ def _advance(states, runs, federation, t, length, total, eval_every, capacity, e
         rows = partial(jax.tree.map, lambda s: jnp.zeros((capacity, *s.shape), s.dtype))
         return lax.fori_loop(0, length, body, (state, rows(kept), zeros(matrices)))
 
-    return _over_runs(one, federation, (runs, states))
+    states, buffers, matrices = _over_runs(one, federation, (runs, states))
+    return placed(states, federation), buffers, matrices
 
 
 @jax.jit

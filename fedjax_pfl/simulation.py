@@ -9,12 +9,12 @@ import numpy as np
 
 from fedjax_pfl.algorithm import Algorithm
 from fedjax_pfl.checkpoints import Checkpoints, check_same, fingerprint
-from fedjax_pfl.clients import padding_efficiency
 from fedjax_pfl.collector import Collector
 from fedjax_pfl.errors import InputError, require, require_whole
 from fedjax_pfl.evaluation import Adaptation
+from fedjax_pfl.execution import padding_efficiency
 from fedjax_pfl.federation import Federation
-from fedjax_pfl.program import Final, Program, Runs, make_runs, served, uses_extra_loss
+from fedjax_pfl.program import Final, Program, Runs, make_runs, placed, served, uses_extra_loss
 from fedjax_pfl.results import Result
 
 Tree = Any
@@ -135,7 +135,7 @@ def simulate(
     if saved is not None:
         done = saved.round
         leaves = [jax.device_put(leaf) for leaf in saved.trees["states"]]
-        states = jax.tree.unflatten(jax.tree.structure(states), leaves)
+        states = placed(jax.tree.unflatten(jax.tree.structure(states), leaves), federation)
         collector.restore(saved.trees, jax.tree.structure(buffers), jax.tree.structure(matrices))
         spent = sum(collector.paces)
 

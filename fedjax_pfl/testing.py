@@ -199,14 +199,17 @@ def bits(algorithm: Algorithm) -> None:
 @check
 @in_double_precision
 def executions(algorithm: Algorithm) -> None:
-    """Clients and seeds one by one, or as lanes of a vmap, agree to rounding."""
+    """Clients and seeds one by one, as lanes of a vmap, or on two devices, agree to rounding."""
     options = {"participation_fraction": 0.6}
     states, records = play(algorithm, toy_federation(**options))
-    federation = toy_federation(client_execution="vmap", seed_execution="vmap", **options)
-    others, measured = play(algorithm, federation)
-    assert_close(others[-1], states[-1], "vmap against map")
-    for name, score in records[-1]["scores"].items():
-        assert_close(measured[-1]["scores"][name], score, f"{name}, vmap against map")
+    ways = {"vmap": {"client_execution": "vmap", "seed_execution": "vmap"}}
+    if len(jax.local_devices()) > 1:
+        ways["two devices"] = {"devices": 2}
+    for way, chosen in ways.items():
+        others, measured = play(algorithm, toy_federation(**chosen, **options))
+        assert_close(others[-1], states[-1], f"{way} against map")
+        for name, score in records[-1]["scores"].items():
+            assert_close(measured[-1]["scores"][name], score, f"{name}, {way} against map")
 
 
 @check

@@ -1,7 +1,8 @@
-"""Compiled programs are dropped between tests before they exhaust the process's memory maps.
+"""What all tests share: two virtual CPU devices, and a bound on compiled programs.
 
-Every executable of XLA's CPU backend holds a few maps; Linux allows a process 65,530 of them, and
-the compilation that asks for one more ends in a segmentation fault.
+Every executable of XLA's CPU backend holds a few memory maps; Linux allows a process 65,530 of
+them, and the compilation that asks for one more ends in a segmentation fault. So programs are
+dropped between tests once there are many.
 """
 
 import itertools
@@ -13,6 +14,7 @@ import pytest
 MAPS = Path("/proc/self/maps")
 ENOUGH = 25_000
 EVERY = 5  # tests between two looks: reading so many lines takes tens of milliseconds
+jax.config.update("jax_num_cpu_devices", 2)
 played = itertools.count(1)
 
 

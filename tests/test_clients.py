@@ -8,15 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_pfl import InputError, Schedule, Shared, batch_indices
-from fedjax_pfl.clients import (
-    Execution,
-    over_rows,
-    padding_efficiency,
-    resolve_execution,
-    run_clients,
-)
-from fedjax_pfl.data.federated import make_split
+from fedjax_pfl import Schedule, Shared, batch_indices
+from fedjax_pfl.clients import run_clients
 from fedjax_pfl.testing import toy_federation
 
 SIZES = (7, 3, 0, 10, 4)
@@ -266,48 +259,3 @@ def test_randomness_of_steps_depends_on_client_and_step_alone():
     np.testing.assert_array_equal(*drawn)
     values = drawn[0][drawn[0] > 0]
     assert len(values) == 14 == len(set(values.tolist()))
-
-
-def test_over_rows_keeps_the_order_of_rows():
-    rows, lengths = jnp.arange(7), jnp.array([3, 9, 1, 4, 4, 0, 2])
-    for chunk in (0, 1, 2, 3, 5, 7, 20):
-        done = over_rows(lambda r: {"x": 2 * r}, rows, Execution(chunk, "map"), lengths)
-        np.testing.assert_array_equal(done["x"], 2 * np.arange(7))
-
-
-def test_padding_efficiency():
-    split = make_split(np.arange(10), np.array([0, 4, 4, 5, 10]))  # sizes 4, 0, 1, 5
-    one = Schedule(batch_size=1)
-    assert padding_efficiency(split, one, Execution(1, "map")) == 1
-    assert padding_efficiency(split, one, Execution(0, "map")) == 10 / 20
-    assert padding_efficiency(split, one, Execution(2, "map")) == 10 / 12  # (5, 4), (1, 0)
-    assert padding_efficiency(split, one, Execution(3, "map")) == 10 / 15  # (5, 4, 1), (0)
-    assert padding_efficiency(split, Schedule(epochs=0), Execution(0, "map")) == 1
-    assert padding_efficiency(split, Schedule(steps=2), Execution(0, "map")) == 6 / 8
-
-
-def test_resolve_execution():
-    assert resolve_execution("map", "vmap") == Execution(1, "vmap")
-    assert resolve_execution("vmap", "map") == Execution(0, "map")
-    assert resolve_execution("8", "map") == resolve_execution(8, "map") == Execution(8, "map")
-    assert resolve_execution("1", "map") == Execution(1, "map")
-    assert [str(Execution(chunk, "map")) for chunk in (0, 1, 8)] == ["vmap", "map", "8"]
-    if jax.default_backend() == "cpu":
-        assert resolve_execution() == Execution(1, "map")
-    assert [Execution(c, "map").lanes(5) for c in (0, 1, 3, 9)] == [5, 1, 3, 5]
-
-
-@pytest.mark.parametrize("clients", ["0", 0, -2, "2.5", 2.5, "lanes", "", None, True])
-def test_resolve_execution_refuses(clients):
-    with pytest.raises(InputError, match="client_execution must be one of"):
-        resolve_execution(clients)
-
-
-def test_resolve_execution_refuses_unknown_seed_executions():
-    with pytest.raises(InputError, match="seed_execution must be one of auto, map, vmap, got '2'"):
-        resolve_execution("map", "2")
-
-
-def test_resolve_execution_refuses_superscripts():
-    with pytest.raises(InputError):
-        resolve_execution("²")

@@ -1,0 +1,176 @@
+"""Measures speed: `python -m experiments.benchmark --case=a` (or several, or all).
+
+Every case runs in a process of its own, its contestants in turns, so that what is compared was
+measured within the same minutes. Nothing is downloaded: images are random.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import jax
+from absl import flags
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+import fedjax_pfl as pfl
+from experiments import devices
+from experiments.benchmarks.cases import CASES, Plan, Report
+from experiments.benchmarks.timing import machine
+from experiments.outputs import aside
+
+FLAGS = flags.FlagValues()
+flags.DEFINE_list(
+    "case", ["a"], "cases to measure, or all; --list tells what they are", flag_values=FLAGS
+)
+flags.DEFINE_bool("list", False, "list the cases", flag_values=FLAGS)
+flags.DEFINE_bool("help", False, "show this", flag_values=FLAGS)
+flags.DEFINE_integer("repeats", 5, "turns of every contestant", 1, flag_values=FLAGS)
+flags.DEFINE_integer("rounds", 2, "rounds that a turn takes the median of", 1, flag_values=FLAGS)
+flags.DEFINE_bool("quick", False, "tiny workloads: shows that it runs", flag_values=FLAGS)
+flags.DEFINE_bool("torch", True, "measure the PyTorch loop as well", flag_values=FLAGS)
+flags.DEFINE_list(
+    "client_execution",
+    ["auto"],
+    "strategies of the client axis in cases a, b, g",
+    flag_values=FLAGS,
+)
+flags.DEFINE_string(
+    "devices", "auto", "devices that the client axis is dealt out over", flag_values=FLAGS
+)
+flags.DEFINE_string("output", None, "JSON file to write; must not exist yet", flag_values=FLAGS)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the script with `argv` (the program's name first); returns its exit code."""
+    try:
+        FLAGS.unparse_flags()
+        FLAGS(list(sys.argv if argv is None else argv))
+        return _run(FLAGS)
+    except (pfl.InputError, flags.Error) as error:
+        print(f"error: {str(error).removeprefix('ERROR:: ')}", file=sys.stderr)
+        return 2
+
+
+def _run(args: flags.FlagValues) -> int:
+    if args["help"].value:
+        print(f"{__doc__}\n{args.get_help()}")
+        return 0
+    if args["list"].value:
+        print("\n".join(f"{name:6} {_about(name)}" for name in CASES))
+        return 0
+    names = list(CASES) if args.case == ["all"] else args.case
+    for name in names:
+        if name not in CASES:
+            raise pfl.unknown_name("benchmark case", name, [*CASES, "all"])
+    output = None if args.output is None else Path(args.output)
+    if output is not None and output.exists():
+        raise pfl.InputError(f"{output} exists already and nothing is ever overwritten.")
+    torch = args.torch and _has_torch()
+    if args.torch and not torch:
+        print("PyTorch is not installed: pip install 'fedjax_pfl[benchmark]'. Measuring without.")
+    if len(names) == 1:
+        measured = {names[0]: _measure(names[0], args, torch)}
+    else:
+        measured = _apart(names, args)
+    if output is not None:
+        with aside(output) as path:
+            path.write_text(json.dumps(measured, indent=2) + "\n")
+        print(f"Written to {output}.")
+    return 0
+
+
+def _measure(name: str, args: flags.FlagValues, torch: bool) -> dict:
+    """One case in this process: measured, shown, as plain data."""
+    print(f"Case {name}: {_about(name)}", flush=True)
+    over = devices.prepare(args.devices, 4 if args.quick else 20)
+    plan = Plan(
+        repeats=args.repeats,
+        rounds=args.rounds,
+        quick=args.quick,
+        torch=torch,
+        device="cuda" if jax.default_backend() == "gpu" else "cpu",
+        executions=tuple(args.client_execution),
+        devices=over,
+        say=lambda line: print(f"  {line}", flush=True),
+    )
+    report = CASES[name](plan)
+    show(report)
+    timings = {key: {**asdict(t), "median": t.median} for key, t in report.timings.items()}
+    ratios = [{**asdict(ratio), "met": ratio.met} for ratio in report.ratios]
+    return {
+        "about": _about(name),
+        "machine": machine(),
+        "quick": args.quick,
+        "timings": timings,
+        "ratios": ratios,
+        "facts": report.facts,
+    }
+
+
+def _apart(names: Sequence[str], args: flags.FlagValues) -> dict:
+    """Every case in a process of its own, one after the other."""
+    measured = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names:
+            file = Path(folder) / f"{name}.json"
+            words = [
+                f"--case={name}",
+                f"--repeats={args.repeats}",
+                f"--rounds={args.rounds}",
+                f"--quick={args.quick}",
+                f"--torch={args.torch}",
+                f"--client_execution={','.join(args.client_execution)}",
+                f"--devices={args.devices}",
+                f"--output={file}",
+            ]
+            command = [sys.executable, "-m", "experiments.benchmark", *words]
+            done = subprocess.run(command, check=False, env=os.environ)
+            if done.returncode:
+                raise pfl.InputError(f"Case {name} ended with exit code {done.returncode}.")
+            measured |= json.loads(file.read_text())
+    return measured
+
+
+def show(report: Report) -> None:
+    """Prints the table of a case, and its ratios with what they are held to."""
+    table = Table(box=SIMPLE_HEAD)
+    for column in ("", "s a round", "least", "most", "compiling, s"):
+        table.add_column(column, justify="left" if not column else "right")
+    for name, timing in report.timings.items():
+        numbers = (timing.median, min(timing.seconds), max(timing.seconds), timing.prepare)
+        table.add_row(name, *(f"{number:.4g}" for number in numbers))
+    Console().print(table)
+    for ratio in report.ratios:
+        bound = ""
+        if ratio.target is not None:
+            word = "at least" if ratio.at_least else "at most"
+            bound = f" (target: {word} {ratio.target:g}: {'met' if ratio.met else 'MISSED'})"
+        print(f"  {ratio.value:8.3f}  {ratio.what}{bound}")
+    for name, fact in report.facts.items():
+        print(f"  {name}: {fact}")
+
+
+def _about(name: str) -> str:
+    case = CASES[name]
+    documented = getattr(case, "func", case).__doc__.strip().splitlines()[0]
+    keywords = getattr(case, "keywords", {})
+    return documented + "".join(f" ({key}={value})" for key, value in keywords.items())
+
+
+def _has_torch() -> bool:
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

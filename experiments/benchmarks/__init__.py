@@ -1,0 +1,1 @@
+"""The cases of `experiments.benchmark` and what they are measured against."""

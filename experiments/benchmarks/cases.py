@@ -1,0 +1,294 @@
+"""What `experiments.benchmark` measures: one function a case, contestants timed in turns."""
+
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+
+import fedjax_pfl as pfl
+from experiments.benchmarks.timing import (
+    Contestant,
+    MatrixProducts,
+    Simulated,
+    Timing,
+    contest,
+    peak_memory,
+)
+from experiments.benchmarks.workloads import Workload
+from fedjax_pfl.execution import resolve_execution
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a case is measured.
+
+    Attributes:
+      repeats: turns of every contestant.
+      rounds: rounds that a turn takes the median of.
+      quick: tiny workloads, to see that everything runs; the numbers mean nothing.
+      torch: whether the PyTorch loop takes part.
+      device: PyTorch's device.
+      executions: strategies of the client axis that take part, "auto" first.
+      devices: over how many devices the client axis is dealt out.
+      say: told about progress.
+    """
+
+    repeats: int = 5
+    rounds: int = 2
+    quick: bool = False
+    torch: bool = True
+    device: str = "cpu"
+    executions: tuple[str, ...] = ("auto",)
+    devices: int = 1
+    say: Callable[[str], None] = lambda line: None
+
+    def size(self, workload: Workload) -> Workload:
+        return replace(workload, num_clients=4, train=20, test=10) if self.quick else workload
+
+    def federation(self, workload: Workload, **options) -> pfl.Federation:
+        options = {"client_execution": self.executions[0], "devices": self.devices} | options
+        return workload.federation(**options)
+
+    def contest(self, contestants: Iterable[Contestant]) -> dict[str, Timing]:
+        return contest(list(contestants), self.repeats, self.rounds, self.say)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A measured ratio and what it is held to.
+
+    Attributes:
+      what: in words.
+      value: measured within one run.
+      target: bound, or None for a number that is only reported.
+      at_least: whether the target is a lower bound; an upper one by default.
+    """
+
+    what: str
+    value: float
+    target: float | None = None
+    at_least: bool = False
+
+    @property
+    def met(self) -> bool | None:
+        if self.target is None:
+            return None
+        return self.value >= self.target if self.at_least else self.value <= self.target
+
+
+@dataclass
+class Report:
+    """What a case measured: contestants' timings, ratios, and facts that are no times."""
+
+    timings: dict[str, Timing]
+    ratios: list[Ratio]
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def _fedavg() -> pfl.Algorithm:
+    return pfl.make_method("fedavg")
+
+
+def _simulated(plan: Plan, workload: Workload, **options) -> list[Simulated]:
+    """The library's contestants, one for each distinct execution strategy."""
+    seen, contestants = set(), []
+    for name in plan.executions:
+        execution = resolve_execution(name, devices=plan.devices)
+        if str(execution) not in seen:
+            seen.add(str(execution))
+            federation = plan.federation(workload, client_execution=name, **options)
+            contestants.append(Simulated(f"fedjax_pfl ({execution})", _fedavg(), federation))
+    return contestants
+
+
+def _against_torch(plan: Plan, workload: Workload, target: float) -> Report:
+    workload = plan.size(workload)
+    ours = _simulated(plan, workload)
+    floor = MatrixProducts("at the float32 product rate", workload.round_flops())
+    others: list[Contestant] = [floor]
+    if plan.torch:
+        from experiments.benchmarks.torch_loop import TorchLoop
+
+        others = [TorchLoop(workload, plan.device), *others]
+    timings = plan.contest([*ours, *others])
+    own = timings[ours[0].name].median
+    ratios = []
+    if plan.torch:
+        loop = timings["PyTorch loop"].median
+        ratios.append(Ratio("time of the PyTorch loop's", own / loop, target))
+        ratios.append(
+            Ratio("the float32 floor, of the loop's time", timings[floor.name].median / loop)
+        )
+    rate = timings[floor.name].median / own
+    least = 0.7 if workload.model == "cnn" else None
+    ratios.append(Ratio("of the float32 product rate", rate, least, at_least=True))
+    facts = {
+        "gigaflop_a_round": workload.round_flops() / 1e9,
+        "parameters": ours[0].federation.plan.num_parameters,
+    }
+    return Report(timings, ratios, facts)
+
+
+def cnn(plan: Plan) -> Report:
+    """FedAvg, 20 clients of 450 images 28x28, 4-layer CNN, batch 10, one local epoch."""
+    return _against_torch(plan, Workload(), 0.5)
+
+
+def batch_norm(plan: Plan) -> Report:
+    """The same with batch normalisation, on 32x32x3."""
+    return _against_torch(plan, Workload(model="cnn_bn", shape=(32, 32, 3)), 0.6)
+
+
+def small_models(plan: Plan) -> Report:
+    """An MLP and a softmax regression, where dispatch dominates."""
+    timings, ratios = {}, []
+    for model, target in (("mlp", 1.0), ("softmax", 0.1)):
+        report = _against_torch(plan, Workload(model=model), target)
+        timings |= {f"{model}: {name}": timing for name, timing in report.timings.items()}
+        ratios += [replace(ratio, what=f"{model}: {ratio.what}") for ratio in report.ratios]
+    return Report(timings, ratios)
+
+
+def ragged(plan: Plan) -> Report:
+    """Dir(0.1), 100 clients, against an equal split of the same samples."""
+    equal = plan.size(Workload(num_clients=100, train=90, test=30, eval_batch_size=30))
+    uneven = replace(equal, alpha=0.1)
+    contestants = [
+        Simulated(name, _fedavg(), plan.federation(workload))
+        for name, workload in (("equal split", equal), ("Dir(0.1)", uneven))
+    ]
+    timings = plan.contest(contestants)
+    federation = contestants[1].federation
+    sizes = federation.data.train.size
+    lanes = uneven.federation(client_execution="vmap")
+    efficiency = pfl.padding_efficiency(lanes.data.train, lanes.schedule, lanes.execution)
+    work = [
+        _steps(contestant.federation) / int(contestant.federation.data.train.total)
+        for contestant in contestants
+    ]
+    return Report(
+        timings,
+        [
+            Ratio(
+                "ragged, of the equal split's time",
+                timings["Dir(0.1)"].median / timings["equal split"].median,
+                1.15,
+            ),
+            Ratio("padding efficiency under vmap", efficiency, 0.85, at_least=True),
+            Ratio("local steps a sample, ragged over equal", work[1] / work[0]),
+        ],
+        {"smallest": int(sizes.min()), "largest": int(sizes.max())},
+    )
+
+
+def _steps(federation: pfl.Federation) -> int:
+    return int(federation.schedule.total_steps(federation.data.train.size).sum())
+
+
+def server(plan: Plan) -> Report:
+    """What the server's part of a personalized method costs, 100 clients.
+
+    Each is held against local training of the same epochs and extra loss that mixes nothing.
+    """
+    workload = plan.size(Workload(num_clients=100, train=90, test=30, eval_batch_size=30))
+    penalty = pfl.WeightDistribution(10.0)
+    plain = plan.federation(workload)
+    federations = {
+        "fedavg": plain,
+        "local": plain,
+        "local, 2 epochs": plan.federation(workload, local_epochs=2),
+        "local + WDR": plan.federation(workload, extra_loss=penalty),
+        "feddwa": plain,
+        "cwfedavg": plain,
+        "pfedla": plain,
+    }
+    timings = plan.contest(
+        Simulated(name, pfl.make_method(name.partition(",")[0].partition(" ")[0]), federation)
+        for name, federation in federations.items()
+    )
+    against = {"feddwa": "local, 2 epochs", "cwfedavg": "local + WDR", "pfedla": "local"}
+    ratios = [
+        Ratio(
+            f"{name}: server part of its round",
+            1 - timings[base].median / timings[name].median,
+            0.05,
+        )
+        for name, base in against.items()
+    ]
+    ratios += [
+        Ratio(f"{name}, of FedAvg's time", timings[name].median / timings["fedavg"].median)
+        for name in ("local", *against)
+    ]
+    return Report(timings, ratios)
+
+
+def sweep(plan: Plan) -> Report:
+    """Seeds x settings in one program: 1, 4 and 16 runs."""
+    workload = plan.size(Workload(num_clients=10, train=100, test=30, eval_batch_size=30))
+    federation = plan.federation(workload)
+    runs = {
+        "1 run": {"seeds": (0,)},
+        "4 runs": {"seeds": (0, 1), "settings": {"learning_rate": [0.01, 0.02]}},
+        "16 runs": {"seeds": range(4), "settings": {"learning_rate": [0.01, 0.02, 0.03, 0.04]}},
+    }
+    timings = plan.contest(
+        Simulated(name, _fedavg(), federation, options) for name, options in runs.items()
+    )
+    many = timings["16 runs"].median * 16 / timings["1 run"].median
+    target = 16.0 if jax.default_backend() == "cpu" else 4.0
+    return Report(
+        timings,
+        [
+            Ratio("16 runs, of one run's time", many, target),
+            Ratio(
+                "compiling 16 runs, of compiling one",
+                timings["16 runs"].prepare / timings["1 run"].prepare,
+            ),
+        ],
+        {"seconds": "of one round of one run"},
+    )
+
+
+def sampling(plan: Plan) -> Report:
+    """20 % of 100 clients in each round, against all of them; nobody is scored between."""
+    workload = plan.size(Workload(num_clients=100, train=90, test=30, eval_batch_size=30))
+    options = {"eval_every": 1000}
+    timings = plan.contest(
+        Simulated(name, _fedavg(), plan.federation(workload, participation_fraction=part), options)
+        for name, part in (("all clients", 1.0), ("20 %", 0.2))
+    )
+    part = timings["20 %"].median / timings["all clients"].median
+    return Report(timings, [Ratio("20 % of the clients, of all clients' time", part)])
+
+
+def scale(plan: Plan, num_clients: int) -> Report:
+    """One size of a growing federation: seconds a round and the peak of the host's memory."""
+    workload = Workload(num_clients=num_clients, train=20, test=10, eval_batch_size=10)
+    workload = plan.size(workload)
+    before = peak_memory()
+    contestants = [
+        Simulated(name, pfl.make_method(name), plan.federation(workload)) for name in ("feddwa",)
+    ]
+    timings = plan.contest(contestants)
+    return Report(
+        timings,
+        [],
+        {
+            "num_clients": num_clients,
+            "peak_gigabytes": peak_memory() / 1e9,
+            "peak_before_gigabytes": before / 1e9,
+        },
+    )
+
+
+CASES: dict[str, Callable[[Plan], Report]] = {
+    "a": cnn,
+    "b": batch_norm,
+    "c": ragged,
+    "d": server,
+    "e": sweep,
+    "f": sampling,
+    "g": small_models,
+} | {f"h{n}": functools.partial(scale, num_clients=n) for n in (20, 100, 500, 1000)}

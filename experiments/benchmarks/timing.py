@@ -1,0 +1,145 @@
+"""Contestants timed in turns, so that a noisy machine is noisy for all of them alike."""
+
+import platform
+import resource
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import fedjax_pfl as pfl
+
+
+class Contestant(Protocol):
+    """Something that plays communication rounds."""
+
+    name: str
+
+    def prepare(self) -> float:
+        """Compiles, or warms up; seconds."""
+
+    def play(self, rounds: int) -> float:
+        """Plays rounds; seconds of a round."""
+
+
+@dataclass
+class Simulated:
+    """A method in this library."""
+
+    name: str
+    algorithm: pfl.Algorithm
+    federation: pfl.Federation
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def prepare(self) -> float:
+        return self._simulate(1).compile_seconds
+
+    def play(self, rounds: int) -> float:
+        return self._simulate(rounds).seconds_per_round
+
+    def _simulate(self, rounds: int) -> pfl.Result:
+        return pfl.simulate(
+            self.algorithm,
+            self.federation,
+            rounds,
+            matrix_rounds=[rounds],
+            chunk_seconds=1e9,
+            **self.options,
+        )
+
+
+@dataclass
+class MatrixProducts:
+    """The machine's own rate: float products of square matrices, as large as its caches like.
+
+    `play` returns the seconds that `flops` would take at that rate: the floor of a round.
+    """
+
+    name: str
+    flops: float
+    size: int = 1024
+    dtype: str = "float32"
+
+    def prepare(self) -> float:
+        key = jax.random.key(0)
+        self.operands = [jax.random.normal(key, (self.size, self.size), self.dtype)] * 2
+        self.product = jax.jit(jnp.matmul)
+        began = time.perf_counter()
+        self.product(*self.operands).block_until_ready()
+        return time.perf_counter() - began
+
+    def play(self, rounds: int) -> float:
+        rate = 0.0
+        for _ in range(max(rounds, 3)):
+            began = time.perf_counter()
+            repeats = 8
+            for _ in range(repeats):
+                out = self.product(*self.operands)
+            out.block_until_ready()
+            rate = max(rate, repeats * 2 * self.size**3 / (time.perf_counter() - began))
+        return self.flops / rate
+
+
+@dataclass
+class Timing:
+    """What one contestant took: seconds a round at each turn, and before the first."""
+
+    prepare: float
+    seconds: list[float]
+
+    @property
+    def median(self) -> float:
+        return float(np.median(self.seconds))
+
+
+def contest(
+    contestants: Sequence[Contestant],
+    repeats: int,
+    rounds: int,
+    say: Callable[[str], None] = lambda line: None,
+) -> dict[str, Timing]:
+    """Times contestants in turns, `repeats` times each."""
+    timings = {}
+    for contestant in contestants:
+        timings[contestant.name] = Timing(contestant.prepare(), [])
+        say(f"{contestant.name}: ready after {timings[contestant.name].prepare:.1f} s")
+    for _ in range(repeats):
+        for contestant in contestants:
+            timings[contestant.name].seconds.append(contestant.play(rounds))
+    for name, timing in timings.items():
+        spread = f"{min(timing.seconds):.4g} to {max(timing.seconds):.4g}"
+        say(f"{name}: {timing.median:.4g} s a round ({spread})")
+    return timings
+
+
+def peak_memory() -> int:
+    """Most bytes that this process has held in the host's memory."""
+    unit = 1 if platform.system() == "Darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were measured on."""
+    model = platform.processor()
+    try:
+        with open("/proc/cpuinfo") as file:
+            names = {line.split(":")[1].strip() for line in file if line.startswith("model name")}
+            model = ", ".join(sorted(names)) or model
+    except OSError:
+        pass
+    import os
+
+    devices = jax.devices()
+    return {
+        "processor": model,
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
+        "devices": [f"{d.platform}: {d.device_kind}" for d in devices],
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+    }

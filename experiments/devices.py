@@ -1,0 +1,50 @@
+"""Devices of a run, made before JAX starts: a CPU's cores as devices of their own."""
+
+import os
+
+import jax
+
+import fedjax_pfl as pfl
+
+SINGLE_THREADED = "--xla_cpu_multi_thread_eigen=false"
+
+
+def prepare(devices: str, num_clients: int) -> int:
+    """Over how many devices the client axis is dealt out.
+
+    "auto" is 1 on accelerators, and on a CPU one device for each core, at most one a client: a
+    core that trains a client of its own waits for nobody, where cores that share one client's
+    matrix products wait for each other in every step. That many can be made only before JAX
+    starts; where it runs already, "auto" is 1.
+
+    Raises:
+      InputError: neither "auto" nor a number of devices that there are.
+    """
+    wanted = _cores() if devices == "auto" else _whole(devices)
+    wanted = max(min(wanted, num_clients), 1)
+    chosen = _start(wanted)
+    if devices == "auto":
+        return wanted if chosen and jax.default_backend() == "cpu" else 1
+    return wanted
+
+
+def _start(count: int) -> bool:
+    """Asks for so many CPU devices; False if JAX has started already, with as many as it has."""
+    if count == 1 or "JAX_NUM_CPU_DEVICES" in os.environ:
+        return count <= len(jax.local_devices())
+    try:
+        jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError:
+        return False
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {SINGLE_THREADED}".strip()
+    return True
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _whole(text: str) -> int:
+    if not (text.isascii() and text.isdigit()) or int(text) < 1:
+        raise pfl.InputError(f"--devices must be 'auto' or a whole number from 1 on, got {text!r}.")
+    return int(text)

@@ -1,0 +1,204 @@
+"""How rows of the client axis are executed: one by one, in chunks, as lanes, over devices."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from fedjax_pfl import trees
+from fedjax_pfl.errors import InputError
+
+Tree = Any
+CLIENT_AXES = ("auto", "map", "vmap", "a chunk size such as 8")
+SEED_AXES = ("auto", "map", "vmap")
+AXIS = "clients"  # of the device mesh
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Resolved strategy, part of a run's configuration and of the compiled program.
+
+    Attributes:
+      chunk: lanes that run side by side. 1 maps over the clients one by one, each with its own
+        number of steps; 0 runs all of them as lanes of one vmap; k runs k at a time, sorted by
+        their number of steps, so that a chunk's lanes finish together.
+      seeds: "map" or "vmap", the same for runs (seeds and settings).
+      devices: over how many devices the client axis is dealt out; each executes its share by
+        `chunk`.
+    """
+
+    chunk: int
+    seeds: str
+    devices: int = 1
+
+    def lanes(self, count: int) -> int:
+        """Rows that one device runs side by side."""
+        share = -(-count // self.devices)
+        return share if self.chunk == 0 else min(self.chunk, share)
+
+    def width(self, count: int) -> int:
+        """Rows that are evaluated at once: all lanes, several of each where devices meet."""
+        if self.chunk == 0:
+            return count
+        turns = 1 if self.devices == 1 else 8
+        chunks = -(-count // (self.chunk * self.devices * turns))
+        even = -(-count // (chunks * self.devices)) * self.devices
+        return min(self.chunk if self.devices == 1 else even, count)
+
+    @property
+    def mesh(self) -> Mesh:
+        return _mesh(self.devices)
+
+    def place(self, tree: Tree, *lead: str | None) -> Tree:
+        """Puts arrays on the devices, or says in a traced function where they are to be.
+
+        Args:
+          lead: for every leading axis `AXIS` where it is dealt out, or None; all other axes are
+            whole on each device, and so is an axis that the devices do not divide.
+        """
+        if self.devices == 1:
+            return tree
+
+        def one(leaf):
+            axes = [
+                name if name is None or size % self.devices == 0 else None
+                for name, size in zip(lead, leaf.shape, strict=False)
+            ]
+            sharding = NamedSharding(self.mesh, PartitionSpec(*axes))
+            if isinstance(leaf, jax.core.Tracer):
+                return lax.with_sharding_constraint(leaf, sharding)
+            return jax.device_put(leaf, sharding)
+
+        return jax.tree.map(one, tree)
+
+    def __str__(self) -> str:
+        word = {0: "vmap", 1: "map"}.get(self.chunk, str(self.chunk))
+        return word if self.devices == 1 else f"{word} on each of {self.devices} devices"
+
+
+@functools.cache
+def _mesh(devices: int) -> Mesh:
+    return Mesh(np.asarray(jax.local_devices()[:devices]), (AXIS,))
+
+
+def resolve_execution(
+    clients: str | int = "auto", seeds: str = "auto", devices: int = 1
+) -> Execution:
+    """The fixed rule behind "auto": map on CPUs, vmap on accelerators. Never a live timing.
+
+    On a CPU one client's matrix products already fill the cores and vmapped loops of unequal
+    length make short lanes wait; on an accelerator one client's products are too small.
+
+    Raises:
+      InputError: neither "auto", "map", "vmap" nor a positive chunk size; more devices than there
+        are.
+    """
+    on_cpu = jax.default_backend() == "cpu"
+    default = "map" if on_cpu else "vmap"
+    word = str(clients)
+    if seeds not in SEED_AXES:
+        raise InputError(f"seed_execution must be one of {', '.join(SEED_AXES)}, got {seeds!r}.")
+    word = default if word == "auto" else word
+    chunk = {"map": 1, "vmap": 0}.get(word)
+    if chunk is None:
+        if not (word.isascii() and word.isdigit()) or int(word) < 1:
+            raise InputError(
+                f"client_execution must be one of {', '.join(CLIENT_AXES)}, got {clients!r}."
+            )
+        chunk = int(word)
+    whole = isinstance(devices, int) and not isinstance(devices, bool)
+    there = len(jax.local_devices())
+    if not (whole and 1 <= devices <= there):
+        more = " (JAX_NUM_CPU_DEVICES makes more of a CPU)" if on_cpu else ""
+        raise InputError(f"devices must be in 1..{there}{more}, got {devices!r}.")
+    return Execution(chunk=chunk, seeds=default if seeds == "auto" else seeds, devices=devices)
+
+
+def over_rows(
+    fn: Callable, operands: Tree, shared: Tree, execution: Execution, lengths=None
+) -> Tree:
+    """Applies `fn` to every row of `operands` [M, ...] by the execution's strategy.
+
+    Args:
+      fn: `fn(row, shared)` takes one row of each leaf and returns a pytree.
+      operands: leaves [M, ...].
+      shared: what has no client axis and comes out of training or of the state. Several devices
+        can't run what closes over such arrays.
+      lengths: [M] loop lengths; with chunks, rows of similar length share one, and devices are
+        dealt rows of about the same total length.
+    """
+    if execution.devices > 1:
+        return _over_devices(fn, operands, shared, execution, lengths)
+    return _on_one_device(fn, operands, shared, execution, lengths)
+
+
+def _on_one_device(fn: Callable, operands: Tree, shared: Tree, execution: Execution, lengths):
+    def one(row):
+        return fn(row, shared)
+
+    count = jax.tree.leaves(operands)[0].shape[0]
+    lanes = min(execution.lanes(count), count)
+    if lanes == 1:
+        return lax.map(one, operands)
+    if lanes == count:
+        return jax.vmap(one)(operands)
+    order = jnp.arange(count) if lengths is None else jnp.argsort(-lengths, stable=True)
+    # lax.map runs the remainder of a division as a chunk of its own.
+    done = lax.map(one, trees.take(operands, order), batch_size=lanes)
+    return trees.take(done, jnp.argsort(order))
+
+
+def _over_devices(fn: Callable, operands: Tree, shared: Tree, execution: Execution, lengths):
+    """Every device runs its share of the rows; no device waits for another in between."""
+    devices = execution.devices
+    count = jax.tree.leaves(operands)[0].shape[0]
+    alone = Execution(execution.chunk, execution.seeds)
+    ours = PartitionSpec(AXIS)
+
+    def part(operands, shared, lengths):
+        return _on_one_device(fn, operands, shared, alone, lengths)
+
+    run = jax.shard_map(
+        part,
+        mesh=execution.mesh,
+        in_specs=(ours, PartitionSpec(), ours),
+        out_specs=ours,
+        check_vma=False,
+    )
+    if lengths is None and count % devices == 0:
+        return run(operands, shared, None)
+    order = jnp.arange(count) if lengths is None else jnp.argsort(-lengths, stable=True)
+    slots = order[_dealt(count, devices).T.reshape(-1)]
+    lengths = None if lengths is None else lengths[slots]
+    done = run(trees.take(operands, slots), shared, lengths)
+    back = jnp.zeros(count, jnp.int32).at[slots].set(jnp.arange(len(slots), dtype=jnp.int32))
+    return trees.take(done, back)
+
+
+def _dealt(count: int, devices: int) -> np.ndarray:
+    """Ranks [share, devices] of the rows that each device gets, the longest row's rank being 0.
+
+    Back and forth over the devices, so that their totals are close; slots left over repeat the
+    last row, which costs no time: the other devices have as many.
+    """
+    share = -(-count // devices)
+    ranks = np.minimum(np.arange(share * devices), count - 1).reshape(share, devices)
+    return np.where(np.arange(share)[:, None] % 2 == 0, ranks, ranks[:, ::-1])
+
+
+def padding_efficiency(split, schedule, execution: Execution) -> float:
+    """True local steps over steps executed, masked ones included, with everybody taking part."""
+    steps = np.sort(np.asarray(schedule.total_steps(np.asarray(split.size))))[::-1]
+    lanes = execution.lanes(len(steps))
+    executed = 0
+    for dealt in _dealt(len(steps), execution.devices).T:
+        share = steps[np.unique(dealt)]
+        chunks = [share[i : i + lanes] for i in range(0, len(share), lanes)]
+        executed += sum(int(chunk.max()) * len(chunk) for chunk in chunks)
+    return float(steps.sum() / executed) if executed else 1.0
