@@ -1,5 +1,6 @@
 """Building blocks of the networks: layers that stay fast under a client axis."""
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -129,17 +130,47 @@ def max_pool(x: jax.Array, size: int = 2, stride: int | None = None, padding: in
     """Maximum over windows, by default side by side; rows and columns left over are cut off."""
     stride = size if stride is None else stride
     if stride == size and not padding:
-        batch, height, width, channels = x.shape
-        height, width = height // size, width // size
-        x = x[:, : height * size, : width * size]
-        return x.reshape(batch, height, size, width, size, channels).max(axis=(2, 4))
+        height, width = x.shape[1] // size, x.shape[2] // size
+        return _tiled_max(x[:, : height * size, : width * size], size)
     x = _pad(x, padding, -jnp.inf)
     for axis in (2, 1):
-        first, *others = _slices(x, axis, size, stride)
-        for other in others:
-            first = jnp.maximum(first, other)
-        x = first
+        x = functools.reduce(jnp.maximum, _slices(x, axis, size, stride))
     return x
+
+
+def _tiles(x: jax.Array, size: int) -> list[jax.Array]:
+    """The 1st, 2nd, ... element of every tile, row by row: size * size arrays [B, H', W', C]."""
+    batch, height, width, channels = x.shape
+    x = x.reshape(batch, height // size, size, width // size, size, channels)
+    return [x[:, :, i, :, j] for i in range(size) for j in range(size)]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _tiled_max(x: jax.Array, size: int) -> jax.Array:
+    """Maximum over tiles; of equal elements the first gets the gradient, as in PyTorch.
+
+    JAX's own gradient of a maximum shares it among equals, at the price of counting them.
+    """
+    return functools.reduce(jnp.maximum, _tiles(x, size))
+
+
+def _tiled_max_forward(x, size):
+    out = _tiled_max(x, size)
+    return out, (x, out)
+
+
+def _tiled_max_backward(size, kept, gradient):
+    x, out = kept
+    free, parts = True, []
+    for tile in _tiles(x, size):
+        largest = tile == out
+        parts.append(jnp.where(largest & free, gradient, 0))
+        free = free & ~largest
+    rows = [jnp.stack(parts[i : i + size], axis=3) for i in range(0, len(parts), size)]
+    return (jnp.stack(rows, axis=2).reshape(x.shape),)
+
+
+_tiled_max.defvjp(_tiled_max_forward, _tiled_max_backward)
 
 
 def global_mean(x: jax.Array) -> jax.Array:

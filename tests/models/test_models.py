@@ -59,6 +59,20 @@ def test_max_pool_is_flax_max_pool(shape, size):
     np.testing.assert_array_equal(max_pool(x, size), nn.max_pool(x, (size, size), (size, size)))
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_gradient_of_max_pool_goes_to_the_first_of_equals(size):
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 4, (2, 7, 6, 3)).astype(np.float32)  # few values: many ties
+    weights = rng.normal(size=(2, 7 // size, 6 // size, 3)).astype(np.float32)
+    wanted = np.zeros_like(x)
+    for b, i, j, c in np.ndindex(*weights.shape):
+        tile = x[b, i * size : (i + 1) * size, j * size : (j + 1) * size, c]
+        row, column = np.unravel_index(np.argmax(tile), tile.shape)
+        wanted[b, i * size + row, j * size + column, c] = weights[b, i, j, c]
+    got = jax.grad(lambda x: jnp.sum(weights * max_pool(x, size)))(x)
+    np.testing.assert_array_equal(got, wanted)
+
+
 @pytest.mark.parametrize(
     ("name", "shape", "classes", "count"),
     [
