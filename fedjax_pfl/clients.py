@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -51,6 +51,21 @@ class Client:
     num_steps: jax.Array
     step: jax.Array
     operand: Tree
+
+
+class Walked(NamedTuple):
+    """What `run_clients` returns.
+
+    Attributes:
+      carry: [M, ...]. A client whose carry is not finite at the end gets back the one that it began
+        with: no NaN leaves the executor.
+      finite: bool [M].
+      steps: int32 [M], how often each client's `step` was called; 0 for the inactive.
+    """
+
+    carry: Tree
+    finite: jax.Array
+    steps: jax.Array
 
 
 @dataclass(frozen=True)
@@ -132,7 +147,7 @@ def run_clients(
     active: jax.Array | None = None,
     cursor: jax.Array | None = None,
     finish: Callable[[Tree, Client], Tree] | None = None,
-) -> tuple[Tree, jax.Array]:
+) -> Walked:
     """Runs a local loop on every named client, each over its own samples and number of steps.
 
     Args:
@@ -150,10 +165,6 @@ def run_clients(
       cursor: int32 [M], steps taken before, for unshuffled schedules that go on where they were.
       finish: `finish(carry, client)` makes what is returned of a client's last carry, and of its
         first where it diverged.
-
-    Returns:
-      (carries [M, ...], finite bool [M]). A client whose carry is not finite at the end gets back
-      the carry that it began with: no NaN leaves this function.
     """
     data = federation.data
     part = data.split(split)
@@ -213,10 +224,11 @@ def run_clients(
 
             return lax.while_loop(lambda state: state[0] < end, one, state)
 
-        _, last = lax.while_loop(lambda state: state[0] < stop, epoch, (start, begin))
+        end, last = lax.while_loop(lambda state: state[0] < stop, epoch, (start, begin))
         finite = trees.is_finite(last)
         last = jax.tree.map(lambda new, old: jnp.where(finite, new, old), last, begin)
-        return (last if finish is None else finish(last, client_at(stop))), finite
+        last = last if finish is None else finish(last, client_at(stop))
+        return Walked(last, finite, end - start)
 
     return over_rows(lane, lane_operands, federation.execution, steps)
 
@@ -237,6 +249,7 @@ __all__ = [
     "Client",
     "Execution",
     "Shared",
+    "Walked",
     "over_rows",
     "padding_efficiency",
     "resolve_execution",
