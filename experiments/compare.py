@@ -52,8 +52,8 @@ class Row:
       worst: mean over the worst tenth of the clients after the last round, mean over seeds.
       megabytes: sent and received by all clients in the whole run, mean over seeds.
       gflop: 1e9 floating-point operations of all clients' local training, likewise.
-      rounds_to, megabytes_to, gflop_to, seconds_to: until the target was first reached, mean over the seeds
-        that did; seconds are rounds times the run's median wall time of a round.
+      rounds_to, megabytes_to, gflop_to, seconds_to: until the target was first reached, mean over
+        the seeds that did; seconds are rounds times the run's median wall time of a round.
       reached: "2/3": seeds that reached the target.
     """
 

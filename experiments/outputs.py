@@ -64,9 +64,9 @@ NOTES = (
     "all correct test predictions over all test samples. Worst tenth: mean over the tenth of the "
     "clients with the lowest accuracy. Std clients: deviation over clients. Best round: the "
     "highest mean over clients of any round, chosen on test data. MB: megabytes a participating "
-    "client sends and receives in one round. GFLOP: 1e9 floating-point operations of such a client's "
-    "local training in one round; run: of a client in all rounds, mean over clients. s/round: median wall time of one round of one seed, "
-    "evaluation included. Diverged: clients whose training went non-finite."
+    "client sends and receives in one round. GFLOP: 1e9 floating-point operations of its local "
+    "training in one round; run: of a client in all rounds, mean over clients. s/round: median "
+    "wall time of one round of one seed, evaluation included. Diverged: clients whose training went non-finite."
 )
 
 

@@ -182,8 +182,8 @@ def _together(records: Record) -> Record:
     """The record of a round of everyone, of those of all Alices' runs, Alices leading.
 
     Copies and steps add up; a client diverged that did so in any run; its loss and weight are those
-    of the run that it is Alice of. The mixing matrix is [Alices, agents], the identity's row for a run
-    that stood still.
+    of the run that it is Alice of. The mixing matrix is [Alices, agents], the identity's row for a
+    run that stood still.
     """
 
     def of_client(values):
