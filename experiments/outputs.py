@@ -66,7 +66,8 @@ NOTES = (
     "highest mean over clients of any round, chosen on test data. MB: megabytes a participating "
     "client sends and receives in one round. GFLOP: 1e9 floating-point operations of its local "
     "training in one round; run: of a client in all rounds, mean over clients. s/round: median "
-    "wall time of one round of one seed, evaluation included. Diverged: clients whose training went non-finite."
+    "wall time of one round of one seed, evaluation included. Diverged: clients whose training "
+    "went non-finite."
 )
 
 

@@ -41,13 +41,13 @@ def forward_flops(federation: "Federation") -> float | None:
     return _of_federation(_forward, federation)
 
 
-def _step(federation, model, batch, key, client):
-    begin, step = sgd_step(federation, federation.learning_rate)
-    return step(begin(model), batch, key, None, client)
+def _step(federation, state, batch, key, client):
+    _, step = sgd_step(federation, federation.learning_rate)
+    return step(state, batch, key, None, client)
 
 
-def _forward(federation, model, batch, key, client):
-    return federation.task.predict(model, batch.inputs[:1])
+def _forward(federation, state, batch, key, client):
+    return federation.task.predict(state.model, batch.inputs[:1])
 
 
 def _of_federation(fn: Callable, federation: "Federation") -> float | None:
@@ -87,7 +87,9 @@ def _counted(fn: Callable, structure, leaves: tuple[jax.ShapeDtypeStruct, ...]) 
         at = jnp.zeros((federation.schedule.batch_size,), jnp.int32)
         batch = data.fetch(data.train, 0, at, at == 0, federation.task.dtype)
         client = Client(zero, zero, zero, data.class_counts[0], zero, zero, operand=None)
-        return federation.initial_model(jax.random.key(0)), batch, jax.random.key(0), client
+        begin, _ = sgd_step(federation, federation.learning_rate)
+        key = jax.random.key(0)
+        return begin(federation.initial_model(key)), batch, key, client
 
     federation = jax.tree.unflatten(structure, leaves)
     return flops(fn, federation, *jax.eval_shape(operands, federation))
@@ -105,18 +107,23 @@ def flops(fn: Callable, *args: Tree) -> float:
     Returns:
       NaN where `fn` has a `while` loop.
     """
+    return _analysed(fn, args)[1]
+
+
+def _analysed(fn: Callable, args: tuple[Tree, ...]) -> tuple[float, float]:
+    """(FLOPs as XLA counts them, the body of a loop once; FLOPs with every turn of the loops)."""
     traced = jax.jit(fn).trace(*args)
-    counted = (traced.lower().cost_analysis() or {}).get("flops", math.nan)
+    once = total = (traced.lower().cost_analysis() or {}).get("flops", math.nan)
     for equation in _loops(traced.jaxpr.jaxpr):
         if equation.primitive.name != "scan":
-            return math.nan
+            return once, math.nan
         length, unroll = equation.params["length"], equation.params["unroll"]
-        once = length if length <= unroll else unroll + length % unroll
-        if length > once:
-            body = equation.params["jaxpr"]
-            shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in body.in_avals]
-            counted += (length - once) * flops(core.jaxpr_as_fun(body), *shapes)
-    return counted
+        written = length if length <= unroll else unroll + length % unroll  # copies of its body
+        body = equation.params["jaxpr"]
+        shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in body.in_avals]
+        part, whole = _analysed(core.jaxpr_as_fun(body), shapes)
+        total += length * whole - written * part
+    return once, total
 
 
 def _loops(jaxpr: core.Jaxpr) -> Iterator[core.JaxprEqn]:
