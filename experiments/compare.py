@@ -30,11 +30,14 @@ HEADINGS = {
     "difference_interval": "± 95 %",
     "worst": "Worst tenth %",
     "megabytes": "MB",
+    "gflop": "GFLOP",
     "rounds_to": "Rounds to",
     "megabytes_to": "MB to",
+    "gflop_to": "GFLOP to",
     "seconds_to": "s to",
     "reached": "Reached",
 }
+COSTS = ("megabytes", "gflop", "megabytes_to", "gflop_to", "seconds_to")  # of any magnitude
 
 
 @dataclass(frozen=True)
@@ -48,8 +51,9 @@ class Row:
       difference, difference_interval: the same of score minus the baseline's, over common seeds.
       worst: mean over the worst tenth of the clients after the last round, mean over seeds.
       megabytes: sent and received by all clients in the whole run, mean over seeds.
-      rounds_to, megabytes_to, seconds_to: until the target was first reached, mean over the seeds
-        that did; seconds are rounds times the run's median wall time of a round.
+      gflop: 1e9 floating-point operations of all clients' local training, likewise.
+      rounds_to, megabytes_to, gflop_to, seconds_to: until the target was first reached, mean over
+        the seeds that did; seconds are rounds times the run's median wall time of a round.
       reached: "2/3": seeds that reached the target.
     """
 
@@ -61,8 +65,10 @@ class Row:
     difference_interval: float | None
     worst: float
     megabytes: float
+    gflop: float | None
     rounds_to: float | None
     megabytes_to: float | None
+    gflop_to: float | None
     seconds_to: float | None
     reached: str | None
 
@@ -129,7 +135,9 @@ def _row(run, name, scores, base, chosen, target, which) -> Row:
     known = np.maximum(np.isfinite(last).sum(axis=-1), 1)
     worst = [row[: -(-count // 10)].mean() for row, count in zip(last, known, strict=True)]
     sent = sum(run.traffic(way).sum(axis=-1) for way in ("up", "down")) / 1e6  # [S, T]
-    reach = {"rounds": [], "megabytes": []}
+    flops = run.flops()
+    computed = None if flops is None else flops.sum(axis=-1) / 1e9  # [S, T]
+    reach = {"rounds": [], "megabytes": [], "gflop": []}
     if target is not None:
         curves = curve(run, chosen, *which)
         for s, line in enumerate(curves):
@@ -138,6 +146,8 @@ def _row(run, name, scores, base, chosen, target, which) -> Row:
                 rounds = int(run.eval_rounds[hit[0]])
                 reach["rounds"].append(rounds)
                 reach["megabytes"].append(sent[s, :rounds].sum())
+                if computed is not None:
+                    reach["gflop"].append(computed[s, :rounds].sum())
     rounds_to = _mean(reach["rounds"])
     pace = run.summary["seconds_per_round"]
     return Row(
@@ -149,8 +159,10 @@ def _row(run, name, scores, base, chosen, target, which) -> Row:
         difference_interval=interval(gaps),
         worst=float(np.mean(worst)),
         megabytes=float(sent.sum(axis=1).mean()),
+        gflop=None if computed is None else float(computed.sum(axis=1).mean()),
         rounds_to=rounds_to,
         megabytes_to=_mean(reach["megabytes"]),
+        gflop_to=_mean(reach["gflop"]),
         seconds_to=None if rounds_to is None else rounds_to * pace,
         reached=None if target is None else f"{len(reach['rounds'])}/{len(values)}",
     )
@@ -173,9 +185,7 @@ def cells(rows: Sequence[Row]) -> list[list[str]]:
             return "-"
         if isinstance(value, str):
             return value
-        return f"{value:.2f}" if key not in ("megabytes", "megabytes_to", "seconds_to") else (
-            f"{value:.3g}"
-        )  # fmt: skip
+        return f"{value:.3g}" if key in COSTS else f"{value:.2f}"
 
     keys = columns(rows)
     return [[HEADINGS[key] for key in keys]] + [

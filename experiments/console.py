@@ -16,7 +16,9 @@ from experiments.flags import RULE_FLAG
 from experiments.outputs import COLUMNS, table_cells
 
 # Left out one by one where a terminal is too narrow for all.
-OPTIONAL_COLUMNS = ("compile_seconds", "std_over_clients", "best", "diverged_clients", "pooled")
+OPTIONAL_COLUMNS = (
+    "compile_seconds", "std_over_clients", "best", "gflop_run", "diverged_clients", "pooled",
+)  # fmt: skip
 
 
 def first_line(documented) -> str:

@@ -9,9 +9,11 @@ OUTPUT/comparison.csv, .md  one row for each method
 OUTPUT/accuracy.png, partition.png
 OUTPUT/METHOD/config.json   everything that determines the run, and where it ran
 OUTPUT/METHOD/summary.json  the numbers of the table; accuracies are fractions
-OUTPUT/METHOD/metrics.csv   seed,round,metric,value: means over clients, and sums of the traffic
+OUTPUT/METHOD/metrics.csv   seed,round,metric,value: means over clients; sums of traffic, local
+                            steps and FLOPs
 OUTPUT/METHOD/clients.npz   scores [seed, round, client] at `rounds`, and records (participated,
-                            diverged, train_loss, traffic/...) at `record_rounds`; `seeds`
+                            diverged, train_loss, local_steps, computation/flops, traffic/...) at
+                            `record_rounds`; `seeds`
 OUTPUT/METHOD/mixing.npz    matrices [seed, round, receiver, sender] at `rounds`; `seeds`. Layer
                             groups come before receivers; one row stands for all receivers.
 OUTPUT/METHOD/result.npz, result.json   all of it, for `Result.load`
@@ -51,6 +53,8 @@ COLUMNS = {
     "best": "Best round %",
     "mb_up": "MB up",
     "mb_down": "MB down",
+    "gflop": "GFLOP",
+    "gflop_run": "GFLOP run",
     "seconds_per_round": "s/round",
     "compile_seconds": "Compile s",
     "diverged_clients": "Diverged",
@@ -60,8 +64,10 @@ NOTES = (
     "all correct test predictions over all test samples. Worst tenth: mean over the tenth of the "
     "clients with the lowest accuracy. Std clients: deviation over clients. Best round: the "
     "highest mean over clients of any round, chosen on test data. MB: megabytes a participating "
-    "client sends and receives in one round. s/round: median wall time of one round of one seed, "
-    "evaluation included. Diverged: clients whose training went non-finite."
+    "client sends and receives in one round. GFLOP: 1e9 floating-point operations of its local "
+    "training in one round; run: of a client in all rounds, mean over clients. s/round: median "
+    "wall time of one round of one seed, evaluation included. Diverged: clients whose training "
+    "went non-finite."
 )
 
 
@@ -167,10 +173,14 @@ def metric_rows(result: pfl.Result) -> Iterator[tuple[int, int, str, float]]:
     records = {"participants": result.clients["participated"][:, 0].sum(axis=-1)}
     records["diverged_clients"] = result.clients["diverged"][:, 0].sum(axis=-1)
     for name, values in result.clients.items():
-        if name not in ("participated", "diverged"):
+        if name not in ("participated", "diverged", "local_steps"):
             records[name] = mean_over_clients(values[:, 0].astype(np.float64))
     for way, sent in result.traffic().items():
         records[f"traffic/{way}_bytes"] = sent[:, 0].sum(axis=-1)
+    if "local_steps" in result.clients:
+        records["local_steps"] = result.clients["local_steps"][:, 0].sum(axis=-1, dtype=np.int64)
+    if (flops := result.flops()) is not None:
+        records["computation/flops"] = flops[:, 0].sum(axis=-1)
     records |= {name: values[:, 0] for name, values in result.scalars.items()}
     yield from _rows(result, records, np.arange(1, result.rounds + 1))
 
@@ -195,10 +205,12 @@ def client_arrays(result: pfl.Result) -> dict[str, np.ndarray]:
     scores = {name: values[:, 0] for name, values in result.scores.items()}
     records = {name: values[:, 0] for name, values in result.clients.items()}
     traffic = {f"traffic/{way}_bytes": sent[:, 0] for way, sent in result.traffic().items()}
+    flops = result.flops()
     return {
         **scores,
         **records,
         **traffic,
+        **({} if flops is None else {"computation/flops": flops[:, 0]}),
         "seeds": np.asarray(result.seeds),
         "rounds": np.asarray(result.eval_rounds),
         "record_rounds": np.arange(1, result.rounds + 1),
@@ -221,6 +233,7 @@ def comparison_rows(results: Mapping[str, pfl.Result]) -> list[dict[str, Any]]:
     for name, result in results.items():
         summary = result.summary()
         accuracy, traffic = summary["accuracy"], summary["traffic_mb_per_client_round"]
+        computation = summary["computation"]
         rows.append(
             {
                 "method": name,
@@ -232,6 +245,8 @@ def comparison_rows(results: Mapping[str, pfl.Result]) -> list[dict[str, Any]]:
                 "best": accuracy["best_mean"],
                 "mb_up": traffic["up"],
                 "mb_down": traffic["down"],
+                "gflop": computation["gflop_per_client_round"],
+                "gflop_run": computation["gflop_per_client"],
                 "seconds_per_round": summary["seconds_per_round"],
                 "compile_seconds": summary["compile_seconds"],
                 "diverged_clients": len(summary["diverged_clients"]),
@@ -270,6 +285,8 @@ def write_comparison(folder: Path, results: Mapping[str, pfl.Result], title: str
         "best": "personalized_test_accuracy_best_round_mean_over_clients",
         "mb_up": "mb_up_per_client_round",
         "mb_down": "mb_down_per_client_round",
+        "gflop": "gflop_per_client_round",
+        "gflop_run": "gflop_per_client",
     }
     with aside(folder / "comparison.csv") as part, part.open("w", newline="") as file:
         writer = csv.writer(file)

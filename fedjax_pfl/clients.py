@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -50,6 +50,21 @@ class Client:
     operand: Tree
 
 
+class Walked(NamedTuple):
+    """What `run_clients` returns.
+
+    Attributes:
+      carry: [M, ...]. A client whose carry is not finite at the end gets back the one that it began
+        with: no NaN leaves the executor.
+      finite: bool [M].
+      steps: int32 [M], how often each client's `step` was called; 0 for the inactive.
+    """
+
+    carry: Tree
+    finite: jax.Array
+    steps: jax.Array
+
+
 def run_clients(
     federation: "Federation",
     step: Callable[[Tree, Any, jax.Array, Tree, Client], Tree],
@@ -64,7 +79,7 @@ def run_clients(
     active: jax.Array | None = None,
     cursor: jax.Array | None = None,
     finish: Callable[[Tree, Client], Tree] | None = None,
-) -> tuple[Tree, jax.Array]:
+) -> Walked:
     """Runs a local loop on every named client, each over its own samples and number of steps.
 
     Args:
@@ -82,10 +97,6 @@ def run_clients(
       cursor: int32 [M], steps taken before, for unshuffled schedules that go on where they were.
       finish: `finish(carry, client)` makes what is returned of a client's last carry, and of its
         first where it diverged.
-
-    Returns:
-      (carries [M, ...], finite bool [M]). A client whose carry is not finite at the end gets back
-      the carry that it began with: no NaN leaves this function.
     """
     data = federation.data
     part = data.split(split)
@@ -146,13 +157,14 @@ def run_clients(
 
             return lax.while_loop(lambda state: state[0] < end, one, state)
 
-        _, last = lax.while_loop(lambda state: state[0] < stop, epoch, (start, begin))
+        end, last = lax.while_loop(lambda state: state[0] < stop, epoch, (start, begin))
         finite = trees.is_finite(last)
         last = jax.tree.map(lambda new, old: jnp.where(finite, new, old), last, begin)
-        return (last if finish is None else finish(last, client_at(stop))), finite
+        last = last if finish is None else finish(last, client_at(stop))
+        return Walked(last, finite, end - start)
 
     common = (carry.model if isinstance(carry, Shared) else None, shared)
     return over_rows(lane, lane_operands, common, federation.execution, steps)
 
 
-__all__ = ["Batch", "Client", "Shared", "run_clients"]
+__all__ = ["Batch", "Client", "Shared", "Walked", "run_clients"]

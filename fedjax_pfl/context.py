@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_pfl import evaluation, keys, layers, local_training, mixing, trees
-from fedjax_pfl.clients import Client, Shared, run_clients
+from fedjax_pfl.clients import Client, Shared, Walked, run_clients
 from fedjax_pfl.federation import Federation
 from fedjax_pfl.participation import Cohort
 from fedjax_pfl.schedules import Schedule
@@ -22,7 +22,8 @@ class Record:
     """What one round leaves behind; made by `Context.record`.
 
     Attributes:
-      clients: arrays [N], one number for each client, NaN or 0 for the absent.
+      clients: arrays [N], one number for each client, NaN or 0 for the absent. `Context.record`
+        adds "participated", "diverged" and "local_steps", the gradients that were computed.
       scalars: arrays [].
       up, down: int32 [N, num_blocks], copies of each block of the model that the client sent to
         and received from the server; the host multiplies by block sizes in 64 bit.
@@ -97,6 +98,7 @@ class Context:
             mask=yes,
             diverged=~yes,
             earlier_starts=zero + self.t,
+            steps=zero,
             num_clients=self.num_clients,
             in_place=in_place,
             complete=True,
@@ -143,11 +145,13 @@ class Context:
         purpose: str = "train",
         schedule: Schedule | None = None,
         **options,
-    ) -> tuple[Tree, jax.Array]:
+    ) -> Walked:
         """`clients.run_clients` for the cohort (or `rows`) with this round's key.
 
         For the cohort, absent members are inactive unless `active` says otherwise, and unshuffled
-        schedules of training samples go on where the client's earlier rounds stopped.
+        schedules of training samples go on where the client's earlier rounds stopped. What is to
+        count as computation goes into the cohort: `cohort.keep(finite, steps)`, or twice the steps
+        where each takes two gradients.
         """
         if rows is None:
             rows = self.cohort.rows
@@ -212,7 +216,7 @@ class Context:
         """The round's record.
 
         Args:
-          cohort: as it is after training, so that diverged clients are known.
+          cohort: as it is after training, so that diverged clients and all steps are known.
           up, down: copies of the model sent and received by each member that took part: a number,
             or int [M] or [M, num_blocks] where members or blocks differ.
           clients: arrays [M], one number for each member.
@@ -248,6 +252,7 @@ class Context:
         per_client = {
             "participated": cohort.spread(took_part, False),
             "diverged": cohort.spread(cohort.diverged, False),
+            "local_steps": cohort.spread(cohort.steps, 0),
         }
         for name, value in (clients or {}).items():
             per_client[name] = cohort.spread(jnp.where(cohort.mask, value, jnp.nan), jnp.nan)

@@ -60,7 +60,7 @@ class Trained(NamedTuple):
 
     Attributes:
       models: [M, ...]; a client that diverged or stayed inactive holds the model it began with.
-      cohort: the cohort without those whose training went non-finite.
+      cohort: the cohort without those whose training went non-finite, the steps counted.
       loss: [M], mean over the local steps of the minibatch loss (0 without steps).
     """
 
@@ -182,7 +182,7 @@ def train(
         mean = jax.tree.map(lambda total: total / steps.astype(total.dtype), state.gradient)
         return state.model, state.loss / steps, mean
 
-    (trained, loss, gradient), finite = run_clients(
+    (trained, loss, gradient), finite, steps = run_clients(
         federation,
         step,
         carry,
@@ -195,9 +195,10 @@ def train(
         cursor=cursor,
         finish=finish,
     )
+    cohort = cohort.keep(finite, steps * step_options.get("updates_per_batch", 1))
     if gradient is None:
-        return Trained(trained, cohort.keep(finite), loss)
-    return TrainedWithGradient(trained, cohort.keep(finite), loss, gradient)
+        return Trained(trained, cohort, loss)
+    return TrainedWithGradient(trained, cohort, loss, gradient)
 
 
 def full_gradient(
@@ -211,7 +212,8 @@ def full_gradient(
     layers stay as they are, and samples are not augmented.
 
     Returns:
-      (gradients, the cohort without those whose gradient is not finite).
+      (gradients, the cohort without those whose gradient is not finite, one step counted for each
+      minibatch).
     """
     task = federation.task
     federation = replace(federation, augment=None)
@@ -228,7 +230,7 @@ def full_gradient(
         gradient = jax.grad(mean_loss)(model["params"])
         return jax.tree.map(lambda t, g: t + (part * g).astype(t.dtype), total, gradient)
 
-    gradients, finite = run_clients(
+    gradients, finite, steps = run_clients(
         federation,
         step,
         jax.tree.map(jnp.zeros_like, models["params"]),
@@ -238,4 +240,4 @@ def full_gradient(
         operands=models,
         active=cohort.mask,
     )
-    return gradients, cohort.keep(finite)
+    return gradients, cohort.keep(finite, steps)

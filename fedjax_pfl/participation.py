@@ -36,6 +36,8 @@ class Cohort:
       diverged: bool [M], whose training went non-finite in this round.
       earlier_starts: int32 [M], rounds before this one in which the client began local training;
         0 under sampling, where no formula tells.
+      steps: int32 [M], gradients of a minibatch that the client has computed in this round so far;
+        local training adds to them, and they stay with those who diverge.
       num_clients: N.
       in_place: whether row i of the cohort is row i of the client axis, nobody left out.
       complete: whether the mask is known to hold for all of them, so that no lane need wait; leave
@@ -52,6 +54,7 @@ class Cohort:
     mask: jax.Array
     diverged: jax.Array
     earlier_starts: jax.Array
+    steps: jax.Array
     num_clients: int = static()
     in_place: bool = static(False)
     complete: bool = static(False)
@@ -75,10 +78,17 @@ class Cohort:
         kept = trees.where(where, values, self.gather(stack))
         return kept if self.in_place else trees.put(stack, self.rows, kept)
 
-    def keep(self, finite: jax.Array) -> "Cohort":
-        """The cohort without the members that are not `finite` [M]; they count as diverged."""
+    def keep(self, finite: jax.Array, steps: jax.Array | int = 0) -> "Cohort":
+        """The cohort without the members that are not `finite` [M]; they count as diverged.
+
+        `steps` [M] are added to the gradients that each has computed.
+        """
         mask, diverged = self.mask & finite, self.diverged | ~finite
-        return replace(self, mask=mask, diverged=diverged, complete=False)
+        return replace(self.counted(steps), mask=mask, diverged=diverged, complete=False)
+
+    def counted(self, steps: jax.Array | int) -> "Cohort":
+        """The same cohort, `steps` [M] added to the gradients that each has computed."""
+        return replace(self, steps=(self.steps + steps).astype(jnp.int32))
 
     def at_work(self, members: jax.Array) -> "Cohort":
         """The cohort with `members` [M] for its mask, without the diverged: late ones too."""
@@ -173,6 +183,7 @@ class Participation:
             mask=fresh,
             diverged=jnp.zeros((size,), bool),
             earlier_starts=earlier if size == num_clients else jnp.zeros_like(earlier),
+            steps=jnp.zeros((size,), jnp.int32),
             num_clients=num_clients,
             in_place=size == num_clients,
             complete=size == num_clients and self.punctual,

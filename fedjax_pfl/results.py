@@ -29,7 +29,7 @@ class Result:
       scores: "MODEL/SPLIT/accuracy" (a fraction) and "MODEL/SPLIT/loss", [S, H, E, N]. The model
         is what a client would use after the round's aggregation and before its next training.
       clients: per-client records of every round, [S, H, T, N]: "participated", "diverged",
-        "train_loss", and what the method adds.
+        "local_steps" (int32, gradients of a minibatch), "train_loss", and what the method adds.
       scalars: per-round records, [S, H, T].
       copies_up, copies_down: int32 [S, H, T, N, G], copies of each block sent and received.
       blocks, block_sizes: names and shared elements of the G blocks; item_bytes: per element.
@@ -38,6 +38,8 @@ class Result:
       seconds_per_round: median wall time of one round of one run, evaluation included.
       padding_efficiency: true local steps over steps executed.
       execution: how the client axis was run.
+      flops_per_step: FLOPs of one of those steps (`costs.step_flops`), or None where they can't be
+        told, as in a result of a version that did not count them.
       final: the end state on the device, or None for a result read from a file.
     """
 
@@ -65,6 +67,7 @@ class Result:
     seconds_per_round: float
     padding_efficiency: float
     execution: str
+    flops_per_step: float | None = None
     final: Any = field(default=None, repr=False, compare=False)
 
     @property
@@ -131,6 +134,34 @@ class Result:
         sent = {way: float(bytes_[:, setting].sum()) for way, bytes_ in self.traffic().items()}
         return {way: total / present / 1e6 for way, total in sent.items()}
 
+    def flops(self) -> np.ndarray | None:
+        """FLOPs of each client's local training, float64 [S, H, T, N]; None if they can't be told.
+
+        Of those who diverge too. A last minibatch that is not full costs as much as a full one.
+        """
+        if self.flops_per_step is None or "local_steps" not in self.clients:
+            return None
+        return self.clients["local_steps"] * float(self.flops_per_step)
+
+    def computation(self, setting: int = 0) -> dict[str, float | None]:
+        """Local training in numbers; a GFLOP is 1e9 floating-point operations.
+
+        "flops_per_step"; "local_steps_per_client_round" and "gflop_per_client_round", of a client
+        that takes part; "gflop_per_client", in all rounds, mean over all clients and seeds.
+        """
+        steps, done = self.clients.get("local_steps"), self.flops()
+        present = max(int(self.clients["participated"][:, setting].sum()), 1)
+        total = None if done is None else float(done[:, setting].sum()) / 1e9
+        runs = len(self.seeds) * self.num_clients
+        return {
+            "flops_per_step": self.flops_per_step,
+            "local_steps_per_client_round": (
+                None if steps is None else int(steps[:, setting].sum(dtype=np.int64)) / present
+            ),
+            "gflop_per_client_round": None if total is None else total / present,
+            "gflop_per_client": None if total is None else total / runs,
+        }
+
     def summary(self, setting: int = 0) -> dict[str, Any]:
         """The numbers of one setting that belong in a table; accuracies are fractions."""
         curve = self.curve()[:, setting]
@@ -159,6 +190,7 @@ class Result:
             },
             "diverged_clients": sorted({n for _, h, _, n in self.diverged() if h == setting}),
             "traffic_mb_per_client_round": self.traffic_mb_per_client_round(setting),
+            "computation": self.computation(setting),
             "seconds_per_round": self.seconds_per_round,
             "compile_seconds": self.compile_seconds,
             "padding_efficiency": self.padding_efficiency,

@@ -10,6 +10,7 @@ import numpy as np
 from fedjax_pfl.algorithm import Algorithm
 from fedjax_pfl.checkpoints import Checkpoints, check_same, fingerprint
 from fedjax_pfl.collector import Collector
+from fedjax_pfl.costs import step_flops
 from fedjax_pfl.errors import InputError, require, require_whole
 from fedjax_pfl.evaluation import Adaptation
 from fedjax_pfl.execution import padding_efficiency
@@ -181,6 +182,7 @@ def simulate(
             federation.data.train, federation.schedule, federation.execution
         ),
         execution=str(federation.execution),
+        flops_per_step=step_flops(federation),
         final=Final(program, states),
         **collector.collect((len(seeds), -1)),
     )

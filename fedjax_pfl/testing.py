@@ -156,7 +156,9 @@ def in_double_precision(fn: Callable) -> Callable:
 @check
 @in_double_precision
 def partial_participation(algorithm: Algorithm) -> None:
-    """Absent clients keep their rows bit by bit, matrices are row-stochastic, all is finite."""
+    """Absent clients keep their rows bit by bit and compute nothing, matrices are row-stochastic,
+    all is finite.
+    """
     states, records = play(algorithm, toy_federation(participation_fraction=0.6))
     axes = client_axes(states[0])
     moved = set()
@@ -173,6 +175,8 @@ def partial_participation(algorithm: Algorithm) -> None:
                     err_msg=f"{field.name} of absent clients in round {t + 1}",
                 )
         moved |= set(np.flatnonzero(present).tolist())
+        steps = record["clients"]["local_steps"]
+        assert not steps[~present].any(), f"local steps of absent clients in round {t + 1}: {steps}"
         _finite_and_stochastic(algorithm, states[t + 1], record)
     assert moved, "nobody took part in any round"
 

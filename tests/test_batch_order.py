@@ -159,7 +159,7 @@ def seen(fed, t, **options):
         return log.at[client.step, : len(labels)].set(labels)
 
     log = jnp.full((5, STEPS, 4), -1)
-    carry, _ = context(fed, t).run_clients(note, log, **options)
+    carry, *_ = context(fed, t).run_clients(note, log, **options)
     return carry.tolist()
 
 

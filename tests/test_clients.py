@@ -50,7 +50,7 @@ def program(federation, carry, rows, options, step, schedule):
 
 
 def run(federation, schedule, rows=ROWS, carry=None, step=write, **options):
-    """(carries, finite) on the host."""
+    """(carries, finite, steps) on the host."""
     carry = empty_log(schedule, len(rows)) if carry is None else carry
     return jax.device_get(program(federation, carry, rows, options, step, schedule))
 
@@ -79,9 +79,10 @@ EPOCHS = Schedule(epochs=2, batch_size=4)
 @pytest.mark.parametrize("execution", ["map", "vmap", "3", *(slow(k) for k in "25")])
 def test_every_strategy_hands_out_the_batches_of_batch_indices(execution):
     federation = numbered(execution)
-    done, finite = run(federation, EPOCHS)
+    done, finite, steps = run(federation, EPOCHS)
     assert walked(done) == wanted(federation, EPOCHS)
     np.testing.assert_array_equal(done["ran"], [4, 2, 0, 6, 2])
+    np.testing.assert_array_equal(steps, done["ran"])
     assert finite.all()
 
 
@@ -89,7 +90,7 @@ def test_every_strategy_hands_out_the_batches_of_batch_indices(execution):
 def test_clients_of_equal_sizes_whose_steps_are_known_beforehand(execution):
     federation = numbered(execution, sizes=(6,) * 5)
     assert federation.data.train.equal
-    done, _ = run(federation, EPOCHS)
+    done, *_ = run(federation, EPOCHS)
     assert walked(done) == wanted(federation, EPOCHS)
     np.testing.assert_array_equal(done["ran"], [4] * 5)
 
@@ -132,7 +133,7 @@ def test_no_step_is_handed_more_rows_than_the_largest_client_fills():
         return carry + batch.valid.sum()
 
     schedule = Schedule(epochs=2, batch_size=1000)
-    done, _ = run(numbered(), schedule, carry=jnp.zeros(5, jnp.int32), step=look)
+    done, *_ = run(numbered(), schedule, carry=jnp.zeros(5, jnp.int32), step=look)
     assert set(shapes) == {(10,)}
     np.testing.assert_array_equal(done, 2 * np.array(SIZES))
 
@@ -143,7 +144,7 @@ def test_drop_last_leaves_small_clients_without_a_step():
 
 
 def test_steps_cross_epochs():
-    done, _ = run(numbered(), Schedule(steps=5, batch_size=4))
+    done, *_ = run(numbered(), Schedule(steps=5, batch_size=4))
     np.testing.assert_array_equal(done["ran"], [5, 5, 0, 5, 5])
     steps = walked(done)
     assert [len(b[0]) for b in steps[0]] == [4, 3, 4, 3, 4]
@@ -164,11 +165,12 @@ def test_active_masks_and_cursors_of_an_unshuffled_walk(execution):
     schedule = Schedule(steps=3, batch_size=4, shuffle=False)
     cursor, active = (0, 1, 5, 2, 7), (True, False, True, True, True)
     options = {"cursor": jnp.array(cursor), "active": jnp.array(active)}
-    done, finite = run(federation, schedule, **options)
+    done, finite, steps = run(federation, schedule, **options)
     assert walked(done) == wanted(federation, schedule, cursor=cursor, active=active)
     start = int(federation.data.train.offset[3])
     own = np.asarray(federation.data.train.index)[start : start + 10].tolist()
     assert walked(done)[3] == [[own[8:]], [own[:4]], [own[4:8]]]  # steps 2, 3 and 4 of 3 an epoch
+    np.testing.assert_array_equal(steps, done["ran"])
     assert finite.all()
 
 
@@ -203,7 +205,7 @@ def facts(carry, batch, rng, shared, client):
 def test_what_a_step_is_told_and_a_shared_carry(execution):
     federation = numbered(execution)
     begin = Shared({"told": jnp.full(7, -1, jnp.int32), "sum": jnp.float32(0.5)})
-    done, _ = run(
+    done, *_ = run(
         federation, EPOCHS, carry=begin, step=facts, operands=10 * ROWS, shared=jnp.float32(2)
     )
     # The last step's: row, id, size, steps, number of the step, training samples, operand.
@@ -230,7 +232,8 @@ def test_finish_sees_the_last_carry_and_the_number_of_steps():
             finish=lambda carry, client: (10 * carry, client.step, client.id),
         )
 
-    (carry, step, ids), _ = finished(numbered())
+    (carry, step, ids), _, steps = finished(numbered())
+    np.testing.assert_array_equal(steps, step)
     np.testing.assert_array_equal(carry, [40, 20, 0, 60, 20])
     np.testing.assert_array_equal(step, [4, 2, 0, 6, 2])
     np.testing.assert_array_equal(ids, IDS)
@@ -244,8 +247,9 @@ def explode(carry, batch, rng, shared, client):
 @pytest.mark.parametrize("execution", ["map", "vmap", "2"])
 def test_lanes_that_end_not_finite_get_back_what_they_began_with(execution):
     carry = {"w": jnp.arange(5.0), "n": 100 * ROWS}
-    done, finite = run(numbered(execution), EPOCHS, carry=carry, step=explode)
+    done, finite, steps = run(numbered(execution), EPOCHS, carry=carry, step=explode)
     np.testing.assert_array_equal(finite, [False, True, True, False, True])
+    np.testing.assert_array_equal(steps, [4, 2, 0, 6, 2])  # also of those that were in vain
     np.testing.assert_array_equal(done["w"], [0, 3, 2, 3, 6])
     np.testing.assert_array_equal(done["n"], [0, 102, 200, 300, 402])
 

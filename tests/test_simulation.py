@@ -1,5 +1,6 @@
 """A simulation from outside: what it refuses, sweeps, counts, reports, saves, and hands on."""
 
+import json
 from dataclasses import replace
 
 import jax
@@ -354,15 +355,15 @@ def test_diverged_names_seed_setting_round_and_permanent_id():
 
 
 @pytest.mark.parametrize(
-    ("name", "guidance", "up", "down"),
+    ("name", "guidance", "up", "down", "passes"),
     [
-        ("fedavg", None, 1, 1),
-        ("local", None, 0, 0),
-        ("feddwa", "epochs", 2, 1),
-        pytest.param("feddwa", "last", 1, 1, marks=pytest.mark.slow),
+        ("fedavg", None, 1, 1, 1),
+        ("local", None, 0, 0, 1),
+        ("feddwa", "epochs", 2, 1, 2),  # twice FedAvg's computation, as in the paper's Table 5
+        pytest.param("feddwa", "last", 1, 1, 1, marks=pytest.mark.slow),
     ],
 )
-def test_traffic(name, guidance, up, down):
+def test_traffic_and_computation(name, guidance, up, down, passes):
     settings = {"guidance": guidance} if guidance else None
     run = pfl.simulate(pfl.make_method(name, settings), toy_federation(), 2, seeds=SEEDS, chunk=8)
     traffic = run.traffic()
@@ -371,6 +372,23 @@ def test_traffic(name, guidance, up, down):
     assert (traffic["down"] == down * MODEL_BYTES).all()
     wanted = {"up": up * MODEL_BYTES / 1e6, "down": down * MODEL_BYTES / 1e6}
     assert run.traffic_mb_per_client_round() == pytest.approx(wanted)
+    steps = passes * np.array([2, 1, 1, 3, 1])
+    assert run.clients["local_steps"].dtype == np.int32
+    assert (run.clients["local_steps"] == steps).all()
+    # Two layers' products and the update; of four samples, whose own gradient nobody asks for.
+    assert run.flops_per_step > 4 * (3 * 2 * (20 + 15) - 2 * 20) + 2 * 43
+    np.testing.assert_array_equal(
+        run.flops(), np.broadcast_to(steps * run.flops_per_step, (2, 1, 2, 5))
+    )
+    gflop = steps.mean() * run.flops_per_step / 1e9
+    assert run.computation() == pytest.approx(
+        {
+            "flops_per_step": run.flops_per_step,
+            "local_steps_per_client_round": passes * 8 / 5,
+            "gflop_per_client_round": gflop,
+            "gflop_per_client": 2 * gflop,
+        }
+    )
 
 
 @pytest.mark.slow
@@ -378,7 +396,12 @@ def test_traffic_of_those_who_take_part():
     run = simulate(federation=toy_federation(participation_fraction=0.6))
     for way, sent in run.traffic().items():
         np.testing.assert_array_equal(sent, run.clients["participated"] * MODEL_BYTES, way)
-    assert (run.clients["participated"].sum(-1) == 3).all()
+    present = run.clients["participated"]
+    assert (present.sum(-1) == 3).all()
+    np.testing.assert_array_equal(run.clients["local_steps"], present * [2, 1, 1, 3, 1])
+    done, gflop = run.computation(), run.flops().sum() / 1e9
+    assert done["gflop_per_client_round"] == pytest.approx(gflop / present.sum())
+    assert done["gflop_per_client"] == pytest.approx(gflop / (2 * 5))
 
 
 def test_save_and_load(result, tmp_path):
@@ -398,6 +421,18 @@ def test_save_and_load(result, tmp_path):
         else:
             assert read == value, name
     assert loaded.summary() == result.summary()
+
+
+def test_results_from_before_steps_were_counted(result, tmp_path):
+    clients = {name: value for name, value in result.clients.items() if name != "local_steps"}
+    replace(result, clients=clients).save(tmp_path)
+    facts = json.loads((tmp_path / "result.json").read_text())
+    del facts["flops_per_step"]
+    (tmp_path / "result.json").write_text(json.dumps(facts))
+    loaded = Result.load(tmp_path)
+    assert loaded.flops() is None
+    assert set(loaded.computation().values()) == {None}
+    assert loaded.summary()["accuracy"] == result.summary()["accuracy"]
 
 
 def test_a_result_is_never_overwritten(result, tmp_path):

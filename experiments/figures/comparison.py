@@ -14,23 +14,33 @@ from fedjax_pfl.errors import InputError
 COSTS = {
     "rounds": "round",
     "megabytes": "MB sent and received by all clients",
+    "gflop": "GFLOP of all clients' local training",
     "seconds": "seconds",
 }
 
 
 def spent(run: Run, cost: str) -> np.ndarray:
-    """What a run had cost at its evaluated rounds, [S, E]; seconds at its median pace."""
+    """What a run had cost at its evaluated rounds, [S, E]; seconds at its median pace.
+
+    Raises:
+      InputError: a run of a version that did not count what is asked for.
+    """
     rounds = np.asarray(run.eval_rounds)
     if cost == "rounds":
         return np.tile(rounds.astype(float), (len(run.seeds), 1))
     if cost == "seconds":
         pace = run.summary["seconds_per_round"]
         return np.tile(rounds * pace, (len(run.seeds), 1))
-    sent = sum(run.traffic(way).sum(axis=-1) for way in ("up", "down")) / 1e6
-    return np.cumsum(sent, axis=1)[:, rounds - 1]
+    if cost == "gflop":
+        if run.flops() is None:
+            raise InputError(f"{run.folder} has no FLOPs: it was run before they were counted.")
+        paid = run.flops().sum(axis=-1) / 1e9
+    else:
+        paid = sum(run.traffic(way).sum(axis=-1) for way in ("up", "down")) / 1e6
+    return np.cumsum(paid, axis=1)[:, rounds - 1]
 
 
-@figure("accuracy/cost", "accuracy against rounds, transmitted megabytes or seconds")
+@figure("accuracy/cost", "accuracy against rounds, transmitted megabytes, GFLOPs or seconds")
 def by_cost(
     runs: Sequence[Run],
     *,
@@ -43,8 +53,8 @@ def by_cost(
     """Mean accuracy against what it has cost so far, one line for each run.
 
     Args:
-      x: "rounds", "megabytes" (all clients, both ways) or "seconds" (rounds times the run's
-        median wall time of a round, evaluation included).
+      x: "rounds", "megabytes" (all clients, both ways), "gflop" (all clients' local training) or
+        "seconds" (rounds times the run's median wall time of a round, evaluation included).
       model, split, average, clients: which accuracy.
     """
     drawing.check_choice("x", x, tuple(COSTS))

@@ -182,7 +182,7 @@ def _norms(federation, model, seed, rounds, client, weight, steps):
 
     first = jax.vmap(lambda one: estimate(one["params"]))(model)
     norms = jnp.zeros((1, steps + 1, num_classes), first.dtype).at[:, 0].set(first)
-    (_, norms), _ = ctx.run_clients(
+    (_, norms), *_ = ctx.run_clients(
         noted,
         (jax.vmap(begin)(model), norms),
         rows=jnp.asarray(client, jnp.int32)[None],

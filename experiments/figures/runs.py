@@ -122,6 +122,10 @@ class Run:
         """Bytes that each client sent ("up") or received ("down") in each round, [S, T, N]."""
         return self._clients[f"traffic/{way}_bytes"]
 
+    def flops(self) -> np.ndarray | None:
+        """FLOPs of each client's local training in each round, [S, T, N]; None in an older run."""
+        return self._clients.get("computation/flops")
+
     def record(self, name: str) -> np.ndarray | None:
         """What the method recorded for each client, [S, T, N]; None if it didn't."""
         value = self._clients.get(name)

@@ -85,10 +85,12 @@ class Spfl(Algorithm):
     def round(self, ctx, state):
         models, cosines = ctx.cohort.gather(state.models), ctx.cohort.gather_pairs(state.cosines)
         due = ctx.t % self.gamma == 0
-        received, cosines = lax.cond(
-            due, lambda: self._measure(ctx, models, cosines), lambda: (models, cosines)
+        received, cosines, steps = lax.cond(
+            due,
+            lambda: self._measure(ctx, models, cosines),
+            lambda: (models, cosines, jnp.zeros_like(ctx.cohort.steps)),
         )
-        trained, cohort, loss = self.train(ctx, received)
+        trained, cohort, loss = self.train(ctx, received, cohort=ctx.cohort.counted(steps))
         scores = jnp.moveaxis(cosines, -1, 0)
         weights = self._by_block(ctx, mixing.softmax(scores, cohort.mask))  # eqs. (5), (6)
         mixed = self._aggregate(ctx, weights, trained, received)
@@ -111,14 +113,15 @@ class Spfl(Algorithm):
         return {**ctx.mix(weights, trained, onto=trained), "params": stepped["params"]}
 
     def _measure(self, ctx, models, cosines):
-        """(all members at their mean, S): the routine of every `gamma`-th round."""
+        """(all members at their mean, S, steps): the routine of every `gamma`-th round."""
         present = ctx.cohort.mask
         mean = ctx.average(mixing.by_size(present, present), models, onto=models)
         trained = self.train(ctx, mean, purpose="routine", schedule=ctx.one_epoch())
         update = optax.tree.sub(trained.models, mean)
         sound = trained.cohort.mask
         both = (sound[:, None] & sound)[..., None]
-        return mean, jnp.where(both, self._similarity(ctx, update, cosines), cosines)
+        cosines = jnp.where(both, self._similarity(ctx, update, cosines), cosines)
+        return mean, cosines, trained.cohort.steps
 
     def _similarity(self, ctx, update, cosines):
         """S of the members' updates, [M, M, stages]."""

@@ -181,13 +181,17 @@ class Waffle(ForAlice, Scaffold):
 def _together(records: Record) -> Record:
     """The record of a round of everyone, of those of all Alices' runs, Alices leading.
 
-    Copies add up; a client diverged that did so in any run; its loss and weight are those of the
-    run that it is Alice of. The mixing matrix is [Alices, agents], the identity's row for a run
-    that stood still.
+    Copies and steps add up; a client diverged that did so in any run; its loss and weight are those
+    of the run that it is Alice of. The mixing matrix is [Alices, agents], the identity's row for a
+    run that stood still.
     """
 
     def of_client(values):
-        return jnp.any(values, axis=0) if values.dtype == bool else jnp.diagonal(values)
+        if values.dtype == bool:
+            return jnp.any(values, axis=0)
+        if jnp.issubdtype(values.dtype, jnp.integer):
+            return jnp.sum(values, axis=0, dtype=values.dtype)
+        return jnp.diagonal(values)
 
     weights = records.matrices["mixing"][:, 0]
     still = ~jnp.any(weights != 0, axis=1)

@@ -52,8 +52,8 @@ class TwoModels(Algorithm):
 
         begin = trees.replicate(state.server, cohort.size)
         own, alpha = cohort.gather((state.own, state.alpha))
-        (w, own, alpha), finite = ctx.run_clients(step, (begin, own, alpha))
-        cohort = cohort.keep(finite)
+        (w, own, alpha), finite, steps = ctx.run_clients(step, (begin, own, alpha))
+        cohort = cohort.keep(finite, 2 * steps)  # two gradients in each
         weights = mixing.by_size(ctx.sizes(), cohort.mask)
         server = mixing.weighted_sum(weights, w, onto=state.server)
         own, alpha = cohort.scatter((state.own, state.alpha), (own, alpha))
@@ -134,12 +134,13 @@ class Sequential(Algorithm):
             trained, after, _ = ctx.train(begin, alone, active=present[None])
             change = jax.tree.map(lambda new, old: new[0] - old, trained["params"], model)
             moved = optax.tree.add_scale((basis, embeddings[row]), self.rate, back(change))
-            return (moved[0], embeddings.at[row].set(moved[1])), ~after.diverged[0]
+            noted = ~after.diverged[0], after.steps[0]
+            return (moved[0], embeddings.at[row].set(moved[1])), noted
 
         turn = jnp.argsort(ctx.cohort.ids)  # by permanent id, wherever a client's row is
         members = (ctx.cohort.rows[turn], ctx.cohort.mask[turn])
-        (basis, embeddings), finite = jax.lax.scan(visit, (state.basis, state.embedding), members)
-        cohort = ctx.cohort.keep(finite[jnp.argsort(turn)])
+        (basis, embeddings), noted = jax.lax.scan(visit, (state.basis, state.embedding), members)
+        cohort = ctx.cohort.keep(*(value[jnp.argsort(turn)] for value in noted))
         return GeneratorState(basis, embeddings), ctx.record(cohort)
 
     def models(self, ctx, state, rows):

@@ -151,6 +151,16 @@ def assert_losses(record, case, name, models):
     )
 
 
+def assert_steps(record, who, *walks):
+    """Each client of `who` took a gradient on every batch of `walks`, nobody else on any.
+
+    A walk holds the batches [i] of client i that a reference is fed with.
+    """
+    taken = [sum(len(batches) for batches in own) for own in zip(*walks, strict=True)]
+    wanted = [count if i in who else 0 for i, count in enumerate(taken)]
+    np.testing.assert_array_equal(record["clients"]["local_steps"], wanted)
+
+
 # Full participation one client after the other in CI; the other patterns with `-m slow`.
 PATTERNS = {
     "partial-map": {"participation_fraction": 0.6},

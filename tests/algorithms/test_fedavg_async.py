@@ -12,6 +12,7 @@ from tests.algorithms.harness import (
     Case,
     assert_losses,
     assert_models,
+    assert_steps,
     over,
 )
 from tests.reference import fedasync, fedavg_async
@@ -73,11 +74,13 @@ def assert_records(case, records, arrivals):
         np.testing.assert_array_equal(said[list(here)], late[list(here)])
 
 
-def assert_traffic(records, ups, downs, count):
-    """One copy of every block up from `ups[t]` and down to `downs[t]`."""
-    for record, up, down in zip(records, ups, downs, strict=True):
+def assert_costs(records, ups, downs, case):
+    """One copy of every block up from `ups[t]` and down to `downs[t]`, who alone train."""
+    batches = case.batches()
+    for record, up, down, walk in zip(records, ups, downs, batches, strict=True):
+        assert_steps(record, down, walk)
         for sent, who in ((record["up"], up), (record["down"], down)):
-            expected = np.isin(np.arange(count), who)
+            expected = np.isin(np.arange(case.num_clients), who)
             np.testing.assert_array_equal(sent, np.repeat(expected[:, None], 2, axis=1))
 
 
@@ -87,7 +90,7 @@ def test_fedavg(pattern, variant):
     who = (case.arrivals, case.starts)
     if variant == "fedavg_sync":
         who = (case.cohorts, case.cohorts)
-    assert_traffic(records, *who, case.num_clients)
+    assert_costs(records, *who, case)
     assert_records(case, records, who[0])
 
 
@@ -95,7 +98,7 @@ def test_fedavg(pattern, variant):
 def test_fedasync(pattern, variant):
     settings, options = VARIANTS[variant]
     case, records = compare("fedasync", pattern, settings, fedasync.run, options)
-    assert_traffic(records, case.arrivals, case.starts, case.num_clients)
+    assert_costs(records, case.arrivals, case.starts, case)
 
 
 @pytest.mark.parametrize("name", ["fedavg_async", "lga"])

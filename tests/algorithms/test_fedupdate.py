@@ -8,7 +8,14 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.testing import assert_close
-from tests.algorithms.harness import PATTERNS, Case, assert_losses, assert_models, over
+from tests.algorithms.harness import (
+    PATTERNS,
+    Case,
+    assert_losses,
+    assert_models,
+    assert_steps,
+    over,
+)
 from tests.reference import fedupdate
 
 VARIANTS = {
@@ -29,12 +36,13 @@ def test_reference(pattern, variant):
     case, settings = Case(**PATTERNS[pattern]), VARIANTS[variant]
     steps = settings.get("fine_tune_steps", 1)
     update = replace(case.federation.schedule, epochs=3, steps=steps)
+    common, updates = case.common(), case.batches("update", update)
     wanted = fedupdate.run(
         case.initial(),
         case.clients(),
         3,
-        **case.common(),
-        update_batches=case.batches("update", update),
+        **common,
+        update_batches=updates,
         steps=steps,
         discard_fine_tuned=settings.get("discard_fine_tuned", False),
     )
@@ -49,6 +57,7 @@ def test_reference(pattern, variant):
         np.testing.assert_allclose(record["matrices"]["mixing"], share[None], 1e-9, 1e-12)
         np.testing.assert_array_equal(record["up"], np.repeat(present[:, None], 2, axis=1))
         np.testing.assert_array_equal(record["down"], record["up"])
+        assert_steps(record, case.cohorts[t], common["batches"][t], updates[t])
 
 
 @pytest.mark.slow

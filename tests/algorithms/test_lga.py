@@ -14,6 +14,7 @@ from tests.algorithms.harness import (
     FourLayers,
     assert_losses,
     assert_models,
+    assert_steps,
     over,
 )
 from tests.reference import lga
@@ -39,7 +40,8 @@ def double_precision():
 
 def compare(name, pattern, settings, options, model=None):
     case = Case(rounds=LATE_ROUNDS, model=model, **LATE_PATTERNS[pattern])
-    wanted = lga.run(case.initial(), case.clients(), LATE_ROUNDS, **case.asynchronous(), **options)
+    common = case.asynchronous()
+    wanted = lga.run(case.initial(), case.clients(), LATE_ROUNDS, **common, **options)
     states, records = case.play(pfl.make_method(name, settings))
     count, blocks = case.num_clients, len(case.federation.plan.blocks)
     for t, (models, record) in enumerate(zip(wanted, records, strict=True)):
@@ -58,6 +60,7 @@ def compare(name, pattern, settings, options, model=None):
         for sent, who in (("up", case.arrivals), ("down", case.starts)):
             expected = np.isin(np.arange(count), who[t])[:, None]
             np.testing.assert_array_equal(record[sent], np.repeat(expected, blocks, axis=1))
+        assert_steps(record, case.starts[t], common["batches"][t])
     return case, wanted, states
 
 

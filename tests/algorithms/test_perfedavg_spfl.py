@@ -6,7 +6,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.testing import assert_close
-from tests.algorithms.harness import PATTERNS, Case, assert_losses, over
+from tests.algorithms.harness import PATTERNS, Case, assert_losses, assert_steps, over
 from tests.reference import perfedavg_spfl
 
 
@@ -19,14 +19,16 @@ def double_precision():
 @over(PATTERNS, ["partial-map"])
 def test_reference(pattern):
     case = Case(**PATTERNS[pattern])
-    wanted = perfedavg_spfl.run(case.initial(), case.clients(), 3, **case.common())
+    common = case.common()
+    wanted = perfedavg_spfl.run(case.initial(), case.clients(), 3, **common)
     states, records = case.play(pfl.make_method("perfedavg_spfl"))
-    for state, record, models in zip(states[1:], records, wanted, strict=True):
-        assert_close(state.server["params"], models["global"], "global")
+    for t, (record, models) in enumerate(zip(records, wanted, strict=True)):
+        assert_close(states[t + 1].server["params"], models["global"], "global")
         everywhere = [models["global"]] * case.num_clients
         assert_losses(record, case, "global", everywhere)
         assert_losses(record, case, "personalized", everywhere)
         assert set(np.unique(record["up"])) <= {0, 1}
+        assert_steps(record, case.cohorts[t], *2 * [common["batches"][t]])
 
 
 @pytest.mark.slow

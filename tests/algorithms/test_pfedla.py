@@ -141,6 +141,8 @@ def assert_round(case, t, record, before, blocks):
     kept = np.repeat(before["retained"], [len(pfedla.layers_of(b)) for b in blocks], axis=1)
     np.testing.assert_array_equal(record["down"], present[:, None] & ~kept)
     np.testing.assert_array_equal(record["up"], np.broadcast_to(present[:, None], kept.shape))
+    steps = case.federation.schedule.total_steps(case.sizes)
+    np.testing.assert_array_equal(record["clients"]["local_steps"], steps * present)
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from tests.algorithms.harness import (
     FourLayers,
     assert_losses,
     assert_models,
+    assert_steps,
     over,
 )
 from tests.reference import local, spfl
@@ -53,12 +54,13 @@ def compare(name, pattern, settings, run, options, body):
     model = FourLayers() if body is FOUR else None
     case = Case(**PATTERNS[pattern], model=model)
     once = replace(case.federation.schedule, epochs=1)
+    common, routine = case.common(), case.batches("routine", once)
     wanted = run(
         case.initial(),
         case.clients(),
         3,
-        **case.common(),
-        routine_batches=case.batches("routine", once),
+        **common,
+        routine_batches=routine,
         body=body,
         gamma=GAMMA,
         **options,
@@ -76,6 +78,8 @@ def compare(name, pattern, settings, run, options, body):
         copies = np.where(present, 1 + (t % GAMMA == 0), 0)  # the routine's beside the round's
         np.testing.assert_array_equal(record["up"], np.repeat(copies[:, None], len(body) + 1, 1))
         np.testing.assert_array_equal(record["down"], record["up"])
+        walks = [common["batches"][t]] + [routine[t]] * (t % GAMMA == 0)
+        assert_steps(record, case.cohorts[t], *settings.get("local_updates", 2) * walks)
     return wanted
 
 

@@ -1,4 +1,4 @@
-"""What every method sends and receives in a round, in copies of the model: a table.
+"""What every method sends, receives and computes in a round, in models and local steps: a table.
 
 A later method joins with a row. That the host turns copies of blocks into bytes is tested with
 results.
@@ -14,34 +14,38 @@ from fedjax_pfl import Context, keys
 from fedjax_pfl.testing import toy_federation
 
 COUNT = 5
+EPOCHS = 2
+PASS = np.array([2, 1, 1, 3, 1])  # steps of each client in one pass over its samples
 
-# name, settings, copies up, copies down of a client that takes part
+# name, settings, and of a client that takes part: copies up, copies down, passes over its samples
 TRAFFIC = [
-    ("local", {}, 0, 0),
-    ("fedavg", {}, 1, 1),
-    ("fedavg_ft", {}, 1, 1),  # fine-tuning is the client's own business
-    ("scaffold", {}, 2, 2),  # models and controls
-    ("waffle", {}, 2, 2),
-    ("waffle", {"everyone": True}, 2 * COUNT, 2 * COUNT),  # times Alices
-    ("weight_erosion", {}, 1, 1),
-    ("feddwa", {"guidance": "epochs"}, 2, 1),  # trained and guidance models
-    ("feddwa", {"guidance": "full_gradient"}, 2, 1),
-    ("feddwa", {"guidance": "last"}, 1, 1),  # the server remembers
-    ("feddwa", {"guidance": "received"}, 1, 1),
-    ("cwfedavg", {}, 1, 1),  # shares are read off the upload
-    ("cwfedavg", {"shares": "labels"}, 1, 1),  # C numbers once, not counted
-    ("fedupdate", {}, 1, 1),
-    ("perfedavg_spfl", {}, 1, 1),
-    ("spfl", {}, 2, 2),  # a round that begins with the measurement of similarities
-    ("spfl_w", {}, 2, 2),
-    ("fedavg_sync", {}, 1, 1),  # late clients: tests/algorithms/test_fedavg_async.py
-    ("fedavg_async", {}, 1, 1),
-    ("fedasync", {}, 1, 1),
-    ("lga", {}, 1, 1),  # the server predicts
-    ("plga", {}, 1, 1),
-    ("pfedla", {}, 1, 1),  # heurpfedla's blocks: tests/algorithms/test_pfedla_limits.py
+    ("local", {}, 0, 0, 2),
+    ("fedavg", {}, 1, 1, 2),
+    ("fedavg_ft", {}, 1, 1, 2),  # fine-tuning is the client's own business
+    ("scaffold", {}, 2, 2, 2),  # models and controls
+    ("waffle", {}, 2, 2, 2),
+    ("waffle", {"everyone": True}, 2 * COUNT, 2 * COUNT, 2 * COUNT),  # times Alices
+    ("weight_erosion", {}, 1, 1, 2),
+    ("feddwa", {"guidance": "epochs"}, 2, 1, 3),  # trained and guidance models
+    ("feddwa", {"guidance": "full_gradient"}, 2, 1, 3),
+    ("feddwa", {"guidance": "last"}, 1, 1, 2),  # the server remembers
+    ("feddwa", {"guidance": "received"}, 1, 1, 2),
+    ("cwfedavg", {}, 1, 1, 2),  # shares are read off the upload
+    ("cwfedavg", {"shares": "labels"}, 1, 1, 2),  # C numbers once, not counted
+    ("fedupdate", {}, 1, 1, 2),
+    ("perfedavg_spfl", {}, 1, 1, 4),
+    # A round that begins with the measurement of similarities; two steps on every minibatch.
+    ("spfl", {}, 2, 2, 6),
+    ("spfl_w", {}, 2, 2, 6),
+    ("fedavg_sync", {}, 1, 1, 2),  # late clients: tests/algorithms/test_fedavg_async.py
+    ("fedavg_async", {}, 1, 1, 2),
+    ("fedasync", {}, 1, 1, 2),
+    ("lga", {}, 1, 1, 2),  # the server predicts
+    ("plga", {}, 1, 1, 2),
+    ("pfedla", {}, 1, 1, 2),  # heurpfedla's blocks: tests/algorithms/test_pfedla_limits.py
 ]
 QUICK = ("scaffold", "cwfedavg")  # under sampling
+FURTHER = {"fedupdate": 1}  # steps beside whole passes
 SLOW = ("full_gradient", "received", "labels")
 ALL_RECEIVE = ("cwfedavg",)  # also the clients that are not sampled
 
@@ -52,11 +56,11 @@ def double_precision():
         yield
 
 
-def copies(name, settings, **options):
-    """What a round with client 0, WAFFLE's Alice, records: copies [N] up and down, and who took
-    part [N]."""
+def recorded(name, settings, rounds=1, **options):
+    """What the first rounds with client 0, WAFFLE's Alice, record, played from the first state:
+    copies [N] up and down, who took part [N], and local steps [N]."""
     algorithm = pfl.make_method(name, settings)
-    federation = algorithm.adjusted(toy_federation(**options))
+    federation = algorithm.adjusted(toy_federation(local_epochs=EPOCHS, **options))
 
     key = jax.random.key(0)
 
@@ -68,14 +72,17 @@ def copies(name, settings, **options):
     def play(federation, cohort, t):
         ctx = Context(federation, key, t, jnp.int32(20), cohort)
         record = algorithm.round(ctx, algorithm.init(ctx))[1]
-        return record.up, record.down, record.clients["participated"]
+        return record.up, record.down, record.clients["participated"], record.clients["local_steps"]
 
-    t = next(t for t in range(20) if 0 in cohort_of(t).rows)
-    up, down, present = jax.device_get(play(federation, cohort_of(t), jnp.int32(t)))
-    for count in (up, down):
-        assert count.dtype == np.int32 and count.shape == (COUNT, 2)
-        np.testing.assert_array_equal(count[:, 0], count[:, 1])  # every block alike
-    return up[:, 0], down[:, 0], present
+    found = []
+    for t in [t for t in range(20) if 0 in cohort_of(t).rows][:rounds]:
+        up, down, present, steps = jax.device_get(play(federation, cohort_of(t), jnp.int32(t)))
+        for count in (up, down):
+            assert count.dtype == np.int32 and count.shape == (COUNT, 2)
+            np.testing.assert_array_equal(count[:, 0], count[:, 1])  # every block alike
+        assert steps.dtype == np.int32
+        found.append((up[:, 0], down[:, 0], present, steps))
+    return found[0] if rounds == 1 else found
 
 
 def is_slow(case):
@@ -89,19 +96,20 @@ def label(value):
 
 
 @pytest.mark.parametrize(
-    ("name", "settings", "up", "down"),
+    ("name", "settings", "up", "down", "passes"),
     [pytest.param(*case, marks=pytest.mark.slow if is_slow(case) else ()) for case in TRAFFIC],
     ids=label,
 )
-def test_copies_of_those_who_take_part(name, settings, up, down):
-    sent, received, present = copies(name, settings)
+def test_copies_and_steps_of_those_who_take_part(name, settings, up, down, passes):
+    sent, received, present, steps = recorded(name, settings)
     assert present.all()
     np.testing.assert_array_equal(sent, np.full(COUNT, up))
     np.testing.assert_array_equal(received, np.full(COUNT, down))
+    np.testing.assert_array_equal(steps, passes * PASS + FURTHER.get(name, 0))
 
 
 @pytest.mark.parametrize(
-    ("name", "settings", "up", "down"),
+    ("name", "settings", "up", "down", "passes"),
     [
         pytest.param(*case, marks=() if case[0] in QUICK and not case[1] else pytest.mark.slow)
         for case in TRAFFIC
@@ -109,13 +117,27 @@ def test_copies_of_those_who_take_part(name, settings, up, down):
     ],
     ids=label,
 )
-def test_who_is_absent_sends_nothing(name, settings, up, down):
-    sent, received, present = copies(name, settings, participation_fraction=0.6)
+def test_who_is_absent_sends_and_computes_nothing(name, settings, up, down, passes):
+    sent, received, present, steps = recorded(name, settings, participation_fraction=0.6)
     assert present.sum() == 3
     np.testing.assert_array_equal(sent, up * present)
     np.testing.assert_array_equal(received, down * (present | (name in ALL_RECEIVE)))
+    np.testing.assert_array_equal(steps, (passes * PASS + FURTHER.get(name, 0)) * present)
 
 
 def test_local_training_has_no_server_to_sample():
-    sent, received, present = copies("local", {}, participation_fraction=0.6)
+    sent, received, present, steps = recorded("local", {}, participation_fraction=0.6)
     assert present.all() and not sent.any() and not received.any()
+    np.testing.assert_array_equal(steps, 2 * PASS)
+
+
+def test_the_measurement_of_similarities_costs_only_in_its_rounds():
+    """The branch of `lax.cond` that was not taken counts nothing."""
+    (*_, first), (*_, second) = recorded("spfl", {}, rounds=2)
+    np.testing.assert_array_equal(first, 2 * (1 + EPOCHS) * PASS)
+    np.testing.assert_array_equal(second, 2 * EPOCHS * PASS)
+
+
+def test_steps_of_clients_that_are_too_small_or_diverge():
+    *_, steps = recorded("fedavg", {}, drop_last=True, diverging=3)
+    np.testing.assert_array_equal(steps, EPOCHS * np.array([1, 0, 0, 2, 1]))

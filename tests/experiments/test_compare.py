@@ -10,7 +10,7 @@ from experiments import compare, flags
 from experiments.figures.runs import find
 
 
-def write_run(folder, method, accuracy, seeds, sent=10.0, pace=2.0, eval_every=1):
+def write_run(folder, method, accuracy, seeds, sent=10.0, pace=2.0, eval_every=1, flops=None):
     """A method's folder as a run leaves it, with accuracies [S, E, N]."""
     accuracy = np.asarray(accuracy, np.float32)
     folder.mkdir(parents=True)
@@ -22,6 +22,7 @@ def write_run(folder, method, accuracy, seeds, sent=10.0, pace=2.0, eval_every=1
             "personalized/test/accuracy": accuracy,
             "traffic/up_bytes": np.full(total, sent * 1e6, np.int64),
             "traffic/down_bytes": np.full(total, 2 * sent * 1e6, np.int64),
+            **({} if flops is None else {"computation/flops": np.full(total, flops)}),
             "rounds": rounds,
             "record_rounds": np.arange(1, total[1] + 1),
             "test_sizes": np.arange(1, total[2] + 1),
@@ -51,6 +52,7 @@ def runs(tmp_path):
         [[[0.2, 0.4], [0.5, 0.7], [0.6, 0.8]], [[0.1, 0.3], [0.3, 0.5], [0.5, 0.7]]],
         [0, 1],
         eval_every=2,
+        flops=7e9,
     )
     write_run(
         tmp_path / "r" / "local",
@@ -80,6 +82,7 @@ def test_every_number(runs):
     # Seed 0 reaches 60 % at round 4 of 6, seed 1 at round 6.
     assert (fedavg.rounds_to, fedavg.reached) == (5.0, "2/2")
     assert fedavg.megabytes_to == pytest.approx(5 * 2 * 30)
+    assert (fedavg.gflop, fedavg.gflop_to) == pytest.approx((6 * 2 * 7, 5 * 2 * 7))
     assert fedavg.seconds_to == pytest.approx(10.0)
     # Paired by seed, not by place: seed 0 is 70 - 70, seed 1 is 60 - 60.
     assert local.accuracy == pytest.approx(50.0)
@@ -87,6 +90,10 @@ def test_every_number(runs):
     assert local.difference_interval == pytest.approx(0.0, abs=1e-4)
     assert (local.rounds_to, local.reached) == (3.0, "2/3")  # round 4, and round 2
     assert local.megabytes_to == 0
+    assert local.gflop is None and local.gflop_to is None  # run before FLOPs were counted
+    heading, *_ = compare.cells(rows)
+    assert "GFLOP" in heading and "GFLOP to" in heading
+    assert "GFLOP" not in compare.markdown([local])
 
 
 def test_best_and_single_clients(runs):

@@ -68,6 +68,13 @@ def test_summary(finished):
     # A model of 4,810 float32 parameters, trained and guidance model up, one mix down.
     assert summary["traffic_mb_per_client_round"] == pytest.approx({"up": 0.03848, "down": 0.01924})
     assert summary["model_parameters"] == 4810
+    done, other = (
+        read(finished / name / "summary.json")["computation"] for name in ("feddwa", "fedavg")
+    )
+    assert done["flops_per_step"] == other["flops_per_step"] > 6 * 4810
+    for key in ("local_steps_per_client_round", "gflop_per_client_round", "gflop_per_client"):
+        assert done[key] == pytest.approx(2 * other[key])  # the guidance epoch
+    assert done["gflop_per_client"] == pytest.approx(ROUNDS * done["gflop_per_client_round"])
     for key in ("seconds_per_round", "compile_seconds"):
         assert summary[key] > 0
     assert 0 < summary["padding_efficiency"] <= 1
@@ -103,12 +110,17 @@ def test_metrics(finished):
             mean = clients["personalized/test/accuracy"][s, t].mean(dtype=float)
             assert values[seed, t + 1, "personalized/test/accuracy"] == pytest.approx(mean)
             assert values[seed, t + 1, "traffic/up_bytes"] == CLIENTS * 4810 * 4
+            steps = clients["local_steps"][s, t].sum()
+            assert values[seed, t + 1, "local_steps"] == steps > 0
+            done = clients["computation/flops"][s, t].sum()
+            assert values[seed, t + 1, "computation/flops"] == pytest.approx(done)
 
 
 def test_clients(finished):
     with np.load(finished / "feddwa" / "clients.npz", allow_pickle=False) as clients:
         names = ("personalized/test/accuracy", "personalized/test/loss", "participated")
-        for name in (*names, "diverged", "train_loss", "traffic/up_bytes", "traffic/down_bytes"):
+        names += ("local_steps", "computation/flops", "traffic/up_bytes", "traffic/down_bytes")
+        for name in (*names, "diverged", "train_loss"):
             assert clients[name].shape == (SEEDS, ROUNDS, CLIENTS)
             assert np.isfinite(clients[name]).all()
         assert clients["rounds"].tolist() == clients["record_rounds"].tolist() == [1, 2]
@@ -155,7 +167,11 @@ def test_comparison(finished):
     spread = summary["accuracy"]["final_std_over_seeds"]
     width = float(rows[1]["personalized_test_accuracy_last_round_ci95_half_width_over_seeds"])
     assert width == pytest.approx(12.7062 * spread / 2**0.5, rel=1e-4)
+    done = summary["computation"]
+    assert float(rows[1]["gflop_per_client_round"]) == done["gflop_per_client_round"]
+    assert float(rows[1]["gflop_per_client"]) == done["gflop_per_client"]
     text = (finished / "comparison.md").read_text()
+    assert "| GFLOP | GFLOP run |" in text
     assert "after the round's aggregation and before its next local training" in text
     assert "| feddwa |" in text
 

@@ -1,5 +1,7 @@
 """Accuracy against cost, and client against client, against the numbers that the runs wrote."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -27,6 +29,18 @@ def test_megabytes_are_those_of_both_ways_so_far(found):
     assert per_round[0] > 0
     np.testing.assert_allclose(line.get_ydata(), 100 * accuracy.mean(axis=(0, 2)), rtol=1e-5)
     assert {row[3] for row in drawn.rows} == {1, 2, 3}
+
+
+def test_gflop_are_those_of_all_clients_so_far(found, tmp_path):
+    run = found["main", "feddwa"]
+    (line,) = curves(comparison.by_cost([run], x="gflop").figure.axes[0])
+    per_round = run.summary["computation"]["gflop_per_client_round"] * CLIENTS
+    np.testing.assert_allclose(line.get_xdata(), per_round * np.arange(1, 4), rtol=1e-6)
+    with np.load(run.folder / "clients.npz") as file:
+        older = {name: value for name, value in file.items() if name != "computation/flops"}
+    np.savez(tmp_path / "clients.npz", **older)
+    with pytest.raises(InputError, match="has no FLOPs: it was run before they were counted"):
+        comparison.by_cost([replace(run, folder=tmp_path)], x="gflop")
 
 
 def test_rounds_and_seconds(found):
