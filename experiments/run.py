@@ -1,5 +1,10 @@
 """Compares methods on one federation: `python -m experiments.run --help`."""
 
+import experiments
+
+if __name__ == "__main__":
+    experiments.end_at_ctrl_c()
+
 import contextlib
 import os
 import shutil

@@ -4,6 +4,7 @@ Every kill is sent to a process of its own, at a moment of five kinds (`MOMENTS`
 then the same command is given again. `-s` shows where each kill fell.
 """
 
+import contextlib
 import itertools
 import json
 import random
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -29,12 +31,13 @@ WORDS = (
     f"--stragglers=1:1,3:2 --rounds={ROUNDS} --algorithms={','.join(METHODS)} "
     f"--matrix_rounds={','.join(map(str, range(1, ROUNDS + 1)))}"
 ).split()
-MOMENTS = {  # what is awaited, and within how many seconds after it the signal comes
-    "start": (lambda folder, name: True, 8.0),
-    "rounds": (lambda folder, name: steps(folder, name), 0.6),
-    "checkpoint": (lambda folder, name: torn(folder, name), 0.02),
-    "files": (lambda folder, name: (folder / f".part-{name}").exists(), 0.5),
-    "table": (lambda folder, name: any(folder.glob(".part-comparison*")), 0.15),
+# What the process has to make first, and within how many seconds after that the signal comes.
+MOMENTS = {
+    "start": (None, 8.0),
+    "rounds": ("checkpoints/{name}/*[0-9]", 0.6),
+    "checkpoint": ("checkpoints/{name}/*.orbax-checkpoint-tmp*", 0.02),
+    "files": (".part-{name}", 0.5),
+    "table": (".part-comparison*", 0.15),
 }
 EACH = ("start", "rounds", "checkpoint", "files")  # once for each method; "table" once at the end
 TIMINGS = ("seconds_per_round", "compile_seconds")
@@ -63,14 +66,27 @@ def in_progress(folder):
 
 def play(folder, cache, number, wanted, moment, lots, log):
     """Starts the command and sends the signal; returns (method in progress, exit code)."""
-    happens, within = MOMENTS[moment]
-    delay = lots.uniform(0, within)
+    pattern, within = MOMENTS[moment]
+    delay, began = lots.uniform(0, within), time.time()
+
+    def awaited():
+        if pattern is None:
+            return True
+        with contextlib.suppress(OSError):  # it vanished while it was looked at
+            return any(p.stat().st_mtime > began for p in folder.glob(pattern.format(name=wanted)))
+        return False
+
     with log.open("w") as output:
         process = subprocess.Popen(
-            command(folder, cache), cwd=ROOT, stdout=output, stderr=subprocess.STDOUT
+            command(folder, cache),
+            cwd=ROOT,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            # Else a suite in the background would hand down that SIGINT is ignored.
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         )
         try:
-            while process.poll() is None and not happens(folder, wanted):
+            while process.poll() is None and not awaited():
                 time.sleep(0.001)
             end = time.monotonic() + delay
             while process.poll() is None and time.monotonic() < end:
