@@ -92,7 +92,7 @@ def play(folder, cache, number, wanted, moment, lots, log):
             while process.poll() is None and time.monotonic() < end:
                 time.sleep(0.001)
             process.send_signal(number)  # nothing happens where it has ended
-            return in_progress(folder), process.wait(timeout=120)
+            return in_progress(folder), process.wait(timeout=600)
         finally:
             process.kill()
             process.wait()
