@@ -98,7 +98,7 @@ def test_fedasync(pattern, variant):
     assert_traffic(records, case.arrivals, case.starts, case.num_clients)
 
 
-@pytest.mark.parametrize("mode", ["tick", "original"])
+@pytest.mark.parametrize("mode", ["tick", pytest.param("original", marks=pytest.mark.slow)])
 def test_fedasync_with_alpha_0_stands_still_and_with_alpha_1_takes_the_uploads(mode):
     """All of them by their sizes, or one after the other: then the last one stays."""
     settings = {"mode": mode} | ({"decay": "constant"} if mode == "original" else {})
