@@ -130,10 +130,12 @@ def test_a_source_of_ones_own(monkeypatch):
 
 
 def short(words):
-    """The same `experiments.run` with one seed and no more rounds than its matrices need."""
+    """The same `experiments.run` with one seed, no more rounds than its matrices need, and a small
+    network where it names none."""
     args = flags.parse(["run", *words])
     rounds = max(map(int, args.matrix_rounds)) if args.matrix_rounds else min(args.rounds, 4)
-    return [*words, f"--rounds={rounds}", "--num_seeds=1", "--compilation_cache="]
+    small = [] if args["model"].present else ["--model=mlp"]
+    return [*words, *small, f"--rounds={rounds}", "--num_seeds=1", "--compilation_cache="]
 
 
 def test_the_demo_is_its_preset():
