@@ -273,7 +273,10 @@ def table_cells(rows: list[dict[str, Any]], keys: Sequence[str] = tuple(COLUMNS)
 
 
 def write_comparison(folder: Path, results: Mapping[str, pfl.Result], title: str) -> None:
-    """Writes the table, as CSV (fractions) and Markdown (percentages), and the accuracy curves."""
+    """Writes the table, as CSV (fractions) and Markdown (percentages), and the accuracy curves.
+
+    The Markdown comes last: a folder that has it has all the rest.
+    """
     rows = comparison_rows(results)
     what = "personalized_test_accuracy_last_round"
     names = {
@@ -297,8 +300,8 @@ def write_comparison(folder: Path, results: Mapping[str, pfl.Result], title: str
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     seeds = max(len(result.seeds) for result in results.values())
     notes = NOTES.format(seeds=seeds)
-    write_text(folder / "comparison.md", f"# {title}\n\n{HEADLINE}\n\n{table}\n\n{notes}\n")
     write_picture(folder / "accuracy.png", plots.accuracy_curves(results))
+    write_text(folder / "comparison.md", f"# {title}\n\n{HEADLINE}\n\n{table}\n\n{notes}\n")
 
 
 def write_picture(path: Path, figure) -> None:

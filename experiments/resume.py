@@ -21,6 +21,8 @@ from experiments import flags, outputs
 
 RECORD = "run.json"
 CHECKPOINTS = "checkpoints"
+LOCK = ".lock"
+FIRST = {LOCK, f".part-{RECORD}"}  # what there is before the record
 # Flags that change neither numbers nor which files are written.
 NEUTRAL = ("data_dir", "output_dir", "compilation_cache", "checkpoint_seconds")
 
@@ -47,12 +49,14 @@ def default_folder(args: absl.flags.FlagValues, **more) -> Path:
 
 
 def check_folder(output: Path, args: absl.flags.FlagValues, **more) -> None:
-    """Raises `InputError` unless the folder is new, or a run's with these very flags."""
+    """Raises `InputError` unless the folder is new, empty, or a run's with these very flags."""
     if not output.exists():
         parent = next(folder for folder in output.absolute().parents if folder.exists())
         if not parent.is_dir() or not os.access(parent, os.W_OK):
             raise pfl.InputError(f"--output_dir can't be {output}: {parent} is no writable folder.")
         return
+    if output.is_dir() and {path.name for path in output.iterdir()} <= FIRST:
+        return  # empty, or a run's that was killed before it could say which
     try:
         before = json.loads((output / RECORD).read_text(encoding="utf-8"))["flags"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -88,7 +92,7 @@ def opened(output: Path, args: absl.flags.FlagValues, **more) -> Iterator[None]:
       InputError: another process writes to it.
     """
     output.mkdir(parents=True, exist_ok=True)
-    with (output / ".lock").open("w") as lock:
+    with (output / LOCK).open("w") as lock:
         if fcntl is not None:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,5 +1,10 @@
 """Compares methods on one federation: `python -m experiments.run --help`."""
 
+import experiments
+
+if __name__ == "__main__":
+    experiments.end_at_ctrl_c()
+
 import contextlib
 import os
 import shutil
@@ -41,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {str(error).removeprefix('ERROR:: ')}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("Interrupted before anything was computed.", file=sys.stderr)
+        print("Interrupted: the same command goes on with what is kept.", file=sys.stderr)
         return INTERRUPTED
     return 0
 
@@ -77,8 +82,8 @@ def run(experiment: Experiment) -> int:
         title = f"{', '.join(results)} on {facts['summary']['dataset']}"
         if experiment.score_clients is not None:
             title += f", scored on client {', '.join(map(str, experiment.score_clients))}"
-        outputs.write_comparison(output, results, title)
         shutil.rmtree(output / resume.CHECKPOINTS, ignore_errors=True)
+        outputs.write_comparison(output, results, title)  # last: with it the run is finished
     return report(results, output)
 
 

@@ -1,5 +1,10 @@
 """Tries a grid of hyperparameters: `python -m experiments.sweep --help`."""
 
+import experiments
+
+if __name__ == "__main__":
+    experiments.end_at_ctrl_c()
+
 import contextlib
 import itertools
 import shutil

@@ -1,21 +1,23 @@
-"""The pages on methods say what the code has, and their commands and links are good."""
+"""The pages on methods say what the code has, and all links are good.
+
+Commands are the matter of `test_commands.py`.
+"""
 
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 
 import fedjax_pfl as pfl
-from experiments import build, compare, console, flags, sweep
+from experiments import build, flags, sweep
 from experiments.figures import __main__ as figures
 from fedjax_pfl.data.partitions import parse_options
+from tests import pages
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = pages.ROOT
 FOLDER = ROOT / "docs/algorithms"
 METHODS = sorted(pfl.METHODS)
 PAGES = sorted(path.stem for path in FOLDER.glob("*.md") if path.stem != "README")
-TEXTS = sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").rglob("*.md"))
 STUDIES = "experiments/presets/studies/"
 
 
@@ -33,24 +35,6 @@ def section(text, heading):
     _, found, rest = text.partition(f"\n## {heading}\n")
     assert found, f"no section {heading!r}"
     return rest.partition("\n## ")[0]
-
-
-def commands(text):
-    """The words of every command behind "python -m", those of continued lines together."""
-    blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
-    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
-    return [shlex.split(line) for line in lines if line.strip()]
-
-
-def parsed(words):
-    """The flag values of an `experiments.run`, its methods made and its rule's options known."""
-    assert words[:3] == ["python", "-m", "experiments.run"], words
-    args = flags.parse(["run", *words[3:]])  # reads the flagfiles, and those they name
-    build.parse_stragglers(args.stragglers)
-    build.parse_clients(args.score_clients)
-    build.parse_adaptation(args)
-    assert set(flags.given(args, "rule")) <= set(console.rule_flags(args.partition)), words
-    return args, build.parse_methods(args.algorithms, args["set"].value)
 
 
 def links(text):
@@ -109,23 +93,14 @@ def test_title_and_place_of_the_measurements(name):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_commands_parse_and_play_the_method(name):
+def test_commands_play_the_method(name):
     flagfiles = []
-    for words in commands(read(name)):
-        _, methods = parsed(words)
-        assert name in methods, words
+    for _, _, script, *words in (command.words for command in pages.commands(read(name))):
+        assert script == "experiments.run"
+        assert name in flags.parse([script, *words]).algorithms, words
         flagfiles += [word.partition("=")[2] for word in words if word.startswith("--flagfile=")]
     small = [file for file in flagfiles if file.startswith(STUDIES) or "quick" in file]
     assert small and set(flagfiles) - set(small), "one command is small, one is a paper's setting"
-
-
-def test_commands_of_the_index_and_the_readme():
-    text = (ROOT / "README.md").read_text(encoding="utf-8").replace(".venv/bin/python", "python")
-    found = [words for words in commands(text) if words[0] == "python"]
-    assert found
-    for words in found:
-        parsed(words)
-    assert not commands(read("README"))  # else they would have to be parsed here
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -140,7 +115,7 @@ def test_figures_exist_and_take_the_options(name):
         parse_options(given, figures.FIGURES[figure].options, "option")
 
 
-@pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("path", pages.PAGES, ids=pages.name)
 def test_relative_links_resolve(path):
     text = path.read_text(encoding="utf-8")
     for link in links(text):
@@ -153,38 +128,19 @@ def test_relative_links_resolve(path):
             assert anchor in anchors(target.read_text(encoding="utf-8")), link
 
 
+def test_the_sweep_on_the_page_has_as_many_settings_as_it_says():
+    given = pages.commands((ROOT / "docs/running.md").read_text(encoding="utf-8"))
+    (words,) = [c.words[2:] for c in given if c.words[2] == "experiments.sweep"]
+    rest, grid, _ = sweep.own_words(words)
+    methods = build.parse_methods(flags.parse(rest).algorithms, [])
+    queue = sweep.cells(methods, sweep.parse_grid(grid))
+    assert [len(cell.inside) for cell in queue] == [3, 3, 9, 9]  # two batch sizes, two methods
+
+
 def test_broken_pages_are_noticed():
     """The helpers find what they are for."""
-    page = "# A\n\n## B c\n[x](y.md)\n```bash\npython -m experiments.run \\\n    --rounds=2\n```\n"
+    page = "# A\n\n## B c\n[x](y.md)\n```bash\n[x](z.md)\n```\n"
     assert links(page) == ["y.md"]
     assert anchors(page) == {"a", "b-c"}
-    assert commands(page) == [["python", "-m", "experiments.run", "--rounds=2"]]
-    for wrong in (
-        ["--flagfile=experiments/presets/none.flags"],
-        ["--algorithms=fedavg", "--set=fedavg.none=1"],
-        ["--algorithms=feddwa", "--set=feddwa.top_k=0"],
-        ["--partition=shards", "--alpha=1"],
-        ["--none=1"],
-    ):
-        with pytest.raises((pfl.InputError, build.absl.flags.Error, AssertionError)):
-            parsed(["python", "-m", "experiments.run", *wrong])
     with pytest.raises(AssertionError, match="no section 'None'"):
         section(page, "None")
-
-
-def test_commands_of_the_page_on_running():
-    given = commands((ROOT / "docs/running.md").read_text(encoding="utf-8"))
-    scripts = [words[2].removeprefix("experiments.") for words in given]
-    assert scripts == ["run", "run", "sweep", "compare", "compare", "figures", "figures"]
-    for words in given[:2]:
-        parsed(words)
-    rest, grid, _ = sweep.own_words(given[2][2:])
-    args = flags.parse(rest)
-    queue = sweep.cells(build.parse_methods(args.algorithms, []), sweep.parse_grid(grid))
-    assert [len(cell.inside) for cell in queue] == [3, 3, 9, 9]
-    for words in given[3:5]:
-        assert compare.parse(words[2:]).runs
-    for words in given[5:]:
-        name, args = figures.parse(words[2:])
-        options = {f.name for f in args.get_flags_for_module("options") if f.present}
-        assert options <= set(figures.FIGURES[name].options)

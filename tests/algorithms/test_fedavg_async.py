@@ -101,6 +101,22 @@ def test_fedasync(pattern, variant):
     assert_costs(records, case.arrivals, case.starts, case)
 
 
+@pytest.mark.parametrize("mode", ["tick", pytest.param("original", marks=pytest.mark.slow)])
+def test_fedasync_with_alpha_0_stands_still_and_with_alpha_1_takes_the_uploads(mode):
+    """All of them by their sizes, or one after the other: then the last one stays."""
+    settings = {"mode": mode} | ({"decay": "constant"} if mode == "original" else {})
+    federation = toy_federation()
+    still, _ = play(pfl.make_method("fedasync", {**settings, "alpha": 0}), federation)
+    taken, _ = play(pfl.make_method("fedasync", {**settings, "alpha": 1}), federation)
+    sizes = np.asarray(federation.data.train.size)
+    shares = sizes / sizes.sum() if mode == "tick" else np.eye(len(sizes))[-1]
+    for state, other in zip(still[1:], taken[1:], strict=True):
+        assert_close(state.server, still[0].server, "stands still", 0)
+        mean = jax.tree.map(lambda leaf: np.tensordot(shares, leaf, 1), other.trained)
+        assert_close(other.server, mean, "what arrived", 1e-12)
+    assert abs(taken[1].server["params"]["head"]["bias"]).max() > 1e-6  # it began at 0
+
+
 @pytest.mark.parametrize("name", ["fedavg_async", "lga"])
 def test_what_a_late_client_lost_does_not_arrive(name):
     """A straggler whose training overflows in phase 0 has nothing to send in phase d."""

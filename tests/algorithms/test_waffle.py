@@ -177,6 +177,17 @@ def test_personalization_of_a_hundred_rounds():
     np.testing.assert_array_equal(raw_weights([[0.0], [1.0], [2.0]], t=94), [1, 0, 0])
 
 
+@pytest.mark.parametrize(("total", "first"), [(100, 95), (40, 38), (20, 19), (19, 19), (7, 7)])
+def test_alone_from_the_first_round_of_at_least_95_percent(total, first):
+    update = [[0.0], [1.0], [2.0]]
+    before, after = (
+        raw_weights(update, t=number - 1, total=total, psi=lambda r, R: 0.9)
+        for number in (first - 1, first)
+    )
+    assert before[1] > 0.1
+    np.testing.assert_array_equal(after, [1, 0, 0])
+
+
 updates = st.lists(
     st.lists(st.floats(-10, 10, allow_subnormal=False), min_size=2, max_size=2),
     min_size=2,

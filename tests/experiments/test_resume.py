@@ -1,18 +1,18 @@
-"""A run that is stopped or killed goes on with the same command and ends bit by bit the same."""
+"""A run that is stopped goes on with the same command and ends bit by bit the same.
+
+`test_kills.py` kills processes; here signals come in this one.
+"""
 
 import json
 import os
-import random
 import signal
-import subprocess
-import sys
-import time
 
 import numpy as np
 import pytest
 
+import fedjax_pfl as pfl
 from experiments import console as shown
-from experiments import resume, run
+from experiments import outputs, resume, run
 
 ROUNDS = 6
 WORDS = (
@@ -132,25 +132,30 @@ def test_the_default_folder_follows_from_the_flags():
     assert str(name()).startswith("runs/digits-dirichlet-")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_killed_at_random_moments(whole, tmp_path, number):
-    """A process of its own, killed again and again wherever it is."""
-    folder = tmp_path / "out"
-    words = [*WORDS, TWO, f"--output_dir={folder}", f"--compilation_cache={tmp_path / 'cache'}"]
-    lots, kills = random.Random(int(number)), 0
-    while True:
-        process = subprocess.Popen([sys.executable, "-m", "experiments.run", *words])
-        patience = lots.uniform(3, 12) + 2 * kills
-        began = time.monotonic()
-        while process.poll() is None and time.monotonic() - began < patience:
-            time.sleep(0.05)
-        if process.poll() is None:
-            process.send_signal(number)
-            process.wait()
-            kills += 1
-            continue
-        assert process.returncode == 0
-        break
-    assert kills >= 1
-    assert_same(folder, whole)
+def test_killed_before_it_said_which_run_it_is(tmp_path):
+    """An empty folder, or one with no more than its lock, is taken; any other is not."""
+    args = run.flags.parse(["run", *WORDS, TWO])
+    for name in ("", ".lock", ".part-run.json"):
+        if name:
+            (tmp_path / name).touch()
+        resume.check_folder(tmp_path, args)
+    (tmp_path / "partition.npz").touch()
+    with pytest.raises(pfl.InputError, match="is no run that could go on"):
+        resume.check_folder(tmp_path, args)
+
+
+def test_the_file_that_says_finished_comes_last(whole, tmp_path, monkeypatch):
+    results = {"local": pfl.Result.load(whole / "local")}
+
+    def killed(_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(outputs.plots, "accuracy_curves", killed)
+        with pytest.raises(KeyboardInterrupt):
+            outputs.write_comparison(tmp_path, results, "title")
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local" / "summary.json").touch()
+    assert not resume.finished(tmp_path, ["local"])
+    outputs.write_comparison(tmp_path, results, "title")
+    assert resume.finished(tmp_path, ["local"])
