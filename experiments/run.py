@@ -46,10 +46,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def run(experiment: Experiment) -> int:
+def run(experiment: Experiment, quiet: bool = False) -> int:
     """Simulates the methods one after the other, writes and prints; returns the exit code.
 
     Methods whose folder is whole are read from it; one that has checkpoints goes on from them.
+    With `quiet` only progress is shown, neither what is about to run nor the table.
     """
     args, output = experiment.args, experiment.output
     if args.compilation_cache:
@@ -57,7 +58,8 @@ def run(experiment: Experiment) -> int:
         jax.config.update("jax_compilation_cache_dir", cache)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
     console = Console()
-    print("\n".join(header(experiment)), flush=True)
+    if not quiet:
+        print("\n".join(header(experiment)), flush=True)
     results: dict[str, pfl.Result] = {}
     with resume.opened(output, args):
         outputs.write_partition(output, experiment.partition, experiment.dataset)
@@ -79,7 +81,7 @@ def run(experiment: Experiment) -> int:
             title += f", scored on client {', '.join(map(str, experiment.score_clients))}"
         outputs.write_comparison(output, results, title)
         shutil.rmtree(output / resume.CHECKPOINTS, ignore_errors=True)
-    return report(results, output)
+    return 0 if quiet else report(results, output)
 
 
 def run_method(experiment: Experiment, name: str, facts: dict, progress, stop) -> pfl.Result:
@@ -157,10 +159,14 @@ def header(experiment: Experiment) -> list[str]:
     ]
 
 
-if __name__ == "__main__":
-    code = main()
+def leave(code: int) -> None:
+    """Ends the process."""
     if code > 128:  # leaving in an orderly way can crash where XLA is still compiling
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
+
+
+if __name__ == "__main__":
+    leave(main())
