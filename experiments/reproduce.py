@@ -82,14 +82,14 @@ class Command:
 
     def cells(self, column: Column, stand_in: str | None = None) -> Iterator[Cell]:
         """The runs of a column: rows that the paper has a number of and that exist here."""
-        table = self.table
+        table, small = self.table, self.scale == "small"
         for line in table.row:
             if not line.registered or table.paper_number(line, column)[0] is None:
                 continue
             folder = Path(column.preset).name + (f"-on-{stand_in}" if stand_in else "")
             folder = self.output / folder.replace("/", "_") / line.name
-            words = [f"--flagfile={column.flagfile}", *table.flags, *line.flags]
-            words += [*table.small, *column.small] if self.scale == "small" else []
+            words = [f"--flagfile={column.flagfile(small)}", *table.flags, *line.flags]
+            words += [*table.small, *column.small] if small else []
             words += [f"--dataset={stand_in}", *table.stand_in] if stand_in else []
             chosen = [*line.settings, *column.settings]
             chosen = [f"--set={word}" for word in chosen if word.startswith(f"{line.method}.")]

@@ -118,14 +118,14 @@ class Report:
         """What the numbers are, in sentences."""
         table = self.table
         lines = [
-            f"Accuracy in percent on the clients' own test samples, {SCORES[table.score]}, mean over "
-            f"{table.average} unless a title says otherwise. ± 95 %: half of Student's interval over "
-            "the seeds. Place: among the methods measured here."
+            f"Accuracy in percent on the clients' own test samples, {SCORES[table.score]}, mean "
+            f"over {table.average} unless a title says otherwise. ± 95 %: half of Student's "
+            "interval over the seeds. Place: among the methods measured here."
         ]
         if self.scale == "small":
             lines.append(
-                f"SMALL SCALE: far from the paper's setting ({' '.join(table.small)}). The numbers are NOT "
-                "comparable with the paper's; at most the order of the methods is."
+                f"SMALL SCALE: far from the paper's setting ({' '.join(table.small)}). The numbers "
+                "are NOT comparable with the paper's; at most the order of the methods is."
             )
         else:
             lines.append(
@@ -213,14 +213,12 @@ def write(output: Path, report: Report) -> None:
         )  # fmt: skip
         for section in report.sections:
             for entry in report.entries[section.column.name]:
-                numbers = (entry.paper, entry.std, entry.ours,
-                           None if section.other_data else entry.difference, entry.half)  # fmt: skip
-                writer.writerow(
-                    [report.table.name, report.scale, section.column.name, section.note or "",
-                     entry.line.name, entry.line.method, entry.state or "measured",
-                     *("" if number is None else number for number in numbers),
-                     0 if entry.scores is None else len(entry.scores)]
-                )  # fmt: skip
+                difference = None if section.other_data else entry.difference
+                numbers = (entry.paper, entry.std, entry.ours, difference, entry.half)
+                line = [report.table.name, report.scale, section.column.name, section.note or ""]
+                line += [entry.line.name, entry.line.method, entry.state or "measured"]
+                line += ["" if number is None else number for number in numbers]
+                writer.writerow([*line, 0 if entry.scores is None else len(entry.scores)])
 
 
 def show(console: Console, report: Report, sections: Sequence[Section]) -> None:

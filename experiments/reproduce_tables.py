@@ -8,9 +8,9 @@ One file for each table, `experiments/tables/PAPER/TABLE.toml`:
   small                   further ones for --scale=small
   stand_in                further ones where another data set stands in
   absent                  methods of the paper that may be missing here
-  [[column]]              name, title, preset (all flags but the methods); perhaps small, settings
-                          (--set), model, average, and stand_in = true where another data set makes
-                          sense in its place
+  [[column]]              name, title, preset (all flags but the methods); perhaps small,
+                          small_preset (in place of preset), settings (--set), model, average, and
+                          stand_in = true where another data set makes sense in its place
   [[row]]                 title, method; perhaps settings, flags; paper = [a number for each column]
                           in percent, std = [its printed deviations]; nan where there is none
 """
@@ -37,14 +37,14 @@ class Column:
     title: str
     preset: str
     small: tuple[str, ...] = ()
+    small_preset: str | None = None
     settings: tuple[str, ...] = ()
     model: str = "personalized"
     average: str | None = None
     stand_in: bool = False
 
-    @property
-    def flagfile(self) -> Path:
-        return PRESETS / f"{self.preset}.flags"
+    def flagfile(self, small: bool = False) -> Path:
+        return PRESETS / f"{(small and self.small_preset) or self.preset}.flags"
 
 
 @dataclass(frozen=True)
@@ -142,10 +142,8 @@ def check(table: PaperTable, path: Path) -> None:
     need(table.score in SCORES, f"score must be one of {', '.join(SCORES)}")
     for average in (table.average, *(c.average or table.average for c in table.column)):
         need(average in AVERAGES, f"average must be one of {', '.join(AVERAGES)}, got {average!r}")
-    for column in table.column:
-        need(
-            column.flagfile.exists(), f"no preset {column.flagfile} (run in the repository's root)"
-        )
+    for file in {column.flagfile(small) for column in table.column for small in (False, True)}:
+        need(file.exists(), f"no preset {file} (run in the repository's root)")
     for line in table.row:
         known = line.registered or line.method in table.absent
         need(known, f"method {line.method!r} is neither registered nor among absent")

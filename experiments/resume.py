@@ -21,8 +21,8 @@ from experiments import flags, outputs
 
 RECORD = "run.json"
 CHECKPOINTS = "checkpoints"
-# Flags that change neither numbers nor which files are written.
-NEUTRAL = ("data_dir", "output_dir", "compilation_cache", "checkpoint_seconds")
+# Flags that change neither numbers nor which files are written; event files can be added later.
+NEUTRAL = ("data_dir", "output_dir", "compilation_cache", "checkpoint_seconds", "tensorboard")
 
 try:
     import fcntl

@@ -16,7 +16,7 @@ from rich.console import Console
 
 import fedjax_pfl as pfl
 from experiments import console as shown
-from experiments import flags, new_clients, outputs, provenance, resume
+from experiments import flags, new_clients, outputs, provenance, resume, tracking
 from experiments.build import Experiment, output_folder, parse_methods, prepare
 
 INTERRUPTED = 130
@@ -35,7 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             output = output_folder(args)
             if resume.finished(output, names):
                 print(f"This run is finished. Its results, from {output}:")
-                return report({name: pfl.Result.load(output / name) for name in names}, output)
+                results = {name: pfl.Result.load(output / name) for name in names}
+                track(args, results, output)
+                return report(results, output)
             return run(prepare(args))
     except (pfl.InputError, absl.flags.Error) as error:
         print(f"error: {str(error).removeprefix('ERROR:: ')}", file=sys.stderr)
@@ -72,6 +74,7 @@ def run(experiment: Experiment, quiet: bool = False) -> int:
                     else:
                         shower = display.method(name, args.rounds)
                         results[name] = run_method(experiment, name, facts, shower, stop)
+                    track(args, {name: results[name]}, output)
         except (pfl.Interrupted, KeyboardInterrupt) as error:
             return interrupted(error, stop, results, output)
         if experiment.newcomers is not None:
@@ -112,6 +115,13 @@ def run_method(experiment: Experiment, name: str, facts: dict, progress, stop) -
     config = provenance.configuration(experiment, result, facts)
     outputs.write_method(output / name, result, config, facts["summary"], models, more)
     return result
+
+
+def track(args, results: dict[str, pfl.Result], output: Path) -> None:
+    """Writes the event files asked for, where there are none yet."""
+    if args.tensorboard:
+        for name, result in results.items():
+            tracking.write(output / name, result)
 
 
 def interrupted(error, stop: "resume.Stopper", results: dict, output: Path) -> int:
