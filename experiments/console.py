@@ -14,6 +14,7 @@ from rich.table import Table
 import fedjax_pfl as pfl
 from experiments.flags import RULE_FLAG
 from experiments.outputs import COLUMNS, table_cells
+from fedjax_pfl.results_view import aligned
 
 # Left out one by one where a terminal is too narrow for all.
 OPTIONAL_COLUMNS = (
@@ -158,11 +159,7 @@ def print_cells(console: Console, cells: list[list[str]]) -> None:
     if console.is_terminal:
         console.print(_framed(cells))
         return
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for line in cells:
-        first, *others = zip(line, widths, strict=True)
-        text = "  ".join([first[0].ljust(first[1]), *(c.rjust(w) for c, w in others)])
-        print(text.rstrip())
+    print(aligned(cells))
 
 
 def print_table(console: Console, rows: list[dict]) -> None:

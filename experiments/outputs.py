@@ -34,10 +34,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 import fedjax_pfl as pfl
 from fedjax_pfl import partition_plots, plots
+from fedjax_pfl.results_view import interval, markdown
 
 HEADLINE = (
     "Accuracy: the personalized model, as a client would use it after the round's aggregation and "
@@ -234,14 +234,6 @@ def client_arrays(result: pfl.Result) -> dict[str, np.ndarray]:
     }
 
 
-def interval(values: np.ndarray) -> float | None:
-    """Half the width of Student's 95 % interval of the mean, or None for a single value."""
-    count = len(values)
-    if count < 2:
-        return None
-    return float(stats.t.ppf(0.975, count - 1) * values.std(ddof=1) / math.sqrt(count))
-
-
 def comparison_rows(results: Mapping[str, pfl.Result]) -> list[dict[str, Any]]:
     """One row for each method with the keys of `COLUMNS`; accuracies are fractions."""
     rows = []
@@ -307,9 +299,7 @@ def write_comparison(folder: Path, results: Mapping[str, pfl.Result], title: str
         writer = csv.writer(file)
         writer.writerow([names.get(key, key) for key in COLUMNS])
         writer.writerows([["-" if v is None else v for v in row.values()] for row in rows])
-    heading, *body = table_cells(rows)
-    lines = [heading, ["---", *["---:"] * (len(heading) - 1)], *body]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    table = markdown(table_cells(rows))
     seeds = max(len(result.seeds) for result in results.values())
     notes = NOTES.format(seeds=seeds)
     write_text(folder / "comparison.md", f"# {title}\n\n{HEADLINE}\n\n{table}\n\n{notes}\n")

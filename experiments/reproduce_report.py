@@ -14,6 +14,7 @@ from experiments.figures.runs import read
 from experiments.figures.scores import SCORES, chosen_clients, curve, one_number
 from experiments.outputs import aside, interval, write_text
 from experiments.reproduce_tables import Column, Line, PaperTable
+from fedjax_pfl import results_view
 
 HEADING = ("Method", "Paper %", "Ours %", "Difference ± 95 %", "Place: paper", "ours", "Seeds")
 ABSENT, NO_DATA, NOT_RUN, NO_NUMBER = (
@@ -195,10 +196,8 @@ def cells(section: Section, entries: Sequence[Entry]) -> list[list[str]]:
 def markdown(report: Report) -> str:
     parts = [f"# {report.title()}", *report.said(), *report.missing(report.sections)]
     for section in report.sections:
-        heading, *body = cells(section, report.entries[section.column.name])
-        lines = [heading, ["---", *["---:"] * (len(heading) - 1)], *body]
-        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-        parts.append(f"## {section.heading(report.scale)}\n\n{table}")
+        table = cells(section, report.entries[section.column.name])
+        parts.append(f"## {section.heading(report.scale)}\n\n{results_view.markdown(table)}")
     return "\n\n".join(parts) + "\n"
 
 

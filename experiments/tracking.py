@@ -10,6 +10,7 @@ from pathlib import Path
 
 import fedjax_pfl as pfl
 from experiments.outputs import metric_rows
+from fedjax_pfl.results_view import setting_names
 
 FOLDER = "tensorboard"
 
@@ -38,23 +39,11 @@ def write(folder: Path, result: pfl.Result) -> None:
     if whole.exists():
         return
     shutil.rmtree(part, ignore_errors=True)  # of a process that was killed while writing
-    for setting in range(result.num_settings):
-        writers = {
-            seed: SummaryWriter(str(part / setting_name(result, setting) / f"seed_{seed}"))
-            for seed in result.seeds
-        }
-        for seed, number, name, value in metric_rows(result, setting):
-            writers[seed].add_scalar(name, value, number)
+    for setting, name in enumerate(setting_names(result)):
+        place = part / name.replace("/", "_") if result.settings else part
+        writers = {seed: SummaryWriter(str(place / f"seed_{seed}")) for seed in result.seeds}
+        for seed, number, metric, value in metric_rows(result, setting):
+            writers[seed].add_scalar(metric, value, number)
         for writer in writers.values():
             writer.close()
     part.rename(whole)
-
-
-def setting_name(result: pfl.Result, setting: int) -> str:
-    """Such as "top_k=3,learning_rate=0.1"; "" where nothing was swept."""
-    values = {name: values[setting] for name, values in result.settings.items()}
-    text = ",".join(
-        f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
-        for name, value in values.items()
-    )
-    return text.replace("/", "_")
