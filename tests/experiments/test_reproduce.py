@@ -2,6 +2,8 @@
 
 import csv
 import os
+import re
+import shlex
 import signal
 from pathlib import Path
 
@@ -340,3 +342,13 @@ def test_scores_of_one_client_and_of_the_server(tmp_path):
     column = reproduce_tables.Column("a", "a", "digits_quick", average="samples")
     numbers = measured(table, column, tmp_path / "r" / "fedavg")
     np.testing.assert_allclose(numbers, [60, 60], rtol=1e-6)
+
+
+def test_the_page_names_every_table_and_its_commands_parse():
+    text = (ROOT / "docs/reproduce.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"`(\w+/\d+)`(?=[, |])", text)) == NAMES
+    lines = [shlex.split(line) for line in text.splitlines() if line.startswith("python -m")]
+    assert len(lines) >= 3
+    for words in lines:
+        own, more = reproduce.parse(words[2:])
+        assert own.list or reproduce.command(own, more).table.name == own.table
