@@ -4,7 +4,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import absl.flags
@@ -97,21 +97,21 @@ class Command:
             yield Cell(line, (*words, f"--output_dir={folder}"), folder)
 
 
-def command(own: absl.flags.FlagValues, more: Sequence[str]) -> Command:
+def command(chosen: absl.flags.FlagValues, more: Sequence[str]) -> Command:
     """Checks what was asked for; nothing is read or written yet.
 
     Raises:
       InputError: what of it can't be.
     """
-    if own.table is None:
+    if chosen.table is None:
         raise pfl.InputError("Say which table with --table=PAPER/TABLE; --list shows them.")
-    if own.scale not in SCALES:
-        raise pfl.unknown_name("scale", own.scale, SCALES)
-    if own.stand_in is not None and own.stand_in not in pfl.DATASETS:
-        raise pfl.unknown_name("data set", own.stand_in, pfl.DATASETS)
-    table = reproduce_tables.load(own.table, Path(own.tables).expanduser())
+    if chosen.scale not in SCALES:
+        raise pfl.unknown_name("scale", chosen.scale, SCALES)
+    if chosen.stand_in is not None and chosen.stand_in not in pfl.DATASETS:
+        raise pfl.unknown_name("data set", chosen.stand_in, pfl.DATASETS)
+    table = reproduce_tables.load(chosen.table, Path(chosen.tables).expanduser())
     for flag, found in (("columns", table.column), ("rows", table.row)):
-        for name in own[flag].value:
+        for name in chosen[flag].value:
             if name not in {one.name for one in found}:
                 kind = f"name in --{flag} of {table.name}"
                 raise pfl.unknown_name(kind, name, [one.name for one in found])
@@ -119,9 +119,9 @@ def command(own: absl.flags.FlagValues, more: Sequence[str]) -> Command:
     for name in ("algorithms", "set"):
         if args[name].present:
             raise pfl.InputError(f"--{name} can't be given here: choose methods with --rows.")
-    output = default_folder(table, own.scale, args)
+    output = default_folder(table, chosen.scale, args)
     output = output if args.output_dir is None else Path(args.output_dir).expanduser()
-    return Command(table, own.scale, own.stand_in, tuple(more), output)
+    return Command(table, chosen.scale, chosen.stand_in, tuple(more), output)
 
 
 def default_folder(table: PaperTable, scale: str, args: absl.flags.FlagValues) -> Path:
@@ -139,25 +139,48 @@ def plan(asked: Command, column: Column, rows: Sequence[str]) -> tuple[Section, 
     Raises:
       InputError: flags that can't be, or a data set asked for by --stand_in that isn't there.
     """
-    cells = list(asked.cells(column))
-    todo = [cell for cell in cells if cell.line.name in rows and not cell.finished()]
-    problem = note = None
-    if todo:
-        problem, note = trouble(todo[0].args(), complete=asked.scale == "full")
+
+    def missing(cells: list[Cell]) -> list[Cell]:
+        return [cell for cell in cells if cell.line.name in rows and not cell.finished()]
+
+    complete = asked.scale == "full"
+    section, cells = own(asked, column)
+    todo = missing(cells)
+    problem, note = trouble(todo[0].args(), complete) if todo else (None, None)
+    section = replace(section, problem=problem, note=note)
     if problem and asked.stand_in and column.stand_in:
-        cells = list(asked.cells(column, asked.stand_in))
-        todo = [cell for cell in cells if cell.line.name in rows and not cell.finished()]
-        problem, note = None, f"on {asked.stand_in} in place of the paper's data set"
-        if todo:
-            missing, _ = trouble(todo[0].args(), complete=False)
-            if missing:
-                raise pfl.InputError(missing)
-    todo = [] if problem else todo
+        section, cells = other(asked, column)
+        todo = missing(cells)
+        absent, _ = trouble(todo[0].args(), complete) if todo else (None, None)
+        if absent:
+            raise pfl.InputError(absent)
+    todo = [] if section.problem else todo
     if todo:
         build.prepare(todo[0].args())  # what is wrong is said before anything compiles
+    return section, todo
+
+
+def own(asked: Command, column: Column) -> tuple[Section, list[Cell]]:
+    """A column on its own data set."""
+    cells = list(asked.cells(column))
+    return Section(column, {cell.line.name: cell.method_folder for cell in cells}), cells
+
+
+def other(asked: Command, column: Column) -> tuple[Section, list[Cell]]:
+    """A column on the data set that stands in."""
+    cells = list(asked.cells(column, asked.stand_in))
+    note = f"on {asked.stand_in} in place of the paper's data set"
     folders = {cell.line.name: cell.method_folder for cell in cells}
-    other = bool(note and note.startswith("on "))
-    return Section(column, folders, problem, note, other_data=other), todo
+    return Section(column, folders, note=note, other_data=True), cells
+
+
+def kept(asked: Command, column: Column) -> Section:
+    """A column that was not asked for, with what is finished of it."""
+    section, cells = own(asked, column)
+    if asked.stand_in and not any(cell.finished() for cell in cells):
+        instead, cells = other(asked, column)
+        section = instead if any(cell.finished() for cell in cells) else section
+    return section
 
 
 def reproduce(asked: Command, columns: Sequence[str], rows: Sequence[str]) -> int:
@@ -181,7 +204,7 @@ def reproduce(asked: Command, columns: Sequence[str], rows: Sequence[str]) -> in
             if code:
                 return code
         shown = [section for section, _ in planned]
-        others = [plan_only(asked, c) for c in table.column if c not in with_columns]
+        others = [kept(asked, c) for c in table.column if c not in with_columns]
         sections = sorted(shown + others, key=lambda one: table.column.index(one.column))
         report = reproduce_report.Report(table, asked.scale, asked.more, tuple(sections))
         if not done:
@@ -190,12 +213,6 @@ def reproduce(asked: Command, columns: Sequence[str], rows: Sequence[str]) -> in
     reproduce_report.show(Console(), report, shown)
     print(f"\nTable and runs: {asked.output}")
     return 0
-
-
-def plan_only(asked: Command, column: Column) -> Section:
-    """A column that was not asked for, with what is finished of it."""
-    folders = {cell.line.name: cell.method_folder for cell in asked.cells(column)}
-    return Section(column, folders)
 
 
 def catalogue(folder: Path) -> str:
@@ -215,16 +232,16 @@ def catalogue(folder: Path) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the script with `argv` (the program's name first); returns its exit code."""
     try:
-        own, more = parse(sys.argv if argv is None else argv)
-        if own["help"].value:
+        args, more = parse(sys.argv if argv is None else argv)
+        if args["help"].value:
             print(f"{USAGE}\n")
-            for flag in own.get_flags_for_module("reproduce"):
+            for flag in args.get_flags_for_module("reproduce"):
                 print(f"  --{flag.name:9} {flag.help.partition(chr(10))[0].removesuffix(';')}")
             print(f"\n{AFTER}")
-        elif own["list"].value:
-            print(catalogue(Path(own.tables).expanduser()))
+        elif args["list"].value:
+            print(catalogue(Path(args.tables).expanduser()))
         else:
-            return reproduce(command(own, more), own.columns, own.rows)
+            return reproduce(command(args, more), args.columns, args.rows)
     except (pfl.InputError, absl.flags.Error) as error:
         print(f"error: {str(error).removeprefix('ERROR:: ')}", file=sys.stderr)
         return 2

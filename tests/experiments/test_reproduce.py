@@ -187,6 +187,9 @@ def test_another_data_set_stands_in(tables, finished, capsys):
     assert row["state"] == "measured" and row["difference"] == "" and row["ours_percent"]
     assert rows(folder)["cifar", "dwa_1"]["state"] == "not run"
     assert rows(folder)["digits", "local"]["state"] == "not run"
+    (folder / "table.md").unlink()  # made anew, with what was kept of the other column
+    assert call(tables, folder, *words, "--columns=digits", "--rows=nobody") == 0
+    assert rows(folder)["cifar", "local"] == row
 
 
 @pytest.mark.parametrize(
