@@ -192,8 +192,10 @@ def reproduce(asked: Command, columns: Sequence[str], rows: Sequence[str]) -> in
     args = flags.parse(["run", *asked.more])
     resume.check_folder(asked.output, args, **identity)
     planned = [plan(asked, column, rows) for column in with_columns]
-    # Columns of one preset share their runs.
-    todo = {cell.folder: (section, cell) for section, cells in planned for cell in cells}
+    todo: dict[Path, tuple[Section, Cell]] = {}
+    for section, cells in planned:
+        for cell in cells:
+            todo.setdefault(cell.folder, (section, cell))  # columns of one preset share their runs
     done = not todo and (asked.output / "table.md").exists()
     if todo:
         print(f"{len(todo)} runs to be made, kept in {asked.output}", flush=True)
