@@ -31,11 +31,12 @@ def setting_names(result: "Result") -> list[str]:
     """H names such as "top_k=3, learning_rate=0.1"; the method's alone where nothing was swept."""
     if not result.settings:
         return [result.algorithm]
+
+    def said(name: str, value) -> str:
+        return f"{name}={value:g}" if np.issubdtype(type(value), np.number) else f"{name}={value}"
+
     rows = zip(*result.settings.values(), strict=True)
-    return [
-        ", ".join(f"{name}={value:g}" for name, value in zip(result.settings, row, strict=True))
-        for row in rows
-    ]
+    return [", ".join(map(said, result.settings, row)) for row in rows]
 
 
 def table(result: "Result", model: str, form: str) -> str:
