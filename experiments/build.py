@@ -9,7 +9,7 @@ import absl.flags
 import jax
 
 import fedjax_pfl as pfl
-from experiments import console, devices, flags, resume
+from experiments import console, devices, flags, resume, tracking
 from experiments.new_clients import NewClients, hold_out_clients
 from fedjax_pfl.data.sources import text_options
 
@@ -50,6 +50,8 @@ def prepare(args: absl.flags.FlagValues, output: Path | None = None) -> Experime
     stragglers = parse_stragglers(args.stragglers)
     if args.dtype not in ("float32", "float64"):
         raise pfl.unknown_name("dtype", args.dtype, ("float32", "float64"))
+    if args.tensorboard:
+        tracking.check()
     output = output_folder(args) if output is None else output
     over = devices.prepare(args.devices, args.num_clients)
     dataset = load_dataset(args)

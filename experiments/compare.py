@@ -13,6 +13,7 @@ from experiments.figures.runs import Run, find
 from experiments.figures.scores import AVERAGES, SCORES, chosen_clients, curve, one_number, who
 from experiments.figures.selection import labels, with_scores
 from experiments.outputs import aside, interval, write_text
+from fedjax_pfl import results_view
 from fedjax_pfl.errors import InputError, require, unknown_name
 
 USAGE = """\
@@ -194,9 +195,7 @@ def cells(rows: Sequence[Row]) -> list[list[str]]:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    heading, *body = cells(rows)
-    lines = [heading, ["---", *["---:"] * (len(heading) - 1)], *body]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+    return results_view.markdown(cells(rows)) + "\n"
 
 
 def latex(rows: Sequence[Row]) -> str:

@@ -14,6 +14,7 @@ from rich.table import Table
 import fedjax_pfl as pfl
 from experiments.flags import RULE_FLAG
 from experiments.outputs import COLUMNS, table_cells
+from fedjax_pfl.results_view import aligned
 
 # Left out one by one where a terminal is too narrow for all.
 OPTIONAL_COLUMNS = (
@@ -142,25 +143,33 @@ def progress_display(console: Console) -> PlainProgress | BarProgress:
     return BarProgress(console) if console.is_terminal else PlainProgress()
 
 
+def _framed(cells: list[list[str]]) -> Table:
+    table = Table(box=SIMPLE_HEAD)
+    heading, *body = cells
+    for k, name in enumerate(heading):
+        short = name.replace(" ", "\n", 1) if len(name) > 8 else name
+        table.add_column(short, justify="left" if k == 0 else "right", no_wrap=True)
+    for line in body:
+        table.add_row(*line)
+    return table
+
+
+def print_cells(console: Console, cells: list[list[str]]) -> None:
+    """A heading and rows: framed on a terminal, elsewhere aligned text."""
+    if console.is_terminal:
+        console.print(_framed(cells))
+        return
+    print(aligned(cells))
+
+
 def print_table(console: Console, rows: list[dict]) -> None:
     """The comparison: framed on a terminal, as many columns as fit; elsewhere aligned text."""
     if not console.is_terminal:
-        cells = table_cells(rows)
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        for line in cells:
-            first, *others = zip(line, widths, strict=True)
-            text = "  ".join([first[0].ljust(first[1]), *(c.rjust(w) for c, w in others)])
-            print(text.rstrip())
+        print_cells(console, table_cells(rows))
         return
     for count in range(len(OPTIONAL_COLUMNS) + 1):
         keys = [key for key in COLUMNS if key not in OPTIONAL_COLUMNS[:count]]
-        table = Table(box=SIMPLE_HEAD)
-        heading, *body = table_cells(rows, keys)
-        for k, name in enumerate(heading):
-            short = name.replace(" ", "\n", 1) if len(name) > 8 else name
-            table.add_column(short, justify="left" if k == 0 else "right", no_wrap=True)
-        for line in body:
-            table.add_row(*line)
+        table = _framed(table_cells(rows, keys))
         endless = console.options.update(max_width=1000)
         if Measurement.get(console, endless, table).maximum <= console.width:
             break

@@ -157,6 +157,7 @@ def _run(group: _Group) -> None:
     meaning = "seconds between checkpoints, from which the same command goes on; 0: every chunk"
     group.number("checkpoint_seconds", 60.0, meaning, 0.0)
     group.switch("save_models", True, "write the final models")
+    group.switch("tensorboard", False, "also write TensorBoard's event files")
     group.text(
         "compilation_cache",
         "~/.cache/fedjax_pfl",

@@ -11,6 +11,8 @@ OUTPUT/METHOD/config.json   everything that determines the run, and where it ran
 OUTPUT/METHOD/summary.json  the numbers of the table; accuracies are fractions
 OUTPUT/METHOD/metrics.csv   seed,round,metric,value: means over clients; sums of traffic, local
                             steps and FLOPs
+OUTPUT/METHOD/metrics.jsonl the same, an object for each seed and round
+OUTPUT/METHOD/tensorboard/  the same as event files, with --tensorboard (`experiments.tracking`)
 OUTPUT/METHOD/clients.npz   scores [seed, round, client] at `rounds`, and records (participated,
                             diverged, train_loss, local_steps, computation/flops, traffic/...) at
                             `record_rounds`; `seeds`
@@ -32,10 +34,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 import fedjax_pfl as pfl
 from fedjax_pfl import partition_plots, plots
+from fedjax_pfl.results_view import interval, markdown
 
 HEADLINE = (
     "Accuracy: the personalized model, as a client would use it after the round's aggregation and "
@@ -132,6 +134,7 @@ def write_method(
         writer = csv.writer(file)
         writer.writerow(("seed", "round", "metric", "value"))
         writer.writerows(metric_rows(result))
+    write_text(folder / "metrics.jsonl", metric_lines(result))
     with aside(folder / "clients.npz") as part, part.open("wb") as file:
         np.savez_compressed(file, **client_arrays(result))
     if result.matrices:
@@ -153,11 +156,20 @@ def write_method(
     os.replace(folder, whole)
 
 
-def metric_rows(result: pfl.Result) -> Iterator[tuple[int, int, str, float]]:
+def metric_lines(result: pfl.Result) -> str:
+    """The rows as JSON, one line for each seed and round."""
+    lines: dict[tuple[int, int], dict[str, float]] = {}
+    for seed, number, name, value in metric_rows(result):
+        start = {"seed": seed, "round": number}
+        lines.setdefault((seed, number), start)[name] = value
+    return "".join(f"{json.dumps(plain(lines[key]))}\n" for key in sorted(lines))
+
+
+def metric_rows(result: pfl.Result, setting: int = 0) -> Iterator[tuple[int, int, str, float]]:
     """Rows (seed, round, metric, value): scores of the evaluated rounds, records of every round."""
     table: dict[str, np.ndarray] = {}
     for name, values in result.scores.items():
-        values = values[:, 0].astype(np.float64)
+        values = values[:, setting].astype(np.float64)
         table[name] = mean_over_clients(values)
         if name.endswith("/accuracy"):
             count = max(int(np.isfinite(values).any(axis=(0, 1)).sum()), 1)
@@ -167,21 +179,24 @@ def metric_rows(result: pfl.Result) -> Iterator[tuple[int, int, str, float]]:
             table[f"{name}_std_over_clients"] = np.sqrt(squares)
             model, split, _ = name.split("/")
             if split == "test":
-                pooled = np.where(np.isfinite(table[name]), result.pooled(model)[:, 0], np.nan)
+                pooled = np.where(
+                    np.isfinite(table[name]), result.pooled(model)[:, setting], np.nan
+                )
                 table[f"{name}_pooled"] = pooled
     yield from _rows(result, table, result.eval_rounds)
-    records = {"participants": result.clients["participated"][:, 0].sum(axis=-1)}
-    records["diverged_clients"] = result.clients["diverged"][:, 0].sum(axis=-1)
+    records = {"participants": result.clients["participated"][:, setting].sum(axis=-1)}
+    records["diverged_clients"] = result.clients["diverged"][:, setting].sum(axis=-1)
     for name, values in result.clients.items():
         if name not in ("participated", "diverged", "local_steps"):
-            records[name] = mean_over_clients(values[:, 0].astype(np.float64))
+            records[name] = mean_over_clients(values[:, setting].astype(np.float64))
     for way, sent in result.traffic().items():
-        records[f"traffic/{way}_bytes"] = sent[:, 0].sum(axis=-1)
+        records[f"traffic/{way}_bytes"] = sent[:, setting].sum(axis=-1)
     if "local_steps" in result.clients:
-        records["local_steps"] = result.clients["local_steps"][:, 0].sum(axis=-1, dtype=np.int64)
+        steps = result.clients["local_steps"][:, setting]
+        records["local_steps"] = steps.sum(axis=-1, dtype=np.int64)
     if (flops := result.flops()) is not None:
-        records["computation/flops"] = flops[:, 0].sum(axis=-1)
-    records |= {name: values[:, 0] for name, values in result.scalars.items()}
+        records["computation/flops"] = flops[:, setting].sum(axis=-1)
+    records |= {name: values[:, setting] for name, values in result.scalars.items()}
     yield from _rows(result, records, np.arange(1, result.rounds + 1))
 
 
@@ -217,14 +232,6 @@ def client_arrays(result: pfl.Result) -> dict[str, np.ndarray]:
         "train_sizes": result.train_sizes,
         "test_sizes": result.test_sizes,
     }
-
-
-def interval(values: np.ndarray) -> float | None:
-    """Half the width of Student's 95 % interval of the mean, or None for a single value."""
-    count = len(values)
-    if count < 2:
-        return None
-    return float(stats.t.ppf(0.975, count - 1) * values.std(ddof=1) / math.sqrt(count))
 
 
 def comparison_rows(results: Mapping[str, pfl.Result]) -> list[dict[str, Any]]:
@@ -295,9 +302,7 @@ def write_comparison(folder: Path, results: Mapping[str, pfl.Result], title: str
         writer = csv.writer(file)
         writer.writerow([names.get(key, key) for key in COLUMNS])
         writer.writerows([["-" if v is None else v for v in row.values()] for row in rows])
-    heading, *body = table_cells(rows)
-    lines = [heading, ["---", *["---:"] * (len(heading) - 1)], *body]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    table = markdown(table_cells(rows))
     seeds = max(len(result.seeds) for result in results.values())
     notes = NOTES.format(seeds=seeds)
     write_picture(folder / "accuracy.png", plots.accuracy_curves(results))

@@ -17,7 +17,7 @@ from experiments.build import Experiment
 VERSIONED = ("jax", "jaxlib", "flax", "optax", "numpy")
 # What a run is called and where it is kept doesn't change its numbers.
 UNHASHED = ("algorithms", "set", "data_dir", "partition_file", "output_dir", "save_models")
-UNHASHED += ("compilation_cache", "checkpoint_seconds")
+UNHASHED += ("compilation_cache", "checkpoint_seconds", "tensorboard")
 
 
 def describe(experiment: Experiment) -> dict[str, Any]:

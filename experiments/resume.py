@@ -23,8 +23,8 @@ RECORD = "run.json"
 CHECKPOINTS = "checkpoints"
 LOCK = ".lock"
 FIRST = {LOCK, f".part-{RECORD}"}  # what there is before the record
-# Flags that change neither numbers nor which files are written.
-NEUTRAL = ("data_dir", "output_dir", "compilation_cache", "checkpoint_seconds")
+# Flags that change neither numbers nor which files are written; event files can be added later.
+NEUTRAL = ("data_dir", "output_dir", "compilation_cache", "checkpoint_seconds", "tensorboard")
 
 try:
     import fcntl

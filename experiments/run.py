@@ -21,7 +21,7 @@ from rich.console import Console
 
 import fedjax_pfl as pfl
 from experiments import console as shown
-from experiments import flags, new_clients, outputs, provenance, resume
+from experiments import flags, new_clients, outputs, provenance, resume, tracking
 from experiments.build import Experiment, output_folder, parse_methods, prepare
 
 INTERRUPTED = 130
@@ -40,7 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             output = output_folder(args)
             if resume.finished(output, names):
                 print(f"This run is finished. Its results, from {output}:")
-                return report({name: pfl.Result.load(output / name) for name in names}, output)
+                results = {name: pfl.Result.load(output / name) for name in names}
+                track(args, results, output)
+                return report(results, output)
             return run(prepare(args))
     except (pfl.InputError, absl.flags.Error) as error:
         print(f"error: {str(error).removeprefix('ERROR:: ')}", file=sys.stderr)
@@ -51,10 +53,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def run(experiment: Experiment) -> int:
+def run(experiment: Experiment, quiet: bool = False) -> int:
     """Simulates the methods one after the other, writes and prints; returns the exit code.
 
     Methods whose folder is whole are read from it; one that has checkpoints goes on from them.
+    With `quiet` only progress is shown, neither what is about to run nor the table.
     """
     args, output = experiment.args, experiment.output
     if args.compilation_cache:
@@ -62,7 +65,8 @@ def run(experiment: Experiment) -> int:
         jax.config.update("jax_compilation_cache_dir", cache)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
     console = Console()
-    print("\n".join(header(experiment)), flush=True)
+    if not quiet:
+        print("\n".join(header(experiment)), flush=True)
     results: dict[str, pfl.Result] = {}
     with resume.opened(output, args):
         outputs.write_partition(output, experiment.partition, experiment.dataset)
@@ -75,6 +79,7 @@ def run(experiment: Experiment) -> int:
                     else:
                         shower = display.method(name, args.rounds)
                         results[name] = run_method(experiment, name, facts, shower, stop)
+                    track(args, {name: results[name]}, output)
         except (pfl.Interrupted, KeyboardInterrupt) as error:
             return interrupted(error, stop, results, output)
         if experiment.newcomers is not None:
@@ -84,7 +89,7 @@ def run(experiment: Experiment) -> int:
             title += f", scored on client {', '.join(map(str, experiment.score_clients))}"
         shutil.rmtree(output / resume.CHECKPOINTS, ignore_errors=True)
         outputs.write_comparison(output, results, title)  # last: with it the run is finished
-    return report(results, output)
+    return 0 if quiet else report(results, output)
 
 
 def run_method(experiment: Experiment, name: str, facts: dict, progress, stop) -> pfl.Result:
@@ -115,6 +120,13 @@ def run_method(experiment: Experiment, name: str, facts: dict, progress, stop) -
     config = provenance.configuration(experiment, result, facts)
     outputs.write_method(output / name, result, config, facts["summary"], models, more)
     return result
+
+
+def track(args, results: dict[str, pfl.Result], output: Path) -> None:
+    """Writes the event files asked for, where there are none yet."""
+    if args.tensorboard:
+        for name, result in results.items():
+            tracking.write(output / name, result)
 
 
 def interrupted(error, stop: "resume.Stopper", results: dict, output: Path) -> int:
@@ -162,10 +174,14 @@ def header(experiment: Experiment) -> list[str]:
     ]
 
 
-if __name__ == "__main__":
-    code = main()
+def leave(code: int) -> None:
+    """Ends the process."""
     if code > 128:  # leaving in an orderly way can crash where XLA is still compiling
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
+
+
+if __name__ == "__main__":
+    leave(main())

@@ -19,7 +19,7 @@ import numpy as np
 from rich.console import Console
 
 import fedjax_pfl as pfl
-from experiments import build, flags, resume
+from experiments import build, flags, resume, tracking
 from experiments import console as shown
 from experiments.sweep_tables import Outcome, table, write
 from fedjax_pfl.program import RATES
@@ -124,9 +124,12 @@ def cells(methods: Mapping[str, pfl.Algorithm], grid: Mapping[str, Sequence[str]
 def run_cell(cell: Cell, argv: Sequence[str], output: Path, display, stop) -> pfl.Result:
     """Simulates one program, or reads its result where it is finished."""
     folder = output / "results" / cell.folder
-    if (folder / "result.npz").exists():
-        return pfl.Result.load(folder)
     args = flags.parse([*argv, *cell.words()])
+    if (folder / "result.npz").exists():
+        result = pfl.Result.load(folder)
+        if args.tensorboard:
+            tracking.write(folder, result)
+        return result
     experiment = build.prepare(args, output)
     settings = {}
     for name in cell.inside[0]:
@@ -151,6 +154,8 @@ def run_cell(cell: Cell, argv: Sequence[str], output: Path, display, stop) -> pf
     part = folder.with_name(f".part-{folder.name}")
     shutil.rmtree(part, ignore_errors=True)
     result.save(part)
+    if args.tensorboard:
+        tracking.write(part, result)
     part.replace(folder)
     return result
 

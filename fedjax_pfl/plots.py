@@ -32,19 +32,34 @@ def accuracy_curves(
       model, split: which accuracy.
       setting: index of the swept setting.
     """
-    require(len(results) > 0, "results", results, "at least one")
+    lines = {name: one.curve(model, split)[:, setting] for name, one in results.items()}
+    rounds = {name: one.eval_rounds for name, one in results.items()}
+    return curves(lines, rounds, model, split)
+
+
+def curves(
+    lines: Mapping[str, np.ndarray], rounds: Mapping[str, np.ndarray], model: str, split: str
+) -> Figure:
+    """Accuracy against the round: mean over seeds, and a band from the lowest to the highest.
+
+    Args:
+      lines: fractions [S, E] by the name that the legend shows.
+      rounds: E numbers, for each of them.
+      model, split: what the title says.
+    """
+    require(len(lines) > 0, "results", lines, "at least one")
     figure = Figure(figsize=(7.5, 4.5), dpi=DPI, layout="constrained")
     axes = figure.add_subplot()
     finals = {}
-    for k, (name, result) in enumerate(results.items()):
-        curve = 100 * result.curve(model, split)[:, setting]
+    for k, (name, fractions) in enumerate(lines.items()):
+        curve = 100 * fractions
         colour, dash = COLOURS[k % len(COLOURS)], DASHES[k // len(COLOURS) % len(DASHES)]
-        mean, rounds = curve.mean(axis=0), result.eval_rounds
-        marker = "o" if len(rounds) < 3 else None  # a line of one point shows nothing
-        (line,) = axes.plot(rounds, mean, dash, color=colour, label=name, marker=marker, ms=4)
+        mean, x = curve.mean(axis=0), rounds[name]
+        marker = "o" if len(x) < 3 else None  # a line of one point shows nothing
+        (line,) = axes.plot(x, mean, dash, color=colour, label=name, marker=marker, ms=4)
         if len(curve) > 1:
             low, high = curve.min(axis=0), curve.max(axis=0)
-            axes.fill_between(rounds, low, high, color=colour, alpha=0.18, linewidth=0)
+            axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
         finals[line] = mean[-1]
     ranked = sorted(finals, key=lambda line: -np.nan_to_num(finals[line], nan=-1.0))
     labels = [f"{line.get_label()}  {finals[line]:.1f}" for line in ranked]
@@ -52,7 +67,7 @@ def accuracy_curves(
         ranked, labels, title="last round, %", loc="center left", bbox_to_anchor=(1.01, 0.5),
         frameon=False, alignment="left",
     )  # fmt: skip
-    seeds = max(len(result.seeds) for result in results.values())
+    seeds = max(map(len, lines.values()))
     band = f"; mean of {seeds} seeds, band from lowest to highest" if seeds > 1 else ""
     axes.set(xlabel="round", ylabel="accuracy, %")
     figure.suptitle(f"{model} model, {split} samples, mean over clients{band}", fontsize=10)

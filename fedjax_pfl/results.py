@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_pfl import results_view
 from fedjax_pfl.errors import InputError
 
 HEADLINE = "personalized"
@@ -197,6 +198,31 @@ class Result:
             "client_execution": self.execution,
             "model_parameters": self.num_parameters,
         }
+
+    def table(self, model: str = HEADLINE, form: str = "markdown") -> str:
+        """One row for each setting: mean accuracy after the last round with half of its 95 %
+        interval over seeds (Student's t), the worst tenth of the clients, the best round, and the
+        megabytes a participating client sends and receives in a round.
+
+        Args:
+          model: a name that was scored, on test samples.
+          form: "markdown" or "plain" (aligned text).
+
+        Raises:
+          InputError: an unknown form, or a model without scores.
+        """
+        return results_view.table(self, model, form)
+
+    def plot(self, model: str = HEADLINE, split: str = "test"):
+        """Mean accuracy over clients against the round, a line for each setting.
+
+        Returns a `matplotlib.figure.Figure` (`figure.axes[0]` has the lines, `figure.savefig(path)`
+        writes it); the band goes from the lowest seed to the highest.
+
+        Raises:
+          InputError: no scores of that model and split.
+        """
+        return results_view.plot(self, model, split)
 
     def save(self, folder: str | Path) -> None:
         """Writes `result.json` and `result.npz`; an existing result is never overwritten.

@@ -22,7 +22,7 @@ from fedjax_pfl.errors import InputError, unknown_name
 PLACES = {
     "algorithms", "set", "data_dir", "partition_file", "output_dir", "save_models",
     "compilation_cache", "checkpoint_seconds", "matrix_rounds", "client_execution",
-    "seed_execution", "devices", "eval_batch_size",
+    "seed_execution", "devices", "eval_batch_size", "tensorboard",
 }  # fmt: skip
 METHOD = "method"
 DEPTH = 4  # folders below a given one that are searched

@@ -47,7 +47,7 @@ def test_files(finished):
     expected = {"partition.npz", "partition.png", "accuracy.png", "comparison.csv", "comparison.md"}
     expected |= {"run.json", ".lock"}
     files = ("config.json", "metrics.csv", "clients.npz", "summary.json", "mixing.npz")
-    files += ("result.json", "result.npz")
+    files += ("metrics.jsonl", "result.json", "result.npz")
     for method in ("fedavg", "feddwa"):
         expected |= {f"{method}/{file}" for file in (*files, "mixing.png", "models.npz")}
     assert names == expected  # nothing half-written is left either

@@ -1,0 +1,257 @@
+"""Repeats a paper's table: `python -m experiments.reproduce --help`."""
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import absl.flags
+from rich.console import Console
+
+import fedjax_pfl as pfl
+from experiments import build, flags, reproduce_report, reproduce_tables, resume, run
+from experiments.reproduce_data import trouble
+from experiments.reproduce_report import Section
+from experiments.reproduce_tables import Column, Line, PaperTable
+
+USAGE = """\
+Runs the cells of a paper's table and sets the numbers measured beside the paper's.
+
+  python -m experiments.reproduce --list
+  python -m experiments.reproduce --table=pfedla/1 --scale=small --data_dir=DATA
+  python -m experiments.reproduce --table=feddwa/1 --stand_in=fashion_mnist --data_dir=DATA
+
+Every cell is a run of experiments.run. What was killed goes on with the same command, and what is
+finished is printed."""
+AFTER = "All other flags are those of experiments.run; what they change is said in the table."
+SCALES = ("small", "full")
+
+
+def parse(argv: Sequence[str]) -> tuple[absl.flags.FlagValues, list[str]]:
+    """(own flags, words for `experiments.run`)."""
+    values = absl.flags.FlagValues()
+    place = {"flag_values": values, "module_name": "reproduce"}
+    text, names = absl.flags.DEFINE_string, absl.flags.DEFINE_list
+    text("table", None, "PAPER/TABLE, one of --list", **place)
+    text("scale", "small", "'small' (minutes, not comparable) or 'full' (the paper's)", **place)
+    names("columns", [], "only these settings of the table", **place)
+    names("rows", [], "only these rows of it", **place)
+    text("stand_in", None, "data set to take where a setting's own is missing", **place)
+    text("tables", str(reproduce_tables.FOLDER), "folder of the tables", **place)
+    absl.flags.DEFINE_boolean("list", False, "print the tables, their settings and rows", **place)
+    absl.flags.DEFINE_boolean("help", False, "print this", short_name="h", **place)
+    return values, values(list(argv), known_only=True)[1:]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A run: the words of its command line, and its folder."""
+
+    line: Line
+    words: tuple[str, ...]
+    folder: Path
+
+    @property
+    def method_folder(self) -> Path:
+        return self.folder / self.line.method
+
+    def finished(self) -> bool:
+        """Whether it is whole.
+
+        Raises:
+          InputError: the folder is something else.
+        """
+        resume.check_folder(self.folder, self.args())
+        return resume.finished(self.folder, [self.line.method])
+
+    def args(self) -> absl.flags.FlagValues:
+        return flags.parse(["run", *self.words])
+
+
+@dataclass(frozen=True)
+class Command:
+    """What was asked for: a table, a scale, further flags, and where all of it goes."""
+
+    table: PaperTable
+    scale: str
+    stand_in: str | None
+    more: tuple[str, ...]
+    output: Path
+
+    def cells(self, column: Column, stand_in: str | None = None) -> Iterator[Cell]:
+        """The runs of a column: rows that the paper has a number of and that exist here."""
+        table, small = self.table, self.scale == "small"
+        for line in table.row:
+            if not line.registered or table.paper_number(line, column)[0] is None:
+                continue
+            folder = Path(column.preset).name + (f"-on-{stand_in}" if stand_in else "")
+            folder = self.output / folder.replace("/", "_") / line.name
+            words = [f"--flagfile={column.flagfile(small)}", *table.flags, *line.flags]
+            words += [*table.small, *column.small] if small else []
+            words += [f"--dataset={stand_in}", *table.stand_in] if stand_in else []
+            chosen = [*line.settings, *column.settings]
+            chosen = [f"--set={word}" for word in chosen if word.startswith(f"{line.method}.")]
+            words += ["--nosave_models", *self.more, f"--algorithms={line.method}", *chosen]
+            yield Cell(line, (*words, f"--output_dir={folder}"), folder)
+
+
+def command(chosen: absl.flags.FlagValues, more: Sequence[str]) -> Command:
+    """Checks what was asked for; nothing is read or written yet.
+
+    Raises:
+      InputError: what of it can't be.
+    """
+    if chosen.table is None:
+        raise pfl.InputError("Say which table with --table=PAPER/TABLE; --list shows them.")
+    if chosen.scale not in SCALES:
+        raise pfl.unknown_name("scale", chosen.scale, SCALES)
+    if chosen.stand_in is not None and chosen.stand_in not in pfl.DATASETS:
+        raise pfl.unknown_name("data set", chosen.stand_in, pfl.DATASETS)
+    table = reproduce_tables.load(chosen.table, Path(chosen.tables).expanduser())
+    for flag, found in (("columns", table.column), ("rows", table.row)):
+        for name in chosen[flag].value:
+            if name not in {one.name for one in found}:
+                kind = f"name in --{flag} of {table.name}"
+                raise pfl.unknown_name(kind, name, [one.name for one in found])
+    args = flags.parse(["run", *more])
+    for name in ("algorithms", "set"):
+        if args[name].present:
+            raise pfl.InputError(f"--{name} can't be given here: choose methods with --rows.")
+    output = default_folder(table, chosen.scale, args)
+    output = output if args.output_dir is None else Path(args.output_dir).expanduser()
+    return Command(table, chosen.scale, chosen.stand_in, tuple(more), output)
+
+
+def default_folder(table: PaperTable, scale: str, args: absl.flags.FlagValues) -> Path:
+    """runs/reproduce-PAPER-TABLE-SCALE, and a hash of further flags if they change anything."""
+    name = f"reproduce-{table.name.replace('/', '-')}-{scale}"
+    now = resume.configuration(args)
+    if now != resume.configuration(flags.parse(["run"])):
+        name += f"-{hashlib.sha256(json.dumps(now).encode()).hexdigest()[:8]}"
+    return Path("runs") / name
+
+
+def plan(asked: Command, column: Column, rows: Sequence[str]) -> tuple[Section, list[Cell]]:
+    """(what the table says of a column, its runs that are to be made).
+
+    Raises:
+      InputError: flags that can't be, or a data set asked for by --stand_in that isn't there.
+    """
+
+    def missing(cells: list[Cell]) -> list[Cell]:
+        return [cell for cell in cells if cell.line.name in rows and not cell.finished()]
+
+    complete = asked.scale == "full"
+    section, cells = own(asked, column)
+    todo = missing(cells)
+    problem, note = trouble(todo[0].args(), complete) if todo else (None, None)
+    section = replace(section, problem=problem, note=note)
+    if problem and asked.stand_in and column.stand_in:
+        section, cells = other(asked, column)
+        todo = missing(cells)
+        absent, _ = trouble(todo[0].args(), complete) if todo else (None, None)
+        if absent:
+            raise pfl.InputError(absent)
+    todo = [] if section.problem else todo
+    if todo:
+        build.prepare(todo[0].args())  # what is wrong is said before anything compiles
+    return section, todo
+
+
+def own(asked: Command, column: Column) -> tuple[Section, list[Cell]]:
+    """A column on its own data set."""
+    cells = list(asked.cells(column))
+    return Section(column, {cell.line.name: cell.method_folder for cell in cells}), cells
+
+
+def other(asked: Command, column: Column) -> tuple[Section, list[Cell]]:
+    """A column on the data set that stands in."""
+    cells = list(asked.cells(column, asked.stand_in))
+    note = f"on {asked.stand_in} in place of the paper's data set"
+    folders = {cell.line.name: cell.method_folder for cell in cells}
+    return Section(column, folders, note=note, other_data=True), cells
+
+
+def kept(asked: Command, column: Column) -> Section:
+    """A column that was not asked for, with what is finished of it."""
+    section, cells = own(asked, column)
+    if asked.stand_in and not any(cell.finished() for cell in cells):
+        instead, cells = other(asked, column)
+        section = instead if any(cell.finished() for cell in cells) else section
+    return section
+
+
+def reproduce(asked: Command, columns: Sequence[str], rows: Sequence[str]) -> int:
+    """Makes the runs that are missing, writes and prints; returns the exit code."""
+    table = asked.table
+    with_columns = [c for c in table.column if not columns or c.name in columns]
+    rows = rows or [line.name for line in table.row]
+    identity = {"table": table.name, "scale": asked.scale}
+    args = flags.parse(["run", *asked.more])
+    resume.check_folder(asked.output, args, **identity)
+    planned = [plan(asked, column, rows) for column in with_columns]
+    todo: dict[Path, tuple[Section, Cell]] = {}
+    for section, cells in planned:
+        for cell in cells:
+            todo.setdefault(cell.folder, (section, cell))  # columns of one preset share their runs
+    done = not todo and (asked.output / "table.md").exists()
+    if todo:
+        print(f"{len(todo)} runs to be made, kept in {asked.output}", flush=True)
+    with resume.opened(asked.output, args, **identity):
+        for number, (section, cell) in enumerate(todo.values(), start=1):
+            print(f"\n[{number}/{len(todo)}] {cell.line.title}: {section.title}", flush=True)
+            code = run.run(build.prepare(cell.args()), quiet=True)
+            if code:
+                return code
+        shown = [section for section, _ in planned]
+        others = [kept(asked, c) for c in table.column if c not in with_columns]
+        sections = sorted(shown + others, key=lambda one: table.column.index(one.column))
+        report = reproduce_report.Report(table, asked.scale, asked.more, tuple(sections))
+        if not done:
+            reproduce_report.write(asked.output, report)
+    print()
+    reproduce_report.show(Console(), report, shown)
+    print(f"\nTable and runs: {asked.output}")
+    return 0
+
+
+def catalogue(folder: Path) -> str:
+    """The text of --list."""
+    lines = []
+    for name in reproduce_tables.names(folder):
+        table = reproduce_tables.load(name, folder)
+        here = [line.name for line in table.row if line.registered]
+        lines.append(f"{name}: {table.paper}, {table.table}: {table.caption}")
+        lines.append(f"  columns  {', '.join(column.name for column in table.column)}")
+        lines.append(f"  rows     {', '.join(here)}")
+        missing = [line.title for line in table.row if not line.registered]
+        lines += [f"           not in this version: {', '.join(missing)}"] if missing else []
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the script with `argv` (the program's name first); returns its exit code."""
+    try:
+        args, more = parse(sys.argv if argv is None else argv)
+        if args["help"].value:
+            print(f"{USAGE}\n")
+            for flag in args.get_flags_for_module("reproduce"):
+                print(f"  --{flag.name:9} {flag.help.partition(chr(10))[0].removesuffix(';')}")
+            print(f"\n{AFTER}")
+        elif args["list"].value:
+            print(catalogue(Path(args.tables).expanduser()))
+        else:
+            return reproduce(command(args, more), args.columns, args.rows)
+    except (pfl.InputError, absl.flags.Error) as error:
+        print(f"error: {str(error).removeprefix('ERROR:: ')}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("Interrupted: the same command goes on with what is missing.", file=sys.stderr)
+        return run.INTERRUPTED
+    return 0
+
+
+if __name__ == "__main__":
+    run.leave(main())

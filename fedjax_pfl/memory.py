@@ -1,0 +1,144 @@
+"""How much device memory a simulation takes at most, estimated before anything is compiled."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import Literal
+
+# What XLA computes in place or inside its neighbours: no buffer beside that of a dying operand.
+FUSED = frozenset(
+    "abs add and broadcast_in_dim ceil clamp concatenate convert_element_type copy cos div "
+    "dynamic_update_slice eq erf exp expand_dims floor ge gt integer_pow iota is_finite le log "
+    "log1p logistic lt max min mul ne neg not or pad pow reshape rsqrt scatter scatter-add select_n "
+    "sign sin slice sqrt square squeeze stop_gradient sub tanh transpose".split()
+)
+REDUCTIONS = frozenset(
+    "argmax argmin reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum".split()
+)
+CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint"})
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on the devices at the fullest moment of a round.
+
+    Attributes:
+      data: samples, labels and index lists.
+      state: the method's state of all runs.
+      working: what a round holds beside them: trained and mixed models, activations, measurements.
+    """
+
+    data: int
+    state: int
+    working: int
+
+    @property
+    def total(self) -> int:
+        return self.data + self.state + self.working
+
+    def __str__(self) -> str:
+        return (
+            f"{gigabytes(self.total)} (data {gigabytes(self.data)}, state "
+            f"{gigabytes(self.state)}, a round's working memory {gigabytes(self.working)})"
+        )
+
+
+def gigabytes(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
+
+
+def peak(jaxpr: Any, owned: frozenset = frozenset()) -> int:
+    """Most bytes alive at once while a traced program runs, its inputs apart.
+
+    Walks the equations with the buffers that are still needed, into loops, branches and calls.
+    What XLA fuses has no buffer until something needs it as a whole, and then takes over that of
+    an operand nobody needs any more. A loop's carry is counted once: it is updated in place.
+
+    Args:
+      jaxpr: of the program, not closed.
+      owned: inputs that it may use up, which count.
+    """
+    last = _last_uses(jaxpr)
+    live, fused = {v: _size(v) for v in owned}, {}
+    most = sum(live.values())
+
+    def whole(variables, i) -> None:
+        """Gives fused values a buffer of their own."""
+        for v in variables:
+            if v in fused:
+                bases = {b for b in fused.pop(v) if b in live and last[b] <= i}
+                room = max((live[b] for b in bases), default=0)
+                for b in bases:
+                    if live[b] == room and room:
+                        live[b] = 0  # taken over
+                        break
+                live[v] = _size(v)
+
+    for i, equation in enumerate(jaxpr.eqns):
+        read = {v for v in equation.invars if not isinstance(v, Literal)}
+        name = equation.primitive.name
+        if name in FUSED:
+            bases = {b for v in read for b in (fused.get(v) or {v})}
+            fused |= {v: bases for v in equation.outvars if v in last}
+            continue
+        if name not in REDUCTIONS:
+            whole(read, i)
+        dying = {v for v in read if v in live and last[v] <= i}
+        used_up = sum(live[v] for v in dying)
+        made = sum(_size(v) for v in equation.outvars if v in last)
+        inside = _inside(equation, dying)
+        need = made if inside is None else max(inside, made) - used_up
+        most = max(most, sum(live.values()) + need)
+        live |= {v: _size(v) for v in equation.outvars if v in last}
+        live = {v: size for v, size in live.items() if last.get(v, -1) > i}
+    whole([v for v in jaxpr.outvars if not isinstance(v, Literal)], len(jaxpr.eqns))
+    return max(most, sum(live.values()))
+
+
+def _last_uses(jaxpr: Any) -> dict[Any, int]:
+    """Index of the last equation that needs each value, through what is fused with it."""
+    last = {v: len(jaxpr.eqns) for v in jaxpr.outvars if not isinstance(v, Literal)}
+    for i, equation in reversed(list(enumerate(jaxpr.eqns))):
+        until = i
+        if equation.primitive.name in FUSED:
+            until = max((last.get(v, i) for v in equation.outvars), default=i)
+        for v in equation.invars:
+            if not isinstance(v, Literal):
+                last[v] = max(last.get(v, -1), until)
+    return last
+
+
+def _inside(equation: Any, dying: set) -> int | None:
+    """Peak of an equation that runs other jaxprs, what it uses up included; None for others."""
+    name, params = equation.primitive.name, equation.params
+    if name == "while":
+        body, skipped = params["body_jaxpr"].jaxpr, params["body_nconsts"]
+        return peak(body, frozenset(body.invars[skipped:]))
+    if name == "scan":
+        body, first = params["jaxpr"].jaxpr, params["num_consts"]
+        carried = params["num_carry"]
+        stacked = sum(_size(v) for v in equation.outvars[carried:])
+        return peak(body, frozenset(body.invars[first : first + carried])) + stacked
+    if name == "cond":
+        return max(peak(branch.jaxpr) for branch in params["branches"])
+    if name == "shard_map":
+        return peak(params["jaxpr"]) * params["mesh"].size
+    bodies = [getattr(p, "jaxpr", p) for p in params.values() if hasattr(p, "jaxpr")]
+    bodies += [p for p in params.values() if hasattr(p, "eqns") and not hasattr(p, "jaxpr")]
+    if not bodies:
+        return None
+    if name in CALLS and len(bodies[0].invars) == len(equation.invars):
+        pairs = zip(equation.invars, bodies[0].invars, strict=True)
+        return peak(
+            bodies[0], frozenset(b for a, b in pairs if not isinstance(a, Literal) and a in dying)
+        )
+    return peak(bodies[0])
+
+
+def _size(variable: Any) -> int:
+    aval = variable.aval
+    if not hasattr(aval, "shape") or jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
+        return 0
+    return int(np.prod(aval.shape)) * np.dtype(aval.dtype).itemsize

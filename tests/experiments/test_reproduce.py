@@ -1,0 +1,357 @@
+"""Papers' tables: the files, a small one from end to end, going on, and what is missing."""
+
+import csv
+import os
+import re
+import shlex
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from experiments import build, flags, reproduce, reproduce_data, reproduce_tables, run, settings
+from experiments import console as shown
+from experiments.outputs import interval
+from experiments.reproduce_report import places
+from fedjax_pfl.data.sources import DATASETS, Source
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = reproduce_tables.names()
+TABLE = """
+paper = "Mine"
+table = "Table 1"
+caption = "digits"
+score = "best"
+average = "samples"
+flags = ["--compilation_cache="]
+small = ["--num_clients=3", "--rounds=2", "--num_seeds=2", "--model=softmax"]
+stand_in = ["--input_scaling=half"]
+absent = ["nobody"]
+
+[[column]]
+name = "digits"
+title = "digits"
+preset = "digits_quick"
+
+[[column]]
+name = "cifar"
+title = "CIFAR-10"
+preset = "pfedla/table1_cifar10_10"
+stand_in = true
+small = ["--train_samples=40", "--local_epochs=1"]
+
+[[row]]
+title = "Local"
+method = "local"
+paper = [90, 50]
+std = [0.5, nan]
+
+[[row]]
+title = "DWA (1)"
+method = "feddwa"
+settings = ["feddwa.top_k=1"]
+paper = [91, 60]
+
+[[row]]
+title = "DWA"
+method = "feddwa"
+paper = [80, nan]
+
+[[row]]
+title = "Nobody"
+method = "nobody"
+paper = [99, 99]
+"""
+
+
+@pytest.fixture(autouse=True)
+def in_the_root(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tables")
+    (folder / "mine").mkdir()
+    (folder / "mine" / "1.toml").write_text(TABLE)
+    return folder
+
+
+def call(tables, folder, *words):
+    own = ["--table=mine/1", f"--tables={tables}", f"--output_dir={folder}"]
+    return reproduce.main(["reproduce", *own, *words])
+
+
+def rows(folder):
+    with (folder / "table.csv").open() as file:
+        return {(row["column"], row["row"]): row for row in csv.DictReader(file)}
+
+
+class Killer:
+    """In place of the progress display: a signal after the first round of the second run."""
+
+    def __init__(self, runs):
+        self.runs = runs
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        return None
+
+    def method(self, name, rounds):
+        self.runs.append(name)
+
+        def show(progress):
+            if len(self.runs) == 2 and progress.round == 1:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        return show
+
+
+@pytest.fixture(scope="module")
+def finished(tables, tmp_path_factory):
+    """A table that was stopped in its second run, and went on."""
+    folder, patch, runs = tmp_path_factory.mktemp("out") / "it", pytest.MonkeyPatch(), []
+    patch.chdir(ROOT)
+    patch.setattr(shown, "progress_display", lambda _: Killer(runs))
+    words = ("--checkpoint_seconds=0", "--eval_every=1")
+    assert call(tables, folder, *words) == 130
+    assert runs == ["local", "feddwa"] and not (folder / "table.csv").exists()
+    assert call(tables, folder, *words) == 0
+    assert runs == ["local", "feddwa", "feddwa", "feddwa"], "the first was finished already"
+    patch.undo()
+    return folder
+
+
+def test_numbers_beside_the_papers(finished):
+    table = rows(finished)
+    assert len(table) == 8
+    for name, method, paper in (("local", "local", 90), ("dwa_1", "feddwa", 91)):
+        result = pfl.Result.load(finished / "digits_quick" / name / method)
+        scores = 100 * result.pooled()[:, 0].max(axis=1)  # the best round, all samples alike
+        row = table["digits", name]
+        assert (row["state"], row["seeds"], float(row["paper_percent"])) == ("measured", "2", paper)
+        assert float(row["ours_percent"]) == pytest.approx(scores.mean(), abs=1e-4)
+        assert float(row["difference"]) == pytest.approx(scores.mean() - paper, abs=1e-4)
+        assert float(row["ci95_half_width"]) == pytest.approx(interval(scores), abs=1e-4)
+    assert (
+        pfl.Result.load(finished / "digits_quick/dwa_1/feddwa").hyperparameters["top_k"],
+        pfl.Result.load(finished / "digits_quick/dwa/feddwa").hyperparameters["top_k"],
+    ) == (1, 5)
+
+
+def test_what_is_missing_is_said(finished):
+    table = rows(finished)
+    assert table["digits", "nobody"]["state"] == "not in this version"
+    assert float(table["digits", "nobody"]["paper_percent"]) == 99
+    assert table["cifar", "local"]["state"] == "data missing"
+    assert table["cifar", "dwa"]["state"] == "not in the paper"
+    text = (finished / "table.md").read_text()
+    assert "SMALL SCALE" in text and "NOT comparable" in text
+    assert "Not run: CIFAR-10. Data set 'cifar10' was not found" in text
+    assert "cifar-10-binary.tar.gz" in text
+    assert "| Nobody | 99.00 | not in this version | - |" in text
+    assert "| Local | 90.00 ± 0.50 |" in text
+
+
+def test_a_finished_one_is_printed_and_left_alone(tables, finished, monkeypatch, capsys):
+    before = {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.is_file()}
+    monkeypatch.setattr(run, "run", lambda *_, **__: pytest.fail("nothing is left to run"))
+    assert call(tables, finished, "--eval_every=1") == 0
+    said = capsys.readouterr().out
+    assert "runs to be made" not in said and "DWA (1)" in said and "Not run: CIFAR-10" in said
+    after = {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.is_file()}
+    assert {path.name for path in after if after[path] != before.get(path)} <= {".lock"}
+
+
+def test_other_flags_are_refused(tables, finished, capsys):
+    assert call(tables, finished, "--rounds=3") == 2
+    assert "is a run with other flags" in capsys.readouterr().err
+    assert call(tables, finished, "--scale=full") == 2
+    assert "--scale was 'small' and is 'full'" in capsys.readouterr().err
+
+
+def test_another_data_set_stands_in(tables, finished, capsys):
+    """Only the row asked for; no difference is given, the others are kept."""
+    words = ("--eval_every=1", "--stand_in=digits", "--columns=cifar", "--rows=local")
+    words += ("--test_split=pooled",)
+    folder = finished.parent / "other"
+    assert call(tables, folder, *words) == 0
+    said = capsys.readouterr().out
+    assert "CIFAR-10 (on digits in place of the paper's data set)" in said
+    assert "--train_samples=40" in said and "would mean nothing" in said
+    row = rows(folder)["cifar", "local"]
+    assert row["state"] == "measured" and row["difference"] == "" and row["ours_percent"]
+    assert rows(folder)["cifar", "dwa_1"]["state"] == "not run"
+    assert rows(folder)["digits", "local"]["state"] == "not run"
+    (folder / "table.md").unlink()  # made anew, with what was kept of the other column
+    assert call(tables, folder, *words, "--columns=digits", "--rows=nobody") == 0
+    assert rows(folder)["cifar", "local"] == row
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--table=mine/2"], "Unknown table 'mine/2'. Did you mean 'mine/1'?"),
+        (["--rows=locl"], "Unknown name in --rows of mine/1 'locl'. Did you mean 'local'?"),
+        (["--columns=digit"], "Did you mean 'digits'?"),
+        (["--scale=smal"], "Unknown scale 'smal'. Did you mean 'small'?"),
+        (["--stand_in=fashion"], "Did you mean 'fashion_mnist'?"),
+        (["--algorithms=fedavg"], "--algorithms can't be given here: choose methods with --rows."),
+        (["--round=3"], "rounds"),
+        (["--columns=cifar", "--stand_in=cifar100"], "Data set 'cifar100' was not found"),
+    ],
+)
+def test_bad_input(tables, tmp_path, capsys, words, said):
+    assert call(tables, tmp_path / "out", *words) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_a_table(capsys):
+    assert reproduce.main(["reproduce"]) == 2
+    assert "--table=PAPER/TABLE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ('method = "local"', 'method = "locale"', "neither registered nor among absent"),
+        ("paper = [90, 50]", "paper = [90]", "row 'Local' needs 2 percentages"),
+        ("paper = [90, 50]", "paper = [90, 500]", "row 'Local' needs 2 percentages"),
+        ("digits_quick", "none", "no preset experiments/presets/none.flags"),
+        ('score = "best"', 'score = "top"', "score must be one of"),
+        ('title = "DWA"\n', 'title = "DWA 1"\n', "its rows need different names"),
+        ("caption", "captain", "unknown key 'captain'"),
+        ("paper = [91", "paper = [[91", "can't be read as a table"),
+    ],
+)
+def test_damaged_tables(tmp_path, before, after, said):
+    assert before in TABLE
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "1.toml").write_text(TABLE.replace(before, after, 1))
+    with pytest.raises(pfl.InputError) as error:
+        reproduce_tables.load("mine/1", tmp_path)
+    assert said in str(error.value)
+
+
+def test_the_default_folder():
+    table = reproduce_tables.load("feddwa/1")
+
+    def name(*words):
+        return str(reproduce.default_folder(table, "small", flags.parse(["run", *words])))
+
+    assert name() == name("--data_dir=x") == "runs/reproduce-feddwa-1-small"
+    assert name("--rounds=3").startswith("runs/reproduce-feddwa-1-small-")
+    assert name("--rounds=3") != name("--rounds=4")
+
+
+def test_places():
+    assert places([1.0, None, 3.0, 3.0]) == [3, None, 1, 1]
+
+
+def test_every_paper_has_a_table(capsys):
+    assert {name.partition("/")[0] for name in NAMES} == set(settings.PAPERS)
+    assert reproduce.main(["reproduce", "--list"]) == 0
+    said = capsys.readouterr().out
+    assert all(f"\n{name}: " in f"\n{said}" for name in NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("scale", reproduce.SCALES)
+def test_every_cell_can_be_asked_for(name, scale):
+    """Its preset exists, its flags parse, and its method takes its settings."""
+    own, more = reproduce.parse(["reproduce", f"--table={name}", f"--scale={scale}"])
+    asked = reproduce.command(own, more)
+    lines = [line for line in asked.table.row if line.registered]
+    assert lines, "a table without a method is none"
+    for column in asked.table.column:
+        cells = list(asked.cells(column))
+        assert {cell.line for cell in cells} == {
+            line for line in lines if asked.table.paper_number(line, column)[0] is not None
+        }
+        for cell in cells:
+            args = cell.args()
+            assert args.algorithms == [cell.line.method]
+            given = [word.removeprefix("--set=") for word in cell.words if "--set=" in word]
+            assert set(given) >= set(cell.line.settings)
+            build.parse_methods(args.algorithms, args["set"].value)
+            preset = settings.read(column.flagfile())
+            changed = {
+                n for n, v in preset.flags().items() if preset.args[n].value != args[n].value
+            }
+            assert bool(changed) == (scale == "small") or cell.line.flags, changed
+
+
+@pytest.fixture
+def blank(monkeypatch):
+    """Blank data sets of the right shapes and classes under the names of the real ones."""
+    for name, kind in settings.KINDS.items():
+        most = {10: 1200, 4: 2000, 200: 120}.get(len(kind.train), 200)
+
+        def load(data_dir, max_tokens=32_000, max_length=200, name=name, most=most):
+            return settings.stand_in(name, most)
+
+        monkeypatch.setitem(DATASETS, name, Source("blank", load))
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) for n in NAMES])
+def test_every_small_column_can_be_built(blank, name, tmp_path):
+    own, more = reproduce.parse(["reproduce", f"--table={name}", f"--output_dir={tmp_path}/out"])
+    asked = reproduce.command(own, more)
+    for column in asked.table.column:
+        build.prepare(next(asked.cells(column)).args())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_every_column_that_another_may_stand_in_for_can_be_built(blank, name, tmp_path):
+    own, more = reproduce.parse(["reproduce", f"--table={name}", f"--output_dir={tmp_path}/out"])
+    asked = reproduce.command(own, more)
+    for column in asked.table.column:
+        if column.stand_in:
+            build.prepare(next(asked.cells(column, "fashion_mnist")).args())
+
+
+def test_files_of_another_data_set_are_noticed(monkeypatch):
+    args = flags.parse(["run", "--dataset=mnist"])
+
+    def found(name, *most):
+        source = Source("a stand-in", lambda data_dir: settings.stand_in(name, *most))
+        monkeypatch.setitem(DATASETS, "mnist", source)
+        return [reproduce_data.trouble(args, complete) for complete in (False, True)]
+
+    assert found("mnist") == [(None, None)] * 2
+    problem, note = found("fashion_mnist")[0]
+    assert "are another data set's" in problem and "6,000 to 6,000" in problem and note is None
+    (small, said), (full, nothing) = found("mnist", 100)
+    assert small is None and said == "1,200 of the 70,000 samples of mnist"
+    assert "is incomplete" in full and nothing is None
+
+
+def test_scores_of_one_client_and_of_the_server(tmp_path):
+    """Columns choose the model and the mean."""
+    from experiments.reproduce_report import measured
+    from tests.experiments.test_compare import write_run
+
+    write_run(tmp_path / "r" / "fedavg", "fedavg", [[[0.2, 0.8]], [[0.4, 0.7]]], [0, 1])
+    table = reproduce_tables.load("plga/2")
+    column = reproduce_tables.Column("a", "a", "digits_quick")
+    numbers = measured(table, column, tmp_path / "r" / "fedavg")
+    np.testing.assert_allclose(numbers, [50, 55], rtol=1e-6)
+    column = reproduce_tables.Column("a", "a", "digits_quick", average="samples")
+    numbers = measured(table, column, tmp_path / "r" / "fedavg")
+    np.testing.assert_allclose(numbers, [60, 60], rtol=1e-6)
+
+
+def test_the_page_names_every_table_and_its_commands_parse():
+    text = (ROOT / "docs/reproduce.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"`(\w+/\d+)`(?=[, |])", text)) == NAMES
+    lines = [shlex.split(line) for line in text.splitlines() if line.startswith("python -m")]
+    assert len(lines) >= 3
+    for words in lines:
+        own, more = reproduce.parse(words[2:])
+        assert own.list or reproduce.command(own, more).table.name == own.table
