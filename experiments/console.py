@@ -14,6 +14,7 @@ from rich.table import Table
 import fedjax_pfl as pfl
 from experiments.flags import RULE_FLAG
 from experiments.outputs import COLUMNS, table_cells
+from fedjax_pfl.memory import gigabytes
 from fedjax_pfl.results_view import aligned
 
 # Left out one by one where a terminal is too narrow for all.
@@ -93,9 +94,10 @@ class PlainProgress:
     def __exit__(self, *exception):
         return None
 
-    def method(self, name: str, rounds: int):
-        """A callback for `pfl.simulate`."""
-        print(f"{name}: compiling", file=self.stream, flush=True)
+    def method(self, name: str, rounds: int, memory: pfl.Memory | None = None):
+        """A callback for `pfl.simulate`; says what the simulation will take at most."""
+        about = "" if memory is None else f", memory about {memory}"
+        print(f"{name}: compiling{about}", file=self.stream, flush=True)
         self.shown = time.monotonic()
 
         def show(progress: pfl.Progress) -> None:
@@ -128,9 +130,10 @@ class BarProgress:
     def __exit__(self, *exception):
         self.bars.stop()
 
-    def method(self, name: str, rounds: int):
-        """A callback for `pfl.simulate`."""
-        task = self.bars.add_task(name, total=rounds, status="compiling")
+    def method(self, name: str, rounds: int, memory: pfl.Memory | None = None):
+        """A callback for `pfl.simulate`; says what the simulation will take at most."""
+        about = "" if memory is None else f", about {gigabytes(memory.total)}"
+        task = self.bars.add_task(name, total=rounds, status=f"compiling{about}")
 
         def show(progress: pfl.Progress) -> None:
             self.bars.update(task, completed=progress.round, status=status(progress))

@@ -77,7 +77,14 @@ def run(experiment: Experiment, quiet: bool = False) -> int:
                     if (output / name / "summary.json").exists():
                         results[name] = pfl.Result.load(output / name)
                     else:
-                        shower = display.method(name, args.rounds)
+                        memory = pfl.estimate_memory(
+                            experiment.methods[name],
+                            experiment.federation,
+                            seeds=experiment.seeds,
+                            adapt=experiment.adapt,
+                            score_clients=experiment.score_clients,
+                        )
+                        shower = display.method(name, args.rounds, memory)
                         results[name] = run_method(experiment, name, facts, shower, stop)
                     track(args, {name: results[name]}, output)
         except (pfl.Interrupted, KeyboardInterrupt) as error:
@@ -95,11 +102,12 @@ def run(experiment: Experiment, quiet: bool = False) -> int:
 def run_method(experiment: Experiment, name: str, facts: dict, progress, stop) -> pfl.Result:
     """Simulates one method, from its checkpoints if there are any, and writes its folder."""
     args, output = experiment.args, experiment.output
+    method = experiment.methods[name]
     with contextlib.closing(
         pfl.Checkpoints(output / resume.CHECKPOINTS / name, args.checkpoint_seconds)
     ) as checkpoints:
         result = pfl.simulate(
-            experiment.methods[name],
+            method,
             experiment.federation,
             args.rounds,
             seeds=experiment.seeds,
@@ -114,7 +122,7 @@ def run_method(experiment: Experiment, name: str, facts: dict, progress, stop) -
     models = result.final.models() if args.save_models else None
     more = None
     if experiment.newcomers is not None:
-        rows = new_clients.score(experiment.newcomers, experiment.methods[name], result)
+        rows = new_clients.score(experiment.newcomers, method, result)
         more = partial(new_clients.write, rows=rows)
     result = replace(result, final=None)  # its device memory is the next method's
     config = provenance.configuration(experiment, result, facts)

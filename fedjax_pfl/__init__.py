@@ -22,6 +22,7 @@ from fedjax_pfl.errors import InputError, unknown_name
 from fedjax_pfl.evaluation import Adaptation
 from fedjax_pfl.execution import padding_efficiency
 from fedjax_pfl.federation import Federation, federate
+from fedjax_pfl.memory import Memory
 from fedjax_pfl.model_files import load_models, model_axes, save_models
 from fedjax_pfl.models.networks import MODELS
 from fedjax_pfl.models.task import FunctionTask, LinenTask, Task
@@ -29,7 +30,13 @@ from fedjax_pfl.registry import METHODS, make_method, method
 from fedjax_pfl.regularizers import ExtraLoss, WeightDistribution
 from fedjax_pfl.results import Result
 from fedjax_pfl.schedules import Schedule, batch_indices
-from fedjax_pfl.simulation import Interrupted, Progress, check_simulation, simulate
+from fedjax_pfl.simulation import (
+    Interrupted,
+    Progress,
+    check_simulation,
+    estimate_memory,
+    simulate,
+)
 from fedjax_pfl.structs import per_client, per_pair, shared, static, struct
 
 __all__ = [
@@ -52,6 +59,7 @@ __all__ = [
     "InputError",
     "Interrupted",
     "LinenTask",
+    "Memory",
     "Partition",
     "Progress",
     "Record",
@@ -65,6 +73,7 @@ __all__ = [
     "batch_indices",
     "check_simulation",
     "dataset_from_arrays",
+    "estimate_memory",
     "federate",
     "load_dataset",
     "load_models",

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -31,11 +31,13 @@ class Execution:
       seeds: "map" or "vmap", the same for runs (seeds and settings).
       devices: over how many devices the client axis is dealt out; each executes its share by
         `chunk`.
+      auto: whether `chunk` may shrink where the device's memory asks for it.
     """
 
     chunk: int
     seeds: str
     devices: int = 1
+    auto: bool = field(default=False, compare=False)
 
     def lanes(self, count: int) -> int:
         """Rows that one device runs side by side."""
@@ -71,6 +73,8 @@ class Execution:
                 for name, size in zip(lead, leaf.shape, strict=False)
             ]
             sharding = NamedSharding(self.mesh, PartitionSpec(*axes))
+            if isinstance(leaf, jax.ShapeDtypeStruct):
+                return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
             if isinstance(leaf, jax.core.Tracer):
                 return lax.with_sharding_constraint(leaf, sharding)
             return jax.device_put(leaf, sharding)
@@ -117,7 +121,8 @@ def resolve_execution(
     if not (whole and 1 <= devices <= there):
         more = " (JAX_NUM_CPU_DEVICES makes more of a CPU)" if on_cpu else ""
         raise InputError(f"devices must be in 1..{there}{more}, got {devices!r}.")
-    return Execution(chunk=chunk, seeds=default if seeds == "auto" else seeds, devices=devices)
+    seeds = default if seeds == "auto" else seeds
+    return Execution(chunk, seeds, devices, auto=str(clients) == "auto")
 
 
 def over_rows(

@@ -1,5 +1,6 @@
 """How much device memory a simulation takes at most, estimated before anything is compiled."""
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,13 +10,22 @@ from jax.extend.core import Literal
 
 # What XLA computes in place or inside its neighbours: no buffer beside that of a dying operand.
 FUSED = frozenset(
-    "abs add and broadcast_in_dim ceil clamp concatenate convert_element_type copy cos div "
-    "dynamic_update_slice eq erf exp expand_dims floor ge gt integer_pow iota is_finite le log "
-    "log1p logistic lt max min mul ne neg not or pad pow reshape rsqrt scatter scatter-add select_n "
-    "sign sin slice sqrt square squeeze stop_gradient sub tanh transpose".split()
+    """abs add and broadcast_in_dim ceil clamp concatenate convert_element_type copy cos div
+    dynamic_update_slice eq erf exp expand_dims floor ge gt integer_pow iota is_finite le log log1p
+    logistic lt max min mul ne neg not or pad pow reshape rsqrt scatter scatter-add select_n sign
+    sin slice sqrt square squeeze stop_gradient sub tanh transpose""".split()  # noqa: SIM905
 )
 REDUCTIONS = frozenset(
-    "argmax argmin reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum".split()
+    [
+        "argmax",
+        "argmin",
+        "reduce_and",
+        "reduce_max",
+        "reduce_min",
+        "reduce_or",
+        "reduce_prod",
+        "reduce_sum",
+    ]
 )
 CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint"})
 
@@ -49,6 +59,22 @@ def gigabytes(count: int) -> str:
     return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
 
 
+def nbytes(tree: Any) -> int:
+    """Bytes of all arrays of a tree, or of their shapes."""
+    return sum(int(np.prod(x.shape)) * np.dtype(x.dtype).itemsize for x in jax.tree.leaves(tree))
+
+
+def available() -> int | None:
+    """Bytes that simulations may take: the device's limit, or a CPU's physical memory."""
+    statistics = jax.local_devices()[0].memory_stats() or {}
+    if "bytes_limit" in statistics:
+        return int(statistics["bytes_limit"])
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # not on this system
+        return None
+
+
 def peak(jaxpr: Any, owned: frozenset = frozenset()) -> int:
     """Most bytes alive at once while a traced program runs, its inputs apart.
 
@@ -64,11 +90,11 @@ def peak(jaxpr: Any, owned: frozenset = frozenset()) -> int:
     live, fused = {v: _size(v) for v in owned}, {}
     most = sum(live.values())
 
-    def whole(variables, i) -> None:
+    def whole(variables: set, i: int) -> None:
         """Gives fused values a buffer of their own."""
         for v in variables:
             if v in fused:
-                bases = {b for b in fused.pop(v) if b in live and last[b] <= i}
+                bases = {b for b in fused.pop(v) - variables if b in live and last[b] <= i}
                 room = max((live[b] for b in bases), default=0)
                 for b in bases:
                     if live[b] == room and room:
@@ -93,7 +119,7 @@ def peak(jaxpr: Any, owned: frozenset = frozenset()) -> int:
         most = max(most, sum(live.values()) + need)
         live |= {v: _size(v) for v in equation.outvars if v in last}
         live = {v: size for v, size in live.items() if last.get(v, -1) > i}
-    whole([v for v in jaxpr.outvars if not isinstance(v, Literal)], len(jaxpr.eqns))
+    whole({v for v in jaxpr.outvars if not isinstance(v, Literal)}, len(jaxpr.eqns))
     return max(most, sum(live.values()))
 
 
@@ -119,6 +145,8 @@ def _inside(equation: Any, dying: set) -> int | None:
     if name == "scan":
         body, first = params["jaxpr"].jaxpr, params["num_consts"]
         carried = params["num_carry"]
+        if params["length"] == 1:  # XLA makes it no loop
+            return _called(body, equation, dying)
         stacked = sum(_size(v) for v in equation.outvars[carried:])
         return peak(body, frozenset(body.invars[first : first + carried])) + stacked
     if name == "cond":
@@ -130,11 +158,13 @@ def _inside(equation: Any, dying: set) -> int | None:
     if not bodies:
         return None
     if name in CALLS and len(bodies[0].invars) == len(equation.invars):
-        pairs = zip(equation.invars, bodies[0].invars, strict=True)
-        return peak(
-            bodies[0], frozenset(b for a, b in pairs if not isinstance(a, Literal) and a in dying)
-        )
+        return _called(bodies[0], equation, dying)
     return peak(bodies[0])
+
+
+def _called(body: Any, equation: Any, dying: set) -> int:
+    pairs = zip(equation.invars, body.invars, strict=True)
+    return peak(body, frozenset(b for a, b in pairs if not isinstance(a, Literal) and a in dying))
 
 
 def _size(variable: Any) -> int:

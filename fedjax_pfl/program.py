@@ -17,6 +17,7 @@ from fedjax_pfl.errors import InputError, require, unknown_name
 from fedjax_pfl.evaluation import Adaptation, adapt, evaluate
 from fedjax_pfl.execution import AXIS
 from fedjax_pfl.federation import Federation
+from fedjax_pfl.memory import Memory, nbytes, peak
 from fedjax_pfl.registry import convert, is_static
 from fedjax_pfl.regularizers import ExtraLoss
 from fedjax_pfl.structs import client_axes, struct
@@ -61,6 +62,17 @@ class Program:
     def num_runs(self) -> int:
         return len(self.runs.seed)
 
+    def memory(self) -> Memory:
+        """Estimated from the traced program; nothing is compiled."""
+        total = np.int32(self.rounds)
+        shapes = jax.eval_shape(_start, self.runs, self.federation, total)
+        states = placed(shapes, self.federation)
+        jaxpr = _advance.trace(*self._operands(states, 0, 0), **self._options).jaxpr.jaxpr
+        owned = frozenset(jaxpr.invars[: len(jax.tree.leaves(states))])
+        held = nbytes(states)
+        data = nbytes(self.federation) * self.federation.execution.devices
+        return Memory(data=data, state=held, working=peak(jaxpr, owned) - held)
+
     def start(self) -> Tree:
         """The states before the first round, leaves [R, ...]."""
         return _start(self.runs, self.federation, np.int32(self.rounds))
@@ -72,20 +84,15 @@ class Program:
           (states, buffers [R, capacity, ...] of which the first `length` rows are filled, matrices
           [R, ...] of the last round). Waits until they are there.
         """
-        return jax.block_until_ready(
-            _advance(
-                states,
-                self.runs,
-                self.federation,
-                t=np.int32(t),
-                length=np.int32(length),
-                total=np.int32(self.rounds),
-                eval_every=np.int32(self.eval_every),
-                capacity=self.capacity,
-                extra=self.adapt,
-                scored=self.scored,
-            )
-        )
+        return jax.block_until_ready(_advance(*self._operands(states, t, length), **self._options))
+
+    def _operands(self, states: Tree, t: int, length: int) -> tuple:
+        numbers = (t, length, self.rounds, self.eval_every)
+        return states, self.runs, self.federation, *(np.int32(number) for number in numbers)
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        return {"capacity": self.capacity, "extra": self.adapt, "scored": self.scored}
 
 
 @dataclass(frozen=True)

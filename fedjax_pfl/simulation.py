@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +16,7 @@ from fedjax_pfl.errors import InputError, require, require_whole
 from fedjax_pfl.evaluation import Adaptation
 from fedjax_pfl.execution import padding_efficiency
 from fedjax_pfl.federation import Federation
+from fedjax_pfl.memory import Memory, available, gigabytes
 from fedjax_pfl.program import Final, Program, Runs, make_runs, placed, served, uses_extra_loss
 from fedjax_pfl.results import Result
 
@@ -120,6 +122,8 @@ def simulate(
         adapt=adapt,
         scored=scored,
     )
+    program = fitting(program, available())
+    federation = program.federation
     collector = Collector(eval_every, rounds, matrix_rounds)
     mark, saved = {}, None
     if checkpoints is not None:
@@ -186,6 +190,54 @@ def simulate(
         final=Final(program, states),
         **collector.collect((len(seeds), -1)),
     )
+
+
+def fitting(program: Program, limit: int | None) -> Program:
+    """The program, with fewer clients side by side where their number is ours to choose.
+
+    Args:
+      limit: bytes there are, or None if unknown.
+
+    Raises:
+      InputError: it can't fit; with the estimate.
+    """
+    estimate = program.memory()
+    if limit is None or estimate.total <= limit:
+        return program
+    federation = program.federation
+    lanes = federation.execution.lanes(federation.num_clients)
+    while federation.execution.auto and lanes > 1:
+        lanes //= 2
+        narrower = replace(federation, execution=replace(federation.execution, chunk=lanes))
+        program = replace(program, federation=narrower)
+        if program.memory().total <= limit:
+            return program
+    raise InputError(
+        f"{type(program.runs.algorithm).name} with {federation.num_clients} clients of "
+        f"{federation.plan.num_parameters:,} parameters and {program.num_runs} run(s) would take "
+        f"about {estimate}, but there are {gigabytes(limit)}: take fewer clients or runs at a "
+        "time, a smaller model, or client_execution='map'."
+    )
+
+
+def estimate_memory(
+    algorithm: Algorithm,
+    federation: Federation,
+    *,
+    seeds: Sequence[int] = (0,),
+    settings: Mapping[str, Sequence] | None = None,
+    adapt: Adaptation | None = None,
+    score_clients: Sequence[int] | None = None,
+    chunk: int = 50,
+) -> Memory:
+    """What `simulate` with these arguments takes at most; traced, not compiled.
+
+    Raises:
+      InputError: see `simulate`.
+    """
+    federation, runs, scored = _resolved(algorithm, federation, seeds, settings, score_clients)
+    program = Program(runs, federation, chunk, capacity=chunk, adapt=adapt, scored=scored)
+    return program.memory()
 
 
 def check_simulation(

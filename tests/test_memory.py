@@ -1,0 +1,94 @@
+"""The memory estimate: against arithmetic, against XLA, and what is refused."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import fedjax_pfl as pfl
+from fedjax_pfl.execution import Execution
+from fedjax_pfl.memory import Memory, peak
+from fedjax_pfl.models.mlp import MLP
+from fedjax_pfl.program import Program, _advance, make_runs
+from fedjax_pfl.simulation import fitting
+from fedjax_pfl.testing import toy_federation
+
+KILO = jax.ShapeDtypeStruct((250,), jnp.float32)  # 1,000 bytes
+
+
+def peak_of(fn, *args, owned=()):
+    jaxpr = jax.make_jaxpr(fn)(*args).jaxpr
+    return peak(jaxpr, frozenset(jaxpr.invars[i] for i in owned))
+
+
+def test_what_is_fused_has_no_buffer():
+    assert peak_of(lambda x: jnp.sum(x * 2 + 1), KILO) == 4
+    assert peak_of(lambda x: jnp.sort(x * 2) + 1, KILO) == 2000  # operand and result of the sort
+
+
+def test_what_is_used_up_is_taken_over():
+    assert peak_of(lambda x: x + 1, KILO) == 1000
+    assert peak_of(lambda x: x + 1, KILO, owned=[0]) == 1000
+    assert peak_of(lambda x: (x, x + 1), KILO, owned=[0]) == 2000
+
+
+def test_loops_update_their_carry_in_place():
+    def loop(x):
+        return lax.fori_loop(0, 9, lambda i, c: jnp.sort(c), x)
+
+    assert 2000 <= peak_of(loop, KILO) <= 2012
+    stacked = peak_of(lambda x: lax.map(jnp.sort, x), jax.ShapeDtypeStruct((5, 250), jnp.float32))
+    assert 5000 <= stacked <= 7012  # the result, and one row at work
+
+
+@pytest.mark.parametrize("name", ["local", "fedavg", "feddwa"])
+def test_the_estimate_is_near_what_xla_plans(name):
+    """State and temporary buffers of the compiled program, clients times a wide model."""
+    method = pfl.make_method(name)
+    model = MLP(3, (20_000,))
+    federation = method.adjusted(toy_federation([4] * 12, dtype="float32", model=model))
+    program = Program(make_runs(method, federation, (0,)), federation, rounds=4, capacity=2)
+    estimate = program.memory()
+    states = program.start()
+    lowered = _advance.lower(*program._operands(states, 0, 0), **program._options)
+    planned = lowered.compile().memory_analysis()
+    actual = estimate.state + planned.temp_size_in_bytes
+    assert 0.75 < (estimate.state + estimate.working) / actual < 1.25
+
+
+def test_what_cannot_fit_is_refused():
+    method = pfl.make_method("local")
+    federation = toy_federation(dtype="float32")
+    program = Program(make_runs(method, federation, (0,)), federation, rounds=4, capacity=2)
+    assert fitting(program, None) is program
+    assert fitting(program, 10**9) is program
+    with pytest.raises(pfl.InputError, match=r"local with 5 clients of .* would take about"):
+        fitting(program, 1000)
+
+
+def test_lanes_shrink_where_they_are_ours_to_choose():
+    method = pfl.make_method("fedavg")
+    federation = toy_federation([60] * 8, dtype="float32", model=MLP(3, (3000,)))
+    needs, programs = {}, {}
+    for chunk in (0, 4, 2, 1):
+        execution = Execution(chunk, "map", auto=True)
+        chosen = replace(federation, execution=execution)
+        programs[chunk] = Program(make_runs(method, chosen, (0,)), chosen, rounds=4, capacity=2)
+        needs[chunk] = programs[chunk].memory().total
+    whole = programs[0]
+    assert needs[0] > needs[4] > needs[2] > needs[1]
+    assert fitting(whole, needs[0]).federation.execution.chunk == 0
+    assert fitting(whole, needs[0] - 1).federation.execution.chunk == 4
+    assert fitting(whole, needs[2]).federation.execution.chunk == 2
+    with pytest.raises(pfl.InputError, match="client_execution='map'"):
+        fitting(whole, needs[1] - 1)
+    asked = replace(federation, execution=Execution(0, "map"))
+    with pytest.raises(pfl.InputError, match="client_execution='map'"):
+        fitting(replace(whole, federation=asked), needs[4])
+
+
+def test_memory_in_words():
+    text = str(Memory(data=2_000_000, state=3_000_000_000, working=500_000_000))
+    assert text == "3.50 GB (data 2.0 MB, state 3.00 GB, a round's working memory 0.50 GB)"
