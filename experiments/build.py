@@ -86,6 +86,7 @@ def prepare(args: absl.flags.FlagValues, output: Path | None = None) -> Experime
         seed_execution=args.seed_execution,
         devices=over,
         dtype=args.dtype,
+        compute_dtype=args.compute_dtype,
         **chosen,
     )
     federation, newcomers = hold_out_clients(args, federation)

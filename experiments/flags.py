@@ -130,6 +130,8 @@ def _training(group: _Group) -> None:
     group.names("stragglers", [], "late clients and their delays in rounds, such as 0:1,3:2")
     group.text("straggler_schedule", "code", "cycle of a straggler: 'code' or 'paper'")
     group.text("dtype", "float32", "floating type: 'float32' or 'float64'")
+    meaning = "type that networks compute in, such as bfloat16; models stay in --dtype"
+    group.text("compute_dtype", None, meaning)
 
 
 def _run(group: _Group) -> None:

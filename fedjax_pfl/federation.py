@@ -1,6 +1,7 @@
 """The federation: task, data, local training and execution, as one pytree that is passed to jit."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -106,6 +107,7 @@ def federate(
     devices: int = 1,
     eval_batch_size: int = 100,
     dtype: str = "float32",
+    compute_dtype: str | None = None,
     client_ids: np.ndarray | None = None,
 ) -> Federation:
     """Puts a partitioned data set and a model together.
@@ -135,6 +137,8 @@ def federate(
       devices: over how many local devices the client axis is dealt out.
       eval_batch_size: samples scored at once.
       dtype: floating type of parameters and inputs.
+      compute_dtype: type that networks compute in, "bfloat16" or "float16"; parameters, updates,
+        averages and losses stay in `dtype`.
       client_ids: int [N], permanent ids; 0..N-1 by default.
 
     Raises:
@@ -145,6 +149,8 @@ def federate(
     require(0 < learning_rate_decay <= 1, "learning_rate_decay", learning_rate_decay, "in (0, 1]")
     require_whole("eval_batch_size", eval_batch_size, 1)
     check_dtype(dtype)
+    if compute_dtype is not None:
+        check_dtype(compute_dtype)
     optimizer = optimizer or SGD(momentum=momentum, weight_decay=weight_decay)
     if isinstance(optimizer, SGD):
         optimizer.validate()
@@ -168,6 +174,8 @@ def federate(
     else:
         require(not model_options, "model_options", model_options, "absent without a model's name")
     task = as_task(model, dtype)
+    if compute_dtype is not None:
+        task = replace(task, compute_dtype=compute_dtype)
     data = federated_data(
         dataset, partition, input_scaling_name, client_ids, batch_order == "by_class"
     )

@@ -25,9 +25,12 @@ class Task:
 
     Attributes:
       dtype: name of the floating type of parameters and inputs.
+      compute_dtype: type that the network computes in, such as "bfloat16"; None for `dtype`.
+        Parameters, their updates and averages, statistics and losses stay in `dtype`.
     """
 
     dtype: str = field(default="float32", kw_only=True)
+    compute_dtype: str | None = field(default=None, kw_only=True)
 
     def init(self, key: jax.Array, inputs: jax.Array) -> Tree:
         """A fresh model for inputs [B, ...]."""
@@ -56,7 +59,20 @@ class Task:
 
     def predict(self, model: Tree, inputs: jax.Array) -> jax.Array:
         """Logits [B, C] in evaluation mode."""
-        return self.apply(model, inputs, False, None, None)[0]
+        return self.outputs(model, inputs, False, None, None)[0]
+
+    def outputs(self, model: Tree, inputs, train: bool, rng, valid) -> tuple[jax.Array, Tree]:
+        """`apply`, computed in `compute_dtype`."""
+        if self.compute_dtype is None:
+            return self.apply(model, inputs, train, rng, valid)
+
+        def cast(leaf, dtype):
+            return leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+
+        low = jax.tree.map(lambda leaf: cast(leaf, self.compute_dtype), model["params"])
+        inputs = cast(inputs, self.compute_dtype)
+        logits, statistics = self.apply({**model, "params": low}, inputs, train, rng, valid)
+        return jax.tree.map(lambda leaf: cast(leaf, self.dtype), (logits, statistics))
 
     def losses(self, logits: jax.Array, labels: jax.Array) -> jax.Array:
         """Cross-entropy of every sample, [B]."""
@@ -67,7 +83,7 @@ class Task:
         self, model: Tree, batch: Batch, rng: jax.Array | None = None, train: bool = True
     ) -> tuple[jax.Array, Tree]:
         """(mean loss over the batch's valid samples, model with updated statistics)."""
-        logits, statistics = self.apply(model, batch.inputs, train, rng, batch.valid)
+        logits, statistics = self.outputs(model, batch.inputs, train, rng, batch.valid)
         losses = jnp.where(batch.valid, self.losses(logits, batch.labels), 0)
         count = jnp.sum(batch.valid, dtype=losses.dtype)
         return jnp.sum(losses) / jnp.maximum(count, 1), {**model, **statistics}
