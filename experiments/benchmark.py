@@ -25,34 +25,31 @@ from experiments.benchmarks.cases import CASES, Plan, Report
 from experiments.benchmarks.timing import machine
 from experiments.outputs import aside
 
-FLAGS = flags.FlagValues()
-flags.DEFINE_list(
-    "case", ["a"], "cases to measure, or all; --list tells what they are", flag_values=FLAGS
-)
-flags.DEFINE_bool("list", False, "list the cases", flag_values=FLAGS)
-flags.DEFINE_bool("help", False, "show this", flag_values=FLAGS)
-flags.DEFINE_integer("repeats", 5, "turns of every contestant", 1, flag_values=FLAGS)
-flags.DEFINE_integer("rounds", 2, "rounds that a turn takes the median of", 1, flag_values=FLAGS)
-flags.DEFINE_bool("quick", False, "tiny workloads: shows that it runs", flag_values=FLAGS)
-flags.DEFINE_bool("torch", True, "measure the PyTorch loop as well", flag_values=FLAGS)
-flags.DEFINE_list(
-    "client_execution",
-    ["auto"],
-    "strategies of the client axis in cases a, b, g",
-    flag_values=FLAGS,
-)
-flags.DEFINE_string(
-    "devices", "auto", "devices that the client axis is dealt out over", flag_values=FLAGS
-)
-flags.DEFINE_string("output", None, "JSON file to write; must not exist yet", flag_values=FLAGS)
+
+def parse(argv: Sequence[str]) -> flags.FlagValues:
+    """The flags of a command line (the program's name first)."""
+    values = flags.FlagValues()
+    place = {"flag_values": values, "module_name": "benchmark"}
+    flags.DEFINE_list("case", ["a"], "cases to measure, or all", **place)
+    flags.DEFINE_bool("list", False, "list the cases", **place)
+    flags.DEFINE_bool("help", False, "show this", **place)
+    flags.DEFINE_integer("repeats", 5, "turns of every contestant", 1, **place)
+    flags.DEFINE_integer("rounds", 2, "rounds that a turn takes the median of", 1, **place)
+    flags.DEFINE_bool("quick", False, "tiny workloads: shows that it runs", **place)
+    flags.DEFINE_bool("torch", True, "measure the PyTorch loop as well", **place)
+    meaning = "strategies of the client axis in cases a, b and g"
+    flags.DEFINE_list("client_execution", ["auto"], meaning, **place)
+    meaning = "devices that the client axis is dealt out over; 'auto': a CPU's cores, else 1"
+    flags.DEFINE_string("devices", "auto", meaning, **place)
+    flags.DEFINE_string("output", None, "JSON file to write; must not exist yet", **place)
+    values(list(argv))
+    return values
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the script with `argv` (the program's name first); returns its exit code."""
     try:
-        FLAGS.unparse_flags()
-        FLAGS(list(sys.argv if argv is None else argv))
-        return _run(FLAGS)
+        return _run(parse(sys.argv if argv is None else argv))
     except (pfl.InputError, flags.Error) as error:
         print(f"error: {str(error).removeprefix('ERROR:: ')}", file=sys.stderr)
         return 2
@@ -60,7 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: flags.FlagValues) -> int:
     if args["help"].value:
-        print(f"{__doc__}\n{args.get_help()}")
+        print(__doc__)
+        print(args.module_help("benchmark"))
         return 0
     if args["list"].value:
         print("\n".join(f"{name:6} {_about(name)}" for name in CASES))

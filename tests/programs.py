@@ -10,7 +10,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 import fedjax_pfl as pfl
-from experiments import build, compare, console, flags, partition, sweep
+from experiments import benchmark, build, compare, console, flags, partition, reproduce, sweep
 from experiments.figures import __main__ as figures
 from experiments.figures.scores import AVERAGES, SCORES
 from fedjax_pfl.data.partition_import import IMPORTERS
@@ -76,6 +76,19 @@ def check_partition(words):
         parse_options({"alpha": alpha}, defaults, "option")
 
 
+def check_reproduce(words):
+    chosen, more = reproduce.parse(["reproduce", *words])
+    if not chosen.list:
+        asked = reproduce.command(chosen, more)
+        known = {column.name for column in asked.table.column}
+        assert set(chosen.columns) <= known, chosen.columns
+
+
+def check_benchmark(words):
+    args = benchmark.parse(["benchmark", *words])
+    assert set(args.case) <= {*benchmark.CASES, "all"}
+
+
 def check_place(words):
     """One file or folder of the repository, to be written anew."""
     (place,) = words
@@ -90,6 +103,8 @@ SCRIPTS = {
     "experiments.partition": check_partition,
     "experiments.settings": check_place,
     "experiments.partition_gallery": check_place,
+    "experiments.reproduce": check_reproduce,
+    "experiments.benchmark": check_benchmark,
 }
 
 
@@ -119,6 +134,8 @@ def check_pip(words):
         elif before == "-e":
             extra = re.fullmatch(r"\.(?:\[(\w+)\])?", word)[1]
             assert extra is None or f"\n{extra} =" in config, word
+        elif word.startswith("fedjax_pfl["):
+            assert f"\n{word.removeprefix('fedjax_pfl[')[:-1]} =" in config, word
         elif not word.startswith("-"):
             assert Requirement(word).name.lower() in known, word
         before = word
@@ -145,6 +162,7 @@ PROGRAMS = {
     "pip": check_pip,
     "make": check_make,
     "run": check_file,
+    "tensorboard": lambda words: None,  # not ours
 }
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from experiments import compare, flags, partition, run, sweep
+from experiments import benchmark, compare, flags, partition, reproduce, run, sweep
 from experiments.figures import __main__ as figures
 from fedjax_pfl.data import sources
 from fedjax_pfl.data.partition_import import PFLLIB_EXPORT
@@ -27,6 +27,8 @@ MAINS = {
     "experiments.compare": compare.main,
     "experiments.figures": figures.main,
     "experiments.partition": partition.main,
+    "experiments.reproduce": reproduce.main,
+    "experiments.benchmark": benchmark.main,
 }
 # How many blocks of Python a page has that need nothing, and which test runs them.
 RUN_BY = {
@@ -34,6 +36,7 @@ RUN_BY = {
     "docs/your_own.md": (7, "test_your_own.py"),
     "docs/partitions.md": (1, "test_commands.py"),
     "docs/data_sources.md": (1, "test_commands.py"),
+    "docs/results.md": (1, "test_commands.py"),
 }
 # Flags that the pages speak of and that are other programs'.
 FOREIGN = {"no-deps", "xla_gpu_deterministic_ops"}
@@ -77,7 +80,13 @@ def test_blocks_say_what_they_are(path):
 @pytest.fixture(scope="module")
 def known_flags():
     """Names of all flags of all scripts, without dashes."""
-    values = [flags.parse(["run"]), compare.parse([""]), figures.parse([""])[1]]
+    values = [
+        flags.parse(["run"]),
+        benchmark.parse([""]),
+        reproduce.parse([""])[0],
+        compare.parse([""]),
+        figures.parse([""])[1],
+    ]
     values.append(partition.parse([""]))
     names = {name for one in values for name in one} | {"flagfile", "grid", "rank_by"}
     return names | {f"no{name}" for name in names}
@@ -129,6 +138,14 @@ def test_a_source_of_ones_own(monkeypatch):
     assert (dataset.num_train, dataset.num_test, dataset.num_classes) == (6, 3, 3)
 
 
+def test_a_result_is_shown(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (block,) = python_blocks(ROOT / "docs/results.md")
+    exec(compile(block, "results.md", "exec"), {})
+    assert "top_k" in capsys.readouterr().out
+    assert (tmp_path / "accuracy.png").stat().st_size
+
+
 def short(words):
     """The same `experiments.run` with one seed, no more rounds than its matrices need, and a small
     network where it names none."""
@@ -153,7 +170,8 @@ def in_reach(page):
 
 
 RUNNING = ("README.md", "docs/running.md", "docs/your_own.md", "docs/partitions.md",
-           "docs/algorithms/local.md", "docs/figures.md")  # fmt: skip
+           "docs/algorithms/local.md", "docs/figures.md",
+           "docs/results.md", "docs/reproduce.md")  # fmt: skip
 
 
 def test_no_page_is_forgotten():
