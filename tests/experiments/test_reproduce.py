@@ -101,7 +101,7 @@ class Killer:
     def __exit__(self, *exception):
         return None
 
-    def method(self, name, rounds):
+    def method(self, name, rounds, memory=None):
         self.runs.append(name)
 
         def show(progress):

@@ -61,7 +61,7 @@ class Killer:
     def __exit__(self, *exception):
         return None
 
-    def method(self, name, rounds):
+    def method(self, name, rounds, memory=None):
         def show(progress):
             if name == self.name and progress.round >= self.after:
                 os.kill(os.getpid(), self.number)
