@@ -1,0 +1,115 @@
+"""The benchmark script: its arithmetic, its table, and what it refuses. No time is asserted."""
+
+import json
+
+import numpy as np
+import pytest
+
+from experiments import benchmark
+from experiments.benchmarks.cases import CASES, Ratio
+from experiments.benchmarks.timing import contest
+from experiments.benchmarks.workloads import Workload
+from fedjax_pfl import costs
+
+
+class Stub:
+    """A contestant of known times."""
+
+    def __init__(self, name, times, diary):
+        self.name, self.times, self.diary = name, iter(times), diary
+
+    def prepare(self):
+        return 7.0
+
+    def play(self, rounds):
+        self.diary.append(self.name)
+        return next(self.times)
+
+
+def test_contestants_take_turns():
+    diary = []
+    timings = contest([Stub("a", [1, 9, 2], diary), Stub("b", [4, 5, 6], diary)], 3, 1)
+    assert diary == ["a", "b"] * 3
+    assert (timings["a"].median, timings["b"].median, timings["a"].prepare) == (2, 5, 7.0)
+
+
+def test_ratios_know_their_direction():
+    assert Ratio("", 0.4, 0.5).met
+    assert not Ratio("", 0.6, 0.5).met
+    assert Ratio("", 0.8, 0.7, at_least=True).met
+    assert not Ratio("", 0.6, 0.7, at_least=True).met
+    assert Ratio("", 0.6).met is None
+
+
+@pytest.mark.parametrize("model", ["cnn", "mlp", "softmax"])
+def test_flops_of_a_round_are_near_xlas_count(model):
+    workload = Workload(model=model, num_clients=4, train=20, test=10)
+    by_hand = workload.num_clients * workload.train / workload.batch_size
+    first, forward = workload.forward_flops()
+    by_hand *= workload.batch_size * (3 * forward - first)
+    counted = costs.step_flops(workload.federation()) * 4 * 2
+    assert 1 < counted / by_hand < 1.25
+    assert workload.round_flops() == by_hand + 4 * 10 * forward
+
+
+def test_case_a_is_248_gigaflop():
+    assert Workload().round_flops() == pytest.approx(247.7e9, rel=1e-3)
+
+
+def test_a_dirichlet_split_has_the_same_samples():
+    workload = Workload(num_clients=10, train=30, test=10, alpha=0.1)
+    partition = workload.partition(workload.dataset())
+    assert len(np.unique(partition.train.idx)) == partition.sizes().sum() > 0
+    assert partition.sizes().sum() + partition.sizes("test").sum() == 400
+
+
+def test_a_case_is_measured_shown_and_written(tmp_path, capsys):
+    file = tmp_path / "speed.json"
+    words = ["--case=g", "--quick", "--notorch", "--repeats=1", "--rounds=1", "--devices=1"]
+    assert benchmark.main(["benchmark", *words, f"--output={file}"]) == 0
+    shown = capsys.readouterr().out
+    assert "softmax: fedjax_pfl (map)" in shown
+    measured = json.loads(file.read_text())["g"]
+    assert measured["quick"] is True
+    assert set(measured["timings"]) == {
+        f"{model}: {name}"
+        for model in ("mlp", "softmax")
+        for name in ("fedjax_pfl (map)", "at the float32 product rate")
+    }
+    before = file.read_bytes()
+    assert benchmark.main(["benchmark", *words, f"--output={file}"]) == 2
+    assert "nothing is ever overwritten" in capsys.readouterr().err
+    assert file.read_bytes() == before
+
+
+def test_cases_are_listed(capsys):
+    assert benchmark.main(["benchmark", "--list"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(CASES)
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("--case=aa", "Did you mean 'a'"),
+        ("--devices=none", "--devices must be 'auto' or a whole number"),
+        ("--repeats=0", "repeats"),
+    ],
+)
+def test_refused(word, sentence, capsys):
+    assert benchmark.main(["benchmark", word, "--quick"]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_the_pytorch_loop_has_the_same_network():
+    torch = pytest.importorskip("torch", reason="the extra 'benchmark' is not installed")
+    from experiments.benchmarks.torch_loop import TorchLoop
+
+    for model in ("cnn", "cnn_bn", "mlp", "softmax"):
+        workload = Workload(model=model, num_clients=2, train=20, test=10)
+        loop = TorchLoop(workload)
+        ours = workload.federation().plan.num_parameters
+        assert sum(p.numel() for p in loop.server.parameters()) == ours
+        before = [p.detach().clone() for p in loop.server.parameters()]
+        assert loop.play(1) > 0
+        after = list(loop.server.parameters())
+        assert not any(torch.equal(a, b) for a, b in zip(before, after, strict=True))
