@@ -1,0 +1,12 @@
+"""Scripts under test keep to one device, which compiles faster; `--devices=2` is tested as such."""
+
+import pytest
+
+from experiments import devices
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_device():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(devices, "_start", lambda count: False)
+        yield
