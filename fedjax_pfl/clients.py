@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from fedjax_pfl import keys, trees
 from fedjax_pfl.data.federated import Batch
-from fedjax_pfl.execution import over_rows
+from fedjax_pfl.loops import Loop, run_loops
 from fedjax_pfl.schedules import Schedule, client_key
 from fedjax_pfl.structs import struct
 
@@ -65,6 +64,34 @@ class Walked(NamedTuple):
     steps: jax.Array
 
 
+class _Lane(NamedTuple):
+    """One client's operands: its row, carry, operand, cursor and number of steps."""
+
+    row: jax.Array
+    carry: Tree
+    operand: Tree
+    start: jax.Array | None
+    steps: jax.Array | None
+
+
+class _Walk(NamedTuple):
+    """Samples of one client, steps of an epoch, and the steps that it begins and stops at."""
+
+    size: jax.Array
+    per_epoch: jax.Array
+    start: jax.Array
+    stop: jax.Array
+
+
+class _Position(NamedTuple):
+    """State of one client's loop: the next step, this epoch's end and order, the carry."""
+
+    k: jax.Array
+    end: jax.Array
+    order: jax.Array
+    value: Tree
+
+
 def run_clients(
     federation: "Federation",
     step: Callable[[Tree, Any, jax.Array, Tree, Client], Tree],
@@ -109,62 +136,77 @@ def run_clients(
         steps = schedule.total_steps(sizes)
         steps = steps if active is None else jnp.where(active, steps, 0)
     given = () if isinstance(carry, Shared) else carry
-    lane_operands = (rows, given, operands, cursor, steps)
+    lane_operands = _Lane(rows, given, operands, cursor, steps)
 
-    def lane(lane_operand, common):
-        row, begin, operand, start, num_steps = lane_operand
-        model, shared = common
-        begin = model if isinstance(carry, Shared) else begin
+    def walk(lane: _Lane) -> _Walk:
         # Where all sizes are equal any client's is known without looking at the row.
-        size = part.size[0] if part.equal else part.size[row]
-        num_steps = schedule.total_steps(size) if num_steps is None else num_steps
-        per_epoch = jnp.maximum(schedule.steps_per_epoch(size), 1)
-        start = jnp.int32(0) if start is None else start
-        stop = start + num_steps
-        order_key, step_key = client_key(key, data.ids[row])
+        size = part.size[0] if part.equal else part.size[lane.row]
+        count = schedule.total_steps(size) if lane.steps is None else lane.steps
+        start = jnp.int32(0) if lane.start is None else lane.start
+        return _Walk(size, jnp.maximum(schedule.steps_per_epoch(size), 1), start, start + count)
 
-        def client_at(k):
-            return Client(
-                row=row,
-                id=data.ids[row],
-                size=size,
-                class_counts=data.class_counts[row],
-                num_steps=num_steps,
-                step=k - start,
-                operand=operand,
-            )
+    def client_at(lane: _Lane, k: jax.Array) -> Client:
+        ours = walk(lane)
+        return Client(
+            row=lane.row,
+            id=data.ids[lane.row],
+            size=ours.size,
+            class_counts=data.class_counts[lane.row],
+            num_steps=ours.stop - ours.start,
+            step=k - ours.start,
+            operand=lane.operand,
+        )
 
-        def epoch(state):
-            k, _ = state
-            number = k // per_epoch
-            order = schedule.order(order_key, number, size, part.capacity)
-            end = jnp.minimum((number + 1) * per_epoch, stop)
+    def given_to(lane: _Lane, common) -> Tree:
+        return common[0] if isinstance(carry, Shared) else lane.carry
 
-            def one(state):
-                k, value = state
-                at, valid = schedule.positions(order, k - number * per_epoch, size)
-                rng = jax.random.fold_in(step_key, k)
+    def begin(lane: _Lane, common) -> _Position:
+        start = walk(lane).start
+        return _Position(start, start, jnp.zeros(part.capacity, jnp.int32), given_to(lane, common))
 
-                def batch(m):
-                    augment = None
-                    if augmentation is not None:
-                        augment = partial(augmentation, keys.derive(rng, f"augment/{m}"))
-                    return data.fetch(part, row, at[m], valid[m], federation.task.dtype, augment)
+    def enter(lane: _Lane, at: _Position) -> _Position:
+        ours = walk(lane)
+        epoch = at.k // ours.per_epoch
+        order_key, _ = client_key(key, data.ids[lane.row])
+        order = schedule.order(order_key, epoch, ours.size, part.capacity)
+        end = jnp.minimum((epoch + 1) * ours.per_epoch, ours.stop)
+        return at._replace(end=end, order=order)
 
-                batches = tuple(batch(m) for m in range(schedule.batches_per_step))
-                batches = batches[0] if len(batches) == 1 else batches
-                return k + 1, step(value, batches, rng, shared, client_at(k))
+    def one(lane: _Lane, common, at: _Position) -> _Position:
+        ours = walk(lane)
+        within = at.k - at.k // ours.per_epoch * ours.per_epoch
+        places, valid = schedule.positions(at.order, within, ours.size)
+        _, step_key = client_key(key, data.ids[lane.row])
+        rng = jax.random.fold_in(step_key, at.k)
 
-            return lax.while_loop(lambda state: state[0] < end, one, state)
+        def batch(m):
+            augment = None
+            if augmentation is not None:
+                augment = partial(augmentation, keys.derive(rng, f"augment/{m}"))
+            return data.fetch(part, lane.row, places[m], valid[m], federation.task.dtype, augment)
 
-        end, last = lax.while_loop(lambda state: state[0] < stop, epoch, (start, begin))
-        finite = trees.is_finite(last)
-        last = jax.tree.map(lambda new, old: jnp.where(finite, new, old), last, begin)
-        last = last if finish is None else finish(last, client_at(stop))
-        return Walked(last, finite, end - start)
+        batches = tuple(batch(m) for m in range(schedule.batches_per_step))
+        batches = batches[0] if len(batches) == 1 else batches
+        value = step(at.value, batches, rng, common[1], client_at(lane, at.k))
+        return at._replace(k=at.k + 1, value=value)
 
+    def end(lane: _Lane, common, at: _Position) -> Walked:
+        ours, first = walk(lane), given_to(lane, common)
+        finite = trees.is_finite(at.value)
+        last = jax.tree.map(lambda new, old: jnp.where(finite, new, old), at.value, first)
+        last = last if finish is None else finish(last, client_at(lane, ours.stop))
+        return Walked(last, finite, at.k - ours.start)
+
+    loop = Loop(
+        begin=begin,
+        enter=enter,
+        inside=lambda lane, at: at.k < at.end,
+        unfinished=lambda lane, at: at.k < walk(lane).stop,
+        step=one,
+        finish=end,
+    )
     common = (carry.model if isinstance(carry, Shared) else None, shared)
-    return over_rows(lane, lane_operands, common, federation.execution, steps)
+    return run_loops(loop, lane_operands, common, federation.execution, steps)
 
 
 __all__ = ["Batch", "Client", "Shared", "Walked", "run_clients"]

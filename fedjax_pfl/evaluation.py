@@ -19,6 +19,7 @@ from fedjax_pfl.data.federated import Split
 from fedjax_pfl.errors import require_whole, unknown_name
 from fedjax_pfl.execution import over_rows
 from fedjax_pfl.local_training import train
+from fedjax_pfl.loops import Loop, run_loops
 from fedjax_pfl.schedules import Schedule
 
 if TYPE_CHECKING:
@@ -70,27 +71,29 @@ def score(
       (correct int32 [k], loss [k]).
     """
     part = federation.data.split(split)
-    stacked = () if isinstance(models, Shared) else models
-
-    def lane(operand, common):
-        row, model = operand
-        model = common if isinstance(models, Shared) else model
-        return _score_client(federation, part, model, row)
-
-    common = models.model if isinstance(models, Shared) else None
-    return over_rows(lane, (rows, stacked), common, federation.execution, part.size[rows])
+    alike = isinstance(models, Shared)
+    operands, common = ((rows, None), models.model) if alike else ((rows, models), None)
+    lengths = None if part.equal else part.size[rows]
+    return run_loops(_scoring(federation, part), operands, common, federation.execution, lengths)
 
 
-def _score_client(federation: "Federation", part: Split, model: Tree, row: jax.Array):
-    size = part.size[0] if part.equal else part.size[row]
+def _scoring(federation: "Federation", part: Split) -> Loop:
+    """Batch by batch over a client's samples; a row is (row, its model or None for the shared)."""
     batch_size = min(federation.eval_batch_size, part.capacity)
     task = federation.task
+    zero = jnp.zeros((), jnp.promote_types(task.dtype, jnp.float32))
 
-    def one(state):
+    def unfinished(operand, state):
+        size = part.size[0] if part.equal else part.size[operand[0]]
+        return state[0] < size
+
+    def step(operand, common, state):
+        row, model = operand
+        size = part.size[0] if part.equal else part.size[row]
         start, correct, loss = state
         at = start + jnp.arange(batch_size, dtype=jnp.int32)
         batch = federation.data.fetch(part, row, at, at < size, task.dtype)
-        logits = task.predict(model, batch.inputs)
+        logits = task.predict(common if model is None else model, batch.inputs)
         right = (jnp.argmax(logits, axis=1) == batch.labels) & batch.valid
         losses = jnp.where(batch.valid, task.losses(logits, batch.labels), 0)
         return (
@@ -99,9 +102,14 @@ def _score_client(federation: "Federation", part: Split, model: Tree, row: jax.A
             loss + jnp.sum(losses).astype(loss.dtype),
         )
 
-    zero = (jnp.int32(0), jnp.int32(0), jnp.zeros((), jnp.promote_types(task.dtype, jnp.float32)))
-    _, correct, loss = lax.while_loop(lambda state: state[0] < size, one, zero)
-    return correct, loss
+    return Loop(
+        begin=lambda operand, common: (jnp.int32(0), jnp.int32(0), zero),
+        enter=lambda operand, state: state,
+        inside=unfinished,
+        unfinished=unfinished,
+        step=step,
+        finish=lambda operand, common, state: state[1:],
+    )
 
 
 def loss_matrix(
@@ -127,12 +135,14 @@ def loss_matrix(
     if choice is None:
         choice = jnp.broadcast_to(jnp.arange(count), (rows.shape[0], count))
 
+    scoring = _scoring(federation, part)
+
     def lane(operand, candidates):
         row, chosen = operand
 
         def one(candidate):
             model = jax.tree.map(lambda leaf: leaf[candidate], candidates)
-            loss = _score_client(federation, part, model, row)[1]
+            _, loss = scoring.alone((row, model), None)
             return loss / jnp.maximum(part.size[row], 1)
 
         return lax.map(one, chosen)

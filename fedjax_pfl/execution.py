@@ -1,8 +1,9 @@
 """How rows of the client axis are executed: one by one, in chunks, as lanes, over devices."""
 
 import functools
+import heapq
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ Tree = Any
 CLIENT_AXES = ("auto", "map", "vmap", "a chunk size such as 8")
 SEED_AXES = ("auto", "map", "vmap")
 AXIS = "clients"  # of the device mesh
+FULL = 0.85  # padding efficiency that lanes of ragged clients are to have
 
 
 @dataclass(frozen=True)
@@ -26,23 +28,40 @@ class Execution:
 
     Attributes:
       chunk: lanes that run side by side. 1 maps over the clients one by one, each with its own
-        number of steps; 0 runs all of them as lanes of one vmap; k runs k at a time, sorted by
-        their number of steps, so that a chunk's lanes finish together.
+        number of steps; 0 is one vmap over all clients where they take equally many steps, and
+        over as many lanes as `fill` says where they don't; k runs k at a time. A lane whose client
+        is done goes on with the next, longest first.
       seeds: "map" or "vmap", the same for runs (seeds and settings).
       devices: over how many devices the client axis is dealt out; each executes its share by
         `chunk`.
       auto: whether `chunk` may shrink where the device's memory asks for it.
+      fill: lanes for each client where `chunk` is 0, see `filled`.
     """
 
     chunk: int
     seeds: str
     devices: int = 1
     auto: bool = field(default=False, compare=False)
+    fill: float = 1.0
+
+    def filled(self, steps: np.ndarray) -> "Execution":
+        """The same with the most lanes whose padding efficiency is still `FULL`.
+
+        Args:
+          steps: int [N], local steps of each client of a round that all take part in.
+        """
+        steps = np.asarray(steps)
+        if self.chunk or not steps.any() or steps.min() == steps.max():
+            return self
+        # No lane ends before the longest client.
+        most = min(len(steps), int(steps.sum() / (FULL * steps.max())))
+        widths = (w for w in range(most, 1, -1) if steps.sum() >= FULL * w * makespan(steps, w))
+        return replace(self, fill=next(widths, 1) / len(steps))
 
     def lanes(self, count: int) -> int:
         """Rows that one device runs side by side."""
         share = -(-count // self.devices)
-        return share if self.chunk == 0 else min(self.chunk, share)
+        return min(self.chunk or max(1, round(share * self.fill)), share)
 
     def width(self, count: int) -> int:
         """Rows that are evaluated at once: all lanes, several of each where devices meet."""
@@ -138,40 +157,38 @@ def over_rows(
       lengths: [M] loop lengths; with chunks, rows of similar length share one, and devices are
         dealt rows of about the same total length.
     """
-    if execution.devices > 1:
-        return _over_devices(fn, operands, shared, execution, lengths)
-    return _on_one_device(fn, operands, shared, execution, lengths)
+
+    def chunks(operands, shared, lengths):
+        def one(row):
+            return fn(row, shared)
+
+        count = jax.tree.leaves(operands)[0].shape[0]
+        lanes = min(execution.chunk or count, count)
+        if lanes == 1:
+            return lax.map(one, operands)
+        if lanes == count:
+            return jax.vmap(one)(operands)
+        order = jnp.arange(count) if lengths is None else jnp.argsort(-lengths, stable=True)
+        # lax.map runs the remainder of a division as a chunk of its own.
+        done = lax.map(one, trees.take(operands, order), batch_size=lanes)
+        return trees.take(done, jnp.argsort(order))
+
+    return over_devices(chunks, operands, shared, execution.devices, lengths)
 
 
-def _on_one_device(fn: Callable, operands: Tree, shared: Tree, execution: Execution, lengths):
-    def one(row):
-        return fn(row, shared)
+def over_devices(fn: Callable, operands: Tree, shared: Tree, devices: int, lengths=None) -> Tree:
+    """Every device runs its share of the rows; no device waits for another in between.
 
+    Args:
+      fn: `fn(operands, shared, lengths)` of a share of the rows, one result a row.
+    """
+    if devices == 1:
+        return fn(operands, shared, lengths)
     count = jax.tree.leaves(operands)[0].shape[0]
-    lanes = min(execution.lanes(count), count)
-    if lanes == 1:
-        return lax.map(one, operands)
-    if lanes == count:
-        return jax.vmap(one)(operands)
-    order = jnp.arange(count) if lengths is None else jnp.argsort(-lengths, stable=True)
-    # lax.map runs the remainder of a division as a chunk of its own.
-    done = lax.map(one, trees.take(operands, order), batch_size=lanes)
-    return trees.take(done, jnp.argsort(order))
-
-
-def _over_devices(fn: Callable, operands: Tree, shared: Tree, execution: Execution, lengths):
-    """Every device runs its share of the rows; no device waits for another in between."""
-    devices = execution.devices
-    count = jax.tree.leaves(operands)[0].shape[0]
-    alone = Execution(execution.chunk, execution.seeds)
     ours = PartitionSpec(AXIS)
-
-    def part(operands, shared, lengths):
-        return _on_one_device(fn, operands, shared, alone, lengths)
-
     run = jax.shard_map(
-        part,
-        mesh=execution.mesh,
+        fn,
+        mesh=_mesh(devices),
         in_specs=(ours, PartitionSpec(), ours),
         out_specs=ours,
         check_vma=False,
@@ -197,6 +214,14 @@ def _dealt(count: int, devices: int) -> np.ndarray:
     return np.where(np.arange(share)[:, None] % 2 == 0, ranks, ranks[:, ::-1])
 
 
+def makespan(steps: np.ndarray, lanes: int) -> int:
+    """Steps until the last lane is done, where each goes on with the longest client that waits."""
+    totals = [0] * min(lanes, len(steps))
+    for length in sorted(map(int, steps), reverse=True):
+        heapq.heapreplace(totals, totals[0] + length)
+    return max(totals)
+
+
 def padding_efficiency(split, schedule, execution: Execution) -> float:
     """True local steps over steps executed, masked ones included, with everybody taking part."""
     steps = np.sort(np.asarray(schedule.total_steps(np.asarray(split.size))))[::-1]
@@ -204,6 +229,5 @@ def padding_efficiency(split, schedule, execution: Execution) -> float:
     executed = 0
     for dealt in _dealt(len(steps), execution.devices).T:
         share = steps[np.unique(dealt)]
-        chunks = [share[i : i + lanes] for i in range(0, len(share), lanes)]
-        executed += sum(int(chunk.max()) * len(chunk) for chunk in chunks)
+        executed += share.sum() if lanes == 1 else lanes * makespan(share, lanes)
     return float(steps.sum() / executed) if executed else 1.0

@@ -28,8 +28,8 @@ def test_padding_efficiency():
     one = Schedule(batch_size=1)
     assert padding_efficiency(split, one, Execution(1, "map")) == 1
     assert padding_efficiency(split, one, Execution(0, "map")) == 10 / 20
-    assert padding_efficiency(split, one, Execution(2, "map")) == 10 / 12  # (5, 4), (1, 0)
-    assert padding_efficiency(split, one, Execution(3, "map")) == 10 / 15  # (5, 4, 1), (0)
+    assert padding_efficiency(split, one, Execution(2, "map")) == 10 / 10  # (5), (4, 1)
+    assert padding_efficiency(split, one, Execution(3, "map")) == 10 / 15  # (5), (4), (1)
     assert padding_efficiency(split, one, Execution(1, "map", 2)) == 1
     assert padding_efficiency(split, one, Execution(0, "map", 2)) == 10 / 18  # (5, 0), (4, 1)
     assert padding_efficiency(split, Schedule(epochs=0), Execution(0, "map")) == 1
