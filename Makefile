@@ -24,11 +24,12 @@ $(READY): requirements.txt setup.cfg pyproject.toml
 demo: $(READY)
 	$(VENV)/bin/python -m experiments.run --flagfile=experiments/presets/digits_quick.flags $(DEMO_FLAGS)
 
+# By file: its tests share fixtures and compiled programs.
 test: lint
-	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(TEST_FLAGS)
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(TEST_FLAGS)
 
 test-all: lint
-	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup -m "" $(TEST_FLAGS)
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "" $(TEST_FLAGS)
 
 lint: $(READY)
 	$(VENV)/bin/ruff check .

@@ -16,16 +16,8 @@ def is_quick(name, check):
     return name in WHOLE or check in QUICK
 
 
-# One process for each method: its checks share compiled programs.
 CASES = [
-    pytest.param(
-        name,
-        check,
-        marks=[
-            pytest.mark.xdist_group(name),
-            *([] if is_quick(name, check) else [pytest.mark.slow]),
-        ],
-    )
+    pytest.param(name, check, marks=() if is_quick(name, check) else pytest.mark.slow)
     for name in sorted(pfl.METHODS)
     for check in CHECKS
 ]

@@ -21,7 +21,7 @@ def double_precision():
 
 def case(name, check):
     slow = () if check in QUICK else (pytest.mark.slow,)
-    return pytest.param(name, check, marks=(pytest.mark.xdist_group(name), *slow))
+    return pytest.param(name, check, marks=slow)
 
 
 @pytest.mark.parametrize(("name", "check"), [case(n, c) for n in FIELD for c in CHECKS])

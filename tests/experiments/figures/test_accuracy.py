@@ -10,7 +10,6 @@ from fedjax_pfl.errors import InputError
 
 from .conftest import CLIENTS, ROUNDS, SEEDS
 
-pytestmark = pytest.mark.xdist_group("figures")
 NAME = "personalized/test/accuracy"
 
 

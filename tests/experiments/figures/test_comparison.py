@@ -10,8 +10,6 @@ from fedjax_pfl.errors import InputError
 
 from .conftest import CLIENTS, ROUNDS
 
-pytestmark = pytest.mark.xdist_group("figures")
-
 
 def curves(axes):
     return [line for line in axes.get_lines() if len(line.get_xdata()) == ROUNDS]

@@ -14,7 +14,6 @@ from experiments.figures.__main__ import main, parse
 from experiments.figures.drawing import FIGURES
 from fedjax_pfl.data.partitions import parse_options
 
-pytestmark = pytest.mark.xdist_group("figures")
 DOCUMENT = Path(experiments.__file__).parents[1] / "docs" / "figures.md"
 
 

@@ -8,8 +8,6 @@ from fedjax_pfl.errors import InputError
 
 from .conftest import CLIENTS, ROUNDS, SEEDS
 
-pytestmark = pytest.mark.xdist_group("figures")
-
 
 def meshes(figure):
     """Arrays of the heat maps, zeros where they are blank; colour bars are left out."""

@@ -10,7 +10,7 @@ from experiments.run import main
 from .conftest import CLIENTS, COMMON, ROUNDS, SEEDS
 from .test_matrices import meshes
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("figures")]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

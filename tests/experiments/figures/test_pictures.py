@@ -6,7 +6,6 @@ import pytest
 from experiments.figures.__main__ import FIGURES
 from experiments.figures.runs import find
 
-pytestmark = pytest.mark.xdist_group("figures")
 MIXING = {"matrix": "mixing"}
 # Comparisons, methods (all if empty) and options that the tiny runs can draw a figure from.
 DRAWN = {

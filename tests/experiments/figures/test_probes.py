@@ -15,8 +15,6 @@ from fedjax_pfl.model_files import load_models
 from .conftest import CLASSES, CLIENTS, ROUNDS, SEEDS
 from .test_matrices import meshes
 
-pytestmark = pytest.mark.xdist_group("figures")
-
 
 def shares(folder):
     """True class shares of the clients of a comparison."""

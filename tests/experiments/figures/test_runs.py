@@ -12,7 +12,6 @@ from fedjax_pfl.errors import InputError
 
 from .conftest import CLIENTS, ROUNDS, SEEDS
 
-pytestmark = pytest.mark.xdist_group("figures")
 METHODS = ["local", "feddwa", "cwfedavg", "weight_erosion"]
 
 

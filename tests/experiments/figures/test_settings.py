@@ -10,8 +10,6 @@ from experiments.figures import settings
 from experiments.figures.runs import find
 from fedjax_pfl.errors import InputError
 
-pytestmark = pytest.mark.xdist_group("figures")
-
 
 @pytest.fixture
 def ablation(found, tmp_path):
