@@ -2,6 +2,8 @@
 
 import signal
 
+from experiments import huge_pages
+
 
 def end_at_ctrl_c() -> None:
     """Makes Ctrl-C end this process at once, from here on, instead of raising `KeyboardInterrupt`.
@@ -11,3 +13,6 @@ def end_at_ctrl_c() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+huge_pages.ask()

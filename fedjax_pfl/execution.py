@@ -19,6 +19,7 @@ Tree = Any
 CLIENT_AXES = ("auto", "map", "vmap", "a chunk size such as 8")
 SEED_AXES = ("auto", "map", "vmap")
 AXIS = "clients"  # of the device mesh
+MODELS = 32  # of so many clients fill a matrix product where a method mixes for evaluation
 FULL = 0.85  # padding efficiency that lanes of ragged clients are to have
 
 
@@ -64,13 +65,12 @@ class Execution:
         return min(self.chunk or max(1, round(share * self.fill)), share)
 
     def width(self, count: int) -> int:
-        """Rows that are evaluated at once: all lanes, several of each where devices meet."""
+        """Rows whose models are made and scored at once: a chunk of lanes, and at least MODELS."""
         if self.chunk == 0:
             return count
-        turns = 1 if self.devices == 1 else 8
-        chunks = -(-count // (self.chunk * self.devices * turns))
-        even = -(-count // (chunks * self.devices)) * self.devices
-        return min(self.chunk if self.devices == 1 else even, count)
+        together = max(self.chunk, MODELS) * self.devices
+        turns = -(-count // together)
+        return min(-(-count // (turns * self.devices)) * self.devices, count)
 
     @property
     def mesh(self) -> Mesh:

@@ -3,27 +3,30 @@
 All take pytrees whose leaves lead with the client axis ([A, ...] and [B, ...]) and return [A, B].
 Leaves are contracted one by one at the highest matrix-product precision the backend has (tf32 or
 bfloat16 products would drown the small distances that the weights of personalized methods live
-on), and their results summed.
+on), and their results summed. Wide leaves go block by block of columns, so that nothing as large as
+a stack of models is made on the way.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from fedjax_pfl.errors import InputError
 
 Tree = Any
+BLOCK = 2**20  # elements of a block of columns: 4 MB in float32
 
 
-def gram(a: Tree, b: Tree) -> jax.Array:
-    """Inner products <a_i, b_j> over all leaves, [A, B]."""
+def gram(a: Tree, b: Tree, centred: bool = False) -> jax.Array:
+    """Inner products <a_i, b_j> over all leaves, [A, B]; `centred`: of b minus its mean row."""
 
-    def leaf_gram(x, y):
-        x, y = x.reshape(x.shape[0], -1), y.reshape(y.shape[0], -1)
-        return jnp.matmul(x, y.T, precision=jax.lax.Precision.HIGHEST)
+    def products(x, y):
+        return _products(x, y - _mean_row(y) if centred else y)
 
-    return _sum_leaves(jax.tree.map(leaf_gram, a, b))
+    return _over_columns(products, a, b)
 
 
 def squared_norms(a: Tree) -> jax.Array:
@@ -46,14 +49,20 @@ def squared_distances(a: Tree, b: Tree) -> jax.Array:
     """
     if not jax.tree.leaves(b):
         raise InputError("Models without a shared trainable leaf can't be compared.")
-    centre = jax.tree.map(lambda y: jnp.mean(y, axis=0), b)
-    x, y = (jax.tree.map(jnp.subtract, side, centre) for side in (a, b))
-    scale = squared_norms(x)[:, None] + squared_norms(y)[None, :]
-    distances = jnp.maximum(scale - 2 * gram(x, y), 0)
+    same_length = len(jax.tree.leaves(a)[0]) == len(jax.tree.leaves(b)[0])
+
+    def sums(x, y):
+        paired = jnp.sum(jnp.square(x - y), axis=1) if same_length else jnp.zeros((), x.dtype)
+        centre = _mean_row(y)
+        x, y = x - centre, y - centre
+        return _products(x, y), jnp.sum(x * x, axis=1), jnp.sum(y * y, axis=1), paired
+
+    products, norms_a, norms_b, paired = _over_columns(sums, a, b)
+    scale = norms_a[:, None] + norms_b[None, :]
+    distances = jnp.maximum(scale - 2 * products, 0)
     trusted = distances >= 1e-3 * scale
-    if distances.shape[0] == distances.shape[1]:
+    if same_length:
         own = jnp.eye(len(distances), dtype=bool)
-        paired = squared_norms(jax.tree.map(jnp.subtract, a, b))
         distances = jnp.where(own, paired[:, None], distances)
         trusted |= own
 
@@ -61,9 +70,9 @@ def squared_distances(a: Tree, b: Tree) -> jax.Array:
         def from_one(other):
             return squared_norms(jax.tree.map(jnp.subtract, a, other))
 
-        return jax.lax.map(from_one, b).T
+        return lax.map(from_one, b).T
 
-    return jax.lax.cond(jnp.all(trusted), lambda: distances, one_by_one)
+    return lax.cond(jnp.all(trusted), lambda: distances, one_by_one)
 
 
 def cosines(a: Tree, b: Tree) -> jax.Array:
@@ -90,9 +99,42 @@ def _unit_rows(a: Tree) -> Tree:
         return jax.tree.map(lambda x: x / rows.reshape((-1,) + (1,) * (x.ndim - 1)), a)
 
     peaks = jax.tree.map(lambda x: jnp.max(jnp.abs(x).reshape(len(x), -1), axis=1), a)
-    a = scaled(jax.lax.stop_gradient(jnp.max(jnp.stack(jax.tree.leaves(peaks)), axis=0)))
+    a = scaled(lax.stop_gradient(jnp.max(jnp.stack(jax.tree.leaves(peaks)), axis=0)))
     squares = squared_norms(a)
     return scaled(jnp.sqrt(jnp.where(squares > 0, squares, 1)))
+
+
+def _over_columns(fn: Callable, a: Tree, b: Tree) -> Tree:
+    """Sums `fn(x [A, w], y [B, w])` over the columns of all leaves, block by block."""
+    leaves = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    totals = []
+    for x, y in leaves:
+        x, y = x.reshape(len(x), -1), y.reshape(len(y), -1)
+        width = max(BLOCK // max(len(x), len(y), 1), 1)
+        blocks = x.shape[1] // width
+        if blocks < 2:
+            totals.append(fn(x, y))
+            continue
+
+        def add(k, total, x=x, y=y, width=width):
+            block = (lax.dynamic_slice_in_dim(side, k * width, width, 1) for side in (x, y))
+            return jax.tree.map(jnp.add, total, fn(*block))
+
+        # The first block is the remainder, and a whole one where nothing remains.
+        first = x.shape[1] - (blocks - 1) * width
+        totals.append(lax.fori_loop(0, blocks - 1, add, fn(x[:, -first:], y[:, -first:])))
+    return jax.tree.map(lambda *each: sum(each), *totals)
+
+
+def _products(x: jax.Array, y: jax.Array) -> jax.Array:
+    """x y^T; said so that no backend makes a transposed copy of y."""
+    return lax.dot_general(x, y, (((1,), (1,)), ((), ())), precision=lax.Precision.HIGHEST)
+
+
+def _mean_row(x: jax.Array) -> jax.Array:
+    """Mean over the leading axis, [1, w]: a product, as XLA's CPU backend reduces slowly there."""
+    weights = jnp.full((1, len(x)), 1 / len(x), x.dtype)
+    return jnp.matmul(weights, x, precision=lax.Precision.HIGHEST)
 
 
 def _sum_leaves(tree: Tree) -> jax.Array:

@@ -126,3 +126,24 @@ def test_models_that_share_nothing_are_refused():
     nothing = {"w": None}
     with pytest.raises(InputError, match="without a shared trainable leaf"):
         similarity.squared_distances(nothing, nothing)
+
+
+@pytest.mark.parametrize("block", [1, 6, 60, 303, 1200, 2994])
+def test_wide_leaves_go_block_by_block(block, monkeypatch):
+    """Whatever of the columns remains: leaves of 1000, 50 and 500 of them."""
+    monkeypatch.setattr(similarity, "BLOCK", block)
+    with jax.enable_x64(True):
+        a, b = (jax.tree.map(lambda x: jnp.float64(x), models(0.1, seed=s)) for s in (1, 2))
+        b = jax.tree.map(lambda x: x[:4], b)
+        np.testing.assert_allclose(similarity.gram(a, b), rows(a) @ rows(b).T, rtol=1e-12)
+        centred = rows(b) - rows(b).mean(axis=0)
+        np.testing.assert_allclose(
+            similarity.gram(a, b, centred=True), rows(a) @ centred.T, rtol=1e-9, atol=1e-9
+        )
+        for other in (a, b):
+            np.testing.assert_allclose(
+                similarity.squared_distances(a, other), exact_distances(a, other), rtol=1e-11
+            )
+        lengths = [np.linalg.norm(rows(side), axis=1) for side in (a, b)]
+        wanted = rows(a) @ rows(b).T / np.outer(*lengths)
+        np.testing.assert_allclose(similarity.cosines(a, b), wanted, rtol=1e-12)

@@ -157,14 +157,13 @@ class PFedLA(Algorithm):
     @staticmethod
     def _products(plan, change, uploads):
         """<theta_j^l, dtheta_i^l> [M, L, N], theta centred: weights that sum to one can't tell."""
-        centred = jax.tree.map(lambda x: x - jnp.mean(x, axis=0), uploads)
 
         def of_block(b):
             parts = (
                 plan.select(side, lambda i: plan.block_of[i] == b and plan.compared(i))
-                for side in (change, centred)
+                for side in (change, uploads)
             )
-            return similarity.gram(*parts)
+            return similarity.gram(*parts, centred=True)
 
         shared = {b for i, b in enumerate(plan.block_of) if plan.compared(i)}
         nothing = jnp.zeros_like(of_block(min(shared)))
