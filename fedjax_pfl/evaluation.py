@@ -227,9 +227,9 @@ def evaluate(
     everyone = np.arange(federation.num_clients, dtype=np.int32)
     wanted = everyone if rows is None else np.asarray(rows, np.int32)
     count = len(wanted)
-    width = federation.execution.width(count)
+    width = federation.execution.width(count, federation.participation.cohort_size)
     if width == count:
-        scores = chunk(jnp.asarray(wanted))
+        scores = chunk(wanted)  # known here: `trees.take` copies nobody where it is everybody
     else:  # the last chunk is filled up with copies of its last client
         padded = wanted[np.minimum(np.arange(-(-count // width) * width), count - 1)]
         scores = lax.map(chunk, jnp.asarray(padded).reshape(-1, width))

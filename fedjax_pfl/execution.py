@@ -19,7 +19,7 @@ Tree = Any
 CLIENT_AXES = ("auto", "map", "vmap", "a chunk size such as 8")
 SEED_AXES = ("auto", "map", "vmap")
 AXIS = "clients"  # of the device mesh
-MODELS = 32  # of so many clients fill a matrix product where a method mixes for evaluation
+MODELS = 32  # enough to fill a matrix product where a method mixes for evaluation
 FULL = 0.85  # padding efficiency that lanes of ragged clients are to have
 
 
@@ -64,11 +64,11 @@ class Execution:
         share = -(-count // self.devices)
         return min(self.chunk or max(1, round(share * self.fill)), share)
 
-    def width(self, count: int) -> int:
-        """Rows whose models are made and scored at once: a chunk of lanes, and at least MODELS."""
+    def width(self, count: int, trained: int) -> int:
+        """Rows whose models are made and scored at once: as many as a round trains, or MODELS."""
         if self.chunk == 0:
             return count
-        together = max(self.chunk, MODELS) * self.devices
+        together = max(trained, self.chunk * self.devices, MODELS)
         turns = -(-count // together)
         return min(-(-count // (turns * self.devices)) * self.devices, count)
 

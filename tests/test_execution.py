@@ -109,3 +109,12 @@ def test_a_dealt_out_state_stays_so_and_compiles_once():
     with count_compilations() as compiled:
         program.advance(states, 1, 2)
     assert not compiled
+
+
+def test_as_many_are_scored_at_once_as_a_round_trains():
+    one, two = Execution(1, "map"), Execution(1, "map", 2)
+    assert [e.width(100, 100) for e in (one, two)] == [100, 100]
+    assert [e.width(100, 20) for e in (one, two)] == [25, 26]  # in four turns, MODELS at most
+    assert [e.width(7, 1) for e in (one, two)] == [7, 7]
+    assert Execution(0, "map").width(1000, 5) == 1000
+    assert Execution(60, "map").width(100, 20) == 50

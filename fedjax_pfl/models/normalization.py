@@ -4,6 +4,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedjax_pfl.models.layers import add_channels, channel_sum, scale_channels
+
 
 def masked_moments(
     x: jax.Array, valid: jax.Array | None = None
@@ -17,17 +19,21 @@ def masked_moments(
     Returns:
       (mean [C], variance [C], count []); zeros where no sample is valid.
     """
-    axes = tuple(range(x.ndim - 1))
-    if valid is None:
-        count = jnp.asarray(x.size // x.shape[-1], x.dtype)
-        mask = True
-    else:
-        count = jnp.sum(valid, dtype=x.dtype) * (x.size // (x.shape[0] * x.shape[-1]))
-        mask = valid.reshape((-1,) + (1,) * (x.ndim - 1))
-    divisor = jnp.maximum(count, 1)
-    mean = jnp.sum(jnp.where(mask, x, 0), axes) / divisor
-    variance = jnp.sum(jnp.where(mask, jnp.square(x - mean), 0), axes) / divisor
+    each = x.size // (x.shape[0] * x.shape[-1])  # values of a sample in a channel
+    counted = jnp.ones(x.shape[0], x.dtype) if valid is None else valid.astype(x.dtype)
+    count = jnp.sum(counted) * each
+    weights = jnp.repeat(counted / jnp.maximum(count, 1), each)
+    x = _valid_only(x, valid)
+    mean = channel_sum(x, weights)
+    variance = channel_sum(jnp.square(add_channels(x, -mean)), weights)
     return mean, variance, count
+
+
+def _valid_only(x: jax.Array, valid: jax.Array | None) -> jax.Array:
+    """Zeros for invalid samples: nothing in them, NaN included, reaches what is summed."""
+    if valid is None:
+        return x
+    return jnp.where(valid.reshape((-1,) + (1,) * (x.ndim - 1)), x, 0)
 
 
 class BatchNorm(nn.Module):
@@ -55,6 +61,7 @@ class BatchNorm(nn.Module):
         # Half-precision sums would lose the statistics.
         exact = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         if train:
+            exact = _valid_only(exact, valid)
             mean, variance, count = masked_moments(exact, valid)
             if self.is_mutable_collection("batch_stats") and not self.is_initializing():
                 unbiased = variance * (count / jnp.maximum(count - 1, 1))
@@ -64,7 +71,8 @@ class BatchNorm(nn.Module):
             mean = running_mean.value.astype(exact.dtype)
             variance = running_var.value.astype(exact.dtype)
         factor = scale.astype(exact.dtype) * jax.lax.rsqrt(variance + self.epsilon)
-        return ((exact - mean) * factor + bias.astype(exact.dtype)).astype(x.dtype)
+        normal = scale_channels(add_channels(exact, -mean), factor)
+        return add_channels(normal, bias.astype(exact.dtype)).astype(x.dtype)
 
     def _move(self, running, value, on):
         old = running.value
