@@ -31,3 +31,18 @@ def bounded_memory_maps():
     yield
     if next(played) % EVERY == 0 and MAPS.exists() and MAPS.read_bytes().count(b"\n") > ENOUGH:
         jax.clear_caches()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """By file, and the figures' tests in one process: their finished runs are made once."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFixture(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            folder, figures, _ = nodeid.partition("experiments/figures/")
+            return folder + figures if figures else super()._split_scope(nodeid)
+
+    return ByFixture(config, log)

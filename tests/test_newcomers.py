@@ -47,7 +47,9 @@ def test_local_training_of_those_left_is_what_it_was():
     np.testing.assert_allclose(left.scores[name], whole.scores[name][..., :3], rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "feddwa", "heurpfedla"])
+@pytest.mark.parametrize(
+    "name", ["fedavg", "feddwa", pytest.param("heurpfedla", marks=pytest.mark.slow)]
+)
 def test_scores_by_samples_and_steps(name):
     left, new = hold_out(federation(), 2)
     result = pfl.simulate(pfl.make_method(name), left, 2, seeds=(0, 1))

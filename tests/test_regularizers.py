@@ -66,10 +66,7 @@ def test_both_at_once_are_refused():
 
 @pytest.mark.parametrize(
     "check",
-    [
-        pytest.param(c, marks=() if c == "partial_participation" else pytest.mark.slow)
-        for c in CHECKS
-    ],
+    [pytest.param(c, marks=() if c == "permutation" else pytest.mark.slow) for c in CHECKS],
 )
 def test_feddwa_with_wdr_passes_the_shared_suite(check, monkeypatch):
     monkeypatch.setattr(
@@ -79,6 +76,7 @@ def test_feddwa_with_wdr_passes_the_shared_suite(check, monkeypatch):
     CHECKS[check](pfl.make_method("feddwa"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("guidance", ["full_gradient"])
 def test_full_gradients_have_it_too(guidance):
     # One step of full batches from the trained model is the full gradient's step.

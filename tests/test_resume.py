@@ -39,7 +39,9 @@ def assert_same(a, b):
         np.testing.assert_array_equal(x, y)
 
 
-@pytest.mark.parametrize("name", ["feddwa", "scaffold", "pfedla"])
+@pytest.mark.parametrize(
+    "name", ["feddwa", *(pytest.param(m, marks=pytest.mark.slow) for m in ("scaffold", "pfedla"))]
+)
 def test_stopped_again_and_again_it_ends_bit_by_bit_the_same(tmp_path, name):
     method = pfl.make_method(name)
     whole = pfl.simulate(method, federation(), ROUNDS, **OPTIONS)

@@ -106,6 +106,7 @@ def test_a_class_that_nobody_sends_drops_out():
     np.testing.assert_array_equal(parts, [[1], [0], [0]])
 
 
+@pytest.mark.slow
 def test_a_penalty_of_zero_changes_no_training():
     case = Case()
     without = case.play(pfl.make_method("cwfedavg", {"wdr_weight": 0}))[0]

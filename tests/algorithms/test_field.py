@@ -10,7 +10,8 @@ from tests.algorithms.harness import Case, stack
 from tests.reference.local_sgd import sgd
 from tests.reference.network import add, combine, dot, loss_and_gradient, scale, subtract
 
-QUICK = ("partial_participation", "permutation")
+QUICK = ("partial_participation", "permutation")  # of those that differ most in what they keep
+KINDS = (ChosenCluster, TwoModels, Predicted)
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +21,8 @@ def double_precision():
 
 
 def case(name, check):
-    slow = () if check in QUICK else (pytest.mark.slow,)
+    quick = check in QUICK and FIELD[name] in KINDS
+    slow = () if quick else (pytest.mark.slow,)
     return pytest.param(name, check, marks=slow)
 
 

@@ -76,6 +76,7 @@ def test_a_step_of_the_hypernetworks_descends(weighting, seed):
     assert loss(optax.tree.add_scale(networks, -1e-3, descent)) > before
 
 
+@pytest.mark.slow
 def test_frozen_at_uniform_it_averages_what_is_stored():
     federation = toy_federation(participation_fraction=0.6)
     method = pfl.make_method("pfedla", SMALL | {"hypernetwork_rate": 0.0})
@@ -114,6 +115,7 @@ def test_exactly_k_blocks_are_retained_and_not_sent(retained):
         np.testing.assert_array_equal(own, record["down"] == 0)
 
 
+@pytest.mark.slow
 def test_a_private_block_can_not_be_retained():
     federation = toy_federation(share="body")
     with pytest.raises(pfl.InputError, match="retained must be at most 1 blocks, got 2"):

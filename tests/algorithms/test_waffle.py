@@ -126,7 +126,7 @@ def test_everyone_is_every_single_run_to_the_bit(options):
 
 @pytest.mark.parametrize(
     "check",
-    [pytest.param(c, marks=() if "perm" in c or "div" in c else pytest.mark.slow) for c in CHECKS],
+    [pytest.param(c, marks=() if "perm" in c else pytest.mark.slow) for c in CHECKS],
 )
 def test_everyone_passes_the_shared_suite(check):
     CHECKS[check](pfl.make_method("waffle", {"everyone": True}))
