@@ -20,6 +20,7 @@ CLIENT_AXES = ("auto", "map", "vmap", "a chunk size such as 8")
 SEED_AXES = ("auto", "map", "vmap")
 AXIS = "clients"  # of the device mesh
 MODELS = 32  # enough to fill a matrix product where a method mixes for evaluation
+UNEVEN = 1.15  # work of the busiest device over the mean, from which on clients change places
 FULL = 0.85  # padding efficiency that lanes of ragged clients are to have
 
 
@@ -36,7 +37,8 @@ class Execution:
       devices: over how many devices the client axis is dealt out; each executes its share by
         `chunk`.
       auto: whether `chunk` may shrink where the device's memory asks for it.
-      fill: lanes for each client where `chunk` is 0, see `filled`.
+      fill: lanes for each client where `chunk` is 0, see `fitted`.
+      deal: whether devices exchange ragged clients to get about the same work, see `fitted`.
     """
 
     chunk: int
@@ -44,14 +46,26 @@ class Execution:
     devices: int = 1
     auto: bool = field(default=False, compare=False)
     fill: float = 1.0
+    deal: bool = True
 
-    def filled(self, steps: np.ndarray) -> "Execution":
-        """The same with the most lanes whose padding efficiency is still `FULL`.
+    def fitted(self, steps: np.ndarray) -> "Execution":
+        """The same for clients of known work.
+
+        With the most lanes whose padding efficiency is still `FULL`; and exchanging clients between
+        devices, which copies their models twice, only where one device would work `UNEVEN` times
+        the mean without.
 
         Args:
           steps: int [N], local steps of each client of a round that all take part in.
         """
         steps = np.asarray(steps)
+        even = len(steps) % self.devices == 0
+        if even and steps.any():
+            work = steps.reshape(self.devices, -1).sum(axis=1)
+            even = bool(work.max() <= UNEVEN * work.mean())
+        return replace(self, deal=not even)._filled(steps)
+
+    def _filled(self, steps: np.ndarray) -> "Execution":
         if self.chunk or not steps.any() or steps.min() == steps.max():
             return self
         # No lane ends before the longest client.
@@ -173,15 +187,18 @@ def over_rows(
         done = lax.map(one, trees.take(operands, order), batch_size=lanes)
         return trees.take(done, jnp.argsort(order))
 
-    return over_devices(chunks, operands, shared, execution.devices, lengths)
+    return over_devices(chunks, operands, shared, execution, lengths)
 
 
-def over_devices(fn: Callable, operands: Tree, shared: Tree, devices: int, lengths=None) -> Tree:
+def over_devices(
+    fn: Callable, operands: Tree, shared: Tree, execution: Execution, lengths=None
+) -> Tree:
     """Every device runs its share of the rows; no device waits for another in between.
 
     Args:
       fn: `fn(operands, shared, lengths)` of a share of the rows, one result a row.
     """
+    devices = execution.devices
     if devices == 1:
         return fn(operands, shared, lengths)
     count = jax.tree.leaves(operands)[0].shape[0]
@@ -193,8 +210,8 @@ def over_devices(fn: Callable, operands: Tree, shared: Tree, devices: int, lengt
         out_specs=ours,
         check_vma=False,
     )
-    if lengths is None and count % devices == 0:
-        return run(operands, shared, None)
+    if count % devices == 0 and (lengths is None or not execution.deal):
+        return run(operands, shared, lengths)
     order = jnp.arange(count) if lengths is None else jnp.argsort(-lengths, stable=True)
     slots = order[_dealt(count, devices).T.reshape(-1)]
     lengths = None if lengths is None else lengths[slots]
@@ -224,10 +241,14 @@ def makespan(steps: np.ndarray, lanes: int) -> int:
 
 def padding_efficiency(split, schedule, execution: Execution) -> float:
     """True local steps over steps executed, masked ones included, with everybody taking part."""
-    steps = np.sort(np.asarray(schedule.total_steps(np.asarray(split.size))))[::-1]
+    steps = np.asarray(schedule.total_steps(np.asarray(split.size)))
     lanes = execution.lanes(len(steps))
+    dealt = _dealt(len(steps), execution.devices).T
+    ranked = np.sort(steps)[::-1]
+    shares = [ranked[np.unique(ranks)] for ranks in dealt]
+    if not execution.deal:
+        shares = np.split(steps, execution.devices)
     executed = 0
-    for dealt in _dealt(len(steps), execution.devices).T:
-        share = steps[np.unique(dealt)]
+    for share in shares:
         executed += share.sum() if lanes == 1 else lanes * makespan(share, lanes)
     return float(steps.sum() / executed) if executed else 1.0

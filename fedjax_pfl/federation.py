@@ -195,7 +195,7 @@ def federate(
         extra_loss.check(shapes["params"], plan, data.num_classes)
         extra_loss = jax.tree.map(lambda number: np.asarray(number, dtype), extra_loss)
     execution = resolve_execution(client_execution, seed_execution, devices)
-    execution = execution.filled(schedule.total_steps(np.asarray(data.train.size)))
+    execution = execution.fitted(schedule.total_steps(np.asarray(data.train.size)))
     return Federation(
         data=jax.device_put(data),
         participation=participation(

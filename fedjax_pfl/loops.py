@@ -67,7 +67,7 @@ def run_loops(
     def packed(operands, shared, lengths):
         return _packed(loop, operands, shared, lengths, lanes)
 
-    return over_devices(packed, operands, shared, execution.devices, lengths)
+    return over_devices(packed, operands, shared, execution, lengths)
 
 
 class _Lanes(NamedTuple):

@@ -51,7 +51,7 @@ def rows():
 def test_every_row_walks_its_own_length(chunk, devices):
     for execution in (
         Execution(chunk, "map", devices),
-        Execution(chunk, "map", devices).filled(LENGTHS),
+        Execution(chunk, "map", devices).fitted(LENGTHS),
     ):
         done = jax.jit(lambda r, e=execution: run_loops(walking(), r, 2.0, e, r["steps"]))(rows())
         np.testing.assert_array_equal(done["k"], LENGTHS)
@@ -90,18 +90,18 @@ def test_runs_as_lanes_of_rows_as_lanes():
     np.testing.assert_array_equal(jax.vmap(run)(both), both)
 
 
-def test_filled():
+def test_fitted():
     """As many lanes as keep the padding efficiency, by what the rows really take."""
     rng = np.random.default_rng(0)
     for steps in (rng.pareto(1.5, 100).astype(int), np.array([50] + [1] * 99), np.array([9, 1])):
-        execution = Execution(0, "map").filled(steps)
+        execution = Execution(0, "map").fitted(steps)
         lanes = execution.lanes(len(steps))
         assert steps.sum() >= FULL * lanes * makespan(steps, lanes)
         wider = steps.sum() / ((lanes + 1) * makespan(steps, lanes + 1))
         assert wider < FULL
-    assert Execution(0, "map").filled(np.full(7, 3)) == Execution(0, "map")
-    assert Execution(0, "map").filled(np.zeros(7, int)) == Execution(0, "map")
-    assert Execution(5, "map").filled(np.arange(7)) == Execution(5, "map")
+    assert Execution(0, "map").fitted(np.full(7, 3)) == Execution(0, "map", deal=False)
+    assert Execution(0, "map").fitted(np.zeros(7, int)) == Execution(0, "map", deal=False)
+    assert Execution(5, "map").fitted(np.arange(7)) == Execution(5, "map", deal=False)
     half = Execution(0, "map", fill=0.26)
     assert [half.lanes(count) for count in (100, 20, 3, 1)] == [26, 5, 1, 1]
 
@@ -110,3 +110,12 @@ def test_makespan():
     assert makespan(np.array([5, 4, 3, 3, 3]), 2) == 10  # longest first: (5, 3), (4, 3, 3)
     assert makespan(np.array([2, 7]), 5) == 7
     assert makespan(np.arange(5), 1) == 10
+
+
+def test_clients_change_devices_only_where_that_evens_out_work():
+    two = Execution(1, "map", 2)
+    assert not two.fitted(np.full(6, 4)).deal
+    assert not two.fitted(np.array([9, 1, 5, 5])).deal
+    assert two.fitted(np.array([9, 9, 1, 1])).deal
+    assert two.fitted(np.full(5, 4)).deal  # two devices do not divide five
+    assert not two.fitted(np.zeros(4, int)).deal
