@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from absl import flags
 
 import fedjax_pfl as pfl
+from experiments import own_code
 
 # Flag names that differ from the option of the partition rule that they set.
 RULE_OPTION = {"dominant_share": "share"}
@@ -62,6 +63,13 @@ def _comparison(group: _Group) -> None:
         "set",
         [],
         "a hyperparameter, METHOD.NAME=VALUE such as feddwa.top_k=5; may be given many times",
+        **group.place,
+    )
+    flags.DEFINE_multi_string(
+        "import_file",
+        [],
+        "a Python file of your own that registers methods, data sets, partition rules or models; "
+        "may be given many times",
         **group.place,
     )
 
@@ -177,6 +185,7 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
     """Flag values from a command line, `argv[0]` being the program's name.
 
     Raises:
+      InputError: a file of the user's own that does not run.
       flags.Error: an unknown flag (the message names the nearest), a value of the wrong type, or
         an argument that is no flag.
     """
@@ -192,6 +201,7 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
     rest = values(list(argv))[1:]
     if rest:
         raise flags.Error(f"{rest[0]!r} is no flag: write --NAME=VALUE.")
+    own_code.load(values.import_file)
     return values
 
 

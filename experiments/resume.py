@@ -17,7 +17,7 @@ from typing import Any
 import absl.flags
 
 import fedjax_pfl as pfl
-from experiments import flags, outputs
+from experiments import flags, outputs, own_code
 
 RECORD = "run.json"
 CHECKPOINTS = "checkpoints"
@@ -34,6 +34,8 @@ except ImportError:  # no locks there
 
 def configuration(args: absl.flags.FlagValues, **more) -> dict[str, Any]:
     """All flags that make a run what it is, and what else does, by name, as JSON has them."""
+    if args.import_file:
+        more = more | {"own_code": own_code.digests(args.import_file)}
     groups = flags.resolved(args).values()
     values = {name: value for group in groups for name, value in group.items()}
     values = {name: value for name, value in values.items() if name not in NEUTRAL} | more

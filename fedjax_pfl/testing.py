@@ -16,6 +16,7 @@ from fedjax_pfl import mixing
 from fedjax_pfl.algorithm import Algorithm
 from fedjax_pfl.data.partition import Partition
 from fedjax_pfl.data.sources import dataset_from_arrays
+from fedjax_pfl.errors import unknown_name
 from fedjax_pfl.federation import Federation, federate
 from fedjax_pfl.models.networks import MLP
 from fedjax_pfl.program import Program, make_runs
@@ -39,7 +40,14 @@ def check(fn: Callable[[Algorithm], None]) -> Callable[[Algorithm], None]:
 
 
 def check_method(algorithm: Algorithm, only: str | None = None) -> None:
-    """Runs the whole suite, or the check called `only`, on a method."""
+    """Runs the whole suite, or the check called `only`, on a method.
+
+    Raises:
+      InputError: there is no check of that name.
+      AssertionError: the method fails; in a sentence.
+    """
+    if only is not None and only not in CHECKS:
+        raise unknown_name("check", only, CHECKS)
     for name, fn in CHECKS.items():
         if only in (None, name):
             fn(algorithm)

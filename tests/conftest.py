@@ -8,6 +8,7 @@ dropped between tests once there are many.
 import importlib.metadata
 import itertools
 import os
+import sys
 from pathlib import Path
 
 import jax
@@ -23,6 +24,9 @@ MAPS = Path("/proc/self/maps")
 ENOUGH = 25_000
 EVERY = 5  # tests between two looks: reading so many lines takes tens of milliseconds
 jax.config.update("jax_num_cpu_devices", 2)
+
+import fedjax_pfl as pfl  # noqa: E402, after the flags
+
 played = itertools.count(1)
 
 
@@ -31,6 +35,18 @@ def bounded_memory_maps():
     yield
     if next(played) % EVERY == 0 and MAPS.exists() and MAPS.read_bytes().count(b"\n") > ENOUGH:
         jax.clear_caches()
+
+
+@pytest.fixture(autouse=True)
+def own_code_is_forgotten():
+    """Methods that a test's own files have registered stay with that test."""
+    methods, modules = dict(pfl.METHODS), set(sys.modules)
+    yield
+    for name in set(sys.modules) - modules:
+        if name.startswith("own_code_"):
+            del sys.modules[name]
+            pfl.METHODS.clear()
+            pfl.METHODS.update(methods)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,0 +1,46 @@
+"""A method of one's own in one file: `--import_file=experiments/examples/kept_average.py`.
+
+Every client keeps a part of its own model and takes the rest from the average of all.
+"""
+
+from typing import Any
+
+import jax
+
+import fedjax_pfl as pfl
+from fedjax_pfl import mixing, trees
+from fedjax_pfl.errors import require
+
+
+@pfl.struct
+class State:
+    models: Any = pfl.per_client()
+
+
+@pfl.method("kept_average")
+class KeptAverage(pfl.Algorithm):
+    """w_i <- keep w_i + (1 - keep) sum_j p_j w_j, p_j by training samples.
+
+    Attributes:
+      keep: 0 is FedAvg, 1 is local training.
+    """
+
+    keep: float = 0.5  # traced: swept inside one program
+
+    def validate(self):
+        require(0 <= self.keep <= 1, "keep", self.keep, "in [0, 1]")
+
+    def init(self, ctx):
+        return State(ctx.replicate(ctx.initial_model()))
+
+    def round(self, ctx, state):
+        own = ctx.cohort.gather(state.models)
+        trained, cohort, loss = ctx.train(own)
+        weights = mixing.by_size(ctx.sizes(), cohort.mask)
+        average = ctx.average(weights, trained, onto=trained)
+        kept = jax.tree.map(lambda w, m: self.keep * w + (1 - self.keep) * m, trained, average)
+        models = cohort.scatter(state.models, kept)
+        return State(models), ctx.record(cohort, mixing=weights, clients={"train_loss": loss})
+
+    def models(self, ctx, state, rows):
+        return {"personalized": trees.take(state.models, rows)}

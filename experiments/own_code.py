@@ -1,0 +1,42 @@
+"""Files of the user's own that register methods, data sets, partition rules or models."""
+
+import hashlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import fedjax_pfl as pfl
+
+
+def load(files: Sequence[str]) -> None:
+    """Imports each file once in a process.
+
+    Raises:
+      InputError: it is not there, or it does not run.
+    """
+    for file in files:
+        path = Path(file).resolve()
+        name = f"own_code_{_digest(str(path).encode())}_{path.stem}"
+        if name in sys.modules:
+            continue
+        if not path.is_file() or path.suffix != ".py":
+            raise pfl.InputError(f"--import_file must be a Python file (NAME.py), got {file!r}.")
+        spec = importlib.util.spec_from_file_location(name, path)
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:
+            del sys.modules[name]
+            what = f"{type(error).__name__}: {error}"
+            raise pfl.InputError(f"--import_file={file} does not run: {what}") from error
+
+
+def digests(files: Sequence[str]) -> dict[str, str]:
+    """What the files hold, by name: with another content a run is another run."""
+    return {Path(file).name: _digest(Path(file).read_bytes()) for file in files}
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
