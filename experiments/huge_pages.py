@@ -15,7 +15,12 @@ def ask() -> None:
     set `GLIBC_TUNABLES` keeps what is set; where huge pages are always or never there, nothing
     happens; and nothing does in a process that merely imports this package.
     """
-    if sys.argv[:1] != ["-m"] or "GLIBC_TUNABLES" in os.environ or not _is_a_choice():
+    words = sys.orig_argv
+    ours = "-m" in words and words[words.index("-m") + 1 :][:1] != []
+    ours = ours and words[words.index("-m") + 1].partition(".")[0] == __package__
+    if sys.argv[:1] != ["-m"] or not ours:
+        return
+    if "GLIBC_TUNABLES" in os.environ or not _is_a_choice():
         return
     environment = os.environ | {"GLIBC_TUNABLES": TUNABLE}
     try:

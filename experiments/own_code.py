@@ -15,7 +15,7 @@ def load(files: Sequence[str]) -> None:
     Raises:
       InputError: it is not there, or it does not run.
     """
-    for file in files:
+    for file in filter(None, files):
         path = Path(file).resolve()
         name = f"own_code_{_digest(str(path).encode())}_{path.stem}"
         if name in sys.modules:
@@ -35,7 +35,7 @@ def load(files: Sequence[str]) -> None:
 
 def digests(files: Sequence[str]) -> dict[str, str]:
     """What the files hold, by name: with another content a run is another run."""
-    return {Path(file).name: _digest(Path(file).read_bytes()) for file in files}
+    return {Path(file).name: _digest(Path(file).read_bytes()) for file in filter(None, files)}
 
 
 def _digest(content: bytes) -> str:

@@ -34,7 +34,7 @@ except ImportError:  # no locks there
 
 def configuration(args: absl.flags.FlagValues, **more) -> dict[str, Any]:
     """All flags that make a run what it is, and what else does, by name, as JSON has them."""
-    if args.import_file:
+    if any(args.import_file):
         more = more | {"own_code": own_code.digests(args.import_file)}
     groups = flags.resolved(args).values()
     values = {name: value for group in groups for name, value in group.items()}

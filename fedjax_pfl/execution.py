@@ -70,8 +70,12 @@ class Execution:
             return self
         # No lane ends before the longest client.
         most = min(len(steps), int(steps.sum() / (FULL * steps.max())))
-        widths = (w for w in range(most, 1, -1) if steps.sum() >= FULL * w * makespan(steps, w))
-        return replace(self, fill=next(widths, 1) / len(steps))
+        least = 1
+        while least < most:  # bisection
+            width = (least + most + 1) // 2
+            full = steps.sum() >= FULL * width * makespan(steps, width)
+            least, most = (width, most) if full else (least, width - 1)
+        return replace(self, fill=max(least, 1) / len(steps))
 
     def lanes(self, count: int) -> int:
         """Rows that one device runs side by side."""
@@ -246,7 +250,7 @@ def padding_efficiency(split, schedule, execution: Execution) -> float:
     dealt = _dealt(len(steps), execution.devices).T
     ranked = np.sort(steps)[::-1]
     shares = [ranked[np.unique(ranks)] for ranks in dealt]
-    if not execution.deal:
+    if not execution.deal and len(steps) % execution.devices == 0:
         shares = np.split(steps, execution.devices)
     executed = 0
     for share in shares:

@@ -1,6 +1,7 @@
 """Loops of unequal length, one a client, run by the execution's strategy."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -60,9 +61,10 @@ def run_loops(
     """
     count = jax.tree.leaves(operands)[0].shape[0]
     lanes = execution.lanes(count)
-    share = -(-count // execution.devices)
-    if lengths is None or lanes in (1, share):
-        return over_rows(loop.alone, operands, shared, execution, lengths)
+    if lengths is None:
+        return over_rows(loop.alone, operands, shared, execution)
+    if lanes == 1:
+        return over_rows(loop.alone, operands, shared, replace(execution, chunk=1), lengths)
 
     def packed(operands, shared, lengths):
         return _packed(loop, operands, shared, lengths, lanes)
@@ -101,7 +103,8 @@ def _packed(loop: Loop, operands: Tree, shared: Tree, lengths: jax.Array, lanes:
         busy = at < count
 
         def together(states):
-            return jnp.all(inside(rows, states) | ~busy)
+            # Under vmap over runs a run that has ended is still asked: nobody is busy there.
+            return jnp.any(busy) & jnp.all(inside(rows, states) | ~busy)
 
         states = lax.while_loop(together, lambda s: step(rows, shared, s), enter(rows, states))
         done = busy & ~unfinished(rows, states)

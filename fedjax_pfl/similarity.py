@@ -120,10 +120,10 @@ def _over_columns(fn: Callable, a: Tree, b: Tree) -> Tree:
             block = (lax.dynamic_slice_in_dim(side, k * width, width, 1) for side in (x, y))
             return jax.tree.map(jnp.add, total, fn(*block))
 
-        # The first block is the remainder, and a whole one where nothing remains.
+        # The last block takes what remains of a division with it.
         first = x.shape[1] - (blocks - 1) * width
         totals.append(lax.fori_loop(0, blocks - 1, add, fn(x[:, -first:], y[:, -first:])))
-    return jax.tree.map(lambda *each: sum(each), *totals)
+    return jax.tree.map(lambda *each: sum(each), *totals) if totals else jnp.zeros(())
 
 
 def _products(x: jax.Array, y: jax.Array) -> jax.Array:

@@ -80,7 +80,8 @@ def test_lanes_take_the_steps_that_are_announced(lanes):
 
 def test_runs_as_lanes_of_rows_as_lanes():
     """Lengths that differ between runs: their conditions differ as well."""
-    both = jnp.stack([jnp.asarray(LENGTHS), jnp.asarray(LENGTHS[::-1])])
+    others = np.full(len(LENGTHS), 3)  # done in fewer turns
+    both = jnp.stack([jnp.asarray(LENGTHS), jnp.asarray(LENGTHS[::-1]), jnp.asarray(others)])
 
     def run(lengths):
         return run_loops(
@@ -119,3 +120,20 @@ def test_clients_change_devices_only_where_that_evens_out_work():
     assert two.fitted(np.array([9, 9, 1, 1])).deal
     assert two.fitted(np.full(5, 4)).deal  # two devices do not divide five
     assert not two.fitted(np.zeros(4, int)).deal
+
+
+def test_lanes_by_rounding_to_one():
+    """One lane is one row after the other, not all of them side by side."""
+    calls = Counter()
+    loop = walking(lambda row, k: jax.debug.callback(lambda _: calls.update(steps=1), k))
+    execution = Execution(0, "map", fill=0.05)
+    assert execution.lanes(len(LENGTHS)) == 1
+    run_loops(loop, rows(), 1.0, execution, jnp.asarray(LENGTHS))
+    jax.effects_barrier()
+    assert calls["steps"] == LENGTHS.sum()
+
+
+def test_equal_lengths_in_unequal_segments():
+    """Lanes of all rows: nobody waits at the end of another's segment for long."""
+    done = run_loops(walking(), rows(), 1.0, Execution(0, "map"), jnp.asarray(LENGTHS))
+    np.testing.assert_array_equal(done["k"], LENGTHS)
