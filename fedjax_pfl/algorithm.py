@@ -69,7 +69,8 @@ class Algorithm:
         """The models that the clients `rows` [k] would use, by name.
 
         "personalized" must be among them; "global" is the name of a server's single model. Each
-        is a stack [k, ...], or one `Shared` model for all of them.
+        is a stack [k, ...], or one `Shared` model for all of them. `rows` is a NumPy array where
+        everybody is asked for: `trees.take` then copies nothing.
         """
         raise NotImplementedError
 

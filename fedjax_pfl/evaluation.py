@@ -189,8 +189,9 @@ def evaluate(
 ) -> dict[str, jax.Array]:
     """Scores every model that a method names, for the clients `rows` (all by default).
 
-    Clients go in chunks as wide as the execution: a method is asked for the models of a
-    chunk at a time, so no more copies than that exist.
+    A method is asked for the models of as many clients at a time as a round trains (see
+    `Execution.width`), so no more copies than that exist. Where that is everybody, it gets their
+    rows as a NumPy array.
 
     Returns:
       "MODEL/SPLIT/accuracy" and "MODEL/SPLIT/loss", [N] each, NaN for clients without samples,
