@@ -33,9 +33,10 @@ def load(files: Sequence[str]) -> None:
             raise pfl.InputError(f"--import_file={file} does not run: {what}") from error
 
 
-def digests(files: Sequence[str]) -> dict[str, str]:
-    """What the files hold, by name: with another content a run is another run."""
-    return {Path(file).name: _digest(Path(file).read_bytes()) for file in filter(None, files)}
+def digests(files: Sequence[str]) -> list[str]:
+    """What the files hold: with another content a run is another run, wherever they lie."""
+    paths = map(Path, filter(None, files))
+    return [f"{path.name} {_digest(path.read_bytes())}" for path in paths]
 
 
 def _digest(content: bytes) -> str:

@@ -34,11 +34,11 @@ except ImportError:  # no locks there
 
 def configuration(args: absl.flags.FlagValues, **more) -> dict[str, Any]:
     """All flags that make a run what it is, and what else does, by name, as JSON has them."""
-    if any(args.import_file):
-        more = more | {"own_code": own_code.digests(args.import_file)}
     groups = flags.resolved(args).values()
     values = {name: value for group in groups for name, value in group.items()}
     values = {name: value for name, value in values.items() if name not in NEUTRAL} | more
+    code = own_code.digests(values.pop("import_file"))  # what the files hold, not where they lie
+    values |= {"import_file": code} if code else {}
     return outputs.plain(dict(sorted(values.items())))
 
 

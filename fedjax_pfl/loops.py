@@ -75,7 +75,7 @@ def run_loops(
 class _Lanes(NamedTuple):
     """Carry of the packed executor: W lanes side by side, M results.
 
-    `at` is int32 [W], the row that a lane runs, M where none is left for it; `waiting` is the
+    `at` is int32 [W], the row that a lane runs, M where none is left for it; `begun` is the
     number of rows that some lane has begun.
     """
 
@@ -83,7 +83,7 @@ class _Lanes(NamedTuple):
     rows: Tree
     states: Tree
     results: Tree
-    waiting: jax.Array
+    begun: jax.Array
 
 
 def _packed(loop: Loop, operands: Tree, shared: Tree, lengths: jax.Array, lanes: int) -> Tree:
@@ -99,7 +99,7 @@ def _packed(loop: Loop, operands: Tree, shared: Tree, lengths: jax.Array, lanes:
     step, finish = (jax.vmap(f, (0, None, 0)) for f in (loop.step, loop.finish))
 
     def turn(carry: _Lanes) -> _Lanes:
-        at, rows, states, results, waiting = carry
+        at, rows, states, results, begun = carry
         busy = at < count
 
         def together(states):
@@ -111,12 +111,12 @@ def _packed(loop: Loop, operands: Tree, shared: Tree, lengths: jax.Array, lanes:
         ended = finish(rows, shared, states)
         slots = jnp.where(done, at, count)
         results = jax.tree.map(lambda r, e: r.at[slots].set(e, mode="drop"), results, ended)
-        turns = waiting + jnp.cumsum(done, dtype=jnp.int32) - 1
+        turns = begun + jnp.cumsum(done, dtype=jnp.int32) - 1
         following = jnp.where(turns < count, order[jnp.minimum(turns, count - 1)], count)
         at = jnp.where(done, following, at)
         rows = trees.where(done, trees.take(operands, at), rows)
         states = trees.where(done, begin(rows, shared), states)
-        return _Lanes(at, rows, states, results, waiting + jnp.sum(done, dtype=jnp.int32))
+        return _Lanes(at, rows, states, results, begun + jnp.sum(done, dtype=jnp.int32))
 
     at = order[:lanes]
     rows = trees.take(operands, at)

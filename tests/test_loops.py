@@ -62,9 +62,23 @@ def test_every_row_walks_its_own_length(chunk, devices):
 
 
 def test_nobody_walks():
-    nothing = {"steps": jnp.zeros(5, int), "start": jnp.ones(5)}
-    done = run_loops(walking(), nothing, 1.0, Execution(2, "map"), nothing["steps"])
-    np.testing.assert_array_equal(done["sum"], np.zeros(5))
+    nothing = {"steps": jnp.zeros(5, int), "start": jnp.arange(5)}
+    loop = walking()._replace(finish=lambda row, shared, s: (row["start"] + 1, s["k"]))
+    done, steps = run_loops(loop, nothing, 1.0, Execution(2, "map"), nothing["steps"])
+    np.testing.assert_array_equal(done, [1, 2, 3, 4, 5])
+    np.testing.assert_array_equal(steps, np.zeros(5))
+
+
+@pytest.mark.parametrize("deal", [True, False])
+@pytest.mark.parametrize("chunk", [0, 1, 2])
+def test_on_their_own_device_or_changing_it(chunk, deal):
+    """Ten rows that two devices divide."""
+    some = jax.tree.map(lambda leaf: leaf[:10], rows())
+    execution = Execution(chunk, "map", 2, deal=deal)
+    done = jax.jit(lambda r: run_loops(walking(), r, 2.0, execution, r["steps"]))(some)
+    np.testing.assert_array_equal(done["k"], LENGTHS[:10])
+    wanted = np.arange(10) * LENGTHS[:10] * (LENGTHS[:10] + 1)
+    np.testing.assert_array_equal(done["sum"], wanted)
 
 
 @pytest.mark.parametrize("lanes", [2, 3, 4, 7])

@@ -6,8 +6,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl.testing import CHECKS
 
 # A check that needs programs of its own costs seconds of compiling. These share three; the others
-# (one client alone, vmap, chunks, settings, stragglers) are marked slow, but for those in
-# WHOLE.
+# (one client alone, vmap, chunks, settings, stragglers) are slow, but for the methods in WHOLE.
 QUICK = ("partial_participation", "divergence", "permutation", "no_recompilation")
 WHOLE = ("feddwa",)
 

@@ -62,10 +62,14 @@ def test_another_content_is_another_run(tmp_path):
     folder = resume.default_folder(flags.parse(words))
     file.write_text("RATE = 2\n")
     now = resume.configuration(flags.parse(words))
-    assert {name for name in now if now[name] != before[name]} == {"own_code"}
+    assert {name for name in now if now[name] != before[name]} == {"import_file"}
     assert resume.default_folder(flags.parse(words)) != folder
     json.dumps(now)
-    assert "own_code" not in resume.configuration(flags.parse(["run"]))
+    assert "import_file" not in resume.configuration(flags.parse(["run"]))
+    moved = tmp_path / "elsewhere" / "mine.py"
+    moved.parent.mkdir()
+    moved.write_text("RATE = 2\n")
+    assert resume.configuration(flags.parse(["run", f"--import_file={moved}"])) == now
 
 
 @pytest.mark.parametrize(
