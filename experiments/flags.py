@@ -198,7 +198,12 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
         flag = flags.FLAGS[name]
         if name == flag.name and name not in values:  # of libraries, such as logging's --verbosity
             values[name] = flag
-    rest = values(list(argv))[1:]
+    try:
+        rest = values(list(argv))[1:]
+    except flags.CantOpenFlagFileError as error:
+        cause = error.__context__
+        name, why = getattr(cause, "filename", None), getattr(cause, "strerror", None)
+        raise pfl.InputError(f"--flagfile={name} can't be read: {why or error}.") from None
     if rest:
         raise flags.Error(f"{rest[0]!r} is no flag: write --NAME=VALUE.")
     own_code.load(values.import_file)

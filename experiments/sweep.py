@@ -23,7 +23,7 @@ from experiments import build, flags, resume, tracking
 from experiments import console as shown
 from experiments.sweep_tables import Outcome, table, write
 from fedjax_pfl.program import RATES
-from fedjax_pfl.registry import is_static
+from fedjax_pfl.registry import convert, is_static
 
 USAGE = """\
 Runs methods over a grid of hyperparameters and ranks the settings by validation accuracy.
@@ -72,6 +72,12 @@ def traced(name: str, methods: Mapping[str, pfl.Algorithm]) -> bool:
     if not dot:
         known = flags.parse(["sweep"])
         allowed = [n for g in ("data", "rule", "training") for n in flags.resolved(known)[g]]
+        owners = [m for m, one in methods.items() if name in one.hyperparameters()]
+        if name not in allowed and owners:
+            raise pfl.InputError(
+                f"{name!r} in --grid is a hyperparameter: write "
+                f"{' or '.join(f'{owner}.{name}' for owner in owners)}."
+            )
         if name not in allowed:
             raise pfl.unknown_name("name in --grid", name, allowed)
         return False
@@ -81,6 +87,10 @@ def traced(name: str, methods: Mapping[str, pfl.Algorithm]) -> bool:
     if key not in known:
         raise pfl.unknown_name(f"hyperparameter of {method!r} in --grid", key, known)
     return not is_static(known[key])
+
+
+def _numbers(name: str, words: Sequence[str]) -> list[float]:
+    return [convert(f"--grid={name}", word, float) for word in words]
 
 
 @dataclass(frozen=True)
@@ -102,6 +112,15 @@ class Cell:
     def folder(self) -> str:
         words = [self.method, *(f"{k}={v}" for k, v in self.fixed.items())]
         return "-".join(words).replace("/", "_")
+
+    @property
+    def settings(self) -> dict[str, list]:
+        """What `simulate` sweeps inside the program, or nothing."""
+        swept = {}
+        for name in self.inside[0]:
+            values = [one[name] for one in self.inside]
+            swept[name.rpartition(".")[2]] = values if name not in RATES else _numbers(name, values)
+        return swept
 
 
 def cells(methods: Mapping[str, pfl.Algorithm], grid: Mapping[str, Sequence[str]]) -> list[Cell]:
@@ -131,10 +150,6 @@ def run_cell(cell: Cell, argv: Sequence[str], output: Path, display, stop) -> pf
             tracking.write(folder, result)
         return result
     experiment = build.prepare(args, output)
-    settings = {}
-    for name in cell.inside[0]:
-        settings[name.rpartition(".")[2]] = [one[name] for one in cell.inside]
-    settings = {n: [float(v) for v in vs] if n in RATES else vs for n, vs in settings.items()}
     kept = pfl.Checkpoints(output / resume.CHECKPOINTS / cell.folder, args.checkpoint_seconds)
     with contextlib.closing(kept):
         result = pfl.simulate(
@@ -142,7 +157,7 @@ def run_cell(cell: Cell, argv: Sequence[str], output: Path, display, stop) -> pf
             experiment.federation,
             args.rounds,
             seeds=experiment.seeds,
-            settings=settings or None,
+            settings=cell.settings or None,
             eval_every=args.eval_every,
             matrix_rounds=[],
             score_clients=experiment.score_clients,
@@ -170,7 +185,8 @@ def outcomes(cell: Cell, result: pfl.Result, rank_by: str) -> Iterator[Outcome]:
 
     validation, test = of("validation"), of("test")
     for h, inside in enumerate(cell.inside):
-        yield Outcome(cell.method, cell.fixed | inside, validation[:, h], test[:, h])
+        setting, seeds = cell.fixed | inside, tuple(int(seed) for seed in result.seeds)
+        yield Outcome(cell.method, setting, seeds, validation[:, h], test[:, h])
 
 
 def own_words(argv: Sequence[str]) -> tuple[list[str], list[str], str]:
@@ -213,7 +229,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         resume.check_folder(output, args, **more)
         for cell in queue:  # all of them before the first begins
-            build.prepare(flags.parse([*argv, *cell.words()]), output)
+            one = build.prepare(flags.parse([*argv, *cell.words()]), output)
+            pfl.check_simulation(
+                one.methods[cell.method], one.federation, settings=cell.settings or None
+            )
         return sweep(argv, args, queue, output, rank_by, more)
     except (pfl.InputError, absl.flags.Error) as error:
         print(f"error: {str(error).removeprefix('ERROR:: ')}", file=sys.stderr)
@@ -224,7 +243,8 @@ def sweep(argv, args, queue: Sequence[Cell], output: Path, rank_by: str, more: d
     """Runs the queue, writes and prints; returns the exit code."""
     found = []
     count = sum(len(cell.inside) for cell in queue)
-    print(f"{count} settings in {len(queue)} programs, {args.num_seeds} seed(s) each: {output}")
+    programs = "1 program" if len(queue) == 1 else f"{len(queue)} programs"
+    print(f"{count} settings in {programs}, {args.num_seeds} seed(s) each: {output}")
     with resume.opened(output, args, **more):
         (output / "results").mkdir(exist_ok=True)
         try:

@@ -18,11 +18,13 @@ class Outcome:
     Attributes:
       method: its name.
       setting: value by name of the grid.
+      seeds: of its runs.
       validation, test: accuracy in percent by seed, as ranked.
     """
 
     method: str
     setting: dict[str, str]
+    seeds: tuple[int, ...]
     validation: np.ndarray
     test: np.ndarray
 
@@ -57,37 +59,39 @@ def table(found: Sequence[Outcome]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def chosen_flags(found: Sequence[Outcome]) -> str:
-    """A flagfile that repeats the chosen settings, method by method."""
-    lines, seen = [], set()
+def best(found: Sequence[Outcome]) -> list[Outcome]:
+    """The chosen setting of each method."""
+    chosen: dict[str, Outcome] = {}
     for one in ranked(found):
-        if one.method in seen:
-            continue
-        seen.add(one.method)
-        lines.append(f"# {one.method}: validation {one.validation.mean():.2f} %")
-        common = [f"--{n}={v}" for n, v in one.setting.items() if "." not in n]
-        own = [f"--set={n}={v}" for n, v in one.setting.items() if "." in n]
-        # Flags without a method's name can only be given once for all methods.
-        lines += own + [word if len(seen) == 1 else f"# {word}" for word in common]
+        chosen.setdefault(one.method, one)
+    return list(chosen.values())
+
+
+def chosen_flags(one: Outcome) -> str:
+    """A flagfile that repeats a method with its chosen setting."""
+    lines = [f"# validation {one.validation.mean():.2f} %", f"--algorithms={one.method}"]
+    for name, value in one.setting.items():
+        lines.append(f"--set={name}={value}" if "." in name else f"--{name}={value}")
     return "\n".join(lines) + "\n"
 
 
 def write(output: Path, found: Sequence[Outcome], rank_by: str) -> None:
-    """Writes `sweep.md`, `sweep.csv`, `chosen.flags` and a picture of each method that has one."""
+    """Writes `sweep.md`, `sweep.csv` and, by method, its chosen flags and, if any, a picture."""
     said = (
         f"Ranked by the mean over clients and seeds of the validation accuracy ({rank_by}); test "
         "accuracy chooses nothing. ±: half of the 95 % interval over seeds."
     )
     outputs.write_text(output / "sweep.md", f"{said}\n\n{table(found)}")
-    outputs.write_text(output / "chosen.flags", chosen_flags(found))
+    for one in best(found):
+        outputs.write_text(output / f"{one.method}.flags", chosen_flags(one))
     names = list(dict.fromkeys(name for one in found for name in one.setting))
     with outputs.aside(output / "sweep.csv") as part, part.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["method", *names, "run", "validation_percent", "test_percent"])
+        writer.writerow(["method", *names, "seed", "validation_percent", "test_percent"])
         for one in found:
             values = [one.setting.get(name, "") for name in names]
-            for k, (validation, test) in enumerate(zip(one.validation, one.test, strict=True)):
-                writer.writerow([one.method, *values, k, validation, test])
+            for numbers in zip(one.seeds, one.validation, one.test, strict=True):
+                writer.writerow([one.method, *values, *numbers])
     for method in dict.fromkeys(one.method for one in found):
         figure = picture([one for one in found if one.method == method], method)
         if figure is not None:

@@ -124,7 +124,13 @@ def run_clients(
       cursor: int32 [M], steps taken before, for unshuffled schedules that go on where they were.
       finish: `finish(carry, client)` makes what is returned of a client's last carry, and of its
         first where it diverged.
+
+    Raises:
+      TypeError: a stack does not lead with one row for each of `rows`.
     """
+    if not isinstance(carry, Shared):
+        trees.check_rows("what local work begins with", carry, rows.shape[0])
+    trees.check_rows("operands of local work", operands, rows.shape[0])
     data = federation.data
     part = data.split(split)
     schedule = schedule.fitting(part.capacity)

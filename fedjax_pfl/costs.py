@@ -16,6 +16,7 @@ from jax.extend import core
 
 from fedjax_pfl.clients import Client
 from fedjax_pfl.local_training import sgd_step
+from fedjax_pfl.models.minimal_filtering import by_definition
 from fedjax_pfl.schedules import Schedule
 
 if TYPE_CHECKING:
@@ -112,7 +113,8 @@ def flops(fn: Callable, *args: Tree) -> float:
 
 def _analysed(fn: Callable, args: tuple[Tree, ...]) -> tuple[float, float]:
     """(FLOPs as XLA counts them, the body of a loop once; FLOPs with every turn of the loops)."""
-    traced = jax.jit(fn).trace(*args)
+    with by_definition():  # what a network computes is no matter of how
+        traced = jax.jit(fn).trace(*args)
     once = total = (traced.lower().cost_analysis() or {}).get("flops", math.nan)
     for equation in _loops(traced.jaxpr.jaxpr):
         if equation.primitive.name != "scan":

@@ -180,6 +180,21 @@ def adapt(ctx: "Context", models: Tree | Shared, rows: jax.Array, how: Adaptatio
     return jax.tree.map(lambda on, new, old: new if on else old, moves, adapted, given)
 
 
+def named_models(algorithm: "Algorithm", ctx: "Context", state: Tree, rows: jax.Array) -> dict:
+    """`algorithm.models(ctx, state, rows)`.
+
+    Raises:
+      TypeError: "personalized" is not among them, or a stack is not of the clients asked for.
+    """
+    named = algorithm.models(ctx, state, rows)
+    if "personalized" not in named:
+        raise TypeError(f"{algorithm.name}.models must name 'personalized', got {list(named)}.")
+    for name, models in named.items():
+        if not isinstance(models, Shared):
+            trees.check_rows(f"{algorithm.name}.models: {name}", models, len(rows))
+    return named
+
+
 def evaluate(
     algorithm: "Algorithm",
     ctx: "Context",
@@ -204,7 +219,7 @@ def evaluate(
     served = algorithm.serves(ctx)
 
     def chunk(rows: jax.Array) -> dict[str, jax.Array]:
-        named = algorithm.models(ctx, state, rows)
+        named = named_models(algorithm, ctx, state, rows)
         late = set()
         for name, how in (("personalized", algorithm.adaptation()), ("adapted", extra)):
             if how is not None:

@@ -79,9 +79,18 @@ def apply(weights: jax.Array, senders: Tree, onto: Tree, plan: LeafPlan) -> Tree
       onto: models [A, ...] of the receivers: their private leaves are kept, and so are the rows
         whose weights are all zero.
       plan: which leaves are shared.
+
+    Raises:
+      TypeError: weights of another shape than that.
     """
     leaves, treedef = jax.tree.flatten(senders)
     own = treedef.flatten_up_to(onto)
+    wanted = (len(own[0]), len(leaves[0]))
+    if weights.shape not in (wanted, (plan.num_blocks, *wanted)):
+        raise TypeError(
+            f"weights must be [receivers, senders], here {wanted}, or one such matrix for each of "
+            f"{plan.num_blocks} blocks, got the shape {weights.shape}."
+        )
     mixed = []
     for i, (leaf, mine) in enumerate(zip(leaves, own, strict=True)):
         if not plan.shared[i] or not jnp.issubdtype(leaf.dtype, jnp.inexact):

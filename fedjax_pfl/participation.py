@@ -65,6 +65,7 @@ class Cohort:
 
     def gather(self, stack: Tree) -> Tree:
         """Rows of the cohort: leaves [N, ...] give [M, ...]."""
+        trees.check_rows("what is gathered", stack, self.num_clients)
         return stack if self.in_place else trees.take(stack, self.rows)
 
     def scatter(self, stack: Tree, values: Tree, where: jax.Array | None = None) -> Tree:
@@ -73,6 +74,7 @@ class Cohort:
         Absent and diverged clients, and rows whose values are not finite, keep theirs bit by bit.
         `where` [M] replaces the mask for methods with stale uploads.
         """
+        trees.check_rows("what is scattered", values, self.size)
         where = self.mask if where is None else where
         where = where & trees.rows_finite(values, self.size)
         kept = trees.where(where, values, self.gather(stack))

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedjax_pfl import keys
+from fedjax_pfl import contract, keys
 from fedjax_pfl.algorithm import Algorithm
 from fedjax_pfl.context import Context
 from fedjax_pfl.errors import InputError, require, unknown_name
-from fedjax_pfl.evaluation import Adaptation, adapt, evaluate
+from fedjax_pfl.evaluation import Adaptation, adapt, evaluate, named_models
 from fedjax_pfl.execution import AXIS
 from fedjax_pfl.federation import Federation
 from fedjax_pfl.memory import Memory, nbytes, peak
@@ -225,7 +225,7 @@ def uses_extra_loss(runs: Runs, federation: Federation) -> bool:
     def play():
         run = jax.tree.map(lambda leaf: leaf[0], runs)
         ctx = _context(replace(federation, extra_loss=Asked()), run, jnp.int32(0), jnp.int32(1))
-        return run.algorithm.round(ctx, run.algorithm.init(ctx))
+        return contract.played(run.algorithm, ctx, contract.started(run.algorithm, ctx))
 
     jax.eval_shape(play)
     return bool(asked)
@@ -234,8 +234,7 @@ def uses_extra_loss(runs: Runs, federation: Federation) -> bool:
 @jax.jit
 def _start(runs: Runs, federation: Federation, total) -> Tree:
     def one(run):
-        state = run.algorithm.init(_context(federation, run, jnp.int32(0), total))
-        return state
+        return contract.started(run.algorithm, _context(federation, run, jnp.int32(0), total))
 
     return placed(_over_runs(one, federation, runs), federation)
 
@@ -250,7 +249,7 @@ def _advance(states, runs, federation, t, length, total, eval_every, capacity, e
         def play(i, state):
             now = t + i
             ctx = _context(federation, run, now, total)
-            state, record = run.algorithm.round(ctx, state)
+            state, record = contract.played(run.algorithm, ctx, state)
             due = ((now + 1) % eval_every == 0) | (now + 1 == total)
             measure = partial(evaluate, run.algorithm, ctx, state, extra, scored)
             shapes = jax.eval_shape(measure)
@@ -288,7 +287,7 @@ def _models(states, runs, federation, total, rows):
     def one(operand):
         run, state = operand
         ctx = _context(federation, run, total - 1, total)
-        named = run.algorithm.models(ctx, state, rows)
+        named = named_models(run.algorithm, ctx, state, rows)
         own = run.algorithm.adaptation()
         if own is not None:
             named = {**named, "personalized": adapt(ctx, named["personalized"], rows, own)}

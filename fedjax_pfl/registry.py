@@ -1,9 +1,10 @@
 """Methods by name, and hyperparameters by name."""
 
+import inspect
 import math
 import typing
 from collections.abc import Mapping
-from dataclasses import Field, fields
+from dataclasses import Field, fields, is_dataclass
 from typing import Any
 
 from fedjax_pfl.algorithm import Algorithm
@@ -17,23 +18,40 @@ def method(name: str):
     """Registers a subclass of `Algorithm` under its canonical name and makes it a struct.
 
     Raises:
-      ValueError: another class has that name.
+      InputError: another class has that name, or the class is no method or leaves out the type of
+        a hyperparameter.
     """
 
     def register(cls):
+        if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
+            raise InputError(f"Method {name!r} must be a subclass of Algorithm, got {cls!r}.")
+        constants = {key for base in cls.__mro__[1:] for key in inspect.get_annotations(base)}
+        constants -= {key for base in cls.__mro__[1:] if is_dataclass(base) for key in _names(base)}
+        for key, value in vars(cls).items():
+            typed = key in inspect.get_annotations(cls) or key in constants
+            if isinstance(value, bool | int | float | str) and not (typed or key.startswith("_")):
+                raise InputError(
+                    f"Method {name!r} gives {key} = {value!r} no type: a hyperparameter reads "
+                    f"{key}: {type(value).__name__} = {value!r}, a constant of the class "
+                    f"{key}: ClassVar = {value!r}."
+                )
         known = METHODS.get(name)
         again = known and (known.__module__, known.__qualname__) == (
             cls.__module__,
             cls.__qualname__,
         )
         if known and not again:  # a module run twice may register its own once more
-            raise ValueError(f"A method named {name!r} is registered already.")
+            raise InputError(f"A method named {name!r} is registered already.")
         cls = struct(cls)
         cls.name = name
         METHODS[name] = cls
         return cls
 
     return register
+
+
+def _names(cls) -> set[str]:
+    return {field.name for field in fields(cls)}
 
 
 def is_static(field: Field) -> bool:

@@ -14,12 +14,13 @@ import numpy as np
 
 from fedjax_pfl import mixing
 from fedjax_pfl.algorithm import Algorithm
+from fedjax_pfl.clients import Shared
 from fedjax_pfl.data.partition import Partition
 from fedjax_pfl.data.sources import dataset_from_arrays
-from fedjax_pfl.errors import unknown_name
+from fedjax_pfl.errors import InputError, unknown_name
 from fedjax_pfl.federation import Federation, federate
 from fedjax_pfl.models.networks import MLP
-from fedjax_pfl.program import Program, make_runs
+from fedjax_pfl.program import Final, Program, make_runs
 from fedjax_pfl.registry import is_static
 from fedjax_pfl.simulation import simulate
 from fedjax_pfl.structs import client_axes, permute_clients
@@ -43,9 +44,20 @@ def check_method(algorithm: Algorithm, only: str | None = None) -> None:
     """Runs the whole suite, or the check called `only`, on a method.
 
     Raises:
-      InputError: there is no check of that name.
+      InputError: there is no check of that name, or `algorithm` is no registered method's instance.
+      TypeError: a function of the method returns what it must not.
       AssertionError: the method fails; in a sentence.
     """
+    if isinstance(algorithm, type):
+        raise InputError(
+            f"check_method takes a method with its hyperparameters: {algorithm.__name__}(), not "
+            f"{algorithm.__name__}."
+        )
+    if not vars(type(algorithm)).get("name"):
+        raise InputError(
+            f"{type(algorithm).__name__} is no registered method: decorate the class, a subclass "
+            "of Algorithm, with @method('its_name')."
+        )
     if only is not None and only not in CHECKS:
         raise unknown_name("check", only, CHECKS)
     for name, fn in CHECKS.items():
@@ -259,6 +271,22 @@ def divergence(algorithm: Algorithm) -> None:
                 if old.dtype != bool:  # a flag may remember that it diverged
                     message = f"{name} of client {bad}"
                     np.testing.assert_array_equal(new[bad], old[bad], err_msg=message)
+
+
+@check
+@in_double_precision
+def models_of_some(algorithm: Algorithm) -> None:
+    """Whom is asked for makes no difference: some clients' models are their rows of all."""
+    federation = algorithm.adjusted(toy_federation())
+    runs = make_runs(algorithm, federation, SEEDS)
+    program = Program(runs, federation, ROUNDS, capacity=CAPACITY)
+    final = Final(program, program.advance(program.start(), 0, ROUNDS)[0])
+    everybody, rows = final.models(), [3, 0]
+    for name, some in final.models(rows).items():
+        every = everybody[name]
+        if not isinstance(every, Shared):
+            every = jax.tree.map(lambda leaf: leaf[:, np.array(rows)], every)
+        assert_close(some, every, f"{name} models of clients {rows}")
 
 
 @check

@@ -12,6 +12,18 @@ import numpy as np
 Tree = Any
 
 
+def check_rows(what: str, stack: Tree, count: int) -> None:
+    """Raises `TypeError` unless every leaf of a stack leads with `count` rows."""
+    for path, leaf in jax.tree_util.tree_flatten_with_path(stack)[0]:
+        if jnp.shape(leaf)[:1] != (count,):
+            raise TypeError(
+                f"{what} must lead with a row for each of {count} clients, got the shape "
+                f"{jnp.shape(leaf)} at {jax.tree_util.keystr(path) or 'its only leaf'}. "
+                "ctx.cohort.gather takes the members' rows out of all clients', ctx.cohort.scatter "
+                "puts them back."
+            )
+
+
 def take(stack: Tree, rows: jax.Array | np.ndarray) -> Tree:
     """Rows of a stack: leaves [N, ...] indexed by `rows` [M] give leaves [M, ...].
 

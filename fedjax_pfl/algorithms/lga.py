@@ -1,6 +1,6 @@
 """LGA and PLGA: late uploads predicted for the round they arrive in (paper 003, section 3.2)."""
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +42,7 @@ class Lga(FedAvgAsync):
     base: Literal["current", "begun"] = static("current")
     raw_cosine: bool = static(False)
 
-    keeps_personal = False
+    keeps_personal: ClassVar[bool] = False
 
     def init(self, ctx):
         model = ctx.initial_model()

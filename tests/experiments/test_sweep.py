@@ -61,7 +61,7 @@ def test_a_setting_of_the_sweep_is_the_single_run(finished, tmp_path):
     """In validation and test accuracy, seed by seed."""
     with (finished / "sweep.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == (4 + 8) * 2
+    assert len(rows) == (4 + 8) * 2 and {row["seed"] for row in rows} == {"0", "1"}
     mine = [r for r in rows if (r["method"], r["feddwa.top_k"], r["learning_rate"],
                                 r["batch_size"]) == ("feddwa", "1", "0.3", "40")]  # fmt: skip
     words = [*WORDS, "--algorithms=feddwa", "--set=feddwa.top_k=1", "--learning_rate=0.3"]
@@ -90,9 +90,10 @@ def test_ranking_and_chosen_flags(finished):
     listed = [float(line.split("|")[3].strip(" *").split(" ")[0])
               for line in lines if "feddwa" in line and line.startswith("|")]  # fmt: skip
     assert listed == sorted(listed, reverse=True)
-    chosen = (finished / "chosen.flags").read_text()
-    assert f"--set=feddwa.top_k={best[0]}" in chosen
-    flags.parse(["run", f"--flagfile={finished / 'chosen.flags'}"])  # it can be given
+    args = flags.parse(["run", f"--flagfile={finished / 'feddwa.flags'}"])
+    assert args["set"].value == [f"feddwa.top_k={best[0]}"] and args.algorithms == ["feddwa"]
+    assert (args.learning_rate, args.batch_size) == (float(best[2]), int(best[1]))
+    assert (finished / "fedavg.flags").exists()
 
 
 def test_the_same_command_shows_what_is_finished(finished, monkeypatch, capsys):
@@ -104,7 +105,8 @@ def test_the_same_command_shows_what_is_finished(finished, monkeypatch, capsys):
 
 
 def outcome(setting, validation):
-    return sweep_tables.Outcome("m", setting, np.array(validation), np.array(validation) - 1)
+    seeds, validation = tuple(range(len(validation))), np.array(validation)
+    return sweep_tables.Outcome("m", setting, seeds, validation, validation - 1)
 
 
 def test_settings_that_diverged_are_ranked_last():
@@ -136,6 +138,10 @@ def test_pictures():
         (["--grid=feddwa.topk=1"], "Did you mean 'top_k'?"),
         (["--grid=feddwa.guidance=epochs,lost"], "Unknown value of feddwa.guidance 'lost'"),
         (["--grid=batch_size=10,0"], "batch_size"),
+        (["--grid=feddwa.top_k=1,-1"], "top_k must be"),
+        (["--grid=learning_rate=0.1,x"], "must be a number, got 'x'"),
+        (["--grid=top_k=1,2"], "write feddwa.top_k."),
+        (["--flagfile=nowhere", "--grid=learning_rate=0.1"], "--flagfile=nowhere can't be read"),
         (["--grid=learning_rate=0.1", "--rank_by=test"], "Unknown --rank_by 'test'"),
         (["--grid=learning_rate=0.1", "--validation_fraction=0"], "must be above 0"),
     ],
