@@ -1,10 +1,14 @@
 """Contestants timed in turns, so that a noisy machine is noisy for all of them alike."""
 
+import contextlib
+import ctypes
+import gc
 import platform
 import resource
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import jax
@@ -101,12 +105,14 @@ def contest(
     repeats: int,
     rounds: int,
     say: Callable[[str], None] = lambda line: None,
+    prepared: Callable[[], None] = lambda: None,
 ) -> dict[str, Timing]:
-    """Times contestants in turns, `repeats` times each."""
+    """Times contestants in turns, `repeats` times each; calls `prepared` before the first turn."""
     timings = {}
     for contestant in contestants:
         timings[contestant.name] = Timing(contestant.prepare(), [])
         say(f"{contestant.name}: ready after {timings[contestant.name].prepare:.1f} s")
+    prepared()
     for _ in range(repeats):
         for contestant in contestants:
             timings[contestant.name].seconds.append(contestant.play(rounds))
@@ -117,9 +123,32 @@ def contest(
 
 
 def peak_memory() -> int:
-    """Most bytes that this process has held in the host's memory."""
+    """Most bytes that this process has held in the host's memory, since `forget_peak` on Linux."""
     unit = 1 if platform.system() == "Darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    known = _status("VmHWM")
+    return known or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def resident_memory() -> int:
+    """Bytes that this process holds now; the most it has held where there is no knowing."""
+    return _status("VmRSS") or peak_memory()
+
+
+def forget_peak() -> None:
+    """Gives freed memory back and begins a new `peak_memory`, where the system can."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def _status(name: str) -> int:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1]) * 1024
+    return 0
 
 
 def machine() -> dict[str, Any]:

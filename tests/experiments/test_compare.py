@@ -92,7 +92,7 @@ def test_every_number(runs):
     assert local.megabytes_to == 0
     assert local.gflop is None and local.gflop_to is None  # run before FLOPs were counted
     heading, *_ = compare.cells(rows)
-    assert "GFLOP" in heading and "GFLOP to" in heading
+    assert "GFLOP, all clients" in heading and "GFLOP to" in heading
     assert "GFLOP" not in compare.markdown([local])
 
 
