@@ -175,7 +175,8 @@ class Context:
 
     def mix(self, weights: jax.Array, senders: Tree, onto: Tree) -> Tree:
         """`mixing.apply` under the federation's leaf plan."""
-        return mixing.apply(weights, senders, onto, self.federation.plan)
+        several = self.federation.execution.devices > 1
+        return mixing.apply(weights, senders, onto, self.federation.plan, blockwise=several)
 
     def average(self, weights: jax.Array, senders: Tree, onto: Tree) -> Tree:
         """One average of the shared leaves, received by every member; private leaves are its own.

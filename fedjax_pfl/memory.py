@@ -75,7 +75,7 @@ def available() -> int | None:
         return None
 
 
-def peak(jaxpr: Any, owned: frozenset = frozenset()) -> int:
+def peak(jaxpr: Any, owned: frozenset = frozenset(), devices: int = 1) -> int:
     """Most bytes alive at once while a traced program runs, its inputs apart.
 
     Walks the equations with the buffers that are still needed, into loops, branches and calls.
@@ -85,6 +85,8 @@ def peak(jaxpr: Any, owned: frozenset = frozenset()) -> int:
     Args:
       jaxpr: of the program, not closed.
       owned: inputs that it may use up, which count.
+      devices: over how many of a host's devices stacks are dealt out. Outside a `shard_map` each
+        of them gathers the larger operand of a product.
     """
     last = _last_uses(jaxpr)
     live, fused = {v: _size(v) for v in owned}, {}
@@ -114,7 +116,9 @@ def peak(jaxpr: Any, owned: frozenset = frozenset()) -> int:
         dying = {v for v in read if v in live and last[v] <= i}
         used_up = sum(live[v] for v in dying)
         made = sum(_size(v) for v in equation.outvars if v in last)
-        inside = _inside(equation, dying)
+        inside = _inside(equation, dying, devices)
+        if name == "dot_general" and devices > 1:
+            made += devices * max(map(_size, equation.invars))
         need = made if inside is None else max(inside, made) - used_up
         most = max(most, sum(live.values()) + need)
         live |= {v: _size(v) for v in equation.outvars if v in last}
@@ -136,21 +140,22 @@ def _last_uses(jaxpr: Any) -> dict[Any, int]:
     return last
 
 
-def _inside(equation: Any, dying: set) -> int | None:
+def _inside(equation: Any, dying: set, devices: int) -> int | None:
     """Peak of an equation that runs other jaxprs, what it uses up included; None for others."""
     name, params = equation.primitive.name, equation.params
     if name == "while":
         body, skipped = params["body_jaxpr"].jaxpr, params["body_nconsts"]
-        return peak(body, frozenset(body.invars[skipped:]))
+        return peak(body, frozenset(body.invars[skipped:]), devices)
     if name == "scan":
         body, first = params["jaxpr"].jaxpr, params["num_consts"]
         carried = params["num_carry"]
         if params["length"] == 1:  # XLA makes it no loop
-            return _called(body, equation, dying)
+            return _called(body, equation, dying, devices)
         stacked = sum(_size(v) for v in equation.outvars[carried:])
-        return peak(body, frozenset(body.invars[first : first + carried])) + stacked
+        carry = frozenset(body.invars[first : first + carried])
+        return peak(body, carry, devices) + stacked
     if name == "cond":
-        return max(peak(branch.jaxpr) for branch in params["branches"])
+        return max(peak(branch.jaxpr, devices=devices) for branch in params["branches"])
     if name == "shard_map":
         return peak(params["jaxpr"]) * params["mesh"].size
     bodies = [getattr(p, "jaxpr", p) for p in params.values() if hasattr(p, "jaxpr")]
@@ -158,13 +163,14 @@ def _inside(equation: Any, dying: set) -> int | None:
     if not bodies:
         return None
     if name in CALLS and len(bodies[0].invars) == len(equation.invars):
-        return _called(bodies[0], equation, dying)
-    return peak(bodies[0])
+        return _called(bodies[0], equation, dying, devices)
+    return peak(bodies[0], devices=devices)
 
 
-def _called(body: Any, equation: Any, dying: set) -> int:
+def _called(body: Any, equation: Any, dying: set, devices: int) -> int:
     pairs = zip(equation.invars, body.invars, strict=True)
-    return peak(body, frozenset(b for a, b in pairs if not isinstance(a, Literal) and a in dying))
+    owned = frozenset(b for a, b in pairs if not isinstance(a, Literal) and a in dying)
+    return peak(body, owned, devices)
 
 
 def _size(variable: Any) -> int:

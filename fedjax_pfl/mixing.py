@@ -15,6 +15,7 @@ from fedjax_pfl.errors import require
 from fedjax_pfl.layers import LeafPlan
 
 Tree = Any
+BLOCK = 2**22  # elements of the senders' models that a block of columns holds
 
 
 def normalize(scores: jax.Array, senders: jax.Array | None = None) -> jax.Array:
@@ -70,7 +71,9 @@ def clusters(assignment: jax.Array, senders: jax.Array) -> jax.Array:
     return normalize(same.astype(jnp.result_type(float)), senders)
 
 
-def apply(weights: jax.Array, senders: Tree, onto: Tree, plan: LeafPlan) -> Tree:
+def apply(
+    weights: jax.Array, senders: Tree, onto: Tree, plan: LeafPlan, blockwise: bool = False
+) -> Tree:
     """Mixes the shared leaves of a stack: out_i = sum_j weights[i, j] senders_j.
 
     Args:
@@ -79,6 +82,8 @@ def apply(weights: jax.Array, senders: Tree, onto: Tree, plan: LeafPlan) -> Tree
       onto: models [A, ...] of the receivers: their private leaves are kept, and so are the rows
         whose weights are all zero.
       plan: which leaves are shared.
+      blockwise: columns of wide leaves are mixed block by block. Where devices share the senders,
+        each then gathers a block at a time instead of everybody's models.
 
     Raises:
       TypeError: weights of another shape than that.
@@ -98,11 +103,34 @@ def apply(weights: jax.Array, senders: Tree, onto: Tree, plan: LeafPlan) -> Tree
             continue
         rows = weights[plan.block_of[i]] if weights.ndim == 3 else weights
         rows = rows.astype(leaf.dtype)
-        flat = jnp.matmul(rows, leaf.reshape(len(leaf), -1), precision=jax.lax.Precision.HIGHEST)
+        flat = leaf.reshape(len(leaf), -1)
+        flat = _by_blocks(rows, flat) if blockwise else _product(rows, flat)
         new = flat.reshape(len(rows), *leaf.shape[1:])
         received = jnp.any(rows != 0, axis=1).reshape((-1,) + (1,) * (new.ndim - 1))
         mixed.append(jnp.where(received, new, mine))
     return treedef.unflatten(mixed)
+
+
+def _product(weights: jax.Array, flat: jax.Array) -> jax.Array:
+    return jnp.matmul(weights, flat, precision=jax.lax.Precision.HIGHEST)
+
+
+def _by_blocks(weights: jax.Array, flat: jax.Array) -> jax.Array:
+    """weights [A, B] times flat [B, P] in blocks of columns."""
+    senders, columns = flat.shape
+    width = max(1, BLOCK // senders)
+    whole = columns // width
+    if whole < 2:
+        return _product(weights, flat)
+
+    def body(i, out):
+        block = jax.lax.dynamic_slice_in_dim(flat, i * width, width, axis=1)
+        return jax.lax.dynamic_update_slice_in_dim(out, _product(weights, block), i * width, axis=1)
+
+    out = jnp.zeros((len(weights), columns), flat.dtype)
+    out = jax.lax.fori_loop(0, whole, body, out)
+    rest = whole * width
+    return out if rest == columns else out.at[:, rest:].set(_product(weights, flat[:, rest:]))
 
 
 def weighted_sum(weights: jax.Array, senders: Tree, onto: Tree) -> Tree:

@@ -70,8 +70,9 @@ class Program:
         jaxpr = _advance.trace(*self._operands(states, 0, 0), **self._options).jaxpr.jaxpr
         owned = frozenset(jaxpr.invars[: len(jax.tree.leaves(states))])
         held = nbytes(states)
-        data = nbytes(self.federation) * self.federation.execution.devices
-        return Memory(data=data, state=held, working=peak(jaxpr, owned) - held)
+        devices = self.federation.execution.devices
+        data = nbytes(self.federation) * devices
+        return Memory(data=data, state=held, working=peak(jaxpr, owned, devices) - held)
 
     def start(self) -> Tree:
         """The states before the first round, leaves [R, ...]."""

@@ -43,18 +43,32 @@ def test_loops_update_their_carry_in_place():
     assert 5000 <= stacked <= 7012  # the result, and one row at work
 
 
-@pytest.mark.parametrize("name", ["local", "fedavg", "feddwa"])
-def test_the_estimate_is_near_what_xla_plans(name):
+def test_each_device_gathers_the_stack_that_a_product_mixes():
+    stack = jax.ShapeDtypeStruct((10, 250), jnp.float32)  # 10,000 bytes
+    jaxpr = jax.make_jaxpr(lambda x: jnp.ones((10, 10)) @ x)(stack).jaxpr
+    alone = peak(jaxpr)
+    assert peak(jaxpr, devices=2) == alone + 2 * 10_000
+    mesh = jax.sharding.Mesh(jax.devices()[:2], ("client",))
+    rows = jax.sharding.PartitionSpec("client")
+    own = jax.shard_map(lambda x: jnp.ones((5, 5)) @ x, mesh=mesh, in_specs=rows, out_specs=rows)
+    jaxpr = jax.make_jaxpr(own)(stack).jaxpr
+    assert peak(jaxpr, devices=2) == peak(jaxpr)  # nothing is gathered inside
+
+
+@pytest.mark.parametrize(
+    ("name", "devices"), [("local", 1), ("fedavg", 1), ("feddwa", 1), ("local", 2)]
+)
+def test_the_estimate_is_near_what_xla_plans(name, devices):
     """State and temporary buffers of the compiled program, clients times a wide model."""
     method = pfl.make_method(name)
-    model = MLP(3, (20_000,))
-    federation = method.adjusted(toy_federation([4] * 12, dtype="float32", model=model))
+    options = {"model": MLP(3, (20_000,)), "devices": devices}
+    federation = method.adjusted(toy_federation([4] * 12, dtype="float32", **options))
     program = Program(make_runs(method, federation, (0,)), federation, rounds=4, capacity=2)
     estimate = program.memory()
     states = program.start()
     lowered = _advance.lower(*program._operands(states, 0, 0), **program._options)
     planned = lowered.compile().memory_analysis()
-    actual = estimate.state + planned.temp_size_in_bytes
+    actual = estimate.state + devices * planned.temp_size_in_bytes
     assert 0.75 < (estimate.state + estimate.working) / actual < 1.25
 
 

@@ -173,6 +173,18 @@ def test_apply_is_a_matrix_product():
     close(mixed["params"]["head"]["bias"], weights @ senders["params"]["head"]["bias"])
 
 
+@pytest.mark.parametrize("columns", [1, 2, 5, 6])
+def test_block_by_block_is_the_same_product(columns, monkeypatch):
+    """Blocks that divide the columns, leave a rest, or are wider than all of them."""
+    monkeypatch.setattr(mixing, "BLOCK", 3 * columns)
+    senders, onto = stack(3), stack(2, 1)
+    weights = jnp.array([[0.5, 0.5, 0], [0.2, 0.3, 0.5]])
+    plan = plan_of(senders)
+    blocks = mixing.apply(weights, senders, onto, plan, blockwise=True)
+    whole = mixing.apply(weights, senders, onto, plan)
+    jax.tree.map(close, blocks, whole)
+
+
 def test_apply_keeps_rows_without_weight_and_integer_leaves():
     senders, onto = stack(3), stack(3, 1)
     weights = jnp.array([[0, 0, 0], [1.0, 0, 0], [0, 0, 0]])

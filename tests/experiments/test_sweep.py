@@ -92,7 +92,7 @@ def test_ranking_and_chosen_flags(finished):
     assert listed == sorted(listed, reverse=True)
     args = flags.parse(["run", f"--flagfile={finished / 'feddwa.flags'}"])
     assert args["set"].value == [f"feddwa.top_k={best[0]}"] and args.algorithms == ["feddwa"]
-    assert (args.learning_rate, args.batch_size) == (float(best[2]), int(best[1]))
+    assert (args.learning_rate, args.batch_size) == (float(best[1]), int(best[2]))
     assert (finished / "fedavg.flags").exists()
 
 
