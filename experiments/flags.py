@@ -185,7 +185,7 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
     """Flag values from a command line, `argv[0]` being the program's name.
 
     Raises:
-      InputError: a file of the user's own that does not run.
+      InputError: a flagfile that can't be read, a file of the user's own that does not run.
       flags.Error: an unknown flag (the message names the nearest), a value of the wrong type, or
         an argument that is no flag.
     """
@@ -204,6 +204,8 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
         cause = error.__context__
         name, why = getattr(cause, "filename", None), getattr(cause, "strerror", None)
         raise pfl.InputError(f"--flagfile={name} can't be read: {why or error}.") from None
+    except UnicodeDecodeError as error:
+        raise pfl.InputError(f"A --flagfile is no UTF-8 text: {error}.") from None
     if rest:
         raise flags.Error(f"{rest[0]!r} is no flag: write --NAME=VALUE.")
     own_code.load(values.import_file)

@@ -231,7 +231,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         for cell in queue:  # all of them before the first begins
             one = build.prepare(flags.parse([*argv, *cell.words()]), output)
             pfl.check_simulation(
-                one.methods[cell.method], one.federation, settings=cell.settings or None
+                one.methods[cell.method],
+                one.federation,
+                settings=cell.settings or None,
+                score_clients=one.score_clients,
             )
         return sweep(argv, args, queue, output, rank_by, more)
     except (pfl.InputError, absl.flags.Error) as error:

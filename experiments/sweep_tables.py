@@ -68,7 +68,7 @@ def best(found: Sequence[Outcome]) -> list[Outcome]:
 
 
 def chosen_flags(one: Outcome) -> str:
-    """A flagfile that repeats a method with its chosen setting."""
+    """A flagfile with a method and its chosen values of the grid; other flags are the sweep's."""
     lines = [f"# validation {one.validation.mean():.2f} %", f"--algorithms={one.method}"]
     for name, value in one.setting.items():
         lines.append(f"--set={name}={value}" if "." in name else f"--{name}={value}")

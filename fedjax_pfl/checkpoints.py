@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fedjax_pfl._version import __version__
 from fedjax_pfl.errors import InputError, require
 
 Tree = Any
@@ -169,6 +170,7 @@ def fingerprint(program: Any, matrix_rounds: Sequence[int]) -> dict[str, str]:
         "model, training or execution": hashlib.sha256(static.encode()).hexdigest(),
         "data, partition or learning rate": _hash(data),
         "JAX's version or device": f"{jax.__version__} {jax.devices()[0].device_kind}",
+        "fedjax_pfl's version": __version__,
     }
 
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from fedjax_pfl.algorithm import Algorithm
 from fedjax_pfl.context import Context, Record
@@ -41,10 +42,11 @@ def played(algorithm: Algorithm, ctx: Context, state: Tree) -> tuple[Tree, Recor
     """
     name = algorithm.name
     returned = algorithm.round(ctx, state)
-    if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Record)):
+    pair = isinstance(returned, tuple | list) and len(returned) == 2
+    if not (pair and isinstance(returned[1], Record)):
         kinds = ", ".join(
             type(part).__name__
-            for part in (returned if isinstance(returned, tuple) else (returned,))
+            for part in (returned if isinstance(returned, tuple | list) else (returned,))
         )
         raise TypeError(f"{name}.round must return (state, ctx.record(...)), got {kinds}.")
     new, record = returned
@@ -55,11 +57,17 @@ def played(algorithm: Algorithm, ctx: Context, state: Tree) -> tuple[Tree, Recor
         )
     before, after = (jax.tree_util.tree_flatten_with_path(tree)[0] for tree in (state, new))
     for (path, old), (_, leaf) in zip(before, after, strict=True):
-        was, now = (f"{x.dtype}{list(x.shape)}" for x in map(jax.typeof, (old, leaf)))
-        if was != now:
+        old, leaf = jax.typeof(old), jax.typeof(leaf)
+        said = (
+            f"{name}.round must return state{jax.tree_util.keystr(path)} as it was, "
+            f"{old.str_short()}, got {leaf.str_short()}. "
+        )
+        if old.shape != leaf.shape:
             raise TypeError(
-                f"{name}.round must return state{jax.tree_util.keystr(path)} as it was, {was}, got "
-                f"{now}. What the cohort's members have is put back among all clients with "
+                f"{said}What the cohort's members have is put back among all clients with "
                 "ctx.cohort.scatter(stack, values)."
             )
+        becomes_it = old.weak_type and jnp.promote_types(old.dtype, leaf.dtype) == leaf.dtype
+        if old.dtype != leaf.dtype and not becomes_it:
+            raise TypeError(f"{said}Cast one of the two.")
     return new, record

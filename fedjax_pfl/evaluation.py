@@ -4,7 +4,7 @@
 and is kept for every client; how clients are averaged is the result's business.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -187,11 +187,13 @@ def named_models(algorithm: "Algorithm", ctx: "Context", state: Tree, rows: jax.
       TypeError: "personalized" is not among them, or a stack is not of the clients asked for.
     """
     named = algorithm.models(ctx, state, rows)
-    if "personalized" not in named:
-        raise TypeError(f"{algorithm.name}.models must name 'personalized', got {list(named)}.")
+    if not isinstance(named, Mapping) or "personalized" not in named:
+        given = list(named) if isinstance(named, Mapping) else type(named).__name__
+        raise TypeError(f"{algorithm.name}.models must name 'personalized', got {given}.")
+    hint = "Give those of `rows`, trees.take(stack, rows), or one model for all, Shared(model)."
     for name, models in named.items():
         if not isinstance(models, Shared):
-            trees.check_rows(f"{algorithm.name}.models: {name}", models, len(rows))
+            trees.check_rows(f"{algorithm.name}.models: {name}", models, len(rows), hint)
     return named
 
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_pfl import trees
 from fedjax_pfl.clients import Client, Shared, run_clients
 from fedjax_pfl.data.federated import Batch
 from fedjax_pfl.errors import require
@@ -173,6 +174,8 @@ def train(
     if isinstance(models, Shared):
         carry = Shared(begin(models.model))
     else:
+        hint = f"One model for all is Shared(model). {trees.MEMBERS}"
+        trees.check_rows("models to train", models, cohort.size, hint)
         carry = jax.vmap(begin)(models)
     if active is None and not cohort.complete:
         active = cohort.mask

@@ -12,15 +12,16 @@ import numpy as np
 Tree = Any
 
 
-def check_rows(what: str, stack: Tree, count: int) -> None:
+MEMBERS = "ctx.cohort.gather takes the members' rows out of all clients', ctx.cohort.scatter puts them back."
+
+
+def check_rows(what: str, stack: Tree, count: int, hint: str = MEMBERS) -> None:
     """Raises `TypeError` unless every leaf of a stack leads with `count` rows."""
     for path, leaf in jax.tree_util.tree_flatten_with_path(stack)[0]:
         if jnp.shape(leaf)[:1] != (count,):
             raise TypeError(
                 f"{what} must lead with a row for each of {count} clients, got the shape "
-                f"{jnp.shape(leaf)} at {jax.tree_util.keystr(path) or 'its only leaf'}. "
-                "ctx.cohort.gather takes the members' rows out of all clients', ctx.cohort.scatter "
-                "puts them back."
+                f"{jnp.shape(leaf)} at {jax.tree_util.keystr(path) or 'its only leaf'}. {hint}"
             )
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import pytest
 
 import fedjax_pfl as pfl
@@ -21,6 +22,12 @@ def known_methods():
 @pfl.struct
 class State:
     models: Any = pfl.per_client()
+
+
+@pfl.struct
+class Counting:
+    models: Any = pfl.per_client()
+    count: Any = pfl.shared()
 
 
 class Right(pfl.Algorithm):
@@ -84,6 +91,31 @@ class WrongMatrix(Right):
         return State(cohort.scatter(state.models, mixed)), ctx.record(cohort)
 
 
+class OneModel(Right):
+    def round(self, ctx, state):
+        trained, cohort, _ = ctx.train(ctx.initial_model())
+        return State(cohort.scatter(state.models, trained)), ctx.record(cohort)
+
+
+class OtherType(Right):
+    def init(self, ctx):
+        return Counting(super().init(ctx).models, jax.numpy.zeros((), "int32"))
+
+    def round(self, ctx, state):
+        new, record = super().round(ctx, state)
+        return Counting(new.models, state.count + jax.numpy.float32(1)), record
+
+
+class WeaklyTyped(OtherType):
+    def init(self, ctx):
+        return Counting(super().init(ctx).models, 0)
+
+
+class NoModels(Right):
+    def models(self, ctx, state, rows):
+        return pfl.Shared(trees.row(state.models, 0))
+
+
 class NoPersonalized(Right):
     def models(self, ctx, state, rows):
         return {"global": trees.take(state.models, rows)}
@@ -110,6 +142,9 @@ def registered(cls, name="mine"):
         (NoState, "init must return a state, a class decorated with struct, got dict"),
         (NoClientAxis, r"init: models.* must lead with 1 client axes of 5"),
         (WrongMatrix, r"weights must be \[receivers, senders\], here \(3, 3\)"),
+        (OneModel, r"models to train must lead with a row for each of 3.*Shared\(model\)"),
+        (OtherType, r"state\.count as it was, int32\[\], got float32\[\]\. Cast one"),
+        (NoModels, r"models must name 'personalized', got Shared"),
         (NoPersonalized, r"models must name 'personalized', got \['global'\]"),
         (AllModels, "models: personalized must lead with a row for each of 2 clients"),
     ],
@@ -121,9 +156,10 @@ def test_mistakes_of_a_method(cls, said):
             check_method(method, only=name)
 
 
-def test_nothing_is_said_of_a_right_one():
+@pytest.mark.parametrize("cls", [Right, WeaklyTyped])
+def test_nothing_is_said_of_a_right_one(cls):
     for name in ("partial_participation", "models_of_some"):
-        check_method(registered(Right)(), only=name)
+        check_method(registered(cls)(), only=name)
 
 
 def test_what_is_no_method():

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import gc
+import os
 import platform
 import resource
 import time
@@ -141,6 +142,10 @@ def forget_peak() -> None:
         ctypes.CDLL(None).malloc_trim(0)
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_can_be_forgotten() -> bool:
+    return os.access("/proc/self/clear_refs", os.W_OK) and _status("VmHWM") > 0
 
 
 def _status(name: str) -> int:

@@ -64,7 +64,7 @@ def convolve(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
         x, kernel = x.swapaxes(1, 2), kernel.swapaxes(0, 1)
         return convolve(x, kernel, stride).swapaxes(1, 2)
     m = minimal_filtering.tile(x.shape, kernel.shape, stride, x.dtype)
-    if m > 1:
+    if m > 1 and x.dtype == kernel.dtype:
         return minimal_filtering.convolve(x, kernel, m)
     x = patches(x, (kh, kw), stride)
     return x @ kernel.reshape(kh * kw * channels, features)

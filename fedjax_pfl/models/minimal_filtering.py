@@ -7,10 +7,9 @@ along one axis of the image; the other taps and the channels are summed by matri
 A filter of 5 taps then takes 8 products for 4 outputs instead of 20.
 """
 
-import contextlib
 import math
-from collections.abc import Iterator, Sequence
-from contextvars import ContextVar
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from fractions import Fraction
 from functools import lru_cache, partial
 
@@ -23,17 +22,12 @@ POINTS = tuple(map(Fraction, ("0", "1", "-1", "2", "-2", "1/2", "-1/2")))
 CHANNELS = 16  # below so many, in or out, evaluation costs more than it saves
 Matrix = tuple[tuple[float, ...], ...]
 
-_allowed = ContextVar("minimal_filtering_allowed", default=True)
+_allowed = jax.make_user_context(True)  # one that JAX's caches know of
 
 
-@contextlib.contextmanager
-def by_definition() -> Iterator[None]:
+def by_definition() -> AbstractContextManager:
     """What is traced inside has every convolution with all products of its definition."""
-    token = _allowed.set(False)
-    try:
-        yield
-    finally:
-        _allowed.reset(token)
+    return _allowed(False)
 
 
 def tile(inputs: Sequence[int], kernel: Sequence[int], stride: int, dtype) -> int:
@@ -47,8 +41,9 @@ def tile(inputs: Sequence[int], kernel: Sequence[int], stride: int, dtype) -> in
       kernel: (kh, kw, C, features).
     """
     taps, outputs = kernel[1], inputs[2] - kernel[1] + 1
+    rows = inputs[0] * (inputs[1] - kernel[0] + 1)
     exact = jnp.dtype(dtype) in (jnp.float32, jnp.float64)
-    if not (_allowed.get() and exact and jax.default_backend() == "cpu" and stride == 1):
+    if not (_allowed.value and exact and jax.default_backend() == "cpu" and stride == 1):
         return 1
     if min(kernel[2:]) < CHANNELS or taps < 3 or outputs < 2:
         return 1
@@ -57,7 +52,10 @@ def tile(inputs: Sequence[int], kernel: Sequence[int], stride: int, dtype) -> in
         return (m + taps - 1 if m > 1 else taps) * -(-outputs // m)
 
     best = min(range(1, max(2, len(POINTS) + 3 - taps)), key=products)
-    return best if 3 * products(best) < 2 * products(1) else 1
+    enough = 4 * rows * -(-outputs // best) >= min(
+        kernel[2:]
+    )  # else the taps cost more than images
+    return best if enough and 3 * products(best) < 2 * products(1) else 1
 
 
 @lru_cache(maxsize=64)
@@ -173,7 +171,8 @@ def _backward(m, kept, gradient):
         sum(_padded(windows[i], 2, i // m, more - i // m) for i in range(s, count, m))
         for s in range(m)
     ]
-    by_x = jnp.stack(columns, axis=3).reshape(batch, high + kh - 1, -1, channels)
+    by_x = jnp.stack(columns, axis=3)
+    by_x = by_x.reshape(batch, high + kh - 1, (tiles + more) * m, channels)
     return by_x[:, :, : wide + taps - 1], by_kernel
 
 

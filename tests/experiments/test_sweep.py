@@ -140,6 +140,7 @@ def test_pictures():
         (["--grid=batch_size=10,0"], "batch_size"),
         (["--grid=feddwa.top_k=1,-1"], "top_k must be"),
         (["--grid=learning_rate=0.1,x"], "must be a number, got 'x'"),
+        (["--grid=batch_size=10,20", "--score_clients=99"], "score_clients must be"),
         (["--grid=top_k=1,2"], "write feddwa.top_k."),
         (["--flagfile=nowhere", "--grid=learning_rate=0.1"], "--flagfile=nowhere can't be read"),
         (["--grid=learning_rate=0.1", "--rank_by=test"], "Unknown --rank_by 'test'"),

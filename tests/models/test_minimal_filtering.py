@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_pfl.costs import flops
 from fedjax_pfl.models import layers, minimal_filtering
 from fedjax_pfl.models.minimal_filtering import POINTS, by_definition, tile, transforms
 
@@ -58,7 +59,7 @@ def test_values_and_gradients(m, width, height):
     ("m", "taps", "kh"), [(4, 5, 5), (3, 5, 5), (6, 3, 3), (4, 3, 3), (2, 7, 7)]
 )
 def test_rounding_in_float32(m, taps, kh):
-    """Within four times that of the plain products, against float64."""
+    """Within four times that of the plain products, both against float64."""
     shapes = ((4, 16, 16, 32), (kh, taps, 32, 32))
     x, kernel = drawn(*shapes, dtype="float32")
 
@@ -72,7 +73,7 @@ def test_rounding_in_float32(m, taps, kh):
     with jax.enable_x64(True):
         exact = np.asarray(plain(*(v.astype("float64") for v in (x, kernel))))
     ours = error(lambda x, kernel: minimal_filtering.convolve(x, kernel, m))
-    assert ours < 4e-6 and ours < 12 * error(plain)
+    assert ours < 4 * error(plain)
 
 
 def test_second_derivatives():
@@ -100,12 +101,28 @@ def test_where_it_is_used():
         (image, kernel, 2, "float32"),
         (image, kernel, 1, "bfloat16"),
         (image, (1, 1, 32, 64), 1, "float32"),
+        ((4, 6, 6, 512), (3, 3, 512, 512), 1, "float32"),  # fewer rows than taps are worth
         ((10, 12, 5, 32), kernel, 1, "float32"),  # one output
     ):
         assert tile(*given) == 1
     with by_definition():
         assert tile(image, kernel, 1, "float32") == 1
     assert tile(image, kernel, 1, "float32") == 4
+
+
+@pytest.mark.parametrize("counted_first", [False, True])
+def test_a_compiled_function_is_counted_by_definition_and_stays_quick(counted_first):
+    """JAX's caches know which of the two a function was traced for."""
+    shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((4, 12, 12, 16), (5, 5, 16, 16))]
+    convolve = jax.jit(lambda x, kernel: layers.convolve(x, kernel))
+
+    def used():
+        return "custom_vjp" in str(jax.make_jaxpr(convolve)(*shapes))
+
+    assert counted_first or used()
+    counted = flops(convolve, *shapes)
+    assert counted >= 2 * 4 * 8 * 8 * 25 * 16 * 16
+    assert used()
 
 
 @pytest.mark.parametrize("shape", [(3, 12, 12, 16), (3, 21, 1, 16)])
