@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 Tree = Any
-
-
-MEMBERS = "ctx.cohort.gather takes the members' rows out of all clients', ctx.cohort.scatter puts them back."
+MEMBERS = (
+    "ctx.cohort.gather takes members' rows out of all clients', ctx.cohort.scatter puts them back."
+)
 
 
 def check_rows(what: str, stack: Tree, count: int, hint: str = MEMBERS) -> None:

@@ -52,9 +52,8 @@ def tile(inputs: Sequence[int], kernel: Sequence[int], stride: int, dtype) -> in
         return (m + taps - 1 if m > 1 else taps) * -(-outputs // m)
 
     best = min(range(1, max(2, len(POINTS) + 3 - taps)), key=products)
-    enough = 4 * rows * -(-outputs // best) >= min(
-        kernel[2:]
-    )  # else the taps cost more than images
+    # With few rows evaluating the taps costs more than it saves.
+    enough = 4 * rows * -(-outputs // best) >= min(kernel[2:])
     return best if enough and 3 * products(best) < 2 * products(1) else 1
 
 
