@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from fedjax_pfl import evaluation, keys, layers, local_training, mixing, trees
 from fedjax_pfl.clients import Client, Shared, Walked, run_clients
 from fedjax_pfl.federation import Federation
+from fedjax_pfl.layers import LeafPlan
 from fedjax_pfl.participation import Cohort
 from fedjax_pfl.schedules import Schedule
 from fedjax_pfl.structs import struct
@@ -173,10 +174,13 @@ class Context:
         rows = self.cohort.rows if rows is None else rows
         return evaluation.loss_matrix(self.federation, candidates, rows, **options)
 
-    def mix(self, weights: jax.Array, senders: Tree, onto: Tree) -> Tree:
-        """`mixing.apply` under the federation's leaf plan."""
+    def mix(
+        self, weights: jax.Array, senders: Tree, onto: Tree, plan: LeafPlan | None = None
+    ) -> Tree:
+        """`mixing.apply` under the federation's leaf plan, or another grouping of its blocks."""
         several = self.federation.execution.devices > 1
-        return mixing.apply(weights, senders, onto, self.federation.plan, blockwise=several)
+        plan = plan or self.federation.plan
+        return mixing.apply(weights, senders, onto, plan, blockwise=several)
 
     def average(self, weights: jax.Array, senders: Tree, onto: Tree) -> Tree:
         """One average of the shared leaves, received by every member; private leaves are its own.

@@ -39,7 +39,12 @@ RUN_BY = {
     "docs/results.md": (1, "test_commands.py"),
 }
 # Flags that the pages speak of and that are other programs'.
-FOREIGN = {"no-deps", "xla_cpu_multi_thread_eigen", "xla_gpu_deterministic_ops"}
+FOREIGN = {
+    "no-deps",
+    "xla_cpu_multi_thread_eigen",
+    "xla_cpu_use_fusion_emitters",
+    "xla_gpu_deterministic_ops",
+}
 
 
 def text_of(path):

@@ -24,9 +24,10 @@ class State:
 class CwFedAvg(Algorithm):
     """One global model for each class, of which every client mixes its own (Alg. 1, eqs. 3-9).
 
-    Both aggregations in one matrix: W = P Q^T, with P [N, C] the clients' class shares and
-    Q_kj = p_k P_kj / sum_k p_k P_kj the part of client k in the model of class j. The class models
-    themselves, Q^T times the trained models, are made only to be looked at.
+    Both aggregations are one matrix, W = P Q^T, with P [N, C] the clients' class shares and
+    Q_kj = p_k P_kj / sum_k p_k P_kj the part of client k in the model of class j. They are applied
+    one after the other, the class models being Q^T times the trained ones, where classes are fewer
+    than clients.
 
     Clients that did not take part are also re-initialised from the class models, as the published
     code does for all clients, each with the shares of the model it holds.
@@ -76,11 +77,16 @@ class CwFedAvg(Algorithm):
         held = cohort.scatter(state.models, trained)
         shares = self.class_shares(ctx, held)  # P [N, C]
         sizes = ctx.sizes() * cohort.mask
-        weights, parts = class_weights(shares, cohort.gather(shares), sizes)
-        models = ctx.mix(weights, trained, onto=held)
+        weights, of_sent, parts = class_weights(shares, cohort.gather(shares), sizes)
+        classes = state.classes
+        if classes or parts.shape[0] < cohort.size:
+            stand_in = trees.replicate(trees.row(trained, 0), len(parts))  # of classes nobody sends
+            classes = ctx.mix(parts, trained, onto=classes or stand_in)  # eqs. (3)-(5)
+            models = ctx.mix(of_sent, classes, onto=held)  # eq. (6)
+        else:
+            models = ctx.mix(weights, trained, onto=held)
         gap = jnp.linalg.norm(shares - self.true_shares(ctx), axis=1)
-        classes = ctx.mix(parts, trained, onto=state.classes) if state.classes else None
-        return State(models, classes), ctx.record(
+        return State(models, classes if state.classes else None), ctx.record(
             cohort,
             clients={"train_loss": loss, "class_share_error": cohort.gather(gap)},
             everyone_receives=True,
@@ -110,6 +116,10 @@ class CwFedAvg(Algorithm):
 
 
 def class_weights(shares, sent, sizes):
-    """(W [N, M], Q^T [C, M]) of receivers' shares P [N, C] and senders' [M, C] of sizes n [M]."""
+    """(W [N, M], P [N, C], Q^T [C, M]) of receivers' shares and senders' [M, C] of sizes n [M].
+
+    Classes that nobody sends drop out.
+    """
     parts = mixing.normalize((sizes[:, None] * sent).T)
-    return mixing.normalize(shares @ parts), parts  # classes that nobody sends drop out
+    of_sent = mixing.normalize(shares, jnp.any(parts != 0, axis=1))
+    return of_sent @ parts, of_sent, parts

@@ -108,7 +108,7 @@ class PFedLA(Algorithm):
         networks, own = ctx.cohort.gather((state.hypernetworks, state.uploads))
         alpha, transpose = jax.vjp(self._alpha, networks)  # eq. (4), [M, L, N]
         applied, retained = self._applied(ctx, alpha, rows)
-        received = mixing.apply(applied, state.uploads, onto=own, plan=plan)  # eqs. (5), (6)
+        received = ctx.mix(applied, state.uploads, onto=own, plan=plan)  # eqs. (5), (6)
         trained, cohort, loss = ctx.train(received)
         change = optax.tree.sub(trained, received)
         slope = self._products(plan, change, state.uploads)
@@ -173,7 +173,7 @@ class PFedLA(Algorithm):
     def models(self, ctx, state, rows):
         networks, own = trees.take((state.hypernetworks, state.uploads), rows)
         applied, _ = self._applied(ctx, self._alpha(networks), rows)
-        mixed = mixing.apply(applied, state.uploads, onto=own, plan=self._plan(ctx))
+        mixed = ctx.mix(applied, state.uploads, onto=own, plan=self._plan(ctx))
         return {"personalized": mixed, "trained": own}
 
 

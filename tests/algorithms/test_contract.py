@@ -5,9 +5,9 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.testing import CHECKS
 
-# A check that needs programs of its own costs seconds of compiling. These share three; the others
-# (one client alone, vmap, chunks, settings, stragglers) are slow, but for the methods in WHOLE.
-QUICK = ("partial_participation", "divergence", "permutation", "no_recompilation")
+# Every check costs seconds of compiling. These two find most; the others (one client alone, another
+# order, vmap, chunks, settings, stragglers, ...) are slow, but for the methods in WHOLE.
+QUICK = ("partial_participation", "divergence")
 WHOLE = ("feddwa",)
 
 

@@ -68,7 +68,7 @@ def test_class_models():
 
 def test_the_worked_example():
     shares = np.array([[0.5, 0.5], [0.25, 0.75]])
-    weights, _ = class_weights(shares, shares, np.array([10, 30]))
+    weights, *_ = class_weights(shares, shares, np.array([10, 30]))
     np.testing.assert_allclose(weights, [[0.2909, 0.7091], [0.2364, 0.7636]], atol=5e-5)
 
 
@@ -78,28 +78,28 @@ def test_weights_are_row_stochastic_and_know_no_order_of_classes(count, classes,
     with jax.enable_x64(True):
         rng = np.random.default_rng(seed)
         shares, sizes = rng.dirichlet(np.ones(classes), count), rng.integers(1, 50, count)
-        weights, parts = class_weights(shares, shares, sizes)
-        for matrix in (weights, parts):
+        weights, of_sent, parts = class_weights(shares, shares, sizes)
+        for matrix in (weights, of_sent, parts):
             assert (matrix >= 0).all()
             np.testing.assert_allclose(matrix.sum(1), 1)
         order = rng.permutation(classes)
-        again, _ = class_weights(shares[:, order], shares[:, order], sizes)
+        again, *_ = class_weights(shares[:, order], shares[:, order], sizes)
         np.testing.assert_allclose(again, weights, 1e-9)
         models = np.full((count, 3), rng.normal(size=3))
         np.testing.assert_allclose(weights @ models, models)  # identical models stay
-        even, _ = class_weights(np.full_like(shares, 1 / classes), shares * 0 + 1, sizes)
+        even, *_ = class_weights(np.full_like(shares, 1 / classes), shares * 0 + 1, sizes)
         np.testing.assert_allclose(even, np.tile(sizes / sizes.sum(), (count, 1)))  # Theorem 1
 
 
 def test_clients_of_one_class_each_form_blocks():
     shares = np.eye(3)[[0, 1, 0, 2]]
-    weights, _ = class_weights(shares, shares, np.array([1, 5, 3, 2]))
+    weights, *_ = class_weights(shares, shares, np.array([1, 5, 3, 2]))
     wanted = [[0.25, 0, 0.75, 0], [0, 1, 0, 0], [0.25, 0, 0.75, 0], [0, 0, 0, 1]]
     np.testing.assert_allclose(weights, wanted)
 
 
 def test_a_class_that_nobody_sends_drops_out():
-    weights, parts = class_weights(
+    weights, _, parts = class_weights(
         np.array([[0.5, 0.5, 0.0], [0, 0, 1.0]]), np.array([[1.0, 0, 0]]), np.array([4])
     )
     np.testing.assert_array_equal(weights, [[1], [0]])  # a row of zeros: keeps its model

@@ -37,6 +37,7 @@ def test_averaged_variances_stay_positive():
         assert (state.models["batch_stats"]["bn"]["var"] > 0).all()
 
 
+@pytest.mark.slow
 def test_stages_are_told_by_name():
     """Two stages of one block each: which of them is called the head changes no weight."""
     method = pfl.make_method("spfl", {"weighting": "paper"})

@@ -89,6 +89,7 @@ def test_frozen_at_uniform_it_averages_what_is_stored():
     assert_close(states[-1].embedding, states[0].embedding, "embeddings", 0)
 
 
+@pytest.mark.slow
 def test_with_every_block_retained_it_is_local_training():
     federation = toy_federation()
     blocks = federation.plan.num_blocks

@@ -60,6 +60,7 @@ class Forgetful(Scaffold):
         return super().round(ctx, replace(state, control=none[0], controls=none[1]))
 
 
+@pytest.mark.slow
 def test_without_memory_it_is_uniform_averaging():
     states, _ = play(Forgetful(), toy_federation(*EQUAL))
     wanted, _ = play(pfl.make_method("fedavg"), toy_federation(*EQUAL))

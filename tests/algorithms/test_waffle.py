@@ -100,7 +100,7 @@ def test_everyone_against_the_reference(pattern):
 @pytest.mark.parametrize(
     "options",
     [
-        {"participation_fraction": 0.6},
+        pytest.param({"participation_fraction": 0.6}, marks=pytest.mark.slow),
         pytest.param({}, marks=pytest.mark.slow),
         pytest.param({"stragglers": {1: 1}, "diverging": 3}, marks=pytest.mark.slow),
     ],

@@ -51,6 +51,7 @@ def test_without_a_penalty_it_is_uniform_averaging():
         np.testing.assert_allclose(record["matrices"]["mixing"], np.full((1, 5), 0.2))
 
 
+@pytest.mark.slow
 def test_a_large_penalty_is_local_training():
     states, _ = play(method(alice=3, distance_penalty=1e6), toy_federation())
     wanted, _ = play(pfl.make_method("local"), toy_federation())
