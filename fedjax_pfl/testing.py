@@ -6,31 +6,32 @@ them with a single sample and one without test samples, under whatever participa
 
 from collections.abc import Callable
 from dataclasses import fields, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl import mixing
 from fedjax_pfl.algorithm import Algorithm
 from fedjax_pfl.clients import Shared
-from fedjax_pfl.data.partition import Partition
-from fedjax_pfl.data.sources import dataset_from_arrays
 from fedjax_pfl.errors import InputError, unknown_name
-from fedjax_pfl.federation import Federation, federate
-from fedjax_pfl.models.networks import MLP
 from fedjax_pfl.program import Final, Program, make_runs
 from fedjax_pfl.registry import is_static
 from fedjax_pfl.simulation import simulate
 from fedjax_pfl.structs import client_axes, permute_clients
+from fedjax_pfl.toys import (
+    CAPACITY,
+    ROUNDS,
+    SEEDS,
+    assert_close,
+    count_compilations,
+    first_run,
+    in_double_precision,
+    play,
+    toy_federation,
+)
 
 Tree = Any
-ROUNDS = 4
-SEEDS = (0, 1)
-CAPACITY = 8
-TRAIN_SIZES = (7, 3, 1, 10, 4)
-TEST_SIZES = (3, 2, 1, 4, 0)
 CHECKS: dict[str, Callable[[Algorithm], None]] = {}
 
 
@@ -63,114 +64,6 @@ def check_method(algorithm: Algorithm, only: str | None = None) -> None:
     for name, fn in CHECKS.items():
         if only in (None, name):
             fn(algorithm)
-
-
-class Overflowing(MLP):
-    """An MLP that overflows on inputs beyond 1e20."""
-
-    def features(self, x):
-        return super().features(jnp.where(jnp.abs(x) > 1e20, jnp.inf, x))
-
-
-def toy_federation(
-    train_sizes=TRAIN_SIZES,
-    test_sizes=None,
-    *,
-    model: Any = None,
-    order=None,
-    diverging: int | None = None,
-    seed: int = 0,
-    **options,
-) -> Federation:
-    """Clients with a few random samples of 4 numbers in 3 classes each, every client skewed.
-
-    Args:
-      train_sizes, test_sizes: samples of each client; 2 validation samples are added to each.
-      model: by default an MLP with 5 hidden units that overflows on huge inputs.
-      order: permutation of the clients; they keep their permanent ids.
-      diverging: a client whose samples are so large that its training overflows.
-      seed: of the samples.
-      **options: of `federate`; double precision, batches of 4 and a rate of 0.3 by default.
-    """
-    count = len(train_sizes)
-    if test_sizes is None:
-        test_sizes = [TEST_SIZES[i % len(TEST_SIZES)] for i in range(count)]
-    rng = np.random.default_rng(seed)
-    centres = rng.normal(size=(3, 4))
-    lists, labels, samples, total = {"train": [], "test": [], "validation": []}, [], [], 0
-    for i in range(count):
-        shares = rng.dirichlet(np.ones(3))
-        for name, size in (
-            ("train", train_sizes[i]),
-            ("test", test_sizes[i]),
-            ("validation", 2),
-        ):
-            lists[name].append(np.arange(total, total + size))
-            total += size
-            drawn = rng.choice(3, size=size, p=shares)
-            labels.append(drawn)
-            noise = 0.5 * rng.normal(size=(size, 4))
-            samples.append((centres[drawn] + noise) * (1e30 if i == diverging else 1))
-    order = np.arange(count) if order is None else np.asarray(order)
-    lists = {name: [parts[i] for i in order] for name, parts in lists.items()}
-    samples = np.concatenate(samples).astype(np.float32)
-    labels = np.concatenate(labels).astype(np.int32)
-    dataset = dataset_from_arrays("toy", samples, labels, num_classes=3)
-    options = {"dtype": "float64", "batch_size": 4, "learning_rate": 0.3} | options
-    if "stragglers" in options:
-        late = options["stragglers"]
-        options["stragglers"] = {k: late[i] for k, i in enumerate(order.tolist()) if i in late}
-    options.setdefault("client_execution", "map")
-    model = Overflowing(3, (5,)) if model is None else model
-    return federate(dataset, Partition.from_lists(**lists), model, client_ids=order, **options)
-
-
-def play(
-    algorithm: Algorithm, federation: Federation, rounds: int = ROUNDS, capacity: int = CAPACITY
-) -> tuple[list[Tree], list[dict]]:
-    """(states after 0, 1, ... rounds, what each round recorded), on the host.
-
-    Two seeds run in the program, of which the first is shown.
-    """
-    federation = algorithm.adjusted(federation)
-    runs = make_runs(algorithm, federation, SEEDS)
-    program = Program(runs, federation, rounds, capacity=capacity)
-    states = program.start()
-    seen, records = [_host(states)], []
-    for t in range(rounds):
-        states, buffers, matrices = program.advance(states, t, 1)
-        record = jax.tree.map(lambda leaf: np.array(leaf)[0, 0], buffers)
-        records.append({**record, "matrices": _host(matrices)})
-        seen.append(_host(states))
-    return seen, records
-
-
-def _host(states: Tree) -> Tree:
-    return jax.tree.map(lambda leaf: np.array(leaf)[0], states)
-
-
-def assert_close(actual: Tree, wanted: Tree, what: str, tolerance: float = 1e-9) -> None:
-    """Leaf by leaf, to `tolerance` relative and absolute; 0 means equal to the bit."""
-    flat, _ = jax.tree_util.tree_flatten_with_path(actual)
-    others = jax.tree.leaves(wanted)
-    assert len(flat) == len(others), f"{what}: {len(flat)} leaves against {len(others)}"
-    for (path, a), b in zip(flat, others, strict=True):
-        message = f"{what}, {jax.tree_util.keystr(path)}"
-        if tolerance:
-            np.testing.assert_allclose(a, b, tolerance, tolerance, err_msg=message)
-        else:
-            np.testing.assert_array_equal(a, b, err_msg=message)
-
-
-def in_double_precision(fn: Callable) -> Callable:
-    """Runs a check with 64-bit types switched on."""
-
-    def run(*args, **kwargs):
-        with jax.enable_x64(True):
-            return fn(*args, **kwargs)
-
-    run.__name__, run.__doc__ = fn.__name__, fn.__doc__
-    return run
 
 
 @check
@@ -213,7 +106,7 @@ def bits(algorithm: Algorithm) -> None:
         make_runs(algorithm, federation, SEEDS), federation, ROUNDS, capacity=CAPACITY
     )
     whole, _, _ = program.advance(program.start(), 0, ROUNDS)
-    assert_close(_host(whole), states[-1], "all rounds in one chunk", 0)
+    assert_close(first_run(whole), states[-1], "all rounds in one chunk", 0)
     first, second = (jax.tree.map(lambda leaf, r=r: np.array(leaf)[r], whole) for r in (0, 1))
     same = [np.array_equal(a, b) for a, b in
             zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)]  # fmt: skip
@@ -329,31 +222,6 @@ def no_recompilation(algorithm: Algorithm) -> None:
             federation = toy_federation(learning_rate=0.2)
             simulate(other, federation, 3, seeds=(5, 7), chunk=CAPACITY, chunk_seconds=0)
         assert not compiled, f"compiled again: {compiled}"
-
-
-class count_compilations:
-    """Context manager: a list with one entry for each program XLA compiles inside it."""
-
-    _lists: ClassVar[list[list]] = []
-    _listening: ClassVar[bool] = False
-
-    def __enter__(self) -> list:
-        if not count_compilations._listening:
-            jax.monitoring.register_event_duration_secs_listener(self._heard)
-            count_compilations._listening = True
-        self.events = []
-        self._lists.append(self.events)
-        return self.events
-
-    def __exit__(self, *_) -> None:
-        # By identity: two empty lists are equal.
-        self._lists[:] = [events for events in self._lists if events is not self.events]
-
-    @classmethod
-    def _heard(cls, event: str, seconds: float, **_) -> None:
-        if event == "/jax/core/compile/backend_compile_duration":
-            for events in cls._lists:
-                events.append(seconds)
 
 
 def _finite_and_stochastic(algorithm: Algorithm, state: Tree, record: dict) -> None:

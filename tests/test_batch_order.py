@@ -8,7 +8,7 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl import InputError, Shared, batch_indices, keys
 from fedjax_pfl.participation import participation
-from fedjax_pfl.testing import assert_close, play, toy_federation
+from fedjax_pfl.toys import assert_close, play, toy_federation
 from tests.algorithms.harness import TwoLayers
 from tests.reference import fedavg, local
 

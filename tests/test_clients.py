@@ -10,7 +10,7 @@ import pytest
 
 from fedjax_pfl import Schedule, Shared, batch_indices
 from fedjax_pfl.clients import run_clients
-from fedjax_pfl.testing import toy_federation
+from fedjax_pfl.toys import toy_federation
 
 SIZES = (7, 3, 0, 10, 4)
 IDS = (40, 10, 30, 20, 0)

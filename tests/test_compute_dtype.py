@@ -7,7 +7,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.models.mlp import MLP
-from fedjax_pfl.testing import toy_federation
+from fedjax_pfl.toys import toy_federation
 
 
 def test_models_stay_in_single_precision_and_products_do_not():

@@ -11,7 +11,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl import Adaptation, Context, InputError, Shared, keys, trees
 from fedjax_pfl.algorithms.local import State
 from fedjax_pfl.evaluation import adapt, evaluate, loss_matrix, score
-from fedjax_pfl.testing import SEEDS, TEST_SIZES, TRAIN_SIZES, assert_close, toy_federation
+from fedjax_pfl.toys import SEEDS, TEST_SIZES, TRAIN_SIZES, assert_close, toy_federation
 from tests.models.test_normalization import NormNet
 
 COUNT = 5

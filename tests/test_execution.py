@@ -10,7 +10,7 @@ from fedjax_pfl import InputError, Schedule
 from fedjax_pfl.data.federated import make_split
 from fedjax_pfl.execution import Execution, over_rows, padding_efficiency, resolve_execution
 from fedjax_pfl.program import Program, make_runs
-from fedjax_pfl.testing import count_compilations, toy_federation
+from fedjax_pfl.toys import count_compilations, toy_federation
 
 
 def test_over_rows_keeps_the_order_of_rows():

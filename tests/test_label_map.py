@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 import fedjax_pfl as pfl
-from fedjax_pfl.testing import assert_close, play, toy_federation
+from fedjax_pfl.toys import assert_close, play, toy_federation
 
 
 def test_a_label_map_is_relabelling():

@@ -9,7 +9,7 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl import InputError
 from fedjax_pfl.layers import join, leaf_plan
-from fedjax_pfl.testing import assert_close, play, toy_federation
+from fedjax_pfl.toys import assert_close, play, toy_federation
 
 
 class Normed(nn.Module):

@@ -13,7 +13,7 @@ from fedjax_pfl.memory import Memory, peak
 from fedjax_pfl.models.mlp import MLP
 from fedjax_pfl.program import Program, _advance, make_runs
 from fedjax_pfl.simulation import fitting
-from fedjax_pfl.testing import toy_federation
+from fedjax_pfl.toys import toy_federation
 
 KILO = jax.ShapeDtypeStruct((250,), jnp.float32)  # 1,000 bytes
 

@@ -9,7 +9,7 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl import keys, trees
 from fedjax_pfl.newcomers import hold_out, score_newcomers, with_samples
-from fedjax_pfl.testing import assert_close, toy_federation
+from fedjax_pfl.toys import assert_close, toy_federation
 
 SIZES, TESTS = (7, 3, 5, 10, 4), (3, 2, 1, 4, 0)
 

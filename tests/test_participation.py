@@ -9,7 +9,7 @@ import pytest
 
 from fedjax_pfl import Context, InputError
 from fedjax_pfl.participation import Participation, participation
-from fedjax_pfl.testing import toy_federation
+from fedjax_pfl.toys import toy_federation
 
 KEY = jax.random.key(3)
 IDS = jnp.arange(10)

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 import fedjax_pfl as pfl
-from fedjax_pfl.testing import toy_federation
+from fedjax_pfl.toys import toy_federation
 
 
 def test_a_cohort_of_one_is_no_identity():

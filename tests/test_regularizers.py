@@ -9,7 +9,8 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl import InputError, WeightDistribution
 from fedjax_pfl.structs import struct
-from fedjax_pfl.testing import CHECKS, assert_close, count_compilations, play, toy_federation
+from fedjax_pfl.testing import CHECKS
+from fedjax_pfl.toys import assert_close, count_compilations, play, toy_federation
 from tests.algorithms.field import TwoModels
 from tests.algorithms.harness import Case, assert_losses
 from tests.reference.cwfedavg import label_shares, regularizer_gradient

@@ -6,7 +6,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.checkpoints import Checkpoints
-from fedjax_pfl.testing import toy_federation
+from fedjax_pfl.toys import toy_federation
 
 ROUNDS = 7
 OPTIONS = {"seeds": (0, 3), "eval_every": 2, "matrix_rounds": (1, 4, 6), "chunk": 4}

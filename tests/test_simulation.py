@@ -14,7 +14,7 @@ from fedjax_pfl import Adaptation, InputError, Result
 from fedjax_pfl.collector import Collector
 from fedjax_pfl.data.sources import dataset_from_arrays
 from fedjax_pfl.program import make_runs
-from fedjax_pfl.testing import SEEDS, toy_federation
+from fedjax_pfl.toys import SEEDS, toy_federation
 from tests.algorithms.field import TwoModels
 
 MODEL_BYTES = 8 * (4 * 5 + 5 + 5 * 3 + 3)

@@ -82,7 +82,7 @@ class CwFedAvg(Algorithm):
         if classes or parts.shape[0] < cohort.size:
             stand_in = trees.replicate(trees.row(trained, 0), len(parts))  # of classes nobody sends
             classes = ctx.mix(parts, trained, onto=classes or stand_in)  # eqs. (3)-(5)
-            models = ctx.mix(of_sent, classes, onto=held)  # eq. (6)
+            models = ctx.mix(of_sent, classes, onto=held)  # eq. (7)
         else:
             models = ctx.mix(weights, trained, onto=held)
         gap = jnp.linalg.norm(shares - self.true_shares(ctx), axis=1)

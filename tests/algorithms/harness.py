@@ -7,7 +7,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl import keys
-from fedjax_pfl.testing import SEEDS, assert_close, play, toy_federation
+from fedjax_pfl.toys import SEEDS, assert_close, play, toy_federation
 from tests.reference.network import loss_and_gradient
 
 ROUNDS = 3

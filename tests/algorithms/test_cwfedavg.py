@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.cwfedavg import class_weights
 from fedjax_pfl.regularizers import class_norms, weight_distribution
-from fedjax_pfl.testing import assert_close
+from fedjax_pfl.toys import assert_close
 from tests.algorithms.harness import PATTERNS, QUICK, Case, assert_losses, assert_models
 from tests.reference import cwfedavg
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.testing import assert_close, play, toy_federation
+from fedjax_pfl.toys import assert_close, play, toy_federation
 from tests.algorithms.harness import (
     LATE_PATTERNS,
     LATE_ROUNDS,

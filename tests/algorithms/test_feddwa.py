@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.testing import play, toy_federation
+from fedjax_pfl.toys import play, toy_federation
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_pfl.testing import CHECKS, play, toy_federation
+from fedjax_pfl.testing import CHECKS
+from fedjax_pfl.toys import play, toy_federation
 from tests.algorithms.field import FIELD, ChosenCluster, Predicted, TwoModels, ValidationLosses
 from tests.algorithms.harness import Case, stack
 from tests.reference.local_sgd import sgd

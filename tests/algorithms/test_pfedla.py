@@ -6,7 +6,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.program import Program, make_runs
-from fedjax_pfl.testing import toy_federation
+from fedjax_pfl.toys import toy_federation
 from tests.algorithms.harness import (
     PATTERNS,
     Case,

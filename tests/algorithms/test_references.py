@@ -8,7 +8,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl import trees
-from fedjax_pfl.testing import assert_close
+from fedjax_pfl.toys import assert_close
 from tests.algorithms.harness import PATTERNS, QUICK, Case, assert_losses, assert_models, stack
 from tests.reference import fedavg, fedavg_ft, feddwa, local
 

@@ -10,7 +10,7 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.scaffold import Scaffold
 from fedjax_pfl.structs import struct
-from fedjax_pfl.testing import assert_close, play, toy_federation
+from fedjax_pfl.toys import assert_close, play, toy_federation
 from tests.algorithms.harness import PATTERNS, QUICK, Case, assert_losses, stack
 from tests.models.test_normalization import NormNet
 from tests.reference import scaffold

@@ -9,7 +9,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl import Context, mixing
-from fedjax_pfl.testing import toy_federation
+from fedjax_pfl.toys import toy_federation
 from tests.algorithms.harness import (
     PATTERNS,
     Case,

@@ -14,7 +14,8 @@ import fedjax_pfl as pfl
 from fedjax_pfl import Context, InputError
 from fedjax_pfl.algorithms.waffle import Waffle
 from fedjax_pfl.structs import struct
-from fedjax_pfl.testing import CHECKS, assert_close, play, toy_federation
+from fedjax_pfl.testing import CHECKS
+from fedjax_pfl.toys import assert_close, play, toy_federation
 from tests.algorithms.harness import Case, stack
 from tests.reference import waffle
 

@@ -12,7 +12,7 @@ from fedjax_pfl.data.sources import dataset_from_arrays
 from fedjax_pfl.layers import leaf_plan
 from fedjax_pfl.models.layers import Conv, Dense, initializers, max_pool
 from fedjax_pfl.models.networks import make_model
-from fedjax_pfl.testing import toy_federation
+from fedjax_pfl.toys import toy_federation
 
 KEY = jax.random.key(0)
 

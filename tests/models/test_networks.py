@@ -23,7 +23,7 @@ from fedjax_pfl.models.networks import (
 )
 from fedjax_pfl.models.resnet import ResidualBlock
 from fedjax_pfl.models.task import LinenTask
-from fedjax_pfl.testing import assert_close
+from fedjax_pfl.toys import assert_close
 
 GREY, COLOUR, TINY, TEXT = (28, 28, 1), (32, 32, 3), (64, 64, 3), (200,)
 SMALL_TEXT, LARGE_TEXT = (

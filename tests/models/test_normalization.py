@@ -19,7 +19,7 @@ from fedjax_pfl.layers import join, leaf_plan
 from fedjax_pfl.models.layers import Dense
 from fedjax_pfl.models.normalization import BatchNorm, masked_moments
 from fedjax_pfl.schedules import batch_indices
-from fedjax_pfl.testing import assert_close, play
+from fedjax_pfl.toys import assert_close, play
 
 EPSILON, MOMENTUM = 1e-5, 0.1
 
