@@ -2,7 +2,7 @@
 
 import signal
 
-from experiments import _start
+from . import _start
 
 
 def end_at_ctrl_c() -> None:

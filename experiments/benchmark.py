@@ -20,12 +20,13 @@ from rich.console import Console
 from rich.table import Table
 
 import fedjax_pfl as pfl
-from experiments.benchmarks.cases import CASES, Plan, Report
-from experiments.benchmarks.timing import machine
-from experiments.cli import devices, shell
-from experiments.cli.flagfiles import FlagValues
-from experiments.outputs.run_files import aside
 from fedjax_pfl.data.whole_files import there
+
+from .benchmarks.cases import CASES, Plan, Report
+from .benchmarks.timing import machine
+from .cli import devices, shell
+from .cli.flagfiles import FlagValues
+from .outputs.run_files import aside
 
 
 def parse(argv: Sequence[str]) -> flags.FlagValues:

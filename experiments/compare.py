@@ -7,18 +7,19 @@ from dataclasses import replace
 import absl.flags
 import numpy as np
 
-from experiments.cli import shell
-from experiments.cli.flagfiles import FlagValues
-from experiments.figures.runs import ALGORITHM, Run, find, same_data
-from experiments.figures.scores import AVERAGES, SCORES, chosen_clients, curve, one_number, who
-from experiments.figures.selection import REPEATS, labels, varying, with_scores
-from experiments.figures.tables import Row, footnotes, markdown, write
 from fedjax_pfl.data.files import as_path
 from fedjax_pfl.data.whole_files import there
 from fedjax_pfl.errors import InputError, require, unknown_name
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.results.remarks import over
 from fedjax_pfl.results.tables import interval
+
+from .cli import shell
+from .cli.flagfiles import FlagValues
+from .figures.runs import ALGORITHM, Run, find, same_data
+from .figures.scores import AVERAGES, SCORES, chosen_clients, curve, one_number, who
+from .figures.selection import REPEATS, labels, varying, with_scores
+from .figures.tables import Row, footnotes, markdown, write
 
 USAGE = """\
 Compares finished runs of experiments.run and prints one table.

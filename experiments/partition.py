@@ -19,11 +19,6 @@ from pathlib import Path
 import absl.flags
 
 import fedjax_pfl as pfl
-from experiments.cli import shell
-from experiments.cli.build import load_dataset
-from experiments.cli.flagfiles import FlagValues
-from experiments.cli.flags import RULE_OPTION, name_and_value
-from experiments.outputs.run_files import aside, write_json, write_picture
 from fedjax_pfl.data.files import as_path
 from fedjax_pfl.data.partitions.importers import IMPORTERS, import_partition
 from fedjax_pfl.data.partitions.registry import RULES, keyword_defaults, parse_options, rule_options
@@ -31,6 +26,12 @@ from fedjax_pfl.data.partitions.statistics import partition_statistics
 from fedjax_pfl.data.whole_files import there, writing
 from fedjax_pfl.errors import unknown_name
 from fedjax_pfl.results import partition_plots as plots
+
+from .cli import shell
+from .cli.build import load_dataset
+from .cli.flagfiles import FlagValues
+from .cli.flags import RULE_OPTION, name_and_value
+from .outputs.run_files import aside, write_json, write_picture
 
 USAGE = """\
 Draws and counts who holds which samples, without training.

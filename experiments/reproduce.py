@@ -12,14 +12,15 @@ import absl.flags
 from rich.console import Console
 
 import fedjax_pfl as pfl
-from experiments import run
-from experiments.cli import build, flagfiles, flags, resume, shell
-from experiments.reproduction import report as reproduce_report
-from experiments.reproduction import tables
-from experiments.reproduction.data import trouble
-from experiments.reproduction.report import Section
-from experiments.reproduction.tables import Column, Line, PaperTable
 from fedjax_pfl.data.files import as_path
+
+from . import run
+from .cli import build, flagfiles, flags, resume, shell
+from .reproduction import report as reproduce_report
+from .reproduction import tables
+from .reproduction.data import trouble
+from .reproduction.report import Section
+from .reproduction.tables import Column, Line, PaperTable
 
 USAGE = """\
 Runs the cells of a paper's table and sets the numbers measured beside the paper's.

@@ -1,9 +1,9 @@
 """Compares algorithms on one federation: `python -m experiments.run --help`."""
 
-import experiments
+from . import end_at_ctrl_c
 
 if __name__ == "__main__":
-    experiments.end_at_ctrl_c()
+    end_at_ctrl_c()
 
 import contextlib
 import shutil
@@ -21,13 +21,14 @@ import numpy as np
 from rich.console import Console
 
 import fedjax_pfl as pfl
-from experiments.cli import console as shown
-from experiments.cli import flags, kept, new_clients, provenance, resume, shell
-from experiments.cli.build import Experiment, material, output_folder, prepare
-from experiments.outputs import comparison_table, run_files, tracking, training_line
 from fedjax_pfl.data.files import as_path
 from fedjax_pfl.data.whole_files import writing
 from fedjax_pfl.results.remarks import named
+
+from .cli import console as shown
+from .cli import flags, kept, new_clients, provenance, resume, shell
+from .cli.build import Experiment, material, output_folder, prepare
+from .outputs import comparison_table, run_files, tracking, training_line
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,9 +1,9 @@
 """Tries a grid of hyperparameters: `python -m experiments.sweep --help`."""
 
-import experiments
+from . import end_at_ctrl_c
 
 if __name__ == "__main__":
-    experiments.end_at_ctrl_c()
+    end_at_ctrl_c()
 
 import contextlib
 import hashlib
@@ -22,15 +22,16 @@ import numpy as np
 from rich.console import Console
 
 import fedjax_pfl as pfl
-from experiments.cli import build, flags, identity, kept, resume, shell
-from experiments.cli import console as shown
-from experiments.outputs import tracking, training_line
-from experiments.sweeps.tables import Outcome, footnotes, table, write
 from fedjax_pfl.contract.registry import convert, is_static
 from fedjax_pfl.data.whole_files import check_name, writing
 from fedjax_pfl.errors import cut
 from fedjax_pfl.results.remarks import row_remarks, scored_clients
 from fedjax_pfl.simulation.program import RATES
+
+from .cli import build, flags, identity, kept, resume, shell
+from .cli import console as shown
+from .outputs import tracking, training_line
+from .sweeps.tables import Outcome, footnotes, table, write
 
 USAGE = """\
 Runs algorithms over a grid of hyperparameters and ranks the settings by validation accuracy.

@@ -9,7 +9,9 @@ import jax
 import numpy as np
 
 import fedjax_pfl as pfl
-from experiments.benchmarks.timing import (
+from fedjax_pfl.execution.strategy import resolve_execution
+
+from .timing import (
     Contestant,
     MatrixProducts,
     Simulated,
@@ -20,8 +22,7 @@ from experiments.benchmarks.timing import (
     peak_memory,
     resident_memory,
 )
-from experiments.benchmarks.workloads import Workload
-from fedjax_pfl.execution.strategy import resolve_execution
+from .workloads import Workload
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ def _against_torch(plan: Plan, workload: Workload, target: float) -> Report:
     floor = MatrixProducts("at the float32 product rate", workload.round_flops())
     others: list[Contestant] = [floor]
     if plan.torch:
-        from experiments.benchmarks.torch_loop import TorchLoop
+        from .torch_loop import TorchLoop
 
         others = [TorchLoop(workload, plan.device), *others]
     timings = plan.contest([*ours, *others])

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from experiments.benchmarks.workloads import Workload
+from .workloads import Workload
 
 
 def network(workload: Workload) -> nn.Module:

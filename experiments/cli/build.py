@@ -10,14 +10,15 @@ import absl.flags
 import jax
 
 import fedjax_pfl as pfl
-from experiments.cli import console, devices, flags, identity, resume
-from experiments.cli.new_clients import NewClients, split_new_clients
-from experiments.outputs import tracking
 from fedjax_pfl.data.files import as_path
 from fedjax_pfl.data.sources.registry import text_options
 from fedjax_pfl.data.whole_files import check_name
 from fedjax_pfl.errors import shown
 from fedjax_pfl.values import convert, decimal
+
+from ..outputs import tracking
+from . import console, devices, flags, identity, resume
+from .new_clients import NewClients, split_new_clients
 
 # Flags that say how copies are adapted; they need a number of epochs or steps.
 ADAPTATION = ("adapt_leaves", "adapt_when", "adapt_learning_rate", "adapt_batch_size")

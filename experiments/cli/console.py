@@ -12,10 +12,11 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
 import fedjax_pfl as pfl
-from experiments.cli.flags import RULE_FLAG
-from experiments.outputs.comparison_table import columns, table_cells
 from fedjax_pfl.errors import gigabytes
 from fedjax_pfl.results.tables import aligned
+
+from ..outputs.comparison_table import columns, table_cells
+from .flags import RULE_FLAG
 
 # Left out one by one where a terminal is too narrow for all; what marks a row is never left out.
 OPTIONAL_COLUMNS = (

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from absl import flags
 
 import fedjax_pfl as pfl
-from experiments.cli import flagfiles, own_code, shell
 from fedjax_pfl.errors import cut, shown
 from fedjax_pfl.simulation.program import MAX_RUNS
 from fedjax_pfl.values import LIMIT, convert
+
+from . import flagfiles, own_code, shell
 
 # Flag names that differ from the option of the partition rule that they set.
 RULE_OPTION = {"dominant_share": "share"}

@@ -11,11 +11,12 @@ import absl.flags
 import numpy as np
 
 import fedjax_pfl as pfl
-from experiments.outputs.run_files import aside, write_text
 from fedjax_pfl.errors import shown
 from fedjax_pfl.results.result_files import damaged
 from fedjax_pfl.simulation.new_clients import score_new_clients, without_new_clients
 from fedjax_pfl.values import decimal
+
+from ..outputs.run_files import aside, write_text
 
 FILE = "new_clients.csv"
 COLUMNS = ("seed", "client", "part_of_samples", "local_steps", "accuracy")

@@ -11,9 +11,10 @@ from typing import Any
 import jax
 
 import fedjax_pfl as pfl
-from experiments.cli import flags, identity, resume
-from experiments.cli.build import Experiment
-from experiments.outputs import run_files
+
+from ..outputs import run_files
+from . import flags, identity, resume
+from .build import Experiment
 
 VERSIONED = ("jax", "jaxlib", "flax", "optax", "numpy")
 # What a run is called and where it is kept doesn't change its numbers.

@@ -17,9 +17,10 @@ from typing import Any
 import absl.flags
 
 import fedjax_pfl as pfl
-from experiments.cli import flags, identity, own_code
-from experiments.outputs import run_files
 from fedjax_pfl.data.whole_files import read_json, require_version, there, writing
+
+from ..outputs import run_files
+from . import flags, identity, own_code
 
 RECORD = "run.json"
 CHECKPOINTS = "checkpoints"

@@ -7,9 +7,15 @@ from pathlib import Path
 
 import absl.flags
 
-from experiments.cli import shell
-from experiments.cli.flagfiles import FlagValues
-from experiments.figures import (  # noqa: F401 - their figures are registered on import
+from fedjax_pfl.data.files import as_path
+from fedjax_pfl.data.partitions.registry import parse_options
+from fedjax_pfl.data.whole_files import there, writing
+from fedjax_pfl.errors import InputError, unknown_name
+
+from ..cli import shell
+from ..cli.flagfiles import FlagValues
+from ..outputs.run_files import aside
+from . import (  # noqa: F401 - their figures are registered on import
     accuracy,
     comparison,
     cwfedavg,
@@ -20,13 +26,8 @@ from experiments.figures import (  # noqa: F401 - their figures are registered o
     spfl,
     waffle,
 )
-from experiments.figures.drawing import FIGURES, Drawing
-from experiments.figures.runs import find
-from experiments.outputs.run_files import aside
-from fedjax_pfl.data.files import as_path
-from fedjax_pfl.data.partitions.registry import parse_options
-from fedjax_pfl.data.whole_files import there, writing
-from fedjax_pfl.errors import InputError, unknown_name
+from .drawing import FIGURES, Drawing
+from .runs import find
 
 USAGE = """\
 Draws a figure from finished runs of experiments.run; docs/figures.md has examples of all of them.

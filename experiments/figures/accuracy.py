@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from experiments.figures import drawing
-from experiments.figures.drawing import Drawing, figure
-from experiments.figures.runs import Run
-from experiments.figures.scores import SCORES, chosen_clients, curve, one_number, who
-from experiments.figures.selection import labels, setting, shown, with_scores
+from . import drawing
+from .drawing import Drawing, figure
+from .runs import Run
+from .scores import SCORES, chosen_clients, curve, one_number, who
+from .selection import labels, setting, shown, with_scores
 
 COLUMNS = ("run", "label", "panel", "model", "seed", "round", "accuracy_percent")
 

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from experiments.figures import drawing
-from experiments.figures.drawing import Drawing, figure
-from experiments.figures.runs import Run, same_data
-from experiments.figures.scores import SCORES, chosen_clients, curve, one_number, who
-from experiments.figures.selection import labels, with_scores
 from fedjax_pfl.errors import InputError
+
+from . import drawing
+from .drawing import Drawing, figure
+from .runs import Run, same_data
+from .scores import SCORES, chosen_clients, curve, one_number, who
+from .selection import labels, with_scores
 
 COSTS = {
     "rounds": "round",

@@ -5,13 +5,14 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.colors import Normalize, TwoSlopeNorm
 
-from experiments.figures import drawing, probes
-from experiments.figures.drawing import Drawing, figure
-from experiments.figures.matrices import check_client, seed_row
-from experiments.figures.runs import Run
-from experiments.figures.selection import having, labels, with_models
-from experiments.figures.settings import against_setting
 from fedjax_pfl.errors import InputError
+
+from . import drawing, probes
+from .drawing import Drawing, figure
+from .matrices import check_client, seed_row
+from .runs import Run
+from .selection import having, labels, with_models
+from .settings import against_setting
 
 REGULARIZER = "wdr_weight"  # lambda: a hyperparameter of cwFedAVG, a flag for other algorithms
 COLOURED = 7  # classes that have a colour

@@ -5,20 +5,21 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.colors import ListedColormap, Normalize, PowerNorm
 
-from experiments.figures import drawing
-from experiments.figures.accuracy import of_models, side_by_side
-from experiments.figures.drawing import Drawing, figure
-from experiments.figures.matrices import (
+from fedjax_pfl.errors import require
+
+from . import drawing
+from .accuracy import of_models, side_by_side
+from .drawing import Drawing, figure
+from .matrices import (
     chosen_neighbours,
     group_borders,
     rounds_kept,
     seed_row,
     within_groups,
 )
-from experiments.figures.runs import Run
-from experiments.figures.selection import labels, with_matrix
-from experiments.figures.settings import against_setting
-from fedjax_pfl.errors import require
+from .runs import Run
+from .selection import labels, with_matrix
+from .settings import against_setting
 
 figure(
     "feddwa/top_k", "accuracy against K for several alpha (FedDWA Fig. 2)", against_setting,

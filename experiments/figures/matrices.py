@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from experiments.figures.runs import Run
 from fedjax_pfl.errors import InputError, unknown_name
+
+from .runs import Run
 
 
 def seed_row(run: Run, seed: int | None) -> int:

@@ -6,13 +6,13 @@ import numpy as np
 from matplotlib.colors import PowerNorm
 from matplotlib.ticker import FixedLocator
 
-from experiments.figures import drawing
-from experiments.figures.drawing import Drawing, figure
-from experiments.figures.matrices import block_rows, check_client, rounds_kept, seed_row
-from experiments.figures.runs import Run
-from experiments.figures.scores import curve
-from experiments.figures.selection import labels, with_matrix
-from experiments.figures.settings import TRAFFIC, against_setting
+from . import drawing
+from .drawing import Drawing, figure
+from .matrices import block_rows, check_client, rounds_kept, seed_row
+from .runs import Run
+from .scores import curve
+from .selection import labels, with_matrix
+from .settings import TRAFFIC, against_setting
 
 COLUMNS = ("run", "label", "seed", "round", "block", "receiver", "sender", "weight")
 COLOURED = 12  # senders that have a colour

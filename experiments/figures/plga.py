@@ -1,7 +1,7 @@
 """PLGA (ICLR 2023 submission): accuracy of clients and of the server."""
 
-from experiments.figures.accuracy import of_models
-from experiments.figures.drawing import figure
+from .accuracy import of_models
+from .drawing import figure
 
 figure(
     "plga/accuracy",

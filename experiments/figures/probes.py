@@ -13,9 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedjax_pfl as pfl
-from experiments.cli import flags
-from experiments.cli.build import Experiment, prepare
-from experiments.figures.runs import Run
 from fedjax_pfl import similarity
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan, path_name
 from fedjax_pfl.errors import InputError, unknown_name
@@ -24,6 +21,10 @@ from fedjax_pfl.results.model_files import load_models, model_axes
 from fedjax_pfl.results.result_files import damaged
 from fedjax_pfl.training import local_sgd
 from fedjax_pfl.typing import Tree
+
+from ..cli import flags
+from ..cli.build import Experiment, prepare
+from .runs import Run
 
 # What the saved partition says, and what has nothing to do with local training.
 _LEFT_OUT = {

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from experiments.cli.flags import RULE_FLAG
-from experiments.figures import run_files
 from fedjax_pfl.data.files import as_path
 from fedjax_pfl.errors import InputError, unknown_name
+
+from ..cli.flags import RULE_FLAG
+from . import run_files
 
 # Flags that say where things lie or how they are computed, not what is computed.
 PLACES = {

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from experiments.figures.runs import Run, same_data
 from fedjax_pfl.errors import InputError, unknown_name
 from fedjax_pfl.results.remarks import named
+
+from .runs import Run, same_data
 
 SCORES = {
     "final": "after the last round",

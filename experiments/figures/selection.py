@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from experiments.figures.runs import ALGORITHM, Run, same_data
 from fedjax_pfl.errors import InputError, unknown_name
+
+from .runs import ALGORITHM, Run, same_data
 
 # Flags that say what is measured beside a run.
 MEASURING = (

@@ -5,12 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from experiments.figures import drawing
-from experiments.figures.drawing import Drawing, figure
-from experiments.figures.runs import ALGORITHM, Run
-from experiments.figures.scores import SCORES, chosen_clients, curve, one_number, who
-from experiments.figures.selection import REPEATS, setting, shown, varying, with_record, with_scores
 from fedjax_pfl.errors import InputError
+
+from . import drawing
+from .drawing import Drawing, figure
+from .runs import ALGORITHM, Run
+from .scores import SCORES, chosen_clients, curve, one_number, who
+from .selection import REPEATS, setting, shown, varying, with_record, with_scores
 
 TRAFFIC = "traffic"
 LOG_FROM = 20  # largest over smallest value from which an axis is logarithmic

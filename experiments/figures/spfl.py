@@ -4,13 +4,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from experiments.figures import drawing, probes
-from experiments.figures.accuracy import by_client, side_by_side
-from experiments.figures.drawing import Drawing, figure
-from experiments.figures.runs import Run
-from experiments.figures.selection import labels, with_models
-from experiments.figures.settings import against_setting
 from fedjax_pfl.errors import InputError
+
+from . import drawing, probes
+from .accuracy import by_client, side_by_side
+from .drawing import Drawing, figure
+from .runs import Run
+from .selection import labels, with_models
+from .settings import against_setting
 
 figure(
     "spfl/ablation", "accuracy against Gamma, classes, clients, epochs (SPFL Table 7)",

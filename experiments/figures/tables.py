@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.outputs.run_files import write_text
 from fedjax_pfl.data.whole_files import aside, writing
 from fedjax_pfl.results import tables
 from fedjax_pfl.results.remarks import grouped
 from fedjax_pfl.results.tables import beyond, half_width, interval_note
+
+from ..outputs.run_files import write_text
 
 HEADINGS = {
     "label": "Run",

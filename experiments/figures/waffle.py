@@ -5,13 +5,14 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.colors import PowerNorm
 
-from experiments.figures import drawing
-from experiments.figures.accuracy import by_round
-from experiments.figures.drawing import Drawing, figure
-from experiments.figures.runs import Run
-from experiments.figures.selection import labels, with_record
-from experiments.figures.settings import against_setting
 from fedjax_pfl.errors import InputError, require
+
+from . import drawing
+from .accuracy import by_round
+from .drawing import Drawing, figure
+from .runs import Run
+from .selection import labels, with_record
+from .settings import against_setting
 
 figure(
     "waffle/accuracy",

@@ -38,10 +38,11 @@ from typing import Any
 import numpy as np
 
 import fedjax_pfl as pfl
-from experiments.outputs import comparison_table
 from fedjax_pfl.data.whole_files import aside, writing
 from fedjax_pfl.results import partition_plots, plots
 from fedjax_pfl.results.tables import markdown
+
+from . import comparison_table
 
 
 def write_text(path: Path, text: str) -> None:

@@ -9,9 +9,10 @@ import shutil
 from pathlib import Path
 
 import fedjax_pfl as pfl
-from experiments.outputs.run_files import metric_rows
 from fedjax_pfl.data.whole_files import writing
 from fedjax_pfl.results.tables import setting_names
+
+from .run_files import metric_rows
 
 FOLDER = "tensorboard"
 

@@ -4,8 +4,9 @@ import absl.flags
 import numpy as np
 
 import fedjax_pfl as pfl
-from experiments.cli import build
-from experiments.reproduction.published import KINDS
+
+from ..cli import build
+from .published import KINDS
 
 # Of these only the total is known, see `published`.
 UNEQUAL = ("emnist/byclass",)

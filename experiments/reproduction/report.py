@@ -9,14 +9,15 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from experiments.cli.console import print_cells
-from experiments.figures.runs import read
-from experiments.figures.scores import SCORES, chosen_clients, curve, one_number
-from experiments.outputs.run_files import aside, write_text
-from experiments.reproduction.tables import Column, Line, PaperTable
 from fedjax_pfl.results import tables
 from fedjax_pfl.results.remarks import grouped, over
 from fedjax_pfl.results.tables import beyond, half_width, interval, interval_note
+
+from ..cli.console import print_cells
+from ..figures.runs import read
+from ..figures.scores import SCORES, chosen_clients, curve, one_number
+from ..outputs.run_files import aside, write_text
+from .tables import Column, Line, PaperTable
 
 HEADING = ("Algorithm", "Paper %", "Ours %", "Difference ± 95 %", "Place: paper", "ours", "Seeds")
 ABSENT, NO_DATA, NOT_RUN, NO_NUMBER = (

@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import fedjax_pfl as pfl
-from experiments.cli.flagfiles import runs_code
-from experiments.figures.scores import AVERAGES, SCORES
+
+from ..cli.flagfiles import runs_code
+from ..figures.scores import AVERAGES, SCORES
 
 FOLDER = Path(__file__).parents[1] / "tables"
 PRESETS = Path("experiments/presets")

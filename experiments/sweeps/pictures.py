@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.figures import drawing
+from ..figures import drawing
 
 
 def _number(text: str) -> float | None:

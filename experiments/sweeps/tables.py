@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.outputs import run_files
-from experiments.sweeps.pictures import picture
 from fedjax_pfl.results.remarks import grouped, over
 from fedjax_pfl.results.tables import beyond, half_width, interval, interval_note
+
+from ..outputs import run_files
+from .pictures import picture
 
 
 @dataclass(frozen=True)
