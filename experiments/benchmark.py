@@ -1,8 +1,13 @@
-"""Measures speed: `python -m experiments.benchmark --case=a` (or several, or all).
+"""Measures speed: `python -m experiments.benchmark --help`.
 
 Every case runs in a process of its own, its contestants in turns, so that what is compared was
 measured within the same minutes. Nothing is downloaded: images are random.
 """
+
+if __name__ == "__main__":  # before anything is loaded
+    from .cli.start import launch
+
+    launch("benchmark")
 
 import json
 import os
@@ -24,9 +29,19 @@ from fedjax_pfl.data.whole_files import there
 
 from .benchmarks.cases import CASES, Plan, Report
 from .benchmarks.timing import machine
-from .cli import devices, shell
+from .cli import devices, shell, start
 from .cli.flagfiles import FlagValues
 from .outputs.run_files import aside
+
+USAGE = f"""\
+Measures speed.
+
+  {start.called("benchmark")} --case=a,c --output=speed.json
+  {start.called("benchmark")} --list
+
+Every case runs in a process of its own, its contestants in turns. Nothing is downloaded: images
+are random.
+"""
 
 
 def parse(argv: Sequence[str]) -> flags.FlagValues:
@@ -63,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: flags.FlagValues) -> int:
     if args["help"].value:
-        print(__doc__)
+        print(USAGE)
         print(args.module_help("benchmark"))
         return 0
     if args["list"].value:
@@ -134,8 +149,7 @@ def _apart(names: Sequence[str], args: flags.FlagValues) -> dict:
                 f"--devices={args.devices}",
                 f"--output={file}",
             ]
-            command = [sys.executable, "-m", "experiments.benchmark", *words]
-            done = subprocess.run(command, check=False, env=os.environ)
+            done = subprocess.run([*start.words("benchmark"), *words], check=False, env=os.environ)
             if done.returncode:
                 raise pfl.InputError(f"Case {name} ended with exit code {done.returncode}.")
             measured |= json.loads(file.read_text())
@@ -174,7 +188,3 @@ def _has_torch() -> bool:
     except ImportError:
         return False
     return True
-
-
-if __name__ == "__main__":
-    shell.leave(main)

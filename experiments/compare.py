@@ -1,5 +1,10 @@
 """Compares finished runs in one table: `python -m experiments.compare --help`."""
 
+if __name__ == "__main__":  # before anything is loaded
+    from .cli.start import launch
+
+    launch("compare")
+
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,16 +21,17 @@ from fedjax_pfl.results.tables import interval
 
 from .cli import shell
 from .cli.flagfiles import FlagValues
+from .cli.start import called
 from .figures.runs import ALGORITHM, Run, find, same_data
 from .figures.scores import AVERAGES, SCORES, chosen_clients, curve, one_number, who
 from .figures.selection import REPEATS, labels, varying, with_scores
 from .figures.tables import Row, footnotes, markdown, write
 
-USAGE = """\
-Compares finished runs of experiments.run and prints one table.
+USAGE = f"""\
+Compares finished runs of {called("run")} and prints one table.
 
-  python -m experiments.compare --runs=runs/a,runs/b --baseline=fedavg --target=80
-  python -m experiments.compare --runs='runs/*' --algorithms=feddwa --output_dir=tables/feddwa
+  {called("compare")} --runs=runs/a,runs/b --baseline=fedavg --target=80
+  {called("compare")} --runs='runs/*' --algorithms=feddwa --output_dir=tables/feddwa
 
 A folder of --runs is that of an algorithm, of a comparison (all its algorithms), or one above
 those. Runs on other data sets or partitions need --different_data."""
@@ -247,7 +253,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         return shell.fault(error)
     return 0
-
-
-if __name__ == "__main__":
-    shell.leave(main)

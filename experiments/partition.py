@@ -11,6 +11,11 @@ OUTPUT/alphas.png       with --alphas: one picture for each in a row; the files 
                         names such as partition-alpha=0.1.npz
 """
 
+if __name__ == "__main__":  # before anything is loaded
+    from .cli.start import launch
+
+    launch("partition")
+
 import sys
 from collections.abc import Sequence
 from datetime import datetime
@@ -31,15 +36,16 @@ from .cli import shell
 from .cli.build import load_dataset
 from .cli.flagfiles import FlagValues
 from .cli.flags import RULE_OPTION, name_and_value
+from .cli.start import called
 from .outputs.run_files import aside, write_json, write_picture
 
-USAGE = """\
+USAGE = f"""\
 Draws and counts who holds which samples, without training.
 
-  python -m experiments.partition --dataset=digits --partition=dirichlet --alphas=0.01,0.1,1
-  python -m experiments.partition --dataset=digits --partition=waffle --num_clients=10 \\
+  {called("partition")} --dataset=digits --partition=dirichlet --alphas=0.01,0.1,1
+  {called("partition")} --dataset=digits --partition=waffle --num_clients=10 \\
       --option='distribution=B*'
-  python -m experiments.partition --dataset=fashion_mnist --data_dir=DATA \\
+  {called("partition")} --dataset=fashion_mnist --data_dir=DATA \\
       --import_split=pfllib:PFLlib/dataset/FashionMNIST
 
 Options of the partition rule or importer: --NAME=VALUE, or --option=NAME=VALUE.
@@ -245,7 +251,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     print("\n\n".join(lines(name, one, statistics[name]) for name, one in partitions.items()))
     print(f"\nPictures, numbers and the partition: {output}")
     return 0
-
-
-if __name__ == "__main__":
-    shell.leave(main)

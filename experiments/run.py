@@ -1,9 +1,9 @@
 """Compares algorithms on one federation: `python -m experiments.run --help`."""
 
-from . import end_at_ctrl_c
+if __name__ == "__main__":  # before anything is loaded
+    from .cli.start import launch
 
-if __name__ == "__main__":
-    end_at_ctrl_c()
+    launch("run")
 
 import contextlib
 import shutil
@@ -226,7 +226,3 @@ def header(experiment: Experiment) -> list[str]:
         f"device     {jax.device_count()} x {device.device_kind} ({jax.default_backend()})",
         f"output     {experiment.output}",
     ]
-
-
-if __name__ == "__main__":
-    shell.leave(main)

@@ -1,9 +1,9 @@
 """Tries a grid of hyperparameters: `python -m experiments.sweep --help`."""
 
-from . import end_at_ctrl_c
+if __name__ == "__main__":  # before anything is loaded
+    from .cli.start import launch
 
-if __name__ == "__main__":
-    end_at_ctrl_c()
+    launch("sweep")
 
 import contextlib
 import hashlib
@@ -30,24 +30,25 @@ from fedjax_pfl.simulation.program import RATES
 
 from .cli import build, flags, identity, kept, resume, shell
 from .cli import console as shown
+from .cli.start import called
 from .outputs import tracking, training_line
 from .sweeps.tables import Outcome, footnotes, table, write
 
-USAGE = """\
+USAGE = f"""\
 Runs algorithms over a grid of hyperparameters and ranks the settings by validation accuracy.
 
-  python -m experiments.sweep --algorithms=feddwa --grid=feddwa.top_k=1,3,5 \\
+  {called("sweep")} --algorithms=feddwa --grid=feddwa.top_k=1,3,5 \\
       --grid=learning_rate=0.03,0.1 --dataset=digits --rounds=20
 
 --grid=NAME=VALUE,... may be given many times; NAME is a hyperparameter ALGORITHM.NAME or any other
-flag of experiments.run that takes one value. Settings that don't change the program run inside
+flag of {called("run")} that takes one value. Settings that don't change the program run inside
 one; the others are a queue of programs. A fifth of every client's training samples is set aside
 for validation unless --validation_fraction says otherwise; test samples choose nothing.
 
   --rank_by    validation accuracy after the last round ('final') or the mean of the last tenth of
                rounds ('last_tenth') (default: final)
 
-All other flags are those of experiments.run."""
+All other flags are those of {called("run")}."""
 RANKINGS = ("final", "last_tenth")
 MODEL = "personalized"
 
@@ -336,7 +337,3 @@ def sweep(
     notes = "".join(f"\n{line}\n" for line in footnotes(found, data))
     print(f"\n{table(found)}{notes}\nTable, numbers and pictures: {output}")
     return 0
-
-
-if __name__ == "__main__":
-    shell.leave(main)

@@ -1,5 +1,10 @@
 """Draws one figure from finished runs: `python -m experiments.figures --help`."""
 
+if __name__ == "__main__":  # before anything is loaded
+    from ..cli.start import launch
+
+    launch("figures")
+
 import csv
 import sys
 from collections.abc import Sequence
@@ -14,6 +19,7 @@ from fedjax_pfl.errors import InputError, unknown_name
 
 from ..cli import shell
 from ..cli.flagfiles import FlagValues
+from ..cli.start import called
 from ..outputs.run_files import aside
 from . import (  # noqa: F401 - their figures are registered on import
     accuracy,
@@ -29,12 +35,12 @@ from . import (  # noqa: F401 - their figures are registered on import
 from .drawing import FIGURES, Drawing
 from .runs import find
 
-USAGE = """\
-Draws a figure from finished runs of experiments.run; docs/figures.md has examples of all of them.
+USAGE = f"""\
+Draws a figure from finished runs of {called("run")}; docs/figures.md has examples of all of them.
 
-  python -m experiments.figures --list
-  python -m experiments.figures waffle/weights --runs=runs/waffle --output=weights.png
-  python -m experiments.figures accuracy/setting --runs='runs/k*' --x=feddwa.top_k --group=alpha \\
+  {called("figures")} --list
+  {called("figures")} waffle/weights --runs=runs/waffle --output=weights.png
+  {called("figures")} accuracy/setting --runs='runs/k*' --x=feddwa.top_k --group=alpha \\
       --output=top_k.png --data=top_k.csv
 
 A folder of --runs is that of an algorithm, of a comparison (all its algorithms), or one above
@@ -167,7 +173,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     for path in filter(None, (output, data)):
         print(path)
     return 0
-
-
-if __name__ == "__main__":
-    shell.leave(main)

@@ -17,6 +17,7 @@ from fedjax_pfl.data.files import as_path
 from fedjax_pfl.errors import InputError, unknown_name
 
 from ..cli.flags import RULE_FLAG
+from ..cli.start import called
 from . import run_files
 
 # Flags that say where things lie or how they are computed, not what is computed.
@@ -217,7 +218,7 @@ def find(folders: Sequence[str], algorithms: Sequence[str] = ()) -> list[Run]:
             if not summaries:
                 raise InputError(
                     f"{match} is no finished run: neither it nor a folder in it has a "
-                    "summary.json, which `python -m experiments.run` writes last."
+                    f"summary.json, which `{called('run')}` writes last."
                 )
             for path in summaries:
                 found.setdefault(path.parent.resolve(), read(path.parent))
