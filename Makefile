@@ -23,7 +23,7 @@ $(READY): requirements.txt setup.cfg pyproject.toml
 
 # DEMO_FLAGS shortens or changes the demo, such as DEMO_FLAGS='--rounds=3 --num_seeds=1'.
 demo: $(READY)
-	$(VENV)/bin/python -m experiments.run --flagfile=experiments/presets/digits_quick.flags $(DEMO_FLAGS)
+	$(VENV)/bin/python -m experiments.run --preset=digits_quick $(DEMO_FLAGS)
 
 # By file: its tests share fixtures and compiled programs.
 test: lint

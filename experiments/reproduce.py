@@ -1,5 +1,10 @@
 """Repeats a paper's table: `python -m experiments.reproduce --help`."""
 
+if __name__ == "__main__":  # before anything is loaded
+    from .cli.start import launch
+
+    launch("reproduce")
+
 import hashlib
 import json
 import sys
@@ -16,22 +21,23 @@ from fedjax_pfl.data.files import as_path
 
 from . import run
 from .cli import build, flagfiles, flags, resume, shell
+from .cli.start import called
 from .reproduction import report as reproduce_report
 from .reproduction import tables
 from .reproduction.data import trouble
 from .reproduction.report import Section
 from .reproduction.tables import Column, Line, PaperTable
 
-USAGE = """\
+USAGE = f"""\
 Runs the cells of a paper's table and sets the numbers measured beside the paper's.
 
-  python -m experiments.reproduce --list
-  python -m experiments.reproduce --table=pfedla/1 --scale=small --data_dir=DATA
-  python -m experiments.reproduce --table=feddwa/1 --stand_in=fashion_mnist --data_dir=DATA
+  {called("reproduce")} --list
+  {called("reproduce")} --table=pfedla/1 --scale=small --data_dir=DATA
+  {called("reproduce")} --table=feddwa/1 --stand_in=fashion_mnist --data_dir=DATA
 
-Every cell is a run of experiments.run. What was killed goes on with the same command, and what is
+Every cell is a run of {called("run")}. What was killed goes on with the same command, and what is
 finished is printed."""
-AFTER = "All other flags are those of experiments.run; what they change is said in the table."
+AFTER = f"All other flags are those of {called('run')}; what they change is said in the table."
 SCALES = ("small", "full")
 
 
@@ -112,7 +118,7 @@ class Command:
                 continue
             folder = Path(column.preset).name + (f"-on-{stand_in}" if stand_in else "")
             folder = self.output / folder.replace("/", "_") / line.name
-            words = [f"--flagfile={column.flagfile(small)}", *table.flags, *line.flags]
+            words = [f"--preset={column.preset_of(small)}", *table.flags, *line.flags]
             words += [*table.small, *column.small] if small else []
             words += [f"--dataset={stand_in}", *table.stand_in] if stand_in else []
             chosen = [*line.settings, *column.settings]
@@ -277,7 +283,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("Interrupted: the same command goes on with what is missing.", file=sys.stderr)
         return shell.INTERRUPTED
     return 0
-
-
-if __name__ == "__main__":
-    shell.leave(main)

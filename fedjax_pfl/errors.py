@@ -97,20 +97,24 @@ def shown(value) -> str:
     return cut(_short.repr(value), 400)
 
 
-def unknown_name(kind: str, given: str, valid: Iterable[str]) -> InputError:
-    """An `InputError` for a misspelt name: lists the valid ones and the nearest.
+def unknown_name(
+    kind: str, given: str, valid: Iterable[str], *, listed: str | None = None
+) -> InputError:
+    """An `InputError` for a misspelt name: the nearest valid one, and all of them.
 
     Args:
       kind: what the name stands for, in the singular, such as "algorithm" or "data set".
       given: the name as the user wrote it.
       valid: every name that would have been accepted.
+      listed: what shows them where they are too many to be named here, such as "run --list".
     """
     valid = sorted(valid)
     # The search takes time that grows with both lengths: nothing is near to a text that long.
     word = given if isinstance(given, str) else shown(given)
     near = difflib.get_close_matches(word[:200], valid, n=1, cutoff=0.4)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    return InputError(f"Unknown {kind} {shown(given)}.{hint} Valid: {', '.join(valid)}.")
+    every = f"{listed} shows them" if listed else f"Valid: {', '.join(valid)}"
+    return InputError(f"Unknown {kind} {shown(given)}.{hint} {every}.")
 
 
 def require_name(kind: str, given: str, valid: Iterable[str]) -> None:

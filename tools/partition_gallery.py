@@ -1,7 +1,6 @@
 """Pictures of the papers' partitions: `python -m tools.partition_gallery docs/images`.
 
-Made of presets on blank samples of the published class counts, so no data are needed. Run it in the
-repository's root.
+Made of presets on blank samples of the published class counts, so no data are needed.
 """
 
 import sys
@@ -89,7 +88,7 @@ def figures() -> dict[str, matplotlib.figure.Figure]:
 
 
 def _deal(name: str, *words: str) -> tuple[pfl.Dataset, pfl.Partition]:
-    args = settings_table.read(settings_table.PRESETS / f"{name}.flags", *words).args
+    args = settings_table.read(name, *words).args
     dataset = settings_table.stand_in(args.dataset)
     return dataset, build.make_partition(args, dataset)
 

@@ -1,7 +1,6 @@
 """The table of the papers' settings, made of the presets.
 
 `python -m tools.settings_table docs/settings.md` writes the tables between the file's marks anew.
-Run it in the repository's root: presets name the files that they include from there.
 """
 
 import sys
@@ -15,13 +14,12 @@ import jax
 import numpy as np
 
 import fedjax_pfl as pfl
-from experiments.cli import build, flags, shell
+from experiments.cli import build, flags, presets, shell
 from experiments.outputs import run_files
 from experiments.reproduction.published import KINDS
 from fedjax_pfl.models.networks import make_model
 from fedjax_pfl.models.task import as_task
 
-PRESETS = Path("experiments/presets")
 PAPERS = ("feddwa", "waffle", "cwfedavg", "spfl", "plga", "pfedla")
 
 
@@ -76,16 +74,17 @@ def _shown(flag: absl.flags.Flag) -> str:
     return f"--{flag.name}={text}"
 
 
-def presets(paper: str) -> Iterator[Preset]:
-    """The presets of a paper, table by table; what they include is in its folder `parts`."""
-    for path in sorted((PRESETS / paper).glob("*.flags")):
-        yield read(path)
+def of_paper(paper: str) -> Iterator[Preset]:
+    """The presets of a paper, table by table."""
+    for name in presets.whole():
+        if name.startswith(f"{paper}/"):
+            yield read(name)
 
 
-def read(path: Path, *words: str) -> Preset:
-    """One preset with the files that it includes, and further flags."""
+def read(name: str, *words: str) -> Preset:
+    """One preset with those that it includes, and further flags."""
     parts = {"Title": []}
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in presets.file(name).read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
             break
         text = line.removeprefix("#").strip()
@@ -94,8 +93,8 @@ def read(path: Path, *words: str) -> Preset:
             parts[mark] = []
         parts[list(parts)[-1]].append(text.removeprefix(f"{mark}: "))
     said = [" ".join(parts.get(mark, [])) for mark in ("Title", "Paper", "Note")]
-    args = flags.parse(["run", f"--flagfile={path}", *words])
-    return Preset(path.relative_to(PRESETS).with_suffix("").as_posix(), *said, args)
+    args = flags.parse(["run", f"--preset={name}", *words])
+    return Preset(name, *said, args)
 
 
 def parameters(args: absl.flags.FlagValues, dataset: pfl.Dataset) -> int:
@@ -128,7 +127,7 @@ def _spread(numbers: np.ndarray, form: str = ",.0f") -> str:
 
 def table(paper: str) -> str:
     """Markdown: the flags that all of a paper's presets share, and a row for each preset."""
-    rows = list(presets(paper))
+    rows = list(of_paper(paper))
     given = [row.flags() for row in rows]
     shared = {name: text for name, text in given[0].items()
               if all(other.get(name) == text for other in given)}  # fmt: skip

@@ -16,6 +16,7 @@ from fedjax_pfl.errors import gigabytes
 from fedjax_pfl.results.tables import aligned
 
 from ..outputs.comparison_table import columns, table_cells
+from . import own_code, presets
 from .flags import RULE_FLAG
 
 # Left out one by one where a terminal is too narrow for all; what marks a row is never left out.
@@ -66,6 +67,9 @@ def catalogue() -> str:
     lines += [
         f"  {name:20} {first_line(model)}".rstrip() for name, model in sorted(pfl.MODELS.items())
     ]
+    lines += ["\nPresets (--preset=NAME):", *presets.catalogue()]
+    lines.append(f"\nExamples (--import_file=example:NAME), in {own_code.EXAMPLES}:")
+    lines += [f"  {name:20} {about}" for name, about in own_code.examples().items()]
     return "\n".join(lines)
 
 

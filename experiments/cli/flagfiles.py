@@ -9,12 +9,40 @@ from absl import flags
 import fedjax_pfl as pfl
 from fedjax_pfl.data.files import as_path, read_bytes, require_file
 
+from . import presets
+
 LARGEST_FLAGFILE = 2**20
 MOST_FLAGFILES = 1000
+PRESET = re.compile(r"--?preset(=|\s*\Z)")
 
 
 class FlagValues(flags.FlagValues):
-    """Flag values that read flagfiles only where those are small regular files of text."""
+    """Flag values that read flagfiles only where those are small regular files of text.
+
+    `--preset=NAME` is the flagfile that this package has under that name, wherever it stands.
+    """
+
+    def __init__(self):
+        super().__init__()
+        meaning = "flags of a preset, by name (--list shows them)"
+        place = {"flag_values": self, "module_name": "flagfiles"}
+        flags.DEFINE_string("preset", None, meaning, **place)  # a near name of misspelt ones
+
+    def read_flags_from_files(self, argv, force_gnu=True):
+        joined, words = [], iter(argv)
+        for word in words:
+            if re.fullmatch("--?preset", word):  # its name is the next word
+                word = f"--preset={next(words, '')}"
+            joined.append(word)
+        return super().read_flags_from_files(joined, force_gnu)
+
+    def _is_flag_file_directive(self, flag_string):
+        return bool(PRESET.match(flag_string)) or super()._is_flag_file_directive(flag_string)
+
+    def _extract_filename(self, flagfile_str):
+        if PRESET.match(flagfile_str):
+            return str(presets.file(flagfile_str.partition("=")[2].strip()))
+        return super()._extract_filename(flagfile_str)
 
     def _get_flag_file_lines(self, filename, parsed_file_stack=None):
         path = as_path("--flagfile", filename)
@@ -42,9 +70,9 @@ def check_trust(argv: Sequence[str]) -> None:
     """
     own, words = [], iter(argv[1:])
     for word in words:
-        if re.fullmatch("--?flagfile", word):
+        if re.fullmatch("--?(flagfile|preset)", word):
             next(words, None)
-        elif not re.match("--?flagfile=", word):
+        elif not re.match("--?(flagfile|preset)=", word):
             own.append(word)
     said = [re.fullmatch("--?(no)?trust_flagfiles(=true|=1)?", word) for word in own]
     said = [match[1] is None for match in said if match]

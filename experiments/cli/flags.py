@@ -12,6 +12,7 @@ from fedjax_pfl.simulation.program import MAX_RUNS
 from fedjax_pfl.values import LIMIT, convert
 
 from . import flagfiles, own_code, shell
+from .start import called
 
 # Flag names that differ from the option of the partition rule that they set.
 RULE_OPTION = {"dominant_share": "share"}
@@ -24,13 +25,13 @@ GROUPS = {
     "run": "The run and what it writes",
     "help": "Help",
 }
-USAGE = """\
+USAGE = f"""\
 Compares personalized federated learning algorithms and writes what they did.
 
-  python -m experiments.run --algorithms=local,fedavg,feddwa --dataset=digits --alpha=0.1
-  python -m experiments.run --flagfile=experiments/presets/digits_quick.flags --rounds=20
+  {called("run")} --algorithms=local,fedavg,feddwa --dataset=digits --alpha=0.1
+  {called("run")} --preset=digits_quick --rounds=20
 
-A flag given later wins over an earlier one, those of a --flagfile included."""
+A flag given later wins over an earlier one, those of a --preset or --flagfile included."""
 
 
 class _Number(flags.FloatParser):
@@ -295,5 +296,8 @@ def help_text(values: flags.FlagValues) -> str:
         parts.append("\n".join(lines))
     if values["helpfull"].value:
         parts.append(f"\nFlags of the libraries:\n{flags.FLAGS.get_help()}")
-    parts.append("\n  --flagfile=FILE         read flags from a file, one on each line")
+    parts.append(
+        "\n  --preset=NAME           read the flags of a preset (--list shows them)"
+        "\n  --flagfile=FILE         read flags from a file, one on each line"
+    )
     return "\n".join(parts)

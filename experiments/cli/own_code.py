@@ -1,13 +1,41 @@
 """Files of the user's own that register algorithms, data sets, partition rules or models."""
 
+import ast
 import hashlib
 import importlib.util
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import fedjax_pfl as pfl
 from fedjax_pfl.data.files import as_path
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLE = "example:"  # before the name of one of them, in place of a file
+
+
+def examples() -> dict[str, str]:
+    """The examples of this package by name, with the first line of what each says of itself."""
+    found = {}
+    for path in sorted(EXAMPLES.glob("*.py")):
+        said = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        found[path.stem] = said.partition("\n")[0]
+    return found
+
+
+def _path(file: str) -> Path:
+    """Where a file of --import_file lies.
+
+    Raises:
+      InputError: no such example.
+    """
+    if not file.startswith(EXAMPLE):
+        return as_path("--import_file", file)
+    name, known = file.removeprefix(EXAMPLE), examples()
+    if name not in known:
+        raise pfl.unknown_name("example", name, known)
+    return EXAMPLES / f"{name}.py"
 
 
 def load(files: Sequence[str]) -> None:
@@ -17,7 +45,7 @@ def load(files: Sequence[str]) -> None:
       InputError: it is not there, or it does not run.
     """
     for file in filter(None, files):
-        path = as_path("--import_file", file).resolve()
+        path = _path(file).resolve()
         name = f"own_code_{_digest(str(path).encode())}_{path.stem}"
         if name in sys.modules:
             continue
@@ -36,7 +64,7 @@ def load(files: Sequence[str]) -> None:
 
 def digests(files: Sequence[str]) -> list[str]:
     """What the files hold: with another content a run is another run, wherever they lie."""
-    paths = (as_path("--import_file", file) for file in filter(None, files))
+    paths = (_path(file) for file in filter(None, files))
     return [f"{path.name} {_digest(path.read_bytes())}" for path in paths]
 
 

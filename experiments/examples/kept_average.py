@@ -1,6 +1,6 @@
-"""An algorithm of one's own in one file: `--import_file=experiments/examples/kept_average.py`.
+"""An algorithm of one's own in one file: clients keep a part of their model, and average the rest.
 
-Every client keeps a part of its own model and takes the rest from the average of all.
+Yours is `--import_file=FILE.py`; this one is there as `--import_file=example:kept_average`, too.
 """
 
 from typing import Any

@@ -25,11 +25,11 @@ from typing import Any
 
 import fedjax_pfl as pfl
 
+from ..cli import presets
 from ..cli.flagfiles import runs_code
 from ..figures.scores import AVERAGES, SCORES
 
 FOLDER = Path(__file__).parents[1] / "tables"
-PRESETS = Path("experiments/presets")
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class Column:
     average: str | None = None
     stand_in: bool = False
 
-    def flagfile(self, small: bool = False) -> Path:
-        return PRESETS / f"{(small and self.small_preset) or self.preset}.flags"
+    def preset_of(self, small: bool = False) -> str:
+        return (small and self.small_preset) or self.preset
 
 
 @dataclass(frozen=True)
@@ -146,8 +146,8 @@ def check(table: PaperTable, path: Path) -> None:
     need(table.score in SCORES, f"score must be one of {', '.join(SCORES)}")
     for average in (table.average, *(c.average or table.average for c in table.column)):
         need(average in AVERAGES, f"average must be one of {', '.join(AVERAGES)}, got {average!r}")
-    for file in {column.flagfile(small) for column in table.column for small in (False, True)}:
-        need(file.exists(), f"no preset {file} (run in the repository's root)")
+    for preset in {column.preset_of(small) for column in table.column for small in (False, True)}:
+        need(preset in presets.names(), f"no preset {preset!r}")
     words = [*table.flags, *table.small, *table.stand_in]
     words += [word for line in table.row for word in line.flags]
     words += [word for column in table.column for word in column.small]

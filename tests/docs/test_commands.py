@@ -96,7 +96,7 @@ def known_flags():
         figures.parse([""])[1],
     ]
     values.append(partition.parse([""]))
-    names = {name for one in values for name in one} | {"flagfile", "grid", "rank_by"}
+    names = {name for one in values for name in one} | {"flagfile", "preset", "grid", "rank_by"}
     names |= set(vars(fuzz.parse([])))
     return names | {f"no{name}" for name in names}
 
@@ -167,9 +167,9 @@ def short(words):
 def test_the_demo_is_its_preset():
     """`make demo` runs the preset, and the README says that it runs this command."""
     (words,) = [c.words for c in pages.commands(text_of(ROOT / "README.md")) if len(c.words) > 3]
-    preset = flags.parse(["run", "--flagfile=experiments/presets/digits_quick.flags"])
+    preset = flags.parse(["run", "--preset=digits_quick"])
     assert flags.resolved(flags.parse(["run", *words[3:]])) == flags.resolved(preset)
-    assert "--flagfile=experiments/presets/digits_quick.flags" in (ROOT / "Makefile").read_text()
+    assert "-m experiments.run --preset=digits_quick " in (ROOT / "Makefile").read_text()
 
 
 def in_reach(page):
@@ -194,7 +194,6 @@ def test_no_page_is_forgotten():
 def test_commands_run(page, tmp_path, monkeypatch, capsys):
     """One after the other in an empty folder, runs in short, and all end well."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "experiments").symlink_to(ROOT / "experiments")  # presets
     x, y = np.random.default_rng(0).random((200, 12), np.float32), np.arange(200) % 4
     np.savez("mine.npz", x_train=x, y_train=y)  # as docs/your_own.md makes it
     for script, words in in_reach(page):
@@ -237,6 +236,7 @@ def test_what_is_wrong_is_noticed():
         "python -m experiments.run --none=1",
         "python -m experiments.run --rounds=x",
         "python -m experiments.run --partition=shards --alpha=1",
+        "python -m experiments.run --preset=none",
         "python -m experiments.run --flagfile=experiments/presets/none.flags",
         "python -m experiments.run --algorithms=fedavg --set=fedavg.none=1",
         "python -m experiments.run --algorithms=feddwa --set=feddwa.top_k=0",

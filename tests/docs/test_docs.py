@@ -19,7 +19,7 @@ ROOT = pages.ROOT
 FOLDER = ROOT / "docs/algorithms"
 ALGORITHMS = sorted(pfl.ALGORITHMS)
 PAGES = sorted(path.stem for path in FOLDER.glob("*.md") if path.stem != "README")
-STUDIES = "experiments/presets/studies/"
+STUDIES = "studies/"
 
 
 @pytest.fixture(autouse=True)
@@ -95,13 +95,13 @@ def test_title_and_place_of_the_measurements(name):
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_commands_play_the_algorithm(name):
-    flagfiles = []
+    played = []
     for _, _, script, *words in (command.words for command in pages.commands(read(name))):
         assert script == "experiments.run"
         assert name in flags.parse([script, *words]).algorithms, words
-        flagfiles += [word.partition("=")[2] for word in words if word.startswith("--flagfile=")]
-    small = [file for file in flagfiles if file.startswith(STUDIES) or "quick" in file]
-    assert small and set(flagfiles) - set(small), "one command is small, one is a paper's setting"
+        played += [word.partition("=")[2] for word in words if word.startswith("--preset=")]
+    small = [preset for preset in played if preset.startswith(STUDIES) or "quick" in preset]
+    assert small and set(played) - set(small), "one command is small, one is a paper's setting"
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

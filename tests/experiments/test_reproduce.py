@@ -269,7 +269,7 @@ def test_without_a_table(capsys):
         ('algorithm = "local"', 'algorithm = "locale"', "neither registered nor among absent"),
         ("paper = [90, 50]", "paper = [90]", "row 'Local' needs 2 percentages"),
         ("paper = [90, 50]", "paper = [90, 500]", "row 'Local' needs 2 percentages"),
-        ("digits_quick", "none", "no preset experiments/presets/none.flags"),
+        ("digits_quick", "none", "no preset 'none'"),
         ('score = "best"', 'score = "top"', "score must be one of"),
         ('title = "DWA"\n', 'title = "DWA 1"\n', "its rows need different names"),
         ("caption", "captain", "unknown key 'captain'"),
@@ -326,7 +326,7 @@ def test_every_cell_can_be_asked_for(name, scale):
             given = [word.removeprefix("--set=") for word in cell.words if "--set=" in word]
             assert set(given) >= set(cell.line.settings)
             build.parse_algorithms(args.algorithms, args["set"].value)
-            preset = settings_table.read(column.flagfile())
+            preset = settings_table.read(column.preset_of())
             changed = {
                 n for n, v in preset.flags().items() if preset.args[n].value != args[n].value
             }

@@ -7,17 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.cli import build, flags
+from experiments.cli import build, flags, presets
 from experiments.reproduction import published
 from fedjax_pfl.data.sources.registry import DATASETS, Source
 from tools import settings_table
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = sorted(
-    path.relative_to(ROOT / settings_table.PRESETS).with_suffix("").as_posix()
-    for paper in settings_table.PAPERS
-    for path in (ROOT / settings_table.PRESETS / paper).glob("*.flags")
-)
+NAMES = [name for name in presets.whole() if name.startswith(settings_table.PAPERS)]
 # Samples of a class: enough for 100 clients where there are few classes, little to move.
 MOST = {10: 700, 4: 2000, 200: 50}
 # What a setting is made of: no preset leaves one of these to a default that may change.
@@ -49,8 +45,7 @@ def small(monkeypatch):
 
 
 def prepare(name, *words):
-    path = settings_table.PRESETS / f"{name}.flags"
-    return build.prepare(flags.parse(["run", f"--flagfile={path}", "--algorithms=fedavg", *words]))
+    return build.prepare(flags.parse(["run", f"--preset={name}", "--algorithms=fedavg", *words]))
 
 
 def some():
@@ -75,7 +70,7 @@ def test_presets_can_be_built(name, small):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_presets_are_whole(name):
-    preset = settings_table.read(settings_table.PRESETS / f"{name}.flags")
+    preset = settings_table.read(name)
     given = preset.flags()
     assert preset.title
     assert preset.paper
@@ -118,7 +113,7 @@ def test_counts_are_the_papers():
     got = rows()
     assert sorted(got) == NAMES
     for name in NAMES:
-        paper = settings_table.read(settings_table.PRESETS / f"{name}.flags").paper
+        paper = settings_table.read(name).paper
         said = re.search(r"([\d,]+)(?: \(512 units: [\d,]+\))? parameters", paper)
         assert said is None or f"; {said[1]} parameters" in got[name]
         sizes = re.search(r"([\d,]+) \+ ([\d,]+) samples", paper)
@@ -132,10 +127,10 @@ def test_counts_are_the_papers():
 
 @pytest.mark.parametrize("data", ["mnist", "emnist", "cifar10", "cifar100"])
 def test_spfl_with_512_units_as_its_table_4_says(data):
-    path = settings_table.PRESETS / f"spfl/table1_iid_{data}.flags"
-    args = flags.parse(["run", f"--flagfile={path}", "--model_option=hidden=512"])
+    name = f"spfl/table1_iid_{data}"
+    args = flags.parse(["run", f"--preset={name}", "--model_option=hidden=512"])
     count = settings_table.parameters(args, settings_table.stand_in(args.dataset))
-    assert f"(512 units: {count:,})" in settings_table.read(path).paper
+    assert f"(512 units: {count:,})" in settings_table.read(name).paper
 
 
 def real(name):
@@ -148,7 +143,7 @@ def real(name):
 @pytest.mark.parametrize("name", [name for name in NAMES if "fashion_mnist" in name])
 def test_fashion_mnist_as_published(name):
     experiment = prepare(name, f"--data_dir={real('fashion_mnist')}")
-    preset = settings_table.read(settings_table.PRESETS / f"{name}.flags")
+    preset = settings_table.read(name)
     assert experiment.partition.sizes().tolist() == [420] * preset.args.num_clients
     assert experiment.dataset.num_train == 60_000
     assert "85,822 parameters" in preset.paper

@@ -1,0 +1,51 @@
+"""Presets: the flagfiles of this package, by names such as "feddwa/table1_practical1_cifar10".
+
+What others include stands in folders `parts`; it has a name too, and is not listed.
+"""
+
+import textwrap
+from functools import cache
+from pathlib import Path
+
+import fedjax_pfl as pfl
+
+from .start import called
+
+FOLDER = Path(__file__).parents[1] / "presets"
+
+
+@cache
+def names() -> tuple[str, ...]:
+    """All presets, and the parts that they include."""
+    found = (path.relative_to(FOLDER).with_suffix("") for path in FOLDER.rglob("*.flags"))
+    return tuple(sorted(path.as_posix() for path in found))
+
+
+def whole() -> list[str]:
+    """The presets, without parts of such."""
+    found = [name for name in names() if "/parts/" not in name]
+    return sorted(found, key=lambda name: ("/" in name, name))
+
+
+def file(name: str) -> Path:
+    """The flagfile of a preset.
+
+    Raises:
+      InputError: there is none of that name.
+    """
+    if name not in names():
+        raise pfl.unknown_name("preset", name, whole(), listed=f"{called('run')} --list")
+    return FOLDER / f"{name}.flags"
+
+
+def catalogue() -> list[str]:
+    """Lines with all of them, by folder."""
+    folders: dict[str, list[str]] = {}
+    for name in whole():
+        folder, slash, own = name.rpartition("/")
+        folders.setdefault(folder + slash, []).append(own)
+    lines = []
+    for folder, own in folders.items():
+        lines += textwrap.wrap(", ".join(own), 78, initial_indent=f"  {folder:10} ",
+                               subsequent_indent=" " * 13)  # fmt: skip
+    return lines

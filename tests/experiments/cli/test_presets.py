@@ -1,0 +1,110 @@
+"""Presets and examples by name: the same flags wherever one stands, and no others."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import experiments
+import fedjax_pfl as pfl
+from experiments import run
+from experiments.cli import flags, own_code, presets, resume
+
+ROOT = Path(experiments.__file__).parents[1]
+NESTED = "cwfedavg/table2_clients_100"  # a preset that includes one that includes parts
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def parsed(*words):
+    return flags.parse(["run", *words])
+
+
+def test_every_preset_is_the_same_from_anywhere(monkeypatch):
+    assert len(presets.whole()) > 80
+    for name in presets.names():
+        named = parsed(f"--preset={name}")
+        file = parsed(f"--flagfile={ROOT}/experiments/presets/{name}.flags")
+        assert flags.resolved(named) == flags.resolved(file)
+        assert resume.configuration(named) == resume.configuration(file)
+    monkeypatch.chdir(ROOT)
+    here = parsed(f"--flagfile=experiments/presets/{NESTED}.flags")
+    monkeypatch.chdir("/")
+    there = parsed(f"--preset={NESTED}")
+    assert flags.resolved(here) == flags.resolved(there)
+    assert (there.num_clients, there.dataset) == (100, "cifar100")  # its own, and a part's
+
+
+def test_where_a_preset_may_stand(tmp_path):
+    (tmp_path / "mine.flags").write_text("--rounds=7\n--preset=digits_quick\n--num_seeds=2\n")
+    own = parsed("--flagfile=mine.flags")
+    assert (own.rounds, own.num_seeds, own.num_clients) == (50, 2, 20)
+    for words in (
+        ["--preset=digits_quick", "--rounds=7"],
+        ["--preset", "digits_quick", "--rounds=7"],
+        ["-preset=digits_quick", "--rounds=7"],
+    ):
+        args = parsed(*words)
+        assert (args.rounds, args.num_seeds) == (7, 3)  # what is given later wins
+        typed = ["--rounds=7", "--num_seeds=3", "--algorithms=local,fedavg,fedavg_ft,feddwa"]
+        assert resume.configuration(args) == resume.configuration(parsed("--alpha=0.1", *typed))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["feddwa/table1_practical1_cifar1", "feddwa/table1_practical1_cifar10.flags",
+     "../presets/digits_quick", "", "digits_quik", "parts", "/etc/passwd"],
+)  # fmt: skip
+def test_unknown_presets(tmp_path, name, capsys):
+    near = {"d": "digits_quick", "f": "feddwa/table1_practical1_cifar10"}.get(name[:1])
+    (tmp_path / "mine.flags").write_text(f"--preset={name}\n")
+    for word in (f"--preset={name}", "--flagfile=mine.flags"):
+        assert run.main(["run", word]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"error: Unknown preset {name!r}.")
+        assert line.endswith("python -m experiments.run --list shows them.")
+        assert len(line) < 200
+        assert near is None or f"Did you mean {near!r}?" in line
+    assert list(tmp_path.iterdir()) == [tmp_path / "mine.flags"]
+
+
+def test_a_preset_without_its_name(tmp_path, capsys):
+    (tmp_path / "mine.flags").write_text("--preset\ndigits_quick\n")
+    for words in (["--preset"], ["--flagfile=mine.flags"]):
+        assert run.main(["run", *words]) == 2
+        assert capsys.readouterr().err.startswith("error: Unknown preset ''.")
+
+
+def test_the_list_names_all_but_parts(capsys):
+    assert run.main(["run", "--list"]) == 0
+    shown = capsys.readouterr().out.partition("\nPresets (--preset=NAME):\n")[2]
+    shown, _, examples = shown.partition("\nExamples ")
+    found, folder = [], ""
+    for line in shown.strip("\n").splitlines():
+        folder = line[:13].strip() or (folder if found else "")
+        found += [folder + name for name in re.findall(r"[\w.]+", line[13:])]
+    assert found == presets.whole()
+    assert "kept_average" in examples and str(ROOT / "experiments/examples") in examples
+
+
+def test_an_example_by_name(capsys):
+    example = ROOT / "experiments/examples/kept_average.py"
+    named = parsed("--import_file=example:kept_average", "--algorithms=kept_average")
+    file = parsed(f"--import_file={example}", "--algorithms=kept_average")
+    assert "kept_average" in pfl.ALGORITHMS
+    assert resume.configuration(named) == resume.configuration(file)
+    assert run.main(["run", "--import_file=example:kept_averag"]) == 2
+    said = capsys.readouterr().err
+    assert "Unknown example 'kept_averag'. Did you mean 'kept_average'?" in said
+
+
+def test_an_example_is_code_too(tmp_path, capsys):
+    assert own_code.examples().keys() == {"kept_average"}
+    (tmp_path / "mine.flags").write_text(
+        "--preset=digits_quick\n--import_file=example:kept_average"
+    )
+    assert run.main(["run", "--flagfile=mine.flags"]) == 2
+    assert "A --flagfile has --import_file=example:kept_average" in capsys.readouterr().err
