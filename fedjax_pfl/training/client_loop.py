@@ -1,6 +1,7 @@
 """What every client does on its own: a local loop of its true length over its own samples."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -8,13 +9,17 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_pfl import keys, trees
-from fedjax_pfl.data.federated import Batch
+from fedjax_pfl.data.federated import Batch, Split
 from fedjax_pfl.execution.lanes import Loop, run_loops
+from fedjax_pfl.federation.augmentation import Augmentation
 from fedjax_pfl.federation.client import Client
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.schedules import Schedule, client_key
 from fedjax_pfl.structs import Broadcast
 from fedjax_pfl.typing import Tree
+
+# step(carry, batches, rng, broadcast, client) -> carry
+Step = Callable[[Tree, Any, jax.Array, Tree, Client], Tree]
 
 
 class ClientRuns(NamedTuple):
@@ -33,13 +38,24 @@ class ClientRuns(NamedTuple):
 
 
 class _Lane(NamedTuple):
-    """One client's operands: its row, carry, operand, cursor and number of steps."""
+    """One client's operands: its row, carry, operand, cursor and number of steps.
+
+    The carry is () where all clients begin from the same one; no cursor is 0; no number of steps
+    is the schedule's.
+    """
 
     row: jax.Array
     carry: Tree
     operand: Tree
     start: jax.Array | None
     steps: jax.Array | None
+
+
+class _Common(NamedTuple):
+    """What all clients have in common: the carry that all begin with, or None, and operands."""
+
+    carry: Tree
+    broadcast: Tree
 
 
 class _Walk(NamedTuple):
@@ -60,9 +76,107 @@ class _Position(NamedTuple):
     value: Tree
 
 
+@dataclass(frozen=True)
+class _ClientLoop:
+    """One client's loop over its own samples: an epoch is a segment, a minibatch a step.
+
+    Attributes:
+      federation, step, key, schedule, finish: see `run_clients`.
+      part: the split that is walked.
+      augment: random change of its samples, or None.
+      together: whether all clients begin with the same carry.
+    """
+
+    federation: Federation
+    step: Step
+    key: jax.Array
+    schedule: Schedule
+    finish: Callable[[Tree, Client], Tree] | None
+    part: Split
+    augment: Augmentation | None
+    together: bool
+
+    def loop(self) -> Loop:
+        return Loop(
+            begin=self._begin,
+            enter=self._enter,
+            inside=lambda lane, at: at.k < at.end,
+            unfinished=lambda lane, at: at.k < self._walk(lane).stop,
+            step=self._step,
+            finish=self._finish,
+        )
+
+    def _walk(self, lane: _Lane) -> _Walk:
+        # Where all sizes are equal any client's is known without looking at the row.
+        size = self.part.size[0] if self.part.equal else self.part.size[lane.row]
+        count = self.schedule.total_steps(size) if lane.steps is None else lane.steps
+        start = jnp.int32(0) if lane.start is None else lane.start
+        per_epoch = jnp.maximum(self.schedule.steps_per_epoch(size), 1)
+        return _Walk(size, per_epoch, start, start + count)
+
+    def _client(self, lane: _Lane, k: jax.Array) -> Client:
+        ours, data = self._walk(lane), self.federation.data
+        return Client(
+            row=lane.row,
+            id=data.ids[lane.row],
+            size=ours.size,
+            class_counts=data.class_counts[lane.row],
+            num_steps=ours.stop - ours.start,
+            step=k - ours.start,
+            operand=lane.operand,
+        )
+
+    def _keys(self, lane: _Lane) -> tuple[jax.Array, jax.Array]:
+        return client_key(self.key, self.federation.data.ids[lane.row])
+
+    def _first(self, lane: _Lane, common: _Common) -> Tree:
+        return common.carry if self.together else lane.carry
+
+    def _begin(self, lane: _Lane, common: _Common) -> _Position:
+        start = self._walk(lane).start
+        order = jnp.zeros(self.part.capacity, jnp.int32)
+        return _Position(start, start, order, self._first(lane, common))
+
+    def _enter(self, lane: _Lane, at: _Position) -> _Position:
+        ours = self._walk(lane)
+        epoch = at.k // ours.per_epoch
+        order_key, _ = self._keys(lane)
+        order = self.schedule.order(order_key, epoch, ours.size, self.part.capacity)
+        end = jnp.minimum((epoch + 1) * ours.per_epoch, ours.stop)
+        return at._replace(end=end, order=order)
+
+    def _step(self, lane: _Lane, common: _Common, at: _Position) -> _Position:
+        ours = self._walk(lane)
+        within = at.k - at.k // ours.per_epoch * ours.per_epoch
+        places, valid = self.schedule.positions(at.order, within, ours.size)
+        _, step_key = self._keys(lane)
+        rng = jax.random.fold_in(step_key, at.k)
+        batches = tuple(
+            self._fetch(lane, places[m], valid[m], rng, m)
+            for m in range(self.schedule.batches_per_step)
+        )
+        batches = batches[0] if len(batches) == 1 else batches
+        value = self.step(at.value, batches, rng, common.broadcast, self._client(lane, at.k))
+        return at._replace(k=at.k + 1, value=value)
+
+    def _fetch(self, lane: _Lane, places, valid, rng: jax.Array, number: int) -> Batch:
+        augment = None
+        if self.augment is not None:
+            augment = partial(self.augment, keys.derive(rng, f"augment/{number}"))
+        data, dtype = self.federation.data, self.federation.task.dtype
+        return data.fetch(self.part, lane.row, places, valid, dtype, augment)
+
+    def _finish(self, lane: _Lane, common: _Common, at: _Position) -> ClientRuns:
+        ours, first = self._walk(lane), self._first(lane, common)
+        finite = trees.is_finite(at.value)
+        last = jax.tree.map(lambda new, old: jnp.where(finite, new, old), at.value, first)
+        last = last if self.finish is None else self.finish(last, self._client(lane, ours.stop))
+        return ClientRuns(last, finite, at.k - ours.start)
+
+
 def run_clients(
     federation: Federation,
-    step: Callable[[Tree, Any, jax.Array, Tree, Client], Tree],
+    step: Step,
     carry: Tree | Broadcast,
     *,
     rows: jax.Array,
@@ -99,89 +213,26 @@ def run_clients(
     if not isinstance(carry, Broadcast):
         trees.check_rows("what local work begins with", carry, rows.shape[0])
     trees.check_rows("operands of local work", operands, rows.shape[0])
-    data = federation.data
-    part = data.split(split)
+    part = federation.data.split(split)
     schedule.check_counts(part.capacity)  # sizes below are traced, and products of them wrap
     schedule = schedule.fitting(part.capacity)
-    augmentation = federation.augment if split == "train" else None
     sizes = part.size[rows]
     if active is None and part.equal:
         steps = None  # unbatched trip counts: no lane waits, nothing is selected
     else:
         steps = schedule.total_steps(sizes)
         steps = steps if active is None else jnp.where(active, steps, 0)
-    given = () if isinstance(carry, Broadcast) else carry
-    lane_operands = _Lane(rows, given, operands, cursor, steps)
-
-    def walk(lane: _Lane) -> _Walk:
-        # Where all sizes are equal any client's is known without looking at the row.
-        size = part.size[0] if part.equal else part.size[lane.row]
-        count = schedule.total_steps(size) if lane.steps is None else lane.steps
-        start = jnp.int32(0) if lane.start is None else lane.start
-        return _Walk(size, jnp.maximum(schedule.steps_per_epoch(size), 1), start, start + count)
-
-    def client_at(lane: _Lane, k: jax.Array) -> Client:
-        ours = walk(lane)
-        return Client(
-            row=lane.row,
-            id=data.ids[lane.row],
-            size=ours.size,
-            class_counts=data.class_counts[lane.row],
-            num_steps=ours.stop - ours.start,
-            step=k - ours.start,
-            operand=lane.operand,
-        )
-
-    def given_to(lane: _Lane, common) -> Tree:
-        return common[0] if isinstance(carry, Broadcast) else lane.carry
-
-    def begin(lane: _Lane, common) -> _Position:
-        start = walk(lane).start
-        return _Position(start, start, jnp.zeros(part.capacity, jnp.int32), given_to(lane, common))
-
-    def enter(lane: _Lane, at: _Position) -> _Position:
-        ours = walk(lane)
-        epoch = at.k // ours.per_epoch
-        order_key, _ = client_key(key, data.ids[lane.row])
-        order = schedule.order(order_key, epoch, ours.size, part.capacity)
-        end = jnp.minimum((epoch + 1) * ours.per_epoch, ours.stop)
-        return at._replace(end=end, order=order)
-
-    def one(lane: _Lane, common, at: _Position) -> _Position:
-        ours = walk(lane)
-        within = at.k - at.k // ours.per_epoch * ours.per_epoch
-        places, valid = schedule.positions(at.order, within, ours.size)
-        _, step_key = client_key(key, data.ids[lane.row])
-        rng = jax.random.fold_in(step_key, at.k)
-
-        def batch(m):
-            augment = None
-            if augmentation is not None:
-                augment = partial(augmentation, keys.derive(rng, f"augment/{m}"))
-            return data.fetch(part, lane.row, places[m], valid[m], federation.task.dtype, augment)
-
-        batches = tuple(batch(m) for m in range(schedule.batches_per_step))
-        batches = batches[0] if len(batches) == 1 else batches
-        value = step(at.value, batches, rng, common[1], client_at(lane, at.k))
-        return at._replace(k=at.k + 1, value=value)
-
-    def end(lane: _Lane, common, at: _Position) -> ClientRuns:
-        ours, first = walk(lane), given_to(lane, common)
-        finite = trees.is_finite(at.value)
-        last = jax.tree.map(lambda new, old: jnp.where(finite, new, old), at.value, first)
-        last = last if finish is None else finish(last, client_at(lane, ours.stop))
-        return ClientRuns(last, finite, at.k - ours.start)
-
-    loop = Loop(
-        begin=begin,
-        enter=enter,
-        inside=lambda lane, at: at.k < at.end,
-        unfinished=lambda lane, at: at.k < walk(lane).stop,
-        step=one,
-        finish=end,
-    )
-    common = (carry.model if isinstance(carry, Broadcast) else None, broadcast)
-    return run_loops(loop, lane_operands, common, federation.execution, steps)
-
-
-__all__ = ["Batch", "ClientRuns", "run_clients"]
+    together = isinstance(carry, Broadcast)
+    lanes = _Lane(rows, () if together else carry, operands, cursor, steps)
+    common = _Common(carry.model if together else None, broadcast)
+    loop = _ClientLoop(
+        federation=federation,
+        step=step,
+        key=key,
+        schedule=schedule,
+        finish=finish,
+        part=part,
+        augment=federation.augment if split == "train" else None,
+        together=together,
+    ).loop()
+    return run_loops(loop, lanes, common, federation.execution, steps)
