@@ -27,7 +27,7 @@ from fedjax_pfl.federation.extra_losses import ExtraLoss, WeightDistribution
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.schedules import Schedule, batch_indices
 from fedjax_pfl.models.networks import MODELS
-from fedjax_pfl.models.task import FunctionTask, LinenTask, Task
+from fedjax_pfl.models.task import ForwardedBatch, FunctionTask, LinenTask, Outputs, Task
 from fedjax_pfl.results.model_files import load_models, model_axes, save_models
 from fedjax_pfl.results.result import Result
 from fedjax_pfl.simulation.checkpoints import Checkpoints
@@ -59,12 +59,14 @@ __all__ = [
     "Dataset",
     "ExtraLoss",
     "Federation",
+    "ForwardedBatch",
     "FunctionTask",
     "InputError",
     "Interrupted",
     "LinenTask",
     "Memory",
     "OutputError",
+    "Outputs",
     "Partition",
     "Progress",
     "Record",

@@ -19,7 +19,6 @@ from fedjax_pfl.errors import InputError, unknown_name
 from fedjax_pfl.federation.extra_losses import class_norms, classifier_kernel, weight_distribution
 from fedjax_pfl.results.model_files import load_models, model_axes
 from fedjax_pfl.results.result_files import damaged
-from fedjax_pfl.training import local_sgd
 from fedjax_pfl.typing import Tree
 
 from ..cli import flags
@@ -181,7 +180,7 @@ def _norms(federation, model, seed, rounds, client, weight, steps):
     def regularizer(params, batch, broadcast, client):
         return weight_distribution(params, plan, client.class_counts, weight)
 
-    begin, step = local_sgd.sgd_step(federation, ctx.learning_rate, extra_loss=regularizer)
+    step = ctx.sgd_step(extra_loss=regularizer)
 
     def noted(carry, batch, rng, broadcast, client):
         state, norms = carry
@@ -192,7 +191,7 @@ def _norms(federation, model, seed, rounds, client, weight, steps):
     norms = jnp.zeros((1, steps + 1, num_classes), first.dtype).at[:, 0].set(first)
     (_, norms), *_ = ctx.run_clients(
         noted,
-        (jax.vmap(begin)(model), norms),
+        (step.begin_all(model), norms),
         rows=jnp.asarray(client, jnp.int32)[None],
         schedule=replace(federation.schedule, epochs=1, steps=None),
     )

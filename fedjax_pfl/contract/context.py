@@ -17,6 +17,7 @@ from fedjax_pfl.federation.schedules import Schedule
 from fedjax_pfl.structs import Broadcast, struct
 from fedjax_pfl.training import local_sgd, scoring
 from fedjax_pfl.training.client_loop import ClientRuns, run_clients
+from fedjax_pfl.training.local_step import LocalStep
 from fedjax_pfl.typing import Tree
 
 
@@ -131,8 +132,9 @@ class Context:
     ) -> local_sgd.Trained:
         """Local training of the cohort from `models` [M, ...] or one `Broadcast` model.
 
-        `options` are those of `local_training.train`: schedule, extra_loss, correct, trainable,
-        mean_gradient, updates_per_batch, operands, broadcast, active, cursor, learning_rate.
+        `options` are those of `local_sgd.train`: schedule, extra_loss, correct, trainable,
+        mean_gradient, updates_per_batch, operands, broadcast, active, cursor, learning_rate,
+        optimizer_state.
         Unshuffled schedules go on where the client's earlier rounds stopped.
         """
         cohort = self.cohort if cohort is None else cohort
@@ -145,6 +147,29 @@ class Context:
             key=self.key_for(purpose),
             **options,
         )
+
+    def sgd_step(self, **options) -> LocalStep:
+        """The ready local step, to be composed in a carry of the algorithm's own (`run_clients`).
+
+        `options` are those of `LocalStep`: extra_loss, correct, trainable, mean_gradient,
+        updates_per_batch, learning_rate.
+        """
+        options.setdefault("learning_rate", self.learning_rate)
+        return LocalStep(self.federation, **options)
+
+    def initial_optimizer_state(self, model: Tree | None = None) -> Tree:
+        """What all clients' local optimizers remember before the first round, [N, ...].
+
+        `train(..., optimizer_state=ctx.cohort.gather(state.optimizers))` takes it and returns what
+        they remember next.
+
+        Args:
+          model: what every client trains first; the common initial model by default.
+        """
+        model = self.initial_model() if model is None else model
+        state = self.sgd_step().begin(model).optimizer
+        strong = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), state)
+        return self.replicate(strong)
 
     def _cursor(self, cohort: Cohort, schedule: Schedule | None) -> jax.Array | None:
         """Steps [M] that an unshuffled schedule has taken in earlier rounds, else None."""
@@ -164,7 +189,7 @@ class Context:
         schedule: Schedule | None = None,
         **options,
     ) -> ClientRuns:
-        """`clients.run_clients` for the cohort (or `rows`) with this round's key.
+        """`client_loop.run_clients` for the cohort (or `rows`) with this round's key.
 
         For the cohort, absent members are inactive unless `active` says otherwise, and unshuffled
         schedules of training samples go on where the client's earlier rounds stopped. What is to
@@ -216,7 +241,7 @@ class Context:
         return leaf_plan.join(trees.where(received, mean, mine), private)
 
     def full_gradient(self, models: Tree, cohort: Cohort) -> tuple[Tree, Cohort]:
-        """`local_training.full_gradient` of the cohort at `models` [M, ...]."""
+        """`local_sgd.full_gradient` of the cohort at `models` [M, ...]."""
         key = self.key_for("full_gradient")
         return local_sgd.full_gradient(self.federation, models, cohort, key)
 

@@ -5,9 +5,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
-from fedjax_pfl.data.federated import Batch
 from fedjax_pfl.errors import InputError
 from fedjax_pfl.federation.client import Client
+from fedjax_pfl.models.task import ForwardedBatch
 from fedjax_pfl.structs import struct
 from fedjax_pfl.typing import Tree
 from fedjax_pfl.values import number
@@ -17,7 +17,8 @@ class ExtraLoss:
     """Base class of what `federate(extra_loss=...)` takes; a `struct`, so its numbers are traced.
 
     It is added to the minibatch loss of every local step and to full gradients, whatever the
-    algorithm. An algorithm with steps of its own calls `Federation.penalty`.
+    algorithm: `ctx.sgd_step` has it too. An algorithm with a gradient of its own calls
+    `Federation.penalty`.
     """
 
     def validate(self) -> None:
@@ -26,8 +27,13 @@ class ExtraLoss:
     def check(self, params: Tree, plan: LeafPlan, num_classes: int) -> None:
         """Raises `InputError` where a model (shapes of its parameters) lacks what this needs."""
 
-    def __call__(self, params: Tree, batch: Batch, client: Client, plan: LeafPlan) -> jax.Array:
-        """The loss [] of one client's model on one minibatch."""
+    def __call__(
+        self, params: Tree, batch: ForwardedBatch, client: Client, plan: LeafPlan
+    ) -> jax.Array:
+        """The loss [] of one client's model on one minibatch.
+
+        `batch.logits` and `batch.features` are those of the minibatch loss's own forward pass.
+        """
         raise NotImplementedError
 
 

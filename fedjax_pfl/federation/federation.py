@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
-from fedjax_pfl.data.federated import Batch, FederatedData
+from fedjax_pfl.data.federated import FederatedData
 from fedjax_pfl.execution.strategy import Execution
 from fedjax_pfl.federation.augmentation import Augmentation
 from fedjax_pfl.federation.client import Client
 from fedjax_pfl.federation.extra_losses import ExtraLoss
 from fedjax_pfl.federation.participation import Participation
 from fedjax_pfl.federation.schedules import Schedule
-from fedjax_pfl.models.task import Task
+from fedjax_pfl.models.task import ForwardedBatch, Task
 from fedjax_pfl.structs import static, struct
 from fedjax_pfl.typing import Tree
 
@@ -62,7 +62,22 @@ class Federation:
         """int64 [N]: local steps of each client that takes part in a round, by the schedule."""
         return self.schedule.total_steps(np.asarray(self.data.train.size).astype(np.int64))
 
-    def penalty(self, params: Tree, batch: Batch, client: Client) -> jax.Array | int:
+    @property
+    def num_features(self) -> int:
+        """d of the features [B, d] that the head sees; nothing is computed.
+
+        An algorithm whose loss needs features asks in its `check`: before anything is compiled.
+
+        Raises:
+          InputError: the model does not say what its features are.
+        """
+        data, task = self.data, self.task
+        model = jax.eval_shape(lambda: self.initial_model(jax.random.key(0)))
+        shape = (1, *data.samples.shape[1:])
+        inputs = jax.ShapeDtypeStruct(shape, data.input_dtype(task.dtype))
+        return jax.eval_shape(task.features, model, inputs).shape[-1]
+
+    def penalty(self, params: Tree, batch: ForwardedBatch, client: Client) -> jax.Array | int:
         """The extra loss of one client's model on one minibatch; 0 where there is none."""
         return 0 if self.extra_loss is None else self.extra_loss(params, batch, client, self.plan)
 

@@ -7,7 +7,7 @@ here sees one client's model and one minibatch; the client axis is the executor'
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -15,7 +15,69 @@ import jax.numpy as jnp
 
 from fedjax_pfl.data.federated import Batch
 from fedjax_pfl.errors import InputError
+from fedjax_pfl.structs import struct
 from fedjax_pfl.typing import Tree
+
+
+class Outputs(NamedTuple):
+    """What a network makes of a minibatch.
+
+    Attributes:
+      logits: [B, C].
+      statistics: the collections of statistics that changed; {} if none did.
+      features: what the head sees, [B, d]; None where the network does not say it.
+    """
+
+    logits: jax.Array
+    statistics: Tree
+    features: jax.Array | None = None
+
+
+@struct
+class ForwardedBatch(Batch):
+    """A minibatch and what the model made of it: what extra losses see.
+
+    Attributes:
+      logits: [B, C], of the same forward pass as the minibatch loss; rows that are not `valid` are
+        padding.
+      said: its features, or None where the model does not say them.
+    """
+
+    logits: jax.Array
+    said: jax.Array | None
+
+    @property
+    def features(self) -> jax.Array:
+        """What the head sees, [B, d], of the same forward pass.
+
+        Raises:
+          InputError: the model does not say what its features are.
+        """
+        return _known(self.said)
+
+
+class Forward(NamedTuple):
+    """One forward pass over a minibatch.
+
+    Attributes:
+      loss: [], mean over the valid samples.
+      model: with updated statistics.
+      batch: the minibatch, with logits and features.
+    """
+
+    loss: jax.Array
+    model: Tree
+    batch: ForwardedBatch
+
+
+def _known(features: jax.Array | None) -> jax.Array:
+    if features is None:
+        raise InputError(
+            "The model does not say what its features are. A linen module does with a method "
+            "features(inputs) that its __call__ calls, or with "
+            "self.sow('intermediates', 'features', x); a Task with the features of its Outputs."
+        )
+    return features
 
 
 @dataclass(frozen=True)
@@ -35,16 +97,17 @@ class Task:
         """A fresh model for inputs [B, ...]."""
         raise NotImplementedError
 
-    def apply(self, model: Tree, inputs, train: bool, rng, valid) -> tuple[jax.Array, Tree]:
-        """(logits [B, C], the collections of statistics that changed; {} if none did)."""
+    def apply(self, model: Tree, inputs, train: bool, rng, valid) -> Outputs | tuple:
+        """`Outputs`, or a pair (logits, statistics)."""
         raise NotImplementedError
 
     def features(self, model: Tree, inputs: jax.Array) -> jax.Array:
-        """What the head sees, [B, d]."""
-        raise InputError(
-            f"The model of {type(self).__name__} does not say what its features are; a linen "
-            "module does with an algorithm features(inputs)."
-        )
+        """What the head sees, [B, d], in evaluation mode; of any model, such as a frozen one.
+
+        Raises:
+          InputError: the model does not say what its features are.
+        """
+        return _known(self.outputs(model, inputs, False, None, None).features)
 
     def initial_model(self, key: jax.Array, inputs: jax.Array) -> Tree:
         """A fresh model with strongly typed floating leaves of the task's type."""
@@ -58,34 +121,43 @@ class Task:
 
     def predict(self, model: Tree, inputs: jax.Array) -> jax.Array:
         """Logits [B, C] in evaluation mode."""
-        return self.outputs(model, inputs, False, None, None)[0]
+        return self.outputs(model, inputs, False, None, None).logits
 
-    def outputs(self, model: Tree, inputs, train: bool, rng, valid) -> tuple[jax.Array, Tree]:
+    def outputs(self, model: Tree, inputs, train: bool, rng, valid) -> Outputs:
         """`apply`, computed in `compute_dtype`."""
         if self.compute_dtype is None:
-            return self.apply(model, inputs, train, rng, valid)
+            return Outputs(*self.apply(model, inputs, train, rng, valid))
 
         def cast(leaf, dtype):
             return leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
         low = jax.tree.map(lambda leaf: cast(leaf, self.compute_dtype), model["params"])
         inputs = cast(inputs, self.compute_dtype)
-        logits, statistics = self.apply({**model, "params": low}, inputs, train, rng, valid)
-        return jax.tree.map(lambda leaf: cast(leaf, self.dtype), (logits, statistics))
+        out = Outputs(*self.apply({**model, "params": low}, inputs, train, rng, valid))
+        return jax.tree.map(lambda leaf: cast(leaf, self.dtype), out)
 
     def losses(self, logits: jax.Array, labels: jax.Array) -> jax.Array:
         """Cross-entropy of every sample, [B]."""
         log_p = jax.nn.log_softmax(logits)
         return -jnp.take_along_axis(log_p, labels[:, None], axis=1)[:, 0]
 
+    def forward(
+        self, model: Tree, batch: Batch, rng: jax.Array | None = None, train: bool = True
+    ) -> Forward:
+        """One pass over a minibatch, its loss and what extra losses may see."""
+        out = self.outputs(model, batch.inputs, train, rng, batch.valid)
+        losses = jnp.where(batch.valid, self.losses(out.logits, batch.labels), 0)
+        count = jnp.sum(batch.valid, dtype=losses.dtype)
+        loss = jnp.sum(losses) / jnp.maximum(count, 1)
+        seen = ForwardedBatch(batch.inputs, batch.labels, batch.valid, out.logits, out.features)
+        return Forward(loss, {**model, **out.statistics}, seen)
+
     def loss(
         self, model: Tree, batch: Batch, rng: jax.Array | None = None, train: bool = True
     ) -> tuple[jax.Array, Tree]:
         """(mean loss over the batch's valid samples, model with updated statistics)."""
-        logits, statistics = self.outputs(model, batch.inputs, train, rng, batch.valid)
-        losses = jnp.where(batch.valid, self.losses(logits, batch.labels), 0)
-        count = jnp.sum(batch.valid, dtype=losses.dtype)
-        return jnp.sum(losses) / jnp.maximum(count, 1), {**model, **statistics}
+        loss, model, _ = self.forward(model, batch, rng, train)
+        return loss, model
 
 
 @dataclass(frozen=True)
@@ -94,7 +166,9 @@ class LinenTask(Task):
 
     Where its `__call__` takes `train` or `valid` (bool [B], which samples are no padding) it is
     handed them. Collections other than "params" are statistics, updated in training; the random
-    stream "dropout" is there in training. An algorithm `features(inputs)` says what the head sees.
+    stream "dropout" is there in training. What a method `features` returns while `__call__` runs is
+    what the head sees; a module without one may say it by
+    `self.sow("intermediates", "features", x)`.
     """
 
     module: nn.Module
@@ -111,13 +185,22 @@ class LinenTask(Task):
         options = self._options(train=train, valid=valid)
         statistics = [name for name in model if name != "params"] if train else []
         rngs = {"dropout": rng} if train and rng is not None else None
-        out = self.module.apply(model, inputs, rngs=rngs, mutable=statistics, **options)
-        return out[0], dict(out[1])
+        logits, changed = self.module.apply(
+            model,
+            inputs,
+            rngs=rngs,
+            mutable=[*statistics, "intermediates"],
+            capture_intermediates=_is_features,
+            **options,
+        )
+        changed = dict(changed)
+        # The last of them: a method that calls its super's has said that one's too.
+        (*_, features) = (None, *changed.pop("intermediates", {}).get("features", ()))
+        return Outputs(logits, changed, features)
 
-    def features(self, model, inputs):
-        if not hasattr(self.module, "features"):
-            return super().features(model, inputs)
-        return self.module.apply(model, inputs, method="features")
+
+def _is_features(module: nn.Module, method: str) -> bool:
+    return method == "features" and module.path == ()
 
 
 @dataclass(frozen=True)
@@ -131,7 +214,7 @@ class FunctionTask(Task):
         return {"params": self.init_fn(key, inputs)}
 
     def apply(self, model, inputs, train, rng, valid):
-        return self.apply_fn(model["params"], inputs), {}
+        return Outputs(self.apply_fn(model["params"], inputs), {})
 
 
 def as_task(model: Any, dtype: str = "float32") -> Task:

@@ -18,7 +18,7 @@ from fedjax_pfl.federation.client import Client
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.schedules import Schedule
 from fedjax_pfl.models.kernels.minimal_filtering import by_definition
-from fedjax_pfl.training.local_sgd import sgd_step
+from fedjax_pfl.training.local_step import LocalStep
 from fedjax_pfl.typing import Tree
 
 
@@ -41,7 +41,7 @@ def forward_flops(federation: Federation) -> float | None:
 
 
 def _step(federation, state, batch, key, client):
-    _, step = sgd_step(federation, federation.learning_rate)
+    step = LocalStep(federation, federation.learning_rate)
     return step(state, batch, key, None, client)
 
 
@@ -93,9 +93,9 @@ def _counted(fn: Callable, structure, leaves: tuple[jax.ShapeDtypeStruct, ...]) 
         at = jnp.zeros((federation.schedule.batch_size,), jnp.int32)
         batch = data.fetch(data.train, 0, at, at == 0, federation.task.dtype)
         client = Client(zero, zero, zero, data.class_counts[0], zero, zero, operand=None)
-        begin, _ = sgd_step(federation, federation.learning_rate)
+        step = LocalStep(federation, federation.learning_rate)
         key = jax.random.key(0)
-        return begin(federation.initial_model(key)), batch, key, client
+        return step.begin(federation.initial_model(key)), batch, key, client
 
     federation = jax.tree.unflatten(structure, leaves)
     return flops(fn, federation, *jax.eval_shape(operands, federation))

@@ -15,11 +15,6 @@ from fedjax_pfl.contract.algorithm import Algorithm
 from fedjax_pfl.structs import Broadcast, per_client, per_pair, per_server, struct
 
 
-def gradient(ctx, params, batch):
-    """Gradient of one client's minibatch loss."""
-    return jax.grad(lambda p: ctx.federation.task.loss({"params": p}, batch)[0])(params)
-
-
 @struct
 class MixtureState:
     server: Any = per_server()
@@ -34,38 +29,47 @@ class TwoModels(Algorithm):
     alpha: float = 0.5
 
     def init(self, ctx):
-        model = ctx.initial_model()["params"]
+        model = ctx.initial_model()
         alpha = jnp.broadcast_to(jnp.asarray(self.alpha, ctx.dtype), ctx.num_clients)
         return MixtureState(model, ctx.replicate(model), alpha)
 
     def round(self, ctx, state):
-        rate, cohort = ctx.learning_rate, ctx.cohort
+        cohort, step = ctx.cohort, ctx.sgd_step()
 
-        def step(carry, batch, rng, broadcast, client):
+        def both(carry, batch, rng, broadcast, client):
             w, v, alpha = carry
-            g = gradient(ctx, self._blend(alpha, v, w), batch)
-            w_new = optax.tree.add_scale(w, -rate, gradient(ctx, w, batch))
-            slope = optax.tree.vdot(optax.tree.sub(v, w), g)
-            v = optax.tree.add_scale(v, -rate * alpha, g)
-            return w_new, v, jnp.clip(alpha - rate * slope, 0, 1)
+            blend = self._blend(alpha, v.model, w.model)
+            found = step.loss_and_gradient(blend, batch, rng, broadcast, client)
+            apart = optax.tree.sub(v.model["params"], w.model["params"])
+            slope = optax.tree.vdot(apart, found.gradient)
+            along = found._replace(gradient=optax.tree.scale(alpha, found.gradient))
+            return (
+                step(w, batch, rng, broadcast, client),
+                step.update(v, along),
+                jnp.clip(alpha - ctx.learning_rate * slope, 0, 1),
+            )
 
-        begin = trees.replicate(state.server, cohort.size)
+        received = trees.replicate(state.server, cohort.size)
         own, alpha = cohort.gather((state.own, state.alpha))
-        (w, own, alpha), finite, steps = ctx.run_clients(step, (begin, own, alpha))
+        begin = (step.begin_all(received), step.begin_all(own), alpha)
+        (w, v, alpha), finite, steps = ctx.run_clients(both, begin)
         cohort = cohort.keep(finite, 2 * steps)  # two gradients in each
         weights = mixing.by_size(ctx.sizes(), cohort.mask)
-        server = mixing.weighted_sum(weights, w, onto=state.server)
-        own, alpha = cohort.scatter((state.own, state.alpha), (own, alpha))
+        server = mixing.weighted_sum(weights, w.model, onto=state.server)
+        own, alpha = cohort.scatter((state.own, state.alpha), (v.model, alpha))
         return MixtureState(server, own, alpha), ctx.record(cohort, mixing=weights)
 
     @staticmethod
     def _blend(alpha, v, w):
-        return jax.tree.map(lambda a, b: alpha * a + (1 - alpha) * b, v, w)
+        """alpha v + (1 - alpha) w, with the statistics of v."""
+        return {**v, "params": jax.tree.map(
+            lambda a, b: alpha * a + (1 - alpha) * b, v["params"], w["params"]
+        )}  # fmt: skip
 
     def models(self, ctx, state, rows):
         blend = jax.vmap(self._blend, in_axes=(0, 0, None))
         mine = blend(state.alpha[rows], trees.take(state.own, rows), state.server)
-        return {"personalized": {"params": mine}, "global": Broadcast({"params": state.server})}
+        return {"personalized": mine, "global": Broadcast(state.server)}
 
 
 @struct

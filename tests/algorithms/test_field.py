@@ -55,9 +55,9 @@ def test_two_models_against_plain_loops():
             uploads.append(w)
         shares = case.sizes[cohort] / case.sizes[cohort].sum()
         server = combine(shares, uploads)
-        close(states[t + 1].server, server)
+        close(states[t + 1].server, {"params": server})
         close(states[t + 1].alpha, np.array(alpha))
-        close(states[t + 1].own, stack(own)["params"])
+        close(states[t + 1].own, stack(own))
 
 
 def test_validation_losses_are_each_clients_own():

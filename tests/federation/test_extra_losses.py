@@ -5,10 +5,12 @@ from dataclasses import replace
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl import InputError, WeightDistribution
+from fedjax_pfl.algorithms.local import Local
 from fedjax_pfl.structs import struct
 from fedjax_pfl.testing.suite import CHECKS
 from fedjax_pfl.testing.toys import assert_close, count_compilations, play, toy_federation
@@ -98,10 +100,25 @@ def test_its_weight_is_traced():
     assert not compiled
 
 
+@struct
+class ByHand(Local):
+    """Local training whose steps are written by hand."""
+
+    def round(self, ctx, state):
+        def step(model, batch, rng, broadcast, client):
+            slope = jax.grad(lambda m: ctx.federation.task.loss(m, batch)[0])(model)
+            return optax.tree.add_scale(model, -ctx.learning_rate, slope)
+
+        models, finite, steps = ctx.run_clients(step, ctx.cohort.gather(state.models))
+        cohort = ctx.cohort.keep(finite, steps)
+        return replace(state, models=cohort.scatter(state.models, models)), ctx.record(cohort)
+
+
 def test_an_algorithm_that_would_ignore_it_is_refused():
     with pytest.raises(InputError, match="has local steps of its own"):
-        pfl.check_simulation(TwoModels(), toy_federation(extra_loss=WDR))
-    pfl.check_simulation(TwoModels(), toy_federation())
+        pfl.check_simulation(ByHand(), toy_federation(extra_loss=WDR))
+    pfl.check_simulation(ByHand(), toy_federation())
+    pfl.check_simulation(TwoModels(), toy_federation(extra_loss=WDR))  # composed of ctx.sgd_step
 
 
 @pytest.mark.parametrize("name", sorted(pfl.ALGORITHMS))

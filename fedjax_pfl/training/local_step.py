@@ -1,0 +1,152 @@
+"""The ready local step: one minibatch of the local optimizer, as a value to compose."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_pfl.data.federated import Batch
+from fedjax_pfl.federation.client import Client
+from fedjax_pfl.federation.federation import Federation
+from fedjax_pfl.models.task import ForwardedBatch
+from fedjax_pfl.structs import Broadcast, struct
+from fedjax_pfl.typing import Tree
+
+# extra_loss(params, batch, broadcast, client), added to the minibatch loss
+StepLoss = Callable[[Tree, ForwardedBatch, Tree, Client], jax.Array]
+# correct(gradient, params, broadcast, client), the gradient to use instead
+Correction = Callable[[Tree, Tree, Tree, Client], Tree]
+
+
+@struct
+class LocalState:
+    """What a `LocalStep` carries: a model, its optimizer's state, sums of loss and gradient.
+
+    The sums are over all steps: divide them by `client.num_steps` for the mean.
+    """
+
+    model: Tree
+    optimizer: Tree
+    loss: jax.Array
+    gradient: Tree  # None unless asked for
+
+
+class LossAndGradient(NamedTuple):
+    """What one forward and backward pass over a minibatch finds.
+
+    Attributes:
+      loss: [], the minibatch loss, without extra losses.
+      gradient: like the parameters, of the loss with all extra losses.
+      statistics: the model's other collections, updated by the pass; {} if it has none.
+    """
+
+    loss: jax.Array
+    gradient: Tree
+    statistics: Tree
+
+
+@dataclass(frozen=True)
+class LocalStep:
+    """One minibatch of the local optimizer, the same in `ctx.train` and in loops of one's own.
+
+    Momentum, weight decay, the federation's extra loss, dropout and statistics of normalisation
+    layers are part of it. `step(state, batch, rng, broadcast, client)` is a step of
+    `ctx.run_clients`, with `step.begin(model)` to begin with; an algorithm that carries more than
+    one model calls it for each. What is no plain step is made of its two halves:
+    `loss_and_gradient` at any model, and `update` of a state along the gradient.
+
+    Attributes:
+      federation: task, optimizer, and the extra loss of all algorithms.
+      learning_rate: scalar.
+      extra_loss: `extra_loss(params, batch, broadcast, client)`, added to the minibatch loss.
+        `batch.logits` and `batch.features` are those of the same forward pass.
+      correct: `correct(gradient, params, broadcast, client)`, the gradient to use instead.
+      trainable: tree of booleans like the parameters; False leaves stay as they are.
+      mean_gradient: also sum up the raw minibatch gradients.
+      updates_per_batch: steps taken one after the other on the same minibatch, the gradient
+        computed anew for each; losses and gradients are averaged over them.
+    """
+
+    federation: Federation
+    learning_rate: jax.Array
+    extra_loss: StepLoss | None = None
+    correct: Correction | None = None
+    trainable: Tree | None = None
+    mean_gradient: bool = False
+    updates_per_batch: int = 1
+
+    _optimizer: optax.GradientTransformation = field(init=False)
+
+    def __post_init__(self):
+        # Made here: what it computes of the rate is then not computed in every step.
+        object.__setattr__(self, "_optimizer", self.federation.optimizer(self.learning_rate))
+
+    def begin(self, model: Tree) -> LocalState:
+        """The state of one client's model before its first step."""
+        zero = jnp.zeros((), self.federation.task.dtype)
+        total = jax.tree.map(jnp.zeros_like, model["params"]) if self.mean_gradient else None
+        return LocalState(model, self._optimizer.init(model["params"]), zero, total)
+
+    def begin_all(self, models: Tree | Broadcast) -> LocalState | Broadcast:
+        """The states of models [M, ...], or of one `Broadcast` model, to begin a loop with."""
+        if isinstance(models, Broadcast):
+            return Broadcast(self.begin(models.model))
+        return jax.vmap(self.begin)(models)
+
+    def __call__(
+        self, state: LocalState, batch: Batch, rng: jax.Array, broadcast: Tree, client: Client
+    ) -> LocalState:
+        """One step on one minibatch."""
+        for k in range(self.updates_per_batch):  # one or two: unrolled
+            noise = rng if k == 0 else jax.random.fold_in(rng, k)
+            found = self.loss_and_gradient(state.model, batch, noise, broadcast, client)
+            state = self.update(state, found, broadcast, client)
+        return state
+
+    def loss_and_gradient(
+        self, model: Tree, batch: Batch, rng: jax.Array, broadcast: Tree, client: Client
+    ) -> LossAndGradient:
+        """Loss and gradient at any model; nothing is moved."""
+        task, federation = self.federation.task, self.federation
+
+        def objective(params):
+            loss, after, seen = task.forward({**model, "params": params}, batch, rng)
+            extra = 0
+            if self.extra_loss is not None:
+                extra = self.extra_loss(params, seen, broadcast, client)
+            penalty = federation.penalty(params, seen, client)
+            return loss + extra + penalty, (loss, after)
+
+        gradient, (loss, after) = jax.grad(objective, has_aux=True)(model["params"])
+        statistics = {name: tree for name, tree in after.items() if name != "params"}
+        return LossAndGradient(loss, gradient, statistics)
+
+    def update(
+        self,
+        state: LocalState,
+        found: LossAndGradient,
+        broadcast: Tree = None,
+        client: Client | None = None,
+    ) -> LocalState:
+        """One step of the optimizer along a gradient; the statistics become those found.
+
+        Args:
+          state: whose parameters move.
+          found: at this model or another one; `found._replace(gradient=...)` for another gradient.
+          broadcast, client: what `correct` is to see.
+        """
+        parts = self.updates_per_batch
+        params, gradient, total = state.model["params"], found.gradient, None
+        if self.mean_gradient:
+            total = jax.tree.map(lambda t, g: t + g / parts, state.gradient, gradient)
+        if self.correct is not None:
+            gradient = self.correct(gradient, params, broadcast, client)
+        updates, memory = self._optimizer.update(gradient, state.optimizer, params)
+        if self.trainable is not None:
+            updates = jax.tree.map(lambda u, on: u * on, updates, self.trainable)
+        params = optax.apply_updates(params, updates)
+        model = {**state.model, **found.statistics, "params": params}
+        return LocalState(model, memory, state.loss + found.loss / parts, total)
