@@ -45,9 +45,17 @@ def where(mask: jax.Array, chosen: Tree, other: Tree) -> Tree:
     """Row by row: `chosen` where `mask` [M] holds, `other` elsewhere (leaves [M, ...])."""
 
     def pick(a, b):
-        return jnp.where(mask.reshape(mask.shape + (1,) * (a.ndim - mask.ndim)), a, b)
+        return jnp.where(expand_to(a, mask), a, b)
 
     return jax.tree.map(pick, chosen, other)
+
+
+def expand_to(leaf: jax.Array, values: jax.Array) -> jax.Array:
+    """`values` [M] as [M, 1, ...] with as many axes as `leaf` [M, ...]: one value for each row.
+
+    Several leading axes work alike: [M, M] becomes [M, M, 1, ...].
+    """
+    return values.reshape(values.shape + (1,) * (leaf.ndim - values.ndim))
 
 
 def replicate(tree: Tree, count: int) -> Tree:

@@ -13,3 +13,10 @@ def test_take_of_everybody_copies_nobody():
         taken = trees.take(stack, rows)
         np.testing.assert_array_equal(taken["a"], np.asarray(stack["a"])[rows])
         np.testing.assert_array_equal(taken["b"], rows)
+
+
+def test_expand_to():
+    leaf = jnp.zeros((2, 3, 4))
+    assert trees.expand_to(leaf, jnp.ones(2)).shape == (2, 1, 1)
+    assert trees.expand_to(leaf, jnp.ones((2, 3))).shape == (2, 3, 1)
+    assert trees.expand_to(jnp.zeros(2), jnp.ones(2)).shape == (2,)

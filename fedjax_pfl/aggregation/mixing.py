@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_pfl import trees
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
 from fedjax_pfl.errors import require
 from fedjax_pfl.typing import Tree
@@ -21,7 +22,12 @@ def normalize(scores: jax.Array, senders: jax.Array | None = None) -> jax.Array:
     if senders is not None:
         scores = jnp.where(senders, scores, 0)
     total = jnp.sum(scores, axis=-1, keepdims=True)
-    return jnp.where(total > 0, scores / jnp.where(total > 0, total, 1), 0)
+    return ratio(scores, total)
+
+
+def ratio(part: jax.Array, whole: jax.Array) -> jax.Array:
+    """part / whole for `whole` of at least 0, and 0 where it is 0; with finite gradients."""
+    return jnp.where(whole > 0, part / jnp.where(whole > 0, whole, 1), 0)
 
 
 def by_size(sizes: jax.Array, senders: jax.Array) -> jax.Array:
@@ -63,12 +69,6 @@ def keep_top_k(weights: jax.Array, k: jax.Array | int) -> jax.Array:
     return normalize(jnp.where(rank < k, weights, 0))
 
 
-def clusters(assignment: jax.Array, senders: jax.Array) -> jax.Array:
-    """Uniform averaging inside clusters: `assignment` int [M] gives a block indicator [M, M]."""
-    same = assignment[:, None] == assignment[None, :]
-    return normalize(same.astype(jnp.result_type(float)), senders)
-
-
 def apply(
     weights: jax.Array, senders: Tree, onto: Tree, plan: LeafPlan, blockwise: bool = False
 ) -> Tree:
@@ -104,7 +104,7 @@ def apply(
         flat = leaf.reshape(len(leaf), -1)
         flat = _by_blocks(rows, flat) if blockwise else _product(rows, flat)
         new = flat.reshape(len(rows), *leaf.shape[1:])
-        received = jnp.any(rows != 0, axis=1).reshape((-1,) + (1,) * (new.ndim - 1))
+        received = trees.expand_to(new, jnp.any(rows != 0, axis=1))
         mixed.append(jnp.where(received, new, mine))
     return treedef.unflatten(mixed)
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fedjax_pfl import trees
 from fedjax_pfl.errors import InputError
 from fedjax_pfl.typing import Tree
 
@@ -95,7 +96,7 @@ def _unit_rows(a: Tree) -> Tree:
 
     def scaled(rows: jax.Array) -> Tree:
         rows = jnp.where(rows > 0, rows, 1)
-        return jax.tree.map(lambda x: x / rows.reshape((-1,) + (1,) * (x.ndim - 1)), a)
+        return jax.tree.map(lambda x: x / trees.expand_to(x, rows), a)
 
     peaks = jax.tree.map(lambda x: jnp.max(jnp.abs(x).reshape(len(x), -1), axis=1), a)
     a = scaled(lax.stop_gradient(jnp.max(jnp.stack(jax.tree.leaves(peaks)), axis=0)))

@@ -197,7 +197,7 @@ class FedAsync(FedAvgAsync):
         def draw(v, w):
             if not jnp.issubdtype(w.dtype, jnp.inexact):
                 return v
-            a = rate.reshape((-1,) + (1,) * w.ndim).astype(v.dtype)
+            a = trees.expand_to(v, rate).astype(v.dtype)
             return a * v + (1 - a) * w
 
         drawn = self.moved(ctx, models, jax.tree.map(draw, models, server))

@@ -153,4 +153,4 @@ def _softened(cosine):
 
 
 def _column(values, leaf):
-    return values.reshape((-1,) + (1,) * (leaf.ndim - 1)).astype(leaf.dtype)
+    return trees.expand_to(leaf, values).astype(leaf.dtype)

@@ -4,6 +4,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedjax_pfl import trees
 from fedjax_pfl.models.layers import add_channels, channel_sum, scale_channels
 
 
@@ -33,7 +34,7 @@ def _valid_only(x: jax.Array, valid: jax.Array | None) -> jax.Array:
     """Zeros for invalid samples: nothing in them, NaN included, reaches what is summed."""
     if valid is None:
         return x
-    return jnp.where(valid.reshape((-1,) + (1,) * (x.ndim - 1)), x, 0)
+    return jnp.where(trees.expand_to(x, valid), x, 0)
 
 
 class BatchNorm(nn.Module):

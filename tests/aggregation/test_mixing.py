@@ -89,11 +89,11 @@ def test_inverse_of_distances_that_overflowed():
     close(mixing.inverse(jnp.full((1, 3), np.inf), ALL), [[0, 0, 0]])
 
 
-def test_clusters():
-    weights = mixing.clusters(jnp.array([0, 1, 0]), ALL)
-    close(weights, [[0.5, 0, 0.5], [0, 1, 0], [0.5, 0, 0.5]])
-    weights = mixing.clusters(jnp.array([0, 1, 0]), np.array([True, False, False]))
-    close(weights, [[1, 0, 0], [0, 0, 0], [1, 0, 0]])
+def test_ratio():
+    part, whole = jnp.array([3.0, 0.0, 5.0]), jnp.array([2.0, 0.0, 0.0])
+    close(mixing.ratio(part, whole), [1.5, 0, 0])
+    slopes = jax.grad(lambda w: jnp.sum(mixing.ratio(part, w)))(whole)
+    close(slopes, [-0.75, 0, 0])
 
 
 @settings(max_examples=60, deadline=None)
