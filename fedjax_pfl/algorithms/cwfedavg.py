@@ -80,15 +80,16 @@ class CwFedAvg(Algorithm):
         sizes = ctx.sizes() * cohort.mask
         weights, of_sent, parts = class_weights(shares, cohort.gather(shares), sizes)
         classes = state.classes
-        if classes or parts.shape[0] < cohort.size:
-            stand_in = trees.replicate(trees.row(trained, 0), len(parts))  # of classes nobody sends
-            classes = ctx.mix(parts, trained, onto=classes or stand_in)  # eqs. (3)-(5)
+        if classes is not None or parts.shape[0] < cohort.size:
+            if classes is None:  # stands for classes that nobody sends
+                classes = trees.replicate(trees.row(trained, 0), len(parts))
+            classes = ctx.mix(parts, trained, onto=classes)  # eqs. (3)-(5)
             models = ctx.mix(of_sent, classes, onto=held)  # eq. (7)
         else:
             models = ctx.mix(weights, trained, onto=held)
         estimate = shares if self.shares == "norms" else self.norm_shares(ctx, held)
         gap = jnp.linalg.norm(estimate - self.true_shares(ctx), axis=1)
-        return State(models, classes if state.classes else None), ctx.record(
+        return State(models, classes if self.score_class_models else None), ctx.record(
             cohort,
             clients={"train_loss": loss, "class_share_error": cohort.gather(gap)},
             everyone_mixes=True,
@@ -115,7 +116,7 @@ class CwFedAvg(Algorithm):
 
     def models(self, ctx, state, rows):
         named = {"personalized": trees.take(state.models, rows)}
-        for c in range(ctx.federation.data.num_classes if state.classes else 0):
+        for c in range(ctx.federation.data.num_classes if self.score_class_models else 0):
             named[f"class_{c}"] = Broadcast(trees.row(state.classes, c))
         return named
 

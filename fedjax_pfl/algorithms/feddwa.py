@@ -77,8 +77,8 @@ class FedDWA(Algorithm):
         mixed = ctx.mix(weights, trained, onto=trained)  # eq. (8)
         kept = State(
             cohort.scatter(state.models, mixed),
-            last=cohort.scatter(state.last, trained) if state.last else None,
-            guidance=cohort.scatter(state.guidance, guide) if state.guidance else None,
+            last=cohort.scatter(state.last, trained) if self.guidance == "last" else None,
+            guidance=cohort.scatter(state.guidance, guide) if self.score_guidance else None,
         )
         return kept, ctx.record(
             cohort,
@@ -107,6 +107,6 @@ class FedDWA(Algorithm):
 
     def models(self, ctx, state, rows):
         named = {"personalized": trees.take(state.models, rows)}
-        if state.guidance:
+        if self.score_guidance:
             named["guidance"] = trees.take(state.guidance, rows)
         return named
