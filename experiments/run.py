@@ -204,9 +204,7 @@ def header(experiment: Experiment) -> list[str]:
     """A few lines on what is about to run."""
     federation, dataset, args = experiment.federation, experiment.dataset, experiment.args
     shape = "x".join(map(str, dataset.input_shape))
-    efficiency = pfl.padding_efficiency(
-        federation.data.train, federation.schedule, federation.execution
-    )
+    efficiency = pfl.padding_efficiency(federation.steps(), federation.execution)
     device = jax.devices()[0]
     ids = np.asarray(federation.data.ids)
     idle = ids[federation.steps() == 0].tolist()

@@ -19,7 +19,7 @@ from fedjax_pfl.data.partitions.registry import (
 from fedjax_pfl.data.scaling import SCALINGS
 from fedjax_pfl.data.sources.registry import DATASETS, Dataset, dataset_from_arrays, load_dataset
 from fedjax_pfl.errors import InputError, OutputError, unknown_name
-from fedjax_pfl.execution.strategy import padding_efficiency
+from fedjax_pfl.execution.packing import padding_efficiency
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.build import federate
 from fedjax_pfl.federation.client import Client

@@ -168,7 +168,7 @@ def ragged(plan: Plan) -> Report:
     federation = contestants[1].federation
     sizes = federation.data.train.size
     lanes = uneven.federation(client_execution="vmap")
-    efficiency = pfl.padding_efficiency(lanes.data.train, lanes.schedule, lanes.execution)
+    efficiency = pfl.padding_efficiency(lanes.steps(), lanes.execution)
     work = [
         _steps(contestant.federation) / int(contestant.federation.data.train.total)
         for contestant in contestants

@@ -1,14 +1,45 @@
-"""The mesh of devices over which the client axis is dealt out."""
+"""The mesh of devices that share the client axis, and where arrays lie on it."""
 
 import functools
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from fedjax_pfl.typing import Tree
 
 AXIS = "clients"  # of the device mesh
 
 
 @functools.cache
 def mesh_of(devices: int) -> Mesh:
+    """The first `devices` of this process's devices, in one row."""
     return Mesh(np.asarray(jax.local_devices()[:devices]), (AXIS,))
+
+
+def place(tree: Tree, devices: int, *lead: str | None) -> Tree:
+    """Puts arrays on the devices, or says in a traced function where they are to be.
+
+    Args:
+      tree: arrays, tracers or shapes.
+      devices: how many share the client axis; with one the tree is returned as it is.
+      lead: for every leading axis `AXIS` where it is dealt out, or None. All other axes are whole
+        on each device, and so is an axis that the devices do not divide.
+    """
+    if devices == 1:
+        return tree
+
+    def one(leaf):
+        axes = [
+            name if name is None or size % devices == 0 else None
+            for name, size in zip(lead, leaf.shape, strict=False)
+        ]
+        sharding = NamedSharding(mesh_of(devices), PartitionSpec(*axes))
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+        if isinstance(leaf, jax.core.Tracer):
+            return lax.with_sharding_constraint(leaf, sharding)
+        return jax.device_put(leaf, sharding)
+
+    return jax.tree.map(one, tree)

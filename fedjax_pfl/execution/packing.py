@@ -1,14 +1,50 @@
 """Which lane or device gets which client, so that all end at about the same time."""
 
 import heapq
+from dataclasses import replace
 
 import numpy as np
+
+from fedjax_pfl.execution.strategy import Execution
+
+UNEVEN = 1.15  # work of the busiest device over the mean, from which on clients change places
+FULL = 0.85  # padding efficiency that lanes of ragged clients are to have
+
+
+def fitted(execution: Execution, steps: np.ndarray) -> Execution:
+    """The execution with `fill` and `deal` chosen for clients of known work.
+
+    Takes the most lanes whose padding efficiency is still `FULL`. Clients change devices, which
+    copies their models twice, only where one device would work `UNEVEN` times the mean without.
+
+    Args:
+      execution: as the user asked for it.
+      steps: int [N], local steps of each client of a round in which all take part.
+    """
+    steps = np.asarray(steps)
+    even = len(steps) % execution.devices == 0
+    if even and steps.any():
+        work = steps.reshape(execution.devices, -1).sum(axis=1)
+        even = bool(work.max() <= UNEVEN * work.mean())
+    ragged = execution.chunk == 0 and steps.any() and steps.min() < steps.max()
+    fill = _widest(steps) / len(steps) if ragged else execution.fill
+    return replace(execution, deal=not even, fill=fill)
+
+
+def _widest(steps: np.ndarray) -> int:
+    """The most lanes whose padding efficiency is `FULL`."""
+    least, most = 1, min(len(steps), int(steps.sum() / (FULL * steps.max())))
+    while least < most:  # bisection
+        width = (least + most + 1) // 2
+        full = steps.sum() >= FULL * width * makespan(steps, width)
+        least, most = (width, most) if full else (least, width - 1)
+    return max(least, 1)
 
 
 def ranks_of_devices(count: int, devices: int) -> np.ndarray:
     """Ranks [share, devices] of the rows that each device gets, the longest row's rank being 0.
 
-    Back and forth over the devices, so that their totals are close; slots left over repeat the
+    Back and forth over the devices, so that their totals are close. Slots left over repeat the
     last row, which costs no time: the other devices have as many.
     """
     share = -(-count // devices)
@@ -22,3 +58,23 @@ def makespan(steps: np.ndarray, lanes: int) -> int:
     for length in sorted(map(int, steps), reverse=True):
         heapq.heapreplace(totals, totals[0] + length)
     return max(totals)
+
+
+def padding_efficiency(steps: np.ndarray, execution: Execution) -> float:
+    """True local steps over steps executed, masked ones included, in a round of everybody.
+
+    Args:
+      steps: int [N], local steps of each client: `federation.steps()`.
+      execution: how the client axis is run: `federation.execution`.
+    """
+    steps = np.asarray(steps)
+    lanes = execution.lanes(len(steps))
+    dealt = ranks_of_devices(len(steps), execution.devices).T
+    ranked = np.sort(steps)[::-1]
+    shares = [ranked[np.unique(ranks)] for ranks in dealt]
+    if not execution.deal and len(steps) % execution.devices == 0:
+        shares = np.split(steps, execution.devices)
+    executed = 0
+    for share in shares:
+        executed += share.sum() if lanes == 1 else lanes * makespan(share, lanes)
+    return float(steps.sum() / executed) if executed else 1.0

@@ -14,6 +14,7 @@ from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.scaling import input_scaling
 from fedjax_pfl.data.sources.registry import Dataset
 from fedjax_pfl.errors import InputError, require, require_name, require_whole
+from fedjax_pfl.execution.packing import fitted
 from fedjax_pfl.execution.strategy import resolve_execution
 from fedjax_pfl.federation.augmentation import Augmentation, resolve_augmentation
 from fedjax_pfl.federation.extra_losses import ExtraLoss
@@ -156,7 +157,7 @@ def federate(
         extra_loss.check(shapes["params"], plan, data.num_classes)
         extra_loss = jax.tree.map(lambda number: np.asarray(number, dtype), extra_loss)
     execution = resolve_execution(client_execution, seed_execution, devices)
-    execution = execution.fitted(schedule.total_steps(np.asarray(data.train.size)))
+    execution = fitted(execution, schedule.total_steps(np.asarray(data.train.size)))
     return Federation(
         data=jax.device_put(data),
         participation=participation(

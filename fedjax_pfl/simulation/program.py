@@ -17,7 +17,7 @@ from fedjax_pfl.contract.algorithm import Algorithm
 from fedjax_pfl.contract.context import Context
 from fedjax_pfl.contract.registry import is_static
 from fedjax_pfl.errors import InputError, require, unknown_name
-from fedjax_pfl.execution.mesh import AXIS
+from fedjax_pfl.execution.mesh import AXIS, place
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.build import check_rates
 from fedjax_pfl.federation.extra_losses import ExtraLoss
@@ -224,9 +224,9 @@ def placed(states: Tree, federation: Federation) -> Tree:
     Raises:
       TypeError: a field of the state does not declare its client axes.
     """
-    place = federation.execution.place
+    devices = federation.execution.devices
     fields = {
-        name: place(getattr(states, name), None, *([AXIS] if axes else []))
+        name: place(getattr(states, name), devices, None, *([AXIS] if axes else []))
         for name, axes in client_axes(states).items()
     }
     return replace(states, **fields)

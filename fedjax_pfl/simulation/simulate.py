@@ -11,7 +11,7 @@ import numpy as np
 
 from fedjax_pfl.contract.algorithm import Algorithm
 from fedjax_pfl.errors import InputError, gigabytes, require, require_whole
-from fedjax_pfl.execution.strategy import padding_efficiency
+from fedjax_pfl.execution.packing import padding_efficiency
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.results.result import Result
@@ -202,9 +202,7 @@ def simulate(
         item_bytes=np.dtype(federation.task.dtype).itemsize,
         compile_seconds=compile_seconds,
         seconds_per_round=collector.seconds_per_round() / program.num_runs,
-        padding_efficiency=padding_efficiency(
-            federation.data.train, federation.schedule, federation.execution
-        ),
+        padding_efficiency=padding_efficiency(federation.steps(), federation.execution),
         execution=str(federation.execution),
         flops_per_step=step_flops(federation),
         remarks=tuple(algorithm.remarks(federation)),

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from fedjax_pfl.execution.lanes import Loop, run_loops
-from fedjax_pfl.execution.packing import makespan
-from fedjax_pfl.execution.strategy import FULL, Execution
+from fedjax_pfl.execution.packing import FULL, fitted, makespan
+from fedjax_pfl.execution.strategy import Execution
 
 PER_SEGMENT = 3
 
@@ -52,7 +52,7 @@ def rows():
 def test_every_row_walks_its_own_length(chunk, devices):
     for execution in (
         Execution(chunk, "map", devices),
-        Execution(chunk, "map", devices).fitted(LENGTHS),
+        fitted(Execution(chunk, "map", devices), LENGTHS),
     ):
         done = jax.jit(lambda r, e=execution: run_loops(walking(), r, 2.0, e, r["steps"]))(rows())
         np.testing.assert_array_equal(done["k"], LENGTHS)
@@ -110,14 +110,14 @@ def test_fitted():
     """As many lanes as keep the padding efficiency, by what the rows really take."""
     rng = np.random.default_rng(0)
     for steps in (rng.pareto(1.5, 100).astype(int), np.array([50] + [1] * 99), np.array([9, 1])):
-        execution = Execution(0, "map").fitted(steps)
+        execution = fitted(Execution(0, "map"), steps)
         lanes = execution.lanes(len(steps))
         assert steps.sum() >= FULL * lanes * makespan(steps, lanes)
         wider = steps.sum() / ((lanes + 1) * makespan(steps, lanes + 1))
         assert wider < FULL
-    assert Execution(0, "map").fitted(np.full(7, 3)) == Execution(0, "map", deal=False)
-    assert Execution(0, "map").fitted(np.zeros(7, int)) == Execution(0, "map", deal=False)
-    assert Execution(5, "map").fitted(np.arange(7)) == Execution(5, "map", deal=False)
+    assert fitted(Execution(0, "map"), np.full(7, 3)) == Execution(0, "map", deal=False)
+    assert fitted(Execution(0, "map"), np.zeros(7, int)) == Execution(0, "map", deal=False)
+    assert fitted(Execution(5, "map"), np.arange(7)) == Execution(5, "map", deal=False)
     half = Execution(0, "map", fill=0.26)
     assert [half.lanes(count) for count in (100, 20, 3, 1)] == [26, 5, 1, 1]
 
@@ -130,11 +130,11 @@ def test_makespan():
 
 def test_clients_change_devices_only_where_that_evens_out_work():
     two = Execution(1, "map", 2)
-    assert not two.fitted(np.full(6, 4)).deal
-    assert not two.fitted(np.array([9, 1, 5, 5])).deal
-    assert two.fitted(np.array([9, 9, 1, 1])).deal
-    assert two.fitted(np.full(5, 4)).deal  # two devices do not divide five
-    assert not two.fitted(np.zeros(4, int)).deal
+    assert not fitted(two, np.full(6, 4)).deal
+    assert not fitted(two, np.array([9, 1, 5, 5])).deal
+    assert fitted(two, np.array([9, 9, 1, 1])).deal
+    assert fitted(two, np.full(5, 4)).deal  # two devices do not divide five
+    assert not fitted(two, np.zeros(4, int)).deal
 
 
 def test_lanes_by_rounding_to_one():

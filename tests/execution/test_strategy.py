@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl import InputError, Schedule
-from fedjax_pfl.data.federated import make_split
+from fedjax_pfl import InputError, padding_efficiency
 from fedjax_pfl.execution.rows import over_rows
-from fedjax_pfl.execution.strategy import Execution, padding_efficiency, resolve_execution
+from fedjax_pfl.execution.strategy import Execution, resolve_execution
 from fedjax_pfl.simulation.program import Program, make_runs
 from fedjax_pfl.testing.toys import count_compilations, toy_federation
 
@@ -25,16 +24,15 @@ def test_over_rows_keeps_the_order_of_rows():
 
 
 def test_padding_efficiency():
-    split = make_split(np.arange(10), np.array([0, 4, 4, 5, 10]))  # sizes 4, 0, 1, 5
-    one = Schedule(batch_size=1)
-    assert padding_efficiency(split, one, Execution(1, "map")) == 1
-    assert padding_efficiency(split, one, Execution(0, "map")) == 10 / 20
-    assert padding_efficiency(split, one, Execution(2, "map")) == 10 / 10  # (5), (4, 1)
-    assert padding_efficiency(split, one, Execution(3, "map")) == 10 / 15  # (5), (4), (1)
-    assert padding_efficiency(split, one, Execution(1, "map", 2)) == 1
-    assert padding_efficiency(split, one, Execution(0, "map", 2)) == 10 / 18  # (5, 0), (4, 1)
-    assert padding_efficiency(split, Schedule(epochs=0), Execution(0, "map")) == 1
-    assert padding_efficiency(split, Schedule(steps=2), Execution(0, "map")) == 6 / 8
+    steps, none = np.array([4, 0, 1, 5]), np.zeros(4, int)
+    assert padding_efficiency(steps, Execution(1, "map")) == 1
+    assert padding_efficiency(steps, Execution(0, "map")) == 10 / 20
+    assert padding_efficiency(steps, Execution(2, "map")) == 10 / 10  # (5), (4, 1)
+    assert padding_efficiency(steps, Execution(3, "map")) == 10 / 15  # (5), (4), (1)
+    assert padding_efficiency(steps, Execution(1, "map", 2)) == 1
+    assert padding_efficiency(steps, Execution(0, "map", 2)) == 10 / 18  # (5, 0), (4, 1)
+    assert padding_efficiency(none, Execution(0, "map")) == 1
+    assert padding_efficiency(np.array([2, 0, 2, 2]), Execution(0, "map")) == 6 / 8
 
 
 def test_resolve_execution():
