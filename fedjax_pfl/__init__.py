@@ -23,7 +23,7 @@ from fedjax_pfl.execution.packing import padding_efficiency
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.build import federate
 from fedjax_pfl.federation.client import Client
-from fedjax_pfl.federation.extra_losses import ExtraLoss, WeightDistribution
+from fedjax_pfl.federation.extra_losses import ExtraLoss, WeightDistribution, proximal
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.schedules import Schedule, batch_indices
 from fedjax_pfl.models.networks import MODELS
@@ -94,6 +94,7 @@ __all__ = [
     "per_client",
     "per_pair",
     "per_server",
+    "proximal",
     "rule_options",
     "save_models",
     "similarity",

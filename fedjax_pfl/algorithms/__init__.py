@@ -2,8 +2,11 @@
 
 from fedjax_pfl.algorithms.asynchronous import FedAsync, FedAvgAsync, FedAvgSync
 from fedjax_pfl.algorithms.cwfedavg import CwFedAvg
-from fedjax_pfl.algorithms.fedavg import FedAvg, FedAvgFineTuned
+from fedjax_pfl.algorithms.fedavg import FedAvg
+from fedjax_pfl.algorithms.fedavg_ft import FedAvgFineTuned
+from fedjax_pfl.algorithms.fedavgm import FedAvgM
 from fedjax_pfl.algorithms.feddwa import FedDWA
+from fedjax_pfl.algorithms.fedprox import FedProx
 from fedjax_pfl.algorithms.fedupdate import FedUpdate
 from fedjax_pfl.algorithms.lga import Lga, Plga
 from fedjax_pfl.algorithms.local import Local
@@ -21,8 +24,10 @@ __all__ = [
     "FedAvg",
     "FedAvgAsync",
     "FedAvgFineTuned",
+    "FedAvgM",
     "FedAvgSync",
     "FedDWA",
+    "FedProx",
     "FedUpdate",
     "HeurPFedLA",
     "Lga",

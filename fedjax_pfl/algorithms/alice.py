@@ -1,4 +1,4 @@
-"""What the algorithms that make a model for one client, Alice, have in common."""
+"""What algorithms on FedAvg's rounds that make a model for one client, Alice, have in common."""
 
 from dataclasses import replace
 
@@ -12,7 +12,11 @@ from fedjax_pfl.federation.participation import Cohort
 
 
 class ForAlice:
-    """Mixin of algorithms whose field `alice` is the permanent id of the only client served."""
+    """Mixin, written before `FedAvg` or a subclass of it among the bases.
+
+    Its field `alice` is the permanent id of the only client served. A round in which she does not
+    take part is none: nobody trains for her. Where she diverges, nobody's update is used.
+    """
 
     def validate(self):
         super().validate()
@@ -26,6 +30,18 @@ class ForAlice:
 
     def served_clients(self, ctx):
         return ctx.ids == self.alice
+
+    def round(self, ctx, state):
+        return super().round(replace(ctx, cohort=self.admitted(ctx, ctx.cohort)), state)
+
+    def admitted(self, ctx, cohort):
+        return if_present(cohort, cohort.ids == self.alice)
+
+    def record(self, ctx, sent, weights, **noted):
+        return super().record(ctx, sent, weights, weight=weights, **noted)
+
+    def models(self, ctx, state, rows):
+        return {"personalized": self.received(state, rows)}
 
 
 def if_present(cohort: Cohort, is_alice: jax.Array) -> Cohort:

@@ -9,7 +9,6 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from fedjax_pfl import trees
 from fedjax_pfl.aggregation import leaf_plan, mixing
@@ -17,6 +16,7 @@ from fedjax_pfl.contract.algorithm import Algorithm
 from fedjax_pfl.contract.context import Context, Record
 from fedjax_pfl.contract.registry import algorithm
 from fedjax_pfl.errors import require
+from fedjax_pfl.federation.extra_losses import proximal
 from fedjax_pfl.federation.participation import Cohort
 from fedjax_pfl.structs import Broadcast, per_client, per_server, static, struct
 
@@ -183,10 +183,7 @@ class FedAsync(FedAvgAsync):
             require(given == as_is, "decay of mode 'tick'", given, f"{as_is}, as it is")
 
     def turn(self, ctx, state):
-        def pull(params, batch, start, client):
-            away = optax.tree.sub(params, start)
-            return 0.5 * self.proximal * optax.tree.vdot(away, away)
-
+        pull = proximal(self.proximal)
         return take_turn(ctx, state, extra_loss=pull, broadcast=state.server["params"])
 
     def uploads(self, ctx, turn, models, server):

@@ -1,80 +1,140 @@
-"""FedAvg, and FedAvg with fine-tuning at evaluation."""
+"""Communication-Efficient Learning of Deep Networks from Decentralized Data.
 
+H. Brendan McMahan, Eider Moore, Daniel Ramage, Seth Hampson, Blaise Agüera y Arcas. AISTATS 2017.
+https://arxiv.org/abs/1602.05629
+"""
+
+from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import optax
 
 from fedjax_pfl import trees
 from fedjax_pfl.aggregation import leaf_plan, mixing
 from fedjax_pfl.contract.algorithm import Algorithm
+from fedjax_pfl.contract.context import Context, Record
 from fedjax_pfl.contract.registry import algorithm
-from fedjax_pfl.errors import require
-from fedjax_pfl.federation.adaptation import Adaptation
-from fedjax_pfl.structs import Broadcast, per_client, per_server, static, struct
+from fedjax_pfl.federation.participation import Cohort
+from fedjax_pfl.structs import Broadcast, per_client, per_server, struct
+from fedjax_pfl.training.local_sgd import Trained
+from fedjax_pfl.typing import Tree
 
 
 @struct
 class State:
-    """`server` holds the shared leaves, `private` every client's own (none for plain FedAvg)."""
+    """What every algorithm on FedAvg's rounds keeps; one that keeps more inherits from it."""
 
-    server: Any = per_server()
-    private: Any = per_client()
+    server: Any = per_server()  # the shared leaves
+    private: Any = per_client()  # every client's own leaves; none where all are shared
+    optimizer: Any = per_server()  # the server optimizer's state; None without one
 
 
 @algorithm("fedavg")
 class FedAvg(Algorithm):
-    """Federated averaging (McMahan et al. 2017): w <- sum_i (n_i / n) LocalSGD(w).
+    """Federated averaging: w <- sum_i (n_i / n) LocalSGD(w).
 
     The mixing matrix has rank one. Under a leaf plan with private leaves those stay with their
     clients, each client's model being the server's leaves and its own. Running statistics of
     normalisation layers are averaged too: the server's model would otherwise be scored with those
     it began with.
+
+    Algorithms that differ from it in a part of `round` override that part:
+
+      received: the models that members begin with.
+      local_update: what members do with them, and what they send.
+      admitted: the members whose updates the server uses.
+      weigh: how much each update counts.
+      server_optimizer, or all of server_update: what the server does with the average.
+      record: what a round leaves behind.
+
+    A member's update is a NamedTuple with the fields of `Trained`, and more where more is sent.
     """
 
     batch_norm = "shared"
 
-    def init(self, ctx):
+    def init(self, ctx: Context) -> State:
         server, private = ctx.plan.split(ctx.initial_model())
-        return State(server, ctx.replicate(private))
+        optimizer = self.server_optimizer()
+        memory = None if optimizer is None else optimizer.init(server["params"])
+        return State(server, ctx.replicate(private), memory)
 
-    def received(self, state, rows):
+    def round(self, ctx: Context, state: State) -> tuple[State, Record]:
+        sent = self.local_update(ctx, state, self.received(state, ctx.cohort.rows))
+        used = sent._replace(cohort=self.admitted(ctx, sent.cohort))
+        weights, state = self.weigh(ctx, state, used)
+        uploads, private = ctx.plan.split(used.models)
+        mean = mixing.weighted_sum(weights, uploads, onto=state.server)
+        state = replace(state, private=used.cohort.scatter(state.private, private))
+        state = self.server_update(ctx, state, mean, weights, used)
+        return state, self.record(ctx, sent, weights)
+
+    def received(self, state: State, rows: jax.Array) -> Tree | Broadcast:
         """The models that clients `rows` hold after download."""
         if not jax.tree.leaves(state.private):
             return Broadcast(state.server)
         server = trees.replicate(state.server, rows.shape[0])
         return leaf_plan.join(server, trees.take(state.private, rows))
 
-    def train(self, ctx, models):
-        """The clients' part of a round."""
-        return ctx.train(models)
+    def local_update(
+        self, ctx: Context, state: State, received: Tree | Broadcast, **options
+    ) -> Trained:
+        """The members' local training; `options` are those of `ctx.train`."""
+        return ctx.train(received, **options)
 
-    def round(self, ctx, state):
-        trained, cohort, loss = self.train(ctx, self.received(state, ctx.cohort.rows))
-        weights = mixing.by_size(ctx.sizes(), cohort.mask)
-        uploads, private = ctx.plan.split(trained)
-        server = mixing.weighted_sum(weights, uploads, onto=state.server)
-        state = State(server, cohort.scatter(state.private, private))
-        return state, ctx.record(cohort, clients={"train_loss": loss}, mixing=weights)
+    def admitted(self, ctx: Context, cohort: Cohort) -> Cohort:
+        """The members whose updates the server uses; by default those whose training went well."""
+        return cohort
 
-    def models(self, ctx, state, rows):
+    def weigh(self, ctx: Context, state: State, sent: Trained) -> tuple[jax.Array, State]:
+        """(weights [M] of the updates, the state with what the server remembers of weighing)."""
+        return mixing.by_size(ctx.sizes(), sent.cohort.mask), state
+
+    def server_optimizer(self) -> optax.GradientTransformation | None:
+        """Takes the server's steps along w - mean, its pseudo-gradient; None takes the mean itself.
+
+        It acts on trainable leaves; running statistics are averaged. Its numbers may be traced.
+        """
+        return None
+
+    def server_update(
+        self, ctx: Context, state: State, mean: Tree, weights: jax.Array, sent: Trained
+    ) -> State:
+        """The state after the round.
+
+        Args:
+          mean: average of the uploads, like `state.server`; `state.server` itself where nobody
+            has any weight.
+          weights: [M].
+          sent: updates of the admitted members.
+        """
+        optimizer = self.server_optimizer()
+        if optimizer is None:
+            return replace(state, server=mean)
+        params, target = state.server["params"], mean["params"]
+        gradient = jax.tree.map(jnp.subtract, params, target)
+        step, memory = optimizer.update(gradient, state.optimizer, params)
+        # From the mean on, not from w: a step of -gradient, as sgd(1.0) takes it, is FedAvg's round
+        # to the bit.
+        params = jax.tree.map(lambda m, g, s: m + (g + s).astype(m.dtype), target, gradient, step)
+        arrived = jnp.any(weights != 0)  # momentum does not go on while nobody arrives
+        server, memory = jax.tree.map(
+            lambda new, old: jnp.where(arrived, new, old),
+            ({**mean, "params": params}, memory),
+            (state.server, state.optimizer),
+        )
+        return replace(state, server=server, optimizer=memory)
+
+    def record(
+        self, ctx: Context, sent: Trained, weights: jax.Array, up=1, down=1, **noted: jax.Array
+    ) -> Record:
+        """The round's record, of all members that took part; `noted` are numbers [M] of theirs."""
+        clients = {"train_loss": sent.loss, **noted}
+        return ctx.record(sent.cohort, up=up, down=down, clients=clients, mixing=weights)
+
+    def models(self, ctx: Context, state: State, rows: jax.Array) -> dict[str, Tree | Broadcast]:
         received = self.received(state, rows)
         if isinstance(received, Broadcast):
             return {"personalized": received, "global": received}
         return {"personalized": received}
-
-
-@algorithm("fedavg_ft")
-class FedAvgFineTuned(FedAvg):
-    """FedAvg whose clients fine-tune a copy of the global model before they use it (Wang 2019).
-
-    Training is FedAvg's; the copies are discarded after evaluation. The papers do not state the
-    number of epochs: one, at the round's learning rate.
-    """
-
-    fine_tune_epochs: int = static(1)
-
-    def validate(self):
-        require(self.fine_tune_epochs >= 0, "fine_tune_epochs", self.fine_tune_epochs, "at least 0")
-
-    def adaptation(self):
-        return Adaptation(epochs=self.fine_tune_epochs)

@@ -1,5 +1,10 @@
-"""SCAFFOLD: stochastic controlled averaging (Karimireddy et al., ICML 2020)."""
+"""SCAFFOLD: Stochastic Controlled Averaging for Federated Learning.
 
+Sai Praneeth Karimireddy, Satyen Kale, Mehryar Mohri, Sashank J. Reddi, Sebastian U. Stich,
+Ananda Theertha Suresh. ICML 2020. https://arxiv.org/abs/1910.06378
+"""
+
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -7,7 +12,7 @@ import jax.numpy as jnp
 
 from fedjax_pfl import trees
 from fedjax_pfl.aggregation import mixing
-from fedjax_pfl.algorithms.fedavg import FedAvg
+from fedjax_pfl.algorithms import fedavg
 from fedjax_pfl.contract.registry import algorithm
 from fedjax_pfl.errors import require
 from fedjax_pfl.federation.participation import Cohort
@@ -15,15 +20,13 @@ from fedjax_pfl.structs import per_client, per_server, struct
 
 
 @struct
-class State:
-    server: Any = per_server()
-    private: Any = per_client()  # statistics of normalisation layers, where they stay local
+class State(fedavg.State):
     control: Any = per_server()  # c, like the parameters
     controls: Any = per_client()  # c_i
 
 
 class Corrected(NamedTuple):
-    """What corrected local training returns; as `local_training.Trained`, and the controls.
+    """What members send: as `local_sgd.Trained`, and their controls.
 
     Attributes:
       controls: c_i^+, [M, ...]; c_i of members that are absent, diverged or took no step.
@@ -36,7 +39,7 @@ class Corrected(NamedTuple):
 
 
 @algorithm("scaffold")
-class Scaffold(FedAvg):
+class Scaffold(fedavg.FedAvg):
     """Local steps corrected by control variates: y <- y - eta (g - c_i + c).
 
     c_i^+ is the mean of the raw minibatch gradients on the way: for plain SGD the same as option
@@ -44,11 +47,9 @@ class Scaffold(FedAvg):
     the same whatever their sizes; c moves by the changes of c_i over N, not over the cohort.
 
     Attributes:
-      server_rate: eta_g. It scales the step of the parameters; statistics of normalisation layers,
-        which a longer step could make negative, are averaged, or stay local under another policy.
+      server_rate: eta_g. It scales the step of the parameters; running statistics of normalisation
+        layers, which a longer step could make negative, are averaged, or stay local.
     """
-
-    batch_norm = "shared"
 
     server_rate: float = 1.0
 
@@ -59,51 +60,52 @@ class Scaffold(FedAvg):
         self.check_whole_models(federation)
 
     def init(self, ctx):
-        server, private = ctx.plan.split(ctx.initial_model())
-        zero = jax.tree.map(jnp.zeros_like, server["params"])
-        return State(server, ctx.replicate(private), zero, ctx.replicate(zero))
+        start = super().init(ctx)
+        zero = jax.tree.map(jnp.zeros_like, start.server["params"])
+        return State(**vars(start), control=zero, controls=ctx.replicate(zero))
 
-    def round(self, ctx, state):
-        trained, cohort, loss, controls = self.train_corrected(ctx, state, ctx.cohort)
-        uploads, private = ctx.plan.split(trained)
-        weights = mixing.normalize(cohort.mask.astype(loss.dtype))  # 1/M
-        control = jax.tree.map(
-            lambda c, new, old: c + jnp.sum(new - old, axis=0) / ctx.num_clients,
-            state.control,
-            controls,
-            cohort.gather(state.controls),
-        )
-        kept = State(
-            self.server_step(weights, uploads, state.server),
-            cohort.scatter(state.private, private),
-            control,
-            cohort.scatter(state.controls, controls),
-        )
-        return kept, ctx.record(cohort, up=2, down=2, clients={"train_loss": loss}, mixing=weights)
-
-    def train_corrected(self, ctx, state, cohort: Cohort) -> Corrected:
-        """Local training of the cohort along g - c_i + c."""
-
+    def local_update(self, ctx, state, received, **options):
         def correct(gradient, params, broadcast, client):
             return jax.tree.map(lambda g, ci, c: g - ci + c, gradient, client.operand, broadcast)
 
-        controls = cohort.gather(state.controls)
-        models, cohort, loss, gradient = ctx.train(
-            self.received(state, cohort.rows),
-            cohort,
+        controls = ctx.cohort.gather(state.controls)
+        trained = super().local_update(
+            ctx,
+            state,
+            received,
             correct=correct,
             broadcast=state.control,
             operands=controls,
             mean_gradient=True,
+            **options,
         )
         # A client without a step uploads no change: its mean gradient says nothing.
-        moved = cohort.mask & (ctx.federation.schedule.total_steps(ctx.sizes()) > 0)
-        return Corrected(models, cohort, loss, trees.where(moved, gradient, controls))
+        moved = trained.cohort.mask & (ctx.federation.schedule.total_steps(ctx.sizes()) > 0)
+        controls = trees.where(moved, trained.gradient, controls)
+        return Corrected(trained.models, trained.cohort, trained.loss, controls)
 
-    def server_step(self, weights, uploads, server):
-        """x + eta_g sum_i weights_i (y_i - x)."""
-        mean = mixing.weighted_sum(weights, uploads, onto=server)
+    def weigh(self, ctx, state, sent):
+        return mixing.normalize(sent.cohort.mask.astype(sent.loss.dtype)), state  # 1/M
+
+    def server_update(self, ctx, state, mean, weights, sent):
         params = jax.tree.map(
-            lambda x, y: x + self.server_rate * (y - x), server["params"], mean["params"]
+            lambda x, y: x + self.server_rate * (y - x), state.server["params"], mean["params"]
         )
-        return {**mean, "params": params}
+        return replace(
+            state,
+            server={**mean, "params": params},
+            control=self.server_control(ctx, state, weights, sent),
+            controls=sent.cohort.scatter(state.controls, sent.controls),
+        )
+
+    def server_control(self, ctx, state, weights, sent):
+        """c + (1/N) sum over members of (c_i^+ - c_i)."""
+        return jax.tree.map(
+            lambda c, new, old: c + jnp.sum(new - old, axis=0) / ctx.num_clients,
+            state.control,
+            sent.controls,
+            sent.cohort.gather(state.controls),
+        )
+
+    def record(self, ctx, sent, weights, **noted):
+        return super().record(ctx, sent, weights, up=2, down=2, **noted)  # models and controls

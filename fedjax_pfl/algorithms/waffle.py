@@ -1,10 +1,11 @@
-"""WAFFLE: SCAFFOLD weighted by the distance of updates to one client's, Alice.
+"""WAFFLE: Weighted Averaging for Personalized Federated Learning.
 
-Beaussart, Grimberg, Hartley, Jaggi: WAFFLE: Weighted Averaging for Personalized Federated Learning,
-2021.
+Martin Beaussart, Felix Grimberg, Mary-Anne Hartley, Martin Jaggi. 2021.
+https://arxiv.org/abs/2110.06978
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal
 
 import jax
@@ -13,23 +14,19 @@ from jax import lax
 
 from fedjax_pfl import trees
 from fedjax_pfl.aggregation import leaf_plan, mixing
-from fedjax_pfl.algorithms.alice import ForAlice, if_present, squared_distances_to_alice
-from fedjax_pfl.algorithms.scaffold import Scaffold
+from fedjax_pfl.algorithms import scaffold
+from fedjax_pfl.algorithms.alice import ForAlice, squared_distances_to_alice
 from fedjax_pfl.contract.context import Record
 from fedjax_pfl.contract.registry import algorithm
 from fedjax_pfl.errors import InputError, require
 from fedjax_pfl.federation.schedules import COUNTED
-from fedjax_pfl.structs import per_client, per_pair, per_server, static, struct
+from fedjax_pfl.structs import per_client, per_pair, static, struct
 
 
 @struct
-class State:
+class State(scaffold.State):
     """One Alice's run."""
 
-    server: Any = per_server()
-    private: Any = per_client()  # statistics of normalisation layers, where they stay local
-    control: Any = per_server()  # c, like the parameters
-    controls: Any = per_client()  # c_i
     previous: Any = per_client()  # raw weights a^(r-1), [N]
     before: Any = per_client()  # a^(r-2), [N]
 
@@ -40,6 +37,7 @@ class States:
 
     server: Any = per_client()
     private: Any = per_pair()
+    optimizer: Any = per_client()
     control: Any = per_client()
     controls: Any = per_pair()
     previous: Any = per_pair()
@@ -47,13 +45,12 @@ class States:
 
 
 @algorithm("waffle")
-class Waffle(ForAlice, Scaffold):
+class Waffle(ForAlice, scaffold.Scaffold):
     """One personalized model, for Alice: all agents send updates, near ones count more (Alg. 1, 2).
 
-    Weights begin spread (the farthest agent always has none) and end on Alice alone; the last three
-    raw ones are averaged. The paper takes everybody in every round. A round in which Alice does not
-    take part is none: nobody trains for her. Weights of clients that are absent or diverged go to
-    the others.
+    SCAFFOLD whose weights are not equal: they begin spread (the farthest agent always has none) and
+    end on Alice alone; the last three raw ones are averaged. The paper takes everybody in every
+    round. Weights of clients that are absent or diverged go to the others.
 
     Attributes:
       alice: permanent id of the client served.
@@ -71,7 +68,6 @@ class Waffle(ForAlice, Scaffold):
         the sum times |S|/N where only the agents S take part.
     """
 
-    batch_norm = "shared"
     absent_kept = False  # the weights' history moves for all clients in every round (Alg. 1)
 
     alice: int = 0
@@ -116,43 +112,32 @@ class Waffle(ForAlice, Scaffold):
 
     def round(self, ctx, state):
         if not self.everyone:
-            return self.round_for(self.alice, ctx, state)
+            return super().round(ctx, state)
 
         def one(operand):
             alice, fields = operand
-            return self.round_for(alice, ctx, State(**fields))
+            return replace(self, alice=alice, everyone=False).round(ctx, State(**fields))
 
         states, records = lax.map(one, (ctx.ids, vars(state)))
         return States(**vars(states)), _together(records)
 
-    def round_for(self, alice, ctx, state):
-        """One round for one Alice (Alg. 2)."""
-        is_alice = ctx.cohort.ids == alice
-        begun = if_present(ctx.cohort, is_alice)
-        trained, begun, loss, controls = self.train_corrected(ctx, state, begun)
-        cohort = if_present(begun, is_alice)  # nobody, where she diverged
-        uploads, private = ctx.plan.split(trained)
-        update = jax.tree.map(jnp.subtract, uploads["params"], state.server["params"])
-        raw = cohort.spread(self.raw_weights(ctx, update, is_alice, cohort.mask), 0)
+    def weigh(self, ctx, state, sent):
+        """abar, the mean of the last three raw weights."""
+        cohort, is_alice = sent.cohort, sent.cohort.ids == self.alice
+        change = jax.tree.map(jnp.subtract, sent.models["params"], state.server["params"])
+        raw = cohort.spread(self.raw_weights(ctx, change, is_alice, cohort.mask), 0)
         weights = cohort.gather(state.before + state.previous + raw)
-        weights = mixing.normalize(weights, cohort.mask)  # abar
         there = jnp.any(cohort.mask)
-        kept = State(
-            self.server_step(weights, uploads, state.server),
-            cohort.scatter(state.private, private),
-            self._control(weights, controls, state, cohort),
-            cohort.scatter(state.controls, controls),
-            previous=jnp.where(there, raw, state.previous),
-            before=jnp.where(there, state.previous, state.before),
-        )
-        clients = {"train_loss": loss, "weight": weights}
-        return kept, ctx.record(begun, up=2, down=2, clients=clients, mixing=weights)
+        previous = jnp.where(there, raw, state.previous)
+        before = jnp.where(there, state.previous, state.before)
+        weights = mixing.normalize(weights, cohort.mask)
+        return weights, replace(state, previous=previous, before=before)
 
-    def _control(self, weights, controls, state, cohort):
-        """The server's c, of the members' c_i^+."""
+    def server_control(self, ctx, state, weights, sent):
         if self.control_update == "rebased":
-            return mixing.weighted_sum(weights, controls, onto=state.control)
-        change = jax.tree.map(jnp.subtract, controls, cohort.gather(state.controls))
+            return mixing.weighted_sum(weights, sent.controls, onto=state.control)
+        cohort = sent.cohort
+        change = jax.tree.map(jnp.subtract, sent.controls, cohort.gather(state.controls))
         none = jax.tree.map(jnp.zeros_like, state.control)
         total = mixing.weighted_sum(weights, change, onto=none)
         part = jnp.sum(cohort.mask) / cohort.num_clients  # |S| / N
@@ -188,7 +173,7 @@ class Waffle(ForAlice, Scaffold):
 
     def models(self, ctx, state, rows):
         if not self.everyone:
-            return {"personalized": self.received(state, rows)}
+            return super().models(ctx, state, rows)
         private = jax.tree.map(lambda leaf: leaf[rows, rows], state.private)
         return {"personalized": leaf_plan.join(trees.take(state.server, rows), private)}
 

@@ -1,34 +1,53 @@
-"""Weight Erosion: clients whose gradients lead elsewhere lose weight for good (Grimberg 2020)."""
+"""Weight Erosion: An Update Aggregation Scheme for Personalized Collaborative Machine Learning.
 
-from typing import Any
+Felix Grimberg, Mary-Anne Hartley, Martin Jaggi, Sai Praneeth Karimireddy. Domain Adaptation and
+Representation Transfer, and Distributed and Collaborative Learning (DART and DCL), 2020.
+https://doi.org/10.1007/978-3-030-60548-3_16
+"""
+
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_pfl.aggregation import mixing
-from fedjax_pfl.algorithms.alice import ForAlice, if_present, squared_distances_to_alice
-from fedjax_pfl.algorithms.fedavg import FedAvg
+from fedjax_pfl.algorithms import fedavg
+from fedjax_pfl.algorithms.alice import ForAlice, squared_distances_to_alice
 from fedjax_pfl.contract.registry import algorithm
 from fedjax_pfl.errors import require
+from fedjax_pfl.federation.participation import Cohort
 from fedjax_pfl.federation.schedules import COUNTED
-from fedjax_pfl.structs import per_client, per_server, struct
+from fedjax_pfl.structs import per_client, struct
 
 
 @struct
-class State:
-    server: Any = per_server()
-    private: Any = per_client()  # statistics of normalisation layers, where they stay local
+class State(fedavg.State):
     alpha: Any = per_client()  # [N], unnormalised weights
 
 
+class Summed(NamedTuple):
+    """What agents send: as `local_sgd.Trained`, and their gradients.
+
+    Attributes:
+      total: G_i, the raw gradients summed over the steps, like the parameters [M, ...].
+      distance: d_i, [M].
+    """
+
+    models: Any
+    cohort: Cohort
+    loss: jax.Array
+    total: Any
+    distance: jax.Array
+
+
 @algorithm("weight_erosion")
-class WeightErosion(ForAlice, FedAvg):
+class WeightErosion(ForAlice, fedavg.FedAvg):
     """One model for Alice, moved along the weighted mean of all agents' summed gradients.
 
     d_i = |G_alice - G_i| / |G_alice|, alpha_i <- max(0, alpha_i - (1 + p_s floor((r-1) B / n_i))
     p_d d_i), x <- x - eta sum alpha_i G_i / sum alpha_i. Written for full participation; absent
-    agents weigh nothing and keep their alpha, and a round in which Alice does not take part is
-    none: nobody trains for her.
+    agents weigh nothing and keep their alpha.
 
     Attributes:
       alice: permanent id of the client served.
@@ -37,8 +56,6 @@ class WeightErosion(ForAlice, FedAvg):
         is Alice's.
       size_penalty: p_s, not stated there: 0.
     """
-
-    batch_norm = "shared"
 
     alice: int = 0
     distance_penalty: float = 0.006
@@ -59,39 +76,35 @@ class WeightErosion(ForAlice, FedAvg):
         start = super().init(ctx)
         return State(**vars(start), alpha=jnp.ones((ctx.num_clients,), ctx.dtype))
 
-    def round(self, ctx, state):
-        is_alice = ctx.cohort.ids == self.alice
-        begun = if_present(ctx.cohort, is_alice)
-        received = self.received(state, begun.rows)
-        trained, begun, loss, gradient = ctx.train(received, begun, mean_gradient=True)
-        cohort = if_present(begun, is_alice)  # nobody, where she diverged
-        schedule, sizes = ctx.federation.schedule, ctx.sizes()
-        steps = schedule.total_steps(sizes)
-        total = jax.tree.map(  # G_i, the sum over the steps
-            lambda g: g * steps.reshape((-1,) + (1,) * (g.ndim - 1)).astype(g.dtype), gradient
+    def local_update(self, ctx, state, received, **options):
+        trained = super().local_update(ctx, state, received, mean_gradient=True, **options)
+        steps = ctx.federation.schedule.total_steps(ctx.sizes())
+        total = jax.tree.map(
+            lambda g: g * steps.reshape((-1,) + (1,) * (g.ndim - 1)).astype(g.dtype),
+            trained.gradient,
         )
+        is_alice = ctx.cohort.ids == self.alice
         apart, length = map(jnp.sqrt, squared_distances_to_alice(total, is_alice))
         distance = jnp.where(length > 0, apart / jnp.where(length > 0, length, 1), 0)
-        passes = _passes(ctx.t, schedule.batch_size, jnp.maximum(sizes, 1), ctx.dtype)
-        lost = (1 + self.size_penalty * passes) * self.distance_penalty * distance
-        alpha = jnp.maximum(0, cohort.gather(state.alpha) - lost)
-        weights = mixing.normalize(alpha, cohort.mask)
-        uploads, private = ctx.plan.split(trained)
-        rate, params = ctx.learning_rate, state.server["params"]
-        none = jax.tree.map(jnp.zeros_like, params)
-        direction = mixing.weighted_sum(weights, total, onto=none)
-        params = jax.tree.map(lambda x, g: x - rate * g, params, direction)
-        mean = mixing.weighted_sum(weights, uploads, onto=state.server)
-        kept = State(
-            {**mean, "params": params},
-            cohort.scatter(state.private, private),
-            alpha=cohort.scatter(state.alpha, alpha),
-        )
-        clients = {"train_loss": loss, "weight": weights, "distance": distance}
-        return kept, ctx.record(begun, clients=clients, mixing=weights)
+        return Summed(trained.models, trained.cohort, trained.loss, total, distance)
 
-    def models(self, ctx, state, rows):
-        return {"personalized": self.received(state, rows)}
+    def weigh(self, ctx, state, sent):
+        batch, sizes = ctx.federation.schedule.batch_size, jnp.maximum(ctx.sizes(), 1)
+        passes = _passes(ctx.t, batch, sizes, ctx.dtype)
+        lost = (1 + self.size_penalty * passes) * self.distance_penalty * sent.distance
+        alpha = jnp.maximum(0, sent.cohort.gather(state.alpha) - lost)
+        weights = mixing.normalize(alpha, sent.cohort.mask)
+        return weights, replace(state, alpha=sent.cohort.scatter(state.alpha, alpha))
+
+    def server_update(self, ctx, state, mean, weights, sent):
+        params = state.server["params"]
+        none = jax.tree.map(jnp.zeros_like, params)
+        direction = mixing.weighted_sum(weights, sent.total, onto=none)
+        params = jax.tree.map(lambda x, g: x - ctx.learning_rate * g, params, direction)
+        return replace(state, server={**mean, "params": params})
+
+    def record(self, ctx, sent, weights, **noted):
+        return super().record(ctx, sent, weights, distance=sent.distance, **noted)
 
 
 def _passes(rounds, batch_size: int, sizes, dtype):

@@ -1,8 +1,11 @@
 """Extra loss terms: of a federation, for every algorithm, or of an algorithm's own local
 training."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
 from fedjax_pfl.errors import InputError
@@ -11,6 +14,11 @@ from fedjax_pfl.models.task import ForwardedBatch
 from fedjax_pfl.structs import struct
 from fedjax_pfl.typing import Tree
 from fedjax_pfl.values import number
+
+NO_REFERENCE = (
+    "proximal pulls to parameters like one client's: "
+    'ctx.train(..., broadcast=server["params"]), or operands=own["params"], a row for each member.'
+)
 
 
 class ExtraLoss:
@@ -35,6 +43,40 @@ class ExtraLoss:
         `batch.logits` and `batch.features` are those of the minibatch loss's own forward pass.
         """
         raise NotImplementedError
+
+
+def proximal(mu: jax.Array | float) -> Callable[[Tree, Batch, Tree, Client], jax.Array]:
+    """(mu / 2) |w - w_ref|^2, a ready `extra_loss` of local training; its gradient mu (w - w_ref).
+
+    w_ref is what local training is given besides the models, parameters [...] for all clients or
+    [M, ...], one for each:
+
+        ctx.train(models, extra_loss=pfl.proximal(mu), broadcast=server["params"])
+        ctx.train(models, extra_loss=pfl.proximal(mu), operands=own["params"])
+
+    Where both are given it is the broadcast. Leaves that are None in it, such as the private ones
+    of a server's model, are left free. `mu` may be traced.
+
+    Raises:
+      TypeError: while it is traced, where neither is given or it is not like the parameters.
+    """
+
+    def difference(reference: jax.Array | None, leaf: jax.Array) -> jax.Array | None:
+        if reference is not None and jnp.shape(reference) != leaf.shape:
+            raise ValueError(f"{jnp.shape(reference)} against {leaf.shape}")
+        return None if reference is None else leaf - reference
+
+    def loss(params: Tree, batch: Batch, broadcast: Tree, client: Client) -> jax.Array:
+        reference = client.operand if broadcast is None else broadcast
+        try:
+            away = jax.tree.map(difference, reference, params, is_leaf=lambda leaf: leaf is None)
+        except ValueError as error:
+            raise TypeError(NO_REFERENCE) from error
+        if away is None:
+            raise TypeError(NO_REFERENCE)
+        return 0.5 * mu * optax.tree.vdot(away, away)
+
+    return loss
 
 
 def classifier_kernel(params: Tree, plan: LeafPlan, num_classes: int) -> jax.Array:

@@ -22,6 +22,8 @@ TRAFFIC = [
     ("local", {}, 0, 0, 2),
     ("fedavg", {}, 1, 1, 2),
     ("fedavg_ft", {}, 1, 1, 2),  # fine-tuning is the client's own business
+    ("fedavgm", {}, 1, 1, 2),  # momentum is the server's own business
+    ("fedprox", {}, 1, 1, 2),
     ("scaffold", {}, 2, 2, 2),  # models and controls
     ("waffle", {}, 2, 2, 2),
     ("waffle", {"everyone": True}, 2 * COUNT, 2 * COUNT, 2 * COUNT),  # times Alices

@@ -262,9 +262,9 @@ class Forced(Waffle):
         even = jnp.full(is_alice.shape, 1 / len(is_alice))
         return jnp.where(ctx.t >= self.switch, is_alice.astype(even.dtype), even)
 
-    def round_for(self, alice, ctx, state):
+    def round(self, ctx, state):
         none = jnp.zeros_like(state.previous)
-        return super().round_for(alice, ctx, replace(state, previous=none, before=none))
+        return super().round(ctx, replace(state, previous=none, before=none))
 
 
 @pytest.mark.parametrize("rule", ["rebased", "literal"])

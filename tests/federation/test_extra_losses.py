@@ -157,3 +157,43 @@ def test_the_penalty_of_no_extra_loss_is_nothing():
     assert federation.penalty(None, None, None) == 0
     assert replace(federation, extra_loss=WDR).extra_loss.weight == 10
     assert np.asarray(toy_federation(extra_loss=WDR).extra_loss.weight).dtype == np.float64
+
+
+PARAMS = {"a": {"w": np.array([1.0, -2.0, 4.0])}, "b": {"w": np.array([[0.5, 3.0]])}}
+CENTRE = {"a": {"w": np.array([0.5, 0.0, 1.0])}, "b": {"w": np.array([[0.25, -1.0]])}}
+
+
+def pulled(broadcast, operand, params=PARAMS):
+    """(value, gradient) of the proximal term of one client."""
+    client = pfl.Client(*[None] * 6, operand)
+    return jax.value_and_grad(pfl.proximal(0.3))(params, None, broadcast, client)
+
+
+@pytest.mark.parametrize("by", ["broadcast", "operand", "both"])
+def test_the_proximal_term_pulls_to_a_broadcast_or_to_a_clients_own(by):
+    other = jax.tree.map(np.zeros_like, CENTRE)
+    given = {"broadcast": (CENTRE, None), "operand": (None, CENTRE), "both": (CENTRE, other)}
+    value, gradient = pulled(*given[by])
+    squares = 0.5**2 + 2**2 + 3**2 + 0.25**2 + 4**2
+    np.testing.assert_allclose(value, 0.3 / 2 * squares, 1e-15)
+    wanted = jax.tree.map(lambda w, c: 0.3 * (w - c), PARAMS, CENTRE)
+    assert_close(gradient, wanted, "mu (w - w_ref)", 1e-15)
+
+
+def test_the_proximal_term_leaves_private_leaves_free():
+    value, gradient = pulled({"a": CENTRE["a"], "b": {"w": None}}, None)
+    np.testing.assert_allclose(value, 0.3 / 2 * (0.5**2 + 2**2 + 3**2), 1e-15)
+    assert not gradient["b"]["w"].any() and gradient["a"]["w"].all()
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        None,
+        {"params": CENTRE},  # a whole model
+        jax.tree.map(lambda leaf: leaf[None].repeat(3, 0), CENTRE),  # all clients' in every step
+    ],
+)
+def test_what_the_proximal_term_pulls_to_is_like_the_parameters(reference):
+    with pytest.raises(TypeError, match=r"proximal pulls to parameters like one client's"):
+        pulled(reference, None)

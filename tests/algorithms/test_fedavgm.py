@@ -1,0 +1,189 @@
+"""FedAvgM against its reference, its limits, and the server optimizer of FedAvg's rounds."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl.algorithms.fedavg import FedAvg
+from fedjax_pfl.structs import struct
+from fedjax_pfl.testing.toys import assert_close, play, toy_federation
+from tests.algorithms.harness import PATTERNS, Case, assert_losses, assert_steps, over
+from tests.algorithms.small import EVERYBODY, PARTIAL, assert_same, flat
+from tests.models.test_normalization import NormNet
+from tests.references import fedavg, fedavgm, network
+
+VARIANTS = {
+    "nesterov": {"server_rate": 0.7},  # as it is unless told
+    "plain": {"nesterov": False, "momentum": 0.5},
+}
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
+def algorithm(**settings):
+    return pfl.make_algorithm("fedavgm", settings)
+
+
+@over(PATTERNS, [("partial-map", "nesterov"), ("full-vmap", "plain")], tuple(VARIANTS))
+def test_reference(pattern, variant):
+    case, settings = Case(**PATTERNS[pattern]), VARIANTS[variant]
+    common = case.common()
+    wanted = fedavgm.run(case.initial(), case.clients(), 3, **common, **settings)
+    states, records = case.play(algorithm(**settings))
+    for t, (record, models) in enumerate(zip(records, wanted, strict=True)):
+        state, everywhere = states[t + 1], [models["global"]] * case.num_clients
+        assert_close(state.server["params"], models["global"], "global")
+        assert_close(state.optimizer[0].trace, models["velocity"], "velocity")
+        for name in ("global", "personalized"):
+            assert_losses(record, case, name, everywhere)
+        assert_steps(record, case.cohorts[t], common["batches"][t])
+        present = np.isin(np.arange(case.num_clients), case.cohorts[t])
+        share = case.sizes * present / (case.sizes * present).sum()
+        np.testing.assert_allclose(record["matrices"]["mixing"], share[None], 1e-9, 1e-12)
+        np.testing.assert_array_equal(record["up"], np.repeat(present[:, None], 2, axis=1))
+        np.testing.assert_array_equal(record["down"], record["up"])
+
+
+@struct
+class Stepping(FedAvg):
+    """FedAvg whose server takes the whole step by an optimizer."""
+
+    name = "stepping"
+
+    def server_optimizer(self):
+        return optax.sgd(1.0)
+
+
+@struct
+class Adaptive(FedAvg):
+    """FedAvg with Adam on the server; its state holds a count too."""
+
+    name = "adaptive"
+
+    def server_optimizer(self):
+        return optax.adam(0.05)
+
+
+def numbers(states, records):
+    """Every server model and every score."""
+    return [state.server for state in states], [record["scores"] for record in records]
+
+
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
+def test_no_momentum_and_the_whole_step_are_fedavg_to_the_bit(dtype):
+    federation = toy_federation(dtype=dtype, participation_fraction=0.6)
+    wanted = numbers(*play(FedAvg(), federation))
+    for other in (algorithm(momentum=0), algorithm(momentum=0, nesterov=False), Stepping()):
+        found = numbers(*play(other, federation))
+        assert_close(found, wanted, f"{other.name} against fedavg", 0)
+    assert not jax.tree.leaves(play(FedAvg(), federation, 1)[0][0].optimizer)
+
+
+def test_any_optimizer_steps_along_what_the_average_is_away():
+    federation = toy_federation(model=NormNet())
+    (_, averaged), _ = play(FedAvg(), federation, 1)
+    (start, after), _ = play(Adaptive(), federation, 1)
+    params = start.server["params"]
+    away = jax.tree.map(jnp.subtract, params, averaged.server["params"])
+    optimizer = optax.adam(0.05)
+    step, memory = optimizer.update(away, optimizer.init(params), params)
+    assert_close(after.server["params"], optax.apply_updates(params, step), "Adam's step")
+    assert_close(after.optimizer, memory, "Adam's state")
+    # Running statistics are averaged: an optimizer's step could make a variance negative.
+    assert_close(after.server["batch_stats"], averaged.server["batch_stats"], "statistics", 0)
+
+
+def test_rounds_in_which_nobody_arrives_leave_the_model_and_the_momentum():
+    late = dict.fromkeys(range(5), 1)  # on time in every third round alone
+    states, _ = play(algorithm(), toy_federation(stragglers=late), 5)
+    for still in (0, 1, 3, 4):
+        assert_close(states[still + 1], states[still], f"round {still + 1}", 0)
+    moved = jax.tree.map(lambda a, b: (a != b).any(), states[3].server, states[2].server)
+    assert all(jax.tree.leaves(moved))
+    assert any(leaf.any() for leaf in jax.tree.leaves(states[3].optimizer))
+
+
+def test_private_layers_have_no_momentum():
+    federation = toy_federation(share="body", participation_fraction=0.6)
+    (first, second, third), records = play(algorithm(server_rate=0.7), federation, 2)
+    trace = third.optimizer[0].trace
+    assert not jax.tree.leaves(trace["head"]) and jax.tree.leaves(trace["fc_0"])
+    wanted, _ = play(FedAvg(), federation, 1)  # in the first round the step is 1.9 of the average's
+    stepped = jax.tree.map(
+        lambda w, m: w + 0.7 * 1.9 * (m - w), first.server["params"], wanted[1].server["params"]
+    )
+    assert_close(second.server["params"], stepped, "body")
+    assert_close(second.private, wanted[1].private, "heads", 0)
+    assert set(records[0]["scores"]) == set(play(FedAvg(), federation, 1)[1][0]["scores"])
+
+
+def test_rates_and_momentum_are_swept_in_one_program():
+    settings = {"momentum": (0.0, 0.5), "server_rate": (1.0, 0.7)}
+    swept = pfl.simulate(algorithm(), toy_federation(), 2, settings=settings)
+    plain = pfl.simulate(FedAvg(), toy_federation(), 2)
+    name = "global/test/loss"
+    np.testing.assert_allclose(swept.scores[name][0, 0], plain.scores[name][0, 0], 1e-9)
+    assert abs(swept.scores[name][0, 1, -1] - plain.scores[name][0, 0, -1])[:4].min() > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"momentum": 1}, r"momentum must be in \[0, 1\), got 1"),
+        ({"momentum": -0.1}, r"momentum must be in \[0, 1\)"),
+        ({"server_rate": 0}, "server_rate must be above 0, got 0"),
+    ],
+)
+def test_hyperparameters_are_checked(settings, said):
+    with pytest.raises(pfl.InputError, match=said):
+        algorithm(**settings)
+
+
+# ------------------------------------------------------------------ the reference alone
+
+
+@pytest.mark.parametrize("cohorts", [EVERYBODY, PARTIAL])
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_the_reference_without_momentum_is_fedavg(setting, cohorts, nesterov):
+    common = {**setting, "cohorts": cohorts}
+    history = fedavgm.run(**common, momentum=0.0, nesterov=nesterov)
+    for models, expected in zip(history, fedavg.run(**common), strict=True):
+        assert_same(models["global"], expected["global"])
+
+
+def test_the_reference_of_a_constant_step_is_a_geometric_series(setting, monkeypatch):
+    monkeypatch.setattr(fedavgm, "sgd", lambda model, *_: network.mapped(lambda w: w - 1, model))
+    history = fedavgm.run(**setting, momentum=0.5, nesterov=False)
+    for models, speed in zip(history, (1, 1.5, 1.75), strict=True):
+        np.testing.assert_allclose(flat(models["velocity"]), speed, rtol=1e-12)
+    away = flat(setting["initial"]) - flat(history[-1]["global"])
+    np.testing.assert_allclose(away, 1 + 1.5 + 1.75, rtol=1e-12)
+
+
+def test_the_references_second_round_by_hand(setting):
+    first, second = fedavgm.run(**{**setting, "rounds": 2}, momentum=0.5, server_rate=0.8)
+    alone = fedavg.run(**{**setting, "rounds": 1})[0]["global"]
+    away = flat(setting["initial"]) - flat(alone)
+    np.testing.assert_allclose(flat(first["velocity"]), away, rtol=1e-12)
+    wanted = flat(setting["initial"]) - 0.8 * 1.5 * away
+    np.testing.assert_allclose(flat(first["global"]), wanted, rtol=1e-12)
+    shifted = {key: setting[key][1:] for key in ("cohorts", "batches", "learning_rate")}
+    later = fedavg.run(**{**setting, **shifted, "initial": first["global"], "rounds": 1})
+    apart = flat(first["global"]) - flat(later[0]["global"])
+    velocity = 0.5 * away + apart
+    np.testing.assert_allclose(flat(second["velocity"]), velocity, rtol=1e-10, atol=1e-14)
+    wanted = flat(first["global"]) - 0.8 * (apart + 0.5 * velocity)
+    np.testing.assert_allclose(flat(second["global"]), wanted, rtol=1e-10)
+
+
+def test_the_reference_stands_still_while_nobody_takes_part(setting):
+    cohorts = [[0, 1], [], [2]]
+    first, second, _ = fedavgm.run(**{**setting, "cohorts": cohorts})
+    assert second["global"] is first["global"] and second["velocity"] is first["velocity"]

@@ -1,0 +1,47 @@
+"""FedAvgM: momentum on the server (Hsu, Qi, Brown, 2019)."""
+
+from tests.references.local_sgd import sgd
+from tests.references.network import add, combine, scale, subtract, zeros_like
+
+
+def run(
+    initial,
+    clients,
+    rounds,
+    *,
+    x,
+    y,
+    sizes,
+    cohorts,
+    batches,
+    learning_rate,
+    momentum=0.9,
+    nesterov=True,
+    server_rate=1.0,
+):
+    """v <- beta v + D, w <- w - eta_s v, where D is w less the average of a round's models.
+
+    Args:
+      initial, clients, rounds, x, y, sizes, cohorts, batches, learning_rate: as in `fedavg.run`;
+        a round in which nobody takes part leaves w and v as they are.
+      momentum: beta.
+      nesterov: w <- w - eta_s (D + beta v) instead.
+      server_rate: eta_s.
+
+    Returns:
+      After every round, "global": w, "velocity": v.
+    """
+    model, velocity = initial, zeros_like(initial)
+    history = []
+    for t in range(rounds):
+        cohort = list(cohorts[t])
+        if cohort:
+            trained = [sgd(model, batches[t][i], x, y, learning_rate[t]) for i in cohort]
+            total = sum(sizes[i] for i in cohort)
+            mean = combine([sizes[i] / total for i in cohort], trained)
+            away = subtract(model, mean)
+            velocity = add(scale(momentum, velocity), away)
+            step = add(away, scale(momentum, velocity)) if nesterov else velocity
+            model = subtract(model, scale(server_rate, step))
+        history.append({"global": model, "velocity": velocity})
+    return history
