@@ -19,6 +19,14 @@ ROOT = pages.ROOT
 FOLDER = ROOT / "docs/algorithms"
 ALGORITHMS = sorted(pfl.ALGORITHMS)
 PAGES = sorted(path.stem for path in FOLDER.glob("*.md") if path.stem != "README")
+# The head of a page: where a paper has neither arXiv number nor DOI, its page on OpenReview.
+PAPER = re.compile(
+    r"# .+ \(`\w+`\)\n\n- \*\*Paper:\*\* \*.+\*\n- \*\*Authors:\*\* .+\n"
+    r"- \*\*Venue:\*\* .+ \d{4}\b.*\n- \*\*Link:\*\* \[(?:"
+    r"arXiv:(?P<arxiv>\d{4}\.\d{5}(?:v\d)?)\]\(https://arxiv\.org/abs/(?P=arxiv)\)"
+    r"|doi:(?P<doi>10\.\S+)\]\(https://doi\.org/(?P=doi)\)"
+    r"|OpenReview\]\(https://openreview\.net/forum\?id=\w+\))\n\n"
+)
 STUDIES = "studies/"
 
 
@@ -91,6 +99,19 @@ def test_title_and_place_of_the_measurements(name):
     assert f"(`{name}`)" in text.splitlines()[0]
     assert re.findall(r"<!-- measured:(\w+) -->", text) == [name]
     assert f"<!-- measured:{name} -->" in section(text, "Measured")
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_paper_on_top(name):
+    """Title, authors, venue and link, in one form; and the paper is never a number of ours."""
+    text = read(name)
+    _, empty, head, *_ = text.split("\n", 3)
+    assert empty == ""
+    if name == "local":
+        assert head == "- **Paper:** none"
+    else:
+        assert PAPER.match(text), text[:400]
+    assert not re.search(r"\bpaper \d|\bspec(ification)? \d", text)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
