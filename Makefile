@@ -3,15 +3,20 @@ PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 2
 READY := $(VENV)/.ready
+DOCS_READY := $(VENV)/.docs-ready
 
-.PHONY: help demo test test-all fuzz lint format clean
+.PHONY: help demo test test-all coverage fuzz lint format docs clean
 
 help:
 	@echo "make demo      install, compare four algorithms on handwritten digits, print the table"
 	@echo "make test      install, lint and run the test suite (minutes)"
 	@echo "make test-all  the full matrix of algorithms, participation patterns and executions"
+	@echo "make coverage  the test suite, and which lines it runs (htmlcov/index.html)"
 	@echo "make fuzz      100,000 hostile inputs to commands, files and the interface (minutes)"
-	@echo "make lint      ruff check, ruff format --check, and who imports whom"
+	@echo "make lint      ruff check, ruff format --check, and which module imports which"
+	@echo "make format    what ruff can mend by itself"
+	@echo "make docs      the site of the documentation, built strictly (site/index.html)"
+	@echo "make clean     remove the environment and everything that was built"
 
 $(READY): requirements.txt setup.cfg pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -32,6 +37,10 @@ test: lint
 test-all: lint
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "" $(TEST_FLAGS)
 
+coverage: $(READY)
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile --cov --cov-report=term \
+		--cov-report=html --cov-report=xml $(TEST_FLAGS)
+
 # FUZZ_FLAGS changes what is played, such as FUZZ_FLAGS='--inputs=2000 --seed=1'.
 fuzz: $(READY)
 	$(VENV)/bin/python -m tests.fuzz --workers=$(WORKERS) $(FUZZ_FLAGS)
@@ -45,5 +54,13 @@ format: $(READY)
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
+# The site's tools are an extra of their own: tests need none of them.
+$(DOCS_READY): $(READY)
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check -e '.[docs]'
+	@touch $@
+
+docs: $(DOCS_READY)
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict
+
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) build site htmlcov .coverage* coverage.xml *.egg-info .pytest_cache .ruff_cache
