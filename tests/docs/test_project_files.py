@@ -1,0 +1,70 @@
+"""The files around the code say what the code says: its citation, its workflows, its hooks."""
+
+import re
+
+import yaml
+
+import fedjax_pfl as pfl
+from tests.docs import pages
+from tests.docs.programs import check_make
+
+ROOT = pages.ROOT
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+
+
+def read(path):
+    return yaml.safe_load((ROOT / path).read_text(encoding="utf-8"))
+
+
+def test_the_citation_is_of_this_version():
+    citation = read("CITATION.cff")
+    assert citation["cff-version"] == "1.2.0"
+    assert citation["version"] == pfl.__version__
+    assert citation["title"] == "fedjax_pfl"
+    assert citation["authors"] == [{"name": "The fedjax_pfl authors"}]
+    config = (ROOT / "setup.cfg").read_text(encoding="utf-8")
+    assert f"license = {citation['license']}\n" in config
+
+
+def steps():
+    """(job, what a step runs) of all workflows, once for each line of a matrix."""
+    for path in WORKFLOWS:
+        for job in read(path)["jobs"].values():
+            lines = job.get("strategy", {}).get("matrix", {}).get("include", [{}])
+            for line in lines:
+                for step in job["steps"]:
+                    if "run" in step:
+                        said = re.sub(r"\$\{\{ matrix\.(\w+) \}\}", lambda m, x=line: x[m[1]],
+                                      step["run"])  # fmt: skip
+                        yield line, said.split()
+
+
+def test_workflows_run_what_the_makefile_has():
+    run = [words for _, words in steps()]
+    for program, *words in run:
+        assert program == "make"
+        check_make(words)
+    targets = {words[1] for words in run}
+    assert targets == {"lint", "test", "coverage", "docs", "test-all", "fuzz"}
+
+
+def test_the_suite_runs_on_every_python_that_is_promised():
+    config = (ROOT / "setup.cfg").read_text(encoding="utf-8")
+    promised = re.findall(r"Python :: (3\.\d+)$", config, re.MULTILINE)
+    tried = [line["python"] for line, words in steps() if words[1] in ("test", "coverage")]
+    assert tried == promised
+
+
+def test_the_hooks_check_what_lint_checks():
+    entries = [
+        hook["entry"]
+        for repo in read(".pre-commit-config.yaml")["repos"]
+        for hook in repo["hooks"]
+        if repo["repo"] == "local"
+    ]
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    (recipe,) = re.findall(r"^lint:.*\n((?:\t.*\n)+)", text, re.MULTILINE)
+    for line in recipe.strip().splitlines():
+        words = line.split()[:2] if "ruff" in line else line.split()
+        command = " ".join(words).replace("$(VENV)", ".venv")
+        assert any(entry.startswith(command) for entry in entries), line
