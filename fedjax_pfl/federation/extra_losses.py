@@ -45,7 +45,7 @@ class ExtraLoss:
         raise NotImplementedError
 
 
-def proximal(mu: jax.Array | float) -> Callable[[Tree, Batch, Tree, Client], jax.Array]:
+def proximal(mu: jax.Array | float) -> Callable[[Tree, ForwardedBatch, Tree, Client], jax.Array]:
     """(mu / 2) |w - w_ref|^2, a ready `extra_loss` of local training; its gradient mu (w - w_ref).
 
     w_ref is what local training is given besides the models, parameters [...] for all clients or
@@ -66,7 +66,7 @@ def proximal(mu: jax.Array | float) -> Callable[[Tree, Batch, Tree, Client], jax
             raise ValueError(f"{jnp.shape(reference)} against {leaf.shape}")
         return None if reference is None else leaf - reference
 
-    def loss(params: Tree, batch: Batch, broadcast: Tree, client: Client) -> jax.Array:
+    def loss(params: Tree, batch: ForwardedBatch, broadcast: Tree, client: Client) -> jax.Array:
         reference = client.operand if broadcast is None else broadcast
         try:
             away = jax.tree.map(difference, reference, params, is_leaf=lambda leaf: leaf is None)
