@@ -15,7 +15,7 @@ PAGES = sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").rglob("*.md"))
 NEEDS = ("data", "network", "accelerator", "minutes")
 SHELLS = ("bash", "sh")
 PROGRAMS = ("python", "python3", "pip", "make", ".venv/bin/python", ".venv/bin/pip", ".ci/run",
-            "tensorboard")  # fmt: skip
+            ".venv/bin/pre-commit", "tensorboard")  # fmt: skip
 BLOCK = re.compile(
     r"^(?:<!-- needs: (?P<need>[^>]*?) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,

@@ -5,6 +5,7 @@
 
 import re
 from importlib.metadata import requires
+from itertools import pairwise
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -97,6 +98,13 @@ def check_fuzz(words):
     assert args.target or args.replay
 
 
+def check_pytest(words):
+    """Files and folders exist."""
+    values = ("-k", "-m", "-n")
+    for before, word in pairwise(["", *words]):
+        assert word.startswith("-") or before in values or (ROOT / word).exists(), word
+
+
 def check_place(words):
     """One file or folder of the repository, to be written anew."""
     (place,) = words
@@ -114,6 +122,7 @@ SCRIPTS = {
     "experiments.reproduce": check_reproduce,
     "experiments.benchmark": check_benchmark,
     "tests.fuzz": check_fuzz,
+    "pytest": check_pytest,
 }
 
 
@@ -171,6 +180,7 @@ PROGRAMS = {
     "pip": check_pip,
     "make": check_make,
     "run": check_file,
+    "pre-commit": lambda words: None,
     "tensorboard": lambda words: None,  # not ours
 }
 

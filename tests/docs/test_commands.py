@@ -232,6 +232,7 @@ def test_what_is_wrong_is_noticed():
         "pip install -r none.txt",
         "python -c 'import'",
         "python -m experiments.none",
+        "python -m pytest tests/none -k x",
         "python -m tools.settings_table docs/none.md",
         "python -m experiments.run --none=1",
         "python -m experiments.run --rounds=x",
