@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl.errors import InputError, require, require_name
@@ -77,6 +78,11 @@ class LeafPlan:
             sizes[block] += size * shared
         return sizes
 
+    @property
+    def shared_blocks(self) -> np.ndarray:
+        """bool [num_blocks]: whether anything of the block is shared."""
+        return self.shared_block_sizes() > 0
+
     def select(self, tree: Tree, keep: Callable[[int], bool]) -> Tree:
         """The tree with None in place of every leaf whose number `keep` refuses."""
         leaves, treedef = jax.tree.flatten(tree)
@@ -137,6 +143,43 @@ class LeafPlan:
             blocks=groups,
             head=name(self.head),
         )
+
+    def groups_of_blocks(self, coarser: "LeafPlan") -> np.ndarray:
+        """int [num_blocks]: the block of `coarser`, a grouping of this plan, that each is in."""
+        group = dict(zip(self.block_of, coarser.block_of, strict=True))
+        return np.array([group[block] for block in range(self.num_blocks)])
+
+    def compared_parts(self, by: str, *models: Tree) -> dict[int, tuple[Tree, ...]]:
+        """What a server can compare clients by, group by group.
+
+        Args:
+          by: see `leaf_groups`.
+          *models: stacks, updates, or anything else with the leaves of a model.
+
+        Returns:
+          By the number of every group that has trainable shared leaves, ascending: the models with
+          None in place of all other leaves.
+        """
+        groups = self.leaf_groups(by)
+        seen = sorted({group for i, group in enumerate(groups) if self.compared(i)})
+
+        def part(model, group):
+            return self.select(model, lambda i: groups[i] == group and self.compared(i))
+
+        return {group: tuple(part(model, group) for model in models) for group in seen}
+
+    def top_shared_blocks(self, scores: jax.Array, count: jax.Array | int) -> jax.Array:
+        """bool [k, num_blocks]: in every row the `count` shared blocks with the largest scores.
+
+        Ties go to the earlier block.
+
+        Args:
+          scores: [k, num_blocks]; those of private blocks do not matter.
+          count: may be traced.
+        """
+        order = jnp.argsort(jnp.where(self.shared_blocks, -scores, jnp.inf), axis=1, stable=True)
+        rank = jnp.argsort(order, axis=1, stable=True)
+        return (rank < count) & self.shared_blocks
 
 
 def _trainable(path: str) -> bool:

@@ -82,19 +82,11 @@ class Lga(FedAvgAsync):
         """S = cos(moved - w0, v - w0) of every leaf's stage (eq. 8): a tree of [M]."""
         plan = ctx.plan
         server, own = (jax.tree.map(jnp.subtract, side, w0) for side in (moved, v))
-        groups = plan.leaf_groups(self.stage)
-
-        def of(group):
-            parts = (
-                plan.select(side, lambda i: groups[i] == group and plan.compared(i))
-                for side in (server, own)
-            )
-            return similarity.row_cosines(*parts)
-
-        trainable = {groups[i] for i in range(len(groups)) if plan.compared(i)}
-        scores = {group: of(group) for group in sorted(trainable)}
+        parts = plan.compared_parts(self.stage, server, own)
+        scores = {group: similarity.row_cosines(*pair) for group, pair in parts.items()}
         nothing = jnp.zeros(ctx.cohort.rows.shape, ctx.dtype)
         treedef = jax.tree.structure(v)
+        groups = plan.leaf_groups(self.stage)
         return treedef.unflatten([scores.get(group, nothing) for group in groups])
 
     def _predict(self, cosine, v, w0, w1, now):

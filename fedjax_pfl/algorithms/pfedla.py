@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax import lax
 
@@ -120,10 +119,8 @@ class PFedLA(Algorithm):
         uploads = cohort.scatter(state.uploads, trained)
         state = State(uploads, *cohort.scatter(state.hypernetworks, moved))
         took_part = cohort.mask | cohort.diverged
-        of_block = dict(zip(ctx.plan.block_of, plan.block_of, strict=True))
-        group = np.array([of_block[b] for b in range(ctx.plan.num_blocks)])
         clients = {"train_loss": loss, "retained_blocks": retained.sum(axis=1)}
-        down = took_part[:, None] & ~retained[:, group]
+        down = took_part[:, None] & ~retained[:, ctx.plan.groups_of_blocks(plan)]
         return state, ctx.record(cohort, down=down, clients=clients, alpha=applied)
 
     def _plan(self, ctx):
@@ -160,18 +157,10 @@ class PFedLA(Algorithm):
     @staticmethod
     def _products(plan, change, uploads):
         """<theta_j^l, dtheta_i^l> [M, L, N], theta centred: weights that sum to one can't tell."""
-
-        def of_block(b):
-            parts = (
-                plan.select(side, lambda i: plan.block_of[i] == b and plan.compared(i))
-                for side in (change, uploads)
-            )
-            return similarity.gram(*parts, centred=True)
-
-        shared = {b for i, b in enumerate(plan.block_of) if plan.compared(i)}
-        nothing = jnp.zeros_like(of_block(min(shared)))
-        return jnp.stack([of_block(b) if b in shared else nothing
-                          for b in range(plan.num_blocks)], axis=1)  # fmt: skip
+        parts = plan.compared_parts("blocks", change, uploads)
+        products = {b: similarity.gram(*pair, centred=True) for b, pair in parts.items()}
+        nothing = jnp.zeros_like(next(iter(products.values())))
+        return jnp.stack([products.get(b, nothing) for b in range(plan.num_blocks)], axis=1)
 
     def models(self, ctx, state, rows):
         networks, own = trees.take((state.hypernetworks, state.uploads), rows)
@@ -198,11 +187,8 @@ class HeurPFedLA(PFedLA):
 
     def check(self, federation):
         super().check(federation)
-        count = int((federation.plan.grouped(self.grouping).shared_block_sizes() > 0).sum())
+        count = int(federation.plan.grouped(self.grouping).shared_blocks.sum())
         require(self.retained <= count, "retained", self.retained, f"at most {count} blocks")
 
     def retained_blocks(self, ctx, own):
-        shared = self._plan(ctx).shared_block_sizes() > 0
-        order = jnp.argsort(jnp.where(shared, -own, jnp.inf), axis=1, stable=True)
-        rank = jnp.argsort(order, axis=1, stable=True)
-        return (rank < self.retained) & shared
+        return self._plan(ctx).top_shared_blocks(own, self.retained)

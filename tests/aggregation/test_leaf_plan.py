@@ -73,6 +73,33 @@ def test_what_is_shared(batch_norm, share, wanted):
     assert flags(batch_norm=batch_norm, share=share) == wanted
 
 
+def test_groups_and_their_parts():
+    plan = leaf_plan(shapes(Normed()))
+    stages = plan.grouped("stages")
+    np.testing.assert_array_equal(plan.groups_of_blocks(stages), [0, 0, 1])
+    model = jax.tree.unflatten(jax.tree.structure(shapes(Normed())), range(8))
+    for by, wanted in (
+        ("blocks", {0: [4, 5], 1: [2, 3], 2: [6, 7]}),
+        ("stages", {0: [2, 3, 4, 5], 1: [6, 7]}),
+        ("tensor", {i: [i] for i in range(2, 8)}),
+    ):
+        parts = plan.compared_parts(by, model, model)
+        assert {g: jax.tree.leaves(one) for g, (one, _) in parts.items()} == wanted
+        assert all(one == other for one, other in parts.values())
+    head = leaf_plan(shapes(Normed()), share="head")
+    assert list(head.compared_parts("blocks", model)) == [2]
+
+
+def test_top_shared_blocks():
+    plan = leaf_plan(shapes(Normed()), share=lambda path: "norm" not in path)
+    np.testing.assert_array_equal(plan.shared_blocks, [False, True, True])
+    scores = jnp.array([[0.9, 0.1, 0.2], [0.9, 0.5, 0.5], [0.0, 0.3, 0.1]])
+    one = plan.top_shared_blocks(scores, 1)
+    np.testing.assert_array_equal(one, [[0, 0, 1], [0, 1, 0], [0, 1, 0]])
+    np.testing.assert_array_equal(plan.top_shared_blocks(scores, 0), np.zeros((3, 3)))
+    np.testing.assert_array_equal(plan.top_shared_blocks(scores, 9), [[0, 1, 1]] * 3)
+
+
 def test_a_predicate_decides_leaf_by_leaf():
     assert flags(share=lambda path: path.endswith("kernel")) == "00010001"
     assert flags(share=lambda path: True, batch_norm="local") == "00110011"
