@@ -26,7 +26,7 @@ from fedjax_pfl.contract.registry import convert, is_static
 from fedjax_pfl.data.whole_files import check_name, writing
 from fedjax_pfl.errors import cut
 from fedjax_pfl.results.remarks import row_remarks, scored_clients
-from fedjax_pfl.simulation.program import RATES
+from fedjax_pfl.simulation.runs import RATES
 
 from .cli import build, flags, identity, kept, resume, shell
 from .cli import console as shown

@@ -31,10 +31,9 @@ from fedjax_pfl.models.task import ForwardedBatch, FunctionTask, LinenTask, Outp
 from fedjax_pfl.results.model_files import load_models, model_axes, save_models
 from fedjax_pfl.results.result import Result
 from fedjax_pfl.simulation.checkpoints import Checkpoints
+from fedjax_pfl.simulation.chunks import Interrupted, Progress
 from fedjax_pfl.simulation.memory import Memory
 from fedjax_pfl.simulation.simulate import (
-    Interrupted,
-    Progress,
     check_memory,
     check_simulation,
     estimate_memory,

@@ -8,7 +8,7 @@ from absl import flags
 
 import fedjax_pfl as pfl
 from fedjax_pfl.errors import cut, shown
-from fedjax_pfl.simulation.program import MAX_RUNS
+from fedjax_pfl.simulation.runs import MAX_RUNS
 from fedjax_pfl.values import LIMIT, convert
 
 from . import flagfiles, own_code, shell

@@ -15,7 +15,8 @@ from fedjax_pfl.aggregation import mixing
 from fedjax_pfl.contract.algorithm import Algorithm
 from fedjax_pfl.contract.registry import is_static
 from fedjax_pfl.errors import InputError, unknown_name
-from fedjax_pfl.simulation.program import Final, Program, make_runs
+from fedjax_pfl.simulation.program import Final, Program
+from fedjax_pfl.simulation.runs import make_runs
 from fedjax_pfl.simulation.simulate import simulate
 from fedjax_pfl.structs import Broadcast, client_axes, permute_clients
 from fedjax_pfl.testing.toys import (

@@ -14,7 +14,8 @@ from fedjax_pfl.data.sources.registry import dataset_from_arrays
 from fedjax_pfl.federation.build import federate
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.models.mlp import MLP
-from fedjax_pfl.simulation.program import Program, make_runs
+from fedjax_pfl.simulation.program import Program
+from fedjax_pfl.simulation.runs import make_runs
 from fedjax_pfl.typing import Tree
 
 ROUNDS = 4

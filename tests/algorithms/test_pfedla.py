@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.simulation.program import Program, make_runs
+from fedjax_pfl.simulation.program import Program
+from fedjax_pfl.simulation.runs import make_runs
 from fedjax_pfl.testing.toys import toy_federation
 from tests.algorithms.harness import (
     PATTERNS,

@@ -48,7 +48,7 @@ def test_nobody_with_a_step_is_refused(options, said, monkeypatch):
     algorithm = pfl.make_algorithm("fedavg")
     idle = federation(**options)
     monkeypatch.setattr(
-        pfl.simulation.simulate.Program, "start", lambda self: pytest.fail("it began")
+        pfl.simulation.program.Program, "start", lambda self: pytest.fail("it began")
     )
     for call in (pfl.check_simulation, pfl.estimate_memory):
         with pytest.raises(pfl.InputError, match=f"No client would take a local step: .*{said}"):

@@ -11,9 +11,10 @@ from jax import lax
 import fedjax_pfl as pfl
 from fedjax_pfl.execution.strategy import Execution
 from fedjax_pfl.models.mlp import MLP
+from fedjax_pfl.simulation.fitting import fitting
 from fedjax_pfl.simulation.memory import Memory, peak
-from fedjax_pfl.simulation.program import Program, _advance, make_runs
-from fedjax_pfl.simulation.simulate import fitting
+from fedjax_pfl.simulation.program import Program, _advance
+from fedjax_pfl.simulation.runs import make_runs
 from fedjax_pfl.testing.toys import toy_federation
 
 KILO = jax.ShapeDtypeStruct((250,), jnp.float32)  # 1,000 bytes

@@ -13,7 +13,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl import Adaptation, InputError, Result
 from fedjax_pfl.data.sources.registry import dataset_from_arrays
 from fedjax_pfl.simulation.collector import Collector
-from fedjax_pfl.simulation.program import make_runs
+from fedjax_pfl.simulation.runs import make_runs
 from fedjax_pfl.testing.toys import SEEDS, toy_federation
 from tests.algorithms.field import TwoModels
 

@@ -1,0 +1,142 @@
+"""Rounds in chunks: what the host does between two calls of the program."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+
+from fedjax_pfl.simulation.checkpoints import Checkpoints, Saved, check_same, fingerprint
+from fedjax_pfl.simulation.collector import Collector
+from fedjax_pfl.simulation.program import Chunk, Program, placed
+
+
+class Interrupted(Exception):
+    """A simulation that was asked to stop, and did between two chunks.
+
+    Attributes:
+      round: rounds done; kept in the checkpoints, if there are any.
+    """
+
+    def __init__(self, done: int):
+        super().__init__(f"Stopped after round {done}.")
+        self.round = done
+
+
+class Progress(NamedTuple):
+    """What a progress callback is told between chunks.
+
+    Attributes:
+      round: rounds done.
+      rounds: rounds of the run.
+      accuracy: mean over runs and clients of the last scored personalized test accuracy, or None.
+      seconds: wall time since the first round, compilation apart.
+    """
+
+    round: int
+    rounds: int
+    accuracy: float | None
+    seconds: float
+
+
+class Chunks:
+    """The rounds of a program, played in chunks that are measured and kept in checkpoints.
+
+    Making one compiles the program, and goes on from the newest checkpoint if there is one.
+
+    Args:
+      program: what is played.
+      matrix_rounds: rounds, counted from 1, whose mixing matrices are kept.
+      checkpoints: where state and measurements are kept, or None.
+
+    Attributes:
+      states: after the rounds done, leaves [R, ...].
+      done: rounds done.
+      collector: their measurements.
+      compile_seconds: what compiling took.
+
+    Raises:
+      InputError: the checkpoints are another simulation's; before anything is compiled.
+      OutputError: no checkpoint can be written there.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        matrix_rounds: Sequence[int],
+        checkpoints: Checkpoints | None = None,
+    ):
+        self.program, self.checkpoints = program, checkpoints
+        self.done, self.spent = 0, 0.0
+        self.collector = Collector(program.eval_every, program.rounds, matrix_rounds)
+        self.mark, saved = {}, None
+        if checkpoints is not None:
+            checkpoints.check()
+            self.mark = fingerprint(program, matrix_rounds)
+            saved = checkpoints.latest()
+            if saved is not None:
+                check_same(saved.facts["simulation"], self.mark, checkpoints.folder)
+        began = time.perf_counter()
+        # A chunk of no rounds compiles the program and runs nothing of it.
+        first = program.advance(program.start(), 0, 0)
+        self.compile_seconds = time.perf_counter() - began
+        self.states = first.states
+        if saved is not None:
+            self._restore(saved, first)
+
+    def _restore(self, saved: Saved, like: Chunk) -> None:
+        """Goes on from a checkpoint, whose trees have the structures of a chunk's."""
+        states, buffers, matrices = map(jax.tree.structure, like)
+        leaves = [jax.device_put(leaf) for leaf in saved.trees["states"]]
+        self.states = placed(jax.tree.unflatten(states, leaves), self.program.federation)
+        self.collector.restore(saved.trees, buffers, matrices)
+        self.done, self.spent = saved.round, sum(self.collector.paces)
+
+    def play(
+        self,
+        chunk_seconds: float,
+        progress: Callable[[Progress], None] | None = None,
+        stop: Callable[[], bool] | None = None,
+    ) -> None:
+        """Plays the rounds that are left; for the arguments see `simulate`.
+
+        Raises:
+          Interrupted: `stop` said so.
+          OutputError: a checkpoint can't be written.
+        """
+        rounds, length = self.program.rounds, 1
+        while self.done < rounds:
+            length = min(length, self._next_stop() - self.done)
+            seconds = self._advance(length)
+            if progress is not None:
+                accuracy = self.collector.accuracy()
+                progress(Progress(self.done, rounds, accuracy, self.spent))
+            if self.done < rounds:
+                self._pause(stop)
+            # The next chunk takes as long as asked for, if its rounds take as long as these.
+            fitting = chunk_seconds * length / max(seconds, 1e-9)
+            length = max(1, int(min(fitting, self.program.capacity)))
+
+    def _next_stop(self) -> int:
+        """The next round after which a chunk ends: its matrices are kept, or it is the last."""
+        ends = (*self.collector.matrix_rounds, self.program.rounds)
+        return min(end for end in ends if end > self.done)
+
+    def _advance(self, length: int) -> float:
+        """Plays and measures a chunk; returns the seconds that it took."""
+        began = time.perf_counter()
+        self.states, buffers, matrices = self.program.advance(self.states, self.done, length)
+        seconds = time.perf_counter() - began
+        self.spent += seconds
+        self.done += length
+        self.collector.add(length, buffers, matrices, seconds)
+        return seconds
+
+    def _pause(self, stop: Callable[[], bool] | None) -> None:
+        """Writes a checkpoint where one is due, and stops if asked to."""
+        stopped = stop is not None and stop()
+        if self.checkpoints is not None and (stopped or self.checkpoints.due()):
+            trees = {"states": self.states, **self.collector.trees()}
+            self.checkpoints.save(self.done, trees, {"simulation": self.mark})
+        if stopped:
+            raise Interrupted(self.done)

@@ -1,0 +1,157 @@
+"""What a user asks `simulate` for, checked in sentences before anything is compiled."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_pfl.contract import checks
+from fedjax_pfl.contract.algorithm import Algorithm
+from fedjax_pfl.errors import InputError, require, require_whole
+from fedjax_pfl.federation.adaptation import Adaptation
+from fedjax_pfl.federation.extra_losses import ExtraLoss
+from fedjax_pfl.federation.federation import Federation
+from fedjax_pfl.simulation.program import Program
+from fedjax_pfl.simulation.runs import MAX_RUNS, Runs, make_runs, served
+from fedjax_pfl.values import is_list, number
+
+
+def checked_program(
+    algorithm: Algorithm,
+    federation: Federation,
+    rounds: int = 1,
+    *,
+    seeds: Sequence[int] = (0,),
+    settings: Mapping[str, Sequence] | None = None,
+    adapt: Adaptation | None = None,
+    score_clients: Sequence[int] | None = None,
+    eval_every: int = 1,
+    chunk: int = 50,
+) -> Program:
+    """The program of a simulation with these arguments of `simulate`; nothing is compiled.
+
+    Its federation is the one that the algorithm has prepared.
+
+    Raises:
+      InputError: `simulate` would refuse them.
+    """
+    for name, given in (("rounds", rounds), ("eval_every", eval_every), ("chunk", chunk)):
+        require_whole(name, given, 1)
+    _check_seeds(seeds)
+    if adapt is not None:
+        require(isinstance(adapt, Adaptation), "adapt", adapt, "an Adaptation, or None")
+        adapt.validate()
+    algorithm.validate()
+    federation = algorithm.prepare(federation)
+    algorithm.check(federation)
+    _check_steps(algorithm, federation, rounds, adapt)
+    runs = make_runs(algorithm, federation, seeds, settings)
+    if federation.extra_loss is not None and not _uses_extra_loss(runs, federation):
+        raise InputError(
+            f"{algorithm.name} has local steps of its own, to which no extra loss can be added."
+        )
+    scored = None if score_clients is None else _scored_rows(score_clients, runs, federation)
+    return Program(runs, federation, rounds, eval_every, chunk, adapt, scored)
+
+
+def checked_seconds(chunk_seconds: Any) -> float:
+    """`chunk_seconds`, a number of at least 0 or infinity.
+
+    Raises:
+      InputError: it is none.
+    """
+    if isinstance(chunk_seconds, float) and chunk_seconds == math.inf:
+        return chunk_seconds
+    return number("chunk_seconds", chunk_seconds, "at least 0")
+
+
+def checked_matrix_rounds(matrix_rounds: Sequence[int] | None, rounds: int) -> list[int]:
+    """Rounds whose matrices are kept, ascending; by default the first, the middle and the last.
+
+    Raises:
+      InputError: no list of rounds in 1..rounds.
+    """
+    if matrix_rounds is None:
+        matrix_rounds = (1, (rounds + 1) // 2, rounds)
+    allowed = f"rounds in 1..{rounds}"
+    require(is_list(matrix_rounds), "matrix_rounds", matrix_rounds, f"a list of {allowed}")
+    bad = [r for r in matrix_rounds if not (_whole(r) and 1 <= r <= rounds)]
+    require(not bad, "matrix_rounds", bad, allowed)
+    return sorted({int(r) for r in matrix_rounds})
+
+
+def _check_seeds(seeds: Sequence[int]) -> None:
+    allowed = "one or more whole numbers in 0..2^31-1"
+    require(is_list(seeds) and len(seeds) > 0, "seeds", seeds, allowed)
+    require(len(seeds) <= MAX_RUNS, "seeds", seeds, f"at most {MAX_RUNS:,}")
+    require(all(_whole(s) and 0 <= s < 2**31 for s in seeds), "seeds", seeds, allowed)
+
+
+def _check_steps(algorithm, federation, rounds: int, adapt: Adaptation | None) -> None:
+    """Raises `InputError` where nobody would take a local step, or too many to be counted."""
+    if not algorithm.has_step(federation).any():
+        raise InputError(f"No client would take a local step: {_why_no_step(federation)}.")
+    capacity = federation.data.train.capacity
+    for schedule in algorithm.schedules(federation):
+        schedule.check_counts(capacity, rounds)
+    for how in filter(None, (adapt, algorithm.adaptation())):
+        how.schedule(federation.schedule).check_counts(capacity)
+
+
+def _why_no_step(federation: Federation) -> str:
+    schedule, most = federation.schedule, int(np.asarray(federation.data.train.size).max())
+    if schedule.steps == 0 or (schedule.steps is None and schedule.epochs == 0):
+        return f"{'local_epochs' if schedule.steps is None else 'local_steps'} is 0"
+    if most == 0:
+        return "none has training samples"
+    return (
+        f"drop_last leaves out batches of fewer than {schedule.samples_per_step} samples, and "
+        f"none has more than {most}; take a smaller batch_size, or keep the last batch"
+    )
+
+
+def _uses_extra_loss(runs: Runs, federation: Federation) -> bool:
+    """Whether a round trains with the federation's extra loss; the round is traced, not run."""
+    asked = []
+
+    class Asked(ExtraLoss):
+        def __call__(self, *_):
+            asked.append(True)
+            return 0.0
+
+    def play():
+        run = jax.tree.map(lambda leaf: leaf[0], runs)
+        ctx = run.context(replace(federation, extra_loss=Asked()), jnp.int32(0), jnp.int32(1))
+        return checks.checked_round(run.algorithm, ctx, checks.checked_init(run.algorithm, ctx))
+
+    jax.eval_shape(play)
+    return bool(asked)
+
+
+def _scored_rows(clients: Sequence[int], runs: Runs, federation: Federation) -> tuple[int, ...]:
+    """Rows of the clients to score, ascending.
+
+    Raises:
+      InputError: none, an unknown one, one without test samples, or one that the algorithm makes
+        no model for.
+    """
+    ids = np.asarray(federation.data.ids)
+    require(is_list(clients) and len(clients) > 0, "score_clients", clients, "at least one client")
+    unknown = [c for c in clients if not (_whole(c) and c in ids)]
+    require(not unknown, "score_clients", unknown, f"clients in {ids.min()}..{ids.max()}")
+    rows = np.flatnonzero(np.isin(ids, clients))
+    for known, allowed in (
+        (np.asarray(federation.data.test.size) > 0, "clients with test samples"),
+        (served(runs, federation).all(axis=0), "clients that the algorithm makes a model for"),
+    ):
+        without = ids[rows[~known[rows]]].tolist()
+        require(not without, "score_clients", without, allowed)
+    return tuple(rows.tolist())
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)

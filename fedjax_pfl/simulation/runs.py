@@ -1,0 +1,130 @@
+"""The mapped axis of a simulation: runs that differ in seed and traced settings."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any, get_type_hints
+
+import jax
+import numpy as np
+from jax import lax
+
+from fedjax_pfl import keys
+from fedjax_pfl.contract.algorithm import Algorithm
+from fedjax_pfl.contract.context import Context
+from fedjax_pfl.contract.registry import is_static
+from fedjax_pfl.errors import InputError, require, unknown_name
+from fedjax_pfl.federation.build import check_rates
+from fedjax_pfl.federation.federation import Federation
+from fedjax_pfl.structs import struct
+from fedjax_pfl.typing import Tree
+from fedjax_pfl.values import convert, is_list
+
+RATES = ("learning_rate", "learning_rate_decay")
+MAX_RUNS = 2**16  # seeds times settings, however small the model
+
+
+@struct
+class Runs:
+    """R runs, leaves [R, ...]; inside the mapped program a single one, without that axis.
+
+    Attributes:
+      algorithm: with its hyperparameters.
+      seed: uint32; varies initialisation, cohorts and batches.
+      learning_rate, learning_rate_decay: take the place of the federation's.
+    """
+
+    algorithm: Algorithm
+    seed: jax.Array
+    learning_rate: jax.Array
+    learning_rate_decay: jax.Array
+
+    def context(self, federation: Federation, t: jax.Array, total: jax.Array) -> Context:
+        """Round `t` of `total` as the algorithm of this one run sees it."""
+        rates = {name: getattr(self, name) for name in RATES}
+        key = jax.random.key(self.seed)
+        cohort = federation.participation.cohort(keys.derive(key, "cohort"), t, federation.data.ids)
+        return Context(replace(federation, **rates), key, t, total, cohort)
+
+
+def over_runs(fn: Callable, federation: Federation, operands: Tree) -> Tree:
+    """Maps `fn` over the runs [R, ...], as lanes or one by one (see `Execution.seeds`)."""
+    if federation.execution.seeds == "vmap":
+        return jax.vmap(fn)(operands)
+    return lax.map(fn, operands)
+
+
+def served(runs: Runs, federation: Federation) -> np.ndarray:
+    """bool [R, N]: the clients that each run makes models for."""
+    ctx = Context(federation, key=None, t=None, total=None, cohort=None)
+    return np.asarray(jax.vmap(lambda run: run.algorithm.served_clients(ctx))(runs))
+
+
+def make_runs(
+    algorithm: Algorithm,
+    federation: Federation,
+    seeds: Sequence[int],
+    settings: Mapping[str, Sequence] | None = None,
+) -> Runs:
+    """All combinations of seeds and settings, seeds outermost, as host arrays [R, ...].
+
+    Raises:
+      InputError: a setting that does not exist, is static, or has no valid value; unequal lengths.
+    """
+    given, allowed = type(settings).__name__, "a dict such as {'learning_rate': [0.1, 0.2]}"
+    require(settings is None or isinstance(settings, Mapping), "settings", given, allowed)
+    settings = dict(settings or {})
+    count = _count(algorithm, settings, len(seeds))
+    variants = [
+        _variant(algorithm, federation, {name: values[h] for name, values in settings.items()})
+        for h in range(count)
+    ]
+    grid = [replace(variant, seed=np.uint32(seed)) for seed in seeds for variant in variants]
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *grid)
+
+
+def _count(algorithm: Algorithm, settings: dict[str, Sequence], seeds: int) -> int:
+    """How many settings there are: the length of each list, once they are checked."""
+    for name, values in settings.items():
+        _check_sweepable(algorithm, name)
+        what = f"setting {name!r}"
+        listed = is_list(values) and len(values) > 0
+        require(listed, what, values, "at least one value, in a list")
+        fits = len(values) * seeds <= MAX_RUNS
+        require(fits, what, values, f"at most {MAX_RUNS:,} values, seeds times settings")
+    lengths = {name: len(values) for name, values in settings.items()}
+    require(len(set(lengths.values())) <= 1, "settings", lengths, "lists of equal length")
+    return next(iter(lengths.values()), 1)
+
+
+def _check_sweepable(algorithm: Algorithm, name: str) -> None:
+    """Raises `InputError` unless a setting is a rate or a traced hyperparameter."""
+    static = {field.name: is_static(field) for field in fields(algorithm)}
+    if static.get(name):
+        raise InputError(
+            f"{name!r} of {algorithm.name!r} is part of the program's structure and can't be "
+            "swept inside it; simulate each of its values."
+        )
+    traced = [name for name, fixed in static.items() if not fixed]
+    if name not in (*traced, *RATES):
+        raise unknown_name(f"setting of {algorithm.name!r}", name, (*traced, *RATES))
+
+
+def _variant(algorithm: Algorithm, federation: Federation, chosen: dict[str, Any]) -> Runs:
+    """One setting's algorithm and rates as host arrays without the axis of runs; seed 0."""
+    dtype = federation.task.dtype
+    hints = get_type_hints(type(algorithm))
+    given = {name: chosen.get(name, value) for name, value in algorithm.hyperparameters().items()}
+    variant = replace(algorithm, **{k: convert(k, v, hints[k]) for k, v in given.items()})
+    variant.validate()
+    variant.check(federation)
+    rates = [chosen.get(name, np.asarray(getattr(federation, name))) for name in RATES]
+    rate, decay = (np.asarray(number, dtype) for number in check_rates(*rates))
+    variant = jax.tree.map(lambda leaf: _strong(leaf, dtype), variant)
+    return Runs(variant, np.uint32(0), rate, decay)
+
+
+def _strong(leaf: Any, dtype: str) -> np.ndarray:
+    """Strongly typed: a Python number would compile the program a second time."""
+    leaf = np.asarray(leaf)
+    kinds = {"f": dtype, "i": "int32", "u": "int32"}
+    return leaf.astype(kinds.get(leaf.dtype.kind, leaf.dtype))
