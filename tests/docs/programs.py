@@ -17,6 +17,7 @@ from experiments.figures import __main__ as figures
 from experiments.figures.scores import AVERAGES, SCORES
 from fedjax_pfl.data.partitions.importers import IMPORTERS
 from fedjax_pfl.data.partitions.registry import keyword_defaults, parse_options, rule_options
+from tests.docs import pages
 from tests.docs.pages import ROOT
 from tests.fuzz import __main__ as fuzz
 
@@ -142,14 +143,14 @@ def check_pip(words):
     first, *rest = words
     if first == "freeze":
         return
-    assert first == "install"
+    assert first in ("install", "wheel")
     known = {Requirement(line).name.lower() for line in requires("fedjax_pfl")}
     config = (ROOT / "setup.cfg").read_text(encoding="utf-8")
     before = ""
     for word in rest:
         if before == "-r":
             assert (ROOT / word).exists(), word
-        elif before == "-e":
+        elif before == "-e" or word.startswith("."):
             extra = re.fullmatch(r"\.(?:\[(\w+)\])?", word)[1]
             assert extra is None or f"\n{extra} =" in config, word
         elif word.startswith("fedjax_pfl["):
@@ -182,7 +183,7 @@ PROGRAMS = {
     "run": check_file,
     "pre-commit": lambda words: None,
     "tensorboard": lambda words: None,  # not ours
-}
+} | {command: SCRIPTS[module] for command, module in pages.COMMANDS.items()}
 
 
 def check(words):

@@ -71,7 +71,7 @@ def test_commands_are_understood(path):
 @every_page
 def test_commands_within_the_text(path):
     for span in pages.spans(text_of(path)):
-        if re.match(r"(python3? -m |make |pip |\.ci/run)", span):
+        if re.match(r"(python3? -m |make |pip |pfl-\w+ |\.ci/run)", span):
             (command,) = pages.commands(f"```bash\n{span}\n```\n")
             check(command.words)
 
