@@ -82,8 +82,7 @@ class Context:
     @property
     def learning_rate(self) -> jax.Array:
         """The local learning rate of this round."""
-        decay = self.federation.learning_rate_decay
-        return self.federation.learning_rate * decay ** self.t.astype(decay.dtype)
+        return self.federation.rate(self.t, self.total)
 
     def key_for(self, purpose: str) -> jax.Array:
         """The key of this round for one purpose; the same for all algorithms of a comparison."""

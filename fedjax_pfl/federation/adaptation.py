@@ -1,8 +1,10 @@
 """Local steps on a copy of a model before it is scored: how many, of which leaves, when."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from fedjax_pfl.errors import require_name, require_whole
+from fedjax_pfl.federation.optimizers import check_optimizer, optimizer_name
 from fedjax_pfl.federation.schedules import Schedule
 from fedjax_pfl.values import number
 
@@ -19,7 +21,8 @@ class Adaptation:
       steps: minibatch steps instead of epochs.
       leaves: which block group moves: "all", "head" or "body".
       when: "every" evaluation, or only the "last" one of a run.
-      learning_rate, batch_size: of these steps; None: the round's and the federation's own.
+      learning_rate, batch_size, optimizer: of these steps; None: the round's and the federation's
+        own. The optimizer is a hashable `learning_rate -> optax.GradientTransformation`.
     """
 
     epochs: int = 1
@@ -28,13 +31,15 @@ class Adaptation:
     when: str = "every"
     learning_rate: float | None = None
     batch_size: int | None = None
+    optimizer: Callable | None = None
 
     def __str__(self) -> str:
         count, what = (self.epochs, "epoch") if self.steps is None else (self.steps, "step")
         part = "" if self.leaves == "all" else f" of the {self.leaves}"
         batch = "" if self.batch_size is None else f", minibatches of {self.batch_size}"
         rate = "" if self.learning_rate is None else f", learning rate {self.learning_rate:g}"
-        return f"{count} local {what}{'' if count == 1 else 's'}{part}{batch}{rate}"
+        how = "" if self.optimizer is None else f", optimizer {optimizer_name(self.optimizer)}"
+        return f"{count} local {what}{'' if count == 1 else 's'}{part}{batch}{rate}{how}"
 
     def validate(self) -> None:
         require_whole("epochs of adaptation", self.epochs, 0)
@@ -45,6 +50,8 @@ class Adaptation:
             number("adapt_learning_rate", self.learning_rate, "at least 0, and finite")
         if self.batch_size is not None:
             require_whole("adapt_batch_size", self.batch_size, 1)
+        if self.optimizer is not None:
+            check_optimizer("optimizer of adaptation", self.optimizer)
 
     def schedule(self, local: Schedule) -> Schedule:
         """Its steps, in batches as local training has them unless it has a size of its own."""

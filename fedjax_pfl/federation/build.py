@@ -19,7 +19,7 @@ from fedjax_pfl.execution.strategy import resolve_execution
 from fedjax_pfl.federation.augmentation import Augmentation, resolve_augmentation
 from fedjax_pfl.federation.extra_losses import ExtraLoss
 from fedjax_pfl.federation.federation import Federation, initial_model
-from fedjax_pfl.federation.optimizers import SGD
+from fedjax_pfl.federation.optimizers import SGD, check_optimizer
 from fedjax_pfl.federation.participation import participation
 from fedjax_pfl.federation.schedules import BATCH_ORDERS, Schedule
 from fedjax_pfl.models.networks import make_model
@@ -35,6 +35,7 @@ def federate(
     *,
     learning_rate: float = 0.1,
     learning_rate_decay: float = 1.0,
+    learning_rate_schedule: Callable | None = None,
     batch_size: int = 10,
     local_epochs: int = 1,
     local_steps: int | None = None,
@@ -69,6 +70,8 @@ def federate(
       partition: which samples each client holds.
       model: a name, a linen module, a `Task` or a pair (init, apply).
       learning_rate, learning_rate_decay: of the local SGD; the decay is per round.
+      learning_rate_schedule: `(t, total) -> factor` of the rate in round t (counted from 0) of all
+        rounds, both traced; hashable.
       batch_size, local_epochs, local_steps, drop_last: the local `Schedule`; `local_steps` takes
         the place of epochs.
       batch_order: "shuffled" anew in each epoch; "partition", in the partition's order; or
@@ -105,11 +108,10 @@ def federate(
         check_dtype(compute_dtype)
     if optimizer is None:
         optimizer = SGD(momentum=momentum, weight_decay=weight_decay)
-    if isinstance(optimizer, SGD):
-        optimizer.validate()
-    elif not callable(optimizer):
-        given, allowed = type(optimizer).__name__, "a function learning_rate -> optax optimizer"
-        require(False, "optimizer", given, allowed)
+    check_optimizer("optimizer", optimizer)
+    if learning_rate_schedule is not None and not callable(learning_rate_schedule):
+        given, allowed = type(learning_rate_schedule).__name__, "a function (t, total) -> factor"
+        require(False, "learning_rate_schedule", given, allowed)
     require_name("batch_order", batch_order, BATCH_ORDERS)
     shuffle = batch_order == "shuffled"
     allowed = "a fraction in (0, 1]"
@@ -142,7 +144,11 @@ def federate(
     )
     schedule.check_counts(data.train.capacity)
     augment = resolve_augmentation(augment, dataset.input_shape)
-    statics = (("model", task), ("optimizer", optimizer), ("augment", augment))
+    statics = (
+        ("model", task),
+        ("augment", augment),
+        ("learning_rate_schedule", learning_rate_schedule),
+    )
     for name, static_value in statics:
         try:
             hash(static_value)
@@ -173,6 +179,7 @@ def federate(
         eval_batch_size=eval_batch_size,
         augment=augment,
         extra_loss=extra_loss,
+        learning_rate_schedule=learning_rate_schedule,
     )
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
 from fedjax_pfl.data.federated import FederatedData
+from fedjax_pfl.errors import InputError, require
 from fedjax_pfl.execution.strategy import Execution
 from fedjax_pfl.federation.augmentation import Augmentation
 from fedjax_pfl.federation.client import Client
@@ -31,6 +32,8 @@ class Federation:
       participation: sampling and stragglers.
       learning_rate: local learning rate of the first round.
       learning_rate_decay: factor by which it shrinks from one round to the next.
+      learning_rate_schedule: `(t, total) -> factor` of the rate in round `t` (from 0) of `total`,
+        both traced, or None.
       task: one client's network and loss.
       plan: blocks of the model and what is shared.
       schedule: local epochs or steps.
@@ -53,10 +56,47 @@ class Federation:
     eval_batch_size: int = static()
     augment: Augmentation | None = static(None)
     extra_loss: ExtraLoss | None = None
+    learning_rate_schedule: Callable | None = static(None)
 
     @property
     def num_clients(self) -> int:
         return self.data.num_clients
+
+    def rate(self, t: jax.Array, total: jax.Array) -> jax.Array:
+        """The local learning rate of round `t` of `total`; traced."""
+        decay = self.learning_rate_decay
+        rate = self.learning_rate * decay ** t.astype(decay.dtype)
+        if self.learning_rate_schedule is None:
+            return rate
+        return rate * jnp.asarray(self.learning_rate_schedule(t, total), rate.dtype)
+
+    def rate_factors(self, total: int) -> np.ndarray:
+        """What the schedule makes of the rate in each round of a simulation, [total].
+
+        Raises:
+          InputError: it can't be traced, or a factor is not one finite number of at least 0.
+        """
+        schedule = self.learning_rate_schedule
+        if schedule is None:
+            return np.ones(total)
+        name, allowed = (
+            "learning_rate_schedule",
+            "a function (t, total) -> factor of traced numbers",
+        )
+        try:
+            factors = jax.jit(jax.vmap(schedule, (0, None)))(
+                np.arange(total, dtype=np.int32), total
+            )
+        except Exception as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise InputError(f"{name} must be {allowed}: {reason}") from error
+        shape = list(factors.shape[1:])
+        require(not shape, name, f"a factor of shape {shape}", allowed)
+        bad = np.flatnonzero(~(np.isfinite(factors) & (factors >= 0)))
+        if len(bad):
+            allowed = "finite and at least 0 in each round"
+            require(False, name, f"{factors[bad[0]]} in round {bad[0] + 1}", allowed)
+        return factors
 
     def steps(self) -> np.ndarray:
         """int64 [N]: local steps of each client that takes part in a round, by the schedule."""

@@ -1,12 +1,16 @@
 """Local optimizers: factories of a learning rate."""
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
 import optax
 
-from fedjax_pfl.errors import require
+from fedjax_pfl.errors import InputError, require
+from fedjax_pfl.typing import Tree
 from fedjax_pfl.values import number
 
 
@@ -21,6 +25,12 @@ class SGD:
     nesterov: bool = False
     weight_decay: float = 0.0
 
+    def __str__(self) -> str:
+        parts = [f"momentum {self.momentum:g}"] if self.momentum else []
+        parts += ["Nesterov"] if self.momentum and self.nesterov else []
+        parts += [f"weight decay {self.weight_decay:g}"] if self.weight_decay else []
+        return f"SGD ({', '.join(parts)})" if parts else "SGD"
+
     def validate(self) -> None:
         momentum = number("momentum", self.momentum, "in [0, 1)", high=1)
         require(np.float32(momentum) < 1, "momentum", self.momentum, "in [0, 1)")
@@ -31,3 +41,42 @@ class SGD:
         if not self.weight_decay:
             return sgd
         return optax.chain(optax.add_decayed_weights(self.weight_decay), sgd)
+
+
+def check_optimizer(name: str, given: Any) -> None:
+    """Raises `InputError` unless `given` is a hashable factory, with valid numbers where it is SGD.
+
+    Args:
+      name: what a sentence calls it.
+    """
+    allowed = "a function learning_rate -> optax optimizer"
+    require(callable(given), name, type(given).__name__, allowed)
+    try:
+        hash(given)
+    except TypeError as error:
+        raise InputError(f"{name} must be hashable (tuples for lists): {error}.") from error
+    if isinstance(given, SGD):
+        given.validate()
+
+
+def optimizer_name(optimizer: Callable) -> str:
+    """What a table calls it: a function's name, or what an object says of itself."""
+    return getattr(optimizer, "__qualname__", None) or re.sub(
+        r" at 0x[0-9a-f]+", "", str(optimizer)
+    )
+
+
+def formula(optimizer: Callable, params: Tree) -> str:
+    """What an optimizer computes, as text: functions of one name may have different formulas.
+
+    Args:
+      params: arrays or shapes of one client's parameters.
+    """
+
+    def step(rate, gradient, params):
+        made = optimizer(rate)
+        return made.update(gradient, made.init(params), params)
+
+    traced = jax.make_jaxpr(step)(np.float32(0), params, params)
+    constants = [np.asarray(value).tolist() for value in traced.consts]
+    return re.sub(r" at 0x[0-9a-f]+", "", f"{traced} {constants}")

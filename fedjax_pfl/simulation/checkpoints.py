@@ -21,6 +21,7 @@ from fedjax_pfl._version import __version__
 from fedjax_pfl.data.files import as_path
 from fedjax_pfl.data.whole_files import reason, require_version, writing
 from fedjax_pfl.errors import InputError, OutputError, cut
+from fedjax_pfl.federation.optimizers import formula
 from fedjax_pfl.typing import Tree
 from fedjax_pfl.values import number
 
@@ -197,15 +198,21 @@ VERSION = "fedjax_pfl's version"
 def fingerprint(program: Any, matrix_rounds: Sequence[int]) -> dict[str, str]:
     """What two runs of a simulation must have in common to be the same one, by name."""
     runs, federation = program.runs, program.federation
-    static = re.sub(r" at 0x[0-9a-f]+", "", repr(jax.tree.structure(federation)))
-    data = jax.tree.leaves(federation)
+    static = _plain(jax.tree.structure(federation))
+    data = [*jax.tree.leaves(federation), federation.rate_factors(program.rounds)]
+    shapes = jax.eval_shape(lambda: federation.initial_model(jax.random.key(0)))["params"]
+    how = program.adapt
+    own = how is not None and how.optimizer is not None
+    adapted = formula(how.optimizer, shapes) if own else ""
     return {
-        "algorithm": re.sub(r" at 0x[0-9a-f]+", "", repr(jax.tree.structure(runs.algorithm))),
+        "algorithm": _plain(jax.tree.structure(runs.algorithm)),
         "seeds and settings": _hash(jax.tree.leaves(runs)),
         "rounds": str(program.rounds),
-        "evaluation": f"{program.eval_every} {program.adapt} {program.scored}",
+        "evaluation": f"{program.eval_every} {_plain(how)} {adapted} {program.scored}",
         "kept matrices": str([int(r) for r in sorted(matrix_rounds)]),
-        "model, training or execution": hashlib.sha256(static.encode()).hexdigest(),
+        "model, training or execution": hashlib.sha256(
+            f"{static} {formula(federation.optimizer, shapes)}".encode()
+        ).hexdigest(),
         "data, partition or learning rate": _hash(data),
         "JAX's version or device": f"{jax.__version__} {jax.devices()[0].device_kind}",
         VERSION: __version__,
@@ -225,6 +232,11 @@ def check_same(saved: Mapping[str, str], now: Mapping[str, str], folder: Path) -
             f"The checkpoints in {folder} are another simulation's: its {'; '.join(other)} differ. "
             "Give the same settings to go on with it, or another folder to begin anew."
         )
+
+
+def _plain(value: Any) -> str:
+    """`repr` without addresses, which differ from process to process."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
 def _hash(arrays: Sequence) -> str:

@@ -5,6 +5,7 @@ and is kept for every client; how clients are averaged is the result's business.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +29,8 @@ def adapt(ctx: Context, models: Tree | Broadcast, rows: jax.Array, how: Adaptati
     as they are, running statistics of their normalisation layers included.
     """
     federation = ctx.federation
+    if how.optimizer is not None:
+        federation = replace(federation, optimizer=how.optimizer)
     schedule = how.schedule(federation.schedule)
     rate = ctx.learning_rate
     if how.learning_rate is not None:

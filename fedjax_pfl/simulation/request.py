@@ -92,7 +92,9 @@ def _check_seeds(seeds: Sequence[int]) -> None:
 
 
 def _check_steps(algorithm, federation, rounds: int, adapt: Adaptation | None) -> None:
-    """Raises `InputError` where nobody would take a local step, or too many to be counted."""
+    """Raises `InputError` where nobody would take a local step, where steps are too many to be
+    counted, and where the schedule of the learning rate has no rate for a round."""
+    federation.rate_factors(rounds)
     if not algorithm.has_step(federation).any():
         raise InputError(f"No client would take a local step: {_why_no_step(federation)}.")
     capacity = federation.data.train.capacity
@@ -115,13 +117,17 @@ def _why_no_step(federation: Federation) -> str:
 
 
 def _uses_extra_loss(runs: Runs, federation: Federation) -> bool:
-    """Whether a round trains with the federation's extra loss; the round is traced, not run."""
-    asked = []
+    """Whether a round trains with the federation's extra loss; the round is traced, not run.
+
+    Raises:
+      InputError: the loss asks for features that the model does not say.
+    """
+    asked, added = [], federation.extra_loss
 
     class Asked(ExtraLoss):
-        def __call__(self, *_):
+        def __call__(self, *given):
             asked.append(True)
-            return 0.0
+            return added(*given)
 
     def play():
         run = jax.tree.map(lambda leaf: leaf[0], runs)

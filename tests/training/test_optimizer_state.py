@@ -1,0 +1,170 @@
+"""Local optimizers that remember earlier rounds, and rates that follow the whole simulation."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl import InputError, mixing
+from fedjax_pfl.simulation.checkpoints import fingerprint
+from fedjax_pfl.simulation.program import Program, make_runs
+from fedjax_pfl.structs import per_client, per_server, struct
+from fedjax_pfl.testing.suite import CHECKS
+from fedjax_pfl.testing.toys import SEEDS, assert_close, toy_federation
+from tests.algorithms.harness import Case, assert_models
+from tests.references.local_sgd import sgd
+from tests.references.network import add, combine, loss_and_gradient, scale, subtract
+
+MOMENTUM = 0.9
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
+@struct
+class State:
+    server: Any = per_server()
+    optimizers: Any = per_client()
+
+
+@struct
+class Remembering(pfl.Algorithm):
+    """FedAvg whose clients keep their momentum."""
+
+    def init(self, ctx):
+        return State(ctx.initial_model(), ctx.initial_optimizer_state())
+
+    def round(self, ctx, state):
+        trained, cohort, loss, optimizers = ctx.train(
+            pfl.Broadcast(state.server), optimizer_state=ctx.cohort.gather(state.optimizers)
+        )
+        weights = mixing.by_size(ctx.sizes(), cohort.mask)
+        server = mixing.weighted_sum(weights, trained, onto=state.server)
+        kept = State(server, cohort.scatter(state.optimizers, optimizers))
+        return kept, ctx.record(cohort, clients={"train_loss": loss}, mixing=weights)
+
+    def models(self, ctx, state, rows):
+        return {"personalized": pfl.Broadcast(state.server)}
+
+
+def test_momentum_that_outlives_rounds_against_plain_loops():
+    case = Case(momentum=MOMENTUM, participation_fraction=0.6)
+    states, _ = case.play(Remembering())
+    server, batches = case.initial(), case.batches()
+    traces = [scale(0.0, server)] * 5
+    for t, cohort in enumerate(case.cohorts):
+        uploads = []
+        for i in cohort:
+            model = server
+            for b in batches[t][i]:
+                _, g = loss_and_gradient(model, case.x[b], case.y[b])
+                traces[i] = add(scale(MOMENTUM, traces[i]), g)
+                model = subtract(model, scale(case.rates[t], traces[i]))
+            uploads.append(model)
+        server = combine(case.sizes[cohort] / case.sizes[cohort].sum(), uploads)
+        assert_close(states[t + 1].server["params"], server, f"server of round {t + 1}")
+        kept = jax.tree.map(lambda *leaves: np.stack(leaves), *traces)
+        assert_close(states[t + 1].optimizers[0].trace, kept, f"momentum of round {t + 1}")
+
+
+@pytest.mark.parametrize("check", ["divergence", "partial_participation"])
+def test_absent_and_diverged_clients_keep_theirs(check, monkeypatch):
+    monkeypatch.setattr(
+        "fedjax_pfl.testing.suite.toy_federation",
+        lambda *args, **options: toy_federation(
+            *args, **options, optimizer=optax.adam, client_execution="vmap"
+        ),
+    )
+    CHECKS[check](Remembering())
+
+
+def test_states_of_others_are_refused():
+    federation = toy_federation(momentum=MOMENTUM)
+
+    class Whole(Remembering):
+        def round(self, ctx, state):
+            return ctx.train(pfl.Broadcast(state.server), optimizer_state=state.optimizers)
+
+    federation = toy_federation(momentum=MOMENTUM, participation_fraction=0.6)
+    with pytest.raises(TypeError, match=r"states of local optimizers must lead with .* 3 clients"):
+        pfl.check_memory(struct(Whole)(), federation)
+
+
+def falling(t, total):
+    return 1 - 0.25 * t.astype(float) / total
+
+
+def cosine(t, total):
+    return optax.cosine_decay_schedule(1.0, 1)(t / total)
+
+
+def test_rates_follow_a_schedule_over_the_whole_simulation():
+    case = Case(learning_rate_schedule=falling)
+    states, _ = case.play(pfl.make_algorithm("local"))
+    models, batches = [case.initial()] * 5, case.batches()
+    for t in range(case.rounds):
+        rate = case.rates[t] * (1 - 0.25 * t / case.rounds)  # beside the exponential decay
+        models = [sgd(models[i], batches[t][i], case.x, case.y, rate) for i in range(5)]
+        assert_models(states[t + 1].models, models, f"round {t + 1}")
+    factors = toy_federation(learning_rate_schedule=cosine).rate_factors(4)
+    np.testing.assert_allclose(factors, (1 + np.cos(np.pi * np.arange(4) / 4)) / 2, 1e-6)
+
+
+def test_a_schedule_is_part_of_a_simulations_fingerprint_by_its_factors():
+    def mark(schedule=None, optimizer=None, adapt=None):
+        federation = toy_federation(learning_rate_schedule=schedule, optimizer=optimizer)
+        runs = make_runs(pfl.make_algorithm("local"), federation, SEEDS)
+        return fingerprint(Program(runs, federation, 4, adapt=adapt), (1,))
+
+    def constant(value):
+        return lambda t, total: value
+
+    def momentum(value):
+        return lambda rate: optax.sgd(rate, value)
+
+    named = "data, partition or learning rate"
+    # One name, other numbers: functions are told apart by what they compute.
+    assert mark(constant(0.5))[named] == mark(constant(0.5))[named] != mark(constant(0.6))[named]
+    named = "model, training or execution"
+    same = mark(None, momentum(0.5))[named]
+    assert mark(None, momentum(0.5))[named] == same != mark(None, momentum(0.6))[named]
+    for one, other in (
+        ({"optimizer": momentum(0.5)}, {"optimizer": momentum(0.6)}),
+        ({"when": "every"}, {"when": "last"}),
+        ({"learning_rate": 0.1}, {"learning_rate": 0.1000001}),
+    ):
+        marks = [mark(adapt=pfl.Adaptation(**how))["evaluation"] for how in (one, one, other)]
+        assert marks[0] == marks[1] != marks[2]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        (0.5, r"learning_rate_schedule must be a function \(t, total\) -> factor, got 'float'"),
+        (lambda t, total: 1.0 if t < 2 else 0.5, "-> factor of traced numbers: "),
+        (lambda t: 1.0, "-> factor of traced numbers: "),
+        (lambda t, total: jnp.ones(2), r"got 'a factor of shape \[2\]'"),
+        (lambda t, total: 1 / (t - 1), "at least 0 in each round, got '-1.0 in round 1'"),
+        (lambda t, total: 1 / t, "finite and at least 0 in each round, got 'inf in round 1'"),
+    ],
+)
+def test_schedules_are_checked(schedule, message):
+    with pytest.raises(InputError, match=message):
+        federation = toy_federation(learning_rate_schedule=schedule)
+        pfl.check_simulation(pfl.make_algorithm("local"), federation, 4)
+
+
+def test_a_schedule_is_hashable():
+    class Listed(list):
+        def __call__(self, t, total):
+            return 1.0
+
+    with pytest.raises(InputError, match="learning_rate_schedule must be hashable"):
+        toy_federation(learning_rate_schedule=Listed())
