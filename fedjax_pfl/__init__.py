@@ -20,11 +20,13 @@ from fedjax_pfl.data.scaling import SCALINGS
 from fedjax_pfl.data.sources.registry import DATASETS, Dataset, dataset_from_arrays, load_dataset
 from fedjax_pfl.errors import InputError, OutputError, unknown_name
 from fedjax_pfl.execution.packing import padding_efficiency
+from fedjax_pfl.federation import options
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.build import federate
 from fedjax_pfl.federation.client import Client
 from fedjax_pfl.federation.extra_losses import ExtraLoss, WeightDistribution, proximal
 from fedjax_pfl.federation.federation import Federation
+from fedjax_pfl.federation.local_training import LocalTraining
 from fedjax_pfl.federation.schedules import Schedule, batch_indices
 from fedjax_pfl.models.networks import MODELS
 from fedjax_pfl.models.task import ForwardedBatch, FunctionTask, LinenTask, Outputs, Task
@@ -63,6 +65,7 @@ __all__ = [
     "InputError",
     "Interrupted",
     "LinenTask",
+    "LocalTraining",
     "Memory",
     "OutputError",
     "Outputs",
@@ -88,6 +91,7 @@ __all__ = [
     "make_partition",
     "mixing",
     "model_axes",
+    "options",
     "padding_efficiency",
     "parse_options",
     "per_client",

@@ -124,7 +124,7 @@ def test_values_of_a_sweep():
 
 @pytest.mark.parametrize(
     "name",
-    ["learning_rate", "learning_rate_decay", "momentum", "weight_decay", "participation_fraction"],
+    ["learning_rate", "learning_rate_decay", "momentum", "weight_decay", "participation"],
 )
 def test_federate(name):
     for value in (math.nan, math.inf, -1, 1e300, 1e-60, 10**400, "0.1", None, True, [0.1]):

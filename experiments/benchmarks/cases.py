@@ -263,7 +263,7 @@ def sampling(plan: Plan) -> Report:
     workload = plan.size(Workload(num_clients=100, train=90, test=30, eval_batch_size=30))
     options = {"eval_every": 1000}
     timings = plan.contest(
-        Simulated(name, _fedavg(), plan.federation(workload, participation_fraction=part), options)
+        Simulated(name, _fedavg(), plan.federation(workload, participation=part), options)
         for name, part in (("all clients", 1.0), ("20 %", 0.2))
     )
     part = timings["20 %"].median / timings["all clients"].median

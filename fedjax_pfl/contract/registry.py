@@ -8,6 +8,7 @@ from typing import Any
 
 from fedjax_pfl.contract.algorithm import Algorithm
 from fedjax_pfl.errors import InputError, require_name, shown, unknown_name
+from fedjax_pfl.federation.local_training import NUMBERS
 from fedjax_pfl.structs import struct
 from fedjax_pfl.values import convert
 
@@ -18,8 +19,8 @@ def algorithm(name: str):
     """Registers a subclass of `Algorithm` under its canonical name and makes it a struct.
 
     Raises:
-      InputError: another class has that name, or the class is no algorithm or leaves out the type
-        of a hyperparameter.
+      InputError: another class has that name, or the class is no algorithm, leaves out the type of
+        a hyperparameter or calls one like an option of local training.
     """
 
     def register(cls):
@@ -46,6 +47,11 @@ def algorithm(name: str):
         if known and not again:  # a module run twice may register its own once more
             raise InputError(f"An algorithm named {name!r} is registered already.")
         cls = struct(cls)
+        for key in filter(NUMBERS.__contains__, _names(cls)):
+            raise InputError(
+                f"Algorithm {name!r} can't call a hyperparameter {key!r}: that is an option of "
+                f"local training, which every algorithm has. Call it otherwise, such as own_{key}."
+            )
         cls.name = name
         ALGORITHMS[name] = cls
         return cls

@@ -1,6 +1,8 @@
 """The federation: task, data, local training and execution, as one pytree."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +11,12 @@ import numpy as np
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
 from fedjax_pfl.data.federated import FederatedData
 from fedjax_pfl.errors import InputError, require
+from fedjax_pfl.execution.packing import fitted
 from fedjax_pfl.execution.strategy import Execution
 from fedjax_pfl.federation.augmentation import Augmentation
 from fedjax_pfl.federation.client import Client
 from fedjax_pfl.federation.extra_losses import ExtraLoss
+from fedjax_pfl.federation.local_training import LocalTraining
 from fedjax_pfl.federation.participation import Participation
 from fedjax_pfl.federation.schedules import Schedule
 from fedjax_pfl.models.task import ForwardedBatch, Task
@@ -38,6 +42,7 @@ class Federation:
       plan: blocks of the model and what is shared.
       schedule: local epochs or steps.
       optimizer: factory `learning_rate -> optax.GradientTransformation`.
+      batch_order: how a client's training samples lie and are drawn, see `LocalTraining`.
       execution: how the client axis is run.
       eval_batch_size: samples scored at once.
       augment: random change of the training images, or None.
@@ -51,6 +56,7 @@ class Federation:
     task: Task = static()
     plan: LeafPlan = static()
     schedule: Schedule = static()
+    batch_order: str = static()
     optimizer: Callable = static()
     execution: Execution = static()
     eval_batch_size: int = static()
@@ -97,6 +103,31 @@ class Federation:
             allowed = "finite and at least 0 in each round"
             require(False, name, f"{factors[bad[0]]} in round {bad[0] + 1}", allowed)
         return factors
+
+    @property
+    def training(self) -> LocalTraining:
+        """The options of local training that it was made with; outside of compiled functions."""
+        return LocalTraining.of(self)
+
+    def with_training(self, **options: Any) -> "Federation":
+        """The same data, model and clients, with other options of local training.
+
+        Args:
+          **options: those of `LocalTraining`; the others stay. Epochs take the place of steps, and
+            an optimizer that of momentum and weight decay. `batch_order` can't change: the samples
+            lie in that order.
+
+        Raises:
+          InputError: no such option, or a value that can't be.
+        """
+        order = options.get("batch_order", self.batch_order)
+        require(order == self.batch_order, "batch_order", order, f"{self.batch_order!r}, as it is")
+        training = self.training.changed(**options).checked()
+        params = jax.eval_shape(self.initial_model, jax.random.key(0))["params"]
+        changed = replace(self, **training.parts(self.data, self.plan, params, self.task.dtype))
+        return replace(
+            changed, execution=fitted(replace(self.execution, fill=1.0), changed.steps())
+        )
 
     def steps(self) -> np.ndarray:
         """int64 [N]: local steps of each client that takes part in a round, by the schedule."""

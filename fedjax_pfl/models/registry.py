@@ -10,6 +10,7 @@ from fedjax_pfl.errors import InputError, require, require_name, unknown_name
 from fedjax_pfl.values import LIMIT, number
 
 MODELS: dict[str, Callable] = {}
+INITIALIZERS = ("torch", "flax")
 
 
 def model(name: str):
@@ -43,7 +44,7 @@ def make_model(
       InputError: unknown name or option, or a network that cannot take such samples.
     """
     require_name("model", name, MODELS)
-    require_name("initializer", initializer, ("torch", "flax"))
+    require_name("initializer", initializer, INITIALIZERS)
     accepted = options_of(name)
     vocab_size = options.pop("vocab_size", None)
     if ("vocab_size" in accepted) != (vocab_size is not None):

@@ -13,8 +13,8 @@ from fedjax_pfl.contract.algorithm import Algorithm
 from fedjax_pfl.contract.context import Context
 from fedjax_pfl.contract.registry import is_static
 from fedjax_pfl.errors import InputError, require, unknown_name
-from fedjax_pfl.federation.build import check_rates
 from fedjax_pfl.federation.federation import Federation
+from fedjax_pfl.federation.local_training import check_rates
 from fedjax_pfl.structs import struct
 from fedjax_pfl.typing import Tree
 from fedjax_pfl.values import convert, is_list

@@ -75,7 +75,7 @@ def partial_participation(algorithm: Algorithm) -> None:
     """Absent clients keep their rows bit by bit and compute nothing, matrices are row-stochastic,
     all is finite.
     """
-    states, records = play(algorithm, toy_federation(participation_fraction=0.6))
+    states, records = play(algorithm, toy_federation(participation=0.6))
     axes = client_axes(states[0])
     moved = set()
     for t, record in enumerate(records):
@@ -121,7 +121,7 @@ def bits(algorithm: Algorithm) -> None:
 @in_double_precision
 def executions(algorithm: Algorithm) -> None:
     """Clients and seeds one by one, as lanes of a vmap, or on two devices, agree to rounding."""
-    options = {"participation_fraction": 0.6}
+    options = {"participation": 0.6}
     states, records = play(algorithm, toy_federation(**options))
     ways = {"vmap": {"client_execution": "vmap", "seed_execution": "vmap"}}
     if len(jax.local_devices()) > 1:
@@ -138,7 +138,7 @@ def executions(algorithm: Algorithm) -> None:
 def permutation(algorithm: Algorithm) -> None:
     """Clients in another order are the same clients: their permanent ids decide."""
     order = np.array([3, 0, 4, 1, 2])
-    options = {"participation_fraction": 0.6}
+    options = {"participation": 0.6}
     states, records = play(algorithm, toy_federation(**options))
     moved, measured = play(algorithm, toy_federation(order=order, **options))
     assert_close(moved[-1], permute_clients(states[-1], order), "permuted clients")

@@ -194,7 +194,7 @@ def leaves(tree):
 
 
 def test_private_heads_under_fedavg(double_precision):
-    federation = toy_federation(share="body", participation_fraction=0.6)
+    federation = toy_federation(share="body", participation=0.6)
     states, records = play(pfl.make_algorithm("fedavg"), federation)
     assert [leaf.shape for leaf in leaves(states[0].server)] == [(5,), (4, 5)]
     assert [leaf.shape for leaf in leaves(states[0].private)] == [(5, 3), (5, 5, 3)]

@@ -173,13 +173,13 @@ def assert_steps(record, who, *walks):
 
 # Full participation one client after the other in CI; the other patterns with `-m slow`.
 PATTERNS = {
-    "partial-map": {"participation_fraction": 0.6},
+    "partial-map": {"participation": 0.6},
     "full-vmap": {"client_execution": "vmap"},
     "full-map-drop": {"drop_last": True},
-    "partial-chunks": {"participation_fraction": 0.8, "client_execution": "2"},
-    "single": {"participation_fraction": 0.2},
+    "partial-chunks": {"participation": 0.8, "client_execution": "2"},
+    "single": {"participation": 0.2},
     "partial-vmap-seeds": {
-        "participation_fraction": 0.6,
+        "participation": 0.6,
         "client_execution": "vmap",
         "seed_execution": "vmap",
     },
@@ -208,7 +208,7 @@ LATE_PATTERNS = {
         "seed_execution": "vmap",
     },
     "punctual": {},
-    "partial": {"participation_fraction": 0.6},
+    "partial": {"participation": 0.6},
 }
 LATE_QUICK = ("code-map", "paper-vmap")
 

@@ -56,7 +56,7 @@ def test_reference(pattern, variant):
 
 
 def test_class_models():
-    case = Case(participation_fraction=0.6)
+    case = Case(participation=0.6)
     wanted = cwfedavg.run(case.initial(), case.clients(), 3, **case.common(), shares="labels",
                           wdr_weight=0.0)  # fmt: skip
     chosen = {"shares": "labels", "wdr_weight": 0, "score_class_models": "true"}

@@ -132,7 +132,7 @@ def test_perfedavg(pattern, variant):
     """Its cycle is its own, d + 1 rounds, whatever the federation's; two steps unless told."""
     case, settings = late_case(pattern), {} if variant == 2 else {"local_updates": variant}
     starts, arrivals = case.cohorts, case.cohorts
-    if "participation_fraction" not in LATE_PATTERNS[pattern]:
+    if "participation" not in LATE_PATTERNS[pattern]:
         delays = np.asarray(case.federation.participation.delay)
         starts, arrivals = perfedavg_async.timetable(delays, LATE_ROUNDS)
     batches = case.batches(starts=starts)

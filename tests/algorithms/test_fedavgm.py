@@ -78,7 +78,7 @@ def numbers(states, records):
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
 def test_no_momentum_and_the_whole_step_are_fedavg_to_the_bit(dtype):
-    federation = toy_federation(dtype=dtype, participation_fraction=0.6)
+    federation = toy_federation(dtype=dtype, participation=0.6)
     wanted = numbers(*play(FedAvg(), federation))
     for other in (algorithm(momentum=0), algorithm(momentum=0, nesterov=False), Stepping()):
         found = numbers(*play(other, federation))
@@ -111,7 +111,7 @@ def test_rounds_in_which_nobody_arrives_leave_the_model_and_the_momentum():
 
 
 def test_private_layers_have_no_momentum():
-    federation = toy_federation(share="body", participation_fraction=0.6)
+    federation = toy_federation(share="body", participation=0.6)
     (first, second, third), records = play(algorithm(server_rate=0.7), federation, 2)
     trace = third.optimizer[0].trace
     assert not jax.tree.leaves(trace["head"]) and jax.tree.leaves(trace["fc_0"])

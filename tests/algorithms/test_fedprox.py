@@ -42,7 +42,7 @@ def test_reference(pattern):
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
 def test_without_the_term_it_is_fedavg_to_the_bit(dtype):
-    federation = toy_federation(dtype=dtype, participation_fraction=0.6)
+    federation = toy_federation(dtype=dtype, participation=0.6)
     states, records = play(algorithm(mu=0), federation)
     wanted, scored = play(pfl.make_algorithm("fedavg"), federation)
     for state, other in zip(states, wanted, strict=True):

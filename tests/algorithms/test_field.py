@@ -37,7 +37,7 @@ def close(actual, wanted):
 
 
 def test_two_models_against_plain_loops():
-    case = Case(participation_fraction=0.6)
+    case = Case(participation=0.6)
     states, _ = case.play(TwoModels())
     server, rates = case.initial(), case.rates
     own, alpha, batches = [server] * 5, [0.5] * 5, case.batches()

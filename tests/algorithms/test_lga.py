@@ -106,7 +106,7 @@ def test_both_have_the_same_server():
 
 @pytest.mark.slow
 def test_without_late_clients_it_is_fedavg():
-    case = Case(participation_fraction=0.6)
+    case = Case(participation=0.6)
     ours = case.play(pfl.make_algorithm("lga"))[0]
     plain = case.play(pfl.make_algorithm("fedavg"))[0]
     for one, other in zip(ours, plain, strict=True):

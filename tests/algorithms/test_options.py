@@ -123,7 +123,7 @@ def test_settings_that_can_not_be(name, settings, said):
 
 def test_a_client_that_keeps_its_model_has_the_identitys_row():
     """It shares no class with the cohort, so no class model has anything for it."""
-    federation = toy_federation(seed=2, participation_fraction=0.2)
+    federation = toy_federation(seed=2, participation=0.2)
     algorithm = pfl.make_algorithm("cwfedavg", {"shares": "labels", "wdr_weight": 0})
     (record,) = play(algorithm, federation, rounds=1)[1]
     np.testing.assert_allclose(record["matrices"]["mixing"].sum(axis=1), 1)

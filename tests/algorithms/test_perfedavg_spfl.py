@@ -34,7 +34,7 @@ def test_reference(pattern, variant):
 
 @pytest.mark.slow
 def test_one_step_is_fedavg():
-    case = Case(participation_fraction=0.6)
+    case = Case(participation=0.6)
     single = case.play(pfl.make_algorithm("perfedavg_spfl", {"local_updates": 1}))[0]
     plain = case.play(pfl.make_algorithm("fedavg"))[0]
     assert_close(single[-1].server, plain[-1].server, "one step")

@@ -78,7 +78,7 @@ def test_a_step_of_the_hypernetworks_descends(weighting, seed):
 
 @pytest.mark.slow
 def test_frozen_at_uniform_it_averages_what_is_stored():
-    federation = toy_federation(participation_fraction=0.6)
+    federation = toy_federation(participation=0.6)
     algorithm = pfl.make_algorithm("pfedla", SMALL | {"hypernetwork_rate": 0.0})
     states, records = play(algorithm, federation)
     for state, record in zip(states[1:], records, strict=True):

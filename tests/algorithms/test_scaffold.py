@@ -102,7 +102,7 @@ def test_with_momentum_and_decay_gradients_are_still_the_raw_ones(name):
 
 def test_the_servers_control_is_the_mean_of_the_clients():
     # From zero, and for any sampling: c moves by the changes over N, not over the cohort.
-    states, _ = Case(participation_fraction=0.6).play(pfl.make_algorithm("scaffold"))
+    states, _ = Case(participation=0.6).play(pfl.make_algorithm("scaffold"))
     for state in states:
         mean = jax.tree.map(lambda leaf: leaf.mean(0), state.controls)
         assert_close(state.control, mean, "control")

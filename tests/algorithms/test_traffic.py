@@ -120,7 +120,7 @@ def test_copies_and_steps_of_those_who_take_part(name, settings, up, down, passe
     ids=label,
 )
 def test_who_is_absent_sends_and_computes_nothing(name, settings, up, down, passes):
-    sent, received, present, steps = recorded(name, settings, participation_fraction=0.6)
+    sent, received, present, steps = recorded(name, settings, participation=0.6)
     assert present.sum() == 3
     np.testing.assert_array_equal(sent, up * present)
     np.testing.assert_array_equal(received, down * present)
@@ -128,14 +128,14 @@ def test_who_is_absent_sends_and_computes_nothing(name, settings, up, down, pass
 
 
 def test_local_training_has_no_server_to_sample():
-    sent, received, present, steps = recorded("local", {}, participation_fraction=0.6)
+    sent, received, present, steps = recorded("local", {}, participation=0.6)
     assert present.all() and not sent.any() and not received.any()
     np.testing.assert_array_equal(steps, 2 * PASS)
 
 
 def test_the_measurement_of_similarities_costs_everybody_and_only_in_its_rounds():
     """The branch of `lax.cond` that was not taken counts nothing."""
-    first, second = recorded("spfl", {}, rounds=2, participation_fraction=0.6)
+    first, second = recorded("spfl", {}, rounds=2, participation=0.6)
     for due, (sent, received, present, steps) in ((1, first), (0, second)):
         assert present.sum() == 3
         np.testing.assert_array_equal(sent, present + due)

@@ -23,8 +23,8 @@ from tests.references import waffle
 PATTERNS = {
     "full-map": {},
     "full-vmap": {"client_execution": "vmap"},
-    "partial-map": {"rounds": 6, "participation_fraction": 0.6},
-    "partial-vmap": {"rounds": 6, "participation_fraction": 0.6, "client_execution": "vmap"},
+    "partial-map": {"rounds": 6, "participation": 0.6},
+    "partial-vmap": {"rounds": 6, "participation": 0.6, "client_execution": "vmap"},
 }
 QUICK = (
     ("full-map", "functions"),
@@ -125,7 +125,7 @@ def test_everyone_against_the_reference(pattern):
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param({"participation_fraction": 0.6}, marks=pytest.mark.slow),
+        pytest.param({"participation": 0.6}, marks=pytest.mark.slow),
         pytest.param({}, marks=pytest.mark.slow),
         pytest.param({"stragglers": {1: 1}, "diverging": 3}, marks=pytest.mark.slow),
     ],

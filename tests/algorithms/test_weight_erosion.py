@@ -13,8 +13,8 @@ from tests.references import weight_erosion
 PATTERNS = {
     "full-map": {},
     "full-vmap": {"client_execution": "vmap"},
-    "partial-map": {"rounds": 6, "participation_fraction": 0.6},
-    "partial-vmap": {"rounds": 6, "participation_fraction": 0.6, "client_execution": "vmap"},
+    "partial-map": {"rounds": 6, "participation": 0.6},
+    "partial-vmap": {"rounds": 6, "participation": 0.6, "client_execution": "vmap"},
 }
 QUICK = ("full-vmap", "partial-map")
 EQUAL = ((6,) * 5, (3,) * 5)

@@ -9,7 +9,7 @@ from fedjax_pfl.testing.toys import toy_federation
 
 def test_a_cohort_of_one_is_no_identity():
     with jax.enable_x64(True):
-        federation = toy_federation(participation_fraction=0.2)
+        federation = toy_federation(participation=0.2)
         result = pfl.simulate(pfl.make_algorithm("fedavg"), federation, 1)
         matrix = result.matrices["mixing"]
         assert matrix.shape == (1, 1, 1, 1, 5)

@@ -79,7 +79,7 @@ def test_devices_share_the_rows_evenly():
     assert sorted(totals) == [14, 16]
 
 
-@pytest.mark.parametrize("options", [{}, {"participation_fraction": 0.6}])
+@pytest.mark.parametrize("options", [{}, {"participation": 0.6}])
 def test_two_devices_give_the_bits_of_one(options):
     """Ragged clients, five of them or three: neither count is divided by two."""
     results = [

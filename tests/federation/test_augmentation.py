@@ -32,7 +32,7 @@ def federation_of(augment, order=(0, 1, 2), **options):
     )
     return federate(
         data, partition, "softmax", augment=augment, batch_size=2, client_ids=np.array(order),
-        input_scaling_name="unit", **options,
+        input_scaling="unit", **options,
     )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ def double_precision():
 
 
 def test_fedavg_with_wdr_equals_plain_loops():
-    case = Case(participation_fraction=0.6, extra_loss=WDR)
+    case = Case(participation=0.6, extra_loss=WDR)
     states, records = case.play(pfl.make_algorithm("fedavg"))
     server, batches = case.initial(), case.batches()
     shares = [label_shares(case.y[case.samples(i)], 3) for i in range(5)]

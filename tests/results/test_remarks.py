@@ -73,7 +73,7 @@ def test_an_algorithm_with_loops_of_its_own_says_whom_they_reach():
 
 
 def test_clients_that_were_never_drawn():
-    result = play(seeds=(0, 2), rounds=1, participation_fraction=0.5)
+    result = play(seeds=(0, 2), rounds=1, participation=0.5)
     drawn = result.clients["participated"][:, 0, 0]
     assert drawn.sum(axis=1).tolist() == [3, 3]
     absent = {seed: np.flatnonzero(~drawn[s]).tolist() for s, seed in enumerate((0, 2))}
@@ -81,7 +81,7 @@ def test_clients_that_were_never_drawn():
     summary = result.summary()
     assert summary["never_took_part"] == absent
     assert summary["remarks"] == ["in each seed 3 of 6 clients scored took part in no round"]
-    alone = play(rounds=1, participation_fraction=0.5)
+    alone = play(rounds=1, participation=0.5)
     ids = ", ".join(map(str, absent[0]))
     assert alone.summary()["remarks"] == [f"clients {ids} (of 6 scored) took part in no round"]
     assert json.loads(json.dumps(summary))["never_took_part"]["0"] == absent[0]
@@ -89,12 +89,12 @@ def test_clients_that_were_never_drawn():
 
 def test_only_scored_clients_count():
     """WAFFLE serves Alice: that others never came says nothing of her model."""
-    result = play("waffle", {"alice": 2}, rounds=1, participation_fraction=1.0)
+    result = play("waffle", {"alice": 2}, rounds=1, participation=1.0)
     assert result.summary()["scored_clients"] == [2]
-    drawn = play(rounds=1, participation_fraction=0.5).clients["participated"][0, 0, 0]
+    drawn = play(rounds=1, participation=0.5).clients["participated"][0, 0, 0]
     there, away = int(np.flatnonzero(drawn)[0]), int(np.flatnonzero(~drawn)[0])
     for alice, absent in ((there, []), (away, [away])):
-        result = play("waffle", {"alice": alice}, rounds=1, participation_fraction=0.5)
+        result = play("waffle", {"alice": alice}, rounds=1, participation=0.5)
         assert result.summary()["never_took_part"] == {0: absent}
 
 
@@ -115,13 +115,13 @@ def test_what_an_algorithm_says_of_itself(tmp_path):
 
 def test_local_says_that_all_train_whoever_is_drawn():
     all_train = ("all clients train in every round, drawn or not",)
-    sampled = play("local", rounds=1, participation_fraction=0.5)
+    sampled = play("local", rounds=1, participation=0.5)
     assert sampled.remarks == all_train and sampled.clients["participated"].all()
     assert play("local", rounds=1, stragglers={1: 1}).remarks == all_train
     assert play("local", rounds=1).remarks == ()
-    drawn = play("local", {"who": "drawn"}, rounds=1, participation_fraction=0.5)
+    drawn = play("local", {"who": "drawn"}, rounds=1, participation=0.5)
     assert drawn.remarks == () and drawn.clients["participated"].sum() == 3
-    other = play("fedavg", rounds=1, participation_fraction=0.5)
+    other = play("fedavg", rounds=1, participation=0.5)
     for name in ("participated", "local_steps"):
         np.testing.assert_array_equal(drawn.clients[name], other.clients[name])
 

@@ -19,7 +19,7 @@ def federation(**options):
 
 
 def test_who_is_new_changes_nobody_elses_data():
-    whole = federation(participation_fraction=0.6)
+    whole = federation(participation=0.6)
     left, new = without_new_clients(whole, 2)
     assert (left.num_clients, new.num_clients) == (3, 2)
     assert left.data.ids.tolist() == [0, 1, 2] and new.data.ids.tolist() == [3, 4]

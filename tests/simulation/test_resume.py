@@ -13,7 +13,7 @@ OPTIONS = {"seeds": (0, 3), "eval_every": 2, "matrix_rounds": (1, 4, 6), "chunk"
 
 
 def federation(**options):
-    return toy_federation(dtype="float32", participation_fraction=0.6, **options)
+    return toy_federation(dtype="float32", participation=0.6, **options)
 
 
 def stops_after(count):

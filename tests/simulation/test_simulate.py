@@ -115,12 +115,12 @@ def test_swept_floats_given_as_whole_numbers_are_floats():
         ({"learning_rate_decay": 1.5}, r"learning_rate_decay must be in \(0, 1\], got 1\.5"),
         ({"batch_size": 0}, "batch_size must be a whole number of at least 1, got 0"),
         ({"local_epochs": -1}, "local_epochs must be a whole number of at least 0, got -1"),
-        ({"local_steps": -1}, "local steps must be a whole number of at least 0, got -1"),
+        ({"local_steps": -1}, "local_steps must be a whole number of at least 0, got -1"),
         ({"momentum": 1.0}, r"momentum must be in \[0, 1\), got 1\.0"),
         ({"weight_decay": -1}, "weight_decay must be at least 0, got -1"),
         ({"eval_batch_size": 0}, "eval_batch_size must be a whole number of at least 1, got 0"),
-        ({"participation_fraction": 0}, "participation must be a fraction"),
-        ({"input_scaling_name": "halve"}, "Unknown input scaling 'halve'. Did you mean 'half'"),
+        ({"participation": 0}, "participation must be a fraction"),
+        ({"input_scaling": "halve"}, "Unknown input scaling 'halve'. Did you mean 'half'"),
         ({"client_execution": "maps"}, "client_execution must be one of"),
         ({"model": "mpl", "initializer": "torch"}, "Unknown model 'mpl'. Did you mean 'mlp'"),
         ({"model": "mlp", "initializer": "touch"}, "Unknown initializer 'touch'. Did you mean"),
@@ -156,7 +156,7 @@ def test_whole_numbers_of_a_federation(name):
         federate(**{name: 1.5})
 
 
-@pytest.mark.parametrize("name", ["participation_fraction", "drop_last"])
+@pytest.mark.parametrize("name", ["participation", "drop_last"])
 @pytest.mark.parametrize("given", [np.ones((2, 2)), [1, 2], "x"])
 def test_options_of_a_federation_that_are_none(name, given):
     with pytest.raises(InputError, match=rf"^{name.removesuffix('_fraction')} must be"):
@@ -425,7 +425,7 @@ def test_traffic_and_computation(name, guidance, up, down, passes):
 
 @pytest.mark.slow
 def test_traffic_of_those_who_take_part():
-    run = simulate(federation=toy_federation(participation_fraction=0.6))
+    run = simulate(federation=toy_federation(participation=0.6))
     for way, sent in run.traffic().items():
         np.testing.assert_array_equal(sent, run.clients["participated"] * MODEL_BYTES, way)
     present = run.clients["participated"]

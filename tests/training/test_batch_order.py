@@ -101,7 +101,7 @@ def test_every_client_has_its_classes_in_an_order_of_its_own():
     index, offsets = np.arange(600), np.arange(0, 601, 30)
 
     def firsts(ids):
-        after = pfl.federation.build.by_class(index, offsets, labels, ids, 10).reshape(20, 30)
+        after = pfl.data.federated.by_class(index, offsets, labels, ids, 10).reshape(20, 30)
         assert (np.sort(after, axis=1) == index.reshape(20, 30)).all()
         assert (np.diff(after.reshape(20, 10, 3), axis=2) == 1).all()  # in order within a class
         return labels[after].reshape(20, 10, 3)[:, :, 0]
@@ -115,7 +115,7 @@ def test_every_client_has_its_classes_in_an_order_of_its_own():
 def test_clients_without_samples_have_no_class():
     offsets, labels = [0, 3, 3, 5], np.array([2, 0, 2, 1, 1])
     index = np.array([5, 2, 9, 4, 7])
-    after = pfl.federation.build.by_class(index, offsets, labels, np.arange(3), 3)
+    after = pfl.data.federated.by_class(index, offsets, labels, np.arange(3), 3)
     assert after[:3].tolist() in ([2, 5, 9], [5, 9, 2]) and after[3:].tolist() == [4, 7]
 
 
@@ -217,5 +217,5 @@ def test_refusals():
     with pytest.raises(InputError, match="Did you mean 'by_class'"):
         federation("byclass")
     with pytest.raises(InputError, match=r"'by_class' needs a participation of 1, got 0\.6"):
-        federation(participation_fraction=0.6)
-    assert federation("shuffled", participation_fraction=0.6).participation.cohort_size == 3
+        federation(participation=0.6)
+    assert federation("shuffled", participation=0.6).participation.cohort_size == 3

@@ -121,7 +121,7 @@ def test_two_models_keep_momentum_decay_dropout_statistics_and_the_extra_loss():
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_momentum_and_weight_decay_against_plain_loops(nesterov):
     """v <- m v + g + d w, w <- w - eta v, or along g + d w + m v; v is 0 in each round's start."""
-    case = Case(optimizer=SGD(MOMENTUM, nesterov, DECAY), participation_fraction=0.6)
+    case = Case(optimizer=SGD(MOMENTUM, nesterov, DECAY), participation=0.6)
     states, _ = case.play(pfl.make_algorithm("local"))
     models, batches = [case.initial()] * 5, case.batches()
     for t in range(case.rounds):

@@ -55,7 +55,7 @@ class Remembering(pfl.Algorithm):
 
 
 def test_momentum_that_outlives_rounds_against_plain_loops():
-    case = Case(momentum=MOMENTUM, participation_fraction=0.6)
+    case = Case(momentum=MOMENTUM, participation=0.6)
     states, _ = case.play(Remembering())
     server, batches = case.initial(), case.batches()
     traces = [scale(0.0, server)] * 5
@@ -92,7 +92,7 @@ def test_states_of_others_are_refused():
         def round(self, ctx, state):
             return ctx.train(pfl.Broadcast(state.server), optimizer_state=state.optimizers)
 
-    federation = toy_federation(momentum=MOMENTUM, participation_fraction=0.6)
+    federation = toy_federation(momentum=MOMENTUM, participation=0.6)
     with pytest.raises(TypeError, match=r"states of local optimizers must lead with .* 3 clients"):
         pfl.check_memory(struct(Whole)(), federation)
 

@@ -383,8 +383,8 @@ def test_nothing_may_follow_digits():
 
 
 def test_every_scaling_is_named_where_it_is_chosen():
-    said = federate.__doc__.partition("input_scaling_name: ")[2].partition("see `")[0]
-    assert set(re.findall('"([a-z_]+)"', said)) == set(SCALINGS)
+    said = federate.__doc__.partition("input_scaling: ")[2].partition("client_ids")[0]
+    assert set(re.findall("'([a-z_]+)'", said)) == set(SCALINGS)
 
 
 @pytest.mark.parametrize("given", [1, [], {}, np.zeros(2), b"a", "a\0b"])

@@ -1,0 +1,205 @@
+"""Options: declared once, with default, meaning and range. All else is read from there.
+
+A group of options is a frozen dataclass, a subclass of `Group`, whose fields `option` makes. Its
+checks, `federate`'s signature and docstring, and the flags of command lines come from these fields.
+"""
+
+import inspect
+import operator
+import re
+import textwrap
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cache, partial
+from typing import Any, Self
+
+import numpy as np
+
+from fedjax_pfl.errors import require, require_name, require_whole, unknown_name
+from fedjax_pfl.values import convert, number
+
+WORDS = (str, bool, int, float)  # types whose values one word can say
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a group.
+
+    Attributes:
+      name: its keyword.
+      default: its value where nobody gives one.
+      meaning: what it is, in a sentence without a capital and a full stop.
+      kinds: types of its values, None apart.
+      optional: whether None is a value.
+      choices: the names allowed; () where any are, or none.
+      low: least whole number.
+      within: range of other numbers, such as "(0, 1]"; None is at least 0.
+      noun: what a sentence on that range calls the number.
+      called: what a sentence on the choices calls the option.
+    """
+
+    name: str
+    default: Any
+    meaning: str
+    kinds: tuple[Any, ...]
+    optional: bool
+    choices: tuple[str, ...] = ()
+    low: int = 0
+    within: str | None = None
+    noun: str = ""
+    called: str = ""
+
+    @property
+    def kind(self) -> type | None:
+        """The type of the values that one word can say, or None; text where there are several."""
+        return next((kind for kind in WORDS if kind in self.kinds), None)
+
+    def said(self, choices: Sequence[str] | None = None) -> str:
+        """Its meaning with its choices, or some of them."""
+        *most, last = [repr(name) for name in choices or self.choices] or [""]
+        return self.meaning.replace("{choices}", f"{', '.join(most)} or {last}" if most else last)
+
+    def check(self, value: Any) -> Any:
+        """The value as programs take it.
+
+        Objects and values of several types are checked by their group.
+
+        Raises:
+          InputError: it is none of this option.
+        """
+        if value is None and self.optional:
+            return None
+        if self.choices and (isinstance(value, str) or self.kinds == (str,)):
+            require_name(self.called or self.name.replace("_", " "), value, self.choices)
+        if len(self.kinds) > 1 or self.kind is None:
+            return value
+        if self.kind is bool:
+            require(isinstance(value, bool), self.name, value, "True or False")
+        elif self.kind is str:
+            require(isinstance(value, str), self.name, value, "text")
+        elif self.kind is int:
+            require_whole(self.name, value, self.low)
+            return operator.index(value)
+        else:
+            return self._number(value)
+        return value
+
+    def read(self, text: str) -> Any:
+        """The checked value of a word from a command line.
+
+        Raises:
+          InputError: it is none of this option.
+        """
+        return self.check(convert(self.name, text, self.kind))
+
+    def _number(self, value: Any) -> float:
+        within = self.within or "[0, inf)"
+        low, high = (float(end) for end in within[1:-1].split(","))
+        allowed = "at least 0" if self.within is None else f"in {self.within}"
+        allowed = f"{self.noun} {allowed}".strip()
+        value = number(self.name, value, allowed, low, high)
+        held = np.float32(value)  # an open end is to be one in the program too
+        outside = (within[0] == "(" and held <= low) or (within[-1] == ")" and held >= high)
+        require(not outside, self.name, value, allowed)
+        return value
+
+
+def option(default: Any, meaning: str, **more: Any) -> Any:
+    """A field of a group; `more` are other attributes of its `Option`."""
+    return field(default=default, metadata={"option": {"meaning": meaning, **more}})
+
+
+@cache
+def declared(group: type) -> dict[str, Option]:
+    """The options of a group (a dataclass), by name, in its order."""
+    hints, found = typing.get_type_hints(group), {}
+    for one in fields(group):
+        if "option" in one.metadata:
+            hint = hints[one.name]
+            kinds = typing.get_args(hint) if _is_union(hint) else (hint,)
+            found[one.name] = Option(
+                name=one.name,
+                default=one.default,
+                kinds=tuple(kind for kind in kinds if kind is not type(None)),
+                optional=type(None) in kinds,
+                **one.metadata["option"],
+            )
+    return found
+
+
+def _is_union(hint: Any) -> bool:
+    return typing.get_origin(hint) in (typing.Union, types.UnionType)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Options that belong together; a subclass builds its part of a federation."""
+
+    def validate(self) -> None:
+        """Raises `InputError` for a value that is none of its option."""
+        for name, one in declared(type(self)).items():
+            one.check(getattr(self, name))
+
+    def checked(self) -> Self:
+        """The same with values as programs take them.
+
+        Raises:
+          InputError: see `validate`.
+        """
+        self.validate()
+        options = declared(type(self)).items()
+        return replace(self, **{name: one.check(getattr(self, name)) for name, one in options})
+
+
+def gathered(
+    groups: Sequence[type[Group]], given: Mapping[str, Any], taker: str
+) -> tuple[Group, ...]:
+    """The groups with the values given, checked.
+
+    Args:
+      groups: their classes.
+      given: values by name.
+      taker: who takes them, for a sentence.
+
+    Raises:
+      InputError: a name that no group has, or a value that can't be.
+    """
+    known = {name: group for group in groups for name in declared(group)}
+    for name in given:
+        if name not in known:
+            raise unknown_name(f"option of {taker}", name, known)
+    return tuple(
+        group(**{name: value for name, value in given.items() if known[name] is group}).checked()
+        for group in groups
+    )
+
+
+def documented(*groups: type[Group]) -> Callable:
+    """Decorator: the signature and the docstring of a function name the options that it takes.
+
+    Its last parameter is `**options`; "{options}" in its docstring becomes their meanings.
+    """
+
+    def decorate(fn: Callable) -> Callable:
+        signature = inspect.signature(fn)
+        *parameters, _ = signature.parameters.values()
+        said = []
+        for group in groups:
+            hints = typing.get_type_hints(group)
+            for name, one in declared(group).items():
+                keyword = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY)
+                parameters.append(keyword.replace(default=one.default, annotation=hints[name]))
+                said.append(f"{name}: {one.said()}.")
+
+        def lines(mark: re.Match) -> str:
+            first, more = mark[1], mark[1] + "  "
+            wrap = partial(textwrap.fill, initial_indent=first, subsequent_indent=more)
+            return "\n".join(wrap(text, 100) for text in said)
+
+        fn.__signature__ = signature.replace(parameters=parameters)
+        fn.__doc__ = re.sub(r"^( *)\{options\}", lines, fn.__doc__ or "", flags=re.MULTILINE)
+        return fn
+
+    return decorate

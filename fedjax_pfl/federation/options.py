@@ -1,0 +1,242 @@
+"""The options of `federate`, one group a concern; each builds its part of a federation."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_pfl.aggregation.leaf_plan import NORM_POLICIES, SHARED, LeafPlan, leaf_plan
+from fedjax_pfl.data.federated import FederatedData, by_class, make_split
+from fedjax_pfl.data.partitions.partition import Partition
+from fedjax_pfl.data.scaling import SCALINGS, input_scaling
+from fedjax_pfl.data.sources.registry import Dataset
+from fedjax_pfl.errors import InputError, require
+from fedjax_pfl.execution.packing import fitted
+from fedjax_pfl.execution.strategy import SEED_AXES, Execution, resolve_execution
+from fedjax_pfl.federation.local_training import NUMBERS, LocalTraining, check_hashable
+from fedjax_pfl.federation.option import Group, Option, declared, gathered, option
+from fedjax_pfl.federation.participation import (
+    STRAGGLER_SCHEDULES,
+    Participation,
+    participation,
+)
+from fedjax_pfl.models.networks import make_model
+from fedjax_pfl.models.registry import INITIALIZERS
+from fedjax_pfl.models.task import Task, as_task
+from fedjax_pfl.typing import Tree
+
+__all__ = [
+    "GROUPS",
+    "NUMBERS",
+    "ExecutionOptions",
+    "InputOptions",
+    "LocalTraining",
+    "ModelOptions",
+    "Option",
+    "ParticipationOptions",
+    "SharingOptions",
+    "declared",
+    "gathered",
+]
+
+DTYPES = ("float32", "float64", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class ModelOptions(Group):
+    """The clients' network: its options and its numbers."""
+
+    model_options: dict[str, Any] | None = option(
+        None, "options of a network given by name, such as {'hidden': 32}"
+    )
+    initializer: str = option(
+        "torch",
+        "first parameters of a network given by name, as those libraries draw them: {choices}",
+        choices=INITIALIZERS,
+    )
+    dtype: str = option("float32", "floating type of models and inputs: {choices}", choices=DTYPES)
+    compute_dtype: str | None = option(
+        None, "type that networks compute in, such as bfloat16; models stay in dtype",
+        choices=DTYPES,
+    )  # fmt: skip
+
+    def validate(self) -> None:
+        super().validate()
+        if "float64" in (self.dtype, self.compute_dtype) and not jax.config.jax_enable_x64:
+            raise InputError(
+                "dtype float64 needs JAX's 64-bit types: jax.config.update('jax_enable_x64', True)."
+            )
+        given = self.model_options
+        fits = given is None or isinstance(given, Mapping)
+        fits = fits and all(isinstance(name, str) for name in given or ())
+        allowed = "a dict such as {'hidden': 32}, with text for keys"
+        require(fits, "model_options", type(given).__name__, allowed)
+
+    def task(self, model: Any, dataset: Dataset) -> Task:
+        """What `federate` is given as its model, as a task for the data set's samples.
+
+        Raises:
+          InputError: no such network, or one that can't take them.
+        """
+        if isinstance(model, str):
+            vocab_size = getattr(dataset, "vocab_size", None)
+            options = {"vocab_size": vocab_size, **(self.model_options or {})}
+            shape, classes = dataset.input_shape, dataset.num_classes
+            model = make_model(model, shape, classes, self.initializer, **options)
+        else:
+            allowed = "absent without a model's name"
+            require(not self.model_options, "model_options", self.model_options, allowed)
+        task = as_task(model, self.dtype)
+        if self.compute_dtype is not None:
+            task = replace(task, compute_dtype=self.compute_dtype)
+        check_hashable("model", task)
+        return task
+
+
+@dataclass(frozen=True)
+class SharingOptions(Group):
+    """What of a model the server aggregates, see `leaf_plan`."""
+
+    batch_norm: str | None = option(
+        None,
+        "what of normalisation layers is averaged: {choices} ('local': nothing); default: the "
+        "algorithm's",
+        choices=NORM_POLICIES,
+        called="batch-norm policy",
+    )
+    share: str | Callable[[str], bool] = option(
+        "all",
+        "layers that the server aggregates: {choices}",
+        choices=SHARED,
+        called="rule of shared leaves",
+    )
+    head: str | None = option(
+        None, "name of the block of layers that classifies (default: the last one)"
+    )
+
+    def plan(self, shapes: Tree, order: Sequence[str]) -> LeafPlan:
+        """The plan of a model of those shapes, whose blocks the network makes in that order.
+
+        Raises:
+          InputError: no such block.
+        """
+        return leaf_plan(
+            shapes, share=self.share, head=self.head, batch_norm=self.batch_norm, order=order
+        )
+
+
+@dataclass(frozen=True)
+class ParticipationOptions(Group):
+    """Who takes part in a round, see `participation`."""
+
+    participation: float = option(
+        1.0, "part of the clients that takes part in a round", within="(0, 1]", noun="a fraction"
+    )
+    stragglers: dict[int, int] | None = option(
+        None, "delay in rounds of each late client, such as {0: 1, 3: 2}"
+    )
+    straggler_schedule: str = option(
+        "code", "cycle of a straggler: {choices}", choices=STRAGGLER_SCHEDULES
+    )
+
+    def cohorts(self, num_clients: int) -> Participation:
+        """How the cohorts of so many clients are formed.
+
+        Raises:
+          InputError: no such client, or stragglers under sampling.
+        """
+        return participation(
+            num_clients, self.participation, self.stragglers, self.straggler_schedule
+        )
+
+
+@dataclass(frozen=True)
+class InputOptions(Group):
+    """What of the data models see, and what clients are called."""
+
+    input_scaling: str = option(
+        "default",
+        "what the model sees of a stored sample: {choices}",
+        choices=tuple(SCALINGS),
+    )
+    client_ids: np.ndarray | None = option(None, "int [N], permanent ids; 0..N-1 by default")
+
+    def data(
+        self, dataset: Dataset, partition: Partition, class_sorted: bool = False
+    ) -> FederatedData:
+        """The data of all clients as host arrays, ready to be put on a device.
+
+        `class_sorted` puts each client's training samples class after class.
+
+        Raises:
+          InputError: the partition does not fit the data set, or ids are not one for each client.
+        """
+        samples, labels = dataset.pool()
+        partition.validate(len(labels), dataset.num_classes, labels)
+        if not len(partition.train.idx):
+            raise InputError(
+                f"No client of the partition (rule {partition.rule!r}) holds a training sample, so "
+                "there is nothing to train on."
+            )
+        scale, shift = input_scaling(self.input_scaling, dataset)
+        ids = self._ids(partition.num_clients)
+        counts = partition.class_counts(labels, dataset.num_classes, "train")
+        label_map = partition.label_map
+        train = partition.train.idx, partition.train.offsets
+        if class_sorted:
+            index = by_class(*train, np.asarray(labels)[train[0]], ids, dataset.num_classes)
+            train = index, train[1]
+        return FederatedData(
+            samples=samples,
+            labels=np.asarray(labels, np.int32),
+            scale=np.asarray(scale, np.float32),
+            shift=np.asarray(shift, np.float32),
+            train=make_split(*train),
+            validation=make_split(*partition.validation),
+            test=make_split(*partition.test),
+            class_counts=np.asarray(counts, np.int32),
+            ids=ids.astype(np.int32),
+            label_map=None if label_map is None else np.asarray(label_map, np.int32),
+            num_classes=dataset.num_classes,
+        )
+
+    def _ids(self, count: int) -> np.ndarray:
+        ids = np.arange(count) if self.client_ids is None else np.asarray(self.client_ids)
+        known = ids.dtype.kind in "iu" and ids.shape == (count,)
+        distinct = known and len(set(ids.tolist())) == len(ids)
+        distinct = distinct and 0 <= ids.min() <= ids.max() < 2**31
+        allowed = f"{count} distinct whole numbers in 0..2^31-1"
+        require(distinct, "client_ids", ids.tolist(), allowed)
+        return ids
+
+
+@dataclass(frozen=True)
+class ExecutionOptions(Group):
+    """How the work is laid out on devices; results are equal to rounding."""
+
+    client_execution: str | int = option("auto", "clients: 'map', 'vmap', a chunk size, or 'auto'")
+    seed_execution: str = option("auto", "seeds: {choices}", choices=SEED_AXES)
+    devices: int = option(1, "devices that the client axis is dealt out over", low=1)
+    eval_batch_size: int = option(100, "samples scored at once", low=1)
+
+    def execution(self, steps: np.ndarray) -> Execution:
+        """The strategy for clients of so many local steps [N] a round.
+
+        Raises:
+          InputError: no such way, or more devices than there are.
+        """
+        resolved = resolve_execution(self.client_execution, self.seed_execution, self.devices)
+        return fitted(resolved, steps)
+
+
+# In the order in which `federate` and command lines name them.
+GROUPS: tuple[type[Group], ...] = (
+    ModelOptions,
+    SharingOptions,
+    LocalTraining,
+    ParticipationOptions,
+    InputOptions,
+    ExecutionOptions,
+)

@@ -1,0 +1,120 @@
+"""Options of `federate`: declared once, documented from there, and changed in a federation."""
+
+import inspect
+import re
+
+import numpy as np
+import optax
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl.federation.optimizers import SGD
+from fedjax_pfl.testing.toys import toy_federation
+
+KNOWN = {
+    name: one for group in pfl.options.GROUPS for name, one in pfl.options.declared(group).items()
+}
+
+
+def federation(**options):
+    return toy_federation(dtype="float32", learning_rate=0.1, **options)
+
+
+def adam(learning_rate):
+    return optax.adam(learning_rate)
+
+
+def test_no_two_groups_have_one_name():
+    assert len(KNOWN) == sum(len(pfl.options.declared(group)) for group in pfl.options.GROUPS)
+
+
+def test_help_names_every_option():
+    signature = inspect.signature(pfl.federate)
+    assert list(signature.parameters) == ["dataset", "partition", "model", *KNOWN]
+    said = re.findall(r"^ +(\w+): ", pfl.federate.__doc__.partition("Raises:")[0], re.MULTILINE)
+    assert said == list(signature.parameters)
+    for name, one in KNOWN.items():
+        assert signature.parameters[name].default == one.default
+        assert one.meaning and "{" not in one.said().replace("{'", "").replace("{0", "")
+    assert "'shuffled', 'partition' or 'by_class'" in pfl.federate.__doc__
+
+
+def test_defaults_are_allowed():
+    for one in KNOWN.values():
+        assert one.check(one.default) == one.default
+
+
+def test_an_unknown_option_is_told_the_nearest():
+    said = r"^Unknown option of federate 'participation_fraction'. Did you mean 'participation'\?"
+    with pytest.raises(pfl.InputError, match=said):
+        federation(participation_fraction=0.5)
+
+
+def test_a_federation_remembers_its_local_training():
+    given = {"batch_size": 3, "local_steps": 2, "learning_rate_decay": 0.9, "momentum": 0.5}
+    made = federation(drop_last=True, extra_loss=pfl.WeightDistribution(2.0), **given)
+    training = made.training
+    assert training.numbers() == given | {
+        "local_epochs": 1, "drop_last": True, "learning_rate": 0.1, "weight_decay": 0.0,
+    }  # fmt: skip
+    assert training.extra_loss.weight == 2 and training.optimizer is None
+    assert federation(optimizer=adam).training.optimizer is adam
+    assert federation(optimizer=SGD(nesterov=True)).training.optimizer == SGD(nesterov=True)
+
+
+def test_other_local_training_is_as_if_federated_with_it():
+    other = {"batch_size": 3, "learning_rate": 0.5, "momentum": 0.5, "drop_last": True}
+    changed, made = federation(client_execution="vmap"), None
+    data = changed.data
+    changed = changed.with_training(**other)
+    made = toy_federation(dtype="float32", client_execution="vmap", **other)
+    assert changed.data.samples is data.samples
+    for name in ("schedule", "optimizer", "execution", "plan", "task", "batch_order"):
+        assert getattr(changed, name) == getattr(made, name)
+    assert changed.execution.fill == made.execution.fill
+    for name in ("learning_rate", "learning_rate_decay"):
+        one, two = getattr(changed, name), getattr(made, name)
+        assert one.dtype == two.dtype and np.array_equal(one, two)
+
+
+def test_what_is_given_takes_the_place_of_what_excludes_it():
+    stepping = federation(local_steps=4, momentum=0.5)
+    assert stepping.with_training(local_epochs=2).training.local_steps is None
+    assert stepping.with_training(batch_size=2).training.local_steps == 4
+    other = stepping.with_training(optimizer=adam)
+    assert other.optimizer is adam and other.training.momentum == 0
+    assert other.with_training(optimizer=None, momentum=0.2).optimizer == SGD(0.2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"learning_rat": 1}, "option of local training 'learning_rat'. Did you mean 'learning_ra"),
+        ({"learning_rate": -1}, "learning_rate must be a finite number of at least 0, got -1"),
+        ({"batch_size": 0}, "batch_size must be a whole number of at least 1, got 0"),
+        ({"batch_order": "by_class"}, "batch_order must be 'shuffled', as it is, got 'by_class'"),
+        ({"participation": 0.5}, "Unknown option of local training 'participation'"),
+        ({"extra_loss": 3}, "extra_loss must be an ExtraLoss .*, got 'int'"),
+        ({"local_epochs": 10**8}, "would take .* local steps in a round"),
+    ],
+)
+def test_other_local_training_that_can_not_be(options, message):
+    with pytest.raises(pfl.InputError, match=message):
+        federation().with_training(**options)
+
+
+def test_an_optimizer_has_its_own_momentum():
+    with pytest.raises(pfl.InputError, match="momentum can't be given beside an optimizer"):
+        federation(optimizer=adam, momentum=0.5)
+    with pytest.raises(pfl.InputError, match="weight_decay can't be given beside an optimizer"):
+        federation(optimizer=adam).with_training(weight_decay=0.1)
+
+
+def test_no_hyperparameter_is_called_like_local_training():
+    with pytest.raises(pfl.InputError, match="can't call a hyperparameter 'learning_rate': that"):
+
+        @pfl.algorithm("own_rate")
+        class OwnRate(pfl.Algorithm):
+            learning_rate: float = 0.1
+
+    assert "own_rate" not in pfl.ALGORITHMS
