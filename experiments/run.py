@@ -27,6 +27,7 @@ from fedjax_pfl.results.remarks import named
 
 from .cli import console as shown
 from .cli import flags, kept, new_clients, provenance, resume, shell
+from .cli.algorithms import remarked
 from .cli.build import Experiment, material, output_folder, prepare
 from .outputs import comparison_table, run_files, tracking, training_line
 
@@ -109,7 +110,7 @@ def memory_of(experiment: Experiment, name: str) -> pfl.Memory | None:
     """
     return pfl.check_memory(
         experiment.algorithms[name],
-        experiment.federation,
+        experiment.federation_of(name),
         seeds=experiment.seeds,
         adapt=experiment.adapt,
         score_clients=experiment.score_clients,
@@ -144,7 +145,7 @@ def run_algorithm(experiment: Experiment, name: str, facts: dict, progress, stop
     ) as checkpoints:
         result = pfl.simulate(
             algorithm,
-            experiment.federation,
+            experiment.federation_of(name),
             args.rounds,
             seeds=experiment.seeds,
             eval_every=args.eval_every,
@@ -158,9 +159,12 @@ def run_algorithm(experiment: Experiment, name: str, facts: dict, progress, stop
     models = result.final.models() if args.save_models else None
     more = None
     if experiment.new_clients is not None:
-        rows = new_clients.score(experiment.new_clients, algorithm, result)
+        own = experiment.training[name]
+        rows = new_clients.score(experiment.new_clients, algorithm, result, own)
         more = partial(new_clients.write, rows=rows)
-    result = replace(result, final=None)  # its device memory is the next algorithm's
+    result = remarked(
+        replace(result, final=None), experiment.training[name]
+    )  # its device memory is the next algorithm's
     config = provenance.configuration(experiment, result, facts)
     run_files.write_algorithm(output / name, result, config, facts["summary"], models, more)
     return result

@@ -30,6 +30,7 @@ from fedjax_pfl.simulation.runs import RATES
 
 from .cli import build, flags, identity, kept, resume, shell
 from .cli import console as shown
+from .cli.algorithms import OWN, parse_algorithms, remarked
 from .cli.start import called
 from .outputs import tracking, training_line
 from .sweeps.tables import Outcome, footnotes, table, write
@@ -40,10 +41,12 @@ Runs algorithms over a grid of hyperparameters and ranks the settings by validat
   {called("sweep")} --algorithms=feddwa --grid=feddwa.top_k=1,3,5 \\
       --grid=learning_rate=0.03,0.1 --dataset=digits --rounds=20
 
---grid=NAME=VALUE,... may be given many times; NAME is a hyperparameter ALGORITHM.NAME or any other
-flag of {called("run")} that takes one value. Settings that don't change the program run inside
-one; the others are a queue of programs. A fifth of every client's training samples is set aside
-for validation unless --validation_fraction says otherwise; test samples choose nothing.
+--grid=NAME=VALUE,... may be given many times; NAME is a hyperparameter ALGORITHM.NAME, an option of
+local training of one algorithm such as feddwa.learning_rate, or any other flag of
+{called("run")} that takes one value. What an algorithm has of its own, by --grid or --set, wins
+over the flag of that name. Settings that don't change the program run inside one; the others are a queue of
+programs. A fifth of every client's training samples is set aside for validation unless
+--validation_fraction says otherwise; test samples choose nothing.
 
   --rank_by    validation accuracy after the last round ('final') or the mean of the last tenth of
                rounds ('last_tenth') (default: final)
@@ -101,9 +104,9 @@ def traced(name: str, algorithms: Mapping[str, pfl.Algorithm]) -> bool:
     if algorithm not in algorithms:
         raise pfl.unknown_name("algorithm in --grid", algorithm, algorithms)
     known = {field.name: field for field in fields(algorithms[algorithm])}
-    if key not in known:
-        raise pfl.unknown_name(f"hyperparameter of {algorithm!r} in --grid", key, known)
-    return not is_static(known[key])
+    if key not in known and key not in OWN:
+        raise pfl.unknown_name(f"hyperparameter of {algorithm!r} in --grid", key, {*known, *OWN})
+    return key in RATES if key in OWN else not is_static(known[key])
 
 
 def changing_data(grid: Collection[str]) -> list[str]:
@@ -155,16 +158,32 @@ class Cell:
         swept = {}
         for name in self.inside[0]:
             values = [one[name] for one in self.inside]
-            swept[name.rpartition(".")[2]] = values if name not in RATES else _numbers(name, values)
+            key = name.rpartition(".")[2]
+            swept[key] = _numbers(name, values) if key in RATES else values
         return swept
 
 
-def cells(algorithms: Mapping[str, pfl.Algorithm], grid: Mapping[str, Sequence[str]]) -> list[Cell]:
-    """The queue of programs: structural settings times algorithms."""
+def cells(
+    algorithms: Mapping[str, pfl.Algorithm],
+    grid: Mapping[str, Sequence[str]],
+    given: Collection[str] = (),
+) -> list[Cell]:
+    """The queue of programs: structural settings times algorithms.
+
+    What an algorithm is given of its own, in the grid or by --set (`given`, names such as
+    "feddwa.learning_rate"), takes the place of the flag of that name.
+
+    Raises:
+      InputError: the grid and --set have an option of local training of one algorithm.
+    """
+    twice = [name for name in grid if name in given and name.partition(".")[2] in OWN]
+    if twice:
+        raise pfl.InputError(f"Both --grid and --set give {twice[0]}: leave one of them out.")
     inside = {name: traced(name, algorithms) for name in grid}
     queue = []
     for algorithm in algorithms:
         mine = [n for n in grid if "." not in n or n.partition(".")[0] == algorithm]
+        mine = [n for n in mine if not {f"{algorithm}.{n}"} & {*grid, *given}]
 
         def combinations(names):
             values = itertools.product(*(grid[name] for name in names))
@@ -205,7 +224,7 @@ def run_cell(
     with contextlib.closing(checkpoints):
         result = pfl.simulate(
             experiment.algorithms[cell.algorithm],
-            experiment.federation,
+            experiment.federation_of(cell.algorithm),
             args.rounds,
             seeds=experiment.seeds,
             settings=cell.settings or None,
@@ -216,7 +235,7 @@ def run_cell(
             checkpoints=checkpoints,
             stop=stop,
         )
-    result = replace(result, final=None)
+    result = remarked(replace(result, final=None), experiment.training[cell.algorithm])
     part = folder.with_name(f".part-{folder.name}")
     shutil.rmtree(part, ignore_errors=True)
     result.save(part)
@@ -276,14 +295,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not args.validation_fraction:
             raise pfl.InputError("--validation_fraction must be above 0: the ranking needs it.")
         grid = parse_grid(words)
-        queue = cells(build.parse_algorithms(args.algorithms, args["set"].value), grid)
+        chosen = args["set"].value
+        given = {word.partition("=")[0].strip() for word in chosen}
+        queue = cells(parse_algorithms(args.algorithms, chosen), grid, given)
         found, counts = {}, set()
         for cell in queue:  # all of them before the first begins
             check_name("The folder of a setting,", cell.folder)
             one = build.prepare(flags.parse([*argv, *cell.words()]), Path())
             pfl.check_simulation(
                 one.algorithms[cell.algorithm],
-                one.federation,
+                one.federation_of(cell.algorithm),
                 settings=cell.settings or None,
                 score_clients=one.score_clients,
             )

@@ -18,15 +18,17 @@ from fedjax_pfl.values import convert, decimal
 
 from ..outputs import tracking
 from . import console, devices, flags, identity, resume
+from .algorithms import common_training, own_training, parse_algorithms
 from .new_clients import NewClients, split_new_clients
-
-# Flags that say how copies are adapted; they need a number of epochs or steps.
-ADAPTATION = ("adapt_leaves", "adapt_when", "adapt_learning_rate", "adapt_batch_size")
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A checked command line: everything is built, nothing is compiled or written yet."""
+    """A checked command line: everything is built, nothing is compiled or written yet.
+
+    `training` holds the options of local training that algorithms have of their own, see
+    `own_training`.
+    """
 
     args: absl.flags.FlagValues
     algorithms: dict[str, pfl.Algorithm]
@@ -39,7 +41,13 @@ class Experiment:
     score_clients: list[int] | None
     output: Path
     identity: dict[str, Any]
+    training: dict[str, dict[str, Any]]
     new_clients: NewClients | None = None
+
+    def federation_of(self, algorithm: str) -> pfl.Federation:
+        """The federation as an algorithm is given it: with local training of its own, if any."""
+        own = self.training[algorithm]
+        return self.federation.with_training(**own) if own else self.federation
 
 
 @dataclass(frozen=True)
@@ -50,20 +58,23 @@ class Material:
     dataset: pfl.Dataset
     partition: pfl.Partition
     identity: dict[str, Any]
+    training: dict[str, dict[str, Any]]
 
 
 def check_flags(args: absl.flags.FlagValues) -> None:
     """Raises `InputError` for what can be told of the flags before data are loaded."""
     for name in parse_algorithms(args.algorithms, args["set"].value):
         check_name("Algorithm", name)
+    own_training(args.algorithms, args["set"].value, common_training(args))
     if args.seed + args.num_seeds > 2**31:
         raise pfl.InputError(f"--seed must be at most {2**31 - args.num_seeds}, got {args.seed}.")
     parse_rounds(args.matrix_rounds, args.rounds)
     parse_adaptation(args)
     parse_clients(args.score_clients)
     parse_stragglers(args.stragglers)
-    if args.dtype not in ("float32", "float64"):
-        raise pfl.unknown_name("dtype", args.dtype, ("float32", "float64"))
+    for name, choices in flags.CHOICES.items():
+        if args[name].value not in choices:
+            raise pfl.unknown_name(name, args[name].value, choices)
     if args.tensorboard:
         tracking.check()
 
@@ -76,11 +87,12 @@ def material(args: absl.flags.FlagValues, dataset: pfl.Dataset | None = None) ->
     """
     check_flags(args)
     algorithms = parse_algorithms(args.algorithms, args["set"].value)
+    training = own_training(args.algorithms, args["set"].value, common_training(args))
     options = parse_pairs(args, "model_option")
     dataset = load_dataset(args) if dataset is None else dataset
     partition = make_partition(args, dataset)
-    found = identity.describe(args, algorithms, dataset, partition, options)
-    return Material(algorithms, dataset, partition, found)
+    found = identity.describe(args, algorithms, training, dataset, partition, options)
+    return Material(algorithms, dataset, partition, found, training)
 
 
 def prepare(
@@ -100,51 +112,17 @@ def prepare(
     matrix_rounds = parse_rounds(args.matrix_rounds, args.rounds)
     adapt = parse_adaptation(args)
     score_clients = parse_clients(args.score_clients)
-    stragglers = parse_stragglers(args.stragglers)
     over = devices.prepare(args.devices, args.num_clients)
     made = material(args) if made is None else made
     algorithms, dataset, partition = made.algorithms, made.dataset, made.partition
     output = output_folder(args, made.identity) if output is None else output
     if args.dtype == "float64":
         jax.config.update("jax_enable_x64", True)
-    chosen = {} if args.eval_batch_size is None else {"eval_batch_size": args.eval_batch_size}
-    federation = pfl.federate(
-        dataset,
-        partition,
-        args.model,
-        learning_rate=args.learning_rate,
-        learning_rate_decay=args.learning_rate_decay,
-        batch_size=args.batch_size,
-        local_epochs=args.local_epochs,
-        local_steps=args.local_steps,
-        drop_last=args.drop_last,
-        batch_order=args.batch_order,
-        momentum=args.momentum,
-        weight_decay=args.weight_decay,
-        extra_loss=pfl.WeightDistribution(args.wdr_weight) if args.wdr_weight else None,
-        participation=args.participation,
-        stragglers=stragglers,
-        straggler_schedule=args.straggler_schedule,
-        share=args.share,
-        input_scaling=args.input_scaling,
-        augment=args.augment,
-        batch_norm=args.batch_norm,
-        model_options=parse_pairs(args, "model_option"),
-        initializer=args.initializer,
-        client_execution=args.client_execution,
-        seed_execution=args.seed_execution,
-        devices=over,
-        dtype=args.dtype,
-        compute_dtype=args.compute_dtype,
-        **chosen,
-    )
+    options = federation_options(args) | {"devices": over}
+    federation = pfl.federate(dataset, partition, args.model, **options)
     federation, new_clients = split_new_clients(args, federation)
-    for algorithm in algorithms.values():
-        pfl.check_simulation(
-            algorithm, federation, args.rounds, adapt=adapt, score_clients=score_clients
-        )
     seeds = tuple(range(args.seed, args.seed + args.num_seeds))
-    return Experiment(
+    experiment = Experiment(
         args,
         algorithms,
         dataset,
@@ -156,41 +134,27 @@ def prepare(
         score_clients,
         output,
         made.identity,
+        made.training,
         new_clients,
     )
+    for name, algorithm in algorithms.items():
+        own = experiment.federation_of(name)
+        pfl.check_simulation(algorithm, own, args.rounds, adapt=adapt, score_clients=score_clients)
+    return experiment
 
 
-def parse_algorithms(names: list[str], settings: list[str]) -> dict[str, pfl.Algorithm]:
-    """The algorithms of a comparison with their hyperparameters, in the order given."""
-    names = [name.strip() for name in names if name.strip()]
-    if not names:
-        raise pfl.InputError("--algorithms must name at least one algorithm; --list shows them.")
-    chosen: dict[str, dict[str, str]] = {}
-    for name in names:
-        if name not in pfl.ALGORITHMS:
-            raise pfl.unknown_name("algorithm", name, pfl.ALGORITHMS)
-        if name in chosen:
-            raise pfl.InputError(f"--algorithms names {name!r} twice: each algorithm runs once.")
-        chosen[name] = {}
-    for setting in settings:
-        target, equals, value = setting.partition("=")
-        name, dot, key = target.strip().partition(".")
-        if not (equals and dot and name and key and value.strip()):
-            raise pfl.InputError(
-                f"--set must read ALGORITHM.HYPERPARAMETER=VALUE, such as feddwa.top_k=5, got "
-                f"{shown(setting)}."
-            )
-        if name not in pfl.ALGORITHMS:
-            raise pfl.unknown_name("algorithm in --set", name, chosen)
-        if name not in chosen:
-            raise pfl.InputError(
-                f"--set={setting} is for {name!r}, which is not in this comparison: --algorithms "
-                f"has {', '.join(chosen)}."
-            )
-        if key in chosen[name]:
-            raise pfl.InputError(f"--set gives {name}.{key} twice.")
-        chosen[name][key] = value.strip()
-    return {name: pfl.make_algorithm(name, values) for name, values in chosen.items()}
+def federation_options(args: absl.flags.FlagValues) -> dict[str, Any]:
+    """The options of `pfl.federate` that flags give, by name.
+
+    Raises:
+      pfl.InputError: words that say none.
+    """
+    known = [name for group in pfl.options.GROUPS for name in pfl.options.declared(group)]
+    return {name: args[name].value for name in known if name in args} | {
+        "model_options": parse_pairs(args, "model_option"),
+        "stragglers": parse_stragglers(args.stragglers),
+        "extra_loss": common_training(args).extra_loss,
+    }
 
 
 def load_dataset(args: absl.flags.FlagValues) -> pfl.Dataset:
@@ -260,14 +224,16 @@ def parse_stragglers(words: list[str]) -> dict[int, int]:
 def parse_adaptation(args: absl.flags.FlagValues) -> pfl.Adaptation | None:
     """Local steps before scoring, or None where they are off."""
     epochs, steps = args.adapt_epochs, args.adapt_steps
-    how = {name.removeprefix("adapt_"): args[name].value for name in ADAPTATION}
-    adapt = pfl.Adaptation(epochs=epochs, steps=steps or None, **how)
+    known = [f"adapt_{name}" for name in pfl.options.declared(pfl.Adaptation)]
+    how = {name: args[name].value for name in known if name not in ("adapt_epochs", "adapt_steps")}
+    given = {name.removeprefix("adapt_"): value for name, value in how.items()}
+    adapt = pfl.Adaptation(epochs=epochs, steps=steps or None, **given)
     adapt.validate()
     if epochs and steps:
         raise pfl.InputError("Give one of --adapt_epochs and --adapt_steps, not both.")
     if epochs or steps:
         return adapt
-    useless = [name for name in ADAPTATION if args[name].present]
+    useless = [name for name in how if args[name].present]
     if useless:
         raise pfl.InputError(f"--{useless[0]} needs --adapt_epochs or --adapt_steps.")
     return None

@@ -49,6 +49,8 @@ def catalogue() -> str:
         defaults = {field.name: field.default for field in fields(cls)}
         if defaults:
             lines.append(f"  {'':20} {values(defaults)}")
+    own = ", ".join(pfl.options.NUMBERS)
+    lines.append(f"  Each also takes local training of its own (--set=ALGORITHM.NAME=VALUE): {own}")
     lines.append("\nData sets (--dataset):")
     lines += [f"  {name:20} {source.description}" for name, source in sorted(pfl.DATASETS.items())]
     lines.append("\nInput scalings (--input_scaling):")

@@ -2,7 +2,7 @@
 
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from absl import flags
 
@@ -73,6 +73,53 @@ class _Group:
     def switch(self, name: str, default: bool, meaning: str, **options) -> None:
         flags.DEFINE_boolean(name, default, meaning, **self.place, **options)
 
+    def options(self, declared_in: type, prefix: str = "", **defaults) -> None:
+        """Flags for the options that the library declares in a group and one word can say.
+
+        Args:
+          declared_in: the group.
+          prefix: what the flags' names begin with.
+          **defaults: in place of the library's.
+        """
+        for option in pfl.options.declared(declared_in).values():
+            name = prefix + option.name
+            default, meaning = defaults.get(option.name, option.default), option.said()
+            if name in SPELLED:
+                SPELLED[name](self)
+            elif name in CHOICES:
+                self.text(name, default, option.said(CHOICES[name]))
+            elif option.kind is bool:
+                self.switch(name, default, meaning)
+            elif option.kind is int:
+                self.whole(name, default, meaning, option.low)
+            elif option.kind is float:
+                self.number(name, default, meaning)
+            elif option.kind is str:
+                self.text(name, default, meaning)
+
+
+# Choices of which runs take some only, and options that flags spell in another way.
+CHOICES = {"dtype": ("float32", "float64")}
+SPELLED: dict[str, Callable[[_Group], None]] = {
+    "model_options": lambda group: group.pairs(
+        "model_option", "an option of the network, such as hidden=128"
+    ),
+    "extra_loss": lambda group: group.number(
+        "wdr_weight",
+        0.0,
+        "weight distribution regularizer of cwFedAVG, beside every algorithm",
+        0.0,
+    ),
+    "stragglers": lambda group: group.names(
+        "stragglers", [], "late clients and their delays in rounds, such as 0:1,3:2"
+    ),
+    "devices": lambda group: group.text(
+        "devices",
+        "auto",
+        "devices that the client axis is dealt out over; 'auto': a CPU's cores, else 1",
+    ),
+}
+
 
 def _comparison(group: _Group) -> None:
     group.names(
@@ -81,7 +128,8 @@ def _comparison(group: _Group) -> None:
     flags.DEFINE_multi_string(
         "set",
         [],
-        "a hyperparameter, ALGORITHM.NAME=VALUE such as feddwa.top_k=5; may be given many times",
+        "a hyperparameter, ALGORITHM.NAME=VALUE such as feddwa.top_k=5, or local training of one "
+        "algorithm, such as feddwa.learning_rate=0.01; may be given many times",
         **group.place,
     )
     flags.DEFINE_multi_string(
@@ -99,7 +147,7 @@ def _comparison(group: _Group) -> None:
 def _data(group: _Group) -> None:
     group.text("dataset", "digits", "name of the data set, or npz:PATH for your own arrays")
     group.text("data_dir", None, "folder with the data set's files")
-    group.text("input_scaling", "default", "what the model sees of a stored sample")
+    group.options(pfl.options.InputOptions)
     group.pairs("data_option", "an option of the data set's reader, such as image_size=32")
     group.text("partition", "dirichlet", "rule that deals samples to clients")
     group.whole("num_clients", 20, "number of clients", 1)
@@ -134,38 +182,11 @@ def _rule(group: _Group) -> None:
 
 def _training(group: _Group) -> None:
     group.text("model", "cnn", "network of every client")
-    group.pairs("model_option", "an option of the network, such as hidden=128")
-    group.text("augment", None, "random change of training images: 'crop_flip' or 'flip'")
-    group.text(
-        "batch_norm",
-        None,
-        "what is averaged: 'shared', 'affine_shared' or 'local' (nothing); default: the "
-        "algorithm's",
-    )
-    group.text("initializer", "torch", "'torch' (PyTorch's defaults) or 'flax'")
-    group.text("share", "all", "layers that the server aggregates: 'all', 'none', 'head', 'body'")
+    group.options(pfl.options.ModelOptions)
+    group.options(pfl.options.SharingOptions)
     group.whole("rounds", 50, "communication rounds", 1)
-    group.whole("local_epochs", 1, "passes over its training samples of a client in a round", 0)
-    group.whole("local_steps", None, "minibatch steps in a round, in place of epochs", 0)
-    group.whole("batch_size", 10, "samples of a minibatch", 1)
-    group.switch("drop_last", False, "leave out the incomplete minibatch of an epoch")
-    group.text("batch_order", "shuffled", "of samples: 'shuffled', 'partition' or 'by_class'")
-    group.number("learning_rate", 0.1, "step size of local SGD in the first round")
-    group.number("learning_rate_decay", 1.0, "factor on the learning rate after each round")
-    group.number("momentum", 0.0, "of local SGD, starting anew in each round")
-    group.number("weight_decay", 0.0, "L2 penalty of local SGD")
-    group.number(
-        "wdr_weight",
-        0.0,
-        "weight distribution regularizer of cwFedAVG, beside every algorithm",
-        0.0,
-    )
-    group.number("participation", 1.0, "part of the clients that takes part in a round")
-    group.names("stragglers", [], "late clients and their delays in rounds, such as 0:1,3:2")
-    group.text("straggler_schedule", "code", "cycle of a straggler: 'code' or 'paper'")
-    group.text("dtype", "float32", "floating type: 'float32' or 'float64'")
-    meaning = "type that networks compute in, such as bfloat16; models stay in --dtype"
-    group.text("compute_dtype", None, meaning)
+    group.options(pfl.options.LocalTraining)
+    group.options(pfl.options.ParticipationOptions)
 
 
 def _run(group: _Group) -> None:
@@ -175,23 +196,14 @@ def _run(group: _Group) -> None:
     )
     group.whole("eval_every", 1, "score the models after every so many rounds, and the last", 1)
     group.names("score_clients", None, "clients whose models are scored (default: all served)")
-    group.whole("eval_batch_size", None, "samples scored at once (default: the library's)", 1)
     group.names("matrix_rounds", None, "rounds whose mixing is kept (default: first, middle, last)")
-    group.whole("adapt_epochs", 0, "also score copies trained locally for so many epochs", 0)
-    group.whole("adapt_steps", 0, "the same in minibatch steps", 0)
-    group.text("adapt_leaves", "all", "what such a copy trains: 'all', 'head' or 'body'")
-    group.text("adapt_when", "every", "at 'every' evaluation, or only the 'last'")
-    group.number("adapt_learning_rate", None, "rate of its steps (default: the round's)")
-    group.whole("adapt_batch_size", None, "their minibatches (default: --batch_size)", 1)
+    group.options(pfl.Adaptation, "adapt_", epochs=0, steps=0)
     group.whole("new_clients", 0, "the last so many clients take part in nothing", 0)
     meaning = "local steps after which those are scored, at the end"
     group.names("new_client_steps", ["0", "5", "20"], meaning)
     meaning = "parts of their training samples that they may use"
     group.names("new_client_samples", ["1.0"], meaning)
-    group.text("client_execution", "auto", "clients: 'map', 'vmap', a chunk size, or 'auto'")
-    group.text("seed_execution", "auto", "seeds: 'map', 'vmap', or 'auto'")
-    meaning = "devices that the client axis is dealt out over; 'auto': a CPU's cores, else 1"
-    group.text("devices", "auto", meaning)
+    group.options(pfl.options.ExecutionOptions)
     meaning = "a new folder, or that of the same run (default: runs/DATASET-PARTITION-HASH)"
     group.text("output_dir", None, meaning)
     meaning = "seconds between checkpoints, from which the same command goes on; 0: every chunk"

@@ -6,7 +6,6 @@ its data set and partition, and by what defaults resolve to.
 """
 
 import hashlib
-import inspect
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -19,12 +18,12 @@ from fedjax_pfl.models.networks import make_model
 
 DATA, PARTITION, MODEL = "content of the data set", "content of the partition", "the model"
 REPLACED = object()  # in place of a flag's value: other entries say it better
-EVAL_BATCH_SIZE = inspect.signature(pfl.federate).parameters["eval_batch_size"].default
 
 
 def describe(
     args: absl.flags.FlagValues,
     algorithms: Mapping[str, pfl.Algorithm],
+    training: Mapping[str, Mapping[str, Any]],
     dataset: pfl.Dataset,
     partition: pfl.Partition,
     model_options: Mapping[str, Any],
@@ -34,6 +33,7 @@ def describe(
     Args:
       args: flags of `experiments.run`.
       algorithms: with all hyperparameters, defaults included.
+      training: options of local training in which algorithms differ from the flags.
       dataset, partition: as loaded and dealt, validation samples set aside.
       model_options: of --model_option.
 
@@ -50,13 +50,11 @@ def describe(
         "partition": args.partition if args.partition_file is None else "file",
         "partition_file": REPLACED,
         "num_clients": partition.num_clients,
-        "eval_batch_size": args.eval_batch_size or EVAL_BATCH_SIZE,
         "set": REPLACED,
     }
     for name, algorithm in algorithms.items():
-        values = {
-            "batch_norm": args.batch_norm or algorithm.batch_norm
-        } | algorithm.hyperparameters()
+        values = {"batch_norm": args.batch_norm or algorithm.batch_norm}
+        values |= algorithm.hyperparameters() | training[name]
         entries |= {f"{name}.{key}": _without_places(value) for key, value in values.items()}
     return entries
 

@@ -3,9 +3,10 @@
 import contextlib
 import csv
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import absl.flags
 import numpy as np
@@ -66,10 +67,17 @@ def split_new_clients(
 
 
 def score(
-    new_clients: NewClients, algorithm: pfl.Algorithm, result: pfl.Result
+    new_clients: NewClients,
+    algorithm: pfl.Algorithm,
+    result: pfl.Result,
+    own: Mapping[str, Any],
 ) -> list[tuple[int, int, float, int, float]]:
-    """Rows of `COLUMNS`: every seed, client, part of its samples and number of local steps."""
-    federation = algorithm.prepare(new_clients.federation)
+    """Rows of `COLUMNS`: every seed, client, part of its samples and number of local steps.
+
+    `own` are the algorithm's own options of local training.
+    """
+    federation = new_clients.federation
+    federation = algorithm.prepare(federation.with_training(**own) if own else federation)
     scores = score_new_clients(result.final, federation, new_clients.steps, new_clients.fractions)
     ids = np.asarray(new_clients.federation.data.ids).tolist()
     axes = (result.seeds, new_clients.fractions, new_clients.steps, ids)

@@ -77,7 +77,8 @@ def configuration(experiment: Experiment, result: pfl.Result, facts: dict) -> di
 
     `config_hash` is the SHA-256 of what determines the numbers: the algorithm and its
     hyperparameters, the content of the data set and of the partition, the execution, and all flags
-    but those that name places.
+    but those that name places. `training` holds the algorithm's own options of local training, in
+    place of the flags of these names.
     """
     algorithm = {"algorithm": result.algorithm, "hyperparameters": result.hyperparameters}
     entries = resume.configuration(experiment.args, **experiment.identity)
@@ -89,6 +90,7 @@ def configuration(experiment: Experiment, result: pfl.Result, facts: dict) -> di
     config = {name: value for name, value in facts.items() if name != "summary"}
     return {
         **algorithm,
+        "training": experiment.training[result.algorithm],
         "config_hash": hashlib.sha256(text.encode()).hexdigest(),
         "matrix_rounds": result.matrix_rounds,
         **config,

@@ -22,6 +22,7 @@ from fedjax_pfl.results.result_files import damaged
 from fedjax_pfl.typing import Tree
 
 from ..cli import flags
+from ..cli.algorithms import words as algorithm_words
 from ..cli.build import Experiment, prepare
 from .runs import Run
 
@@ -51,6 +52,7 @@ def rebuild(run: Run, data_dir: str = "", without: Sequence[str] = ()) -> Experi
     words += [
         f"--set={run.algorithm}.{name}={value}" for name, value in run.hyperparameters.items()
     ]
+    words += algorithm_words(run.algorithm, run.training)
     for group, values in run.config["flags"].items():
         for name, value in values.items():
             if group == "rule" or name in _LEFT_OUT or name in without or value is None:
@@ -70,7 +72,8 @@ def rebuild(run: Run, data_dir: str = "", without: Sequence[str] = ()) -> Experi
 def federation_of(run: Run, data_dir: str = "", without: Sequence[str] = ()) -> pfl.Federation:
     """The clients of a run with what its algorithm changes about them."""
     experiment = rebuild(run, data_dir, without)
-    return experiment.algorithms[run.algorithm].prepare(experiment.federation)
+    algorithm = experiment.algorithms[run.algorithm]
+    return algorithm.prepare(experiment.federation_of(run.algorithm))
 
 
 def saved_models(run: Run, row: int, federation: pfl.Federation, name: str) -> Tree:

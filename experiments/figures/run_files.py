@@ -57,6 +57,8 @@ def _require_version(folder: Path, config: Mapping[str, Any]) -> None:
 def _config_troubles(config: Mapping[str, Any]) -> Iterator[str]:
     yield from _wrong(config, "algorithm", str)
     yield from _wrong(config, "hyperparameters", dict)
+    if "training" in config:
+        yield from _wrong(config, "training", dict)
     yield from _wrong(config, "seeds", list)
     yield from _wrong(config, "flags", dict)
     yield from _wrong(config, "partition", dict)

@@ -54,6 +54,11 @@ class Run:
         return self.config["hyperparameters"]
 
     @property
+    def training(self) -> dict[str, Any]:
+        """The algorithm's own options of local training, in place of the flags' values."""
+        return self.config.get("training", {})
+
+    @property
     def seeds(self) -> list[int]:
         return self.config["seeds"]
 
@@ -63,8 +68,9 @@ class Run:
 
     @cached_property
     def flags(self) -> dict[str, Any]:
-        """Flags by name, options of the partition rule as it was drawn with them; without places
-        and the options of other rules.
+        """Flags by name, options of the partition rule as it was drawn with them, and the
+        algorithm's own local training in place of what flags say; without places and the options of
+        other rules.
         """
         groups = self.config["flags"]
         flags = {name: value for group in groups.values() for name, value in group.items()}
@@ -72,6 +78,7 @@ class Run:
         drawn = {RULE_FLAG.get(name, name): value for name, value in drawn}
         flags |= {name: drawn.get(name) for name in groups["rule"]}
         flags |= {"num_clients": self.num_clients, "partition": self.config["partition"]["rule"]}
+        flags |= self.training
         alien = {name for name in groups["rule"] if flags[name] is None}
         return {k: v for k, v in flags.items() if k not in PLACES and k not in alien}
 

@@ -19,19 +19,19 @@ class FedAvgM(FedAvg):
     which nobody arrives leaves w and v.
 
     Attributes:
-      momentum: beta; .9 in FedOpt's runs and FL-bench's code, .1 the best of 0, .1, .5, .9, .99 in
+      server_momentum: beta; .9 in FedOpt's runs and FL-bench's code, .1 the best of 0, .1, .5, .9, .99 in
         FedDWA's.
       nesterov: w <- w - eta_s (w - sum_i p_i w_i + beta v).
       server_rate: eta_s.
     """
 
-    momentum: float = 0.9
+    server_momentum: float = 0.9
     nesterov: bool = static(True)
     server_rate: float = 1.0
 
     def validate(self):
-        require(0 <= self.momentum < 1, "momentum", self.momentum, "in [0, 1)")
+        require(0 <= self.server_momentum < 1, "server_momentum", self.server_momentum, "in [0, 1)")
         require(self.server_rate > 0, "server_rate", self.server_rate, "above 0")
 
     def server_optimizer(self):
-        return optax.sgd(self.server_rate, self.momentum, self.nesterov)
+        return optax.sgd(self.server_rate, self.server_momentum, self.nesterov)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from fedjax_pfl.errors import require_name, require_whole
 from fedjax_pfl.federation.optimizers import check_optimizer, optimizer_name
+from fedjax_pfl.federation.option import option
 from fedjax_pfl.federation.schedules import Schedule
 from fedjax_pfl.values import number
 
@@ -16,22 +17,23 @@ MOMENTS = ("every", "last")
 class Adaptation:
     """Local steps on a copy of a client's model before it is scored; the copy is then discarded.
 
-    Attributes:
-      epochs: passes over the client's training samples.
-      steps: minibatch steps instead of epochs.
-      leaves: which block group moves: "all", "head" or "body".
-      when: "every" evaluation, or only the "last" one of a run.
-      learning_rate, batch_size, optimizer: of these steps; None: the round's and the federation's
-        own. The optimizer is a hashable `learning_rate -> optax.GradientTransformation`.
+    Steps, where there are any, take the place of epochs. A learning rate, a batch size and an
+    optimizer of None are the round's and the federation's own.
     """
 
-    epochs: int = 1
-    steps: int | None = None
-    leaves: str = "all"
-    when: str = "every"
-    learning_rate: float | None = None
-    batch_size: int | None = None
-    optimizer: Callable | None = None
+    epochs: int = option(1, "also score copies of models, trained locally for so many epochs")
+    steps: int | None = option(None, "the same in minibatch steps")
+    leaves: str = option("all", "what of such a copy is trained: {choices}", choices=ADAPTED_LEAVES)
+    when: str = option(
+        "every", "at every evaluation, or the last one only: {choices}", choices=MOMENTS
+    )
+    learning_rate: float | None = option(None, "rate of these steps (default: the round's)")
+    batch_size: int | None = option(
+        None, "samples of their minibatches (default: as in a round)", low=1
+    )
+    optimizer: Callable | None = option(
+        None, "hashable function of a learning rate that makes their optax optimizer"
+    )
 
     def __str__(self) -> str:
         count, what = (self.epochs, "epoch") if self.steps is None else (self.steps, "step")

@@ -27,6 +27,7 @@ class Result:
 
     Attributes:
       algorithm: canonical name; hyperparameters: by name.
+      training: how clients trained, `LocalTraining.numbers` (a swept rate is in `settings`).
       seeds: S of them; settings: swept values by name, H of each ({} where H = 1 is the only one).
       num_clients, num_parameters: N, and trainable parameters of one model.
       train_sizes, test_sizes: int [N] samples; client_ids: int [N], permanent ids.
@@ -51,6 +52,7 @@ class Result:
 
     algorithm: str
     hyperparameters: dict[str, Any]
+    training: dict[str, Any]
     seeds: tuple[int, ...]
     settings: dict[str, np.ndarray]
     num_clients: int
@@ -207,6 +209,8 @@ class Result:
             "num_clients": self.num_clients,
             "rounds": self.rounds,
             "seeds": list(self.seeds),
+            "training": self.training
+            | {k: float(v[setting]) for k, v in self.settings.items() if k in self.training},
             "accuracy": {
                 "final_mean": float(curve[:, -1].mean()),
                 "final_std_over_seeds": spread,

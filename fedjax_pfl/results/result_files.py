@@ -135,6 +135,7 @@ def words_trouble(values: Mapping[str, Any]) -> str | None:
     checks: dict[str, tuple[Callable[[Any], bool], str]] = {
         "algorithm": (_word, "a name"),
         "hyperparameters": (lambda v: isinstance(v, dict), "an object"),
+        "training": (lambda v: isinstance(v, dict), "an object"),
         "seeds": (lambda v: _list(v, whole) and len(v) > 0, "a list of whole numbers"),
         "num_clients": (lambda v: whole(v, 1), "a whole number of at least 1"),
         "num_parameters": (whole, "a whole number"),

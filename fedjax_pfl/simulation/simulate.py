@@ -74,6 +74,7 @@ def simulate(
         algorithm,
         federation,
         rounds,
+        training=federation.training.numbers(),
         seeds=seeds,
         settings=settings,
         adapt=adapt,
@@ -99,6 +100,7 @@ def _result(
     return Result(
         algorithm=algorithm.name,
         hyperparameters=algorithm.hyperparameters(),
+        training=federation.training.numbers(),
         seeds=seeds,
         settings=settings,
         num_clients=federation.num_clients,
@@ -140,6 +142,7 @@ def estimate_memory(
     program = request.checked_program(
         algorithm,
         federation,
+        training=federation.training.numbers(),
         seeds=seeds,
         settings=settings,
         adapt=adapt,

@@ -17,7 +17,7 @@ from tests.references import fedavg, fedavgm, network
 
 VARIANTS = {
     "nesterov": {"server_rate": 0.7},  # as it is unless told
-    "plain": {"nesterov": False, "momentum": 0.5},
+    "plain": {"nesterov": False, "server_momentum": 0.5},
 }
 
 
@@ -80,7 +80,11 @@ def numbers(states, records):
 def test_no_momentum_and_the_whole_step_are_fedavg_to_the_bit(dtype):
     federation = toy_federation(dtype=dtype, participation=0.6)
     wanted = numbers(*play(FedAvg(), federation))
-    for other in (algorithm(momentum=0), algorithm(momentum=0, nesterov=False), Stepping()):
+    for other in (
+        algorithm(server_momentum=0),
+        algorithm(server_momentum=0, nesterov=False),
+        Stepping(),
+    ):
         found = numbers(*play(other, federation))
         assert_close(found, wanted, f"{other.name} against fedavg", 0)
     assert not jax.tree.leaves(play(FedAvg(), federation, 1)[0][0].optimizer)
@@ -125,7 +129,7 @@ def test_private_layers_have_no_momentum():
 
 
 def test_rates_and_momentum_are_swept_in_one_program():
-    settings = {"momentum": (0.0, 0.5), "server_rate": (1.0, 0.7)}
+    settings = {"server_momentum": (0.0, 0.5), "server_rate": (1.0, 0.7)}
     swept = pfl.simulate(algorithm(), toy_federation(), 2, settings=settings)
     plain = pfl.simulate(FedAvg(), toy_federation(), 2)
     name = "global/test/loss"
@@ -136,8 +140,8 @@ def test_rates_and_momentum_are_swept_in_one_program():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"momentum": 1}, r"momentum must be in \[0, 1\), got 1"),
-        ({"momentum": -0.1}, r"momentum must be in \[0, 1\)"),
+        ({"server_momentum": 1}, r"server_momentum must be in \[0, 1\), got 1"),
+        ({"server_momentum": -0.1}, r"server_momentum must be in \[0, 1\)"),
         ({"server_rate": 0}, "server_rate must be above 0, got 0"),
     ],
 )
@@ -153,14 +157,14 @@ def test_hyperparameters_are_checked(settings, said):
 @pytest.mark.parametrize("nesterov", [True, False])
 def test_the_reference_without_momentum_is_fedavg(setting, cohorts, nesterov):
     common = {**setting, "cohorts": cohorts}
-    history = fedavgm.run(**common, momentum=0.0, nesterov=nesterov)
+    history = fedavgm.run(**common, server_momentum=0.0, nesterov=nesterov)
     for models, expected in zip(history, fedavg.run(**common), strict=True):
         assert_same(models["global"], expected["global"])
 
 
 def test_the_reference_of_a_constant_step_is_a_geometric_series(setting, monkeypatch):
     monkeypatch.setattr(fedavgm, "sgd", lambda model, *_: network.mapped(lambda w: w - 1, model))
-    history = fedavgm.run(**setting, momentum=0.5, nesterov=False)
+    history = fedavgm.run(**setting, server_momentum=0.5, nesterov=False)
     for models, speed in zip(history, (1, 1.5, 1.75), strict=True):
         np.testing.assert_allclose(flat(models["velocity"]), speed, rtol=1e-12)
     away = flat(setting["initial"]) - flat(history[-1]["global"])
@@ -168,7 +172,7 @@ def test_the_reference_of_a_constant_step_is_a_geometric_series(setting, monkeyp
 
 
 def test_the_references_second_round_by_hand(setting):
-    first, second = fedavgm.run(**{**setting, "rounds": 2}, momentum=0.5, server_rate=0.8)
+    first, second = fedavgm.run(**{**setting, "rounds": 2}, server_momentum=0.5, server_rate=0.8)
     alone = fedavg.run(**{**setting, "rounds": 1})[0]["global"]
     away = flat(setting["initial"]) - flat(alone)
     np.testing.assert_allclose(flat(first["velocity"]), away, rtol=1e-12)

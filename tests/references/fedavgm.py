@@ -15,7 +15,7 @@ def run(
     cohorts,
     batches,
     learning_rate,
-    momentum=0.9,
+    server_momentum=0.9,
     nesterov=True,
     server_rate=1.0,
 ):
@@ -24,7 +24,7 @@ def run(
     Args:
       initial, clients, rounds, x, y, sizes, cohorts, batches, learning_rate: as in `fedavg.run`;
         a round in which nobody takes part leaves w and v as they are.
-      momentum: beta.
+      server_momentum: beta.
       nesterov: w <- w - eta_s (D + beta v) instead.
       server_rate: eta_s.
 
@@ -40,8 +40,8 @@ def run(
             total = sum(sizes[i] for i in cohort)
             mean = combine([sizes[i] / total for i in cohort], trained)
             away = subtract(model, mean)
-            velocity = add(scale(momentum, velocity), away)
-            step = add(away, scale(momentum, velocity)) if nesterov else velocity
+            velocity = add(scale(server_momentum, velocity), away)
+            step = add(away, scale(server_momentum, velocity)) if nesterov else velocity
             model = subtract(model, scale(server_rate, step))
         history.append({"global": model, "velocity": velocity})
     return history

@@ -21,6 +21,7 @@ def made() -> pfl.Result:
     return pfl.Result(
         algorithm="fedavg",
         hyperparameters={"top_k": 5},
+        training={},
         seeds=(3, 4),
         settings={"learning_rate": np.array([0.1, 0.2, 0.3])},
         num_clients=N,

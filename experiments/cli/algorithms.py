@@ -1,0 +1,122 @@
+"""The algorithms of a comparison: their hyperparameters, and local training of their own."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import absl.flags
+
+import fedjax_pfl as pfl
+from fedjax_pfl.errors import shown
+
+OWN = pfl.options.NUMBERS  # options of local training that --set takes
+
+
+def parse_algorithms(names: Sequence[str], settings: Sequence[str]) -> dict[str, pfl.Algorithm]:
+    """The algorithms of a comparison with their hyperparameters, in the order given."""
+    made = {}
+    for name, values in _by_algorithm(names, settings).items():
+        own = {key: value for key, value in values.items() if key not in OWN}
+        fields = pfl.ALGORITHMS[name].__dataclass_fields__
+        for key in own:
+            if key not in fields:
+                raise pfl.unknown_name(f"hyperparameter of {name!r}", key, {*fields, *OWN})
+        made[name] = pfl.make_algorithm(name, own)
+    return made
+
+
+def own_training(
+    names: Sequence[str], settings: Sequence[str], common: pfl.LocalTraining
+) -> dict[str, dict[str, Any]]:
+    """Options of local training in which --set has an algorithm differ from the others.
+
+    Args:
+      names, settings: as of `parse_algorithms`.
+      common: what the flags say.
+
+    Returns:
+      The values by option, for each algorithm; {} where it trains as the flags say.
+
+    Raises:
+      InputError: a value that can't be.
+    """
+    before, found = common.numbers(), {}
+    for name, values in _by_algorithm(names, settings).items():
+        options = {
+            key: replace(OWN[key], name=f"{name}.{key}").read(text)
+            for key, text in values.items()
+            if key in OWN
+        }
+        after = common.changed(**options).numbers()
+        differ = {key for key, value in after.items() if value != before[key]}
+        if "local_steps" in differ and after["local_steps"] is None:
+            differ.add("local_epochs")  # which took the place of steps
+        found[name] = {key: value for key, value in after.items() if key in differ}
+    return found
+
+
+def remarked(result: pfl.Result, own: Mapping[str, Any]) -> pfl.Result:
+    """The result, with what tables say of an algorithm whose local training is its own."""
+    if not own:
+        return result
+    told = [f"{key.replace('_', ' ')} {_text(value)}" for key, value in own.items()
+            if value is not None]  # fmt: skip
+    said = f"trained with its own {', '.join(told)}"
+    return replace(result, remarks=(*result.remarks, said))
+
+
+def words(algorithm: str, own: Mapping[str, Any]) -> list[str]:
+    """The flags that say it."""
+    return [f"--set={algorithm}.{key}={value}" for key, value in own.items() if value is not None]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def common_training(args: absl.flags.FlagValues) -> pfl.LocalTraining:
+    """Local training as the flags say, for all algorithms.
+
+    Raises:
+      InputError: a value that can't be.
+    """
+    names = [name for name in pfl.options.declared(pfl.LocalTraining) if name in args]
+    loss = pfl.WeightDistribution(args.wdr_weight) if args.wdr_weight else None
+    return pfl.LocalTraining(
+        **{name: args[name].value for name in names}, extra_loss=loss
+    ).checked()
+
+
+def _by_algorithm(names: Sequence[str], settings: Sequence[str]) -> dict[str, dict[str, str]]:
+    """What --set gives each algorithm, by name."""
+    names = [name.strip() for name in names if name.strip()]
+    if not names:
+        raise pfl.InputError("--algorithms must name at least one algorithm; --list shows them.")
+    chosen: dict[str, dict[str, str]] = {}
+    for name in names:
+        if name not in pfl.ALGORITHMS:
+            raise pfl.unknown_name("algorithm", name, pfl.ALGORITHMS)
+        if name in chosen:
+            raise pfl.InputError(f"--algorithms names {name!r} twice: each algorithm runs once.")
+        chosen[name] = {}
+    for setting in settings:
+        target, equals, value = setting.partition("=")
+        name, dot, key = target.strip().partition(".")
+        if not (equals and dot and name and key and value.strip()):
+            raise pfl.InputError(
+                f"--set must read ALGORITHM.HYPERPARAMETER=VALUE, such as feddwa.top_k=5, got "
+                f"{shown(setting)}."
+            )
+        if name not in pfl.ALGORITHMS:
+            raise pfl.unknown_name("algorithm in --set", name, chosen)
+        if name not in chosen:
+            raise pfl.InputError(
+                f"--set={setting} is for {name!r}, which is not in this comparison: --algorithms "
+                f"has {', '.join(chosen)}."
+            )
+        if key in chosen[name]:
+            raise pfl.InputError(f"--set gives {name}.{key} twice.")
+        chosen[name][key] = value.strip()
+    return chosen

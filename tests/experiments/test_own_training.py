@@ -1,0 +1,173 @@
+"""Local training of one algorithm in a run: `--set=ALGORITHM.learning_rate=...` and the like."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from experiments import compare, run, sweep
+from experiments.cli import algorithms, build, flags
+from experiments.figures import probes
+from experiments.figures.runs import find
+
+QUICK = (
+    "--dataset=digits",
+    "--model=softmax",
+    "--rounds=2",
+    "--num_seeds=1",
+    "--num_clients=4",
+    "--partition=iid",
+    "--train_samples=21",
+    "--test_samples=10",
+    "--devices=1",
+    "--nosave_models",
+    "--compilation_cache=",
+)
+OWN = ("--set=local.learning_rate=0.5", "--set=local.batch_size=4")
+
+
+def call(folder, *words):
+    assert run.main(["run", *QUICK, *words, f"--output_dir={folder}"]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A run of two algorithms, one with its own local training; without; and by flags."""
+    root, both = tmp_path_factory.mktemp("own"), "--algorithms=fedavg,local"
+    return {
+        "own": call(root / "own", both, *OWN, "--new_clients=1", "--new_client_steps=0,2"),
+        "plain": call(root / "plain", both, "--new_clients=1", "--new_client_steps=0,2"),
+        "flags": call(
+            root / "flags", "--algorithms=local", "--learning_rate=0.5", "--batch_size=4",
+            "--new_clients=1", "--new_client_steps=0,2",
+        ),
+    }  # fmt: skip
+
+
+def metrics(folder, name, file="metrics.csv"):
+    return (folder / name / file).read_bytes()
+
+
+def read(path):
+    return json.loads(path.read_text())
+
+
+def test_only_that_algorithm_trains_otherwise(runs):
+    assert metrics(runs["own"], "fedavg") == metrics(runs["plain"], "fedavg")
+    assert metrics(runs["own"], "local") == metrics(runs["flags"], "local")
+    assert metrics(runs["own"], "local") != metrics(runs["plain"], "local")
+    file = "new_clients.csv"
+    assert metrics(runs["own"], "local", file) == metrics(runs["flags"], "local", file)
+    assert metrics(runs["own"], "fedavg", file) == metrics(runs["plain"], "fedavg", file)
+
+
+def test_the_output_says_it(runs):
+    config, other = (read(runs["own"] / name / "config.json") for name in ("local", "fedavg"))
+    assert config["training"] == {"batch_size": 4, "learning_rate": 0.5}
+    assert other["training"] == {}
+    plain = read(runs["plain"] / "local" / "config.json")
+    assert config["config_hash"] != plain["config_hash"]
+    assert other["config_hash"] == read(runs["plain"] / "fedavg" / "config.json")["config_hash"]
+    summary = read(runs["own"] / "local" / "summary.json")
+    assert summary["training"]["learning_rate"] == 0.5 and summary["training"]["batch_size"] == 4
+    said = "trained with its own batch size 4, learning rate 0.5"
+    assert summary["remarks"] == [said]
+    table = (runs["own"] / "comparison.md").read_text()
+    assert f"local: {said}." in table and "local.learning_rate=0.5" in table
+    assert pfl.Result.load(runs["own"] / "local").training == summary["training"]
+
+
+def test_another_setting_is_another_run(runs, capsys):
+    words = ["--algorithms=fedavg,local", "--new_clients=1", "--new_client_steps=0,2"]
+    words += [f"--output_dir={runs['own']}"]
+    other = ("--set=local.learning_rate=0.25", OWN[1])
+    assert run.main(["run", *QUICK, *words, *other]) == 2
+    assert "local.learning_rate was 0.5 and is 0.25" in capsys.readouterr().err
+    assert run.main(["run", *QUICK, *words]) == 2
+    assert "local.learning_rate was 0.5 and is absent" in capsys.readouterr().err
+    assert run.main(["run", *QUICK, *words, *OWN]) == 0  # finished: printed again
+    assert "trained with its own" in capsys.readouterr().out
+
+
+def test_a_setting_that_the_flags_have_already_changes_nothing():
+    def identity(*words):
+        return build.material(flags.parse(["run", *QUICK, *words])).identity
+
+    plain = identity("--algorithms=local")
+    assert identity("--algorithms=local", "--set=local.learning_rate=0.10") == plain
+    assert identity("--algorithms=local", "--set=local.learning_rate=0.2") != plain
+
+
+def test_comparisons_and_figures_know_it(runs):
+    found = find([str(runs["own"])])
+    rows, _, notes = compare.compare(found)
+    assert [row.label for row in rows] == [
+        "fedavg, batch_size=10, learning_rate=0.1",
+        "local, batch_size=4, learning_rate=0.5",
+    ]
+    assert any("local, batch_size=4, learning_rate=0.5: trained with its own" in n for n in notes)
+    own = next(one for one in found if one.algorithm == "local")
+    rebuilt = probes.federation_of(own)
+    assert rebuilt.training.learning_rate == 0.5 and rebuilt.schedule.batch_size == 4
+
+
+def test_epochs_take_the_place_of_steps():
+    common = pfl.LocalTraining(local_steps=5)
+    own = algorithms.own_training(["local"], ["local.local_epochs=1"], common)
+    assert own == {"local": {"local_epochs": 1, "local_steps": None}}
+    assert algorithms.words("local", own["local"]) == ["--set=local.local_epochs=1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--set=local.learning_rat=1",), "Did you mean 'learning_rate'?"),
+        (("--set=local.learning_rate=-1",), "local.learning_rate must be a finite number"),
+        (("--set=local.learning_rate=x",), "local.learning_rate must be a number, got 'x'"),
+        (("--set=local.batch_size=0",), "local.batch_size must be a whole number of at least 1"),
+        (("--set=local.drop_last=maybe",), "local.drop_last must be true or false"),
+        (("--set=local.augment=flip",), "Unknown hyperparameter of 'local' 'augment'"),
+        (("--set=local.drop_last=1", "--set=local.batch_size=99"), "No client would take a local"),
+    ],
+)
+def test_settings_that_can_not_be(words, message, capsys, tmp_path):
+    words = [*QUICK, "--algorithms=local", *words, f"--output_dir={tmp_path / 'o'}"]
+    assert run.main(["run", *words]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "o").exists()
+
+
+def test_a_sweep_over_one_algorithms_rate(tmp_path, capsys):
+    words = [*QUICK, "--algorithms=fedavg,local", "--validation_fraction=0.2"]
+    grid = ["--grid=local.learning_rate=0.1,0.5", "--grid=learning_rate=0.1,0.2"]
+    folder = tmp_path / "sweep"
+    assert sweep.main(["sweep", *words, *grid, f"--output_dir={folder}"]) == 0
+    assert "4 settings in 2 programs" in capsys.readouterr().out
+    with (folder / "sweep.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    tried = {(r["algorithm"], r["local.learning_rate"], r["learning_rate"]) for r in rows}
+    assert tried == {
+        ("fedavg", "", "0.1"), ("fedavg", "", "0.2"), ("local", "0.1", ""), ("local", "0.5", ""),
+    }  # fmt: skip
+    result = pfl.Result.load(folder / "results" / "local")
+    np.testing.assert_allclose(result.settings["learning_rate"], [0.1, 0.5])
+    assert result.summary(1)["training"]["learning_rate"] == 0.5
+    chosen = (folder / "local.flags").read_text()
+    assert "--set=local.learning_rate=" in chosen
+    args = flags.parse(["run", f"--flagfile={folder / 'local.flags'}"])
+    common = algorithms.common_training(args)
+    algorithms.own_training(args.algorithms, args["set"].value, common)
+
+
+def test_what_is_of_its_own_wins_over_the_grid():
+    made = {name: pfl.make_algorithm(name) for name in ("fedavg", "local")}
+    grid = {"batch_size": ["4", "8"]}
+    queue = sweep.cells(made, grid, {"local.batch_size"})
+    assert [(cell.algorithm, cell.fixed) for cell in queue] == [
+        ("fedavg", {"batch_size": "4"}), ("fedavg", {"batch_size": "8"}), ("local", {}),
+    ]  # fmt: skip
+    with pytest.raises(pfl.InputError, match=r"Both --grid and --set give local\.batch_size"):
+        sweep.cells(made, {"local.batch_size": ["4", "8"]}, {"local.batch_size"})
