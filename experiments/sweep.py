@@ -44,8 +44,8 @@ Runs algorithms over a grid of hyperparameters and ranks the settings by validat
 --grid=NAME=VALUE,... may be given many times; NAME is a hyperparameter ALGORITHM.NAME, an option of
 local training of one algorithm such as feddwa.learning_rate, or any other flag of
 {called("run")} that takes one value. What an algorithm has of its own, by --grid or --set, wins
-over the flag of that name. Settings that don't change the program run inside one; the others are a queue of
-programs. A fifth of every client's training samples is set aside for validation unless
+over the flag of that name. Settings that don't change the program run inside one; the others are a
+queue of programs. A fifth of every client's training samples is set aside for validation unless
 --validation_fraction says otherwise; test samples choose nothing.
 
   --rank_by    validation accuracy after the last round ('final') or the mean of the last tenth of

@@ -49,7 +49,7 @@ class FedAvg(Algorithm):
       server_optimizer, or all of server_update: what the server does with the average.
       record: what a round leaves behind.
 
-    A member's update is a NamedTuple with the fields of `Trained`, and more where more is sent.
+    What members send is a `Trained`, or a struct that inherits from it where they send more.
     """
 
     batch_norm = "shared"
@@ -62,7 +62,7 @@ class FedAvg(Algorithm):
 
     def round(self, ctx: Context, state: State) -> tuple[State, Record]:
         sent = self.local_update(ctx, state, self.received(state, ctx.cohort.rows))
-        used = sent._replace(cohort=self.admitted(ctx, sent.cohort))
+        used = replace(sent, cohort=self.admitted(ctx, sent.cohort))
         weights, state = self.weigh(ctx, state, used)
         uploads, private = ctx.plan.split(used.models)
         mean = mixing.weighted_sum(weights, uploads, onto=state.server)

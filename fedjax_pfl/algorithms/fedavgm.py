@@ -19,8 +19,8 @@ class FedAvgM(FedAvg):
     which nobody arrives leaves w and v.
 
     Attributes:
-      server_momentum: beta; .9 in FedOpt's runs and FL-bench's code, .1 the best of 0, .1, .5, .9, .99 in
-        FedDWA's.
+      server_momentum: beta; .9 in FedOpt's runs and FL-bench's code, .1 the best of 0, .1, .5, .9,
+        .99 in FedDWA's.
       nesterov: w <- w - eta_s (w - sum_i p_i w_i + beta v).
       server_rate: eta_s.
     """

@@ -5,7 +5,7 @@ Ananda Theertha Suresh. ICML 2020. https://arxiv.org/abs/1910.06378
 """
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +15,8 @@ from fedjax_pfl.aggregation import mixing
 from fedjax_pfl.algorithms import fedavg
 from fedjax_pfl.contract.registry import algorithm
 from fedjax_pfl.errors import require
-from fedjax_pfl.federation.participation import Cohort
 from fedjax_pfl.structs import per_client, per_server, struct
+from fedjax_pfl.training.local_sgd import Trained
 
 
 @struct
@@ -25,17 +25,15 @@ class State(fedavg.State):
     controls: Any = per_client()  # c_i
 
 
-class Corrected(NamedTuple):
-    """What members send: as `local_sgd.Trained`, and their controls.
+@struct
+class Corrected(Trained):
+    """What members send: their models, and their controls.
 
     Attributes:
       controls: c_i^+, [M, ...]; c_i of members that are absent, diverged or took no step.
     """
 
-    models: Any
-    cohort: Cohort
-    loss: jax.Array
-    controls: Any
+    controls: Any = None
 
 
 @algorithm("scaffold")
@@ -82,7 +80,7 @@ class Scaffold(fedavg.FedAvg):
         # A client without a step uploads no change: its mean gradient says nothing.
         moved = trained.cohort.mask & (ctx.federation.schedule.total_steps(ctx.sizes()) > 0)
         controls = trees.where(moved, trained.gradient, controls)
-        return Corrected(trained.models, trained.cohort, trained.loss, controls)
+        return Corrected(trained.models, trained.cohort, trained.loss, controls=controls)
 
     def weigh(self, ctx, state, sent):
         return mixing.normalize(sent.cohort.mask.astype(sent.loss.dtype)), state  # 1/M

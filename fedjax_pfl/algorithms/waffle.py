@@ -156,9 +156,9 @@ class Waffle(ForAlice, scaffold.Scaffold):
         farthest = jnp.max(jnp.where(others, distance, 0))
         nearest = jnp.min(jnp.where(others, distance, jnp.inf))
         nearest = jnp.where(jnp.any(others), nearest, 0)
-        own = nearest * (1 - _ratio(farthest - nearest, farthest) * (1 - omega))  # eq. (2)
+        own = nearest * (1 - mixing.ratio(farthest - nearest, farthest) * (1 - omega))  # eq. (2)
         distance = jnp.where(is_alice, own, distance)
-        raw = jnp.maximum(psi - _ratio(distance - own, farthest - own), 0)  # eq. (3)
+        raw = jnp.maximum(psi - mixing.ratio(distance - own, farthest - own), 0)  # eq. (3)
         alone = ctx.total - (ctx.t + 1) <= ctx.total // 20  # r >= 0.95 R
         alone |= ~jnp.any((raw > 0) & present)  # a psi of 0: what smaller and smaller ones tend to
         return mixing.normalize(jnp.where(alone, is_alice.astype(raw.dtype), raw), present)
@@ -203,8 +203,3 @@ def _together(records: Record) -> Record:
         down=jnp.sum(records.down, axis=0, dtype=jnp.int32),
         matrices={"mixing": jnp.where(still[:, None], identity, weights)},
     )
-
-
-def _ratio(part, whole):
-    """part / whole, 0 where nothing is apart."""
-    return jnp.where(whole > 0, part / jnp.where(whole > 0, whole, 1), 0)

@@ -6,19 +6,20 @@ https://doi.org/10.1007/978-3-030-60548-3_16
 """
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from fedjax_pfl import trees
 from fedjax_pfl.aggregation import mixing
 from fedjax_pfl.algorithms import fedavg
 from fedjax_pfl.algorithms.alice import ForAlice, squared_distances_to_alice
 from fedjax_pfl.contract.registry import algorithm
 from fedjax_pfl.errors import require
-from fedjax_pfl.federation.participation import Cohort
 from fedjax_pfl.federation.schedules import COUNTED
 from fedjax_pfl.structs import per_client, struct
+from fedjax_pfl.training.local_sgd import Trained
 
 
 @struct
@@ -26,19 +27,17 @@ class State(fedavg.State):
     alpha: Any = per_client()  # [N], unnormalised weights
 
 
-class Summed(NamedTuple):
-    """What agents send: as `local_sgd.Trained`, and their gradients.
+@struct
+class Summed(Trained):
+    """What agents send: their models, and their gradients.
 
     Attributes:
       total: G_i, the raw gradients summed over the steps, like the parameters [M, ...].
       distance: d_i, [M].
     """
 
-    models: Any
-    cohort: Cohort
-    loss: jax.Array
-    total: Any
-    distance: jax.Array
+    total: Any = None
+    distance: Any = None
 
 
 @algorithm("weight_erosion")
@@ -80,13 +79,13 @@ class WeightErosion(ForAlice, fedavg.FedAvg):
         trained = super().local_update(ctx, state, received, mean_gradient=True, **options)
         steps = ctx.federation.schedule.total_steps(ctx.sizes())
         total = jax.tree.map(
-            lambda g: g * steps.reshape((-1,) + (1,) * (g.ndim - 1)).astype(g.dtype),
+            lambda g: g * trees.expand_to(g, steps).astype(g.dtype),
             trained.gradient,
         )
         is_alice = ctx.cohort.ids == self.alice
         apart, length = map(jnp.sqrt, squared_distances_to_alice(total, is_alice))
-        distance = jnp.where(length > 0, apart / jnp.where(length > 0, length, 1), 0)
-        return Summed(trained.models, trained.cohort, trained.loss, total, distance)
+        distance = mixing.ratio(apart, length)
+        return Summed(trained.models, trained.cohort, trained.loss, total=total, distance=distance)
 
     def weigh(self, ctx, state, sent):
         batch, sizes = ctx.federation.schedule.batch_size, jnp.maximum(ctx.sizes(), 1)

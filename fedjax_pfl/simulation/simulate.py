@@ -74,7 +74,6 @@ def simulate(
         algorithm,
         federation,
         rounds,
-        training=federation.training.numbers(),
         seeds=seeds,
         settings=settings,
         adapt=adapt,
@@ -142,7 +141,6 @@ def estimate_memory(
     program = request.checked_program(
         algorithm,
         federation,
-        training=federation.training.numbers(),
         seeds=seeds,
         settings=settings,
         adapt=adapt,

@@ -11,7 +11,8 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl import InputError, mixing
 from fedjax_pfl.simulation.checkpoints import fingerprint
-from fedjax_pfl.simulation.program import Program, make_runs
+from fedjax_pfl.simulation.program import Program
+from fedjax_pfl.simulation.runs import make_runs
 from fedjax_pfl.structs import per_client, per_server, struct
 from fedjax_pfl.testing.suite import CHECKS
 from fedjax_pfl.testing.toys import SEEDS, assert_close, toy_federation
