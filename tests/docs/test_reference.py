@@ -24,6 +24,11 @@ def test_every_public_name_has_its_place():
     assert [target for target, times in TARGETS.items() if times > 1] == []
 
 
+def test_every_rule_has_its_place():
+    rules = {f"{rule.plan.__module__}.{rule.plan.__qualname__}" for rule in pfl.RULES.values()}
+    assert sorted(rules - set(TARGETS)) == []
+
+
 @pytest.mark.parametrize("target", sorted(TARGETS))
 def test_what_the_reference_names_is_there(target):
     try:
