@@ -6,17 +6,15 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib import colormaps
-from matplotlib.colors import ListedColormap, Normalize
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from fedjax_pfl.data.partitions.registry import keyword_defaults
 from fedjax_pfl.errors import require, unknown_name
-from fedjax_pfl.results.plots import COLOURS, DASHES, DPI, HEAT
+from fedjax_pfl.results.plots import COLOURS, DASHES, DPI, SHADES
+from fedjax_pfl.results.plots import ticks as ticks
 
 GREY = "0.72"
-# Without the palest colours: little must differ from nothing, which is white.
-SHADES = ListedColormap(colormaps[HEAT](np.linspace(0.12, 1.0, 256)))
 MARKERS = "osD^vP*X"
 
 
@@ -147,14 +145,6 @@ def legend(chart: Figure, lines: Sequence, title: str | None = None, labels=None
         lines, labels, title=title, loc="outside right center", frameon=False, alignment="left",
         fontsize=9, title_fontsize=9,
     )  # fmt: skip
-
-
-def ticks(axis, count: int, most: int = 10, names: Sequence[str] | None = None) -> None:
-    """Round numbers, at most `most` of them, so that labels never touch."""
-    steps = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, max(count, 1))
-    step = next(s for s in steps if count / s <= most or s == steps[-1])
-    where = np.arange(0, count, step)
-    axis.set_ticks(where, [str(i if names is None else names[i]) for i in where])
 
 
 def heat(

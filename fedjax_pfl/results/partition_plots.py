@@ -7,18 +7,15 @@ Every function returns a `matplotlib.figure.Figure`, which needs no display and 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from matplotlib import colormaps
-from matplotlib.colors import ListedColormap, PowerNorm
+from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.partitions.statistics import SPLITS, partition_statistics
 from fedjax_pfl.errors import require
-from fedjax_pfl.results.plots import COLOURS, DPI, HEAT
+from fedjax_pfl.results.plots import COLOURS, DPI, SHADES, ticks
 
-# Without the palest colours: one sample must differ from none, which is white.
-_HEAT = ListedColormap(colormaps[HEAT](np.linspace(0.12, 1.0, 256)))
 _THOUSANDS = "{x:,.0f}"
 _HATCHES = {"train": "", "test": "///", "validation": "..."}  # told apart in grey, too
 
@@ -52,8 +49,8 @@ def heatmap(
     bars.tick_params(axis="x", length=0, labelbottom=False)
     image = _heat(heat, counts, PowerNorm(0.5, vmin=0, vmax=max(counts.max(), 1)))
     heat.set(xlabel="client", ylabel="label" if partition.label_map is not None else "class")
-    _ticks(heat.xaxis, n, 3.0 * width)
-    _ticks(heat.yaxis, num_classes, 4.5 * (height - 2.0), class_names)
+    ticks(heat.xaxis, n, 3.0 * width)
+    ticks(heat.yaxis, num_classes, 4.5 * (height - 2.0), class_names)
     _colorbar(figure, image, heat)
     figure.suptitle(title or f"Partition {partition.rule}, {n} clients", fontsize=11, wrap=True)
     return figure
@@ -75,7 +72,7 @@ def size_bars(partition: Partition, title: str | None = None) -> Figure:
     mean = sum(partition.sizes(split) for split in SPLITS).mean()
     axes.axhline(mean, color="black", linewidth=1, linestyle="--")
     axes.set(xlabel="client")
-    _ticks(axes.xaxis, n, 3.0 * figure.get_figwidth())
+    ticks(axes.xaxis, n, 3.0 * figure.get_figwidth())
     name = title or f"Partition {partition.rule}, {n} clients"
     figure.suptitle(f"{name} (dashed: mean, {mean:,.1f})", fontsize=11, wrap=True)
     return figure
@@ -119,9 +116,9 @@ def comparison(
             f"total variation {_number(apart, 2)}\n{range_} samples",
             fontsize=8,
         )
-        _ticks(axes.xaxis, len(table), 3.2 * side)
+        ticks(axes.xaxis, len(table), 3.2 * side)
     row[0].set_ylabel("class")
-    _ticks(row[0].yaxis, num_classes, 4.5 * (height - 1.8), class_names)
+    ticks(row[0].yaxis, num_classes, 4.5 * (height - 1.8), class_names)
     _colorbar(figure, image, row)
     figure.suptitle(title or "Training samples by client and class", fontsize=11, wrap=True)
     return figure
@@ -157,8 +154,8 @@ def label_map(
                 color="0.55" if kept[client, c] else "white" if dark else "black",
             )  # fmt: skip
     axes.set(xlabel="client", ylabel="class")
-    _ticks(axes.xaxis, n, 3.0 * width)
-    _ticks(axes.yaxis, num_classes, 4.5 * height, class_names)
+    ticks(axes.xaxis, n, 3.0 * width)
+    ticks(axes.yaxis, num_classes, 4.5 * height, class_names)
     figure.colorbar(image, ax=axes, label="label seen (white: the class itself)", pad=0.02)
     figure.suptitle(title or f"Labels of partition {partition.rule}", fontsize=11, wrap=True)
     return figure
@@ -195,7 +192,7 @@ def _heat(axes, counts: np.ndarray, norm):
     n, num_classes = counts.shape
     image = axes.pcolormesh(
         np.arange(n + 1) - 0.5, np.arange(num_classes + 1) - 0.5,
-        np.ma.masked_equal(counts.T, 0), cmap=_HEAT, norm=norm, rasterized=True,
+        np.ma.masked_equal(counts.T, 0), cmap=SHADES, norm=norm, rasterized=True,
     )  # fmt: skip
     axes.set(xlim=(-0.5, n - 0.5), ylim=(num_classes - 0.5, -0.5))
     return image
@@ -205,14 +202,6 @@ def _colorbar(figure: Figure, image, axes) -> None:
     label = "training samples (white: none)"
     few = MaxNLocator(5, integer=True)
     figure.colorbar(image, ax=axes, label=label, pad=0.02, aspect=25, format=_THOUSANDS, ticks=few)
-
-
-def _ticks(axis, count: int, most: float, names: Sequence[str] | None = None) -> None:
-    """Round numbers, at most `most` of them, so that labels never touch."""
-    steps = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, max(count, 1))
-    step = next(s for s in steps if count / s <= most or s == steps[-1])
-    where = np.arange(0, count, step)
-    axis.set_ticks(where, [str(i) if names is None else str(names[i]) for i in where])
 
 
 def _number(value: float | None, digits: int = 1) -> str:

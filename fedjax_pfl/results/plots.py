@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.colors import PowerNorm
+from matplotlib import colormaps
+from matplotlib.colors import ListedColormap, PowerNorm
 from matplotlib.figure import Figure
 
 from fedjax_pfl.errors import require
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", "--", ":", "-.")
 HEAT = "YlGnBu"  # zeros are masked and stay white
+# The same without the palest colours: little must differ from nothing, which is white.
+SHADES = ListedColormap(colormaps[HEAT](np.linspace(0.12, 1.0, 256)))
 DPI = 150
 _PANEL = 3.0  # inches, side of one matrix
 
@@ -115,8 +118,8 @@ def mixing_heatmaps(
     for (g, q), axes in np.ndenumerate(grid):
         shown = np.ma.masked_equal(matrices[q, g], 0)
         image = axes.imshow(shown, cmap=HEAT, norm=norm, interpolation="nearest")
-        _client_ticks(axes.xaxis, n)
-        _client_ticks(axes.yaxis, n)
+        ticks(axes.xaxis, n)
+        ticks(axes.yaxis, n)
         if g == 0:
             axes.set_title(f"round {rounds[q]}", fontsize=10)
         if g == rows - 1:
@@ -129,7 +132,12 @@ def mixing_heatmaps(
     return figure
 
 
-def _client_ticks(axis, count: int, most: int = 10) -> None:
-    """Round numbers, at most `most` of them, so that labels never touch."""
-    step = next(s for s in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, count) if count / s <= most)
-    axis.set_ticks(np.arange(0, count, step))
+def ticks(axis, count: int, most: float = 10, names: Sequence[str] | None = None) -> None:
+    """Round numbers from 0 to `count`, or the names that stand for them.
+
+    At most `most` of them, so that labels never touch.
+    """
+    steps = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, max(count, 1))
+    step = next(s for s in steps if count / s <= most or s == steps[-1])
+    where = np.arange(0, count, step)
+    axis.set_ticks(where, [str(i if names is None else names[i]) for i in where])
