@@ -1,6 +1,7 @@
 """What may be opened and unpacked: regular files of a size that fits; a sentence otherwise."""
 
 import contextlib
+import errno
 import gzip
 import io
 import os
@@ -81,9 +82,19 @@ def reading(what) -> Iterator[None]:
         raise InputError(f"{what} takes more memory than there is.") from error
 
 
-def reason(error: Exception) -> str:
-    """What happened, without the name of the file."""
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+def reason(error: BaseException, writing: bool = False) -> str:
+    """What the system says of an error, without the name of the file.
+
+    Args:
+      writing: the file was to be written: a missing one then means its folder.
+    """
+    known = {
+        errno.ENOENT: "the folder it lies in is not there",
+        errno.EEXIST: "something else has its name",
+    }
+    if writing and getattr(error, "errno", None) in known:
+        return known[error.errno]
+    return str(getattr(error, "strerror", None) or error) or type(error).__name__
 
 
 def read_bytes(path: Path) -> bytes:

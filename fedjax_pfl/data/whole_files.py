@@ -1,7 +1,6 @@
 """Files written whole or not at all, and read with one sentence for what is wrong with them."""
 
 import contextlib
-import errno
 import json
 import os
 from collections.abc import Iterator
@@ -11,21 +10,12 @@ from typing import Any
 import numpy as np
 
 from fedjax_pfl._version import __version__
+from fedjax_pfl.data.files import reason
 from fedjax_pfl.data.places import npz_names, read_npz
 from fedjax_pfl.errors import InputError, OutputError, cut, shown
 
 LARGEST_JSON = 2**28  # bytes
 LONGEST_NAME = 255 - len(".part-")  # what file systems take, less what stands before it meanwhile
-
-
-def reason(error: BaseException) -> str:
-    """What the system says of an error, without the path."""
-    known = {
-        errno.ENOENT: "the folder it lies in is not there",
-        errno.EEXIST: "something else has its name",
-    }
-    code = getattr(error, "errno", None)
-    return known.get(code) or str(getattr(error, "strerror", None) or error or type(error).__name__)
 
 
 @contextlib.contextmanager
@@ -36,7 +26,8 @@ def writing(path: Path) -> Iterator[None]:
     except OutputError:
         raise
     except OSError as error:
-        raise OutputError(f"{cut(str(path), 300)} can't be written: {reason(error)}.") from error
+        why = reason(error, writing=True)
+        raise OutputError(f"{cut(str(path), 300)} can't be written: {why}.") from error
 
 
 @contextlib.contextmanager

@@ -18,8 +18,8 @@ import jax
 import numpy as np
 
 from fedjax_pfl._version import __version__
-from fedjax_pfl.data.files import as_path
-from fedjax_pfl.data.whole_files import reason, require_version, writing
+from fedjax_pfl.data.files import as_path, reason
+from fedjax_pfl.data.whole_files import require_version, writing
 from fedjax_pfl.errors import InputError, OutputError, cut
 from fedjax_pfl.federation.optimizers import formula
 from fedjax_pfl.typing import Tree
@@ -146,7 +146,7 @@ class Checkpoints:
             for part in self.folder.glob(f"{step}.*tmp*"):
                 shutil.rmtree(part, ignore_errors=True)
             code = re.search(r"os_error_code='(\d+)'", str(error))
-            why = os.strerror(int(code[1])) if code else cut(reason(error), 300)
+            why = os.strerror(int(code[1])) if code else cut(reason(error, writing=True), 300)
             raise OutputError(f"The checkpoint {path} can't be written: {why}.") from error
         finally:
             logger.setLevel(level)
