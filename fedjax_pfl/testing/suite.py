@@ -8,6 +8,7 @@ them with a single sample and one without test samples, under whatever participa
 from collections.abc import Callable
 from dataclasses import fields, replace
 
+import chex
 import jax
 import numpy as np
 
@@ -229,8 +230,7 @@ def no_recompilation(algorithm: Algorithm) -> None:
 
 
 def _finite_and_stochastic(algorithm: Algorithm, state: Tree, record: dict) -> None:
-    for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]:
-        assert np.isfinite(leaf).all(), f"state{jax.tree_util.keystr(path)} is not finite"
+    chex.assert_tree_all_finite(state, custom_message="the state is not finite")
     if algorithm.row_stochastic:
         for matrix in record["matrices"].values():
             if matrix.shape[-2] > 1 or matrix.any():  # a single row of zeros: nothing aggregated

@@ -4,6 +4,7 @@ by."""
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -112,15 +113,15 @@ def first_run(states: Tree) -> Tree:
 
 def assert_close(actual: Tree, wanted: Tree, what: str, tolerance: float = 1e-9) -> None:
     """Leaf by leaf, to `tolerance` relative and absolute; 0 means equal to the bit."""
-    flat, _ = jax.tree_util.tree_flatten_with_path(actual)
+    leaves, structure = jax.tree.flatten(actual)
     others = jax.tree.leaves(wanted)
-    assert len(flat) == len(others), f"{what}: {len(flat)} leaves against {len(others)}"
-    for (path, a), b in zip(flat, others, strict=True):
-        message = f"{what}, {jax.tree_util.keystr(path)}"
-        if tolerance:
-            np.testing.assert_allclose(a, b, tolerance, tolerance, err_msg=message)
-        else:
-            np.testing.assert_array_equal(a, b, err_msg=message)
+    assert len(leaves) == len(others), f"{what}: {len(leaves)} leaves against {len(others)}"
+    wanted = jax.tree.unflatten(structure, others)  # a reference's may be dicts for structs
+    if tolerance:
+        options = {"rtol": tolerance, "atol": tolerance}
+        chex.assert_trees_all_close(actual, wanted, **options, custom_message=what)
+    else:
+        chex.assert_trees_all_equal(actual, wanted, custom_message=what)
 
 
 def in_double_precision(fn: Callable) -> Callable:
