@@ -1,5 +1,6 @@
 """Scripts end with an exit code and no traceback, whatever becomes of their output."""
 
+import ast
 import contextlib
 import io
 import json
@@ -57,13 +58,23 @@ def much() -> int:
     return 0
 
 
-def test_all_scripts_leave_in_one_way():
+def test_all_scripts_begin_and_leave_in_one_way():
+    """Commands by `start.launch`, which is before anything is loaded and leaves for them."""
     files = [*(ROOT / "experiments").rglob("*.py"), *(ROOT / "tools").glob("[ps]*.py")]
-    scripts = [path for path in files
-               if '\nif __name__ == "__main__":' in path.read_text()]  # fmt: skip
+    scripts = {path: path.read_text() for path in files}
+    scripts = {path: text for path, text in scripts.items()
+               if '\nif __name__ == "__main__":' in text}  # fmt: skip
     assert len(scripts) >= 8
-    for path in scripts:
-        assert path.read_text().endswith('__main__":\n    shell.leave(main)\n'), path
+    commands = 0
+    for path, text in scripts.items():
+        first = ast.parse(text).body[1]
+        if isinstance(first, ast.If):
+            command = path.parent.name if path.stem == "__main__" else path.stem
+            assert ast.unparse(first.body[1]) == f"launch('{command}')", path
+            commands += 1
+        else:
+            assert text.endswith('__main__":\n    shell.leave(main)\n'), path
+    assert commands == 7
 
 
 @pytest.mark.parametrize("code", [0, 3])
