@@ -10,7 +10,7 @@ OUTPUT/accuracy.png, partition.png
 OUTPUT/NAME/config.json     everything that determines the run, and where it ran
 OUTPUT/NAME/summary.json    the numbers of the table; accuracies are fractions
 OUTPUT/NAME/metrics.csv     seed,round,metric,value: means over clients, and over how many; sums of
-                            traffic, local steps and FLOPs
+                            traffic, local steps, candidates' forward passes and FLOPs
 OUTPUT/NAME/metrics.jsonl   the same, an object for each seed and round
 OUTPUT/NAME/tensorboard/    the same as event files, with --tensorboard
                             (`experiments.outputs.tracking`)
@@ -40,6 +40,7 @@ import numpy as np
 import fedjax_pfl as pfl
 from fedjax_pfl.data.whole_files import aside, writing
 from fedjax_pfl.results import partition_plots, plots
+from fedjax_pfl.results.names import COUNTS
 from fedjax_pfl.results.tables import markdown
 
 from . import comparison_table
@@ -159,13 +160,14 @@ def metric_rows(result: pfl.Result, setting: int = 0) -> Iterator[tuple[int, int
     records = {"participants": result.clients["participated"][:, setting].sum(axis=-1)}
     records["diverged_clients"] = result.clients["diverged"][:, setting].sum(axis=-1)
     for name, values in result.clients.items():
-        if name not in ("participated", "diverged", "local_steps"):
+        if name not in ("participated", "diverged", *COUNTS):
             records[name] = mean_over_clients(values[:, setting].astype(np.float64))
     for way, sent in result.traffic().items():
         records[f"traffic/{way}_bytes"] = sent[:, setting].sum(axis=-1)
-    if "local_steps" in result.clients:
-        steps = result.clients["local_steps"][:, setting]
-        records["local_steps"] = steps.sum(axis=-1, dtype=np.int64)
+    for name in COUNTS:
+        if name in result.clients:
+            counts = result.clients[name][:, setting]
+            records[name] = counts.sum(axis=-1, dtype=np.int64)
     if (flops := result.flops()) is not None:
         records["computation/flops"] = flops[:, setting].sum(axis=-1)
     records |= {name: values[:, setting] for name, values in result.scalars.items()}

@@ -1,11 +1,14 @@
 """What an algorithm's functions are given and give back, checked in sentences while they are
 traced."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 
 from fedjax_pfl.contract.algorithm import Algorithm
 from fedjax_pfl.contract.context import Context, Record
+from fedjax_pfl.contract.tally import Tally
 from fedjax_pfl.structs import client_axes
 from fedjax_pfl.typing import Tree
 
@@ -33,13 +36,13 @@ def checked_init(algorithm: Algorithm, ctx: Context) -> Tree:
 
 
 def checked_round(algorithm: Algorithm, ctx: Context, state: Tree) -> tuple[Tree, Record]:
-    """`algorithm.round(ctx, state)`.
+    """`algorithm.round(ctx, state)`, the forward passes of its loss matrices added to the record.
 
     Raises:
       TypeError: it does not return a state of the same structure, shapes and types, and a record.
     """
-    name = algorithm.name
-    returned = algorithm.round(ctx, state)
+    name, tally = algorithm.name, Tally()
+    returned = algorithm.round(replace(ctx, tally=tally), state)
     pair = isinstance(returned, tuple | list) and len(returned) == 2
     if not (pair and isinstance(returned[1], Record)):
         kinds = ", ".join(
@@ -68,4 +71,7 @@ def checked_round(algorithm: Algorithm, ctx: Context, state: Tree) -> tuple[Tree
         becomes_it = old.weak_type and jnp.promote_types(old.dtype, leaf.dtype) == leaf.dtype
         if old.dtype != leaf.dtype and not becomes_it:
             raise TypeError(f"{said}Cast one of the two.")
+    if tally.samples is not None:
+        counted = {"forward_samples": tally.samples}
+        record = replace(record, clients=record.clients | counted)
     return new, record

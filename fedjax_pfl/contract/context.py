@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from fedjax_pfl import keys, trees
 from fedjax_pfl.aggregation import leaf_plan, mixing
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
+from fedjax_pfl.contract.tally import Tally
 from fedjax_pfl.federation.client import Client
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.participation import Cohort
@@ -27,7 +28,8 @@ class Record:
 
     Attributes:
       clients: arrays [N], one number for each client, NaN or 0 for the absent. `Context.record`
-        adds "participated", "diverged" and "local_steps", the gradients that were computed.
+        adds "participated", "diverged" and "local_steps", the gradients that were computed; a
+        round with a `loss_matrix` "forward_samples", its forward passes of one sample.
       scalars: arrays [].
       up, down: int32 [N, num_blocks], copies of each block of the model that the client sent to
         and received from the server; the host multiplies by block sizes in 64 bit.
@@ -52,6 +54,7 @@ class Context:
         `lax.cond` on it stays a branch.
       total: int32, rounds of the whole run; traced.
       cohort: who takes part.
+      tally: counts what a round computes beside local steps; None where nothing is recorded.
     """
 
     federation: Federation
@@ -59,6 +62,7 @@ class Context:
     t: jax.Array
     total: jax.Array
     cohort: Cohort
+    tally: Tally | None = None
 
     @property
     def num_clients(self) -> int:
@@ -211,9 +215,22 @@ class Context:
         )
 
     def loss_matrix(self, candidates: Tree, rows: jax.Array | None = None, **options) -> jax.Array:
-        """`scoring.loss_matrix` on the cohort's samples (or those of `rows`)."""
-        rows = self.cohort.rows if rows is None else rows
-        return scoring.loss_matrix(self.federation, candidates, rows, **options)
+        """Mean loss of candidates [Q, ...] on samples of the cohort (or of `rows`), [M, Q].
+
+        Absent members score nothing unless `active` says otherwise: their losses are 0. In a round
+        the forward passes are counted, and recorded as "forward_samples".
+
+        Args:
+          candidates, rows: see `scoring.loss_matrix`.
+          **options: of `scoring.loss_matrix`: split, choice, active.
+        """
+        if rows is None:
+            rows = self.cohort.rows
+            options.setdefault("active", None if self.cohort.complete else self.cohort.mask)
+        losses, samples = scoring.loss_matrix(self.federation, candidates, rows, **options)
+        if self.tally is not None:
+            self.tally.add(rows, samples, self.num_clients)
+        return losses
 
     def mix(
         self, weights: jax.Array, senders: Tree, onto: Tree, plan: LeafPlan | None = None

@@ -77,14 +77,14 @@ class Federation:
         return rate * jnp.asarray(self.learning_rate_schedule(t, total), rate.dtype)
 
     def rate_factors(self, total: int) -> np.ndarray:
-        """What the schedule makes of the rate in each round of a simulation, [total].
+        """What the schedule makes of the rate in each round, [total]; empty without a schedule.
 
         Raises:
           InputError: it can't be traced, or a factor is not one finite number of at least 0.
         """
         schedule = self.learning_rate_schedule
         if schedule is None:
-            return np.ones(total)
+            return np.ones(0)
         name, allowed = (
             "learning_rate_schedule",
             "a function (t, total) -> factor of traced numbers",

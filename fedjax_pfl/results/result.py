@@ -46,6 +46,8 @@ class Result:
       execution: how the client axis was run.
       flops_per_step: FLOPs of one of those steps (`costs.step_flops`), or None where they can't be
         told, as in a result of a version that did not count them.
+      flops_per_forward: FLOPs of one of the "forward_samples" of `clients`, the forward passes of
+        candidates' losses (`costs.forward_flops`); None where there are none or they can't be told.
       remarks: what the algorithm has a table say of its row, see `Algorithm.remarks`.
       final: the end state on the device, or None for a result read from a file.
     """
@@ -76,6 +78,7 @@ class Result:
     padding_efficiency: float
     execution: str
     flops_per_step: float | None = None
+    flops_per_forward: float | None = None
     remarks: tuple[str, ...] = ()
     final: Any = field(default=None, repr=False, compare=False)
 
@@ -173,29 +176,41 @@ class Result:
         """FLOPs of each client's local training, float64 [S, H, T, N]; None if they can't be told.
 
         Of those who diverge too. A last minibatch that is not full costs as much as a full one.
+        Losses of candidates that the algorithm has a client compute are part of them.
         """
         if self.flops_per_step is None or "local_steps" not in self.clients:
             return None
-        return self.clients["local_steps"] * float(self.flops_per_step)
+        steps = self.clients["local_steps"] * float(self.flops_per_step)
+        passes = self.clients.get("forward_samples")
+        if passes is None:
+            return steps
+        return None if self.flops_per_forward is None else steps + passes * self.flops_per_forward
 
     def computation(self, setting: int = 0) -> dict[str, float | None]:
         """Local training in numbers; a GFLOP is 1e9 floating-point operations.
 
         "flops_per_step"; "local_steps_per_client_round" and "gflop_per_client_round", of a client
-        that takes part; "gflop_per_client", in all rounds, mean over all clients and seeds.
+        that takes part; "gflop_per_client", in all rounds, mean over all clients and seeds. Where
+        candidates were scored, "flops_per_forward" and "forward_samples_per_client_round" too.
         """
-        steps, done = self.clients.get("local_steps"), self.flops()
-        present = max(int(self.clients["participated"][:, setting].sum()), 1)
+        present, done = max(int(self.clients["participated"][:, setting].sum()), 1), self.flops()
         total = None if done is None else float(done[:, setting].sum()) / 1e9
         runs = len(self.seeds) * self.num_clients
-        return {
+
+        def counted(name: str) -> float | None:
+            counts = self.clients.get(name)
+            return None if counts is None else int(counts[:, setting].sum(dtype=np.int64)) / present
+
+        numbers = {
             "flops_per_step": self.flops_per_step,
-            "local_steps_per_client_round": (
-                None if steps is None else int(steps[:, setting].sum(dtype=np.int64)) / present
-            ),
+            "local_steps_per_client_round": counted("local_steps"),
             "gflop_per_client_round": None if total is None else total / present,
             "gflop_per_client": None if total is None else total / runs,
         }
+        if "forward_samples" in self.clients:
+            numbers["flops_per_forward"] = self.flops_per_forward
+            numbers["forward_samples_per_client_round"] = counted("forward_samples")
+        return numbers
 
     def summary(self, setting: int = 0) -> dict[str, Any]:
         """The numbers of one setting that belong in a table; accuracies are fractions."""

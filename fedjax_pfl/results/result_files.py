@@ -16,6 +16,7 @@ import numpy as np
 from fedjax_pfl._version import __version__
 from fedjax_pfl.data.whole_files import aside, read_arrays, read_json, require_version, writing
 from fedjax_pfl.errors import InputError, shown
+from fedjax_pfl.results.names import COUNTS
 
 PLAIN, ARRAYS = "result.json", "result.npz"
 GROUPS = ("settings", "scores", "clients", "scalars", "matrices")
@@ -147,6 +148,7 @@ def words_trouble(values: Mapping[str, Any]) -> str | None:
         "execution": (_word, "a text"),
         "remarks": (lambda v: _list(v, _word), "a list of sentences"),
         "flops_per_step": (lambda v: v is None or number(v), "a number of at least 0, or null"),
+        "flops_per_forward": (lambda v: v is None or number(v), "a number of at least 0, or null"),
     }
     for name, (fits, wanted) in checks.items():
         if name in values and not fits(values[name]):
@@ -276,9 +278,12 @@ def _ranges(values: Mapping[str, Any], rounds: int):
             yield f"it lacks clients:{name}"
         elif not np.isin(flags, (0, 1)).all():
             yield f"clients:{name} must be yes or no"
-    steps = values["clients"].get("local_steps")
-    if steps is not None and (steps.dtype.kind not in "iu" or out_of_range(steps, 0, np.inf)):
-        yield "clients:local_steps must be whole numbers of at least 0"
+    for name in COUNTS:
+        counts = values["clients"].get(name)
+        if counts is None:
+            continue
+        if counts.dtype.kind not in "iu" or out_of_range(counts, 0, np.inf):
+            yield f"clients:{name} must be whole numbers of at least 0"
 
 
 def _plain(value) -> float | str:

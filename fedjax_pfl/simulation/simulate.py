@@ -12,7 +12,7 @@ from fedjax_pfl.results.result import Result
 from fedjax_pfl.simulation import request
 from fedjax_pfl.simulation.checkpoints import Checkpoints
 from fedjax_pfl.simulation.chunks import Chunks, Progress
-from fedjax_pfl.simulation.costs import step_flops
+from fedjax_pfl.simulation.costs import forward_flops, step_flops
 from fedjax_pfl.simulation.fitting import fitting
 from fedjax_pfl.simulation.memory import Memory, available
 from fedjax_pfl.simulation.program import Final
@@ -96,6 +96,8 @@ def _result(
     """What the rounds left behind, and the facts that tables put beside it."""
     program, collector = played.program, played.collector
     federation = program.federation
+    measured = collector.collect((len(seeds), -1))
+    scored_candidates = "forward_samples" in measured["clients"]
     return Result(
         algorithm=algorithm.name,
         hyperparameters=algorithm.hyperparameters(),
@@ -115,9 +117,10 @@ def _result(
         padding_efficiency=padding_efficiency(federation.steps(), federation.execution),
         execution=str(federation.execution),
         flops_per_step=step_flops(federation),
+        flops_per_forward=forward_flops(federation) if scored_candidates else None,
         remarks=tuple(algorithm.remarks(federation)),
         final=Final(program, played.states),
-        **collector.collect((len(seeds), -1)),
+        **measured,
     )
 
 

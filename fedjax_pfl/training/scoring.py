@@ -1,15 +1,28 @@
 """Scores of models on their clients' samples: one stack, or candidates for each client."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from fedjax_pfl.data.federated import Split
+from fedjax_pfl.errors import require
 from fedjax_pfl.execution.lanes import Loop, run_loops
 from fedjax_pfl.execution.rows import over_rows
 from fedjax_pfl.federation.federation import Federation
+from fedjax_pfl.federation.schedules import COUNTED
 from fedjax_pfl.structs import Broadcast
 from fedjax_pfl.typing import Tree
+
+
+class _Scored(NamedTuple):
+    """One client: its row, its model, or None for the broadcast one, and how many of its samples,
+    or None for all."""
+
+    row: jax.Array
+    model: Tree = None
+    size: jax.Array | None = None
 
 
 def score(
@@ -27,25 +40,27 @@ def score(
     """
     part = federation.data.split(split)
     alike = isinstance(models, Broadcast)
-    operands, common = ((rows, None), models.model) if alike else ((rows, models), None)
+    operands, common = (_Scored(rows), models.model) if alike else (_Scored(rows, models), None)
     lengths = None if part.equal else part.size[rows]
     return run_loops(_scoring(federation, part), operands, common, federation.execution, lengths)
 
 
 def _scoring(federation: Federation, part: Split) -> Loop:
-    """Batch by batch over a client's samples; a row is (row, its model or None for the broadcast
-    one)."""
+    """Batch by batch over a client's samples."""
     batch_size = min(federation.eval_batch_size, part.capacity)
     task = federation.task
     zero = jnp.zeros((), jnp.promote_types(task.dtype, jnp.float32))
 
-    def unfinished(operand, state):
-        size = part.size[0] if part.equal else part.size[operand[0]]
-        return state[0] < size
+    def size_of(scored: _Scored):
+        if scored.size is not None:
+            return scored.size
+        return part.size[0] if part.equal else part.size[scored.row]
 
-    def step(operand, common, state):
-        row, model = operand
-        size = part.size[0] if part.equal else part.size[row]
+    def unfinished(scored, state):
+        return state[0] < size_of(scored)
+
+    def step(scored, common, state):
+        row, model, size = scored.row, scored.model, size_of(scored)
         start, correct, loss = state
         at = start + jnp.arange(batch_size, dtype=jnp.int32)
         batch = federation.data.fetch(part, row, at, at < size, task.dtype)
@@ -59,13 +74,25 @@ def _scoring(federation: Federation, part: Split) -> Loop:
         )
 
     return Loop(
-        begin=lambda operand, common: (jnp.int32(0), jnp.int32(0), zero),
-        enter=lambda operand, state: state,
+        begin=lambda scored, common: (jnp.int32(0), jnp.int32(0), zero),
+        enter=lambda scored, state: state,
         inside=unfinished,
         unfinished=unfinished,
         step=step,
-        finish=lambda operand, common, state: state[1:],
+        finish=lambda scored, common, state: state[1:],
     )
+
+
+class LossMatrix(NamedTuple):
+    """Losses of candidates, and what they cost.
+
+    Attributes:
+      losses: [M, K], mean over a client's samples; 0 for a client without samples, or inactive.
+      samples: int32 [M], forward passes of one sample that each client took.
+    """
+
+    losses: jax.Array
+    samples: jax.Array
 
 
 def loss_matrix(
@@ -74,33 +101,40 @@ def loss_matrix(
     rows: jax.Array,
     split: str = "validation",
     choice: jax.Array | None = None,
-) -> jax.Array:
-    """Mean loss of candidate models on each client's samples, [M, K].
+    active: jax.Array | None = None,
+) -> LossMatrix:
+    """Mean loss of candidate models on each client's samples.
 
     Args:
       candidates: stack of models [Q, ...].
       rows: int32 [M], the clients whose samples are used.
       split: "train", "validation" or "test".
       choice: int32 [M, K], which candidates each client scores; all of them by default (K = Q).
+      active: bool [M]; the others score nothing. All by default.
 
-    Returns:
-      [M, K]; 0 for a client without samples.
+    Raises:
+      InputError: forward passes are too many to be counted.
     """
     part = federation.data.split(split)
     count = jax.tree.leaves(candidates)[0].shape[0]
     if choice is None:
         choice = jnp.broadcast_to(jnp.arange(count), (rows.shape[0], count))
-
+    most, allowed = choice.shape[1] * part.capacity, f"below {COUNTED:,}"
+    require(most < COUNTED, "a client's samples times candidates", most, allowed)
     scoring = _scoring(federation, part)
+    sizes = part.size[rows]
+    sizes = sizes if active is None else jnp.where(active, sizes, 0)
 
     def lane(operand, candidates):
-        row, chosen = operand
+        row, chosen, size = operand
 
         def one(candidate):
             model = jax.tree.map(lambda leaf: leaf[candidate], candidates)
-            _, loss = scoring.alone((row, model), None)
+            _, loss = scoring.alone(_Scored(row, model, size), None)
             return loss / jnp.maximum(part.size[row], 1)
 
         return lax.map(one, chosen)
 
-    return over_rows(lane, (rows, choice), candidates, federation.execution, part.size[rows])
+    operands = (rows, choice, None if active is None else sizes)
+    losses = over_rows(lane, operands, candidates, federation.execution, sizes)
+    return LossMatrix(losses, (sizes * choice.shape[1]).astype(jnp.int32))

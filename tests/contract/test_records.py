@@ -1,10 +1,18 @@
 """Records and saved models say what happened, also where shapes could be mistaken."""
 
+from dataclasses import replace
+
 import jax
+import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.testing.toys import toy_federation
+from fedjax_pfl.simulation.costs import forward_flops
+from fedjax_pfl.structs import struct
+from fedjax_pfl.testing.toys import TRAIN_SIZES, toy_federation
+from fedjax_pfl.training.scoring import loss_matrix
+from tests.algorithms.field import ValidationLosses
 
 
 def test_a_cohort_of_one_is_no_identity():
@@ -13,6 +21,7 @@ def test_a_cohort_of_one_is_no_identity():
         result = pfl.simulate(pfl.make_algorithm("fedavg"), federation, 1)
         matrix = result.matrices["mixing"]
         assert matrix.shape == (1, 1, 1, 1, 5)
+        assert "forward_samples" not in result.clients and result.flops_per_forward is None
         np.testing.assert_array_equal(matrix[0, 0, 0, 0], result.clients["participated"][0, 0, 0])
 
 
@@ -23,3 +32,63 @@ def test_final_models_are_the_adapted_ones_that_were_scored():
         kernel = named["personalized"]["params"]["head"]["kernel"]
         assert kernel.shape[:2] == (1, 5)
         assert np.abs(kernel[0, 0] - kernel[0, 3]).max() > 1e-6
+
+
+@struct
+class Scoring(ValidationLosses):
+    """Candidates are scored in every second round."""
+
+    def round(self, ctx, state):
+        active = ctx.cohort.mask & (ctx.t % 2 == 0)
+        losses = ctx.loss_matrix(state.models, split="validation", active=active)
+        choice = jnp.zeros((ctx.cohort.size, 2), jnp.int32)
+        ctx.loss_matrix(state.models, split="train", choice=choice, active=active)
+        trained, cohort, _ = ctx.train(ctx.cohort.gather(state.models))
+        models = cohort.scatter(state.models, trained)
+        return replace(state, models=models), ctx.record(cohort, scalars={"sum": jnp.sum(losses)})
+
+
+def test_forward_passes_of_candidates_are_counted_by_themselves(tmp_path):
+    """Two validation samples of each client; what a client is absent from, it does not score."""
+    federation = toy_federation(participation_fraction=0.6, dtype="float32")
+    result = pfl.simulate(ValidationLosses(), federation, 2, chunk=2)
+    late = toy_federation(stragglers={1: 1}, dtype="float32")
+    every_other = pfl.simulate(Scoring(), late, 4, chunk=4)
+    present = result.clients["participated"]
+    np.testing.assert_array_equal(result.clients["forward_samples"], present * 5 * 2)
+    steps = result.clients["local_steps"] * result.flops_per_step
+    assert result.flops_per_forward == forward_flops(federation) > 0
+    wanted = steps + present * 10 * result.flops_per_forward
+    np.testing.assert_array_equal(result.flops(), wanted)
+    assert result.computation()["forward_samples_per_client_round"] == 10
+    of_a_client = wanted.sum() / present.sum() / 1e9
+    assert result.computation()["gflop_per_client_round"] == pytest.approx(of_a_client)
+    replace(result, algorithm="scored").save(tmp_path / "there")
+    np.testing.assert_array_equal(pfl.Result.load(tmp_path / "there").flops(), wanted)
+    # Client 1 starts in round 1 and is in step in round 3, or not at all.
+    sizes = np.array(TRAIN_SIZES)
+    due = np.array([1, 0, 1, 0])[:, None] * every_other.clients["participated"][0, 0]
+    np.testing.assert_array_equal(
+        every_other.clients["forward_samples"][0, 0], due * (5 * 2 + 2 * sizes)
+    )
+    assert (every_other.scalars["sum"][0, 0] > 0).tolist() == [True, False, True, False]
+
+
+@struct
+class WithinABranch(ValidationLosses):
+    def round(self, ctx, state):
+        none = jnp.zeros((ctx.cohort.size, ctx.num_clients))
+        jax.lax.cond(ctx.t == 0, lambda: ctx.loss_matrix(state.models), lambda: none)
+        return state, ctx.record(ctx.cohort)
+
+
+def test_within_a_branch_nobody_knows_how_often():
+    with pytest.raises(TypeError, match=r"within lax\.cond, a loop or vmap .* active=\[M\]"):
+        pfl.check_memory(WithinABranch(), toy_federation(dtype="float32"))
+
+
+def test_scores_of_more_passes_than_can_be_counted_are_refused():
+    federation = toy_federation(dtype="float32")
+    few = jax.ShapeDtypeStruct((1, 2**29), jnp.int32)
+    with pytest.raises(pfl.InputError, match="samples times candidates must be below 2,147"):
+        loss_matrix(federation, jnp.zeros(3), jnp.arange(1), split="test", choice=few)

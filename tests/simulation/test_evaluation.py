@@ -5,11 +5,13 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl import Adaptation, Broadcast, Context, InputError, keys, trees
 from fedjax_pfl.algorithms.local import State
+from fedjax_pfl.federation.optimizers import SGD
 from fedjax_pfl.simulation.evaluation import adapt, evaluate
 from fedjax_pfl.testing.toys import SEEDS, TEST_SIZES, TRAIN_SIZES, assert_close, toy_federation
 from fedjax_pfl.training.scoring import loss_matrix, score
@@ -80,12 +82,13 @@ def test_score_of_one_shared_model_under_vmap_and_for_some_clients():
     np.testing.assert_array_equal(correct, wanted)
 
 
-def test_loss_matrix():
-    federation = toy_federation()
+@pytest.mark.parametrize("execution", ["map", "vmap"])
+def test_loss_matrix(execution):
+    federation = toy_federation(client_execution=execution)
     models = models_of(federation)
     measure = jax.jit(partial(loss_matrix, split="test"))
     rows = jnp.array([4, 0, 3])
-    losses = measure(federation, models, rows)
+    losses, samples = measure(federation, models, rows)
     wanted = np.array(
         [
             [counted(federation, models, i, "test", q)[1] / max(TEST_SIZES[i], 1) for q in range(5)]
@@ -94,8 +97,14 @@ def test_loss_matrix():
     )
     assert not wanted[0].any()  # client 4 has no test samples
     np.testing.assert_allclose(losses, wanted, 1e-10)
+    np.testing.assert_array_equal(samples, [0, 15, 20])  # five candidates on 0, 3 and 4 samples
+    active = jnp.array([True, False, True])
+    losses, samples = measure(federation, models, rows, active=active)
+    np.testing.assert_allclose(losses, wanted * active[:, None], 1e-10)
+    np.testing.assert_array_equal(samples, [0, 0, 20])
     choice = jnp.array([[0, 0], [4, 1], [2, 3]])
-    chosen = measure(federation, models, rows, choice=choice)
+    chosen, samples = measure(federation, models, rows, choice=choice)
+    np.testing.assert_array_equal(samples, [0, 6, 8])
     np.testing.assert_allclose(chosen, np.take_along_axis(wanted, np.asarray(choice), 1), 1e-10)
 
 
@@ -165,13 +174,21 @@ def test_adapting_some_clients_of_a_shared_model():
     assert_close(some, jax.tree.map(lambda x: x[jnp.array([4, 2])], every), "clients 4 and 2")
 
 
+def twice(rate):
+    return optax.sgd(2 * rate)
+
+
 @pytest.mark.parametrize(
     ("how", "trained"),
     [
         ({}, {"batch_size": 16, "learning_rate": 0.1}),
         ({"batch_size": 16, "learning_rate": 0.1}, {"batch_size": 2, "learning_rate": 0.7}),
+        (
+            {"batch_size": 16, "learning_rate": 0.05, "optimizer": twice},
+            {"momentum": 0.9, "weight_decay": 0.5},
+        ),
     ],
-    ids=["as the round", "of its own"],
+    ids=["as the round", "of its own", "with an optimizer of its own"],
 )
 def test_one_step_of_adaptation_is_one_step_of_gradient_descent(how, trained):
     federation = toy_federation(TRAIN_SIZES, **trained)
@@ -191,6 +208,11 @@ def test_one_step_of_adaptation_is_one_step_of_gradient_descent(how, trained):
         )
         wanted = step(jax.tree.map(lambda leaf, i=i: leaf[i], models), batch)
         assert_close(jax.tree.map(lambda leaf, i=i: leaf[i], moved), wanted, f"client {i}")
+
+
+class Unhashable(list):
+    def __call__(self, rate):
+        return twice(rate)
 
 
 def test_adapted_only_at_the_last_round_and_scored_every_so_often():
@@ -230,11 +252,25 @@ def test_adapted_only_at_the_last_round_and_scored_every_so_often():
         ({"learning_rate": float("nan")}, "adapt_learning_rate must be .* got nan"),
         ({"learning_rate": 1e39}, r"adapt_learning_rate must be .* got 1e\+39"),
         ({"batch_size": 0}, "adapt_batch_size must be a whole number of at least 1, got 0"),
+        ({"optimizer": 0.1}, r"optimizer of adaptation must be a function .*, got 'float'"),
+        ({"optimizer": SGD(momentum=2)}, r"momentum must be in \[0, 1\), got 2"),
+        ({"optimizer": Unhashable()}, "optimizer of adaptation must be hashable"),
     ],
 )
 def test_adaptation_is_checked(options, message):
     with pytest.raises(InputError, match=message):
         Adaptation(**options).validate()
+
+
+def test_adaptation_says_what_it_is():
+    assert str(Adaptation()) == "1 local epoch"
+    assert str(Adaptation(optimizer=twice)) == "1 local epoch, optimizer twice"
+    own = SGD(0.9, nesterov=True, weight_decay=0.01)
+    how = Adaptation(steps=2, leaves="head", batch_size=5, learning_rate=0.1, optimizer=own)
+    assert str(how) == (
+        "2 local steps of the head, minibatches of 5, learning rate 0.1, "
+        "optimizer SGD (momentum 0.9, Nesterov, weight decay 0.01)"
+    )
 
 
 def test_scores_of_half_precision_models_are_float32():
