@@ -28,8 +28,8 @@ def run_blocks(blocks, tmp_path, monkeypatch):
 
 
 def test_every_block(tmp_path, monkeypatch):
-    *blocks, suite = BLOCKS
-    assert "check_algorithm(DrawnNearer())" in suite
+    blocks = [block for block in BLOCKS if "check_algorithm(DrawnNearer())" not in block]
+    assert len(blocks) == len(BLOCKS) - 1
     names = run_blocks(blocks, tmp_path, monkeypatch)
     assert names["result"].rounds == 5
     assert names["federation"].plan.head == "head"
