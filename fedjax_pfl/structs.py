@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeVar, dataclass_transform
 
 import jax
 
-from fedjax_pfl.typing import Tree
+from fedjax_pfl.typing import Model
 
 T = TypeVar("T")
 REQUIRED: Any = dataclasses.MISSING
@@ -120,4 +120,4 @@ def permute_clients(state: Any, order: jax.Array) -> Any:
 class Broadcast:
     """One model standing for all clients: it has no client axis and is never copied per client."""
 
-    model: Tree
+    model: Model

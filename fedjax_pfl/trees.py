@@ -7,14 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_pfl.typing import Tree
+from fedjax_pfl.typing import Mask, Rows, Scalar, Stack, Tree
 
 MEMBERS = (
     "ctx.cohort.gather takes members' rows out of all clients', ctx.cohort.scatter puts them back."
 )
 
 
-def check_rows(what: str, stack: Tree, count: int, hint: str = MEMBERS) -> None:
+def check_rows(what: str, stack: Stack, count: int, hint: str = MEMBERS) -> None:
     """Raises `TypeError` unless every leaf of a stack leads with `count` rows."""
     for path, leaf in jax.tree_util.tree_flatten_with_path(stack)[0]:
         if jnp.shape(leaf)[:1] != (count,):
@@ -24,7 +24,7 @@ def check_rows(what: str, stack: Tree, count: int, hint: str = MEMBERS) -> None:
             )
 
 
-def take(stack: Tree, rows: jax.Array | np.ndarray) -> Tree:
+def take(stack: Stack, rows: Rows | np.ndarray) -> Stack:
     """Rows of a stack: leaves [N, ...] indexed by `rows` [M] give leaves [M, ...].
 
     All of them in order, as a NumPy array says, are the stack itself: no copy.
@@ -36,12 +36,12 @@ def take(stack: Tree, rows: jax.Array | np.ndarray) -> Tree:
     return jax.tree.map(lambda leaf: jnp.take(leaf, rows, axis=0, mode="clip"), stack)
 
 
-def put(stack: Tree, rows: jax.Array, values: Tree) -> Tree:
+def put(stack: Stack, rows: Rows, values: Stack) -> Stack:
     """The stack [N, ...] with `values` [M, ...] written to its `rows` [M] (distinct)."""
     return jax.tree.map(lambda leaf, v: leaf.at[rows].set(v.astype(leaf.dtype)), stack, values)
 
 
-def where(mask: jax.Array, chosen: Tree, other: Tree) -> Tree:
+def where(mask: Mask, chosen: Stack, other: Stack) -> Stack:
     """Row by row: `chosen` where `mask` [M] holds, `other` elsewhere (leaves [M, ...])."""
 
     def pick(a, b):
@@ -58,12 +58,12 @@ def expand_to(leaf: jax.Array, values: jax.Array) -> jax.Array:
     return values.reshape(values.shape + (1,) * (leaf.ndim - values.ndim))
 
 
-def replicate(tree: Tree, count: int) -> Tree:
+def replicate(tree: Tree, count: int) -> Stack:
     """A stack of `count` equal rows."""
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (count, *jnp.shape(leaf))), tree)
 
 
-def rows_finite(stack: Tree, count: int) -> jax.Array:
+def rows_finite(stack: Stack, count: int) -> Mask:
     """bool [count]: which rows hold no NaN or infinity in any floating leaf."""
     finite = jnp.ones((count,), bool)
     for leaf in jax.tree.leaves(stack):
@@ -72,7 +72,7 @@ def rows_finite(stack: Tree, count: int) -> jax.Array:
     return finite
 
 
-def is_finite(tree: Tree) -> jax.Array:
+def is_finite(tree: Tree) -> Scalar:
     """bool []: whether every floating leaf of one tree is free of NaN and infinity."""
     flags = [
         jnp.all(jnp.isfinite(leaf))
@@ -82,6 +82,6 @@ def is_finite(tree: Tree) -> jax.Array:
     return jnp.all(jnp.stack(flags)) if flags else jnp.array(True)
 
 
-def row(stack: Tree, index) -> Tree:
+def row(stack: Stack, index: Scalar | int) -> Tree:
     """One row of a stack, without the leading axis."""
     return jax.tree.map(lambda leaf: leaf[index], stack)

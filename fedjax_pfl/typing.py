@@ -1,5 +1,23 @@
-"""Names for what annotations say again and again."""
+"""Names for what annotations say again and again; axes in brackets.
 
-from typing import Any
+N is the number of clients, M that of the cohort's members, A of receivers, B of senders. They are
+aliases: a type checker tells trees from arrays by them, and a reader tells the axes.
+"""
 
-Tree = Any  # a pytree of arrays
+from typing import Any, TypeAlias
+
+import jax
+
+Tree: TypeAlias = Any  # any pytree of arrays
+Model: TypeAlias = dict[str, Any]  # of one client: "params", and statistics where there are any
+Params: TypeAlias = Tree  # the "params" of a model, and whatever has their leaves: a gradient
+Stack: TypeAlias = Any  # a pytree whose leaves lead with the client axis: models [N, ...], [M, ...]
+State: TypeAlias = Any  # an algorithm's state: a struct whose fields say their client axes
+
+Key: TypeAlias = jax.Array  # a typed key of jax.random, []
+Scalar: TypeAlias = jax.Array  # one number, []
+PerClient: TypeAlias = jax.Array  # one number for every client, [N]
+PerMember: TypeAlias = jax.Array  # one number for every member of the cohort, [M]
+Mask: TypeAlias = jax.Array  # bool [M]: which members of the cohort
+Rows: TypeAlias = jax.Array  # int32 [M]: rows of the client axis
+Matrix: TypeAlias = jax.Array  # one number for every pair, [A, B]: receivers and senders

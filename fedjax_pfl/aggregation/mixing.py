@@ -12,12 +12,12 @@ import numpy as np
 from fedjax_pfl import trees
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
 from fedjax_pfl.errors import require
-from fedjax_pfl.typing import Tree
+from fedjax_pfl.typing import Mask, Matrix, PerMember, Scalar, Stack, Tree
 
 BLOCK = 2**22  # elements of the senders' models that a block of columns holds
 
 
-def normalize(scores: jax.Array, senders: jax.Array | None = None) -> jax.Array:
+def normalize(scores: jax.Array, senders: Mask | None = None) -> jax.Array:
     """Rows of non-negative scores divided by their sums, absent senders (mask [M]) left out."""
     if senders is not None:
         scores = jnp.where(senders, scores, 0)
@@ -30,12 +30,12 @@ def ratio(part: jax.Array, whole: jax.Array) -> jax.Array:
     return jnp.where(whole > 0, part / jnp.where(whole > 0, whole, 1), 0)
 
 
-def by_size(sizes: jax.Array, senders: jax.Array) -> jax.Array:
+def by_size(sizes: PerMember, senders: Mask) -> PerMember:
     """FedAvg's weights p_j = n_j / sum_k n_k over the present senders, [M]."""
     return normalize(sizes.astype(jnp.result_type(float)), senders)
 
 
-def inverse(distances: jax.Array, senders: jax.Array, floor: jax.Array | float = 0) -> jax.Array:
+def inverse(distances: Matrix, senders: Mask, floor: jax.Array | float = 0) -> Matrix:
     """Weights proportional to 1 / distance (FedDWA, eq. 15), [A, B].
 
     Args:
@@ -53,14 +53,14 @@ def inverse(distances: jax.Array, senders: jax.Array, floor: jax.Array | float =
     return normalize(1 / (clipped / nearest), senders)
 
 
-def softmax(scores: jax.Array, senders: jax.Array, temperature: float = 1.0) -> jax.Array:
+def softmax(scores: Matrix, senders: Mask, temperature: float = 1.0) -> Matrix:
     """Row softmax over the present senders, [A, B]."""
     masked = jnp.where(senders, scores / temperature, -jnp.inf)
     top = jnp.max(masked, axis=-1, keepdims=True)
     return normalize(jnp.exp(masked - jnp.where(jnp.isfinite(top), top, 0)), senders)
 
 
-def keep_top_k(weights: jax.Array, k: jax.Array | int) -> jax.Array:
+def keep_top_k(weights: Matrix, k: Scalar | int) -> Matrix:
     """The k largest weights of each row, renormalised; ties go to the lower index.
 
     `k` may be traced; k >= the number of senders changes nothing but rounding.
@@ -70,8 +70,8 @@ def keep_top_k(weights: jax.Array, k: jax.Array | int) -> jax.Array:
 
 
 def apply(
-    weights: jax.Array, senders: Tree, onto: Tree, plan: LeafPlan, blockwise: bool = False
-) -> Tree:
+    weights: Matrix, senders: Stack, onto: Stack, plan: LeafPlan, blockwise: bool = False
+) -> Stack:
     """Mixes the shared leaves of a stack: out_i = sum_j weights[i, j] senders_j.
 
     Args:
@@ -131,7 +131,7 @@ def _by_blocks(weights: jax.Array, flat: jax.Array) -> jax.Array:
     return out if rest == columns else out.at[:, rest:].set(_product(weights, flat[:, rest:]))
 
 
-def weighted_sum(weights: jax.Array, senders: Tree, onto: Tree) -> Tree:
+def weighted_sum(weights: PerMember, senders: Stack, onto: Tree) -> Tree:
     """One model, sum_j weights[j] senders_j, of a stack [B, ...] and weights [B].
 
     With no weight at all (nobody arrived) it is `onto`, as are leaves that are no floats.

@@ -15,12 +15,12 @@ from jax import lax
 
 from fedjax_pfl import trees
 from fedjax_pfl.errors import InputError
-from fedjax_pfl.typing import Tree
+from fedjax_pfl.typing import Matrix, PerMember, Stack, Tree
 
 BLOCK = 2**20  # elements of a block of columns: 4 MB in float32
 
 
-def gram(a: Tree, b: Tree, centred: bool = False) -> jax.Array:
+def gram(a: Stack, b: Stack, centred: bool = False) -> Matrix:
     """Inner products <a_i, b_j> over all leaves, [A, B]; `centred`: of b minus its mean row."""
 
     def products(x, y):
@@ -29,12 +29,12 @@ def gram(a: Tree, b: Tree, centred: bool = False) -> jax.Array:
     return _over_columns(products, a, b)
 
 
-def squared_norms(a: Tree) -> jax.Array:
+def squared_norms(a: Stack) -> PerMember:
     """|a_i|^2 over all leaves, [A]."""
     return _sum_leaves(jax.tree.map(lambda x: jnp.sum(jnp.square(x).reshape(len(x), -1), 1), a))
 
 
-def squared_distances(a: Tree, b: Tree) -> jax.Array:
+def squared_distances(a: Stack, b: Stack) -> Matrix:
     """|a_i - b_j|^2, [A, B], right also for models that differ by a small part of their norm.
 
     Expanding the square on raw weights cancels: their norms are 1e2 to 1e3 where the distances
@@ -75,7 +75,7 @@ def squared_distances(a: Tree, b: Tree) -> jax.Array:
     return lax.cond(jnp.all(trusted), lambda: distances, one_by_one)
 
 
-def cosines(a: Tree, b: Tree) -> jax.Array:
+def cosines(a: Stack, b: Stack) -> Matrix:
     """cos(a_i, b_j), [A, B]; 0 where either vector is zero.
 
     A cosine is not translation invariant: pass updates (differences of models), never weights
@@ -84,14 +84,14 @@ def cosines(a: Tree, b: Tree) -> jax.Array:
     return gram(_unit_rows(a), _unit_rows(b))
 
 
-def row_cosines(a: Tree, b: Tree) -> jax.Array:
+def row_cosines(a: Stack, b: Stack) -> PerMember:
     """cos(a_i, b_i), [A]; 0 where either vector is zero."""
     a, b = _unit_rows(a), _unit_rows(b)
     products = jax.tree.map(lambda x, y: jnp.sum((x * y).reshape(len(x), -1), axis=1), a, b)
     return _sum_leaves(products)
 
 
-def _unit_rows(a: Tree) -> Tree:
+def _unit_rows(a: Stack) -> Stack:
     """Rows scaled to length 1, those of zeros left; squares neither under- nor overflow."""
 
     def scaled(rows: jax.Array) -> Tree:

@@ -5,7 +5,7 @@ personalized model is the client's own, mostly what it trained last, the global 
 the "client" and, pooled over all test samples, the "server" columns of Table 2 of the PLGA paper.
 """
 
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from fedjax_pfl.errors import require
 from fedjax_pfl.federation.extra_losses import proximal
 from fedjax_pfl.federation.participation import Cohort
 from fedjax_pfl.structs import Broadcast, per_client, per_server, static, struct
+from fedjax_pfl.typing import Mask, Model, PerClient, PerMember, Stack
 
 
 class Turn(NamedTuple):
@@ -33,17 +34,17 @@ class Turn(NamedTuple):
     """
 
     cohort: Cohort
-    starts: jax.Array
-    arrives: jax.Array
-    trained: Any
-    loss: jax.Array
+    starts: Mask
+    arrives: Mask
+    trained: Stack
+    loss: PerMember
 
     @property
-    def late(self) -> jax.Array:
+    def late(self) -> Mask:
         """bool [M]: whose upload arrives in a later round than it began."""
         return self.arrives & (self.cohort.staleness > 0)
 
-    def sound(self, earlier: jax.Array) -> tuple["Turn", jax.Array]:
+    def sound(self, earlier: PerClient) -> tuple["Turn", PerClient]:
         """(the turn without late uploads of trainings that diverged, bool [N] for the next round).
 
         Args:
@@ -55,7 +56,7 @@ class Turn(NamedTuple):
         turn = turn._replace(cohort=self.cohort.at_work(turn.starts | turn.arrives))
         return turn, self.cohort.scatter(earlier, self.starts, where=began)
 
-    def record(self, ctx: Context, weights: jax.Array) -> Record:
+    def record(self, ctx: Context, weights: PerMember) -> Record:
         """One model down for those who begin, one up for those who arrive."""
         clients = {
             "train_loss": jnp.where(self.starts, self.loss, jnp.nan),
@@ -81,9 +82,9 @@ def take_turn(ctx: Context, state, cohort: Cohort | None = None, **options) -> T
 
 @struct
 class State:
-    server: Any = per_server()
-    trained: Any = per_client()  # each client's own: what it trained last, or sent late
-    finite: Any = per_client()  # whether that training stayed finite, bool [N]
+    server: Model = per_server()
+    trained: Stack = per_client()  # each client's own: what it trained last, or sent late
+    finite: PerClient = per_client()  # whether that training stayed finite, bool [N]
 
 
 @algorithm("fedavg_async")

@@ -1,6 +1,6 @@
 """cwFedAVG: class-wise federated averaging with a weight distribution regularizer (2024)."""
 
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +12,13 @@ from fedjax_pfl.contract.registry import algorithm
 from fedjax_pfl.errors import InputError, require
 from fedjax_pfl.federation.extra_losses import WeightDistribution, class_norms, classifier_kernel
 from fedjax_pfl.structs import Broadcast, per_client, per_server, static, struct
+from fedjax_pfl.typing import Stack
 
 
 @struct
 class State:
-    models: Any = per_client()
-    classes: Any = per_server()  # [C, ...]; only where they are to be scored
+    models: Stack = per_client()
+    classes: Stack | None = per_server()  # [C, ...]; only where they are to be scored
 
 
 @algorithm("cwfedavg")

@@ -1,7 +1,7 @@
 """FedDWA: dynamic weight adjustment (Liu et al., IJCAI 2023)."""
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import jax.numpy as jnp
 import optax
@@ -12,6 +12,7 @@ from fedjax_pfl.contract.algorithm import Algorithm
 from fedjax_pfl.contract.registry import algorithm
 from fedjax_pfl.errors import InputError, require
 from fedjax_pfl.structs import per_client, static, struct
+from fedjax_pfl.typing import Stack
 
 Guidance = Literal["epochs", "full_gradient", "last", "received", "trained", "extrapolate"]
 ADAPTED = ("epochs", "full_gradient")  # trained further by the client, and sent
@@ -19,9 +20,9 @@ ADAPTED = ("epochs", "full_gradient")  # trained further by the client, and sent
 
 @struct
 class State:
-    models: Any = per_client()
-    last: Any = per_client()  # what each client trained last; only for guidance "last"
-    guidance: Any = per_client()  # only where it is to be scored
+    models: Stack = per_client()
+    last: Stack | None = per_client()  # what each client trained last; only for guidance "last"
+    guidance: Stack | None = per_client()  # only where it is to be scored
 
 
 @algorithm("feddwa")

@@ -1,7 +1,6 @@
 """FedUpdate: FedAvg whose clients go on from their fine-tuned models (Jiang et al. 2019)."""
 
 from dataclasses import replace
-from typing import Any
 
 import jax.numpy as jnp
 
@@ -11,12 +10,13 @@ from fedjax_pfl.contract.algorithm import Algorithm
 from fedjax_pfl.contract.registry import algorithm
 from fedjax_pfl.errors import require
 from fedjax_pfl.structs import Broadcast, per_client, per_server, static, struct
+from fedjax_pfl.typing import Model, Stack
 
 
 @struct
 class State:
-    server: Any = per_server()
-    models: Any = per_client()
+    server: Model = per_server()
+    models: Stack = per_client()
 
 
 @algorithm("fedupdate")

@@ -1,7 +1,7 @@
 """LGA and PLGA: late uploads predicted for the round they arrive in (ICLR 2023 submission, section
 3.2)."""
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -11,16 +11,17 @@ from fedjax_pfl.aggregation import similarity
 from fedjax_pfl.algorithms.asynchronous import FedAvgAsync, take_turn
 from fedjax_pfl.contract.registry import algorithm
 from fedjax_pfl.structs import per_client, per_server, static, struct
+from fedjax_pfl.typing import Model, PerClient, Stack
 
 
 @struct
 class State:
-    server: Any = per_server()
-    trained: Any = per_client()  # v: what each client trained last; once sent late, v'
-    begun: Any = per_client()  # w0: the server's model it trained from
-    second: Any = per_client()  # w1: the server's model one round later; only stragglers need it
-    finite: Any = per_client()  # whether the last training stayed finite, bool [N]
-    personal: Any = per_client()  # only PLGA's
+    server: Model = per_server()
+    trained: Stack = per_client()  # v: what each client trained last; once sent late, v'
+    begun: Stack = per_client()  # w0: the server's model it trained from
+    second: Stack = per_client()  # w1: the server's model one round later; only stragglers need it
+    finite: PerClient = per_client()  # whether the last training stayed finite, bool [N]
+    personal: Stack | None = per_client()  # only PLGA's
 
 
 @algorithm("lga")

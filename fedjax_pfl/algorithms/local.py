@@ -1,16 +1,17 @@
 """Local training: every client for itself."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from fedjax_pfl import trees
 from fedjax_pfl.contract.algorithm import Algorithm
 from fedjax_pfl.contract.registry import algorithm
 from fedjax_pfl.structs import per_client, static, struct
+from fedjax_pfl.typing import Stack
 
 
 @struct
 class State:
-    models: Any = per_client()
+    models: Stack = per_client()
 
 
 @algorithm("local")

@@ -1,7 +1,5 @@
 """Per-FedAvg as the PLGA paper runs it: all clients' last uploads, two steps on each batch."""
 
-from typing import Any
-
 import jax.numpy as jnp
 
 from fedjax_pfl.aggregation import mixing
@@ -9,14 +7,15 @@ from fedjax_pfl.algorithms.asynchronous import FedAvgAsync, take_turn
 from fedjax_pfl.contract.registry import algorithm
 from fedjax_pfl.errors import require
 from fedjax_pfl.structs import per_client, per_server, static, struct
+from fedjax_pfl.typing import Model, PerClient, Stack
 
 
 @struct
 class State:
-    server: Any = per_server()
-    trained: Any = per_client()  # what each client trained last
-    arrived: Any = per_client()  # what of it reached the server last, the initial model at first
-    finite: Any = per_client()  # whether the last training stayed finite, bool [N]
+    server: Model = per_server()
+    trained: Stack = per_client()  # what each client trained last
+    arrived: Stack = per_client()  # what of it reached the server last, the initial model at first
+    finite: PerClient = per_client()  # whether the last training stayed finite, bool [N]
 
 
 @algorithm("perfedavg_async")

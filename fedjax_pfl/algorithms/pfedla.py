@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,17 +15,18 @@ from fedjax_pfl.contract.algorithm import Algorithm
 from fedjax_pfl.contract.registry import algorithm
 from fedjax_pfl.errors import InputError, require
 from fedjax_pfl.structs import per_client, per_pair, static, struct
+from fedjax_pfl.typing import Stack
 
 DEPTH = 3  # layers of a trunk, as public implementations have it: the paper's supplement is lost
 
 
 @struct
 class State:
-    uploads: Any = per_client()  # theta_j: what each client trained last
-    embedding: Any = per_client()  # v, [N, d]
-    trunk: Any = per_client()  # DEPTH layers of (kernel [N, d, h], bias [N, h]), each with ReLU
-    kernel: Any = per_pair()  # output layers, [receiver, sender, L, h]
-    bias: Any = per_pair()  # [receiver, sender, L]
+    uploads: Stack = per_client()  # theta_j: what each client trained last
+    embedding: jax.Array = per_client()  # v, [N, d]
+    trunk: Stack = per_client()  # DEPTH layers of (kernel [N, d, h], bias [N, h]), each with ReLU
+    kernel: jax.Array = per_pair()  # output layers, [receiver, sender, L, h]
+    bias: jax.Array = per_pair()  # [receiver, sender, L]
 
     @property
     def hypernetworks(self):

@@ -1,7 +1,7 @@
 """SPFL and SPFL-w: aggregation by the similarity of updates (ICLR 2023 submission, section 3.1)."""
 
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +14,14 @@ from fedjax_pfl.contract.algorithm import Algorithm
 from fedjax_pfl.contract.registry import algorithm
 from fedjax_pfl.errors import InputError, require, shown
 from fedjax_pfl.structs import per_client, per_pair, static, struct
+from fedjax_pfl.typing import Stack
 
 
 @struct
 class State:
-    models: Any = per_client()
-    trained: Any = per_client()  # before the server's step of the client's last round
-    cosines: Any = per_pair()  # S, [N, N, stages]
+    models: Stack = per_client()
+    trained: Stack = per_client()  # before the server's step of the client's last round
+    cosines: jax.Array = per_pair()  # S, [N, N, stages]
 
 
 @algorithm("spfl")

@@ -18,7 +18,7 @@ from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.schedules import Schedule
 from fedjax_pfl.structs import Broadcast
-from fedjax_pfl.typing import Tree
+from fedjax_pfl.typing import Model, PerClient, Rows, Stack, State
 
 
 class Algorithm:
@@ -68,15 +68,15 @@ class Algorithm:
         """The federation with what it leaves to the algorithm (today the batch-norm policy)."""
         return replace(federation, plan=federation.plan.with_default_norm(self.batch_norm))
 
-    def init(self, ctx: Context) -> Tree:
+    def init(self, ctx: Context) -> State:
         """The state before the first round: a `struct` whose fields declare their client axes."""
         raise NotImplementedError
 
-    def round(self, ctx: Context, state: Tree) -> tuple[Tree, Record]:
+    def round(self, ctx: Context, state: State) -> tuple[State, Record]:
         """One communication round."""
         raise NotImplementedError
 
-    def models(self, ctx: Context, state: Tree, rows: jax.Array) -> dict[str, Tree | Broadcast]:
+    def models(self, ctx: Context, state: State, rows: Rows) -> dict[str, Stack | Broadcast]:
         """The models that the clients `rows` [k] would use, by name.
 
         "personalized" must be among them; "global" is the name of a server's single model. Each
@@ -85,7 +85,7 @@ class Algorithm:
         """
         raise NotImplementedError
 
-    def served_clients(self, ctx: Context) -> jax.Array:
+    def served_clients(self, ctx: Context) -> PerClient:
         """bool [N]: the clients that the algorithm makes models for; means are taken over them."""
         return jnp.ones((ctx.num_clients,), bool)
 
@@ -107,7 +107,7 @@ class Algorithm:
         takes_none = own is None or not (own.epochs if own.steps is None else own.steps)
         return [] if takes_none else [f"scored after {own} on a copy"]
 
-    def new_client_start(self, ctx: Context, state: Tree) -> Tree:
+    def new_client_start(self, ctx: Context, state: State) -> Model:
         """The model that a client which never took part begins with.
 
         By default the global one, or the mean of the personalized models where there is none.
@@ -118,7 +118,7 @@ class Algorithm:
             return models.model
         return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0).astype(leaf.dtype), models)
 
-    def personalize(self, ctx: Context, state: Tree, new_clients: Context) -> Tree:
+    def personalize(self, ctx: Context, state: State, new_clients: Context) -> Stack:
         """Models [K, ...] of clients that never took part.
 
         Args:

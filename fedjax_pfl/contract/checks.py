@@ -10,10 +10,10 @@ from fedjax_pfl.contract.algorithm import Algorithm
 from fedjax_pfl.contract.context import Context, Record
 from fedjax_pfl.contract.tally import Tally
 from fedjax_pfl.structs import client_axes
-from fedjax_pfl.typing import Tree
+from fedjax_pfl.typing import State
 
 
-def checked_init(algorithm: Algorithm, ctx: Context) -> Tree:
+def checked_init(algorithm: Algorithm, ctx: Context) -> State:
     """`algorithm.init(ctx)`.
 
     Raises:
@@ -35,7 +35,7 @@ def checked_init(algorithm: Algorithm, ctx: Context) -> Tree:
     return state
 
 
-def checked_round(algorithm: Algorithm, ctx: Context, state: Tree) -> tuple[Tree, Record]:
+def checked_round(algorithm: Algorithm, ctx: Context, state: State) -> tuple[State, Record]:
     """`algorithm.round(ctx, state)`, the forward passes of its loss matrices added to the record.
 
     Raises:

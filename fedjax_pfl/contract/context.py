@@ -19,7 +19,7 @@ from fedjax_pfl.structs import Broadcast, struct
 from fedjax_pfl.training import local_sgd, scoring
 from fedjax_pfl.training.client_loop import ClientRuns, run_clients
 from fedjax_pfl.training.local_step import LocalStep
-from fedjax_pfl.typing import Tree
+from fedjax_pfl.typing import Key, Matrix, Model, PerClient, PerMember, Rows, Scalar, Stack, Tree
 
 
 @struct
@@ -58,9 +58,9 @@ class Context:
     """
 
     federation: Federation
-    key: jax.Array
-    t: jax.Array
-    total: jax.Array
+    key: Key
+    t: Scalar
+    total: Scalar
     cohort: Cohort
     tally: Tally | None = None
 
@@ -74,7 +74,7 @@ class Context:
         return self.federation.plan
 
     @property
-    def ids(self) -> jax.Array:
+    def ids(self) -> PerClient:
         """int32 [N]: permanent ids of all clients."""
         return self.federation.data.ids
 
@@ -84,27 +84,27 @@ class Context:
         return self.learning_rate.dtype
 
     @property
-    def learning_rate(self) -> jax.Array:
+    def learning_rate(self) -> Scalar:
         """The local learning rate of this round."""
         return self.federation.rate(self.t, self.total)
 
-    def key_for(self, purpose: str) -> jax.Array:
+    def key_for(self, purpose: str) -> Key:
         """The key of this round for one purpose; the same for all algorithms of a comparison."""
         return keys.of_round(self.key, purpose, self.t)
 
-    def initial_model(self, purpose: str = "init") -> Tree:
+    def initial_model(self, purpose: str = "init") -> Model:
         """The common initial model (another purpose gives another one)."""
         return self.federation.initial_model(keys.derive(self.key, purpose))
 
-    def replicate(self, model: Tree) -> Tree:
+    def replicate(self, model: Tree) -> Stack:
         """The same model for all clients, [N, ...]."""
         return trees.replicate(model, self.num_clients)
 
-    def sizes(self, split: str = "train") -> jax.Array:
+    def sizes(self, split: str = "train") -> PerMember:
         """int32 [M]: samples of the cohort's clients."""
         return self.federation.data.split(split).size[self.cohort.rows]
 
-    def everyone(self, rows: jax.Array | None = None) -> Cohort:
+    def everyone(self, rows: Rows | None = None) -> Cohort:
         """A cohort of the clients `rows` (all by default) in which nobody is absent or late."""
         in_place = rows is None
         rows = jnp.arange(self.num_clients, dtype=jnp.int32) if rows is None else rows
@@ -214,7 +214,7 @@ class Context:
             **options,
         )
 
-    def loss_matrix(self, candidates: Tree, rows: jax.Array | None = None, **options) -> jax.Array:
+    def loss_matrix(self, candidates: Stack, rows: Rows | None = None, **options) -> Matrix:
         """Mean loss of candidates [Q, ...] on samples of the cohort (or of `rows`), [M, Q].
 
         Absent members score nothing unless `active` says otherwise: their losses are 0. In a round
@@ -233,14 +233,14 @@ class Context:
         return losses
 
     def mix(
-        self, weights: jax.Array, senders: Tree, onto: Tree, plan: LeafPlan | None = None
-    ) -> Tree:
+        self, weights: Matrix, senders: Stack, onto: Stack, plan: LeafPlan | None = None
+    ) -> Stack:
         """`mixing.apply` under the federation's leaf plan, or another grouping of its blocks."""
         several = self.federation.execution.devices > 1
         plan = plan or self.federation.plan
         return mixing.apply(weights, senders, onto, plan, blockwise=several)
 
-    def average(self, weights: jax.Array, senders: Tree, onto: Tree) -> Tree:
+    def average(self, weights: PerMember, senders: Stack, onto: Stack) -> Stack:
         """One average of the shared leaves, received by every member; private leaves are its own.
 
         Args:
@@ -256,12 +256,12 @@ class Context:
         received = jnp.broadcast_to(jnp.any(weights != 0), (count,))
         return leaf_plan.join(trees.where(received, mean, mine), private)
 
-    def full_gradient(self, models: Tree, cohort: Cohort) -> tuple[Tree, Cohort]:
+    def full_gradient(self, models: Stack, cohort: Cohort) -> tuple[Stack, Cohort]:
         """`local_sgd.full_gradient` of the cohort at `models` [M, ...]."""
         key = self.key_for("full_gradient")
         return local_sgd.full_gradient(self.federation, models, cohort, key)
 
-    def uploaded(self, models: Tree) -> Tree:
+    def uploaded(self, models: Stack) -> Stack:
         """The trainable shared leaves of models: what a server can compare clients by."""
         return self.federation.plan.uploaded(models)
 

@@ -19,10 +19,10 @@ from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.structs import Broadcast
 from fedjax_pfl.training.local_sgd import train
 from fedjax_pfl.training.scoring import score
-from fedjax_pfl.typing import Tree
+from fedjax_pfl.typing import PerClient, Rows, Stack, State
 
 
-def adapt(ctx: Context, models: Tree | Broadcast, rows: jax.Array, how: Adaptation) -> Tree:
+def adapt(ctx: Context, models: Stack | Broadcast, rows: Rows, how: Adaptation) -> Stack:
     """Copies of `models` for the clients `rows`, trained locally as `how` says, [k, ...].
 
     A copy that goes non-finite is the unadapted model. With "head" or "body" all other leaves stay
@@ -56,7 +56,7 @@ def adapt(ctx: Context, models: Tree | Broadcast, rows: jax.Array, how: Adaptati
     return jax.tree.map(lambda on, new, old: new if on else old, moves, adapted, given)
 
 
-def named_models(algorithm: Algorithm, ctx: Context, state: Tree, rows: jax.Array) -> dict:
+def named_models(algorithm: Algorithm, ctx: Context, state: State, rows: Rows) -> dict:
     """`algorithm.models(ctx, state, rows)`.
 
     Raises:
@@ -76,10 +76,10 @@ def named_models(algorithm: Algorithm, ctx: Context, state: Tree, rows: jax.Arra
 def evaluate(
     algorithm: Algorithm,
     ctx: Context,
-    state: Tree,
+    state: State,
     extra: Adaptation | None = None,
     rows: Sequence[int] | None = None,
-) -> dict[str, jax.Array]:
+) -> dict[str, PerClient]:
     """Scores every model that an algorithm names, for the clients `rows` (all by default).
 
     An algorithm is asked for the models of as many clients at a time as a round trains (see
@@ -96,7 +96,7 @@ def evaluate(
     last = ctx.t + 1 == ctx.total
     served = algorithm.served_clients(ctx)
 
-    def chunk(rows: jax.Array) -> dict[str, jax.Array]:
+    def chunk(rows: Rows) -> dict[str, jax.Array]:
         named = named_models(algorithm, ctx, state, rows)
         late = set()
         for name, how in (("personalized", algorithm.adaptation()), ("adapted", extra)):
@@ -134,7 +134,7 @@ def evaluate(
     return {name: nobody.at[wanted].set(value) for name, value in scores.items()}
 
 
-def _adapted(ctx, models: Tree | Broadcast, rows: jax.Array, how: Adaptation, last) -> Tree:
+def _adapted(ctx, models: Stack | Broadcast, rows: Rows, how: Adaptation, last) -> Stack:
     """Adapted models; zeros, not to be scored, where adaptation is not due."""
     if how.when == "every":
         return adapt(ctx, models, rows, how)

@@ -19,8 +19,8 @@ from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.simulation.evaluation import adapt, evaluate, named_models
 from fedjax_pfl.simulation.memory import Memory, nbytes, peak
 from fedjax_pfl.simulation.runs import Runs, over_runs
-from fedjax_pfl.structs import client_axes
-from fedjax_pfl.typing import Tree
+from fedjax_pfl.structs import Broadcast, client_axes
+from fedjax_pfl.typing import Stack, State, Tree
 
 
 class Chunk(NamedTuple):
@@ -33,7 +33,7 @@ class Chunk(NamedTuple):
       matrices: of its last round, leaves [R, ...].
     """
 
-    states: Tree
+    states: State
     buffers: Tree
     matrices: Tree
 
@@ -90,18 +90,18 @@ class Program:
             return None
         return Memory(data=data, state=held, working=most - held)
 
-    def start(self) -> Tree:
+    def start(self) -> State:
         """The states before the first round, leaves [R, ...]."""
         return _start(self.runs, self.federation, np.int32(self.rounds))
 
-    def advance(self, states: Tree, t: int, length: int) -> Chunk:
+    def advance(self, states: State, t: int, length: int) -> Chunk:
         """Plays `length` <= capacity rounds from round `t`; `states` are used up.
 
         Waits until the result is there.
         """
         return jax.block_until_ready(_advance(*self._operands(states, t, length), **self._options))
 
-    def _operands(self, states: Tree, t: int, length: int) -> tuple:
+    def _operands(self, states: State, t: int, length: int) -> tuple:
         numbers = (t, length, self.rounds, self.eval_every)
         return states, self.runs, self.federation, *(np.int32(number) for number in numbers)
 
@@ -115,9 +115,9 @@ class Final:
     """The end of a simulation on the device: from here models are taken and clients are added."""
 
     program: Program
-    states: Tree
+    states: State
 
-    def models(self, rows: Sequence[int] | None = None) -> dict[str, Tree]:
+    def models(self, rows: Sequence[int] | None = None) -> dict[str, Stack | Broadcast]:
         """Models after the last round, by name: [runs, k, ...], or [runs, ...] if `Broadcast`."""
         count = self.program.federation.num_clients
         rows = np.arange(count) if rows is None else np.asarray(rows)
@@ -131,7 +131,7 @@ class Final:
             rows.astype(np.int32),
         )
 
-    def personalize(self, new_clients: Federation) -> Tree:
+    def personalize(self, new_clients: Federation) -> Stack:
         """Models of clients that never took part, leaves [runs, K, ...]."""
         program = self.program
         return _personalize(
@@ -139,7 +139,7 @@ class Final:
         )
 
 
-def placed(states: Tree, federation: Federation) -> Tree:
+def placed(states: State, federation: Federation) -> State:
     """States [R, ...] with their client axes dealt out over the execution's devices.
 
     Raises:
@@ -154,7 +154,7 @@ def placed(states: Tree, federation: Federation) -> Tree:
 
 
 @jax.jit
-def _start(runs: Runs, federation: Federation, total) -> Tree:
+def _start(runs: Runs, federation: Federation, total) -> State:
     def begin(run):
         return checks.checked_init(run.algorithm, run.context(federation, jnp.int32(0), total))
 

@@ -16,7 +16,7 @@ from fedjax_pfl.errors import InputError, require, unknown_name
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.local_training import check_rates
 from fedjax_pfl.structs import struct
-from fedjax_pfl.typing import Tree
+from fedjax_pfl.typing import Scalar, Tree
 from fedjax_pfl.values import convert, is_list
 
 RATES = ("learning_rate", "learning_rate_decay")
@@ -34,11 +34,11 @@ class Runs:
     """
 
     algorithm: Algorithm
-    seed: jax.Array
-    learning_rate: jax.Array
-    learning_rate_decay: jax.Array
+    seed: Scalar
+    learning_rate: Scalar
+    learning_rate_decay: Scalar
 
-    def context(self, federation: Federation, t: jax.Array, total: jax.Array) -> Context:
+    def context(self, federation: Federation, t: Scalar, total: Scalar) -> Context:
         """Round `t` of `total` as the algorithm of this one run sees it."""
         rates = {name: getattr(self, name) for name in RATES}
         key = jax.random.key(self.seed)
