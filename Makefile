@@ -18,7 +18,7 @@ help:
 	@echo "make docs      the site of the documentation, built strictly (site/index.html)"
 	@echo "make clean     remove the environment and everything that was built"
 
-$(READY): requirements.txt setup.cfg pyproject.toml
+$(READY): requirements.txt setup.cfg setup.py pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "error: Python 3.11 or newer is needed; try: make PYTHON=python3.12 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
@@ -63,4 +63,4 @@ docs: $(DOCS_READY)
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) build site htmlcov .coverage* coverage.xml *.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist site htmlcov .coverage* coverage.xml *.egg-info .pytest_cache .ruff_cache

@@ -12,10 +12,10 @@ from dataclasses import replace
 import absl.flags
 import numpy as np
 
+import fedjax_pfl as pfl
 from fedjax_pfl.data.files import as_path
 from fedjax_pfl.data.whole_files import there
 from fedjax_pfl.errors import InputError, require, unknown_name
-from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.results.remarks import over
 from fedjax_pfl.results.tables import interval
 
@@ -195,7 +195,7 @@ def _remarks(run: Run, model: str) -> tuple[str, ...]:
     said = tuple(run.summary.get("remarks", ()))
     if model != "adapted" or not (epochs or steps):
         return said
-    return *said, f"adapted by {Adaptation(epochs or 1, steps or None, leaves)}"
+    return *said, f"adapted by {pfl.Adaptation(epochs or 1, steps or None, leaves)}"
 
 
 def _mean(values) -> float | None:

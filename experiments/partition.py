@@ -26,10 +26,9 @@ import absl.flags
 import fedjax_pfl as pfl
 from fedjax_pfl.data.files import as_path
 from fedjax_pfl.data.partitions.importers import IMPORTERS, import_partition
-from fedjax_pfl.data.partitions.registry import RULES, keyword_defaults, parse_options, rule_options
+from fedjax_pfl.data.partitions.registry import keyword_defaults
 from fedjax_pfl.data.partitions.statistics import partition_statistics
 from fedjax_pfl.data.whole_files import there, writing
-from fedjax_pfl.errors import unknown_name
 from fedjax_pfl.results import partition_plots as plots
 
 from .cli import shell
@@ -73,7 +72,7 @@ def parse(argv: Sequence[str]) -> absl.flags.FlagValues:
     absl.flags.DEFINE_boolean("list", False, "print the rules and importers, and exit", **place)
     absl.flags.DEFINE_boolean("help", False, "print this, and exit", **place)
     place["module_name"] = "options"
-    for option in dict.fromkeys(name for rule in RULES for name in rule_options(rule)):
+    for option in dict.fromkeys(name for rule in pfl.RULES for name in pfl.rule_options(rule)):
         text(_FLAG_OF.get(option, option), None, "option of a rule", **place)
     rest = shell.parsed(values, argv)[1:]
     if rest:
@@ -118,11 +117,11 @@ def build(args: absl.flags.FlagValues, dataset: pfl.Dataset) -> dict[str, pfl.Pa
     if args.import_split is not None:
         source, _, path = args.import_split.partition(":")
         if source not in IMPORTERS:
-            raise unknown_name("source in --import_split=SOURCE:PATH", source, IMPORTERS)
+            raise pfl.unknown_name("source in --import_split=SOURCE:PATH", source, IMPORTERS)
         defaults = keyword_defaults(IMPORTERS[source].load)
-        options = parse_options(given, defaults, f"option of importer {source!r}")
+        options = pfl.parse_options(given, defaults, f"option of importer {source!r}")
         return {"": import_partition(source, path, dataset, **options)}
-    defaults = rule_options(args.partition)
+    defaults = pfl.rule_options(args.partition)
     kind = f"option of partition rule {args.partition!r}"
     texts = [given]
     if args["alphas"].present:
@@ -131,7 +130,7 @@ def build(args: absl.flags.FlagValues, dataset: pfl.Dataset) -> dict[str, pfl.Pa
         texts = [given | {"alpha": alpha} for alpha in args.alphas]
     partitions = {}
     for text in texts:
-        options = parse_options(text, defaults, kind)
+        options = pfl.parse_options(text, defaults, kind)
         name = f"alpha={options['alpha']:g}" if args["alphas"].present else ""
         if name in partitions:
             raise pfl.InputError(
@@ -211,10 +210,10 @@ def lines(name: str, partition: pfl.Partition, facts: dict) -> str:
 def catalogue() -> str:
     """Rules with their options, and importers."""
     shown = ["Partition rules (--partition):"]
-    for rule in sorted(RULES):
-        defaults = rule_options(rule) | {"test_split": RULES[rule].test_split}
+    for rule in sorted(pfl.RULES):
+        defaults = pfl.rule_options(rule) | {"test_split": pfl.RULES[rule].test_split}
         options = ", ".join(f"{k}={v}" for k, v in defaults.items() if v is not None)
-        first = (RULES[rule].plan.__doc__ or "").partition("\n")[0]
+        first = (pfl.RULES[rule].plan.__doc__ or "").partition("\n")[0]
         shown.append(f"  {rule:20} {first}\n  {'':20} {options}")
     shown.append("\nSplits of other tools (--import_split=SOURCE:PATH):")
     for source, importer in IMPORTERS.items():

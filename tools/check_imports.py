@@ -1,7 +1,7 @@
 """Holds the imports to the floors of `layers.toml`: `python -m tools.check_imports`.
 
-Says every import that points upward, every one that an `only` leaves out, and every circle; ends
-with 1 if there are any. `--picture` shows rooms, floors and arrows instead.
+Says every import that points upward, every one that an `only` or a `public` leaves out, and every
+circle; ends with 1 if there are any. `--picture` shows rooms, floors and arrows instead.
 """
 
 import ast
@@ -112,9 +112,13 @@ def complaint(arrow: Arrow, layers: Mapping[str, dict], floors: Mapping) -> str 
     if source == target:
         return None
     if source[0] != target[0]:
-        if target[0] in layers[source[0]].get("above", ()):
+        if target[0] not in layers[source[0]].get("above", ()):
+            return f"{source[0]} may not import {target[0]}"
+        public = layers[source[0]].get("public", {}).get(target[0])
+        name = arrow.imported.partition(".")[2] or "__init__"
+        if public is None or any(f"{name}.".startswith(f"{one}.") for one in public):
             return None
-        return f"{source[0]} may not import {target[0]}"
+        return f"{name} is not among what {source[0]} may use of {target[0]}"
     if floors[source] <= floors[target]:
         return f"{source[1]} is no floor above {target[1]}"
     only = layers[source[0]].get("only", {}).get(source[1])

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import absl.flags
 
+import fedjax_pfl as pfl
 from fedjax_pfl.data.files import as_path
-from fedjax_pfl.data.partitions.registry import parse_options
 from fedjax_pfl.data.whole_files import there, writing
 from fedjax_pfl.errors import InputError, unknown_name
 
@@ -105,7 +105,7 @@ def draw(name: str | None, args: absl.flags.FlagValues) -> Drawing:
         raise unknown_name("figure", name, FIGURES)
     plot = FIGURES[name]
     given = {f.name: f.value for f in args.get_flags_for_module("options") if f.present}
-    options = parse_options(given, plot.options, f"option of figure {name!r}")
+    options = pfl.parse_options(given, plot.options, f"option of figure {name!r}")
     if not plot.needs_runs:
         if args.runs:
             raise InputError(f"{name} draws a formula: leave --runs out.")

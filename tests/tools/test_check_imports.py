@@ -8,7 +8,11 @@ from tools import check_imports
 
 LAYERS = {
     "house": {"floors": [["top"], ["left", "right"], ["ground"]], "only": {"top": ["left"]}},
-    "garden": {"above": ["house"], "floors": [["__init__", "tree"]]},
+    "garden": {
+        "above": ["house"],
+        "floors": [["__init__", "tree"]],
+        "public": {"house": ["ground", "left.b"]},
+    },
 }
 
 
@@ -54,6 +58,14 @@ def write(root, files):
             [],
         ),
         ({"garden/tree": "import house.ground", "house/ground": ""}, []),
+        ({"garden/tree": "from house.left import b", "house/left/b": ""}, []),
+        (
+            {"garden/tree": "from house.left.bell import x", "house/left/bell": ""},
+            [
+                "garden/tree.py:1: garden.tree imports house.left.bell: "
+                "left.bell is not among what garden may use of house."
+            ],
+        ),
         (
             {"house/ground": "import garden.tree", "garden/tree": ""},
             ["house/ground.py:1: house.ground imports garden.tree: house may not import garden."],
