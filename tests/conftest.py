@@ -8,17 +8,34 @@ dropped between tests once there are many.
 import importlib.metadata
 import itertools
 import os
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
-import jax
 import pytest
 
-# The suite's cost is XLA compiling tiny programs: its older emitters do so in half the time, with
-# results as exact. Before JAX starts, and only where the flag is known: XLA aborts on others.
+# The suite's cost is XLA compiling tiny programs. LLVM's optimizations are most of it and gain them
+# nothing, and one module compiles faster than its parts. The older emitters are faster still, where
+# XLA knows that flag: it aborts on unknown ones. All before JAX starts.
+FLAGS = ["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"]
 if importlib.metadata.version("jaxlib").startswith("0.10."):
-    flag = "--xla_cpu_use_fusion_emitters=false"
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+    FLAGS.append("--xla_cpu_use_fusion_emitters=false")
+given = os.environ.get("XLA_FLAGS", "").split()
+os.environ["XLA_FLAGS"] = " ".join([*given, *(flag for flag in FLAGS if flag not in given)])
+
+# What was compiled once is not compiled again, in another file or in a process that a test starts.
+# Each worker has a folder of its own, for JAX writes its files in place: two writers could meet.
+CACHE, WORKER = "JAX_COMPILATION_CACHE_DIR", os.environ.get("PYTEST_XDIST_WORKER")
+OURS = "fedjax-pfl-programs-"
+made = None
+if CACHE not in os.environ:
+    os.environ[CACHE] = made = tempfile.mkdtemp(prefix=OURS)
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+elif WORKER and Path(os.environ[CACHE]).name.startswith(OURS):
+    os.environ[CACHE] = str(Path(os.environ[CACHE]) / WORKER)
+
+import jax  # noqa: E402, after the flags
 
 MAPS = Path("/proc/self/maps")
 ENOUGH = 25_000
@@ -28,6 +45,11 @@ jax.config.update("jax_num_cpu_devices", 2)
 import fedjax_pfl as pfl  # noqa: E402, after the flags
 
 played = itertools.count(1)
+
+
+def pytest_unconfigure():
+    if made:
+        shutil.rmtree(made, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,9 @@ pytest.
 
 Each check plays a few rounds of a tiny federation in double precision: ragged clients, one of
 them with a single sample and one without test samples, under whatever participation it asks for.
+
+A check costs what its programs take to compile. Those that only need some clients to be absent, or
+do not care, take the federation of `_partial`: one program serves all of them.
 """
 
 from collections.abc import Callable
@@ -16,6 +19,7 @@ from fedjax_pfl.aggregation import mixing
 from fedjax_pfl.contract.algorithm import Algorithm
 from fedjax_pfl.contract.registry import is_static
 from fedjax_pfl.errors import InputError, unknown_name
+from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.simulation.program import Final, Program
 from fedjax_pfl.simulation.runs import make_runs
 from fedjax_pfl.simulation.simulate import simulate
@@ -34,6 +38,11 @@ from fedjax_pfl.testing.toys import (
 from fedjax_pfl.typing import Tree
 
 CHECKS: dict[str, Callable[[Algorithm], None]] = {}
+
+
+def _partial(**options) -> Federation:
+    """Three of its five clients take part in a round."""
+    return toy_federation(participation=0.6, **options)
 
 
 def check(fn: Callable[[Algorithm], None]) -> Callable[[Algorithm], None]:
@@ -76,7 +85,7 @@ def partial_participation(algorithm: Algorithm) -> None:
     """Absent clients keep their rows bit by bit and compute nothing, matrices are row-stochastic,
     all is finite.
     """
-    states, records = play(algorithm, toy_federation(participation=0.6))
+    states, records = play(algorithm, _partial())
     axes = client_axes(states[0])
     moved = set()
     for t, record in enumerate(records):
@@ -122,13 +131,12 @@ def bits(algorithm: Algorithm) -> None:
 @in_double_precision
 def executions(algorithm: Algorithm) -> None:
     """Clients and seeds one by one, as lanes of a vmap, or on two devices, agree to rounding."""
-    options = {"participation": 0.6}
-    states, records = play(algorithm, toy_federation(**options))
+    states, records = play(algorithm, _partial())
     ways = {"vmap": {"client_execution": "vmap", "seed_execution": "vmap"}}
     if len(jax.local_devices()) > 1:
         ways["two devices"] = {"devices": 2}
     for way, chosen in ways.items():
-        others, measured = play(algorithm, toy_federation(**chosen, **options))
+        others, measured = play(algorithm, _partial(**chosen))
         assert_close(others[-1], states[-1], f"{way} against map")
         for name, score in records[-1]["scores"].items():
             assert_close(measured[-1]["scores"][name], score, f"{name}, {way} against map")
@@ -139,9 +147,8 @@ def executions(algorithm: Algorithm) -> None:
 def permutation(algorithm: Algorithm) -> None:
     """Clients in another order are the same clients: their permanent ids decide."""
     order = np.array([3, 0, 4, 1, 2])
-    options = {"participation": 0.6}
-    states, records = play(algorithm, toy_federation(**options))
-    moved, measured = play(algorithm, toy_federation(order=order, **options))
+    states, records = play(algorithm, _partial())
+    moved, measured = play(algorithm, _partial(order=order))
     assert_close(moved[-1], permute_clients(states[-1], order), "permuted clients")
     name = "personalized/test/accuracy"
     assert_close(measured[-1]["scores"][name], records[-1]["scores"][name][order], name)
@@ -151,15 +158,29 @@ def permutation(algorithm: Algorithm) -> None:
 @in_double_precision
 def divergence(algorithm: Algorithm) -> None:
     """A client whose training overflows is named; all others and all state stay finite."""
-    bad = 3
-    states, records = play(algorithm, toy_federation(diverging=bad))
-    for state, record in zip(states[1:], records, strict=True):
+    _diverging(algorithm, _partial)
+
+
+@check
+@in_double_precision
+def divergence_of_one_in_all(algorithm: Algorithm) -> None:
+    """The same where everybody takes part in every round."""
+    _diverging(algorithm, toy_federation)
+
+
+def _diverging(algorithm: Algorithm, make: Callable[..., Federation]) -> None:
+    bad = 1  # in every cohort of `_partial`
+    states, records = play(algorithm, make(diverging=bad))
+    came = [bool(record["clients"]["participated"][bad]) for record in records]
+    lost = [np.flatnonzero(record["clients"]["diverged"]).tolist() for record in records]
+    assert any(lost), f"client {bad}'s training overflows, but it never diverged"
+    rounds = zip(states[1:], records, came, lost, strict=True)
+    for state, record, present, diverged in rounds:
         _finite_and_stochastic(algorithm, state, record)
-        assert list(np.flatnonzero(record["clients"]["diverged"])) == [bad], (
-            f"diverged: {np.flatnonzero(record['clients']['diverged'])}, not client {bad}"
-        )
+        expected = ([bad],) if present else ([], [bad])[: 1 if algorithm.absent_idle else 2]
+        assert diverged in expected, f"diverged: {diverged}, not client {bad}"
         weights = record["matrices"].get("mixing")  # what was lost is mixed by nobody else
-        if weights is not None:
+        if diverged and weights is not None:
             others = np.arange(weights.shape[-2]) != bad if weights.shape[-2] > 1 else [True]
             assert not weights[..., others, bad].any(), f"client {bad} was mixed in"
     for name, axes in client_axes(states[0]).items():
@@ -175,7 +196,7 @@ def divergence(algorithm: Algorithm) -> None:
 @in_double_precision
 def models_of_some(algorithm: Algorithm) -> None:
     """Whom is asked for makes no difference: some clients' models are their rows of all."""
-    federation = algorithm.prepare(toy_federation())
+    federation = algorithm.prepare(_partial())
     runs = make_runs(algorithm, federation, SEEDS)
     program = Program(runs, federation, ROUNDS, capacity=CAPACITY)
     final = Final(program, program.advance(program.start(), 0, ROUNDS)[0])
@@ -208,9 +229,9 @@ def stragglers(algorithm: Algorithm) -> None:
 @in_double_precision
 def settings_in_one_program(algorithm: Algorithm) -> None:
     """Two learning rates as lanes of one program are the two single runs."""
-    federation, options = toy_federation(), {"chunk": CAPACITY}
+    federation, options = _partial(), {"chunk": CAPACITY}
     swept = simulate(algorithm, federation, 2, settings={"learning_rate": (0.3, 0.1)}, **options)
-    alone = simulate(algorithm, toy_federation(learning_rate=0.1), 2, seeds=SEEDS, **options)
+    alone = simulate(algorithm, _partial(learning_rate=0.1), 2, seeds=SEEDS, **options)
     for name, scores in alone.scores.items():
         assert_close(swept.scores[name][0, 1], scores[0, 0], name)
 
@@ -219,12 +240,12 @@ def settings_in_one_program(algorithm: Algorithm) -> None:
 def no_recompilation(algorithm: Algorithm) -> None:
     """Neither seeds, rounds, rates nor traced hyperparameters compile anything anew."""
     with jax.enable_x64(True):
-        federation = toy_federation()
+        federation = _partial()
         simulate(algorithm, federation, 2, seeds=SEEDS, chunk=CAPACITY)
         values = {f.name: getattr(algorithm, f.name) for f in fields(algorithm) if not is_static(f)}
         other = replace(algorithm, **{k: v * 1 for k, v in values.items()})
         with count_compilations() as compiled:
-            federation = toy_federation(learning_rate=0.2)
+            federation = _partial(learning_rate=0.2)
             simulate(other, federation, 3, seeds=(5, 7), chunk=CAPACITY, chunk_seconds=0)
         assert not compiled, f"compiled again: {compiled}"
 

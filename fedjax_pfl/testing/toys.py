@@ -37,6 +37,7 @@ def toy_federation(
     train_sizes=TRAIN_SIZES,
     test_sizes=None,
     *,
+    validation_size: int = 2,
     model: Any = None,
     order=None,
     diverging: int | None = None,
@@ -46,7 +47,8 @@ def toy_federation(
     """Clients with a few random samples of 4 numbers in 3 classes each, every client skewed.
 
     Args:
-      train_sizes, test_sizes: samples of each client; 2 validation samples are added to each.
+      train_sizes, test_sizes: samples of each client.
+      validation_size: of every client; none makes the program smaller, which scores each split.
       model: by default an MLP with 5 hidden units that overflows on huge inputs.
       order: permutation of the clients; they keep their permanent ids.
       diverging: a client whose samples are so large that its training overflows.
@@ -64,7 +66,7 @@ def toy_federation(
         for name, size in (
             ("train", train_sizes[i]),
             ("test", test_sizes[i]),
-            ("validation", 2),
+            ("validation", validation_size),
         ):
             lists[name].append(np.arange(total, total + size))
             total += size

@@ -52,7 +52,9 @@ class Case:
     def __init__(self, rounds=ROUNDS, model=None, **options):
         self.rounds = rounds
         self.federation = toy_federation(
-            model=model or TwoLayers(), learning_rate_decay=DECAY, **{"local_epochs": 2} | options
+            model=model or TwoLayers(),
+            learning_rate_decay=DECAY,
+            **{"local_epochs": 2, "validation_size": 0} | options,
         )
         data = self.federation.data
         self.key = jax.random.key(SEEDS[0])

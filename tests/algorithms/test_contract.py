@@ -5,9 +5,15 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.testing.suite import CHECKS
 
-# Every check costs seconds of compiling. These two find most; the others (one client alone, another
-# order, vmap, chunks, settings, stragglers, ...) are slow, but for the algorithms in WHOLE.
-QUICK = ("partial_participation", "divergence")
+# These are played by one program. The others (one client alone, vmap, chunks, stragglers, ...) need
+# programs of their own and are slow, but for the algorithms in WHOLE.
+QUICK = (
+    "partial_participation",
+    "permutation",
+    "divergence",
+    "settings_in_one_program",
+    "no_recompilation",
+)
 WHOLE = ("feddwa",)
 
 
@@ -25,7 +31,7 @@ CASES = [
 # Options that change who works in a round, or on what.
 OPTIONS = {"local": {"who": "drawn"}}
 VARIANTS = [
-    pytest.param(name, check, marks=() if check in QUICK[:1] else pytest.mark.slow)
+    pytest.param(name, check, marks=() if check in QUICK else pytest.mark.slow)
     for name in OPTIONS
     for check in CHECKS
 ]
