@@ -40,6 +40,7 @@ RUN_BY = {
     "docs/partitions.md": (1, "test_commands.py"),
     "docs/data_sources.md": (1, "test_commands.py"),
     "docs/results.md": (1, "test_commands.py"),
+    "docs/running.md": (1, "test_commands.py"),
 }
 # Flags that the pages speak of and that are other programs'.
 FOREIGN = {
@@ -145,6 +146,12 @@ def test_a_source_of_ones_own(monkeypatch):
     exec(compile(block, "data_sources.md", "exec"), names)
     dataset = registry.load_dataset("mine", my_option=4)
     assert (dataset.num_train, dataset.num_test, dataset.num_classes) == (6, 3, 3)
+
+
+def test_the_python_of_running(capsys):
+    (block,) = python_blocks(ROOT / "docs/running.md")
+    exec(compile(block, "running.md", "exec"), {})
+    assert capsys.readouterr().out.endswith("0.03\n")
 
 
 def test_a_result_is_shown(tmp_path, monkeypatch, capsys):
