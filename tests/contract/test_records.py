@@ -50,7 +50,7 @@ class Scoring(ValidationLosses):
 
 def test_forward_passes_of_candidates_are_counted_by_themselves(tmp_path):
     """Two validation samples of each client; what a client is absent from, it does not score."""
-    federation = toy_federation(participation_fraction=0.6, dtype="float32")
+    federation = toy_federation(participation=0.6, dtype="float32")
     result = pfl.simulate(ValidationLosses(), federation, 2, chunk=2)
     late = toy_federation(stragglers={1: 1}, dtype="float32")
     every_other = pfl.simulate(Scoring(), late, 4, chunk=4)
