@@ -158,7 +158,7 @@ def run_algorithm(experiment: Experiment, name: str, facts: dict, progress, stop
     models = result.final.models() if args.save_models else None
     more = None
     if experiment.new_clients is not None:
-        rows = new_clients.score(experiment.new_clients, algorithm, result)
+        rows = new_clients.score(experiment.new_clients, result)
         more = partial(new_clients.write, rows=rows)
     result = replace(result, final=None)  # its device memory is the next algorithm's
     config = provenance.configuration(experiment, result, facts)

@@ -142,7 +142,12 @@ def _training(group: _Group) -> None:
         "algorithm's",
     )
     group.text("initializer", "torch", "'torch' (PyTorch's defaults) or 'flax'")
-    group.text("share", "all", "layers that the server aggregates: 'all', 'none', 'head', 'body'")
+    group.text(
+        "share",
+        None,
+        "layers that the server aggregates: 'all', 'none', 'head' or 'body'; default: the "
+        "algorithm's",
+    )
     group.whole("rounds", 50, "communication rounds", 1)
     group.whole("local_epochs", 1, "passes over its training samples of a client in a round", 0)
     group.whole("local_steps", None, "minibatch steps in a round, in place of epochs", 0)

@@ -55,7 +55,8 @@ def describe(
     }
     for name, algorithm in algorithms.items():
         values = {
-            "batch_norm": args.batch_norm or algorithm.batch_norm
+            "batch_norm": args.batch_norm or algorithm.batch_norm,
+            "share": args.share or algorithm.sharing(),
         } | algorithm.hyperparameters()
         entries |= {f"{name}.{key}": _without_places(value) for key, value in values.items()}
     return entries
@@ -113,5 +114,5 @@ def _model(args, dataset: pfl.Dataset, options: Mapping[str, Any]) -> str:
 
 def _without_places(value: Any) -> Any:
     """A function's text has its address in memory, which another process gives anew."""
-    text = str(value) if callable(value) else value
+    text = str(value) if callable(value) or isinstance(value, pfl.SharedLayers) else value
     return re.sub(r" at 0x[0-9a-f]+", "", text) if isinstance(text, str) else text

@@ -65,12 +65,11 @@ def split_new_clients(
     return federation, NewClients(new, tuple(steps), tuple(fractions))
 
 
-def score(
-    new_clients: NewClients, algorithm: pfl.Algorithm, result: pfl.Result
-) -> list[tuple[int, int, float, int, float]]:
+def score(new_clients: NewClients, result: pfl.Result) -> list[tuple[int, int, float, int, float]]:
     """Rows of `COLUMNS`: every seed, client, part of its samples and number of local steps."""
-    federation = algorithm.prepare(new_clients.federation)
-    scores = score_new_clients(result.final, federation, new_clients.steps, new_clients.fractions)
+    scores = score_new_clients(
+        result.final, new_clients.federation, new_clients.steps, new_clients.fractions
+    )
     ids = np.asarray(new_clients.federation.data.ids).tolist()
     axes = (result.seeds, new_clients.fractions, new_clients.steps, ids)
     return [

@@ -3,8 +3,11 @@
 from fedjax_pfl.algorithms.asynchronous import FedAsync, FedAvgAsync, FedAvgSync
 from fedjax_pfl.algorithms.cwfedavg import CwFedAvg
 from fedjax_pfl.algorithms.fedavg import FedAvg, FedAvgFineTuned
+from fedjax_pfl.algorithms.fedbn import FedBN
 from fedjax_pfl.algorithms.feddwa import FedDWA
+from fedjax_pfl.algorithms.fedper import FedPer
 from fedjax_pfl.algorithms.fedupdate import FedUpdate
+from fedjax_pfl.algorithms.lg_fedavg import LgFedAvg
 from fedjax_pfl.algorithms.lga import Lga, Plga
 from fedjax_pfl.algorithms.local import Local
 from fedjax_pfl.algorithms.perfedavg_async import PerFedAvgAsync
@@ -22,9 +25,12 @@ __all__ = [
     "FedAvgAsync",
     "FedAvgFineTuned",
     "FedAvgSync",
+    "FedBN",
     "FedDWA",
+    "FedPer",
     "FedUpdate",
     "HeurPFedLA",
+    "LgFedAvg",
     "Lga",
     "Local",
     "PFedLA",

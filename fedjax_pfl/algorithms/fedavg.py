@@ -48,9 +48,13 @@ class FedAvg(Algorithm):
         """The clients' part of a round."""
         return ctx.train(models)
 
+    def weights(self, ctx, cohort):
+        """Parts of the members in the average, [M]."""
+        return mixing.by_size(ctx.sizes(), cohort.mask)
+
     def round(self, ctx, state):
         trained, cohort, loss = self.train(ctx, self.received(state, ctx.cohort.rows))
-        weights = mixing.by_size(ctx.sizes(), cohort.mask)
+        weights = self.weights(ctx, cohort)
         uploads, private = ctx.plan.split(trained)
         server = mixing.weighted_sum(weights, uploads, onto=state.server)
         state = State(server, cohort.scatter(state.private, private))

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl.aggregation.leaf_plan import creation_order, leaf_plan
+from fedjax_pfl.aggregation.sharing import Rule
 from fedjax_pfl.data.federated import FederatedData, by_class, make_split
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.scaling import input_scaling
@@ -46,7 +47,7 @@ def federate(
     participation_fraction: float = 1.0,
     stragglers: dict[int, int] | None = None,
     straggler_schedule: str = "code",
-    share: str | Callable[[str], bool] = "all",
+    share: Rule | None = None,
     head: str | None = None,
     batch_norm: str | None = None,
     input_scaling_name: str = "default",
@@ -78,7 +79,8 @@ def federate(
       extra_loss: added to the local loss of every algorithm, such as `WeightDistribution(10.0)`.
       participation_fraction: part of the clients in each round.
       stragglers, straggler_schedule: delays by client, see `participation`.
-      share, head, batch_norm: the leaf plan, see `leaf_plan`.
+      share, head, batch_norm: the leaf plan, see `leaf_plan`; share and batch_norm are the
+        algorithm's own unless they are given.
       input_scaling_name: "default", "half", "unit", "digits", "raw", "standard", "mnist", "cifar"
         or "feddwa_cifar", see `fedjax_pfl.data.scaling.SCALINGS`.
       augment: "crop_flip", "flip", a function of `fedjax_pfl.federation.augmentation`'s form, or

@@ -41,9 +41,22 @@ class Task:
 
     def features(self, model: Tree, inputs: jax.Array) -> jax.Array:
         """What the head sees, [B, d]."""
-        raise InputError(
-            f"The model of {type(self).__name__} does not say what its features are; a linen "
-            "module does with an algorithm features(inputs)."
+        raise self.no_features()
+
+    def embed(self, model: Tree, inputs, train: bool, rng, valid) -> tuple[jax.Array, Tree]:
+        """(features [B, d], the statistics that changed): `apply` without the head."""
+        raise self.no_features()
+
+    def classify(self, model: Tree, features: jax.Array) -> jax.Array:
+        """What the head makes of features: logits [B, C]."""
+        raise self.no_features()
+
+    def no_features(self) -> InputError:
+        """The error of a model that has no features, or no head of its own."""
+        return InputError(
+            f"The model of {type(self).__name__} does not say what its features and its head are; "
+            "a linen module does with a method features(inputs) and a layer head, which __call__ "
+            "applies to them."
         )
 
     def initial_model(self, key: jax.Array, inputs: jax.Array) -> Tree:
@@ -62,16 +75,20 @@ class Task:
 
     def outputs(self, model: Tree, inputs, train: bool, rng, valid) -> tuple[jax.Array, Tree]:
         """`apply`, computed in `compute_dtype`."""
+        return self.computed(self.apply, model, inputs, train, rng, valid)
+
+    def computed(self, fn: Callable, model: Tree, inputs, *rest) -> Any:
+        """`fn(model, inputs, *rest)` in `compute_dtype`; what it returns is in `dtype` again."""
         if self.compute_dtype is None:
-            return self.apply(model, inputs, train, rng, valid)
+            return fn(model, inputs, *rest)
 
         def cast(leaf, dtype):
             return leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
         low = jax.tree.map(lambda leaf: cast(leaf, self.compute_dtype), model["params"])
         inputs = cast(inputs, self.compute_dtype)
-        logits, statistics = self.apply({**model, "params": low}, inputs, train, rng, valid)
-        return jax.tree.map(lambda leaf: cast(leaf, self.dtype), (logits, statistics))
+        out = fn({**model, "params": low}, inputs, *rest)
+        return jax.tree.map(lambda leaf: cast(leaf, self.dtype), out)
 
     def losses(self, logits: jax.Array, labels: jax.Array) -> jax.Array:
         """Cross-entropy of every sample, [B]."""
@@ -94,24 +111,42 @@ class LinenTask(Task):
 
     Where its `__call__` takes `train` or `valid` (bool [B], which samples are no padding) it is
     handed them. Collections other than "params" are statistics, updated in training; the random
-    stream "dropout" is there in training. An algorithm `features(inputs)` says what the head sees.
+    stream "dropout" is there in training. A method `features(inputs)`, which may take `train` and
+    `valid` too, says what the layer `head` sees.
     """
 
     module: nn.Module
 
-    def _options(self, **options):
-        arguments = inspect.signature(type(self.module).__call__).parameters
+    def _options(self, method, **options):
+        arguments = inspect.signature(getattr(type(self.module), method)).parameters
         return {name: value for name, value in options.items() if name in arguments}
 
     def init(self, key, inputs):
         rngs = {"params": key, "dropout": key}
-        return dict(self.module.init(rngs, inputs, **self._options(train=False)))
+        return dict(self.module.init(rngs, inputs, **self._options("__call__", train=False)))
 
     def apply(self, model, inputs, train, rng, valid):
-        options = self._options(train=train, valid=valid)
+        return self._called("__call__", model, inputs, train, rng, valid)
+
+    def embed(self, model, inputs, train, rng, valid):
+        if not hasattr(self.module, "features"):
+            raise self.no_features()
+        return self._called("features", model, inputs, train, rng, valid)
+
+    def classify(self, model, features):
+        try:
+            head = {"params": {"head": model["params"]["head"]}}
+            return self.module.apply(head, features, method=lambda module, x: module.head(x))
+        except (AttributeError, KeyError) as error:
+            raise self.no_features() from error
+
+    def _called(self, method, model, inputs, train, rng, valid):
+        options = self._options(method, train=train, valid=valid)
         statistics = [name for name in model if name != "params"] if train else []
         rngs = {"dropout": rng} if train and rng is not None else None
-        out = self.module.apply(model, inputs, rngs=rngs, mutable=statistics, **options)
+        out = self.module.apply(
+            model, inputs, rngs=rngs, mutable=statistics, method=method, **options
+        )
         return out[0], dict(out[1])
 
     def features(self, model, inputs):

@@ -27,7 +27,7 @@ from fedjax_pfl.testing.toys import (
     first_run,
     in_double_precision,
     play,
-    toy_federation,
+    toy_for,
 )
 from fedjax_pfl.typing import Tree
 
@@ -74,7 +74,7 @@ def partial_participation(algorithm: Algorithm) -> None:
     """Absent clients keep their rows bit by bit and compute nothing, matrices are row-stochastic,
     all is finite.
     """
-    states, records = play(algorithm, toy_federation(participation_fraction=0.6))
+    states, records = play(algorithm, toy_for(algorithm, participation_fraction=0.6))
     axes = client_axes(states[0])
     moved = set()
     for t, record in enumerate(records):
@@ -101,7 +101,7 @@ def partial_participation(algorithm: Algorithm) -> None:
 @in_double_precision
 def bits(algorithm: Algorithm) -> None:
     """Same seed, same bits, whatever the number of rounds in a chunk; another seed differs."""
-    federation = algorithm.prepare(toy_federation())
+    federation = algorithm.prepare(toy_for(algorithm))
     states, _ = play(algorithm, federation)
     again, _ = play(algorithm, federation, capacity=3)
     assert_close(again[-1], states[-1], "another capacity", 0)
@@ -121,12 +121,12 @@ def bits(algorithm: Algorithm) -> None:
 def executions(algorithm: Algorithm) -> None:
     """Clients and seeds one by one, as lanes of a vmap, or on two devices, agree to rounding."""
     options = {"participation_fraction": 0.6}
-    states, records = play(algorithm, toy_federation(**options))
+    states, records = play(algorithm, toy_for(algorithm, **options))
     ways = {"vmap": {"client_execution": "vmap", "seed_execution": "vmap"}}
     if len(jax.local_devices()) > 1:
         ways["two devices"] = {"devices": 2}
     for way, chosen in ways.items():
-        others, measured = play(algorithm, toy_federation(**chosen, **options))
+        others, measured = play(algorithm, toy_for(algorithm, **chosen, **options))
         assert_close(others[-1], states[-1], f"{way} against map")
         for name, score in records[-1]["scores"].items():
             assert_close(measured[-1]["scores"][name], score, f"{name}, {way} against map")
@@ -138,8 +138,8 @@ def permutation(algorithm: Algorithm) -> None:
     """Clients in another order are the same clients: their permanent ids decide."""
     order = np.array([3, 0, 4, 1, 2])
     options = {"participation_fraction": 0.6}
-    states, records = play(algorithm, toy_federation(**options))
-    moved, measured = play(algorithm, toy_federation(order=order, **options))
+    states, records = play(algorithm, toy_for(algorithm, **options))
+    moved, measured = play(algorithm, toy_for(algorithm, order=order, **options))
     assert_close(moved[-1], permute_clients(states[-1], order), "permuted clients")
     name = "personalized/test/accuracy"
     assert_close(measured[-1]["scores"][name], records[-1]["scores"][name][order], name)
@@ -150,7 +150,7 @@ def permutation(algorithm: Algorithm) -> None:
 def divergence(algorithm: Algorithm) -> None:
     """A client whose training overflows is named; all others and all state stay finite."""
     bad = 3
-    states, records = play(algorithm, toy_federation(diverging=bad))
+    states, records = play(algorithm, toy_for(algorithm, diverging=bad))
     for state, record in zip(states[1:], records, strict=True):
         _finite_and_stochastic(algorithm, state, record)
         assert list(np.flatnonzero(record["clients"]["diverged"])) == [bad], (
@@ -173,7 +173,7 @@ def divergence(algorithm: Algorithm) -> None:
 @in_double_precision
 def models_of_some(algorithm: Algorithm) -> None:
     """Whom is asked for makes no difference: some clients' models are their rows of all."""
-    federation = algorithm.prepare(toy_federation())
+    federation = algorithm.prepare(toy_for(algorithm))
     runs = make_runs(algorithm, federation, SEEDS)
     program = Program(runs, federation, ROUNDS, capacity=CAPACITY)
     final = Final(program, program.advance(program.start(), 0, ROUNDS)[0])
@@ -189,7 +189,7 @@ def models_of_some(algorithm: Algorithm) -> None:
 @in_double_precision
 def one_client(algorithm: Algorithm) -> None:
     """A federation of a single client runs, and its rows sum to one."""
-    states, records = play(algorithm, toy_federation((6,), (3,)))
+    states, records = play(algorithm, toy_for(algorithm, (6,), (3,)))
     _finite_and_stochastic(algorithm, states[-1], records[-1])
 
 
@@ -197,7 +197,7 @@ def one_client(algorithm: Algorithm) -> None:
 @in_double_precision
 def stragglers(algorithm: Algorithm) -> None:
     """Late clients, and clients too small to take a single step: nothing breaks."""
-    federation = toy_federation(stragglers={1: 1, 3: 2}, drop_last=True)
+    federation = toy_for(algorithm, stragglers={1: 1, 3: 2}, drop_last=True)
     states, records = play(algorithm, federation)
     _finite_and_stochastic(algorithm, states[-1], records[-1])
 
@@ -206,9 +206,9 @@ def stragglers(algorithm: Algorithm) -> None:
 @in_double_precision
 def settings_in_one_program(algorithm: Algorithm) -> None:
     """Two learning rates as lanes of one program are the two single runs."""
-    federation, options = toy_federation(), {"chunk": CAPACITY}
+    federation, options = toy_for(algorithm), {"chunk": CAPACITY}
     swept = simulate(algorithm, federation, 2, settings={"learning_rate": (0.3, 0.1)}, **options)
-    alone = simulate(algorithm, toy_federation(learning_rate=0.1), 2, seeds=SEEDS, **options)
+    alone = simulate(algorithm, toy_for(algorithm, learning_rate=0.1), 2, seeds=SEEDS, **options)
     for name, scores in alone.scores.items():
         assert_close(swept.scores[name][0, 1], scores[0, 0], name)
 
@@ -217,12 +217,12 @@ def settings_in_one_program(algorithm: Algorithm) -> None:
 def no_recompilation(algorithm: Algorithm) -> None:
     """Neither seeds, rounds, rates nor traced hyperparameters compile anything anew."""
     with jax.enable_x64(True):
-        federation = toy_federation()
+        federation = toy_for(algorithm)
         simulate(algorithm, federation, 2, seeds=SEEDS, chunk=CAPACITY)
         values = {f.name: getattr(algorithm, f.name) for f in fields(algorithm) if not is_static(f)}
         other = replace(algorithm, **{k: v * 1 for k, v in values.items()})
         with count_compilations() as compiled:
-            federation = toy_federation(learning_rate=0.2)
+            federation = toy_for(algorithm, learning_rate=0.2)
             simulate(other, federation, 3, seeds=(5, 7), chunk=CAPACITY, chunk_seconds=0)
         assert not compiled, f"compiled again: {compiled}"
 

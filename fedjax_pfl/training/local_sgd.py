@@ -74,7 +74,8 @@ def sgd_step(
       learning_rate: scalar.
       extra_loss: `extra_loss(params, batch, broadcast, client)`, added to the minibatch loss.
       correct: `correct(gradient, params, broadcast, client)`, the gradient to use instead.
-      trainable: tree of booleans like the parameters; False leaves stay as they are.
+      trainable: tree of booleans like the parameters; False leaves stay as they are, and the
+        optimizer does not know them. By default all but the plan's frozen leaves.
       mean_gradient: also sum up the raw minibatch gradients.
       updates_per_batch: steps taken one after the other on the same minibatch, the gradient
         computed anew for each; losses and gradients are averaged over them.
@@ -83,12 +84,22 @@ def sgd_step(
       (begin, step): `begin(model)` makes the `LocalState` that `step` carries.
     """
     task = federation.task
-    optimizer = federation.optimizer(learning_rate)
+    frozen = trainable is None and any(federation.plan.frozen)
+
+    def optimizer(moves: Tree | None) -> optax.GradientTransformation:
+        whole = federation.optimizer(learning_rate)
+        return whole if moves is None else optax.masked(whole, moves)
+
+    def moving(model: Tree) -> Tree | None:
+        if not frozen:
+            return trainable
+        return jax.tree.map(lambda stays: not stays, federation.plan.frozen_mask(model)["params"])
 
     def begin(model: Tree) -> LocalState:
         zero = jnp.zeros((), task.dtype)
         total = jax.tree.map(jnp.zeros_like, model["params"]) if mean_gradient else None
-        return LocalState(model, optimizer.init(model["params"]), zero, total)
+        memory = optimizer(moving(model)).init(model["params"])
+        return LocalState(model, memory, zero, total)
 
     def update(state: LocalState, batch: Batch, rng, broadcast, client: Client) -> LocalState:
         def objective(params):
@@ -104,10 +115,14 @@ def sgd_step(
             total = jax.tree.map(lambda t, g: t + g / updates_per_batch, state.gradient, gradient)
         if correct is not None:
             gradient = correct(gradient, params, broadcast, client)
-        updates, memory = optimizer.update(gradient, state.optimizer, params)
-        if trainable is not None:
-            updates = jax.tree.map(lambda u, on: u * on, updates, trainable)
+        moves = moving(model)
+        updates, memory = optimizer(moves).update(gradient, state.optimizer, params)
+        if moves is not None:
+            updates = jax.tree.map(lambda u, on: u if on else jnp.zeros_like(u), updates, moves)
         model = {**model, "params": optax.apply_updates(params, updates)}
+        if frozen:  # their running statistics too
+            stays = federation.plan.frozen_mask(model)
+            model = jax.tree.map(lambda new, old, on: old if on else new, model, state.model, stays)
         return LocalState(model, memory, state.loss + loss / updates_per_batch, total)
 
     def step(state: LocalState, batch: Batch, rng, broadcast, client: Client) -> LocalState:

@@ -11,7 +11,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl import InputError, WeightDistribution
 from fedjax_pfl.structs import struct
 from fedjax_pfl.testing.suite import CHECKS
-from fedjax_pfl.testing.toys import assert_close, count_compilations, play, toy_federation
+from fedjax_pfl.testing.toys import assert_close, count_compilations, play, toy_federation, toy_for
 from tests.algorithms.field import TwoModels
 from tests.algorithms.harness import Case, assert_losses
 from tests.references.cwfedavg import label_shares, regularizer_gradient
@@ -107,7 +107,7 @@ def test_an_algorithm_that_would_ignore_it_is_refused():
 @pytest.mark.parametrize("name", sorted(pfl.ALGORITHMS))
 def test_which_algorithms_take_it(name):
     algorithm = pfl.make_algorithm(name, {"wdr_weight": 0} if name == "cwfedavg" else {})
-    pfl.check_simulation(algorithm, toy_federation(extra_loss=WDR))
+    pfl.check_simulation(algorithm, toy_for(algorithm, extra_loss=WDR))
 
 
 @struct
