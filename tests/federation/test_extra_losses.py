@@ -72,8 +72,8 @@ def test_both_at_once_are_refused():
 )
 def test_feddwa_with_wdr_passes_the_shared_suite(check, monkeypatch):
     monkeypatch.setattr(
-        "fedjax_pfl.testing.suite.toy_federation",
-        lambda *args, **options: toy_federation(*args, **options, extra_loss=WDR),
+        "fedjax_pfl.testing.suite.toy_for",
+        lambda *args, **options: toy_for(*args, **options, extra_loss=WDR),
     )
     CHECKS[check](pfl.make_algorithm("feddwa"))
 
