@@ -121,7 +121,8 @@ class Algorithm:
         if own is not None and (own.epochs if own.steps is None else own.steps):
             told.append(f"scored after {own} on a copy")
         plan, rule = federation.plan, self.sharing()
-        if rule != "all" and plan.shared != plan.with_share(rule).shared:
+        open_or_all = plan.chosen is None or rule == "all"
+        if not open_or_all and plan.shared != plan.with_share(rule).shared:
             told.append(f"shares {described(plan)}, as share says")
         return told
 
