@@ -160,7 +160,7 @@ def run_algorithm(experiment: Experiment, name: str, facts: dict, progress, stop
     more = None
     if experiment.new_clients is not None:
         own = experiment.training[name]
-        rows = new_clients.score(experiment.new_clients, algorithm, result, own)
+        rows = new_clients.score(experiment.new_clients, result, own)
         more = partial(new_clients.write, rows=rows)
     result = remarked(
         replace(result, final=None), experiment.training[name]

@@ -3,6 +3,7 @@
 from fedjax_pfl import algorithms, trees
 from fedjax_pfl._version import __version__
 from fedjax_pfl.aggregation import mixing, similarity
+from fedjax_pfl.aggregation.sharing import SharedLayers
 from fedjax_pfl.contract.algorithm import Algorithm
 from fedjax_pfl.contract.context import Context, Record
 from fedjax_pfl.contract.registry import ALGORITHMS, algorithm, make_algorithm
@@ -28,6 +29,7 @@ from fedjax_pfl.federation.extra_losses import ExtraLoss, WeightDistribution, pr
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.local_training import LocalTraining
 from fedjax_pfl.federation.schedules import Schedule, batch_indices
+from fedjax_pfl.models.heads import TwoHeads
 from fedjax_pfl.models.networks import MODELS
 from fedjax_pfl.models.task import ForwardedBatch, FunctionTask, LinenTask, Outputs, Task
 from fedjax_pfl.results.model_files import load_models, model_axes, save_models
@@ -74,7 +76,9 @@ __all__ = [
     "Record",
     "Result",
     "Schedule",
+    "SharedLayers",
     "Task",
+    "TwoHeads",
     "WeightDistribution",
     "__version__",
     "algorithm",

@@ -53,7 +53,10 @@ def describe(
         "set": REPLACED,
     }
     for name, algorithm in algorithms.items():
-        values = {"batch_norm": args.batch_norm or algorithm.batch_norm}
+        values = {
+            "batch_norm": args.batch_norm or algorithm.batch_norm,
+            "share": args.share or algorithm.sharing(),
+        }
         values |= algorithm.hyperparameters() | training[name]
         entries |= {f"{name}.{key}": _without_places(value) for key, value in values.items()}
     return entries
@@ -111,5 +114,5 @@ def _model(args, dataset: pfl.Dataset, options: Mapping[str, Any]) -> str:
 
 def _without_places(value: Any) -> Any:
     """A function's text has its address in memory, which another process gives anew."""
-    text = str(value) if callable(value) else value
+    text = str(value) if callable(value) or isinstance(value, pfl.SharedLayers) else value
     return re.sub(r" at 0x[0-9a-f]+", "", text) if isinstance(text, str) else text

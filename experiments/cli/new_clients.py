@@ -68,7 +68,6 @@ def split_new_clients(
 
 def score(
     new_clients: NewClients,
-    algorithm: pfl.Algorithm,
     result: pfl.Result,
     own: Mapping[str, Any],
 ) -> list[tuple[int, int, float, int, float]]:
@@ -77,7 +76,7 @@ def score(
     `own` are the algorithm's own options of local training.
     """
     federation = new_clients.federation
-    federation = algorithm.prepare(federation.with_training(**own) if own else federation)
+    federation = federation.with_training(**own) if own else federation
     scores = score_new_clients(result.final, federation, new_clients.steps, new_clients.fractions)
     ids = np.asarray(new_clients.federation.data.ids).tolist()
     axes = (result.seeds, new_clients.fractions, new_clients.steps, ids)

@@ -88,6 +88,12 @@ def configuration(experiment: Experiment, result: pfl.Result, facts: dict) -> di
     core = {**algorithm, **hashes, "execution": facts["execution"], "flags": hashed}
     text = json.dumps(run_files.plain(core), sort_keys=True)
     config = {name: value for name, value in facts.items() if name != "summary"}
+    config["model"] = {  # as the algorithm trained it, perhaps with a head of its own
+        **config["model"],
+        "parameters": result.num_parameters,
+        "blocks": result.blocks,
+        "shared": dict(zip(result.blocks, result.block_sizes.tolist(), strict=True)),
+    }
     return {
         **algorithm,
         "training": experiment.training[result.algorithm],

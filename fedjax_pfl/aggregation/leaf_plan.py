@@ -4,7 +4,7 @@ A model is a dict of collections: `"params"` (trainable) and, where a network ha
 such as `"batch_stats"`. Its leaves fall into blocks: one block holds the weight and bias of one
 layer, and a normalisation layer is a block of its own. A `LeafPlan` names the blocks and says
 which leaves the server aggregates; all others are private and stay with their client. FedPer,
-LG-FedAvg, FedBN, FedRep and FedBABU are plans, not engines.
+LG-FedAvg, FedBN, FedRep and FedBABU are plans, not engines. `sharing` has the rules.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,10 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_pfl.aggregation import sharing
+from fedjax_pfl.aggregation.sharing import Rule
 from fedjax_pfl.errors import InputError, require, require_name
 from fedjax_pfl.typing import Tree
 
-SHARED = ("all", "none", "head", "body")
 NORM_POLICIES = ("shared", "local", "affine_shared")
 DEFAULT_NORM_POLICY = "affine_shared"
 
@@ -32,31 +33,78 @@ class LeafPlan:
       sizes: number of elements of every leaf.
       block_of: index into `blocks` of every leaf.
       blocks: names of the blocks, in order of first appearance.
-      chosen: whether the rule of shared leaves names the leaf.
+      chosen: whether the rule of shared leaves names the leaf; None leaves it to the algorithm.
       head: name of the block that classifies.
       batch_norm: what of the normalisation layers is shared; None leaves it to the algorithm.
+      personal: whether the leaf belongs to a personal head; those are private under every rule.
+      frozen: whether the leaf is never trained in a round; it keeps its first value with
+        everybody, so nothing of it travels.
     """
 
     paths: tuple[str, ...]
     sizes: tuple[int, ...]
     block_of: tuple[int, ...]
     blocks: tuple[str, ...]
-    chosen: tuple[bool, ...]
+    chosen: tuple[bool, ...] | None
     head: str
     batch_norm: str | None = None
+    personal: tuple[bool, ...] = ()
+    frozen: tuple[bool, ...] = ()
 
     @cached_property
     def shared(self) -> tuple[bool, ...]:
         """Whether the server aggregates the leaf."""
         policy = self.batch_norm or DEFAULT_NORM_POLICY
-        normalised = {_block_name(path) for path in self.paths if not _trainable(path)}
+        everything = (True,) * len(self.paths)
 
         def allowed(path: str) -> bool:
-            if policy == "shared" or _block_name(path) not in normalised:
+            if policy == "shared" or _block_name(path) not in self.normalised:
                 return True
             return policy == "affine_shared" and _trainable(path)
 
-        return tuple(c and allowed(p) for c, p in zip(self.chosen, self.paths, strict=True))
+        return tuple(
+            chosen and allowed(path) and not (self._is(self.personal, i) or self.is_frozen(i))
+            for i, (chosen, path) in enumerate(
+                zip(self.chosen or everything, self.paths, strict=True)
+            )
+        )
+
+    @cached_property
+    def normalised(self) -> frozenset[str]:
+        """Paths of the modules that keep statistics: the batch-norm layers."""
+        return frozenset(_block_name(path) for path in self.paths if not _trainable(path))
+
+    @cached_property
+    def heads(self) -> frozenset[str]:
+        """Names of the blocks that classify: the head, and a personal one beside it."""
+        own = (block for i, block in enumerate(self.block_of) if self._is(self.personal, i))
+        return frozenset({self.head, *(self.blocks[block] for block in own)})
+
+    @cached_property
+    def layers(self) -> tuple[tuple[str, ...], ...]:
+        """Names of the blocks in the network's order, layer by layer; the head is the last layer.
+
+        The blocks of one module, such as a residual block, are one layer. A normalisation layer
+        belongs to the layer before it.
+        """
+        names = [block for block in self.blocks if block not in self.heads]
+        above = [name.split("/")[:-1] for name in names]
+        depth = sum(1 for modules in zip(*above, strict=False) if len(set(modules)) == 1)
+        layers: dict[str, list[str]] = {}
+        for name in names:
+            module = name.split("/")[depth]
+            if layers and module not in layers and name in self.normalised:
+                module = next(reversed(layers))
+            layers.setdefault(module, []).append(name)
+        return (*map(tuple, layers.values()), (self.head,))
+
+    @staticmethod
+    def _is(flags: tuple[bool, ...], leaf: int) -> bool:
+        return bool(flags) and flags[leaf]
+
+    def is_frozen(self, leaf: int) -> bool:
+        """Whether the leaf of that number is never trained in a round."""
+        return self._is(self.frozen, leaf)
 
     @property
     def num_blocks(self) -> int:
@@ -102,10 +150,51 @@ class LeafPlan:
         return self.select(tree, self.compared)
 
     def head_mask(self, tree: Tree) -> Tree:
-        """A tree of Python booleans: True on the leaves of the classifier block."""
-        leaves, treedef = jax.tree.flatten(tree)
-        flags = [self.blocks[self.block_of[i]] == self.head for i in range(len(leaves))]
-        return treedef.unflatten(flags)
+        """A tree of Python booleans: True on the leaves of the classifier block, or of both."""
+        return self._mask(tree, [self.blocks[block] in self.heads for block in self.block_of])
+
+    def frozen_mask(self, tree: Tree) -> Tree:
+        """A tree of Python booleans: True on the leaves that no round trains."""
+        return self._mask(tree, [self.is_frozen(i) for i in range(len(self.paths))])
+
+    @staticmethod
+    def _mask(tree: Tree, flags: Sequence[bool]) -> Tree:
+        return jax.tree.structure(tree).unflatten(flags)
+
+    def with_default_share(self, rule: Rule) -> "LeafPlan":
+        """The plan with an algorithm's rule of shared leaves, unless it has one."""
+        return self if self.chosen is not None else self.with_share(rule)
+
+    def with_share(self, rule: Rule) -> "LeafPlan":
+        """The plan under another rule of shared leaves."""
+        return replace(self, chosen=sharing.chosen(rule, self))
+
+    def with_frozen(self, rule: Rule) -> "LeafPlan":
+        """The plan in which the leaves that a rule names stay as they begin, beside those that do
+        so already.
+
+        Raises:
+          InputError: no such rule, or it leaves nothing to train.
+        """
+        named = sharing.chosen(rule, self)
+        frozen = tuple(on or self.is_frozen(i) for i, on in enumerate(named))
+        if all(on or not _trainable(path) for on, path in zip(frozen, self.paths, strict=True)):
+            raise InputError(f"{rule} can't be frozen: nothing of the model would be trained.")
+        return replace(self, frozen=frozen)
+
+    def with_personal_head(self, model: Tree, name: str) -> "LeafPlan":
+        """The plan of a model (or its shapes) that has the block `name` beside all of this plan's.
+
+        The block classifies too, and stays private whatever the rule says.
+        """
+        new = leaf_plan(
+            model, share="all", head=self.head, batch_norm=self.batch_norm, order=self.blocks
+        )
+        old = {path: i for i, path in enumerate(self.paths)}
+        personal = tuple(new.blocks[block] == name for block in new.block_of)
+        chosen = self.chosen and tuple(path in old and self.chosen[old[path]] for path in new.paths)
+        frozen = tuple(path in old and self.is_frozen(old[path]) for path in new.paths)
+        return replace(new, chosen=chosen, personal=personal, frozen=frozen if any(frozen) else ())
 
     def with_default_norm(self, policy: str) -> "LeafPlan":
         """The plan with an algorithm's batch-norm policy, unless it has one."""
@@ -129,7 +218,7 @@ class LeafPlan:
         """
         rules = {
             "blocks": lambda block: block,
-            "stages": lambda block: "head" if block == self.head else "body",
+            "stages": lambda block: "head" if block in self.heads else "body",
             "model": lambda block: "model",
         }
         if not callable(by):
@@ -225,7 +314,7 @@ def creation_order(model: Tree) -> list[str]:
 def leaf_plan(
     model: Tree,
     *,
-    share: str | Callable[[str], bool] = "all",
+    share: Rule | None = None,
     head: str | None = None,
     batch_norm: str | None = None,
     order: Sequence[str] = (),
@@ -234,7 +323,8 @@ def leaf_plan(
 
     Args:
       model: one client's model or its `jax.eval_shape`.
-      share: "all", "none", "head", "body" (all but the head), or a predicate on the leaf's path.
+      share: the rule of shared leaves, see `sharing`. None is the algorithm's own, which is "all"
+        where it has none.
       head: the classifier's block, such as "head" or "layers/dense_2"; by default the block named
         "head" if there is one, else the last block of the parameters in `order`.
       batch_norm: "shared" averages affine parameters and running statistics, "local" neither,
@@ -246,8 +336,6 @@ def leaf_plan(
     Raises:
       InputError: unknown name of `share` or `batch_norm`, or no block named `head`.
     """
-    if not callable(share):
-        require_name("rule of shared leaves", share, SHARED)
     if batch_norm is not None:
         require_name("batch-norm policy", batch_norm, NORM_POLICIES)
     flat, _ = jax.tree_util.tree_flatten_with_path(model)
@@ -263,21 +351,13 @@ def leaf_plan(
     else:
         require_name("block for the head", head, blocks)
 
-    def is_chosen(path: str, name: str) -> bool:
-        if callable(share):
-            try:
-                return bool(share(path))
-            except Exception as error:
-                what = f"{type(error).__name__}: {error}"
-                raise InputError(f"share must take the path of a leaf, {path!r}: {what}") from error
-        return {"all": True, "none": False, "head": name == head, "body": name != head}[share]
-
-    return LeafPlan(
+    plan = LeafPlan(
         paths=paths,
         sizes=tuple(int(np.prod(leaf.shape)) for _, leaf in flat),
         block_of=tuple(blocks.index(n) for n in names),
         blocks=blocks,
-        chosen=tuple(is_chosen(p, n) for p, n in zip(paths, names, strict=True)),
+        chosen=None,
         head=head,
         batch_norm=batch_norm,
     )
+    return plan if share is None else plan.with_share(share)

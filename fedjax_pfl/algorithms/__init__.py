@@ -5,9 +5,12 @@ from fedjax_pfl.algorithms.cwfedavg import CwFedAvg
 from fedjax_pfl.algorithms.fedavg import FedAvg
 from fedjax_pfl.algorithms.fedavg_ft import FedAvgFineTuned
 from fedjax_pfl.algorithms.fedavgm import FedAvgM
+from fedjax_pfl.algorithms.fedbn import FedBN
 from fedjax_pfl.algorithms.feddwa import FedDWA
+from fedjax_pfl.algorithms.fedper import FedPer
 from fedjax_pfl.algorithms.fedprox import FedProx
 from fedjax_pfl.algorithms.fedupdate import FedUpdate
+from fedjax_pfl.algorithms.lg_fedavg import LgFedAvg
 from fedjax_pfl.algorithms.lga import Lga, Plga
 from fedjax_pfl.algorithms.local import Local
 from fedjax_pfl.algorithms.perfedavg_async import PerFedAvgAsync
@@ -26,10 +29,13 @@ __all__ = [
     "FedAvgFineTuned",
     "FedAvgM",
     "FedAvgSync",
+    "FedBN",
     "FedDWA",
+    "FedPer",
     "FedProx",
     "FedUpdate",
     "HeurPFedLA",
+    "LgFedAvg",
     "Lga",
     "Local",
     "PFedLA",

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl.aggregation.leaf_plan import DEFAULT_NORM_POLICY
+from fedjax_pfl.aggregation.sharing import Rule, described
 from fedjax_pfl.contract.context import Context, Record
 from fedjax_pfl.errors import InputError
 from fedjax_pfl.federation.adaptation import Adaptation
@@ -30,6 +31,8 @@ class Algorithm:
         definition breaks that says so here, with its source.
       absent_kept: whether per-client state of absent clients stays as it was; likewise.
       absent_idle: whether absent clients compute and send nothing; likewise.
+      share: the rule of shared leaves ("all", "none", "head", "body", see
+        `fedjax_pfl.aggregation.sharing`), where the federation leaves it open.
       batch_norm: what of normalisation layers is shared, where the federation leaves it open.
     """
 
@@ -37,7 +40,12 @@ class Algorithm:
     row_stochastic: ClassVar[bool] = True
     absent_kept: ClassVar[bool] = True
     absent_idle: ClassVar[bool] = True
+    share: ClassVar[Rule] = "all"
     batch_norm: ClassVar[str] = DEFAULT_NORM_POLICY
+
+    def sharing(self) -> Rule:
+        """The rule of shared leaves where it depends on static hyperparameters; else `share`."""
+        return self.share
 
     def validate(self) -> None:
         """Raises `InputError` for a hyperparameter out of range; called before tracing."""
@@ -65,8 +73,14 @@ class Algorithm:
             )
 
     def prepare(self, federation: Federation) -> Federation:
-        """The federation with what it leaves to the algorithm (today the batch-norm policy)."""
-        return replace(federation, plan=federation.plan.with_default_norm(self.batch_norm))
+        """The federation with what it leaves to the algorithm: what of a model is shared.
+
+        An algorithm that wants another head or frozen leaves asks for them here, first:
+        `super().prepare(federation.with_personal_head())`. Nothing here may depend on traced
+        hyperparameters, and a federation that was prepared already stays as it is.
+        """
+        plan = federation.plan.with_default_share(self.sharing())
+        return replace(federation, plan=plan.with_default_norm(self.batch_norm))
 
     def init(self, ctx: Context) -> State:
         """The state before the first round: a `struct` whose fields declare their client axes."""
@@ -103,9 +117,14 @@ class Algorithm:
 
         A sentence each, without a capital and a full stop: "scored after 1 local epoch".
         """
-        own = self.adaptation()
-        takes_none = own is None or not (own.epochs if own.steps is None else own.steps)
-        return [] if takes_none else [f"scored after {own} on a copy"]
+        own, told = self.adaptation(), []
+        if own is not None and (own.epochs if own.steps is None else own.steps):
+            told.append(f"scored after {own} on a copy")
+        plan, rule = federation.plan, self.sharing()
+        open_or_all = plan.chosen is None or rule == "all"
+        if not open_or_all and plan.shared != plan.with_share(rule).shared:
+            told.append(f"shares {described(plan)}, as share says")
+        return told
 
     def new_client_start(self, ctx: Context, state: State) -> Model:
         """The model that a client which never took part begins with.

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
+from fedjax_pfl.aggregation.sharing import Rule
 from fedjax_pfl.data.federated import FederatedData
 from fedjax_pfl.errors import InputError, require
 from fedjax_pfl.execution.packing import fitted
@@ -19,6 +20,7 @@ from fedjax_pfl.federation.extra_losses import ExtraLoss
 from fedjax_pfl.federation.local_training import LocalTraining
 from fedjax_pfl.federation.participation import Participation
 from fedjax_pfl.federation.schedules import Schedule
+from fedjax_pfl.models.heads import PERSONAL_HEAD, TwoHeads, check_features, two_heads
 from fedjax_pfl.models.task import ForwardedBatch, Task
 from fedjax_pfl.structs import static, struct
 from fedjax_pfl.typing import Tree
@@ -147,6 +149,39 @@ class Federation:
         shape = (1, *data.samples.shape[1:])
         inputs = jax.ShapeDtypeStruct(shape, data.input_dtype(task.dtype))
         return jax.eval_shape(task.features, model, inputs).shape[-1]
+
+    def with_personal_head(self, fresh: bool = False) -> "Federation":
+        """The federation whose models have a second head, which stays with its client.
+
+        Its block is called "personal_head", its task is a `TwoHeads`. A federation that has one
+        already stays as it is.
+
+        Args:
+          fresh: the second head begins with weights of its own, not with the first one's.
+
+        Raises:
+          InputError: the model does not say what its features and its head are.
+        """
+        if isinstance(self.task, TwoHeads):
+            return self
+        sample = self.data.samples.shape[1:]
+        inputs = jax.ShapeDtypeStruct((2, *sample), self.data.input_dtype(self.task.dtype))
+        key = jax.random.key(0)
+        check_features(self.task, jax.eval_shape(self.initial_model, key), inputs)
+        changed = replace(self, task=two_heads(self.task, fresh))
+        model = jax.eval_shape(changed.initial_model, key)
+        return replace(changed, plan=self.plan.with_personal_head(model, PERSONAL_HEAD))
+
+    def frozen(self, rule: Rule) -> "Federation":
+        """The federation in which no round trains the leaves that a rule names, such as "head".
+
+        They keep their first values with everybody, statistics included, and don't travel. The
+        local steps of an adaptation do train them.
+
+        Raises:
+          InputError: no such rule, or it leaves nothing to train.
+        """
+        return replace(self, plan=self.plan.with_frozen(rule))
 
     def penalty(self, params: Tree, batch: ForwardedBatch, client: Client) -> jax.Array | int:
         """The extra loss of one client's model on one minibatch; 0 where there is none."""

@@ -1,13 +1,14 @@
 """The options of `federate`, one group a concern; each builds its part of a federation."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import numpy as np
 
-from fedjax_pfl.aggregation.leaf_plan import NORM_POLICIES, SHARED, LeafPlan, leaf_plan
+from fedjax_pfl.aggregation.leaf_plan import NORM_POLICIES, LeafPlan, leaf_plan
+from fedjax_pfl.aggregation.sharing import SHARED, Rule
 from fedjax_pfl.data.federated import FederatedData, by_class, make_split
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.scaling import SCALINGS, input_scaling
@@ -106,9 +107,9 @@ class SharingOptions(Group):
         choices=NORM_POLICIES,
         called="batch-norm policy",
     )
-    share: str | Callable[[str], bool] = option(
-        "all",
-        "layers that the server aggregates: {choices}",
+    share: Rule | None = option(
+        None,
+        "layers that the server aggregates: {choices}; default: the algorithm's",
         choices=SHARED,
         called="rule of shared leaves",
     )

@@ -109,6 +109,22 @@ class Task:
         """
         return _known(self.outputs(model, inputs, False, None, None).features)
 
+    def embed(self, model: Tree, inputs, train: bool, rng, valid) -> tuple[jax.Array, Tree]:
+        """(features [B, d], the statistics that changed): `apply` without the head."""
+        raise self.no_head()
+
+    def classify(self, model: Tree, features: jax.Array) -> jax.Array:
+        """What the head makes of features: logits [B, C]."""
+        raise self.no_head()
+
+    def no_head(self) -> InputError:
+        """The error of a model that has no features, or no head of its own."""
+        return InputError(
+            f"The model of {type(self).__name__} does not say what its features and its head are; "
+            "a linen module does with a method features(inputs) and a layer head, which __call__ "
+            "applies to them."
+        )
+
     def initial_model(self, key: jax.Array, inputs: jax.Array) -> Tree:
         """A fresh model with strongly typed floating leaves of the task's type."""
 
@@ -125,15 +141,19 @@ class Task:
 
     def outputs(self, model: Tree, inputs, train: bool, rng, valid) -> Outputs:
         """`apply`, computed in `compute_dtype`."""
+        return Outputs(*self.computed(self.apply, model, inputs, train, rng, valid))
+
+    def computed(self, fn: Callable, model: Tree, inputs, *rest) -> Any:
+        """`fn(model, inputs, *rest)` in `compute_dtype`; what it returns is in `dtype` again."""
         if self.compute_dtype is None:
-            return Outputs(*self.apply(model, inputs, train, rng, valid))
+            return fn(model, inputs, *rest)
 
         def cast(leaf, dtype):
             return leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
         low = jax.tree.map(lambda leaf: cast(leaf, self.compute_dtype), model["params"])
         inputs = cast(inputs, self.compute_dtype)
-        out = Outputs(*self.apply({**model, "params": low}, inputs, train, rng, valid))
+        out = fn({**model, "params": low}, inputs, *rest)
         return jax.tree.map(lambda leaf: cast(leaf, self.dtype), out)
 
     def losses(self, logits: jax.Array, labels: jax.Array) -> jax.Array:
@@ -168,27 +188,45 @@ class LinenTask(Task):
     handed them. Collections other than "params" are statistics, updated in training; the random
     stream "dropout" is there in training. What a method `features` returns while `__call__` runs is
     what the head sees; a module without one may say it by
-    `self.sow("intermediates", "features", x)`.
+    `self.sow("intermediates", "features", x)`. For another head on them (`embed`, `classify`), the
+    method takes the inputs, perhaps `train` and `valid`, and `__call__` applies the layer `head`.
     """
 
     module: nn.Module
 
-    def _options(self, **options):
-        arguments = inspect.signature(type(self.module).__call__).parameters
+    def _options(self, method, **options):
+        arguments = inspect.signature(getattr(type(self.module), method)).parameters
         return {name: value for name, value in options.items() if name in arguments}
 
     def init(self, key, inputs):
         rngs = {"params": key, "dropout": key}
-        return dict(self.module.init(rngs, inputs, **self._options(train=False)))
+        return dict(self.module.init(rngs, inputs, **self._options("__call__", train=False)))
 
     def apply(self, model, inputs, train, rng, valid):
-        options = self._options(train=train, valid=valid)
+        return self._called("__call__", model, inputs, train, rng, valid)
+
+    def embed(self, model, inputs, train, rng, valid):
+        if not hasattr(self.module, "features"):
+            raise self.no_head()
+        features, statistics, _ = self._called("features", model, inputs, train, rng, valid)
+        return features, statistics
+
+    def classify(self, model, features):
+        try:
+            head = {"params": {"head": model["params"]["head"]}}
+            return self.module.apply(head, features, method=lambda module, x: module.head(x))
+        except (AttributeError, KeyError) as error:
+            raise self.no_head() from error
+
+    def _called(self, method, model, inputs, train, rng, valid):
+        options = self._options(method, train=train, valid=valid)
         statistics = [name for name in model if name != "params"] if train else []
         rngs = {"dropout": rng} if train and rng is not None else None
-        logits, changed = self.module.apply(
+        out, changed = self.module.apply(
             model,
             inputs,
             rngs=rngs,
+            method=method,
             mutable=[*statistics, "intermediates"],
             capture_intermediates=_is_features,
             **options,
@@ -196,7 +234,7 @@ class LinenTask(Task):
         changed = dict(changed)
         # The last of them: a method that calls its super's has said that one's too.
         (*_, features) = (None, *changed.pop("intermediates", {}).get("features", ()))
-        return Outputs(logits, changed, features)
+        return Outputs(out, changed, features)
 
 
 def _is_features(module: nn.Module, method: str) -> bool:

@@ -36,8 +36,10 @@ def adapt(ctx: Context, models: Stack | Broadcast, rows: Rows, how: Adaptation) 
     if how.learning_rate is not None:
         rate = jnp.asarray(how.learning_rate, rate.dtype)
     moves = trainable = None
+    model = models.model if isinstance(models, Broadcast) else models
+    if any(federation.plan.frozen):  # in rounds, not here
+        trainable = jax.tree.map(lambda _: True, model["params"])
     if how.leaves != "all":
-        model = models.model if isinstance(models, Broadcast) else models
         is_head = federation.plan.head_mask(model)
         moves = jax.tree.map(lambda head: head == (how.leaves == "head"), is_head)
         trainable = moves["params"]

@@ -94,13 +94,15 @@ def score_new_clients(
 
     Args:
       final: the end of a simulation in which they took no part.
-      new_clients: their federation, from `without_new_clients`.
+      new_clients: their federation, from `without_new_clients`; what it leaves open is the
+        algorithm's, as it was for the clients that trained.
       steps: local minibatch steps that each may take, in place of the schedule's.
       fractions: parts of its training samples that each has.
 
     Returns:
       Fractions; NaN for clients without test samples.
     """
+    new_clients = final.program.runs.algorithm.prepare(new_clients)
     size = np.asarray(new_clients.data.test.size)
     rows = jnp.arange(new_clients.num_clients, dtype=jnp.int32)
     scored = jax.jit(jax.vmap(lambda fed, models: score(fed, models, rows, "test")[0], (None, 0)))

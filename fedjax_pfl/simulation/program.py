@@ -134,6 +134,7 @@ class Final:
     def personalize(self, new_clients: Federation) -> Stack:
         """Models of clients that never took part, leaves [runs, K, ...]."""
         program = self.program
+        new_clients = program.runs.algorithm.prepare(new_clients)
         return _personalize(
             self.states, program.runs, program.federation, new_clients, np.int32(program.rounds)
         )

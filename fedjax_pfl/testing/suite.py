@@ -33,16 +33,16 @@ from fedjax_pfl.testing.toys import (
     first_run,
     in_double_precision,
     play,
-    toy_federation,
+    toy_for,
 )
 from fedjax_pfl.typing import Tree
 
 CHECKS: dict[str, Callable[[Algorithm], None]] = {}
 
 
-def _partial(**options) -> Federation:
+def _partial(algorithm: Algorithm, **options) -> Federation:
     """Three of its five clients take part in a round."""
-    return toy_federation(participation=0.6, **options)
+    return toy_for(algorithm, participation=0.6, **options)
 
 
 def check(fn: Callable[[Algorithm], None]) -> Callable[[Algorithm], None]:
@@ -85,7 +85,7 @@ def partial_participation(algorithm: Algorithm) -> None:
     """Absent clients keep their rows bit by bit and compute nothing, matrices are row-stochastic,
     all is finite.
     """
-    states, records = play(algorithm, _partial())
+    states, records = play(algorithm, _partial(algorithm))
     axes = client_axes(states[0])
     moved = set()
     for t, record in enumerate(records):
@@ -112,7 +112,7 @@ def partial_participation(algorithm: Algorithm) -> None:
 @in_double_precision
 def bits(algorithm: Algorithm) -> None:
     """Same seed, same bits, whatever the number of rounds in a chunk; another seed differs."""
-    federation = algorithm.prepare(toy_federation())
+    federation = algorithm.prepare(toy_for(algorithm))
     states, _ = play(algorithm, federation)
     again, _ = play(algorithm, federation, capacity=3)
     assert_close(again[-1], states[-1], "another capacity", 0)
@@ -131,12 +131,12 @@ def bits(algorithm: Algorithm) -> None:
 @in_double_precision
 def executions(algorithm: Algorithm) -> None:
     """Clients and seeds one by one, as lanes of a vmap, or on two devices, agree to rounding."""
-    states, records = play(algorithm, _partial())
+    states, records = play(algorithm, _partial(algorithm))
     ways = {"vmap": {"client_execution": "vmap", "seed_execution": "vmap"}}
     if len(jax.local_devices()) > 1:
         ways["two devices"] = {"devices": 2}
     for way, chosen in ways.items():
-        others, measured = play(algorithm, _partial(**chosen))
+        others, measured = play(algorithm, _partial(algorithm, **chosen))
         assert_close(others[-1], states[-1], f"{way} against map")
         for name, score in records[-1]["scores"].items():
             assert_close(measured[-1]["scores"][name], score, f"{name}, {way} against map")
@@ -147,8 +147,8 @@ def executions(algorithm: Algorithm) -> None:
 def permutation(algorithm: Algorithm) -> None:
     """Clients in another order are the same clients: their permanent ids decide."""
     order = np.array([3, 0, 4, 1, 2])
-    states, records = play(algorithm, _partial())
-    moved, measured = play(algorithm, _partial(order=order))
+    states, records = play(algorithm, _partial(algorithm))
+    moved, measured = play(algorithm, _partial(algorithm, order=order))
     assert_close(moved[-1], permute_clients(states[-1], order), "permuted clients")
     name = "personalized/test/accuracy"
     assert_close(measured[-1]["scores"][name], records[-1]["scores"][name][order], name)
@@ -165,12 +165,12 @@ def divergence(algorithm: Algorithm) -> None:
 @in_double_precision
 def divergence_of_one_in_all(algorithm: Algorithm) -> None:
     """The same where everybody takes part in every round."""
-    _diverging(algorithm, toy_federation)
+    _diverging(algorithm, toy_for)
 
 
 def _diverging(algorithm: Algorithm, make: Callable[..., Federation]) -> None:
     bad = 1  # in every cohort of `_partial`
-    states, records = play(algorithm, make(diverging=bad))
+    states, records = play(algorithm, make(algorithm, diverging=bad))
     came = [bool(record["clients"]["participated"][bad]) for record in records]
     lost = [np.flatnonzero(record["clients"]["diverged"]).tolist() for record in records]
     assert any(lost), f"client {bad}'s training overflows, but it never diverged"
@@ -196,7 +196,7 @@ def _diverging(algorithm: Algorithm, make: Callable[..., Federation]) -> None:
 @in_double_precision
 def models_of_some(algorithm: Algorithm) -> None:
     """Whom is asked for makes no difference: some clients' models are their rows of all."""
-    federation = algorithm.prepare(_partial())
+    federation = algorithm.prepare(_partial(algorithm))
     runs = make_runs(algorithm, federation, SEEDS)
     program = Program(runs, federation, ROUNDS, capacity=CAPACITY)
     final = Final(program, program.advance(program.start(), 0, ROUNDS)[0])
@@ -212,7 +212,7 @@ def models_of_some(algorithm: Algorithm) -> None:
 @in_double_precision
 def one_client(algorithm: Algorithm) -> None:
     """A federation of a single client runs, and its rows sum to one."""
-    states, records = play(algorithm, toy_federation((6,), (3,)))
+    states, records = play(algorithm, toy_for(algorithm, (6,), (3,)))
     _finite_and_stochastic(algorithm, states[-1], records[-1])
 
 
@@ -220,7 +220,7 @@ def one_client(algorithm: Algorithm) -> None:
 @in_double_precision
 def stragglers(algorithm: Algorithm) -> None:
     """Late clients, and clients too small to take a single step: nothing breaks."""
-    federation = toy_federation(stragglers={1: 1, 3: 2}, drop_last=True)
+    federation = toy_for(algorithm, stragglers={1: 1, 3: 2}, drop_last=True)
     states, records = play(algorithm, federation)
     _finite_and_stochastic(algorithm, states[-1], records[-1])
 
@@ -229,9 +229,9 @@ def stragglers(algorithm: Algorithm) -> None:
 @in_double_precision
 def settings_in_one_program(algorithm: Algorithm) -> None:
     """Two learning rates as lanes of one program are the two single runs."""
-    federation, options = _partial(), {"chunk": CAPACITY}
+    federation, options = _partial(algorithm), {"chunk": CAPACITY}
     swept = simulate(algorithm, federation, 2, settings={"learning_rate": (0.3, 0.1)}, **options)
-    alone = simulate(algorithm, _partial(learning_rate=0.1), 2, seeds=SEEDS, **options)
+    alone = simulate(algorithm, _partial(algorithm, learning_rate=0.1), 2, seeds=SEEDS, **options)
     for name, scores in alone.scores.items():
         assert_close(swept.scores[name][0, 1], scores[0, 0], name)
 
@@ -240,12 +240,12 @@ def settings_in_one_program(algorithm: Algorithm) -> None:
 def no_recompilation(algorithm: Algorithm) -> None:
     """Neither seeds, rounds, rates nor traced hyperparameters compile anything anew."""
     with jax.enable_x64(True):
-        federation = _partial()
+        federation = _partial(algorithm)
         simulate(algorithm, federation, 2, seeds=SEEDS, chunk=CAPACITY)
         values = {f.name: getattr(algorithm, f.name) for f in fields(algorithm) if not is_static(f)}
         other = replace(algorithm, **{k: v * 1 for k, v in values.items()})
         with count_compilations() as compiled:
-            federation = _partial(learning_rate=0.2)
+            federation = _partial(algorithm, learning_rate=0.2)
             simulate(other, federation, 3, seeds=(5, 7), chunk=CAPACITY, chunk_seconds=0)
         assert not compiled, f"compiled again: {compiled}"
 

@@ -15,6 +15,7 @@ from fedjax_pfl.data.sources.registry import dataset_from_arrays
 from fedjax_pfl.federation.build import federate
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.models.mlp import MLP
+from fedjax_pfl.models.normalization import BatchNorm
 from fedjax_pfl.simulation.program import Program
 from fedjax_pfl.simulation.runs import make_runs
 from fedjax_pfl.typing import Tree
@@ -31,6 +32,27 @@ class Overflowing(MLP):
 
     def features(self, x):
         return super().features(jnp.where(jnp.abs(x) > 1e20, jnp.inf, x))
+
+
+class OverflowingNormed(Overflowing):
+    """The same with batch normalisation before the head."""
+
+    def setup(self):
+        super().setup()
+        self.bn = BatchNorm()
+
+    def features(self, x, train: bool = False, valid=None):
+        return self.bn(super().features(x), train, valid)
+
+    def __call__(self, x, train: bool = False, valid=None):
+        return self.head(self.features(x, train, valid))
+
+
+def toy_for(algorithm: Algorithm, *sizes, **options) -> Federation:
+    """`toy_federation`, with batch normalisation for an algorithm that is about it."""
+    if algorithm.batch_norm == "local":
+        options.setdefault("model", OverflowingNormed(3, (5,)))
+    return toy_federation(*sizes, **options)
 
 
 def toy_federation(

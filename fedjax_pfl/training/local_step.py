@@ -64,7 +64,8 @@ class LocalStep:
       extra_loss: `extra_loss(params, batch, broadcast, client)`, added to the minibatch loss.
         `batch.logits` and `batch.features` are those of the same forward pass.
       correct: `correct(gradient, params, broadcast, client)`, the gradient to use instead.
-      trainable: tree of booleans like the parameters; False leaves stay as they are.
+      trainable: tree of booleans like the parameters; False leaves stay as they are, and the
+        optimizer does not know them. By default all but the plan's frozen leaves.
       mean_gradient: also sum up the raw minibatch gradients.
       updates_per_batch: steps taken one after the other on the same minibatch, the gradient
         computed anew for each; losses and gradients are averaged over them.
@@ -88,7 +89,8 @@ class LocalStep:
         """The state of one client's model before its first step."""
         zero = jnp.zeros((), self.federation.task.dtype)
         total = jax.tree.map(jnp.zeros_like, model["params"]) if self.mean_gradient else None
-        return LocalState(model, self._optimizer.init(model["params"]), zero, total)
+        memory = self._optimizer_of(self._moving(model)).init(model["params"])
+        return LocalState(model, memory, zero, total)
 
     def begin_all(self, models: Tree | Broadcast) -> LocalState | Broadcast:
         """The states of models [M, ...], or of one `Broadcast` model, to begin a loop with."""
@@ -144,9 +146,27 @@ class LocalStep:
             total = jax.tree.map(lambda t, g: t + g / parts, state.gradient, gradient)
         if self.correct is not None:
             gradient = self.correct(gradient, params, broadcast, client)
-        updates, memory = self._optimizer.update(gradient, state.optimizer, params)
-        if self.trainable is not None:
-            updates = jax.tree.map(lambda u, on: u * on, updates, self.trainable)
+        moves = self._moving(state.model)
+        updates, memory = self._optimizer_of(moves).update(gradient, state.optimizer, params)
+        if moves is not None:
+            updates = jax.tree.map(lambda u, on: u if on else jnp.zeros_like(u), updates, moves)
         params = optax.apply_updates(params, updates)
         model = {**state.model, **found.statistics, "params": params}
+        if self._frozen:  # their running statistics too
+            stays = self.federation.plan.frozen_mask(model)
+            model = jax.tree.map(lambda new, old, on: old if on else new, model, state.model, stays)
         return LocalState(model, memory, state.loss + found.loss / parts, total)
+
+    @property
+    def _frozen(self) -> bool:
+        return self.trainable is None and any(self.federation.plan.frozen)
+
+    def _moving(self, model: Tree) -> Tree | None:
+        """Which parameters the optimizer moves; None: all."""
+        if not self._frozen:
+            return self.trainable
+        frozen = self.federation.plan.frozen_mask(model)["params"]
+        return jax.tree.map(lambda stays: not stays, frozen)
+
+    def _optimizer_of(self, moves: Tree | None) -> optax.GradientTransformation:
+        return self._optimizer if moves is None else optax.masked(self._optimizer, moves)

@@ -9,6 +9,7 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl import InputError
 from fedjax_pfl.aggregation.leaf_plan import join, leaf_plan
+from fedjax_pfl.aggregation.sharing import SharedLayers, described
 from fedjax_pfl.testing.toys import assert_close, play, toy_federation
 
 
@@ -224,3 +225,74 @@ def test_sharing_nothing_is_local_training(double_precision):
 def test_a_rule_of_ones_own_that_does_not_run(share):
     with pytest.raises(InputError, match="share must take the path of a leaf, 'batch_stats/norm/"):
         leaf_plan(shapes(Normed()), share=share)
+
+
+class Grouped(nn.Module):
+    """Layers with and without normalisation, a module of two layers, a head that is not last."""
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        def norm(name):
+            return nn.BatchNorm(use_running_average=not train, name=name)
+
+        class Block(nn.Module):
+            @nn.compact
+            def __call__(self, x):
+                return nn.Dense(5, name="b")(nn.Dense(5, name="a")(x))
+
+        x = norm("norm_0")(nn.Dense(5, name="stem")(norm("before")(x)))
+        x = nn.Dense(5, name="zoom")(Block(name="block")(x))
+        return nn.Dense(3, name="head")(x)
+
+
+LAYERS = (("before", "stem", "norm_0"), ("block/a", "block/b"), ("zoom",), ("head",))
+
+
+def test_layers_are_modules_in_the_networks_order():
+    plan = plan_of(Grouped())
+    assert plan.layers == (("before",), ("stem", "norm_0"), *LAYERS[1:])
+    assert plan.normalised == {"before", "norm_0"}
+    nested = {"params": {"net": {"a": {"w": jnp.zeros(2)}, "b": {"w": jnp.zeros(3)}}}}
+    assert leaf_plan(nested).layers == (("net/a",), ("net/b",))
+    deeper = {"params": {"net": {k: {"c": {"w": jnp.zeros(2)}} for k in "xyz"}}}
+    assert leaf_plan(deeper).layers == (("net/x/c",), ("net/y/c",), ("net/z/c",))
+    assert leaf_plan({"params": {"w": jnp.zeros(2)}}).layers == (("w",),)
+
+
+@pytest.mark.parametrize(
+    ("rule", "words", "wanted"),
+    [
+        (SharedLayers(last=1), "the last layer", {"head"}),
+        (SharedLayers(last=2), "the last 2 layers", {"zoom", "head"}),
+        (SharedLayers(first=2), "the first 2 layers", {"before", "stem", "norm_0"}),
+        (
+            SharedLayers(last=2, others=True),
+            "all but the last 2 layers",
+            {"before", "stem", "norm_0", "block/a", "block/b"},
+        ),
+        (SharedLayers(first=1, last=1), "the first layer and the last layer", {"before", "head"}),
+        (SharedLayers(last=9, others=True), "all but the last 9 layers", set()),
+        (SharedLayers(), "no layer", set()),
+        (SharedLayers(others=True), "all layers", set(sum(LAYERS, ()))),
+    ],
+)
+def test_rules_that_count_layers(rule, words, wanted):
+    plan = plan_of(Grouped()).with_share(rule)
+    blocks = {plan.blocks[b] for b, on in zip(plan.block_of, plan.chosen, strict=True) if on}
+    assert str(rule) == words and blocks == wanted
+
+
+def test_a_rule_that_counts_takes_whole_numbers():
+    with pytest.raises(InputError, match=r"SharedLayers\.last must be .* at least 0, got -1"):
+        SharedLayers(last=-1)
+
+
+def test_an_algorithm_has_a_rule_and_the_user_the_last_word():
+    plan = leaf_plan(shapes(Normed()))
+    assert plan.chosen is None and plan.shared == leaf_plan(shapes(Normed()), share="all").shared
+    body = plan.with_default_share("body")
+    assert body == leaf_plan(shapes(Normed()), share="body")
+    assert body.with_default_share("head") == body
+    for rule, words in (("all", "all layers"), ("none", "no layer"), ("body", "the body")):
+        assert described(plan.with_share(rule)) == words
+    assert described(plan.with_share(lambda path: "first" in path)) == "first"

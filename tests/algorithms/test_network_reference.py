@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.references import network
+from tests.references import network, norm_network
 from tests.references.local_sgd import sgd
 
 
@@ -82,3 +82,69 @@ def test_sgd_steps_in_order_and_adds_the_extra_gradient(problem):
     assert sgd(params, [], x, y, 0.3) is params
     with pytest.raises(ValueError, match="without samples"):
         sgd(params, [np.array([], int)], x, y, 0.3)
+
+
+def norm_model(rng):
+    """Random parameters and statistics of the network with batch normalisation."""
+    normal = rng.normal
+    return {
+        "conv": {"kernel": normal(size=(3, 3, 2, 3)), "bias": normal(size=3)},
+        "bn": {
+            "scale": normal(size=3),
+            "bias": normal(size=3),
+            "mean": normal(size=3),
+            "var": rng.uniform(1, 2, 3),
+        },
+        "head": {"kernel": normal(size=(12, 4)), "bias": normal(size=4)},
+    }
+
+
+def test_gradient_with_convolution_and_batch_norm_equals_central_differences():
+    rng = np.random.default_rng(3)
+    model, x, y = norm_model(rng), rng.normal(size=(5, 2, 2, 2)), rng.integers(0, 4, 5)
+    _, gradient, _ = norm_network.training_loss(model, x, y)
+    for layer, leaves in gradient.items():
+        for name, slope in leaves.items():
+            for at in np.ndindex(slope.shape):
+                losses = []
+                for shift in (1e-5, -1e-5):
+                    moved = {key: dict(value) for key, value in model.items()}
+                    moved[layer][name] = moved[layer][name].copy()
+                    moved[layer][name][at] += shift
+                    losses.append(norm_network.training_loss(moved, x, y)[0])
+                numeric = (losses[0] - losses[1]) / 2e-5
+                np.testing.assert_allclose(
+                    slope[at], numeric, 1e-6, 1e-9, err_msg=f"{layer} {name}"
+                )
+
+
+def test_statistics_move_and_evaluation_uses_them():
+    rng = np.random.default_rng(4)
+    model, x, y = norm_model(rng), rng.normal(size=(5, 2, 2, 2)), rng.integers(0, 4, 5)
+    model["bn"] |= {"mean": np.zeros(3), "var": np.ones(3)}
+    sums = norm_network.convolution(x, **model["conv"]).reshape(-1, 3)
+    statistics = norm_network.training_loss(model, x, y)[2]
+    np.testing.assert_allclose(statistics["mean"], 0.1 * sums.mean(axis=0))
+    np.testing.assert_allclose(statistics["var"], 0.9 + 0.1 * sums.var(axis=0, ddof=1))
+    model["bn"] |= {"mean": sums.mean(axis=0), "var": sums.var(axis=0)}
+    trained, _ = norm_network.cross_entropy(norm_network.logits(model, x), y)
+    np.testing.assert_allclose(trained, norm_network.training_loss(model, x, y)[0])
+    single = norm_network.training_loss(
+        {**model, "head": {"kernel": np.ones((3, 4)), "bias": np.zeros(4)}}, x[:1, :1, :1], y[:1]
+    )[2]
+    np.testing.assert_array_equal(single["var"], model["bn"]["var"])
+
+
+def test_momentum_and_decay_by_hand():
+    rng = np.random.default_rng(5)
+    model, x, y = norm_model(rng), rng.normal(size=(5, 2, 2, 2)), rng.integers(0, 4, 5)
+    batches = [np.array([0, 1]), np.array([2, 3, 4])]
+    trained = norm_network.sgd(0.5, 0.1)(model, batches, x, y, 0.2)
+    kernel, velocity, now = model["head"]["kernel"], 0, model
+    for k, batch in enumerate(batches):
+        gradient = norm_network.training_loss(now, x[batch], y[batch])[1]["head"]["kernel"]
+        velocity = 0.5 * velocity + gradient + 0.1 * kernel
+        kernel = kernel - 0.2 * velocity
+        now = norm_network.sgd(0.5, 0.1)(model, batches[: k + 1], x, y, 0.2)
+        np.testing.assert_allclose(now["head"]["kernel"], kernel)
+    np.testing.assert_array_equal(trained["head"]["kernel"], now["head"]["kernel"])

@@ -10,7 +10,7 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.simulation.program import Program
 from fedjax_pfl.simulation.runs import make_runs
-from fedjax_pfl.testing.toys import play, toy_federation
+from fedjax_pfl.testing.toys import play, toy_federation, toy_for
 from tests.models.test_normalization import NormNet
 
 
@@ -75,7 +75,7 @@ def test_what_must_be_shared(name, settings, share):
 def test_states_have_the_models_type(name, dtype):
     """Though 64-bit types are on, nothing becomes one; traced only."""
     algorithm = pfl.make_algorithm(name)
-    federation = algorithm.prepare(toy_federation(dtype=dtype))
+    federation = algorithm.prepare(toy_for(algorithm, dtype=dtype))
     program = Program(make_runs(algorithm, federation, [0]), federation, 1)
     shapes = jax.eval_shape(program.start)
     for leaf in jax.tree.leaves(shapes):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.testing.toys import toy_federation
+from fedjax_pfl.testing.toys import toy_for
 
 ROUNDS = 3
 
@@ -18,8 +18,8 @@ def outcome(name: str) -> list[np.ndarray]:
     from tests import conftest  # in a fresh process: as many devices as here
 
     assert conftest
-    federation = toy_federation(dtype="float32")
-    result = pfl.simulate(pfl.make_algorithm(name), federation, ROUNDS)
+    algorithm = pfl.make_algorithm(name)
+    result = pfl.simulate(algorithm, toy_for(algorithm, dtype="float32"), ROUNDS)
     seen = result.final.models(), result.scores, result.clients, result.scalars, result.matrices
     return [np.asarray(leaf) for leaf in jax.tree.leaves(seen)]
 

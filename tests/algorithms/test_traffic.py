@@ -45,6 +45,10 @@ TRAFFIC = [
     ("fedasync", {}, 1, 1, 2),
     ("lga", {}, 1, 1, 2),  # the server predicts
     ("plga", {}, 1, 1, 2),
+    # Of what is shared, whatever that is.
+    ("fedper", {}, 1, 1, 2),
+    ("lg_fedavg", {}, 1, 1, 2),
+    ("fedbn", {}, 1, 1, 2),
     ("pfedla", {}, 1, 1, 2),  # heurpfedla's blocks: tests/algorithms/test_pfedla_limits.py
 ]
 QUICK = ("scaffold", "cwfedavg")  # under sampling

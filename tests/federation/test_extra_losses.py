@@ -13,7 +13,7 @@ from fedjax_pfl import InputError, WeightDistribution
 from fedjax_pfl.algorithms.local import Local
 from fedjax_pfl.structs import struct
 from fedjax_pfl.testing.suite import CHECKS
-from fedjax_pfl.testing.toys import assert_close, count_compilations, play, toy_federation
+from fedjax_pfl.testing.toys import assert_close, count_compilations, play, toy_federation, toy_for
 from tests.algorithms.field import TwoModels
 from tests.algorithms.harness import Case, assert_losses
 from tests.references.cwfedavg import label_shares, regularizer_gradient
@@ -74,8 +74,8 @@ def test_both_at_once_are_refused():
 )
 def test_feddwa_with_wdr_passes_the_shared_suite(check, monkeypatch):
     monkeypatch.setattr(
-        "fedjax_pfl.testing.suite.toy_federation",
-        lambda *args, **options: toy_federation(*args, **options, extra_loss=WDR),
+        "fedjax_pfl.testing.suite.toy_for",
+        lambda *args, **options: toy_for(*args, **options, extra_loss=WDR),
     )
     CHECKS[check](pfl.make_algorithm("feddwa"))
 
@@ -124,7 +124,7 @@ def test_an_algorithm_that_would_ignore_it_is_refused():
 @pytest.mark.parametrize("name", sorted(pfl.ALGORITHMS))
 def test_which_algorithms_take_it(name):
     algorithm = pfl.make_algorithm(name, {"wdr_weight": 0} if name == "cwfedavg" else {})
-    pfl.check_simulation(algorithm, toy_federation(extra_loss=WDR))
+    pfl.check_simulation(algorithm, toy_for(algorithm, extra_loss=WDR))
 
 
 @struct

@@ -125,6 +125,26 @@ def test_parameters_are_the_papers(name, shape, classes, options, total, blocks)
     assert features.shape == (2, model["params"]["head"]["kernel"].shape[0])
 
 
+@pytest.mark.parametrize("train", [False, True])
+def test_the_head_of_the_features_are_the_logits(train):
+    """Operation by operation, in training and in evaluation."""
+    for name, shape, classes, options, *_ in {case[0]: case for case in PAPERS}.values():
+        task, model, inputs = shapes_of(name, shape, classes, options)
+        given = (train, jax.random.key(1), jnp.ones(2, bool))
+
+        def apart(model, inputs, task=task, given=given):
+            if not train:
+                return task.classify(model, task.features(model, inputs)), {}
+            features, statistics = task.embed(model, inputs, *given)
+            return task.classify(model, features), statistics
+
+        def whole(model, inputs, task=task, given=given):
+            return task.apply(model, inputs, *given)
+
+        programs = [str(jax.make_jaxpr(fn)(model, inputs)) for fn in (apart, whole)]
+        assert programs[0] == programs[1], name
+
+
 def test_every_network_is_in_the_table():
     assert set(MODELS) == {name for name, *_ in PAPERS}
 

@@ -1,0 +1,96 @@
+"""Rules that name leaves of a model: those that the server aggregates, or that no round trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fedjax_pfl.errors import InputError, require_name, require_whole
+
+if TYPE_CHECKING:
+    from fedjax_pfl.aggregation.leaf_plan import LeafPlan
+
+SHARED = ("all", "none", "head", "body")
+
+
+@dataclass(frozen=True)
+class SharedLayers:
+    """A rule that counts layers, see `LeafPlan.layers`; more than there are stand for all.
+
+    Attributes:
+      first, last: the rule names so many layers from the input's end, and from the output's.
+      others: it names all layers but those.
+    """
+
+    first: int = 0
+    last: int = 0
+    others: bool = False
+
+    def __post_init__(self):
+        require_whole("SharedLayers.first", self.first, 0)
+        require_whole("SharedLayers.last", self.last, 0)
+
+    def __str__(self) -> str:
+        ends = [
+            f"the {end} {'layer' if count == 1 else f'{count} layers'}"
+            for end, count in (("first", self.first), ("last", self.last))
+            if count
+        ]
+        named = " and ".join(ends)
+        if not named:
+            return "all layers" if self.others else "no layer"
+        return f"all but {named}" if self.others else named
+
+    def blocks(self, layers: tuple[tuple[str, ...], ...]) -> frozenset[str]:
+        """Names of the blocks that the rule means."""
+        count = len(layers)
+        at = {k for k in range(count) if k < self.first or k >= count - self.last}
+        return frozenset(b for k, layer in enumerate(layers) for b in layer
+                         if (k in at) != self.others)  # fmt: skip
+
+
+# A name of `SHARED` ("body" is all but the head), a count of layers, or a predicate on a leaf's
+# path such as "params/conv_0/kernel".
+Rule = str | SharedLayers | Callable[[str], bool]
+
+
+def chosen(rule: Rule, plan: LeafPlan) -> tuple[bool, ...]:
+    """Whether a rule names each leaf of a plan.
+
+    Raises:
+      InputError: no such rule, or a predicate that does not run.
+    """
+    if isinstance(rule, SharedLayers):
+        blocks = rule.blocks(plan.layers)
+    elif callable(rule):
+        return tuple(_said(rule, path) for path in plan.paths)
+    else:
+        require_name("rule of shared leaves", rule, SHARED)
+        blocks = {
+            "all": set(plan.blocks),
+            "none": set(),
+            "head": plan.heads,
+            "body": set(plan.blocks) - plan.heads,
+        }[rule]
+    return tuple(plan.blocks[block] in blocks for block in plan.block_of)
+
+
+def _said(rule: Callable[[str], bool], path: str) -> bool:
+    try:
+        return bool(rule(path))
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        raise InputError(f"share must take the path of a leaf, {path!r}: {what}") from error
+
+
+def described(plan: LeafPlan) -> str:
+    """What a plan's rule names, in words: "all layers", "the head", or the blocks by name."""
+    known = {"all": "all layers", "none": "no layer", "head": "the head", "body": "the body"}
+    given = plan.chosen or chosen("all", plan)
+    for name, words in known.items():
+        if given == chosen(name, plan):
+            return words
+    pairs = zip(plan.block_of, given, strict=True)
+    blocks = dict.fromkeys(plan.blocks[block] for block, on in sorted(pairs) if on)
+    return ", ".join(blocks)

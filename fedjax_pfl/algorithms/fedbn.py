@@ -1,0 +1,41 @@
+"""FedBN: Federated Learning on Non-IID Features via Local Batch Normalization.
+
+Xiaoxiao Li, Meirui Jiang, Xiaofei Zhang, Michael Kamp, Qi Dou, ICLR 2021.
+https://arxiv.org/abs/2102.07623
+"""
+
+from typing import Literal
+
+from fedjax_pfl.algorithms.fedper import PartlyShared
+from fedjax_pfl.contract.registry import algorithm
+from fedjax_pfl.errors import InputError
+from fedjax_pfl.structs import static
+
+
+@algorithm("fedbn")
+class FedBN(PartlyShared):
+    """FedBN: FedAvg of all but the batch-norm layers, which stay with their client.
+
+    Scale, bias and running statistics alike. Which layers those are is told by their statistics,
+    not by their names.
+
+    Attributes:
+      weighting: "uniform" over the members (the paper), or by "size".
+    """
+
+    batch_norm = "local"
+
+    weighting: Literal["size", "uniform"] = static("uniform")
+
+    def check(self, federation):
+        super().check(federation)
+        if not federation.plan.normalised:
+            raise InputError(
+                "fedbn keeps batch-norm layers with their clients, and this network has none: it "
+                f"would be fedavg{', with equal weights' * (self.weighting == 'uniform')}."
+            )
+
+    def remarks(self, federation):
+        policy = federation.plan.batch_norm
+        overridden = [f"batch-norm is {policy}, as batch_norm says"] * (policy != self.batch_norm)
+        return [*super().remarks(federation), *overridden]

@@ -1,0 +1,61 @@
+"""Federated Learning with Personalization Layers.
+
+Manoj Ghuhan Arivazhagan, Vinay Aggarwal, Aaditya Kumar Singh, Sunav Choudhary, 2019.
+https://arxiv.org/abs/1912.00818
+"""
+
+from typing import Literal
+
+from fedjax_pfl.aggregation import mixing
+from fedjax_pfl.aggregation.sharing import SharedLayers
+from fedjax_pfl.algorithms.fedavg import FedAvg
+from fedjax_pfl.contract.registry import algorithm
+from fedjax_pfl.errors import require
+from fedjax_pfl.structs import static
+
+
+class PartlyShared(FedAvg):
+    """FedAvg's rounds, and what its relatives choose: which layers are averaged, and how.
+
+    A subclass has a field `weighting`: "size", by the members' numbers of samples, or "uniform".
+    """
+
+    weighting: Literal["size", "uniform"]
+
+    def weights(self, ctx, cohort):
+        if self.weighting == "size":
+            return super().weights(ctx, cohort)
+        return mixing.normalize(cohort.mask.astype(ctx.dtype))
+
+    def check_layers(self, name, federation):
+        """Raises `InputError` unless the network has as many layers as the field `name` says."""
+        layers = federation.plan.layers
+        names = ", ".join(layer[0] for layer in layers)
+        allowed = f"in 0..{len(layers)}, the layers of the network ({names})"
+        require(0 <= getattr(self, name) <= len(layers), name, getattr(self, name), allowed)
+
+
+@algorithm("fedper")
+class FedPer(PartlyShared):
+    """FedPer: w_B <- sum_i p_i LocalSGD(w_B, w_Pi)_B; the last layers w_Pi stay with their client.
+
+    Base and personalization layers are trained together, in one pass over the samples.
+
+    Attributes:
+      personal_layers: K_P, how many layers stay with their client, the head being the last one; a
+        residual block counts as one layer. 0 is FedAvg.
+      weighting: p_i by "size" (the paper), or "uniform".
+    """
+
+    personal_layers: int = static(1)
+    weighting: Literal["size", "uniform"] = static("size")
+
+    def sharing(self):
+        return SharedLayers(last=self.personal_layers, others=True)
+
+    def validate(self):
+        require(self.personal_layers >= 0, "personal_layers", self.personal_layers, "at least 0")
+
+    def check(self, federation):
+        super().check(federation)
+        self.check_layers("personal_layers", federation)

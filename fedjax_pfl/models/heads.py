@@ -1,0 +1,101 @@
+"""A second head on the features of a network, for algorithms that train one for each client."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedjax_pfl.errors import InputError
+from fedjax_pfl.models.task import Outputs, Task
+from fedjax_pfl.typing import Tree
+
+HEAD, PERSONAL_HEAD = "head", "personal_head"
+
+
+@dataclass(frozen=True)
+class TwoHeads(Task):
+    """A network with a personal head beside its own, of the same form: `params[PERSONAL_HEAD]`.
+
+    Its logits are those of both heads added up; with a personal head of zeros they are the
+    network's own (`without_personal`).
+
+    Attributes:
+      network: the task of the network with one head.
+      fresh: the personal head begins with weights of its own instead of the first one's.
+    """
+
+    network: Task
+    fresh: bool = False
+
+    def init(self, key, inputs):
+        model = self.network.init(key, inputs)
+        other = self.network.init(jax.random.fold_in(key, 1), inputs) if self.fresh else model
+        return {**model, "params": {**model["params"], PERSONAL_HEAD: other["params"][HEAD]}}
+
+    def apply(self, model, inputs, train, rng, valid):
+        features, statistics = self.embed(model, inputs, train, rng, valid)
+        return Outputs(self.classify(model, features), statistics, features)
+
+    def embed(self, model, inputs, train, rng, valid):
+        return self.network.embed(_with_head(model, HEAD), inputs, train, rng, valid)
+
+    def classify(self, model, features):
+        return sum(self._both(model, features, features))
+
+    def heads(
+        self, model: Tree, inputs, train: bool, rng, valid, detached: bool = False
+    ) -> tuple[jax.Array, jax.Array, Tree]:
+        """(logits of the network's head, of the personal head, changed statistics), apart.
+
+        With `detached` no gradient reaches the features through the personal head. Computed in
+        `compute_dtype`, as `outputs` is.
+        """
+
+        def forward(model, inputs):
+            features, statistics = self.embed(model, inputs, train, rng, valid)
+            seen = lax.stop_gradient(features) if detached else features
+            return *self._both(model, features, seen), statistics
+
+        return self.computed(forward, model, inputs)
+
+    def _both(self, model, features, seen):
+        personal = self.network.classify(_with_head(model, PERSONAL_HEAD), seen)
+        return self.network.classify(_with_head(model, HEAD), features), personal
+
+    def without_personal(self, model: Tree) -> Tree:
+        """The model, or stack of models, whose logits are those of the network's own head."""
+        nothing = jax.tree.map(jnp.zeros_like, model["params"][PERSONAL_HEAD])
+        return {**model, "params": {**model["params"], PERSONAL_HEAD: nothing}}
+
+
+def _with_head(model: Tree, name: str) -> Tree:
+    """The network's model with one of the heads as its own."""
+    params = {key: value for key, value in model["params"].items() if key != PERSONAL_HEAD}
+    return {**model, "params": {**params, HEAD: model["params"][name]}}
+
+
+def two_heads(task: Task, fresh: bool = False) -> TwoHeads:
+    """`TwoHeads` of a task."""
+    return TwoHeads(task, fresh, dtype=task.dtype, compute_dtype=task.compute_dtype)
+
+
+def check_features(task: Task, model: Tree, inputs: jax.ShapeDtypeStruct) -> None:
+    """Raises `InputError` unless a task's head, applied to its features, gives its logits.
+
+    Args:
+      model: shapes of one client's model.
+      inputs: shape of a batch.
+    """
+
+    def apart(model, inputs):
+        return task.classify(model, task.embed(model, inputs, False, None, None)[0])
+
+    try:
+        logits = jax.eval_shape(apart, model, inputs)
+    except InputError:
+        raise
+    except Exception as error:
+        raise task.no_head() from error
+    if logits.shape != jax.eval_shape(task.predict, model, inputs).shape:
+        raise task.no_head()

@@ -1,0 +1,90 @@
+"""FedBN against its reference: a network with a convolution and batch normalisation."""
+
+import jax
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl.testing.toys import assert_close, play, toy_federation, toy_for
+from tests.algorithms.harness import PATTERNS, assert_losses, assert_steps, over
+from tests.algorithms.norms import NormCase, assert_everyones, first_model
+from tests.references import fedbn, norm_network
+
+# Settings of the algorithm, momentum and weight decay.
+VARIANTS = {
+    "plain": ({}, 0.0, 0.0),
+    "momentum-and-decay-by-size": ({"weighting": "size"}, 0.6, 0.05),
+}
+
+
+@pfl.struct
+class Unchecked(type(pfl.make_algorithm("fedbn"))):
+    """On any network."""
+
+    def check(self, federation):
+        pass
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
+@over(PATTERNS, [("partial-map", "plain"), ("full-vmap", "momentum-and-decay-by-size")], VARIANTS)
+def test_reference(pattern, variant):
+    settings, momentum, decay = VARIANTS[variant]
+    case = NormCase(momentum=momentum, weight_decay=decay, **PATTERNS[pattern])
+    common, weighting = case.common(), settings.get("weighting", "uniform")
+    states, records = case.play(pfl.make_algorithm("fedbn", settings))
+    assert set(jax.tree.leaves(states[0].private)[0].shape[:1]) == {case.num_clients}
+    wanted = fedbn.run(
+        first_model(states),
+        case.clients(),
+        3,
+        **common,
+        weighting=weighting,
+        train=norm_network.sgd(momentum, decay),
+    )
+    for t, (state, record, models) in enumerate(zip(states[1:], records, wanted, strict=True)):
+        assert_everyones(state, models["personalized"], f"round {t}")
+        assert_losses(record, case, "personalized", models["personalized"])
+        assert_steps(record, case.cohorts[t], common["batches"][t])
+        present = np.isin(np.arange(case.num_clients), case.cohorts[t])
+        share = present * (1 if weighting == "uniform" else case.sizes)
+        np.testing.assert_allclose(record["matrices"]["mixing"], [share / share.sum()], 1e-9)
+
+
+def test_batch_norm_stays_and_does_not_travel():
+    algorithm = pfl.make_algorithm("fedbn")
+    plan = algorithm.prepare(toy_for(algorithm)).plan
+    sizes = dict(zip(plan.blocks, plan.shared_block_sizes(), strict=True))
+    assert sizes == {"fc_0": 25, "bn": 0, "head": 18}
+    states, _ = play(algorithm, toy_for(algorithm), 2)
+    for leaf in jax.tree.leaves(states[-1].private):
+        assert leaf.shape == (5, 5) and abs(leaf - leaf[:1]).max() > 1e-6  # everybody's own
+
+
+def test_without_normalisation_it_would_be_fedavg_and_is_refused():
+    """The program itself is FedAvg's, weights apart."""
+    said = "this network has none: it would be fedavg"
+    with pytest.raises(pfl.InputError, match=f"{said}, with equal weights"):
+        pfl.check_simulation(pfl.make_algorithm("fedbn"), toy_federation())
+    algorithm = pfl.make_algorithm("fedbn", {"weighting": "size"})
+    with pytest.raises(pfl.InputError, match=f"{said}\\.$"):
+        pfl.check_simulation(algorithm, toy_federation())
+    federation = toy_federation(participation=0.6)
+    unchecked = Unchecked(weighting="size")
+    ours, plain = (play(a, federation, 2) for a in (unchecked, pfl.make_algorithm("fedavg")))
+    assert_close(ours[0][-1].server, plain[0][-1].server, "server", 0)
+
+
+def test_another_policy_is_told():
+    algorithm = pfl.make_algorithm("fedbn")
+    for policy, told in (
+        ("shared", ["batch-norm is shared, as batch_norm says"]),
+        (None, []),
+        ("local", []),
+    ):
+        federation = algorithm.prepare(toy_for(algorithm, batch_norm=policy))
+        assert algorithm.remarks(federation) == told

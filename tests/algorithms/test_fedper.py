@@ -1,0 +1,118 @@
+"""FedPer against its reference, and in its limits."""
+
+import jax
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl.testing.toys import assert_close, play, toy_federation
+from tests.algorithms.harness import PATTERNS, Case, FourLayers, assert_losses, assert_steps, over
+from tests.algorithms.norms import NormCase, assert_everyones, everyones, first_model
+from tests.references import fedper, norm_network
+
+# Settings, and the personalization layers of the network with one hidden layer or with three.
+VARIANTS = {
+    "head": ({}, None, ("head",)),
+    "uniform-two-layers": (
+        {"personal_layers": 2, "weighting": "uniform"},
+        FourLayers,
+        ("hidden_c", "head"),
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
+@over(PATTERNS, [("partial-map", "head"), ("full-vmap", "uniform-two-layers")], VARIANTS)
+def test_reference(pattern, variant):
+    settings, network, personal = VARIANTS[variant]
+    case = Case(model=network and network(), **PATTERNS[pattern])
+    common, weighting = case.common(), settings.get("weighting", "size")
+    wanted = fedper.run(
+        case.initial(), case.clients(), 3, **common, personal=personal, weighting=weighting
+    )
+    states, records = case.play(pfl.make_algorithm("fedper", settings))
+    blocks = case.federation.plan.blocks
+    assert set(jax.tree.leaves(states[0].private)[0].shape[:1]) == {case.num_clients}
+    for t, (state, record, models) in enumerate(zip(states[1:], records, wanted, strict=True)):
+        assert_everyones(state, models["personalized"], f"round {t}")
+        assert_losses(record, case, "personalized", models["personalized"])
+        assert_steps(record, case.cohorts[t], common["batches"][t])
+        present = np.isin(np.arange(case.num_clients), case.cohorts[t])
+        np.testing.assert_array_equal(
+            record["up"], np.repeat(present[:, None], len(blocks), axis=1)
+        )
+        np.testing.assert_array_equal(record["down"], record["up"])
+        share = present * (1 if weighting == "uniform" else case.sizes)
+        np.testing.assert_allclose(record["matrices"]["mixing"], [share / share.sum()], 1e-9)
+
+
+@pytest.mark.slow
+def test_reference_with_batch_norm():
+    """Base layers are averaged with their running statistics, as FedAvg's are."""
+    case = NormCase(participation=0.6, momentum=0.5, weight_decay=0.1)
+    states, records = case.play(pfl.make_algorithm("fedper"))
+    wanted = fedper.run(
+        first_model(states), case.clients(), 3, **case.common(), train=norm_network.sgd(0.5, 0.1)
+    )
+    for state, record, models in zip(states[1:], records, wanted, strict=True):
+        assert_everyones(state, models["personalized"], "models")
+        assert_losses(record, case, "personalized", models["personalized"])
+
+
+def test_only_the_base_travels():
+    plan = pfl.make_algorithm("fedper").prepare(toy_federation()).plan
+    assert dict(zip(plan.blocks, plan.shared_block_sizes(), strict=True)) == {"fc_0": 25, "head": 0}
+    result = pfl.simulate(pfl.make_algorithm("fedper"), toy_federation(), 1)
+    assert result.block_sizes.tolist() == [25, 0]
+    assert "global/test/accuracy" not in result.scores and not result.remarks
+
+
+@pytest.mark.parametrize(
+    ("settings", "options"), [({"personal_layers": 0}, {}), ({}, {"share": "all"})]
+)
+def test_with_everything_shared_it_is_fedavg(settings, options):
+    federation = toy_federation(participation=0.6, **options)
+    ours = play(pfl.make_algorithm("fedper", settings), federation, 2)
+    plain = play(pfl.make_algorithm("fedavg"), federation, 2)
+    assert_close(ours[0][-1].server, plain[0][-1].server, "server", 0)
+    for name, values in plain[1][-1]["scores"].items():
+        np.testing.assert_array_equal(ours[1][-1]["scores"][name], values)
+
+
+def test_with_nothing_shared_it_is_local_training():
+    ours = play(pfl.make_algorithm("fedper", {"personal_layers": 2}), toy_federation(), 2)[0][-1]
+    alone = play(pfl.make_algorithm("local"), toy_federation(), 2)[0][-1]
+    assert not jax.tree.leaves(ours.server)
+    assert_close(everyones(ours, 5), alone.models, "models", 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"personal_layers": -1}, "personal_layers must be at least 0, got -1"),
+        ({"personal_layers": 3}, r"personal_layers must be in 0\.\.2.*\(fc_0, head\), got 3"),
+        ({"weighting": "sizes"}, "weighting.*'sizes'"),
+    ],
+)
+def test_what_can_not_be(settings, said):
+    with pytest.raises(pfl.InputError, match=said):
+        pfl.check_simulation(pfl.make_algorithm("fedper", settings), toy_federation())
+
+
+@pytest.mark.parametrize(
+    ("share", "remarks"),
+    [
+        ("all", ["shares all layers, as share says"]),
+        ("head", ["shares the head, as share says"]),
+        ("body", []),
+        (lambda path: "kernel" in path, ["shares fc_0, head, as share says"]),
+    ],
+)
+def test_the_user_has_the_last_word_and_the_table_says_so(share, remarks):
+    algorithm = pfl.make_algorithm("fedper")
+    assert algorithm.remarks(algorithm.prepare(toy_federation(share=share))) == remarks

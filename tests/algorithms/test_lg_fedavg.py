@@ -1,0 +1,82 @@
+"""LG-FedAvg against its reference, and in its limits."""
+
+import jax
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl.testing.toys import assert_close, play, toy_federation
+from tests.algorithms.harness import PATTERNS, Case, FourLayers, assert_losses, assert_steps, over
+from tests.algorithms.norms import assert_everyones, everyones
+from tests.references import lg_fedavg
+
+# Settings, and the layers that are averaged in the network with one hidden layer or with three.
+VARIANTS = {
+    "head": ({}, None, ("head",)),
+    "first-two-by-size": (
+        {"global_layers": 2, "global_end": "first", "weighting": "size"},
+        FourLayers,
+        ("hidden_a", "hidden_b"),
+    ),
+    "last-two": ({"global_layers": 2}, FourLayers, ("hidden_c", "head")),
+}
+QUICK = [("partial-map", "head"), ("full-vmap", "first-two-by-size"), ("partial-map", "last-two")]
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
+@over(PATTERNS, QUICK, VARIANTS)
+def test_reference(pattern, variant):
+    settings, network, shared = VARIANTS[variant]
+    case = Case(model=network and network(), **PATTERNS[pattern])
+    common, weighting = case.common(), settings.get("weighting", "uniform")
+    wanted = lg_fedavg.run(
+        case.initial(), case.clients(), 3, **common, shared=shared, weighting=weighting
+    )
+    states, records = case.play(pfl.make_algorithm("lg_fedavg", settings))
+    for t, (state, record, models) in enumerate(zip(states[1:], records, wanted, strict=True)):
+        assert_everyones(state, models["personalized"], f"round {t}")
+        assert_losses(record, case, "personalized", models["personalized"])
+        assert_steps(record, case.cohorts[t], common["batches"][t])
+        present = np.isin(np.arange(case.num_clients), case.cohorts[t])
+        share = present * (1 if weighting == "uniform" else case.sizes)
+        np.testing.assert_allclose(record["matrices"]["mixing"], [share / share.sum()], 1e-9)
+        assert (record["up"] == present[:, None]).all()
+
+
+def test_its_shared_layers_are_those_that_fedper_keeps():
+    federation = toy_federation()
+    names = ("lg_fedavg", "fedper")
+    lg, per = (pfl.make_algorithm(name).prepare(federation).plan for name in names)
+    assert all(one != other for one, other in zip(lg.shared, per.shared, strict=True))
+    assert lg.shared_block_sizes().tolist() == [0, 18]
+
+
+@pytest.mark.parametrize("end", ["first", "last"])
+def test_with_all_layers_it_is_fedavg_of_equal_sizes_and_with_none_local_training(end):
+    federation = toy_federation((4,) * 5, (2,) * 5)
+    settings = {"global_end": end, "global_layers": 2}
+    ours = play(pfl.make_algorithm("lg_fedavg", settings), federation, 2)[0][-1]
+    plain = play(pfl.make_algorithm("fedavg"), federation, 2)[0][-1]
+    assert_close(ours.server, plain.server, "all layers", 1e-12)
+    settings["global_layers"] = 0
+    ours = play(pfl.make_algorithm("lg_fedavg", settings), federation, 2)[0][-1]
+    alone = play(pfl.make_algorithm("local"), federation, 2)[0][-1]
+    assert_close(everyones(ours, 5), alone.models, "no layer", 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"global_layers": -1}, "global_layers must be at least 0, got -1"),
+        ({"global_layers": 3}, r"global_layers must be in 0\.\.2.*\(fc_0, head\), got 3"),
+        ({"global_end": "top"}, "global_end.*'top'"),
+    ],
+)
+def test_what_can_not_be(settings, said):
+    with pytest.raises(pfl.InputError, match=said):
+        pfl.check_simulation(pfl.make_algorithm("lg_fedavg", settings), toy_federation())
