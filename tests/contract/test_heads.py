@@ -3,6 +3,8 @@
 Two of them, after FedRoD and FedBABU: no products, but each round is held against plain loops.
 """
 
+from dataclasses import replace
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -13,11 +15,11 @@ from jax import lax
 
 import fedjax_pfl as pfl
 from fedjax_pfl import mixing
-from fedjax_pfl.algorithms.fedavg import FedAvg, State
+from fedjax_pfl.algorithms.fedavg import FedAvg
 from fedjax_pfl.simulation.new_clients import score_new_clients, without_new_clients
 from fedjax_pfl.testing.suite import CHECKS
 from fedjax_pfl.testing.toys import assert_close, play, toy_federation
-from fedjax_pfl.training.local_sgd import sgd_step
+from fedjax_pfl.training.local_step import LocalStep
 from tests.algorithms.harness import Case, TwoLayers, dense
 from tests.algorithms.norms import ConvNorm, everyones
 from tests.references import network
@@ -71,7 +73,9 @@ class TwoHeaded(FedAvg):
         weights = mixing.by_size(ctx.sizes(), cohort.mask)
         uploads, private = ctx.plan.split(models)
         server = mixing.weighted_sum(weights, uploads, onto=state.server)
-        return State(server, cohort.scatter(state.private, private)), ctx.record(cohort)
+        return replace(
+            state, server=server, private=cohort.scatter(state.private, private)
+        ), ctx.record(cohort)
 
     def models(self, ctx, state, rows):
         received = self.received(state, rows)
@@ -264,8 +268,8 @@ def test_frozen_leaves_have_no_optimizer_state():
         (federation.frozen("body"), [(3,), (5, 3)]),
         (federation.frozen(lambda path: path.endswith("bias")), [(5, 3), (4, 5)]),
     ):
-        begin, _ = sgd_step(fed, fed.learning_rate)
-        assert [leaf.shape for leaf in jax.tree.leaves(begin(model).optimizer)] == shapes
+        begun = LocalStep(fed, fed.learning_rate).begin(model)
+        assert [leaf.shape for leaf in jax.tree.leaves(begun.optimizer)] == shapes
 
 
 def test_statistics_of_a_frozen_body_stay():
