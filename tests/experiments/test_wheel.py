@@ -96,8 +96,11 @@ def installed(wheel, tmp_path_factory):
     python = folder / "bin" / "python"
     pip(f"--python={python}", "install", "--no-deps", "--no-index", str(wheel))
     (packages,) = folder.glob("lib/python*/site-packages")
-    needed = {sysconfig.get_path(kind) for kind in ("purelib", "platlib")}
-    (packages / "needed.pth").write_text("\n".join(sorted(needed)))
+    here = {Path(sysconfig.get_path(kind)) for kind in ("purelib", "platlib")}
+    for path in (path for place in here for path in place.iterdir()):
+        ours = path.name.startswith(("fedjax_pfl", "__editable__", "experiments"))
+        if not (ours or path.suffix == ".pth" or (packages / path.name).exists()):
+            (packages / path.name).symlink_to(path)
     return python.parent
 
 
