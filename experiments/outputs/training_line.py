@@ -8,8 +8,8 @@ from fedjax_pfl.federation.participation import participation
 
 # Named where they are not what they are by default.
 EXTRAS = (
-    "momentum", "weight_decay", "wdr_weight", "batch_order", "augment", "share", "batch_norm",
-    "stragglers", "straggler_schedule", "initializer", "dtype", "compute_dtype",
+    "momentum", "weight_decay", "wdr_weight", "batch_order", "augment", "share", "head",
+    "batch_norm", "stragglers", "straggler_schedule", "initializer", "dtype", "compute_dtype",
     "new_clients", "set",
 )  # fmt: skip
 
