@@ -75,7 +75,9 @@ def test_momentum_that_outlives_rounds_against_plain_loops():
         assert_close(states[t + 1].optimizers[0].trace, kept, f"momentum of round {t + 1}")
 
 
-@pytest.mark.parametrize("check", ["divergence", "partial_participation"])
+@pytest.mark.parametrize(
+    "check", ["divergence", pytest.param("partial_participation", marks=pytest.mark.slow)]
+)
 def test_absent_and_diverged_clients_keep_theirs(check, monkeypatch):
     monkeypatch.setattr(
         "fedjax_pfl.testing.suite.toy_federation",
