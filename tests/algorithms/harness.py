@@ -215,21 +215,25 @@ LATE_PATTERNS = {
 LATE_QUICK = ("code-map", "paper-vmap")
 
 
-def over(patterns, quick, variants=()):
+def over(patterns, quick, variants=(), elsewhere=()):
     """Parametrizes a test with `pattern`, or `pattern` and `variant`; slow but for `quick`.
 
-    All patterns are played with the first variant, all variants under the first two patterns.
+    All patterns are played with the first variant, all variants under the first two patterns. Every
+    variant is played in CI: those that `quick` leaves out under one of these two in turn.
 
     Args:
       patterns: names of patterns.
       quick: what runs in CI: names of patterns, or pairs (pattern, variant).
       variants: names of variants of the algorithm.
+      elsewhere: variants that another test plays in CI.
     """
     if not variants:
         return pytest.mark.parametrize("pattern", [marked(p, p in quick) for p in patterns])
     both, (first, *_) = tuple(patterns)[:2], variants
     pairs = [(p, v) for p in patterns for v in variants if v == first or p in both]
     assert set(quick) <= set(pairs), quick
+    left = [v for v in variants if v not in elsewhere and v not in {played for _, played in quick}]
+    quick = {*quick, *((both[i % 2], v) for i, v in enumerate(left))}
     return pytest.mark.parametrize(
         ("pattern", "variant"), [marked(pair, pair in quick) for pair in pairs]
     )
