@@ -1,14 +1,16 @@
 # Everything a newcomer types; needs Python 3.11 or newer and nothing else.
 PYTHON ?= python3
 VENV ?= .venv
-WORKERS ?= 2
+# As many processes as this one may use cores.
+WORKERS ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2)
 READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
 
-.PHONY: help demo test test-all coverage fuzz lint format docs clean
+.PHONY: help demo smoke test test-all coverage fuzz lint format docs clean
 
 help:
 	@echo "make demo      install, compare four algorithms on handwritten digits, print the table"
+	@echo "make smoke     a look at everything that matters, without lint (a minute)"
 	@echo "make test      install, lint and run the test suite (minutes)"
 	@echo "make test-all  the full matrix of algorithms, participation patterns and executions"
 	@echo "make coverage  the test suite, and which lines it runs (htmlcov/index.html)"
@@ -29,6 +31,16 @@ $(READY): requirements.txt setup.cfg setup.py pyproject.toml
 # DEMO_FLAGS shortens or changes the demo, such as DEMO_FLAGS='--rounds=3 --num_seeds=1'.
 demo: $(READY)
 	$(VENV)/bin/python -m experiments.run --preset=digits_quick $(DEMO_FLAGS)
+
+# One algorithm against its reference and through a run, one through the shared checks.
+SMOKE := tests/test_structs.py tests/test_trees.py tests/test_values.py tests/test_errors.py \
+	tests/aggregation/test_leaf_plan.py tests/algorithms/test_references.py::test_fedavg \
+	'tests/algorithms/test_contract.py::test_contract[feddwa-partial_participation]' \
+	'tests/algorithms/test_contract.py::test_contract[feddwa-no_recompilation]' \
+	tests/experiments/test_run.py::test_files tests/experiments/test_run.py::test_summary
+
+smoke: $(READY)
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(SMOKE) $(TEST_FLAGS)
 
 # By file: its tests share fixtures and compiled programs.
 test: lint

@@ -61,7 +61,7 @@ def test_two_models_against_plain_loops():
 
 
 def test_validation_losses_are_each_clients_own():
-    case = Case()
+    case = Case(validation_size=2)
     states, _ = case.play(ValidationLosses())
     models = [jax.tree.map(lambda x, i=i: x[i], states[1].models["params"]) for i in range(5)]
     losses = np.array(
