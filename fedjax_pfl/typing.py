@@ -7,6 +7,7 @@ aliases: a type checker tells trees from arrays by them, and a reader tells the 
 from typing import Any, TypeAlias
 
 import jax
+import numpy as np
 
 Tree: TypeAlias = Any  # any pytree of arrays
 Model: TypeAlias = dict[str, Any]  # of one client: "params", and statistics where there are any
@@ -19,5 +20,5 @@ Scalar: TypeAlias = jax.Array  # one number, []
 PerClient: TypeAlias = jax.Array  # one number for every client, [N]
 PerMember: TypeAlias = jax.Array  # one number for every member of the cohort, [M]
 Mask: TypeAlias = jax.Array  # bool [M]: which members of the cohort
-Rows: TypeAlias = jax.Array  # int32 [M]: rows of the client axis
+Rows: TypeAlias = jax.Array | np.ndarray  # int32 [M]: rows of the client axis
 Matrix: TypeAlias = jax.Array  # one number for every pair, [A, B]: receivers and senders

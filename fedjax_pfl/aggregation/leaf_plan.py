@@ -328,10 +328,10 @@ def leaf_plan(
       head: the classifier's block, such as "head" or "layers/dense_2"; by default the block named
         "head" if there is one, else the last block of the parameters in `order`.
       batch_norm: "shared" averages affine parameters and running statistics, "local" neither,
-        "affine_shared" only the affine parameters. None is the algorithm's default, which is
-        "affine_shared" where it has none.
-      order: names of blocks as the network makes them (`creation_order`); flattening sorts them by
-        the alphabet, which is what is left without it.
+        "affine_shared" only the affine parameters. None is the algorithm's default, by default
+        "affine_shared".
+      order: names of blocks as the network makes them (`creation_order`); without it they stand in
+        the alphabetical order of flattening.
 
     Raises:
       InputError: unknown name of `share` or `batch_norm`, or no block named `head`.

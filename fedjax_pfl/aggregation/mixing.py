@@ -134,7 +134,7 @@ def _by_blocks(weights: jax.Array, flat: jax.Array) -> jax.Array:
 def weighted_sum(weights: PerMember, senders: Stack, onto: Tree) -> Tree:
     """One model, sum_j weights[j] senders_j, of a stack [B, ...] and weights [B].
 
-    With no weight at all (nobody arrived) it is `onto`, as are leaves that are no floats.
+    Without any weight (no upload arrived) it is `onto`; so are leaves that are no floats.
     """
     arrived = jnp.any(weights != 0)
 

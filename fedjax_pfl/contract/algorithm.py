@@ -36,6 +36,7 @@ class Algorithm:
       batch_norm: what of normalisation layers is shared, where the federation leaves it open.
     """
 
+    __dataclass_fields__: ClassVar[dict[str, Any]]  # registering makes a dataclass of a subclass
     name: ClassVar[str] = ""
     row_stochastic: ClassVar[bool] = True
     absent_kept: ClassVar[bool] = True
@@ -56,8 +57,8 @@ class Algorithm:
     def has_step(self, federation: Federation) -> np.ndarray:
         """bool [N]: the clients that would train in a round in which they take part.
 
-        A simulation in which nobody would is refused. By the federation's schedule; an algorithm
-        with loops or a schedule of its own says here whom they reach.
+        A simulation without such a client is refused. By the federation's schedule; an algorithm
+        with loops or a schedule of its own says here which clients they reach.
         """
         return federation.steps() > 0
 
@@ -113,7 +114,7 @@ class Algorithm:
         return None
 
     def remarks(self, federation: Federation) -> list[str]:
-        """What a table has to say of the algorithm's row, for it to be read beside others'.
+        """What a reader of a table must know to compare the algorithm's row with others.
 
         A sentence each, without a capital and a full stop: "scored after 1 local epoch".
         """

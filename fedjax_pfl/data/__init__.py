@@ -1,1 +1,1 @@
-"""Data sets, and who holds what of them."""
+"""Data sets, and which client holds which samples."""

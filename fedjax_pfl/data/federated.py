@@ -91,8 +91,7 @@ class FederatedData:
 
         Rows that are not valid repeat the client's first sample: what belongs to another client is
         not touched, not even under a mask (0 times its NaN would be NaN). A client without any
-        samples has no batch. `augment` changes
-        the samples [B, ...] before they are scaled.
+        samples has no batch. `augment` changes the samples [B, ...] before they are scaled.
         """
         pool = split.index[split.offset[row] + jnp.where(valid, positions, 0)]
         inputs = self.samples[pool]
@@ -112,9 +111,9 @@ def by_class(
 ) -> np.ndarray:
     """`index` with each client's part class after class, stably, in an order of its own.
 
-    Where all clients begin with the same classes, all of them leave those for others in the same
-    round, and the server's model swings with them: in the published PLGA code each client has its
-    classes in the order in which it drew them. Here the permanent id alone says in which.
+    If all clients had the same order, all would go from one class to the next in the same round,
+    and the server's model would swing with them. In the published PLGA code each client has its
+    classes in the order in which it drew them; here the permanent id decides.
 
     Args:
       labels: of the samples of `index`, [total].

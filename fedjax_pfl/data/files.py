@@ -51,7 +51,7 @@ def _at_home(what: str, text: str) -> Path:
 
 
 def require_file(path: Path) -> int:
-    """The size of a file in bytes, asked for before it is opened: a pipe or a device may never end.
+    """The size of a file in bytes, before it is opened: a pipe or a device may never end.
 
     Raises:
       InputError: it isn't there, or no regular file.
@@ -109,7 +109,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def gunzip(data: bytes, what: str, kind: str = "a gzip file") -> bytes:
-    """Unpacks a gzip stream piece by piece: what it says of its own size is not believed.
+    """Unpacks a gzip stream piece by piece, whatever size it claims to have.
 
     Args:
       data: the compressed bytes.

@@ -32,7 +32,7 @@ def require_memory(what: str, count: int) -> None:
 
 
 def free() -> int | None:
-    """Bytes of host memory that this process may still take; None where nobody tells."""
+    """Bytes of host memory that this process may still take; None where that is unknown."""
     rooms = [_unused(), _group(), _address_space()]
     return min((max(room, 0) for room in rooms if room is not None), default=None)
 

@@ -15,7 +15,7 @@ from fedjax_pfl.data.places import npz_names, read_npz
 from fedjax_pfl.errors import InputError, OutputError, cut, shown
 
 LARGEST_JSON = 2**28  # bytes
-LONGEST_NAME = 255 - len(".part-")  # what file systems take, less what stands before it meanwhile
+LONGEST_NAME = 255 - len(".part-")  # what file systems take, less the prefix while writing
 
 
 @contextlib.contextmanager

@@ -57,7 +57,7 @@ def run_loops(
     """Runs the loop of every row of `operands` [M, ...]; see `over_rows`.
 
     Args:
-      lengths: [M] what the rows' loops take, in any unit, or None where all take the same.
+      lengths: [M] lengths of the rows' loops in any unit, or None where all are equal.
     """
     count = jax.tree.leaves(operands)[0].shape[0]
     lanes = execution.lanes(count)
@@ -87,10 +87,10 @@ class _Lanes(NamedTuple):
 
 
 def _packed(loop: Loop, operands: Tree, broadcast: Tree, lengths: jax.Array, lanes: int) -> Tree:
-    """Longest first, and whichever lane is done goes on with the next row.
+    """Runs the longest rows first; a lane that is done goes on with the next row.
 
-    So lanes end at nearly the same time. All lanes step together until one of them ends a segment:
-    the loop over steps has one condition for all, and selects nothing.
+    So lanes end at nearly the same time. All lanes step together until one ends a segment: the loop
+    over steps has one condition for all lanes, and selects nothing.
     """
     count = lengths.shape[0]
     order = jnp.argsort(-lengths, stable=True).astype(jnp.int32)
@@ -103,7 +103,7 @@ def _packed(loop: Loop, operands: Tree, broadcast: Tree, lengths: jax.Array, lan
         busy = at < count
 
         def together(states):
-            # Under vmap over runs a run that has ended is still asked: nobody is busy there.
+            # Under vmap over runs, a run that has ended is still asked: none of its lanes is busy.
             return jnp.any(busy) & jnp.all(inside(rows, states) | ~busy)
 
         states = lax.while_loop(together, lambda s: step(rows, broadcast, s), enter(rows, states))

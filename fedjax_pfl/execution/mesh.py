@@ -5,6 +5,7 @@ import functools
 import jax
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_pfl.typing import Tree
@@ -38,7 +39,7 @@ def place(tree: Tree, devices: int, *lead: str | None) -> Tree:
         sharding = NamedSharding(mesh_of(devices), PartitionSpec(*axes))
         if isinstance(leaf, jax.ShapeDtypeStruct):
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-        if isinstance(leaf, jax.core.Tracer):
+        if isinstance(leaf, Tracer):
             return lax.with_sharding_constraint(leaf, sharding)
         return jax.device_put(leaf, sharding)
 

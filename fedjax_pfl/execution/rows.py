@@ -22,8 +22,8 @@ def over_rows(
     Args:
       fn: `fn(row, broadcast)` takes one row of each leaf and returns a pytree.
       operands: leaves [M, ...].
-      broadcast: what has no client axis and comes out of training or of the state. Several devices
-        can't run what closes over such arrays.
+      broadcast: arrays without a client axis that come out of training or of the state. With
+        several devices `fn` must not close over them.
       lengths: [M] loop lengths; with chunks, rows of similar length share one, and devices are
         dealt rows of about the same total length.
     """

@@ -1,4 +1,4 @@
-"""What has to be said of a row of a table, so that nobody takes its number for another's."""
+"""Remarks on the rows of a table: over which clients a mean is, and what did not train."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ def scored_clients(
 
 
 def never_took_part(result: "Result", setting: int = 0) -> dict[int, list[int]]:
-    """By seed, the scored clients that took part in no round: nothing of theirs was trained."""
+    """By seed, the scored clients that took part in no round: their models were never trained."""
     known = np.isin(result.client_ids, scored_clients(result, setting))
     absent = ~result.clients["participated"][:, setting].any(axis=1) & known  # [S, N]
     return {
@@ -30,7 +30,7 @@ def never_took_part(result: "Result", setting: int = 0) -> dict[int, list[int]]:
 
 
 def without_steps(result: "Result", setting: int = 0) -> list[int]:
-    """Ids of the clients that took part and never took a local step; [] where nobody counts any."""
+    """Ids of the clients that took part and never took a local step; [] where no client has any."""
     if "local_steps" not in result.clients:
         return []
     steps = result.clients["local_steps"][:, setting].any(axis=(0, 1))

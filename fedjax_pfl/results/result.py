@@ -48,7 +48,7 @@ class Result:
         told, as in a result of a version that did not count them.
       flops_per_forward: FLOPs of one of the "forward_samples" of `clients`, the forward passes of
         candidates' losses (`costs.forward_flops`); None where there are none or they can't be told.
-      remarks: what the algorithm has a table say of its row, see `Algorithm.remarks`.
+      remarks: what the algorithm says of its row in a table, see `Algorithm.remarks`.
       final: the end state on the device, or None for a result read from a file.
     """
 
@@ -131,8 +131,9 @@ class Result:
 
         Args:
           model, split: as of `accuracy`.
-          coming: over those that take part in the next round instead, before they train in it: what
-            codes report that score the selected clients when a round begins; NaN after the last.
+          coming: over those that take part in the next round instead, before they train in it.
+            Codes that score the selected clients when a round begins report this. NaN after the
+            last round.
           pooled: weighted by test samples, not the plain mean.
 
         NaN where none of them was scored.
@@ -258,8 +259,8 @@ class Result:
         """One row for each setting: mean accuracy after the last round with half of its 95 %
         interval over seeds (Student's t; marked * where it reaches outside the scale), the worst
         tenth of the clients, the best round, and the megabytes a participating client sends and
-        receives in a round. Where settings score different clients, a column says whom; below the
-        table stands what else is to be known of its rows.
+        receives in a round. Where settings score different clients, a column names them. Below the
+        table stand remarks on its rows.
 
         Args:
           model: a name that was scored, on test samples.

@@ -41,10 +41,10 @@ def half_width(mean: float, half: float | None, low: float = 0.0, high: float = 
 
 
 def interval_note(seeds: int, marked: bool) -> str | None:
-    """What intervals over few seeds, or marked ones, ask to be said; None where nothing.
+    """A sentence on intervals over few seeds, or on marked ones; None where neither is there.
 
     Args:
-      seeds: the fewest of any row that has an interval.
+      seeds: of the row with the fewest among those with an interval.
       marked: whether one is marked with *.
     """
     from scipy import stats  # slow import

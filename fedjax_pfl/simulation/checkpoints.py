@@ -33,7 +33,7 @@ class Saved(NamedTuple):
 
     Attributes:
       round: rounds done.
-      trees: by name, each as nested lists and dicts were when saved: leaves are host arrays.
+      trees: by name, the leaves of each as host arrays.
       facts: what was saved beside them, as JSON has it.
     """
 
@@ -46,12 +46,12 @@ class Checkpoints:
     """The checkpoints of one simulation, in a folder of its own.
 
     Orbax writes each under another name and renames it when it is whole. A digest of all arrays is
-    stored with it and compared when it is read: one that was damaged since is passed over, with a
-    warning, for the one before. Nothing that is read can run code.
+    stored with it and compared when it is read. A damaged checkpoint is passed over for the one
+    before, with a warning. Nothing that is read can run code.
 
     Args:
-      folder: made if need be; no other simulation may use it.
-      every_seconds: wall time between two of them; 0 saves after every chunk.
+      folder: made where it is missing; no other simulation may use it.
+      every_seconds: wall time between two checkpoints; 0 saves after every chunk.
       keep: how many are kept.
     """
 
@@ -152,7 +152,7 @@ class Checkpoints:
             logger.setLevel(level)
 
     def _open(self):
-        # Importing Orbax takes seconds: only who asks for checkpoints pays for it.
+        # Importing Orbax takes seconds; only runs with checkpoints pay for it.
         import orbax.checkpoint as ocp
 
         if self._manager is None:
@@ -170,7 +170,7 @@ class Checkpoints:
         """The checkpoint of a round, or None where it is damaged."""
         ocp, manager = self._open()
         try:
-            found = manager.restore(
+            found: Any = manager.restore(
                 step,
                 args=ocp.args.Composite(
                     arrays=ocp.args.StandardRestore(), facts=ocp.args.JsonRestore()

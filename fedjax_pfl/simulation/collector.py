@@ -11,8 +11,8 @@ from fedjax_pfl.typing import Tree
 
 def _host(leaf: jax.Array) -> np.ndarray:
     """A copy on the host; half precision, which files can't hold, becomes float32."""
-    leaf = np.array(leaf)
-    return leaf.astype(np.float32) if leaf.dtype.name in ("bfloat16", "float16") else leaf
+    copy = np.array(leaf)
+    return copy.astype(np.float32) if copy.dtype.name in ("bfloat16", "float16") else copy
 
 
 class Collector:

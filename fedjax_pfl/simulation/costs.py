@@ -118,7 +118,7 @@ def flops(fn: Callable, *args: Tree) -> float:
 
 def _analysed(fn: Callable, args: tuple[Tree, ...]) -> tuple[float, float]:
     """(FLOPs as XLA counts them, the body of a loop once; FLOPs with every turn of the loops)."""
-    with by_definition():  # what a network computes is no matter of how
+    with by_definition():  # what a network computes does not depend on how
         traced = jax.jit(fn).trace(*args)
     once = total = (traced.lower().cost_analysis() or {}).get("flops", math.nan)
     for equation in _loops(traced.jaxpr.jaxpr):
@@ -127,7 +127,7 @@ def _analysed(fn: Callable, args: tuple[Tree, ...]) -> tuple[float, float]:
         length, unroll = equation.params["length"], equation.params["unroll"]
         written = length if length <= unroll else unroll + length % unroll  # copies of its body
         body = equation.params["jaxpr"]
-        shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in body.in_avals]
+        shapes = tuple(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in body.in_avals)
         part, whole = _analysed(core.jaxpr_as_fun(body), shapes)
         total += length * whole - written * part
     return once, total

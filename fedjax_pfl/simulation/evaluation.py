@@ -85,8 +85,8 @@ def evaluate(
     """Scores every model that an algorithm names, for the clients `rows` (all by default).
 
     An algorithm is asked for the models of as many clients at a time as a round trains (see
-    `Execution.width`), so no more copies than that exist. Where that is everybody, it gets their
-    rows as a NumPy array.
+    `Execution.width`), so no more copies than that exist. Where these are all clients, it gets
+    their rows as a NumPy array.
 
     Returns:
       "MODEL/SPLIT/accuracy" and "MODEL/SPLIT/loss", [N] each, NaN for clients without samples,
@@ -125,7 +125,7 @@ def evaluate(
     count = len(wanted)
     width = federation.execution.width(count, federation.participation.cohort_size)
     if width == count:
-        scores = chunk(wanted)  # known here: `trees.take` copies nobody where it is everybody
+        scores = chunk(wanted)  # a NumPy array: `trees.take` of all clients copies nothing
     else:  # the last chunk is filled up with copies of its last client
         padded = wanted[np.minimum(np.arange(-(-count // width) * width), count - 1)]
         scores = lax.map(chunk, jnp.asarray(padded).reshape(-1, width))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
 
@@ -77,8 +78,8 @@ def peak(jaxpr: Any, owned: frozenset = frozenset(), devices: int = 1) -> int:
     """Most bytes alive at once while a traced program runs, its inputs apart.
 
     Walks the equations with the buffers that are still needed, into loops, branches and calls.
-    What XLA fuses has no buffer until something needs it as a whole, and then takes over that of
-    an operand nobody needs any more. A loop's carry is counted once: it is updated in place.
+    What XLA fuses has no buffer until something needs it as a whole. It then takes over that of an
+    operand that nothing else needs. A loop's carry is counted once: it is updated in place.
 
     Args:
       jaxpr: of the program, not closed.
@@ -179,6 +180,6 @@ def _same_rank(outside: Any, inside: Any) -> bool:
 
 def _size(variable: Any) -> int:
     aval = variable.aval
-    if not hasattr(aval, "shape") or jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
+    if not hasattr(aval, "shape") or jnp.issubdtype(aval.dtype, jax.dtypes.extended):
         return 0
     return int(np.prod(aval.shape)) * np.dtype(aval.dtype).itemsize

@@ -18,11 +18,10 @@ from fedjax_pfl.training.scoring import score
 def without_new_clients(federation: Federation, count: int) -> tuple[Federation, Federation]:
     """(the federation without its last `count` clients, those clients as one of their own).
 
-    Permanent ids stay, so that nobody's samples, batches or initial model change.
+    Permanent ids stay, so that no client's samples, batches or initial model change.
 
     Raises:
-      InputError: fewer than one client would be left, or the participation can't be kept: some of
-        the new clients are stragglers.
+      InputError: no client would be left, or some of the new clients are stragglers.
     """
     total = federation.num_clients
     require(1 <= count < total, "new_clients", count, f"in 1..{total - 1} of {total} clients")

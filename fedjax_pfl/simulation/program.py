@@ -112,7 +112,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Final:
-    """The end of a simulation on the device: from here models are taken and clients are added."""
+    """The end of a simulation on the device: source of its models, and of new clients' models."""
 
     program: Program
     states: State
@@ -120,15 +120,15 @@ class Final:
     def models(self, rows: Sequence[int] | None = None) -> dict[str, Stack | Broadcast]:
         """Models after the last round, by name: [runs, k, ...], or [runs, ...] if `Broadcast`."""
         count = self.program.federation.num_clients
-        rows = np.arange(count) if rows is None else np.asarray(rows)
-        bad = [int(r) for r in rows if not 0 <= r < count]
+        asked = np.arange(count) if rows is None else np.asarray(rows)
+        bad = [int(r) for r in asked if not 0 <= r < count]
         require(not bad, "rows", bad, f"clients in 0..{count - 1}")
         return _models(
             self.states,
             self.program.runs,
             self.program.federation,
             np.int32(self.program.rounds),
-            rows.astype(np.int32),
+            asked.astype(np.int32),
         )
 
     def personalize(self, new_clients: Federation) -> Stack:

@@ -151,7 +151,7 @@ def _scored_rows(clients: Sequence[int], runs: Runs, federation: Federation) -> 
     require(not unknown, "score_clients", unknown, f"clients in {ids.min()}..{ids.max()}")
     rows = np.flatnonzero(np.isin(ids, clients))
     for known, allowed in (
-        (np.asarray(federation.data.test.size) > 0, "clients with test samples"),
+        (np.greater(federation.data.test.size, 0), "clients with test samples"),
         (served(runs, federation).all(axis=0), "clients that the algorithm makes a model for"),
     ):
         without = ids[rows[~known[rows]]].tolist()

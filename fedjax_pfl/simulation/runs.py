@@ -55,7 +55,8 @@ def over_runs(fn: Callable, federation: Federation, operands: Tree) -> Tree:
 
 def served(runs: Runs, federation: Federation) -> np.ndarray:
     """bool [R, N]: the clients that each run makes models for."""
-    ctx = Context(federation, key=None, t=None, total=None, cohort=None)
+    no_round: Any = None
+    ctx = Context(federation, no_round, no_round, no_round, no_round)
     return np.asarray(jax.vmap(lambda run: run.algorithm.served_clients(ctx))(runs))
 
 
@@ -118,13 +119,14 @@ def _variant(algorithm: Algorithm, federation: Federation, chosen: dict[str, Any
     variant.validate()
     variant.check(federation)
     rates = [chosen.get(name, np.asarray(getattr(federation, name))) for name in RATES]
-    rate, decay = (np.asarray(number, dtype) for number in check_rates(*rates))
+    seed: Any = np.uint32(0)
+    rate, decay = (_strong(number, dtype) for number in check_rates(*rates))
     variant = jax.tree.map(lambda leaf: _strong(leaf, dtype), variant)
-    return Runs(variant, np.uint32(0), rate, decay)
+    return Runs(variant, seed, rate, decay)
 
 
-def _strong(leaf: Any, dtype: str) -> np.ndarray:
-    """Strongly typed: a Python number would compile the program a second time."""
+def _strong(leaf: Any, dtype: str) -> Any:
+    """A strongly typed host array: a Python number would compile the program a second time."""
     leaf = np.asarray(leaf)
     kinds = {"f": dtype, "i": "int32", "u": "int32"}
     return leaf.astype(kinds.get(leaf.dtype.kind, leaf.dtype))
