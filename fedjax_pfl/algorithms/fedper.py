@@ -22,10 +22,10 @@ class PartlyShared(FedAvg):
 
     weighting: Literal["size", "uniform"]
 
-    def weights(self, ctx, cohort):
+    def weigh(self, ctx, state, sent):
         if self.weighting == "size":
-            return super().weights(ctx, cohort)
-        return mixing.normalize(cohort.mask.astype(ctx.dtype))
+            return super().weigh(ctx, state, sent)
+        return mixing.normalize(sent.cohort.mask.astype(ctx.dtype)), state
 
     def check_layers(self, name, federation):
         """Raises `InputError` unless the network has as many layers as the field `name` says."""
@@ -47,8 +47,8 @@ class FedPer(PartlyShared):
       weighting: p_i by "size" (the paper), or "uniform".
     """
 
-    personal_layers: int = static(1)
-    weighting: Literal["size", "uniform"] = static("size")
+    personal_layers: int = static(default=1)
+    weighting: Literal["size", "uniform"] = static(default="size")
 
     def sharing(self):
         return SharedLayers(last=self.personal_layers, others=True)

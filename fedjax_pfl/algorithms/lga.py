@@ -42,9 +42,9 @@ class Lga(FedAvgAsync):
       raw_cosine: S in place of S~ in the prediction, as the published code has it.
     """
 
-    stage: Literal["tensor", "blocks", "stages", "model"] = static("tensor")
-    base: Literal["current", "begun"] = static("current")
-    raw_cosine: bool = static(False)
+    stage: Literal["tensor", "blocks", "stages", "model"] = static(default="tensor")
+    base: Literal["current", "begun"] = static(default="current")
+    raw_cosine: bool = static(default=False)
 
     keeps_personal: ClassVar[bool] = False
 
@@ -115,7 +115,7 @@ class Plga(Lga):
         sent at once, as in the published code: what waiting clients have trained is scored too.
     """
 
-    flush: bool = static(True)
+    flush: bool = static(default=True)
 
     keeps_personal = True
 

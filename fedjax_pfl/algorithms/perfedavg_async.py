@@ -32,7 +32,7 @@ class PerFedAvgAsync(FedAvgAsync):
 
     row_stochastic = False  # what is missing to one is the weight of earlier uploads
 
-    local_updates: int = static(2)
+    local_updates: int = static(default=2)
 
     def validate(self):
         require(1 <= self.local_updates <= 10, "local_updates", self.local_updates, "in 1..10")
