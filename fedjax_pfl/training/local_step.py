@@ -139,20 +139,19 @@ class LocalStep:
           state: whose parameters move.
           found: at this model or another one; `found._replace(gradient=...)` for another gradient.
           broadcast, client: what `correct` is to see.
-
-        Raises:
-          TypeError: there is a `correct`, but no client.
         """
         parts = self.updates_per_batch
         params, gradient, total = state.model["params"], found.gradient, None
         if self.mean_gradient:
             total = jax.tree.map(lambda t, g: t + g / parts, state.gradient, gradient)
         if self.correct is not None:
-            if client is None:
-                raise TypeError(
-                    "`correct` sees the client: update(state, found, broadcast, client)."
-                )
-            gradient = self.correct(gradient, params, broadcast, client)
+            # One that looks at no client needs none.
+            gradient = self.correct(
+                gradient,
+                params,
+                broadcast,
+                client,  # pyright: ignore[reportArgumentType]
+            )
         moves = self._moving(state.model)
         updates, memory = self._optimizer_of(moves).update(gradient, state.optimizer, params)
         if moves is not None:

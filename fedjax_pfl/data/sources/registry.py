@@ -111,7 +111,10 @@ def load_dataset(name: str, data_dir: str | Path | None = None, **options) -> Da
             if not known:
                 raise InputError(f"Data set {name!r} takes no options, got {option!r}.")
             raise unknown_name(f"option of data set {name!r}", option, known)
-    place = None if data_dir is None or data_dir == "" else as_path("data_dir", data_dir)
+    if data_dir is None or (isinstance(data_dir, str) and not data_dir):
+        place = None
+    else:
+        place = as_path("data_dir", data_dir)
     with reading(place or name):
         return source.load(place, *arguments, **options)
 
