@@ -88,7 +88,7 @@ def curves(
 
 def mixing_heatmaps(
     matrices: np.ndarray,
-    rounds: Sequence[int],
+    rounds: Sequence[int] | np.ndarray,
     title: str = "mixing matrix",
     row_names: Sequence[str] | None = None,
 ) -> Figure:

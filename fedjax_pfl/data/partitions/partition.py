@@ -2,7 +2,7 @@
 
 import hashlib
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 from fedjax_pfl.data.files import as_path, save_arrays
 from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.data.partitions import statistics
-from fedjax_pfl.data.partitions.ragged import Ragged
+from fedjax_pfl.data.partitions.ragged import Lists, Ragged
 from fedjax_pfl.data.partitions.statistics import SPLITS
 from fedjax_pfl.data.places import read_npz
 from fedjax_pfl.data.whole_files import writing
@@ -58,7 +58,9 @@ class Partition:
             object.__setattr__(self, "validation", empty)
 
     @classmethod
-    def from_lists(cls, train: Sequence, test: Sequence, validation=None, **fields) -> "Partition":
+    def from_lists(
+        cls, train: Lists, test: Lists, validation: Lists | None = None, **fields: Any
+    ) -> "Partition":
         """Makes a partition of one list of pool indices per client and split.
 
         Args:
