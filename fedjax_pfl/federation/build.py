@@ -38,7 +38,7 @@ def federate(
       dataset: samples and labels.
       partition: which samples each client holds.
       model: a name, a linen module, a `Task` or a pair (init, apply).
-      {options}
+      **options: those of the groups in `fedjax_pfl.options`.
 
     Raises:
       InputError: whatever of this can't be; before anything is compiled.

@@ -48,8 +48,8 @@ def checked_program(
     algorithm.validate()
     federation = algorithm.prepare(federation)
     algorithm.check(federation)
-    _check_steps(algorithm, federation, rounds, adapt)
     runs = make_runs(algorithm, federation, seeds, settings)
+    _check_steps(algorithm, federation, rounds, adapt)
     added = federation.extra_loss
     if added is not None and not _uses_extra_loss(runs, federation, added):
         raise InputError(
