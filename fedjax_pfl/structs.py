@@ -20,7 +20,7 @@ class Identity(NamedTuple):
     """
 
     kind: type
-    types: tuple
+    types: tuple[Any, ...]
     values: tuple[Any, ...]
 
 

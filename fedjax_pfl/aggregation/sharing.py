@@ -27,7 +27,7 @@ class SharedLayers:
     last: int = 0
     others: bool = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         require_whole("SharedLayers.first", self.first, 0)
         require_whole("SharedLayers.last", self.last, 0)
 

@@ -8,6 +8,7 @@ a stack of models is made on the way.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -104,7 +105,7 @@ def _unit_rows(a: Stack) -> Stack:
     return scaled(jnp.sqrt(jnp.where(squares > 0, squares, 1)))
 
 
-def _over_columns(fn: Callable, a: Tree, b: Tree) -> Tree:
+def _over_columns(fn: Callable[..., Any], a: Tree, b: Tree) -> Tree:
     """Sums `fn(x [A, w], y [B, w])` over the columns of all leaves, block by block."""
     leaves = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
     totals = []

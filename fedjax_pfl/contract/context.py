@@ -131,7 +131,7 @@ class Context:
         models: Tree | Broadcast,
         cohort: Cohort | None = None,
         purpose: str = "train",
-        **options,
+        **options: Any,
     ) -> local_sgd.Trained:
         """Local training of the cohort from `models` [M, ...] or one `Broadcast` model.
 
@@ -151,7 +151,7 @@ class Context:
             **options,
         )
 
-    def sgd_step(self, **options) -> LocalStep:
+    def sgd_step(self, **options: Any) -> LocalStep:
         """The ready local step, to be composed in a carry of the algorithm's own (`run_clients`).
 
         `options` are those of `LocalStep`: extra_loss, correct, trainable, mean_gradient,
@@ -190,7 +190,7 @@ class Context:
         rows: jax.Array | None = None,
         purpose: str = "train",
         schedule: Schedule | None = None,
-        **options,
+        **options: Any,
     ) -> ClientRuns:
         """`client_loop.run_clients` for the cohort (or `rows`) with this round's key.
 
@@ -214,7 +214,7 @@ class Context:
             **options,
         )
 
-    def loss_matrix(self, candidates: Stack, rows: Rows | None = None, **options) -> Matrix:
+    def loss_matrix(self, candidates: Stack, rows: Rows | None = None, **options: Any) -> Matrix:
         """Mean loss of candidates [Q, ...] on samples of the cohort (or of `rows`), [M, Q].
 
         Absent members score nothing unless `active` says otherwise: their losses are 0. In a round

@@ -65,7 +65,7 @@ def _names(cls: Any) -> set[str]:
     return {field.name for field in fields(cls)}
 
 
-def is_static(field: Field) -> bool:
+def is_static(field: Field[Any]) -> bool:
     """Whether a hyperparameter is part of the compiled program and can't be swept inside it."""
     return bool(field.metadata.get("static"))
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.errors import InputError, require, require_whole
@@ -110,10 +111,10 @@ class Dataset:
 
 def dataset_from_arrays(
     name: str,
-    train_x,
-    train_y,
-    test_x=None,
-    test_y=None,
+    train_x: ArrayLike,
+    train_y: ArrayLike,
+    test_x: ArrayLike | None = None,
+    test_y: ArrayLike | None = None,
     *,
     num_classes: int | None = None,
     input_scaling: str | None = None,

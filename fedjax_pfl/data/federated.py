@@ -9,9 +9,11 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from fedjax_pfl.errors import require
 from fedjax_pfl.structs import static, struct
+from fedjax_pfl.typing import Scalar
 
 
 @struct
@@ -76,7 +78,7 @@ class FederatedData:
     def num_clients(self) -> int:
         return self.ids.shape[0]
 
-    def input_dtype(self, dtype):
+    def input_dtype(self, dtype: DTypeLike) -> np.dtype:
         """Type of what the model is handed: int32 token ids as they are, all else scaled floats."""
         tokens = self.samples.dtype in (np.uint16, np.int32)
         return jnp.dtype(jnp.int32 if tokens else dtype)
@@ -85,7 +87,13 @@ class FederatedData:
         return {"train": self.train, "validation": self.validation, "test": self.test}[name]
 
     def fetch(
-        self, split: Split, row, positions, valid, dtype, augment: Callable | None = None
+        self,
+        split: Split,
+        row: Scalar | int,
+        positions: jax.Array,
+        valid: jax.Array,
+        dtype: DTypeLike,
+        augment: Callable[[jax.Array], jax.Array] | None = None,
     ) -> Batch:
         """One minibatch: positions [B] within the client's part of a split.
 

@@ -28,7 +28,7 @@ _KINDS = {
 }
 
 
-def as_path(what: str, given: str | os.PathLike) -> Path:
+def as_path(what: str, given: str | os.PathLike[str]) -> Path:
     """A path as a user writes it, with `~` and `~name` replaced by a home folder.
 
     Args:

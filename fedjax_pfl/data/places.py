@@ -35,7 +35,9 @@ def not_found(name: str, looked: Iterable[Path], ways: Iterable[str]) -> InputEr
     )
 
 
-def read_npz(path: Path, required: Iterable[str], optional: Iterable[str] = ()) -> dict:
+def read_npz(
+    path: Path, required: Iterable[str], optional: Iterable[str] = ()
+) -> dict[str, np.ndarray]:
     """Reads the named arrays of an NPZ file; nothing is ever unpickled.
 
     Args:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,12 +30,12 @@ class Loop(NamedTuple):
       finish: `finish(row, broadcast, state)`: what is returned of a row.
     """
 
-    begin: Callable
-    enter: Callable
-    inside: Callable
-    unfinished: Callable
-    step: Callable
-    finish: Callable
+    begin: Callable[..., Any]
+    enter: Callable[..., Any]
+    inside: Callable[..., Any]
+    unfinished: Callable[..., Any]
+    step: Callable[..., Any]
+    finish: Callable[..., Any]
 
     def alone(self, row: Tree, broadcast: Tree) -> Tree:
         """One row from its beginning to its end."""

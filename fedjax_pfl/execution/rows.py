@@ -1,6 +1,7 @@
 """A function over the rows of the client axis: one by one, in chunks, as lanes, over devices."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,11 @@ from fedjax_pfl.typing import Tree
 
 
 def over_rows(
-    fn: Callable, operands: Tree, broadcast: Tree, execution: Execution, lengths=None
+    fn: Callable[..., Any],
+    operands: Tree,
+    broadcast: Tree,
+    execution: Execution,
+    lengths: jax.Array | None = None,
 ) -> Tree:
     """Applies `fn` to every row of `operands` [M, ...] by the execution's strategy.
 
@@ -47,7 +52,11 @@ def over_rows(
 
 
 def over_devices(
-    fn: Callable, operands: Tree, broadcast: Tree, execution: Execution, lengths=None
+    fn: Callable[..., Any],
+    operands: Tree,
+    broadcast: Tree,
+    execution: Execution,
+    lengths: jax.Array | None = None,
 ) -> Tree:
     """Every device runs its share of the rows; no device waits for another in between.
 

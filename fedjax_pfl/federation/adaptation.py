@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from fedjax_pfl.errors import require_name, require_whole
 from fedjax_pfl.federation.optimizers import check_optimizer, optimizer_name
@@ -31,7 +32,7 @@ class Adaptation:
     batch_size: int | None = option(
         None, "samples of their minibatches (default: as in a round)", low=1
     )
-    optimizer: Callable | None = option(
+    optimizer: Callable[..., Any] | None = option(
         None, "hashable function of a learning rate that makes their optax optimizer"
     )
 

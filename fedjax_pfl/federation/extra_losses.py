@@ -134,11 +134,13 @@ class WeightDistribution(ExtraLoss):
 
     weight: float = 10.0
 
-    def validate(self):
+    def validate(self) -> None:
         number("wdr_weight", self.weight, "a finite number of at least 0")
 
-    def check(self, params, plan, num_classes):
+    def check(self, params: Tree, plan: LeafPlan, num_classes: int) -> None:
         classifier_kernel(params, plan, num_classes)
 
-    def __call__(self, params, batch, client, plan):
+    def __call__(
+        self, params: Tree, batch: ForwardedBatch, client: Client, plan: LeafPlan
+    ) -> jax.Array:
         return weight_distribution(params, plan, client.class_counts, self.weight)

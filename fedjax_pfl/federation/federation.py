@@ -59,12 +59,12 @@ class Federation:
     plan: LeafPlan = static()
     schedule: Schedule = static()
     batch_order: str = static()
-    optimizer: Callable = static()
+    optimizer: Callable[..., Any] = static()
     execution: Execution = static()
     eval_batch_size: int = static()
     augment: Augmentation | None = static(default=None)
     extra_loss: ExtraLoss | None = None
-    learning_rate_schedule: Callable | None = static(default=None)
+    learning_rate_schedule: Callable[..., Any] | None = static(default=None)
 
     @property
     def num_clients(self) -> int:

@@ -45,14 +45,14 @@ class LocalTraining(Group):
     learning_rate_decay: float = option(
         1.0, "factor on the learning rate after each round", within="(0, 1]"
     )
-    learning_rate_schedule: Callable | None = option(
+    learning_rate_schedule: Callable[..., Any] | None = option(
         None,
         "function (t, total) -> factor of the learning rate in round t, from 0, of all rounds; its "
         "numbers are traced",
     )
     momentum: float = option(0.0, "of local SGD, starting anew in each round", within="[0, 1)")
     weight_decay: float = option(0.0, "L2 penalty of local SGD")
-    optimizer: Callable | None = option(
+    optimizer: Callable[..., Any] | None = option(
         None, "function of a learning rate that makes an optax optimizer, in place of SGD"
     )
     extra_loss: ExtraLoss | None = option(

@@ -59,14 +59,14 @@ def check_optimizer(name: str, given: Any) -> None:
         given.validate()
 
 
-def optimizer_name(optimizer: Callable) -> str:
+def optimizer_name(optimizer: Callable[..., Any]) -> str:
     """What a table calls it: a function's name, or what an object says of itself."""
     return getattr(optimizer, "__qualname__", None) or re.sub(
         r" at 0x[0-9a-f]+", "", str(optimizer)
     )
 
 
-def formula(optimizer: Callable, params: Tree) -> str:
+def formula(optimizer: Callable[..., Any], params: Tree) -> str:
     """What an optimizer computes, as text: functions of one name may have different formulas.
 
     Args:

@@ -185,13 +185,13 @@ class Gathered:
         return next(group for group in self.groups if isinstance(group, kind))
 
 
-def documented(*groups: type[Group]) -> Callable:
+def documented(*groups: type[Group]) -> Callable[..., Any]:
     """Decorator: the signature and the docstring of a function name the options that it takes.
 
     Its last parameter is `**options`; that entry of its docstring becomes one for each of them.
     """
 
-    def decorate(fn: Callable) -> Callable:
+    def decorate(fn: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(fn)
         *parameters, _ = signature.parameters.values()
         said = []

@@ -116,7 +116,7 @@ class Cohort:
         staleness = jnp.where(waiting, self.phase, self.staleness)
         return replace(self, arrives=self.arrives | waiting, staleness=staleness)
 
-    def spread(self, values: jax.Array, fill) -> jax.Array:
+    def spread(self, values: jax.Array, fill: float) -> jax.Array:
         """Per-member values [M, ...] as per-client values [N, ...], `fill` for the absent."""
         if self.in_place:
             return values

@@ -8,7 +8,7 @@ from jax import lax
 
 from fedjax_pfl.errors import InputError
 from fedjax_pfl.models.task import Outputs, Task
-from fedjax_pfl.typing import Tree
+from fedjax_pfl.typing import Key, Tree
 
 HEAD, PERSONAL_HEAD = "head", "personal_head"
 
@@ -28,24 +28,44 @@ class TwoHeads(Task):
     network: Task
     fresh: bool = False
 
-    def init(self, key, inputs):
+    def init(self, key: Key, inputs: jax.Array) -> Tree:
         model = self.network.init(key, inputs)
         other = self.network.init(jax.random.fold_in(key, 1), inputs) if self.fresh else model
         return {**model, "params": {**model["params"], PERSONAL_HEAD: other["params"][HEAD]}}
 
-    def apply(self, model, inputs, train, rng, valid):
+    def apply(
+        self,
+        model: Tree,
+        inputs: jax.Array,
+        train: bool,
+        rng: Key | None,
+        valid: jax.Array | None,
+    ) -> Outputs:
         features, statistics = self.embed(model, inputs, train, rng, valid)
         return Outputs(self.classify(model, features), statistics, features)
 
-    def embed(self, model, inputs, train, rng, valid):
+    def embed(
+        self,
+        model: Tree,
+        inputs: jax.Array,
+        train: bool,
+        rng: Key | None,
+        valid: jax.Array | None,
+    ) -> tuple[jax.Array, Tree]:
         return self.network.embed(_with_head(model, HEAD), inputs, train, rng, valid)
 
-    def classify(self, model, features):
+    def classify(self, model: Tree, features: jax.Array) -> jax.Array:
         common, personal = self._both(model, features, features)
         return common + personal
 
     def heads(
-        self, model: Tree, inputs, train: bool, rng, valid, detached: bool = False
+        self,
+        model: Tree,
+        inputs: jax.Array,
+        train: bool,
+        rng: Key | None,
+        valid: jax.Array | None,
+        detached: bool = False,
     ) -> tuple[jax.Array, jax.Array, Tree]:
         """(logits of the network's head, of the personal head, changed statistics), apart.
 

@@ -1,7 +1,8 @@
 """Networks by name: how they are registered, checked and made."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import flax.linen as nn
 import numpy as np
@@ -9,18 +10,19 @@ import numpy as np
 from fedjax_pfl.errors import InputError, require, require_name, unknown_name
 from fedjax_pfl.values import LIMIT, number
 
-MODELS: dict[str, Callable] = {}
+MODELS: dict[str, Callable[..., Any]] = {}
+F = TypeVar("F", bound=Callable[..., Any])
 INITIALIZERS = ("torch", "flax")
 
 
-def model(name: str):
+def model(name: str) -> Callable[[F], F]:
     """Registers `factory(input_shape, num_classes, initializer, **options) -> linen module`.
 
     Keyword-only parameters of the factory are the network's options. One called `vocab_size` says
     that it takes token ids.
     """
 
-    def register(factory):
+    def register(factory: F) -> F:
         MODELS[name] = factory
         return factory
 
@@ -28,7 +30,11 @@ def model(name: str):
 
 
 def make_model(
-    name: str, input_shape, num_classes: int, initializer: str = "torch", **options
+    name: str,
+    input_shape: Sequence[int],
+    num_classes: int,
+    initializer: str = "torch",
+    **options: Any,
 ) -> nn.Module:
     """The network of that name for samples of `input_shape`.
 
@@ -80,7 +86,7 @@ def check_images(name: str, input_shape: tuple[int, ...], smallest: int) -> None
         )
 
 
-def check_width(name: str, given) -> int:
+def check_width(name: str, given: Any) -> int:
     """A number of units, at least 1."""
     whole = isinstance(given, int) and not isinstance(given, bool)
     require(whole and given >= 1, name, given, "an integer of at least 1")
@@ -88,7 +94,7 @@ def check_width(name: str, given) -> int:
     return given
 
 
-def check_dropout(given) -> float:
+def check_dropout(given: Any) -> float:
     """A part of the units, in [0, 1)."""
     dropout = number("dropout", given, "in [0, 1)", high=1)
     require(np.float32(dropout) < 1, "dropout", given, "in [0, 1)")

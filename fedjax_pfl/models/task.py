@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from fedjax_pfl.data.federated import Batch
 from fedjax_pfl.errors import InputError
 from fedjax_pfl.structs import struct
-from fedjax_pfl.typing import Tree
+from fedjax_pfl.typing import Key, Tree
 
 
 class Outputs(NamedTuple):
@@ -97,7 +97,14 @@ class Task:
         """A fresh model for inputs [B, ...]."""
         raise NotImplementedError
 
-    def apply(self, model: Tree, inputs, train: bool, rng, valid) -> Outputs | tuple:
+    def apply(
+        self,
+        model: Tree,
+        inputs: jax.Array,
+        train: bool,
+        rng: Key | None,
+        valid: jax.Array | None,
+    ) -> Outputs | tuple[jax.Array, Tree]:
         """`Outputs`, or a pair (logits, statistics)."""
         raise NotImplementedError
 
@@ -109,7 +116,14 @@ class Task:
         """
         return _known(self.outputs(model, inputs, False, None, None).features)
 
-    def embed(self, model: Tree, inputs, train: bool, rng, valid) -> tuple[jax.Array, Tree]:
+    def embed(
+        self,
+        model: Tree,
+        inputs: jax.Array,
+        train: bool,
+        rng: Key | None,
+        valid: jax.Array | None,
+    ) -> tuple[jax.Array, Tree]:
         """(features [B, d], the statistics that changed): `apply` without the head."""
         raise self.no_head()
 
@@ -139,11 +153,18 @@ class Task:
         """Logits [B, C] in evaluation mode."""
         return self.outputs(model, inputs, False, None, None).logits
 
-    def outputs(self, model: Tree, inputs, train: bool, rng, valid) -> Outputs:
+    def outputs(
+        self,
+        model: Tree,
+        inputs: jax.Array,
+        train: bool,
+        rng: Key | None,
+        valid: jax.Array | None,
+    ) -> Outputs:
         """`apply`, computed in `compute_dtype`."""
         return Outputs(*self.computed(self.apply, model, inputs, train, rng, valid))
 
-    def computed(self, fn: Callable, model: Tree, inputs, *rest) -> Any:
+    def computed(self, fn: Callable[..., Any], model: Tree, inputs: jax.Array, *rest: Any) -> Any:
         """`fn(model, inputs, *rest)` in `compute_dtype`; what it returns is in `dtype` again."""
         if self.compute_dtype is None:
             return fn(model, inputs, *rest)
@@ -198,25 +219,41 @@ class LinenTask(Task):
         arguments = inspect.signature(getattr(type(self.module), method)).parameters
         return {name: value for name, value in options.items() if name in arguments}
 
-    def init(self, key, inputs):
+    def init(self, key: Key, inputs: jax.Array) -> Tree:
         rngs = {"params": key, "dropout": key}
         return dict(self.module.init(rngs, inputs, **self._options("__call__", train=False)))
 
-    def apply(self, model, inputs, train, rng, valid):
+    def apply(
+        self,
+        model: Tree,
+        inputs: jax.Array,
+        train: bool,
+        rng: Key | None,
+        valid: jax.Array | None,
+    ) -> Outputs:
         return self._called("__call__", model, inputs, train, rng, valid)
 
-    def embed(self, model, inputs, train, rng, valid):
+    def embed(
+        self,
+        model: Tree,
+        inputs: jax.Array,
+        train: bool,
+        rng: Key | None,
+        valid: jax.Array | None,
+    ) -> tuple[jax.Array, Tree]:
         if not hasattr(self.module, "features"):
             raise self.no_head()
         features, statistics, _ = self._called("features", model, inputs, train, rng, valid)
         return features, statistics
 
-    def classify(self, model, features):
+    def classify(self, model: Tree, features: jax.Array) -> jax.Array:
         try:
             head = {"params": {"head": model["params"]["head"]}}
-            return self.module.apply(head, features, method=lambda module, x: module.head(x))
+            logits = self.module.apply(head, features, method=lambda module, x: module.head(x))
         except (AttributeError, KeyError) as error:
             raise self.no_head() from error
+        assert not isinstance(logits, tuple)  # as no collection is mutable
+        return logits
 
     def _called(self, method, model, inputs, train, rng, valid):
         options = self._options(method, train=train, valid=valid)
@@ -245,13 +282,20 @@ def _is_features(module: nn.Module, method: str) -> bool:
 class FunctionTask(Task):
     """A pair `init_fn(key, inputs) -> params` and `apply_fn(params, inputs) -> logits`."""
 
-    init_fn: Callable
-    apply_fn: Callable
+    init_fn: Callable[..., Any]
+    apply_fn: Callable[..., Any]
 
-    def init(self, key, inputs):
+    def init(self, key: Key, inputs: jax.Array) -> Tree:
         return {"params": self.init_fn(key, inputs)}
 
-    def apply(self, model, inputs, train, rng, valid):
+    def apply(
+        self,
+        model: Tree,
+        inputs: jax.Array,
+        train: bool,
+        rng: Key | None,
+        valid: jax.Array | None,
+    ) -> Outputs:
         return Outputs(self.apply_fn(model["params"], inputs), {})
 
 

@@ -19,11 +19,13 @@ class Collector:
     """Gathers the buffers of the chunks on the host."""
 
     def __init__(self, eval_every: int, rounds: int, matrix_rounds: Sequence[int]):
-        self.rounds = rounds
-        self.matrix_rounds = sorted({int(r) for r in matrix_rounds})
-        self.eval_every = eval_every
-        self.done = 0
-        self.parts, self.matrices, self.paces = [], [], []
+        self.rounds: int = rounds
+        self.matrix_rounds: list[int] = sorted({int(r) for r in matrix_rounds})
+        self.eval_every: int = eval_every
+        self.done: int = 0
+        self.parts: list[Tree] = []
+        self.matrices: list[Tree] = []
+        self.paces: list[float] = []
 
     def add(self, length: int, buffers: Tree, matrices: Tree, seconds: float) -> None:
         # Whole buffers are fetched and cut here: cutting on the device compiles for each length.
@@ -40,7 +42,7 @@ class Collector:
         stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *self.matrices or [()])
         return {"records": whole, "matrices": stacked, "paces": np.asarray(self.paces)}
 
-    def restore(self, trees: dict[str, list], records, matrices) -> None:
+    def restore(self, trees: dict[str, list[Any]], records: Any, matrices: Any) -> None:
         """The reverse of `trees`, of their leaves; the structures are those of one chunk's."""
         self.parts = [jax.tree.unflatten(records, trees["records"])]
         self.paces = trees["paces"][0].tolist()

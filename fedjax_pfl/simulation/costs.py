@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -49,7 +50,7 @@ def _forward(federation, state, batch, key, client):
     return federation.task.predict(state.model, batch.inputs[:1])
 
 
-def _of_federation(fn: Callable, federation: Federation) -> float | None:
+def _of_federation(fn: Callable[..., Any], federation: Federation) -> float | None:
     leaves, structure = jax.tree.flatten(_one_client(federation))
     try:
         counted = _counted(fn, structure, tuple(leaves))
@@ -87,7 +88,7 @@ def _one_client(federation: Federation) -> Federation:
 
 
 @lru_cache(maxsize=64)  # tracing takes about as long as a round of a small run
-def _counted(fn: Callable, structure, leaves: tuple[jax.ShapeDtypeStruct, ...]) -> float:
+def _counted(fn: Callable[..., Any], structure, leaves: tuple[jax.ShapeDtypeStruct, ...]) -> float:
     def operands(federation):
         data, zero = federation.data, jnp.int32(0)
         at = jnp.zeros((federation.schedule.batch_size,), jnp.int32)
@@ -101,7 +102,7 @@ def _counted(fn: Callable, structure, leaves: tuple[jax.ShapeDtypeStruct, ...]) 
     return flops(fn, federation, *jax.eval_shape(operands, federation))
 
 
-def flops(fn: Callable, *args: Tree) -> float:
+def flops(fn: Callable[..., Any], *args: Tree) -> float:
     """FLOPs of `fn(*args)` by XLA's cost analysis, loops included; nothing is compiled or run.
 
     XLA counts the body of a loop once: those of a `scan` are counted apart, and multiplied.
@@ -116,7 +117,7 @@ def flops(fn: Callable, *args: Tree) -> float:
     return _analysed(fn, args)[1]
 
 
-def _analysed(fn: Callable, args: tuple[Tree, ...]) -> tuple[float, float]:
+def _analysed(fn: Callable[..., Any], args: tuple[Tree, ...]) -> tuple[float, float]:
     """(FLOPs as XLA counts them, the body of a loop once; FLOPs with every turn of the loops)."""
     with by_definition():  # what a network computes does not depend on how
         traced = jax.jit(fn).trace(*args)

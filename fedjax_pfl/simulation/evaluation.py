@@ -58,7 +58,9 @@ def adapt(ctx: Context, models: Stack | Broadcast, rows: Rows, how: Adaptation) 
     return jax.tree.map(lambda on, new, old: new if on else old, moves, adapted, given)
 
 
-def named_models(algorithm: Algorithm, ctx: Context, state: State, rows: Rows) -> dict:
+def named_models(
+    algorithm: Algorithm, ctx: Context, state: State, rows: Rows
+) -> dict[str, Stack | Broadcast]:
     """`algorithm.models(ctx, state, rows)`.
 
     Raises:

@@ -26,7 +26,7 @@ def checked_program(
     rounds: int = 1,
     *,
     seeds: Sequence[int] = (0,),
-    settings: Mapping[str, Sequence] | None = None,
+    settings: Mapping[str, Sequence[Any]] | None = None,
     adapt: Adaptation | None = None,
     score_clients: Sequence[int] | None = None,
     eval_every: int = 1,

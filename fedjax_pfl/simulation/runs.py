@@ -46,7 +46,7 @@ class Runs:
         return Context(replace(federation, **rates), key, t, total, cohort)
 
 
-def over_runs(fn: Callable, federation: Federation, operands: Tree) -> Tree:
+def over_runs(fn: Callable[..., Any], federation: Federation, operands: Tree) -> Tree:
     """Maps `fn` over the runs [R, ...], as lanes or one by one (see `Execution.seeds`)."""
     if federation.execution.seeds == "vmap":
         return jax.vmap(fn)(operands)
@@ -64,7 +64,7 @@ def make_runs(
     algorithm: Algorithm,
     federation: Federation,
     seeds: Sequence[int],
-    settings: Mapping[str, Sequence] | None = None,
+    settings: Mapping[str, Sequence[Any]] | None = None,
 ) -> Runs:
     """All combinations of seeds and settings, seeds outermost, as host arrays [R, ...].
 
@@ -83,7 +83,7 @@ def make_runs(
     return jax.tree.map(lambda *leaves: np.stack(leaves), *grid)
 
 
-def _count(algorithm: Algorithm, settings: dict[str, Sequence], seeds: int) -> int:
+def _count(algorithm: Algorithm, settings: dict[str, Sequence[Any]], seeds: int) -> int:
     """How many settings there are: the length of each list, once they are checked."""
     for name, values in settings.items():
         _check_sweepable(algorithm, name)

@@ -1,6 +1,7 @@
 """Simulating an algorithm for a number of rounds, or asking what that takes."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,7 @@ def simulate(
     rounds: int,
     *,
     seeds: Sequence[int] = (0,),
-    settings: Mapping[str, Sequence] | None = None,
+    settings: Mapping[str, Sequence[Any]] | None = None,
     eval_every: int = 1,
     chunk: int = 50,
     chunk_seconds: float = 2.0,
@@ -129,7 +130,7 @@ def estimate_memory(
     federation: Federation,
     *,
     seeds: Sequence[int] = (0,),
-    settings: Mapping[str, Sequence] | None = None,
+    settings: Mapping[str, Sequence[Any]] | None = None,
     adapt: Adaptation | None = None,
     score_clients: Sequence[int] | None = None,
     chunk: int = 50,
@@ -177,7 +178,7 @@ def check_simulation(
     federation: Federation,
     rounds: int = 1,
     *,
-    settings: Mapping[str, Sequence] | None = None,
+    settings: Mapping[str, Sequence[Any]] | None = None,
     adapt: Adaptation | None = None,
     score_clients: Sequence[int] | None = None,
 ) -> None:

@@ -148,7 +148,7 @@ def assert_close(actual: Tree, wanted: Tree, what: str, tolerance: float = 1e-9)
         chex.assert_trees_all_equal(actual, wanted, custom_message=what)
 
 
-def in_double_precision(fn: Callable) -> Callable:
+def in_double_precision(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Runs a check with 64-bit types switched on."""
 
     def run(*args, **kwargs):

@@ -58,7 +58,7 @@ def train(
     active: jax.Array | None = None,
     cursor: jax.Array | None = None,
     optimizer_state: Tree = None,
-    **step_options,
+    **step_options: Any,
 ) -> Trained:
     """Local training of a cohort from `models` [M, ...], or from one `Broadcast` model.
 

@@ -81,7 +81,7 @@ class LocalStep:
 
     _optimizer: optax.GradientTransformation = field(init=False)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         # Made here: what it computes of the rate is then not computed in every step.
         object.__setattr__(self, "_optimizer", self.federation.optimizer(self.learning_rate))
 

@@ -37,7 +37,7 @@ for f in pathlib.Path({folder!r}).glob("t*/*[0-9].npz"):
     d = np.load(f, allow_pickle=True)["data"].item(); np.savez(f.with_suffix(".plain.npz"), **d)"""
 
 
-def import_partition(source: str, path: str | Path, dataset: Dataset, **options) -> Partition:
+def import_partition(source: str, path: str | Path, dataset: Dataset, **options: Any) -> Partition:
     """Reads another tool's saved split as a partition of a data set's pool.
 
     Args:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fedjax_pfl.data.files import as_path, save_arrays
 from fedjax_pfl.data.limits import require_memory
@@ -45,7 +46,7 @@ class Partition:
     options: dict[str, Any] = field(default_factory=dict)
     allow_overlap: bool = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         given = type(self.options).__name__
         require(isinstance(self.options, Mapping), "options", given, "a dict")
         require(isinstance(self.rule, str), "rule", self.rule, "text")
@@ -96,7 +97,7 @@ class Partition:
         ragged = self.split(split)
         return ragged.idx[ragged.offsets[i] : ragged.offsets[i + 1]]
 
-    def class_counts(self, labels, num_classes: int, split: str = "train") -> np.ndarray:
+    def class_counts(self, labels: ArrayLike, num_classes: int, split: str = "train") -> np.ndarray:
         """Samples per client and class [N, C], int64, counted after `label_map` if there is one.
 
         Args:
@@ -127,7 +128,7 @@ class Partition:
         require(inside, "Label map", f"{low}..{high}", f"in 0..{num_classes - 1}")
 
     @staticmethod
-    def _labels(ragged: Ragged, labels, num_classes: int) -> np.ndarray:
+    def _labels(ragged: Ragged, labels: ArrayLike, num_classes: int) -> np.ndarray:
         """Labels [total] of the samples that are listed."""
         labels = np.asarray(labels)
         known = labels.ndim == 1 and labels.dtype.kind in "iu"
@@ -295,7 +296,7 @@ class Partition:
         """Samples held by more than one client, and (client, sample) pairs in two of its splits."""
         return statistics.overlaps(self)
 
-    def report(self, labels, num_classes: int, fewer_than: int = 10) -> dict[str, Any]:
+    def report(self, labels: ArrayLike, num_classes: int, fewer_than: int = 10) -> dict[str, Any]:
         """Facts for JSON, see `fedjax_pfl.data.partitions.statistics.report`."""
         return statistics.report(self, labels, num_classes, fewer_than)
 

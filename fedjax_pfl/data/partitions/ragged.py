@@ -1,13 +1,13 @@
 """Index lists of any lengths in one array."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from fedjax_pfl.errors import require
 
-Lists: TypeAlias = Sequence | np.ndarray  # N sequences of whole numbers
+Lists: TypeAlias = Sequence[Any] | np.ndarray  # N sequences of whole numbers
 
 
 class Ragged(NamedTuple):

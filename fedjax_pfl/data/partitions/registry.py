@@ -12,7 +12,7 @@ import operator
 import sys
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import numpy as np
 
@@ -53,12 +53,13 @@ class Rule(NamedTuple):
 
 
 RULES: dict[str, Rule] = {}
+F = TypeVar("F", bound=Callable[..., Any])
 _TEST_SPLITS = ("official", "pooled", "train")
 
 
 def register_rule(
     name: str, equal_sizes: bool = False, test_split: str = "official", test_fraction: float = 0.25
-):
+) -> Callable[[F], F]:
     """Decorator that adds a rule to `RULES`.
 
     Args:
@@ -68,7 +69,7 @@ def register_rule(
       test_fraction: the rule's default of that option.
     """
 
-    def register(plan):
+    def register(plan: F) -> F:
         RULES[name] = Rule(plan, equal_sizes, test_split, test_fraction)
         return plan
 
@@ -94,13 +95,15 @@ def rule_options(rule: str) -> dict[str, Any]:
     return keyword_defaults(RULES[rule].plan) | common
 
 
-def keyword_defaults(function: Callable) -> dict[str, Any]:
+def keyword_defaults(function: Callable[..., Any]) -> dict[str, Any]:
     """The keyword-only parameters of a function and their defaults."""
     parameters = inspect.signature(function).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
-def parse_options(given: Mapping[str, str], defaults: Mapping[str, Any], kind: str) -> dict:
+def parse_options(
+    given: Mapping[str, str], defaults: Mapping[str, Any], kind: str
+) -> dict[str, Any]:
     """Options written as text, each in the type of its default; a default of None is an integer's.
 
     Args:
@@ -135,7 +138,7 @@ def _parse(name: str, text: str, default):
 
 
 def make_partition(
-    rule: str, dataset: Dataset, num_clients: int, seed: int, **options
+    rule: str, dataset: Dataset, num_clients: int, seed: int, **options: Any
 ) -> Partition:
     """Deals a data set to clients.
 
@@ -244,7 +247,7 @@ def _samples(dataset: Dataset, labels, start: int, stop: int, what: str) -> Samp
     return Samples(np.arange(start, stop), labels[start:stop], dataset.num_classes, what)
 
 
-def integer(name: str, value, low: int, high: int | None = None, limit: int = LIMIT) -> int:
+def integer(name: str, value: Any, low: int, high: int | None = None, limit: int = LIMIT) -> int:
     """`value` as an integer in low..high, below `limit` where `high` is None."""
     allowed = f"an integer from {low} to {high}" if high is not None else f"an integer >= {low}"
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 if TYPE_CHECKING:
     from fedjax_pfl.data.partitions.partition import Partition
@@ -26,7 +27,9 @@ def overlaps(partition: Partition) -> tuple[int, int]:
     return int(np.sum(np.bincount(pairs % width) > 1)), int(np.sum(times > 1))
 
 
-def report(partition: Partition, labels, num_classes: int, fewer_than: int = 10) -> dict[str, Any]:
+def report(
+    partition: Partition, labels: ArrayLike, num_classes: int, fewer_than: int = 10
+) -> dict[str, Any]:
     """Facts about a partition, ready for JSON.
 
     Args:
@@ -47,7 +50,7 @@ def report(partition: Partition, labels, num_classes: int, fewer_than: int = 10)
     facts = {
         "num_clients": partition.num_clients,
         "sizes": {split: _spread(partition.sizes(split)) for split in SPLITS},
-        "unused_samples": len(labels) - int(np.sum(holders(partition) > 0)),
+        "unused_samples": np.size(labels) - int(np.sum(holders(partition) > 0)),
         "overlapping_samples": shared,
         "leaked_samples": leaked,
         "small_clients": int(np.sum(train < fewer_than)),
@@ -61,7 +64,7 @@ def report(partition: Partition, labels, num_classes: int, fewer_than: int = 10)
 
 
 def partition_statistics(
-    partition: Partition, labels, num_classes: int, split: str = "train"
+    partition: Partition, labels: ArrayLike, num_classes: int, split: str = "train"
 ) -> dict[str, Any]:
     """How unequal the clients are, ready for JSON; None where no client holds a sample.
 

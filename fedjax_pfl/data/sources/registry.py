@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, TypeVar, get_args
 
 import numpy as np
 
@@ -56,12 +56,15 @@ class Source(NamedTuple):
 
 
 DATASETS: dict[str, Source] = {}
+F = TypeVar("F", bound=Callable[..., Dataset])
 
 
-def register_dataset(name: str, description: str, named: bool = False, bundled: bool = False):
+def register_dataset(
+    name: str, description: str, named: bool = False, bundled: bool = False
+) -> Callable[[F], F]:
     """Decorator that adds `load(data_dir: Path | None, ...) -> Dataset` to `DATASETS`."""
 
-    def register(load):
+    def register(load: F) -> F:
         DATASETS[name] = Source(description, load, named, bundled)
         return load
 
@@ -75,7 +78,7 @@ def text_options(name: str) -> list[str]:
     return [p.name for p in parameters if str in (p.annotation, *get_args(p.annotation))]
 
 
-def load_dataset(name: str, data_dir: str | Path | None = None, **options) -> Dataset:
+def load_dataset(name: str, data_dir: str | Path | None = None, **options: Any) -> Dataset:
     """Loads a data set by name.
 
     Args:
@@ -182,8 +185,14 @@ def _load_npz(path: Path | None, vocab_size: int | None = None) -> Dataset:
     arrays = read_npz(path, ("x_train", "y_train"), ("x_test", "y_test"))
     if ("x_test" in arrays) != ("y_test" in arrays):
         raise InputError(f"{path} must have both of x_test and y_test or neither.")
-    parts = (arrays.get(key) for key in ("x_train", "y_train", "x_test", "y_test"))
-    return dataset_from_arrays(path.stem, *parts, vocab_size=vocab_size)
+    return dataset_from_arrays(
+        path.stem,
+        arrays["x_train"],
+        arrays["y_train"],
+        arrays.get("x_test"),
+        arrays.get("y_test"),
+        vocab_size=vocab_size,
+    )
 
 
 DATASETS |= {
