@@ -7,9 +7,10 @@ which leaves the server aggregates; all others are private and stay with their c
 LG-FedAvg, FedBN, FedRep and FedBABU are plans, not engines. `sharing` has the rules.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -287,7 +288,7 @@ def join(shared: Tree, private: Tree) -> Tree:
     )
 
 
-def path_name(path) -> str:
+def path_name(path: Iterable[Any]) -> str:
     """The "a/b/c" form of a key path of `jax.tree_util`."""
     return "/".join(str(getattr(k, "key", getattr(k, "idx", getattr(k, "name", k)))) for k in path)
 

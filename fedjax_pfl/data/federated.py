@@ -5,11 +5,11 @@ are gathered by index and scaled inside the compiled program.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
 
 from fedjax_pfl.errors import require
 from fedjax_pfl.structs import static, struct
@@ -78,7 +78,7 @@ class FederatedData:
     def num_clients(self) -> int:
         return self.ids.shape[0]
 
-    def input_dtype(self, dtype: DTypeLike) -> np.dtype:
+    def input_dtype(self, dtype: str) -> np.dtype[Any]:
         """Type of what the model is handed: int32 token ids as they are, all else scaled floats."""
         tokens = self.samples.dtype in (np.uint16, np.int32)
         return jnp.dtype(jnp.int32 if tokens else dtype)
@@ -92,7 +92,7 @@ class FederatedData:
         row: Scalar | int,
         positions: jax.Array,
         valid: jax.Array,
-        dtype: DTypeLike,
+        dtype: str,
         augment: Callable[[jax.Array], jax.Array] | None = None,
     ) -> Batch:
         """One minibatch: positions [B] within the client's part of a split.

@@ -7,7 +7,7 @@ those of a dict under DICT:NAME.
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -221,7 +221,7 @@ def len_of(array: Any) -> int:
     return len(array) if getattr(array, "ndim", 0) else 0
 
 
-def misfit(name: str, array: Any, shape: tuple[int, ...], kinds: str):
+def misfit(name: str, array: Any, shape: tuple[int, ...], kinds: str) -> Iterator[str]:
     """Yields a sentence unless it is an array of that shape, of these kinds of types."""
     fits = isinstance(array, np.ndarray) and array.shape == shape
     if not fits or (array.size and array.dtype.kind not in kinds):  # an empty list has no type
@@ -229,7 +229,9 @@ def misfit(name: str, array: Any, shape: tuple[int, ...], kinds: str):
         yield f"{name} must be {wanted} {list(shape)}, got {_form(array)}"
 
 
-def misfit_matrix(name: str, array: np.ndarray, first: tuple[int, ...], clients: int):
+def misfit_matrix(
+    name: str, array: np.ndarray, first: tuple[int, ...], clients: int
+) -> Iterator[str]:
     """Yields a sentence unless it is [*first, N or 1, N], or that with groups of layers before."""
     count, wanted = len(first), ", ".join(map(str, first))
     fits = array.ndim in (count + 2, count + 3) and array.dtype.kind in NUMBER

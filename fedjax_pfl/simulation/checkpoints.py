@@ -57,7 +57,7 @@ class Checkpoints:
 
     def __init__(self, folder: str | Path, every_seconds: float = 60.0, keep: int = 2):
         every_seconds = number("every_seconds", every_seconds, "at least 0")
-        self.folder = as_path("The checkpoint folder", folder).absolute()
+        self.folder: Path = as_path("The checkpoint folder", folder).absolute()
         self.every_seconds = every_seconds
         self.keep = keep
         self._manager = None

@@ -18,7 +18,7 @@ class Matcher:
 
     def __init__(self, dataset: Dataset):
         self.dataset = dataset
-        self.ambiguous = 0
+        self.ambiguous: int = 0
         self._places: dict[bytes, deque[int]] | None = None
 
     def match(self, x: np.ndarray, y: np.ndarray | None, what: str) -> np.ndarray:

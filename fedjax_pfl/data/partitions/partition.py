@@ -245,7 +245,7 @@ class Partition:
                 ends == (0, len(idx)), name, ends, f"from 0 to {len(idx)}, the number of indices"
             )
 
-    def validate(self, num_samples: int, num_classes: int, labels) -> None:
+    def validate(self, num_samples: int, num_classes: int, labels: ArrayLike) -> None:
         """Checks the partition against a pool.
 
         Args:
