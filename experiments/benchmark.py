@@ -57,7 +57,7 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
     flags.DEFINE_bool("torch", True, "measure the PyTorch loop as well", **place)
     meaning = "strategies of the client axis in cases a, b and g"
     flags.DEFINE_list("client_execution", ["auto"], meaning, **place)
-    meaning = "devices that the client axis is dealt out over; 'auto': a CPU's cores, else 1"
+    meaning = "devices that share the client axis; 'auto': a CPU's cores, else 1"
     flags.DEFINE_string("devices", "auto", meaning, **place)
     flags.DEFINE_string("output", None, "JSON file to write; must not exist yet", **place)
     rest = shell.parsed(values, argv)[1:]

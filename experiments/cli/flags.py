@@ -116,7 +116,7 @@ SPELLED: dict[str, Callable[[_Group], None]] = {
     "devices": lambda group: group.text(
         "devices",
         "auto",
-        "devices that the client axis is dealt out over; 'auto': a CPU's cores, else 1",
+        "devices that share the client axis; 'auto': a CPU's cores, else 1",
     ),
 }
 

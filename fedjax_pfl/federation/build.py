@@ -32,7 +32,7 @@ def federate(
       {options}
 
     Raises:
-      InputError: whatever of this can't be; before anything is compiled.
+      InputError: a value that is not allowed; before anything is compiled.
     """
     networks, sharing, training, cohorts, inputs, execution = gathered(GROUPS, options, "federate")
     by_class = training.batch_order == "by_class"

@@ -244,7 +244,7 @@ def test_what_the_labels_do_not_say(tmp_path, capsys):
     assert "| Rounds |" in out and "| 1 |" in out and "| 10, scored every 5 |" in out
     assert "a/local: all clients train in every round, drawn or not." in out
     assert "The runs also differ in " in out and "batch_size" in out
-    assert "* |" in out and "* reaches outside the scale" in out
+    assert "* |" in out and "* extends beyond the scale" in out
     for name in ("table.md", "table.tex"):
         assert "drawn or not." in (folder / name).read_text()
 

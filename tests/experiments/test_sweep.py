@@ -190,7 +190,7 @@ def test_what_is_said_below_the_ranking(finished, capsys):
     """In the file and, by the same command, on the terminal."""
     assert call(*GRID, f"--output_dir={finished}") == 0
     out = capsys.readouterr().out
-    said = "With 2 seeds a 95 % interval has 1 degree of freedom and reaches 12.7 standard errors"
+    said = "With 2 seeds a 95 % interval has 1 degree of freedom and extends 12.7 standard errors"
     assert said in out and said in (finished / "sweep.md").read_text()
     # What the grid varies has no one value.
     line = "Training: 1 local epoch, participation 1 (all 4 clients in a round)."
@@ -214,7 +214,7 @@ def test_rows_over_different_clients_or_data():
     assert notes[0] == "m, a=1: x."
     assert notes[1].startswith("Rows are means over different clients")
     assert notes[2].startswith("alpha changes the data")
-    assert "* reaches outside the scale" in notes[3]
+    assert "* extends beyond the scale" in notes[3]
     same = [row({"a": "1"}, (0,)), row({"a": "2"}, (0,))]
     assert "Mean over" not in tables.table(same)
     assert len(tables.footnotes(same)) == 1

@@ -45,7 +45,7 @@ def test_hostile_input_is_taken_or_refused_in_one_sentence(name, at_work):
     workers.play(inputs, f"quick {name}", COUNTS[name], each)
     assert not failures, f"{len(failures)} of {counts}, the first:\n{failures[0]}"
     assert sum(counts.values()) >= COUNTS[name]
-    assert counts[guard.REFUSED] or name == "checkpoints"  # damaged ones are passed over
+    assert counts[guard.REFUSED] or name == "checkpoints"  # damaged ones are skipped
 
 
 def refuses(message):

@@ -183,7 +183,7 @@ def test_a_changed_number_is_found(saved):
     (saved / "result.json").write_text(
         text.replace('"seconds_per_round": 0.25', '"seconds_per_round": 0.5')
     )
-    assert "was changed since it was written" in refused(saved)
+    assert "was changed after it was written" in refused(saved)
 
 
 def test_another_versions(saved):

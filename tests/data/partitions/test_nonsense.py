@@ -114,7 +114,7 @@ def test_a_federation_without_any_training_sample():
 def test_importers_refuse_options_they_do_not_read(tmp_path):
     path = tmp_path / "split.json"
     path.write_text(json.dumps({"0": [0, 1], "1": [2]}))
-    with pytest.raises(InputError, match=r"^index_column is of no use for the split in .*split\.j"):
+    with pytest.raises(InputError, match=r"^index_column has no effect on the split in .*split\.j"):
         import_partition("flower", path, POOL, index_column="index")
     with pytest.raises(InputError, match=r"Unknown option of importer 'flower' 'sed'\. Did you"):
         import_partition("flower", path, POOL, sed=1)

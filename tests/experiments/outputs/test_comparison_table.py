@@ -176,7 +176,7 @@ def test_intervals_wider_than_the_scale_are_marked(results):
     assert {row[at][-1] == "*" for row in rows} == {True, False}
     note = comparison_table.footnotes(results)[-1]
     assert note.startswith("With 2 seeds a 95 % interval has 1 degree of freedom and reaches 12.7")
-    assert "* reaches outside the scale" in note
+    assert "* extends beyond the scale" in note
     only = {"local": results["local"]}
     assert "*" not in comparison_table.footnotes(only)[-1]  # two seeds, and within the scale
 
