@@ -33,7 +33,7 @@ Compares finished runs of {called("run")} and prints one table.
   {called("compare")} --runs=runs/a,runs/b --baseline=fedavg --target=80
   {called("compare")} --runs='runs/*' --algorithms=feddwa --output_dir=tables/feddwa
 
-A folder of --runs is that of an algorithm, of a comparison (all its algorithms), or one above
+--runs takes folders of an algorithm, of a comparison (all its algorithms), or folders above
 those. Runs on other data sets or partitions need --different_data."""
 
 
@@ -49,18 +49,18 @@ def compare(
     clients: str = "",
     different_data: bool = False,
 ) -> tuple[list[Row], str, list[str]]:
-    """(one row for each run, what its accuracies are, what is to be said below the table).
+    """(one row for each run, the meaning of the accuracies, notes below the table).
 
     Args:
-      baseline: label or algorithm of the run that differences are taken from; none by default.
+      baseline: label or algorithm of the run that is subtracted in differences; none by default.
       target: accuracy in percent.
       score: "final", "best" or "last_tenth".
       model, split, average: which accuracy, see `curve`.
       clients: their numbers; by default those that all runs on the same data score.
-      different_data: whether runs on other data sets or partitions may stand beside each other.
+      different_data: whether one table may hold runs on different data sets or partitions.
 
     Raises:
-      InputError: an unknown name, scores that a run lacks, or different data without asking.
+      InputError: an unknown name, scores that a run lacks, or different data without that flag.
     """
     if target is not None:
         require(0 < target <= 100, "target", target, "a percentage in (0, 100]")
@@ -89,7 +89,7 @@ def compare(
 
 
 def _apart(runs, rows, scores) -> list[dict]:
-    """Of each row, what the rows do not have in common: seeds, clients, data, rounds."""
+    """Of each row, the facts in which rows differ: seeds, clients, data, rounds."""
 
     def rounds(run):
         every = int(np.diff(run.eval_rounds, prepend=0).max())
@@ -112,7 +112,7 @@ def _apart(runs, rows, scores) -> list[dict]:
 
 
 def _beside(given, runs, names, model: str, split: str) -> list[str]:
-    """What the labels of the rows leave out: runs without scores, settings that differ."""
+    """Notes on facts missing from the labels: runs without scores, settings that differ."""
     notes = []
     left = [str(run.folder) for run in given if run not in runs]
     if left:
@@ -189,7 +189,7 @@ def _row(run, name, scores, base, chosen, target, which) -> Row:
 
 
 def _remarks(run: Run, model: str) -> tuple[str, ...]:
-    """What the run says of itself, and how the copies were adapted where those are compared."""
+    """The run's remarks, and the adaptation of copies where adapted models are compared."""
     flags = run.config["flags"].get("run", {})
     epochs, steps, leaves = (flags.get(f"adapt_{name}") for name in ("epochs", "steps", "leaves"))
     said = tuple(run.summary.get("remarks", ()))
@@ -208,7 +208,7 @@ def parse(argv: Sequence[str]) -> absl.flags.FlagValues:
     text, names = absl.flags.DEFINE_string, absl.flags.DEFINE_list
     names("runs", [], "folders of finished runs", **place)
     names("algorithms", [], "only these algorithms of them", **place)
-    text("baseline", None, "run (or algorithm) that differences are taken from", **place)
+    text("baseline", None, "run (or algorithm) to subtract in differences", **place)
     absl.flags.DEFINE_float("target", None, "accuracy in percent to be reached", **place)
     text("score", "final", f"{', '.join(SCORES)}", **place)
     text("model", "personalized", "model that was scored", **place)

@@ -43,10 +43,10 @@ Runs algorithms over a grid of hyperparameters and ranks the settings by validat
 
 --grid=NAME=VALUE,... may be given many times; NAME is a hyperparameter ALGORITHM.NAME, an option of
 local training of one algorithm such as feddwa.learning_rate, or any other flag of
-{called("run")} that takes one value. What an algorithm has of its own, by --grid or --set, wins
+{called("run")} that takes one value. An algorithm's own value, by --grid or --set, wins
 over the flag of that name. Settings that don't change the program run inside one; the others are a
 queue of programs. A fifth of every client's training samples is set aside for validation unless
---validation_fraction says otherwise; test samples choose nothing.
+--validation_fraction says otherwise; test samples are not used to choose.
 
   --rank_by    validation accuracy after the last round ('final') or the mean of the last tenth of
                rounds ('last_tenth') (default: final)
@@ -57,7 +57,7 @@ MODEL = "personalized"
 
 
 def _read(value: str) -> float | str:
-    """A value of a grid as it counts: 0.1 and 0.10 are the same."""
+    """A value of a grid for comparison: 0.1 and 0.10 are the same."""
     try:
         return float(value)
     except ValueError:
@@ -65,7 +65,7 @@ def _read(value: str) -> float | str:
 
 
 def parse_grid(words: Sequence[str]) -> dict[str, list[str]]:
-    """Values by name, of words such as "feddwa.top_k=1,3,5"."""
+    """Values by name, from words such as "feddwa.top_k=1,3,5"."""
     grid: dict[str, list[str]] = {}
     for word in words:
         name, text = flags.name_and_value("grid", word)
@@ -76,7 +76,7 @@ def parse_grid(words: Sequence[str]) -> dict[str, list[str]]:
             raise pfl.InputError(f"--grid={cut(word, 100)} must list different values.")
         grid[name] = values
     if not grid:
-        raise pfl.InputError("Give what to try, such as --grid=learning_rate=0.03,0.1.")
+        raise pfl.InputError("Give values to try, such as --grid=learning_rate=0.03,0.1.")
     return grid
 
 
@@ -110,7 +110,7 @@ def traced(name: str, algorithms: Mapping[str, pfl.Algorithm]) -> bool:
 
 
 def changing_data(grid: Collection[str]) -> list[str]:
-    """Names of the grid whose values are different data, not other ways with the same."""
+    """Names of the grid whose values change the data."""
     known = flags.resolved(flags.parse(["sweep"]))
     return [n for n in grid if n in {**known["data"], **known["rule"]} and n != "input_scaling"]
 
@@ -138,9 +138,8 @@ class Cell:
     def folder(self) -> str:
         """A name that no other algorithm or setting has, on any file system.
 
-        As it reads where that can be told apart: names of settings have no "-" and no "=", values
-        here no "=" and nothing of capitals, so the words can be found again. Else it ends in "~"
-        and a digest.
+        The words themselves where they are unambiguous: names of settings have no "-" and no "=",
+        and the values have no "=" and no capitals. Otherwise the name ends in "~" and a digest.
         """
         name = "-".join([self.algorithm, *(f"{k}={v}" for k, v in self.fixed.items())])
         values = "".join(self.fixed.values())
@@ -154,7 +153,7 @@ class Cell:
 
     @property
     def settings(self) -> dict[str, list]:
-        """What `simulate` sweeps inside the program, or nothing."""
+        """The settings that `simulate` sweeps inside the program, or None."""
         swept = {}
         for name in self.inside[0]:
             values = [one[name] for one in self.inside]
@@ -170,11 +169,11 @@ def cells(
 ) -> list[Cell]:
     """The queue of programs: structural settings times algorithms.
 
-    What an algorithm is given of its own, in the grid or by --set (`given`, names such as
-    "feddwa.learning_rate"), takes the place of the flag of that name.
+    An algorithm's own value, in the grid or by --set (`given`, names such as
+    "feddwa.learning_rate"), replaces the flag of that name.
 
     Raises:
-      InputError: the grid and --set have an option of local training of one algorithm.
+      InputError: the grid and --set both have one algorithm's option of local training.
     """
     twice = [name for name in grid if name in given and name.partition(".")[2] in OWN]
     if twice:
@@ -198,10 +197,10 @@ def cells(
 def run_cell(
     cell: Cell, argv: Sequence[str], output: Path, display, stop, described: Mapping
 ) -> pfl.Result:
-    """Simulates one program, or reads its result where it is finished.
+    """Simulates one program, or reads its finished result.
 
     Raises:
-      InputError: it is no longer what `described` says, which the sweep began with.
+      InputError: it differs from `described`, its identity when the sweep began.
     """
     folder = output / "results" / cell.folder
     args = flags.parse([*argv, *cell.words()])
@@ -215,8 +214,8 @@ def run_cell(
     changed = identity.difference(described, experiment.identity)
     if changed:
         raise pfl.InputError(
-            f"What the sweep began with has changed meanwhile: {changed}. Give the same data to go "
-            "on with it."
+            f"The sweep's inputs have changed since it began: {changed}. Give the same data to "
+            "continue it."
         )
     checkpoints = pfl.Checkpoints(
         output / resume.CHECKPOINTS / cell.folder, args.checkpoint_seconds
@@ -299,7 +298,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         given = {word.partition("=")[0].strip() for word in chosen}
         queue = cells(parse_algorithms(args.algorithms, chosen), grid, given)
         found, counts = {}, set()
-        for cell in queue:  # all of them before the first begins
+        for cell in queue:  # all before the first begins
             check_name("The folder of a setting,", cell.folder)
             one = build.prepare(flags.parse([*argv, *cell.words()]), Path())
             pfl.check_simulation(
@@ -333,7 +332,7 @@ def sweep(
 ) -> int:
     """Runs the queue, writes and prints; returns the exit code.
 
-    `line` is how clients train, `described` what each program is made of, by its folder.
+    `line` describes local training, `described` has each program's identity by its folder.
     """
     found = []
     count = sum(len(cell.inside) for cell in queue)
@@ -349,7 +348,7 @@ def sweep(
                     result = run_cell(cell, argv, output, display, stop, described[cell.folder])
                     found += outcomes(cell, result, rank_by)
         except (pfl.Interrupted, KeyboardInterrupt):
-            message = f"Interrupted. Kept in {output}: the same command goes on from there."
+            message = f"Interrupted. Kept in {output}: the same command continues from there."
             print(message, file=sys.stderr)
             return 128 + (stop.signal or signal.SIGINT)
         data = changing_data(more["grid"])

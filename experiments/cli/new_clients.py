@@ -1,4 +1,4 @@
-"""Clients that take no part in a run: their flags, their scores, and the table of them."""
+"""New clients of a run: their flags, scores and table."""
 
 import contextlib
 import csv
@@ -25,7 +25,7 @@ COLUMNS = ("seed", "client", "part_of_samples", "local_steps", "accuracy")
 
 @dataclass(frozen=True)
 class NewClients:
-    """Clients that took part in nothing, and how they are scored afterwards."""
+    """New clients, and how they are scored after the run."""
 
     federation: pfl.Federation
     steps: tuple[int, ...]
@@ -35,7 +35,7 @@ class NewClients:
 def split_new_clients(
     args: absl.flags.FlagValues, federation: pfl.Federation
 ) -> tuple[pfl.Federation, NewClients | None]:
-    """(the federation of those who take part, the new clients or None).
+    """(the federation of the clients that take part, the new clients or None).
 
     Raises:
       pfl.InputError: more than there are, or steps or samples that can't be.
@@ -132,6 +132,6 @@ def write_table(folder: Path, names: Iterable[str]) -> str:
         cells = [f"{100 * np.mean(found[at]):.2f}" if at in found else "-" for at in points]
         lines.append([name, *cells])
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    said = "Accuracy % of clients that took part in nothing, mean over them and seeds:"
+    said = "Accuracy % of new clients, which took part in no round; mean over them and seeds:"
     write_text(folder / "new_clients.md", f"{said}\n\n{table}\n")
     return f"{said}\n\n{table}"

@@ -43,7 +43,7 @@ Draws a figure from finished runs of {called("run")}; docs/figures.md has exampl
   {called("figures")} accuracy/setting --runs='runs/k*' --x=feddwa.top_k --group=alpha \\
       --output=top_k.png --data=top_k.csv
 
-A folder of --runs is that of an algorithm, of a comparison (all its algorithms), or one above
+--runs takes folders of an algorithm, of a comparison (all its algorithms), or folders above
 those. Options of the figure (--list shows them): --NAME=VALUE."""
 FORMATS = (".png", ".pdf", ".svg")
 
@@ -57,7 +57,7 @@ def parse(argv: Sequence[str]) -> tuple[str | None, absl.flags.FlagValues]:
     absl.flags.DEFINE_string("output", None, "a new PNG, PDF or SVG file", **place)
     absl.flags.DEFINE_string("data", None, "a new CSV file for the numbers", **place)
     absl.flags.DEFINE_string(
-        "data_dir", None, "folder with the data set, if it isn't where the runs had it", **place
+        "data_dir", None, "folder with the data set, if it was moved after the runs", **place
     )
     absl.flags.DEFINE_boolean("list", False, "print all figures and their options", **place)
     absl.flags.DEFINE_boolean("help", False, "print this", **place)
@@ -94,10 +94,10 @@ def _text(default) -> str:
 
 
 def draw(name: str | None, args: absl.flags.FlagValues) -> Drawing:
-    """The figure asked for, not written yet.
+    """The chosen figure, not written yet.
 
     Raises:
-      InputError: an unknown figure or option, or runs that don't have what it shows.
+      InputError: an unknown figure or option, or runs without the data for it.
     """
     if name is None:
         raise InputError("Give the name of a figure, such as waffle/weights; --list shows them.")
@@ -122,7 +122,7 @@ def new_file(flag: str, text: str | None, endings: Sequence[str]) -> Path | None
     """A path to write to, which must not exist.
 
     Raises:
-      InputError: it does, has another ending, or can't be written.
+      InputError: it exists, has another ending, or can't be written.
     """
     if text is None:
         return None

@@ -1,1 +1,1 @@
-"""What a sweep writes."""
+"""The files that a sweep writes."""

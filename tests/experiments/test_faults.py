@@ -23,7 +23,7 @@ from fedjax_pfl.data import whole_files
 CACHE = "compilation_cache"
 WORDS = f"--dataset=digits --num_clients=4 --num_seeds=2 --model=softmax --rounds=3 --{CACHE}="
 WORDS = ["--algorithms=local,feddwa", *WORDS.split()]
-GOES_ON = "What is finished is kept; once that is mended, the same command goes on from there."
+GOES_ON = "Finished work is kept; once this is fixed, the same command continues from there."
 
 
 def call(folder, *words):

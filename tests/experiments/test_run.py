@@ -245,7 +245,7 @@ def test_list_and_help(capsys):
         assert name in out
     assert call("--help") == 0
     out = capsys.readouterr().out
-    assert "Data and who holds it:" in out and "--verbosity" not in out
+    assert "Data and partition:" in out and "--verbosity" not in out
     assert call("--helpfull") == 0
     assert "--verbosity" in capsys.readouterr().out
 

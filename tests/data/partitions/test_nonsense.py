@@ -119,7 +119,7 @@ def test_importers_refuse_options_they_do_not_read(tmp_path):
     with pytest.raises(InputError, match=r"Unknown option of importer 'flower' 'sed'\. Did you"):
         import_partition("flower", path, POOL, sed=1)
     path.write_text(json.dumps({"train": {"0": [0]}, "test": {"0": [1]}}))
-    with pytest.raises(InputError, match=r"^seed is of no use"):
+    with pytest.raises(InputError, match=r"^seed has no effect"):
         import_partition("flower", path, OFFICIAL, seed=1)
     path.write_text('{"0": [0, 1], "0": [2]}')
     with pytest.raises(InputError, match="can't be read as JSON: '0' is there twice"):
