@@ -223,7 +223,8 @@ def parse_stragglers(words: list[str]) -> dict[int, int]:
 def parse_adaptation(args: absl.flags.FlagValues) -> pfl.Adaptation | None:
     """Local steps before scoring, or None where they are off."""
     epochs, steps = args.adapt_epochs, args.adapt_steps
-    known = [f"adapt_{name}" for name in pfl.options.declared(pfl.Adaptation)]
+    declared = pfl.options.declared(pfl.Adaptation)
+    known = [f"adapt_{name}" for name, option in declared.items() if option.kind]
     how = {name: args[name].value for name in known if name not in ("adapt_epochs", "adapt_steps")}
     given = {name.removeprefix("adapt_"): value for name, value in how.items()}
     adapt = pfl.Adaptation(epochs=epochs, steps=steps or None, **given)

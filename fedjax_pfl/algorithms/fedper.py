@@ -22,10 +22,10 @@ class PartlyShared(FedAvg):
 
     weighting: Literal["size", "uniform"]
 
-    def weights(self, ctx, cohort):
+    def weigh(self, ctx, state, sent):
         if self.weighting == "size":
-            return super().weights(ctx, cohort)
-        return mixing.normalize(cohort.mask.astype(ctx.dtype))
+            return super().weigh(ctx, state, sent)
+        return mixing.normalize(sent.cohort.mask.astype(ctx.dtype)), state
 
     def check_layers(self, name, federation):
         """Raises `InputError` unless the network has as many layers as the field `name` says."""

@@ -29,7 +29,7 @@ def federate(
       dataset: samples and labels.
       partition: which samples each client holds.
       model: a name, a linen module, a `Task` or a pair (init, apply).
-      {options}
+      **options: those of the groups in `fedjax_pfl.options`.
 
     Raises:
       InputError: a value that is not allowed; before anything is compiled.

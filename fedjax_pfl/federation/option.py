@@ -179,7 +179,7 @@ def gathered(
 def documented(*groups: type[Group]) -> Callable:
     """Decorator: the signature and the docstring of a function name the options that it takes.
 
-    Its last parameter is `**options`; "{options}" in its docstring becomes their meanings.
+    Its last parameter is `**options`; that entry of its docstring becomes one for each of them.
     """
 
     def decorate(fn: Callable) -> Callable:
@@ -199,7 +199,7 @@ def documented(*groups: type[Group]) -> Callable:
             return "\n".join(wrap(text, 100) for text in said)
 
         fn.__signature__ = signature.replace(parameters=parameters)
-        fn.__doc__ = re.sub(r"^( *)\{options\}", lines, fn.__doc__ or "", flags=re.MULTILINE)
+        fn.__doc__ = re.sub(r"^( *)\*\*options: .*$", lines, fn.__doc__ or "", flags=re.MULTILINE)
         return fn
 
     return decorate

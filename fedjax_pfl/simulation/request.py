@@ -48,8 +48,8 @@ def checked_program(
     algorithm.validate()
     federation = algorithm.prepare(federation)
     algorithm.check(federation)
-    _check_steps(algorithm, federation, rounds, adapt)
     runs = make_runs(algorithm, federation, seeds, settings)
+    _check_steps(algorithm, federation, rounds, adapt)
     if federation.extra_loss is not None and not _uses_extra_loss(runs, federation):
         raise InputError(
             f"{algorithm.name} has its own local steps, to which no extra loss can be added."

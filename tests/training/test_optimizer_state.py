@@ -80,9 +80,9 @@ def test_momentum_that_outlives_rounds_against_plain_loops():
 )
 def test_absent_and_diverged_clients_keep_theirs(check, monkeypatch):
     monkeypatch.setattr(
-        "fedjax_pfl.testing.suite.toy_federation",
-        lambda *args, **options: toy_federation(
-            *args, **options, optimizer=optax.adam, client_execution="vmap"
+        "fedjax_pfl.testing.suite.toy_for",
+        lambda _, *sizes, **options: toy_federation(
+            *sizes, **options, optimizer=optax.adam, client_execution="vmap"
         ),
     )
     CHECKS[check](Remembering())
