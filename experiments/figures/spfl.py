@@ -1,4 +1,4 @@
-"""SPFL (ICLR 2023 submission): similarity of updates by layer, ablations, fine-tuning."""
+"""SPFL (ICLR 2022 submission): similarity of updates by layer, ablations, fine-tuning."""
 
 from collections.abc import Sequence
 

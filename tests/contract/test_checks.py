@@ -1,4 +1,4 @@
-"""What an algorithm does wrong is said in a sentence, at the place where it does it."""
+"""An algorithm's mistakes raise a sentence where they happen."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
 """The pages on algorithms say what the code has, and all links are good.
 
-Commands are the matter of `test_commands.py`.
+`test_commands.py` checks the commands.
 """
 
 import inspect
@@ -42,7 +42,7 @@ def read(name):
 
 
 def section(text, heading):
-    """What stands under a heading of the second level."""
+    """The text under a heading of the second level."""
     _, found, rest = text.partition(f"\n## {heading}\n")
     assert found, f"no section {heading!r}"
     return rest.partition("\n## ")[0]
@@ -191,7 +191,7 @@ def test_the_sweep_on_the_page_has_as_many_settings_as_it_says():
 
 
 def test_broken_pages_are_noticed():
-    """The helpers find what they are for."""
+    """The helpers find broken links and missing sections."""
     page = "# A\n\n## B c\n[x](y.md)\n```bash\n[x](z.md)\n```\n"
     assert links(page) == ["y.md"]
     assert anchors(page) == {"a", "b-c"}

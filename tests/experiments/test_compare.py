@@ -167,7 +167,7 @@ def finals(*last):
 
 
 def test_an_algorithm_that_serves_one_client(tmp_path):
-    """WAFFLE's Alice stands beside what others give her, not beside their mean."""
+    """WAFFLE's Alice is compared with the others' models of her, not with their mean."""
     write_run(tmp_path / "r" / "local", "local", finals([0.9, 0.3]), [0], **SAME)
     write_run(tmp_path / "r" / "waffle", "waffle", finals([0.8, np.nan]), [0], **SAME)
     folder = str(tmp_path / "r")
@@ -218,7 +218,7 @@ def test_other_samples_under_the_same_name(tmp_path, capsys):
 
 
 def test_the_same_rows_of_other_data_are_other_clients(tmp_path):
-    """Alice of one partition is not who stands in her row of another."""
+    """Alice of one partition is another client than that of her row in another partition."""
     other = SAME | {"partition_hash": "ffff"}
     write_run(tmp_path / "a" / "waffle", "waffle", finals([0.8, np.nan]), [0], **SAME)
     write_run(tmp_path / "b" / "local", "local", finals([0.9, 0.3]), [0], **other)

@@ -1,4 +1,4 @@
-"""What the system refuses while a run is made: one sentence, exit code 1, and nothing is lost."""
+"""Errors of the system during a run: one sentence, exit code 1, and nothing is lost."""
 
 import contextlib
 import ctypes
@@ -133,7 +133,7 @@ def test_a_small_disk(whole, tmp_path, capsys):
 
 
 class Saboteur:
-    """In place of the progress display: does something once an algorithm has done a round."""
+    """Replaces the progress display: does something after a round of an algorithm."""
 
     def __init__(self, name, harm):
         self.name, self.harm = name, harm

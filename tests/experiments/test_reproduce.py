@@ -95,7 +95,7 @@ def rows(folder):
 
 
 class Killer:
-    """In place of the progress display: a signal after the first round of the second run."""
+    """Replaces the progress display: a signal after the first round of the second run."""
 
     def __init__(self, runs):
         self.runs = runs
@@ -217,7 +217,7 @@ def test_results_of_other_data_are_no_cells_of_the_table(tables, finished, monke
 
 
 def test_another_data_set_stands_in(tables, finished, capsys):
-    """Only the row asked for; no difference is given, the others are kept."""
+    """Only the requested row; no difference is given, the others are kept."""
     words = ("--eval_every=1", "--stand_in=digits", "--columns=cifar", "--rows=local")
     words += ("--test_split=pooled",)
     folder = finished.parent / "other"
@@ -229,7 +229,7 @@ def test_another_data_set_stands_in(tables, finished, capsys):
     assert row["state"] == "measured" and row["difference"] == "" and row["ours_percent"]
     assert rows(folder)["cifar", "dwa_1"]["state"] == "not run"
     assert rows(folder)["digits", "local"]["state"] == "not run"
-    (folder / "table.md").unlink()  # made anew, with what was kept of the other column
+    (folder / "table.md").unlink()  # made again, with the kept runs of the other column
     assert call(tables, folder, *words, "--columns=digits", "--rows=nobody") == 0
     assert rows(folder)["cifar", "local"] == row
 

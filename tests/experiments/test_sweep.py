@@ -94,7 +94,7 @@ def test_different_settings_have_different_folders(found):
 
 
 def test_files_in_folders_of_alike_names(tmp_path, monkeypatch, capsys):
-    """From the command: each setting's result is the one that it has alone."""
+    """From the command: each setting's result is the same as alone."""
     monkeypatch.chdir(tmp_path)
     dataset = pfl.load_dataset("digits")
     places = ("p/a.npz", "p_a.npz")
@@ -135,7 +135,7 @@ def test_a_setting_of_the_sweep_is_the_single_run(finished, tmp_path):
 
 
 def test_data_that_change_while_it_runs(tmp_path, monkeypatch, capsys):
-    """Every program loads its data anew: another file of the name is not the sweep's."""
+    """Every program loads its data again: another file of that name is not the sweep's."""
     file, y = tmp_path / "d.npz", np.arange(60) % 3
     np.savez(file, x_train=np.eye(3)[y], y_train=y)
     began = sweep.sweep

@@ -88,7 +88,7 @@ def test_what_two_seeds_are_worth(result):
 
 
 def test_settings_that_score_different_clients(result):
-    """Such as two Alices of WAFFLE, or one, beside everybody's mean."""
+    """Such as two Alices of WAFFLE, or one, beside the mean over all clients."""
     name = "personalized/test/accuracy"
     accuracy = result.scores[name].copy()
     accuracy[:, 1, :, 1:] = np.nan

@@ -115,7 +115,7 @@ def test_a_folder_that_can_not_be(tmp_path):
 
 
 def test_a_full_disk_leaves_the_checkpoints_before(tmp_path, caplog):
-    """A limit on the size of files stands for it: the system refuses in the same way."""
+    """A limit on the size of files replaces it: the system refuses in the same way."""
     resource = pytest.importorskip("resource")
     kept = Checkpoints(tmp_path / "c", 0)
     kept.save(1, trees(1), {})

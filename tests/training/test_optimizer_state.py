@@ -133,7 +133,7 @@ def test_a_schedule_is_part_of_a_simulations_fingerprint_by_its_factors():
         return lambda rate: optax.sgd(rate, value)
 
     named = "data, partition or learning rate"
-    # One name, other numbers: functions are told apart by what they compute.
+    # One name, other numbers: functions differ by their computation.
     assert mark(constant(0.5))[named] == mark(constant(0.5))[named] != mark(constant(0.6))[named]
     named = "model, training or execution"
     same = mark(None, momentum(0.5))[named]

@@ -1,4 +1,4 @@
-"""What partitions and rules no longer take for something else: fractions, options nobody reads."""
+"""Partitions and rules refuse nonsense: fractions as indices, options that are not read."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A run that is stopped goes on with the same command and ends bit by bit the same.
+"""The same command continues a stopped run, which ends bit by bit the same.
 
 `test_kills.py` kills processes; here signals come in this one.
 """
@@ -52,7 +52,7 @@ def assert_same(folder, whole):
 
 
 class Killer:
-    """In place of the progress display: sends a signal once an algorithm has done some rounds."""
+    """Replaces the progress display: sends a signal after some rounds of an algorithm."""
 
     def __init__(self, name, after, number):
         self.name, self.after, self.number = name, after, number

@@ -1,4 +1,4 @@
-"""What the table of a run says beside its numbers: over whom, after what, and how sure."""
+"""Notes of a run's table: the clients of a mean, local steps before scoring, and intervals."""
 
 import csv
 import json
@@ -125,7 +125,7 @@ def test_what_is_said_below(mixed, results, capsys):
     for s, ids in enumerate(summary["never_took_part"].values()):
         assert ids == np.flatnonzero(~drawn[s]).tolist()
     assert summary["clients_without_steps"] == [5]
-    # The same command shows the same, of what is finished.
+    # The same command shows the same finished results.
     assert run.main(["run", *MIXED, f"--output_dir={mixed}"]) == 0
     out = capsys.readouterr().out
     assert f"Training: {TRAINING}." in out
@@ -175,7 +175,7 @@ def test_intervals_wider_than_the_scale_are_marked(results):
         assert row[at].endswith("*") == (value - half < 0 or value + half > 100)
     assert {row[at][-1] == "*" for row in rows} == {True, False}
     note = comparison_table.footnotes(results)[-1]
-    assert note.startswith("With 2 seeds a 95 % interval has 1 degree of freedom and reaches 12.7")
+    assert note.startswith("With 2 seeds a 95 % interval has 1 degree of freedom and extends 12.7")
     assert "* extends beyond the scale" in note
     only = {"local": results["local"]}
     assert "*" not in comparison_table.footnotes(only)[-1]  # two seeds, and within the scale
