@@ -177,14 +177,14 @@ def show(report: Report) -> None:
 
 def _about(name: str) -> str:
     case = CASES[name]
-    documented = getattr(case, "func", case).__doc__.strip().splitlines()[0]
+    documented = (getattr(case, "func", case).__doc__ or "").strip().splitlines()[0]
     keywords = getattr(case, "keywords", {})
     return documented + "".join(f" ({key}={value})" for key, value in keywords.items())
 
 
 def _has_torch() -> bool:
     try:
-        import torch  # noqa: F401
+        import torch  # noqa: F401  # pyright: ignore[reportMissingImports] - it may be missing
     except ImportError:
         return False
     return True

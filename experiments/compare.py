@@ -20,7 +20,7 @@ from fedjax_pfl.results.remarks import over
 from fedjax_pfl.results.tables import interval
 
 from .cli import shell
-from .cli.flagfiles import FlagValues
+from .cli.flagfiles import FlagValues, value_of
 from .cli.start import called
 from .figures.runs import ALGORITHM, Run, find, same_data
 from .figures.scores import AVERAGES, SCORES, chosen_clients, curve, one_number, who
@@ -144,15 +144,15 @@ def _baseline(word: str, runs: Sequence[Run], names: Sequence[str]) -> int:
 
 def _row(run, name, scores, base, chosen, target, which) -> Row:
     values = np.array(list(scores.values()))
-    common = [] if base is None else [seed for seed in scores if seed in base]
-    gaps = np.array([scores[seed] - base[seed] for seed in common])
+    apart = [] if base is None else [scores[seed] - base[seed] for seed in scores if seed in base]
+    gaps = np.array(apart)
     last = 100 * np.sort(run.accuracy(*which[:2])[:, -1, chosen], axis=-1)
     known = np.maximum(np.isfinite(last).sum(axis=-1), 1)
     worst = [row[: -(-count // 10)].mean() for row, count in zip(last, known, strict=True)]
-    sent = sum(run.traffic(way).sum(axis=-1) for way in ("up", "down")) / 1e6  # [S, T]
+    sent = (run.traffic("up") + run.traffic("down")).sum(axis=-1) / 1e6  # [S, T]
     flops = run.flops()
     computed = None if flops is None else flops.sum(axis=-1) / 1e9  # [S, T]
-    reach = {"rounds": [], "megabytes": [], "gflop": []}
+    reach: dict[str, list[float]] = {"rounds": [], "megabytes": [], "gflop": []}
     if target is not None:
         curves = curve(run, chosen, *which)
         for s, line in enumerate(curves):
@@ -242,7 +242,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = ("baseline", "target", "score", "model", "split", "average", "clients")
         options += ("different_data",)
         rows, said, notes = compare(
-            find(args.runs, args.algorithms), **{name: args[name].value for name in options}
+            find(args.runs, args.algorithms), **{name: value_of(args, name) for name in options}
         )
         print("\n\n".join([said, markdown(rows).rstrip(), *notes]))
         if output is not None:

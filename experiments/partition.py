@@ -33,7 +33,7 @@ from fedjax_pfl.results import partition_plots as plots
 
 from .cli import shell
 from .cli.build import load_dataset
-from .cli.flagfiles import FlagValues
+from .cli.flagfiles import FlagValues, value_of
 from .cli.flags import RULE_OPTION, name_and_value
 from .cli.start import called
 from .outputs.run_files import aside, write_json, write_picture
@@ -83,7 +83,7 @@ def parse(argv: Sequence[str]) -> absl.flags.FlagValues:
 def given_options(args: absl.flags.FlagValues) -> dict[str, str]:
     """Text of the options given, by option."""
     given = {
-        RULE_OPTION.get(flag.name, flag.name): flag.value
+        RULE_OPTION.get(flag.name, flag.name): value_of(args, flag.name)
         for flag in args.get_flags_for_module("options")
         if flag.present
     }

@@ -142,7 +142,7 @@ def command(chosen: absl.flags.FlagValues, more: Sequence[str]) -> Command:
         raise pfl.unknown_name("data set", chosen.stand_in, pfl.DATASETS)
     table = tables.load(chosen.table, as_path("--tables", chosen.tables))
     for flag, found in (("columns", table.column), ("rows", table.row)):
-        for name in chosen[flag].value:
+        for name in flagfiles.value_of(chosen, flag):
             if name not in {one.name for one in found}:
                 kind = f"name in --{flag} of {table.name}"
                 raise pfl.unknown_name(kind, name, [one.name for one in found])

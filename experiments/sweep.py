@@ -31,6 +31,7 @@ from fedjax_pfl.simulation.runs import RATES
 from .cli import build, flags, identity, kept, resume, shell
 from .cli import console as shown
 from .cli.algorithms import OWN, parse_algorithms, remarked
+from .cli.flagfiles import value_of
 from .cli.start import called
 from .outputs import tracking, training_line
 from .sweeps.tables import Outcome, footnotes, table, write
@@ -294,7 +295,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not args.validation_fraction:
             raise pfl.InputError("--validation_fraction must be above 0: the ranking needs it.")
         grid = parse_grid(words)
-        chosen = args["set"].value
+        chosen = value_of(args, "set")
         given = {word.partition("=")[0].strip() for word in chosen}
         queue = cells(parse_algorithms(args.algorithms, chosen), grid, given)
         found, counts = {}, set()

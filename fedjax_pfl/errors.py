@@ -5,6 +5,9 @@ import operator
 import re
 import reprlib
 from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
 
 LONGEST = 2000  # characters of a message
 MOST = 8  # entries of an array or a list that is shown whole
@@ -28,16 +31,16 @@ class OutputError(OSError):
     """An output can't be written; the message says which file, and why."""
 
 
-def sentence(text: str) -> str:
+def sentence(text: object) -> str:
     """A text as one line of at most `LONGEST` characters, whatever is quoted in it.
 
     Line breaks become blanks; control characters and invalid UTF-8 are escaped. Numbers of errors
     and addresses of objects, which libraries put into their messages, are left out.
     """
-    text = re.sub(r"\[Errno -?\d+\] | at 0x[0-9a-f]+\b", "", str(text))
-    text = " ".join(line.strip() for line in text.splitlines())
-    text = re.sub(r"[\x00-\x1f\x7f-\x9f]", lambda match: repr(match[0])[1:-1], text)
-    return cut(text.encode("utf-8", "backslashreplace").decode(), LONGEST)
+    line = re.sub(r"\[Errno -?\d+\] | at 0x[0-9a-f]+\b", "", str(text))
+    line = " ".join(part.strip() for part in line.splitlines())
+    line = re.sub(r"[\x00-\x1f\x7f-\x9f]", lambda match: repr(match[0])[1:-1], line)
+    return cut(line.encode("utf-8", "backslashreplace").decode(), LONGEST)
 
 
 def cut(text: str, most: int) -> str:
@@ -88,7 +91,7 @@ class _Short(reprlib.Repr):
 _short = _Short()
 
 
-def shown(value) -> str:
+def shown(value: object) -> str:
     """A value as messages show it: like `repr`, but short.
 
     Arrays and tracers with more than a few entries are shown by shape and type; long lists, texts
@@ -98,7 +101,7 @@ def shown(value) -> str:
 
 
 def unknown_name(
-    kind: str, given: str, valid: Iterable[str], *, listed: str | None = None
+    kind: str, given: object, valid: Iterable[str], *, listed: str | None = None
 ) -> InputError:
     """An `InputError` for a misspelt name: the nearest valid one, and all of them.
 
@@ -118,16 +121,19 @@ def unknown_name(
     return InputError(f"Unknown {kind} {shown(given)}.{hint} {every}.")
 
 
-def require_name(kind: str, given: str, valid: Iterable[str]) -> None:
+def require_name(kind: str, given: object, valid: Iterable[str]) -> None:
     """Raises `unknown_name` unless `given` is one of the valid names."""
     if not (isinstance(given, str) and given in valid):
         raise unknown_name(kind, given, valid)
 
 
-def require_whole(name: str, given, low: int) -> None:
-    """Raises `InputError` unless `given` is a whole number of at least `low`.
+def require_whole(name: str, given: Any, low: int) -> int:
+    """`given` as an integer.
 
     Booleans and arrays are refused, even arrays without axes: static values must be hashable.
+
+    Raises:
+      InputError: it is no whole number of at least `low`.
     """
     try:
         other = isinstance(given, bool) or hasattr(given, "__len__")
@@ -136,9 +142,10 @@ def require_whole(name: str, given, low: int) -> None:
         number = low - 1
     require(number >= low, name, given, f"a whole number of at least {low}")
     require(number < 2**31, name, given, "a whole number below 2^31")
+    return number
 
 
-def require(condition: bool, name: str, given, allowed: str) -> None:
+def require(condition: bool | np.bool_, name: str, given: object, allowed: str) -> None:
     """Raises `InputError` unless `condition` holds: "`name` must be `allowed`, got `given`."."""
     if not condition:
         raise InputError(f"{name} must be {allowed}, got {shown(given)}.")

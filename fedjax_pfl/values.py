@@ -40,11 +40,11 @@ def convert(name: str, value: Any, kind: Any) -> Any:
         return value
     number = _read(value)
     if kind is int:
-        whole = isinstance(number, int) or (not isinstance(value, str) and _is_whole(number))
+        whole = isinstance(number, int) or (not isinstance(value, str) and number.is_integer())
         require(whole, name, value, "a whole number")
         require(abs(number) < LIMIT, name, value, "a whole number below 2^31 in size")
         return int(number)
-    require(number is not None and number == number, name, value, "a number")
+    require(number == number, name, value, "a number")
     held = number == 0 or SMALLEST <= abs(number) <= LARGEST
     allowed = f"0 or a number of {SMALLEST:.3g} to {LARGEST:.3g} in size, as in float32"
     require(held, name, value, allowed)
@@ -83,15 +83,11 @@ def decimal(word: str) -> int | None:
     return int(word) if int(word) < LIMIT else None
 
 
-def _is_whole(number: float | None) -> bool:
-    return number is not None and number.is_integer()
-
-
-def _read(value: Any) -> int | float | None:
-    """A Python number, or None where the value is none."""
+def _read(value: Any) -> int | float:
+    """A Python number, NaN where the value is none."""
     several = is_list(value) or getattr(value, "ndim", 0) > 0
     if isinstance(value, bool | np.bool_ | bytes | bytearray) or several:
-        return None
+        return math.nan
     if isinstance(value, int | np.integer):
         return int(value)
     try:
@@ -99,4 +95,4 @@ def _read(value: Any) -> int | float | None:
             return int(value)  # Python reads no more digits
         return float(value)
     except (TypeError, ValueError, OverflowError):
-        return None
+        return math.nan

@@ -26,9 +26,11 @@ class Contestant(Protocol):
 
     def prepare(self) -> float:
         """Compiles, or warms up; seconds."""
+        ...
 
     def play(self, rounds: int) -> float:
         """Runs rounds; returns the seconds of a round."""
+        ...
 
 
 @dataclass

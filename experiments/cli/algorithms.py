@@ -9,6 +9,8 @@ import absl.flags
 import fedjax_pfl as pfl
 from fedjax_pfl.errors import shown
 
+from .flagfiles import value_of
+
 OWN = pfl.options.NUMBERS  # options of local training that --set takes
 
 
@@ -85,7 +87,7 @@ def common_training(args: absl.flags.FlagValues) -> pfl.LocalTraining:
     names = [name for name in pfl.options.declared(pfl.LocalTraining) if name in args]
     loss = pfl.WeightDistribution(args.wdr_weight) if args.wdr_weight else None
     return pfl.LocalTraining(
-        **{name: args[name].value for name in names}, extra_loss=loss
+        **{name: value_of(args, name) for name in names}, extra_loss=loss
     ).checked()
 
 

@@ -19,6 +19,7 @@ from fedjax_pfl.values import convert, decimal
 from ..outputs import tracking
 from . import console, devices, flags, identity, resume
 from .algorithms import common_training, own_training, parse_algorithms
+from .flagfiles import value_of
 from .new_clients import NewClients, split_new_clients
 
 
@@ -62,9 +63,9 @@ class Material:
 
 def check_flags(args: absl.flags.FlagValues) -> None:
     """Raises `InputError` for errors in the flags that show before data are loaded."""
-    for name in parse_algorithms(args.algorithms, args["set"].value):
+    for name in parse_algorithms(args.algorithms, value_of(args, "set")):
         check_name("Algorithm", name)
-    own_training(args.algorithms, args["set"].value, common_training(args))
+    own_training(args.algorithms, value_of(args, "set"), common_training(args))
     if args.seed + args.num_seeds > 2**31:
         raise pfl.InputError(f"--seed must be at most {2**31 - args.num_seeds}, got {args.seed}.")
     parse_rounds(args.matrix_rounds, args.rounds)
@@ -72,8 +73,8 @@ def check_flags(args: absl.flags.FlagValues) -> None:
     parse_clients(args.score_clients)
     parse_stragglers(args.stragglers)
     for name, choices in flags.CHOICES.items():
-        if args[name].value not in choices:
-            raise pfl.unknown_name(name, args[name].value, choices)
+        if value_of(args, name) not in choices:
+            raise pfl.unknown_name(name, value_of(args, name), choices)
     if args.tensorboard:
         tracking.check()
 
@@ -85,8 +86,8 @@ def material(args: absl.flags.FlagValues, dataset: pfl.Dataset | None = None) ->
       pfl.InputError: whatever of the flags for these can't be.
     """
     check_flags(args)
-    algorithms = parse_algorithms(args.algorithms, args["set"].value)
-    training = own_training(args.algorithms, args["set"].value, common_training(args))
+    algorithms = parse_algorithms(args.algorithms, value_of(args, "set"))
+    training = own_training(args.algorithms, value_of(args, "set"), common_training(args))
     options = parse_pairs(args, "model_option")
     dataset = load_dataset(args) if dataset is None else dataset
     partition = make_partition(args, dataset)
@@ -149,7 +150,7 @@ def federation_options(args: absl.flags.FlagValues) -> dict[str, Any]:
       pfl.InputError: a word that is no valid value.
     """
     known = [name for group in pfl.options.GROUPS for name in pfl.options.declared(group)]
-    return {name: args[name].value for name in known if name in args} | {
+    return {name: value_of(args, name) for name in known if name in args} | {
         "model_options": parse_pairs(args, "model_option"),
         "stragglers": parse_stragglers(args.stragglers),
         "extra_loss": common_training(args).extra_loss,
@@ -170,7 +171,7 @@ def parse_pairs(
     Options named in `texts` stay text: a column may be called "1".
     """
     options = {}
-    for word in args[flag].value:
+    for word in value_of(args, flag):
         name, text = flags.name_and_value(flag, word)
         if name in options:
             raise pfl.InputError(f"--{flag} gives {name} twice.")
@@ -198,10 +199,15 @@ def parse_rounds(words: list[str] | None, rounds: int) -> list[int] | None:
 
 def parse_clients(words: list[str] | None) -> list[int] | None:
     """Numbers of clients."""
-    bad = [word for word in words or () if decimal(word) is None]
-    if bad:
-        raise pfl.InputError(f"--score_clients must be clients such as 0,3, got {shown(bad[0])}.")
-    return None if words is None else [decimal(word) for word in words]
+    if words is None:
+        return None
+    clients = []
+    for word in words:
+        client = decimal(word)
+        if client is None:
+            raise pfl.InputError(f"--score_clients must be clients such as 0,3, got {shown(word)}.")
+        clients.append(client)
+    return clients
 
 
 def parse_stragglers(words: list[str]) -> dict[int, int]:
@@ -225,7 +231,8 @@ def parse_adaptation(args: absl.flags.FlagValues) -> pfl.Adaptation | None:
     epochs, steps = args.adapt_epochs, args.adapt_steps
     declared = pfl.options.declared(pfl.Adaptation)
     known = [f"adapt_{name}" for name, option in declared.items() if option.kind]
-    how = {name: args[name].value for name in known if name not in ("adapt_epochs", "adapt_steps")}
+    amount = ("adapt_epochs", "adapt_steps")
+    how = {name: value_of(args, name) for name in known if name not in amount}
     given = {name.removeprefix("adapt_"): value for name, value in how.items()}
     adapt = pfl.Adaptation(epochs=epochs, steps=steps or None, **given)
     adapt.validate()
@@ -264,7 +271,7 @@ def make_partition(args: absl.flags.FlagValues, dataset: pfl.Dataset) -> pfl.Par
                     f"--{name} is no option of partition rule {args.partition!r}, which takes "
                     f"{valid}."
                 )
-        options = {flags.RULE_OPTION.get(name, name): args[name].value for name in given}
+        options = {flags.RULE_OPTION.get(name, name): value_of(args, name) for name in given}
         texts = {name: value for name, value in options.items() if isinstance(value, str)}
         defaults = pfl.rule_options(args.partition)
         options |= pfl.parse_options(texts, defaults, "option of the partition rule")

@@ -47,8 +47,9 @@ def _cores() -> int:
 
 
 def _whole(text: str) -> int:
-    if not decimal(text):
+    number = decimal(text)
+    if not number:
         raise pfl.InputError(
             f"--devices must be 'auto' or a whole number from 1 on, got {shown(text)}."
         )
-    return decimal(text)
+    return number

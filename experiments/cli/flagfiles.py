@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from absl import flags
 
@@ -14,6 +15,11 @@ from . import presets
 LARGEST_FLAGFILE = 2**20
 MOST_FLAGFILES = 1000
 PRESET = re.compile(r"--?preset(=|\s*\Z)")
+
+
+def value_of(values: flags.FlagValues, name: str) -> Any:
+    """The value of the flag of that name, of the type that its own parser makes."""
+    return values[name].value
 
 
 class FlagValues(flags.FlagValues):

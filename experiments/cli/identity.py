@@ -57,7 +57,7 @@ def describe(
             "batch_norm": args.batch_norm or algorithm.batch_norm,
             "share": args.share or algorithm.sharing(),
         }
-        values |= algorithm.hyperparameters() | training[name]
+        values |= {**algorithm.hyperparameters(), **training[name]}
         entries |= {f"{name}.{key}": _without_places(value) for key, value in values.items()}
     return entries
 

@@ -45,12 +45,13 @@ def split_new_clients(
             if args[name].value != args[name].default:
                 raise pfl.InputError(f"--{name} needs --new_clients.")
         return federation, None
-    steps = [decimal(word) for word in args.new_client_steps]
+    read = [decimal(word) for word in args.new_client_steps]
+    steps = [number for number in read if number is not None]
     fractions = []
     for word in args.new_client_samples:
         with contextlib.suppress(ValueError):
             fractions.append(float(word))
-    if not steps or None in steps:
+    if not steps or None in read:
         given = ",".join(args.new_client_steps)
         raise pfl.InputError(
             f"--new_client_steps must be whole numbers such as 0,5, got {shown(given)}."
@@ -78,13 +79,11 @@ def score(
     federation = new_clients.federation
     federation = federation.with_training(**own) if own else federation
     scores = score_new_clients(result.final, federation, new_clients.steps, new_clients.fractions)
-    ids = np.asarray(new_clients.federation.data.ids).tolist()
-    axes = (result.seeds, new_clients.fractions, new_clients.steps, ids)
+    ids: list[int] = np.asarray(new_clients.federation.data.ids).tolist()
+    rows = itertools.product(result.seeds, new_clients.fractions, new_clients.steps, ids)
     return [
         (seed, client, part, steps, float(scores[at]))
-        for at, (seed, part, steps, client) in zip(
-            np.ndindex(scores.shape), itertools.product(*axes), strict=True
-        )
+        for at, (seed, part, steps, client) in zip(np.ndindex(scores.shape), rows, strict=True)
         if np.isfinite(scores[at])
     ]
 

@@ -52,6 +52,7 @@ def load(files: Sequence[str]) -> None:
         if not os.path.isfile(path) or path.suffix != ".py":
             raise pfl.InputError(f"--import_file must be a Python file (NAME.py), got {file!r}.")
         spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None and spec.loader is not None  # as it is a file NAME.py
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         try:

@@ -12,6 +12,7 @@ import select
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from absl.flags import FlagValues
 
@@ -66,7 +67,7 @@ def fault(error: OSError, more: str = "") -> int:
     return FAULT
 
 
-def leave(main: Callable[[], int]) -> None:
+def leave(main: Callable[[], int]) -> NoReturn:
     """Ends the process with what `main` returns, when all that it printed is written.
 
     If the reader is gone (a closed pipe, as after `| head -1`), nothing more is written, and the

@@ -18,7 +18,7 @@ from fedjax_pfl.data.whole_files import there, writing
 from fedjax_pfl.errors import InputError, unknown_name
 
 from ..cli import shell
-from ..cli.flagfiles import FlagValues
+from ..cli.flagfiles import FlagValues, value_of
 from ..cli.start import called
 from ..outputs.run_files import aside
 from . import (  # noqa: F401 - their figures are registered on import
@@ -104,7 +104,9 @@ def draw(name: str | None, args: absl.flags.FlagValues) -> Drawing:
     if name not in FIGURES:
         raise unknown_name("figure", name, FIGURES)
     plot = FIGURES[name]
-    given = {f.name: f.value for f in args.get_flags_for_module("options") if f.present}
+    given = {
+        f.name: value_of(args, f.name) for f in args.get_flags_for_module("options") if f.present
+    }
     options = pfl.parse_options(given, plot.options, f"option of figure {name!r}")
     if not plot.needs_runs:
         if args.runs:

@@ -33,11 +33,12 @@ def spent(run: Run, cost: str) -> np.ndarray:
         pace = run.summary["seconds_per_round"]
         return np.tile(rounds * pace, (len(run.seeds), 1))
     if cost == "gflop":
-        if run.flops() is None:
+        flops = run.flops()
+        if flops is None:
             raise InputError(f"{run.folder} has no FLOPs: it was run before they were counted.")
-        paid = run.flops().sum(axis=-1) / 1e9
+        paid = flops.sum(axis=-1) / 1e9
     else:
-        paid = sum(run.traffic(way).sum(axis=-1) for way in ("up", "down")) / 1e6
+        paid = (run.traffic("up") + run.traffic("down")).sum(axis=-1) / 1e6
     return np.cumsum(paid, axis=1)[:, rounds - 1]
 
 

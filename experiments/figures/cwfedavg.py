@@ -197,7 +197,7 @@ def norms_of_class_models(
       seed: the first by default.
     """
     runs = having(
-        with_models(runs), lambda run: probes.saved_names(run, prefix) or None,
+        with_models(runs), lambda run: bool(probes.saved_names(run, prefix)),
         f"saved models {prefix}0, {prefix}1, ...",
         "run cwfedavg with --set=cwfedavg.score_class_models=true --save_models",
     )  # fmt: skip

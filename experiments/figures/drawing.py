@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib.colors import Normalize
+from matplotlib.colors import Colormap, Normalize
 from matplotlib.figure import Figure
 
 from fedjax_pfl.data.partitions.registry import keyword_defaults
@@ -148,7 +148,12 @@ def legend(chart: Figure, lines: Sequence, title: str | None = None, labels=None
 
 
 def heat(
-    axes, values: np.ndarray, norm: Normalize, cmap=SHADES, blank: float | None = 0.0, **options
+    axes,
+    values: np.ndarray,
+    norm: Normalize,
+    cmap: str | Colormap = SHADES,
+    blank: float | None = 0.0,
+    **options,
 ):
     """A matrix [rows, columns] as a mesh, in which every cell stays visible.
 

@@ -90,17 +90,23 @@ def saved_models(run: Run, row: int, federation: pfl.Federation, name: str) -> T
     shapes = jax.eval_shape(lambda: federation.initial_model(jax.random.key(0)))
 
     def leaf(key_path, shape):
-        value, leaf_name = held, path_name(key_path)
-        for part in leaf_name.split("/"):
-            value = value.get(part) if isinstance(value, dict) else None
+        leaf_name = path_name(key_path)
+        value = _within(held, leaf_name)
         shared = axes[name] == ("seed",)
         wanted = (len(run.seeds), *(() if shared else (run.num_clients,)), *shape.shape)
-        if getattr(value, "shape", None) != wanted or value.dtype.kind not in "biuf":
+        if value is None or value.shape != wanted or value.dtype.kind not in "biuf":
             raise damaged(path, f"its model {name!r} has no {leaf_name} {list(wanted)}")
-        value = jnp.asarray(value[row], shape.dtype)
-        return jnp.broadcast_to(value, (run.num_clients, *shape.shape)) if shared else value
+        one = jnp.asarray(value[row], shape.dtype)
+        return jnp.broadcast_to(one, (run.num_clients, *shape.shape)) if shared else one
 
     return jax.tree_util.tree_map_with_path(leaf, shapes)
+
+
+def _within(model: Tree, path: str) -> np.ndarray | None:
+    """The array at a path of a saved model, None where there is none."""
+    for part in path.split("/"):
+        model = model.get(part) if isinstance(model, dict) else None
+    return model if isinstance(model, np.ndarray) else None
 
 
 def saved_names(run: Run, prefix: str) -> list[str]:
@@ -110,9 +116,10 @@ def saved_names(run: Run, prefix: str) -> list[str]:
 
 
 def context(federation: pfl.Federation, seed, rounds) -> pfl.Context:
-    """The round that would follow after `rounds` rounds; it has no cohort."""
-    t = jnp.asarray(rounds, jnp.int32)
-    return pfl.Context(federation, jax.random.key(seed), t, t, cohort=None)
+    """The round that would follow after `rounds` rounds."""
+    t, key = jnp.asarray(rounds, jnp.int32), jax.random.key(seed)
+    cohort = federation.participation.cohort(key, t, federation.data.ids)
+    return pfl.Context(federation, key, t, t, cohort)
 
 
 def similarity_by_block(

@@ -117,14 +117,23 @@ class Run:
         end = f"/{split}/accuracy"
         return [name.removesuffix(end) for name in self._clients if name.endswith(end)]
 
-    def accuracy(self, model: str = "personalized", split: str = "test") -> np.ndarray | None:
-        """Fractions [S, E, N], NaN for clients without a score; None if it wasn't scored."""
-        return self._clients.get(f"{model}/{split}/accuracy")
+    def accuracy(self, model: str = "personalized", split: str = "test") -> np.ndarray:
+        """Fractions [S, E, N], NaN for clients without a score.
+
+        Raises:
+          InputError: it wasn't scored.
+        """
+        name = f"{model}/{split}/accuracy"
+        if name not in self._clients:
+            raise InputError(f"{self.folder} has no {split} scores of the model {model!r}.")
+        return self._clients[name]
 
     @property
     def recorded(self) -> list[str]:
         """Names of the records for each client."""
-        return [name for name in self._clients if self.record(name) is not None]
+        return [
+            name for name, value in self._clients.items() if value.ndim == 3 and name.count("/") < 2
+        ]
 
     def traffic(self, way: str) -> np.ndarray:
         """Bytes that each client sent ("up") or received ("down") in each round, [S, T, N]."""
@@ -134,20 +143,32 @@ class Run:
         """FLOPs of each client's local training in each round, [S, T, N]; None in an older run."""
         return self._clients.get("computation/flops")
 
-    def record(self, name: str) -> np.ndarray | None:
-        """The algorithm's record of that name for each client, [S, T, N]; None if there is none."""
-        value = self._clients.get(name)
-        return None if value is None or value.ndim != 3 or name.count("/") > 1 else value
+    def record(self, name: str) -> np.ndarray:
+        """The algorithm's record of that name for each client, [S, T, N].
 
-    def matrix(self, name: str) -> np.ndarray | None:
+        Raises:
+          InputError: there is none.
+        """
+        if name not in self.recorded:
+            raise InputError(f"{self.folder} has no record {name!r}.")
+        return self._clients[name]
+
+    @property
+    def recorded_matrices(self) -> list[str]:
+        """Names of the matrices that were kept."""
+        return [name for name in self.matrices if name not in ("rounds", "seeds")]
+
+    def matrix(self, name: str) -> np.ndarray:
         """Recorded matrices [S, Q, G, N, N] of G groups of layers (1 for the whole model).
 
-        A single server's weights, one row for all receivers, are shown N times. None where the
-        algorithm records no such matrix.
+        A single server's weights, one row for all receivers, are shown N times.
+
+        Raises:
+          InputError: the algorithm records no such matrix.
         """
-        value = self.matrices.get(name)
-        if value is None or name in ("rounds", "seeds"):
-            return None
+        if name not in self.recorded_matrices:
+            raise InputError(f"{self.folder} has no matrix {name!r}.")
+        value = self.matrices[name]
         value = value[:, :, None] if value.ndim == 4 else value
         return np.broadcast_to(value, (*value.shape[:3], value.shape[-1], value.shape[-1]))
 

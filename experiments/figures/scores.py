@@ -28,9 +28,11 @@ def chosen_clients(runs: Sequence[Run], words: str, model: str, split: str) -> l
       InputError: a client that a run lacks or does not score, or no client that all score.
     """
     scored = [
-        np.isfinite(run.accuracy(model, split)).any(axis=(0, 1)) if run.accuracy(model, split)
-        is not None else np.ones(run.num_clients, bool) for run in runs
-    ]  # fmt: skip
+        np.asarray(np.isfinite(run.accuracy(model, split)).any(axis=(0, 1)))
+        if model in run.scored(split)
+        else np.ones(run.num_clients, bool)
+        for run in runs
+    ]
     if words:
         return [_named_clients(run, own, words) for run, own in zip(runs, scored, strict=True)]
     rows = []

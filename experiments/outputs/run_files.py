@@ -38,6 +38,7 @@ from typing import Any
 import numpy as np
 
 import fedjax_pfl as pfl
+from fedjax_pfl.data.files import save_arrays
 from fedjax_pfl.data.whole_files import aside, writing
 from fedjax_pfl.results import partition_plots, plots
 from fedjax_pfl.results.names import COUNTS
@@ -99,12 +100,12 @@ def write_algorithm(
         writer.writerows(metric_rows(result))
     write_text(folder / "metrics.jsonl", metric_lines(result))
     with aside(folder / "clients.npz") as part, part.open("wb") as file:
-        np.savez_compressed(file, **client_arrays(result))
+        save_arrays(file, client_arrays(result))
     if result.matrices:
         where = {"rounds": result.matrix_rounds, "seeds": np.asarray(result.seeds)}
         matrices = {name: value[:, 0] for name, value in result.matrices.items()}
         with aside(folder / "mixing.npz") as part, part.open("wb") as file:
-            np.savez_compressed(file, **matrices, **where)
+            save_arrays(file, {**matrices, **where})
         for name, value in matrices.items():
             names = result.blocks if value.ndim == 5 else None
             title = f"{result.algorithm}: {name} weights, seed {result.seeds[0]}"
@@ -124,7 +125,7 @@ def metric_lines(result: pfl.Result) -> str:
     """The rows as JSON, one line for each seed and round."""
     lines: dict[tuple[int, int], dict[str, float]] = {}
     for seed, number, name, value in metric_rows(result):
-        start = {"seed": seed, "round": number}
+        start: dict[str, float] = {"seed": seed, "round": number}
         lines.setdefault((seed, number), start)[name] = value
     return "".join(f"{json.dumps(plain(lines[key]))}\n" for key in sorted(lines))
 

@@ -85,7 +85,8 @@ class Entry:
 
     @property
     def difference(self) -> float | None:
-        return None if self.scores is None or self.paper is None else self.ours - self.paper
+        ours = self.ours
+        return None if ours is None or self.paper is None else ours - self.paper
 
 
 @dataclass(frozen=True)
@@ -181,8 +182,9 @@ def footnotes(entries: Sequence[Entry]) -> list[str]:
     if len({entry.clients for entry in ours}) > 1:
         each = "; ".join(f"{entry.line.title}: {over(entry.clients)}" for entry in ours)
         notes.append(f"Ours are means over different clients, which do not compare: {each}.")
-    marked = any(beyond(entry.ours, entry.half) for entry in ours)
-    note = interval_note(min(len(entry.scores) for entry in ours), marked)
+    scores = [entry.scores for entry in ours if entry.scores is not None]
+    marked = any(beyond(float(each.mean()), interval(each)) for each in scores)
+    note = interval_note(min(map(len, scores)), marked)
     return [*notes, *([] if note is None else [note])]
 
 

@@ -91,8 +91,11 @@ class PaperTable:
     def paper_number(self, line: Line, column: Column) -> tuple[float | None, float | None]:
         """(mean, deviation) as printed, None where there is none."""
         at = self.column.index(column)
-        numbers = (line.paper[at], line.std[at] if line.std else math.nan)
-        return tuple(None if math.isnan(number) else number for number in numbers)
+        return _known(line.paper[at]), _known(line.std[at]) if line.std else None
+
+
+def _known(number: float) -> float | None:
+    return None if math.isnan(number) else number
 
 
 def names(folder: Path | None = None) -> list[str]:

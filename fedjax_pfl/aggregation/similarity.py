@@ -138,4 +138,4 @@ def _mean_row(x: jax.Array) -> jax.Array:
 
 
 def _sum_leaves(tree: Tree) -> jax.Array:
-    return sum(jax.tree.leaves(tree))
+    return jnp.asarray(sum(jax.tree.leaves(tree)))  # 0 of an empty one

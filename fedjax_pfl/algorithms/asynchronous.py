@@ -83,9 +83,9 @@ def take_turn(ctx: Context, state, cohort: Cohort | None = None, **options) -> T
         one, own = trees.replicate(state.server, 1), cohort.gather(state.trained)
         begin = ctx.average(jnp.ones((1,)), one, onto=own)
     active = None if cohort.complete else starts
-    trained, cohort, loss = ctx.train(begin, cohort, active=active, **options)
-    cohort = cohort.at_work(starts | arrives)
-    return Turn(cohort, starts & cohort.mask, arrives & cohort.mask, trained, loss)
+    sent = ctx.train(begin, cohort, active=active, **options)
+    cohort = sent.cohort.at_work(starts | arrives)
+    return Turn(cohort, starts & cohort.mask, arrives & cohort.mask, sent.models, sent.loss)
 
 
 @struct
@@ -175,9 +175,9 @@ class FedAsync(FedAvgAsync):
 
     row_stochastic = False  # the rest of a row is the weight of the server's own model
 
-    mode: Literal["tick", "original"] = static("tick")
+    mode: Literal["tick", "original"] = static(default="tick")
     alpha: float = 0.8
-    decay: Literal["poly", "hinge", "constant"] = static("poly")
+    decay: Literal["poly", "hinge", "constant"] = static(default="poly")
     decay_rate: float = 0.5
     decay_start: float = 4.0
     proximal: float = 0.0

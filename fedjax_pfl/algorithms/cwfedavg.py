@@ -51,8 +51,8 @@ class CwFedAvg(Algorithm):
     absent_kept = False  # every client is re-initialised in each round
 
     wdr_weight: float = 10.0
-    shares: Literal["norms", "labels"] = static("norms")
-    score_class_models: bool = static(False)
+    shares: Literal["norms", "labels"] = static(default="norms")
+    score_class_models: bool = static(default=False)
 
     def validate(self):
         require(self.wdr_weight >= 0, "wdr_weight", self.wdr_weight, "at least 0")

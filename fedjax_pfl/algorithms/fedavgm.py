@@ -26,7 +26,7 @@ class FedAvgM(FedAvg):
     """
 
     server_momentum: float = 0.9
-    nesterov: bool = static(True)
+    nesterov: bool = static(default=True)
     server_rate: float = 1.0
 
     def validate(self):

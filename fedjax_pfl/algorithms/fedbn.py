@@ -25,7 +25,7 @@ class FedBN(PartlyShared):
 
     batch_norm = "local"
 
-    weighting: Literal["size", "uniform"] = static("uniform")
+    weighting: Literal["size", "uniform"] = static(default="uniform")
 
     def check(self, federation):
         super().check(federation)

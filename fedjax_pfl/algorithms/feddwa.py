@@ -46,9 +46,9 @@ class FedDWA(Algorithm):
     """
 
     top_k: int = 5
-    guidance: Guidance = static("epochs")
-    guidance_epochs: int = static(1)
-    score_guidance: bool = static(False)
+    guidance: Guidance = static(default="epochs")
+    guidance_epochs: int = static(default=1)
+    score_guidance: bool = static(default=False)
 
     def validate(self):
         require(self.top_k >= 1, "top_k", self.top_k, "at least 1")
@@ -95,7 +95,7 @@ class FedDWA(Algorithm):
     def _guide(self, ctx, state, received, trained, cohort):
         """(guidance models [M, ...], cohort without those whose guidance diverged)."""
         if self.guidance == "epochs":
-            _, schedule = self.schedules(ctx.federation)
+            *_, schedule = self.schedules(ctx.federation)
             guide, cohort, _ = ctx.train(trained, cohort, purpose="guidance", schedule=schedule)
             return guide, cohort
         if self.guidance == "full_gradient":

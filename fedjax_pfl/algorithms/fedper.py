@@ -47,8 +47,8 @@ class FedPer(PartlyShared):
       weighting: p_i by "size" (the paper), or "uniform".
     """
 
-    personal_layers: int = static(1)
-    weighting: Literal["size", "uniform"] = static("size")
+    personal_layers: int = static(default=1)
+    weighting: Literal["size", "uniform"] = static(default="size")
 
     def sharing(self):
         return SharedLayers(last=self.personal_layers, others=True)

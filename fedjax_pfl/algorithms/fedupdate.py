@@ -37,8 +37,8 @@ class FedUpdate(Algorithm):
 
     batch_norm = "shared"
 
-    fine_tune_steps: int = static(1)
-    discard_fine_tuned: bool = static(False)
+    fine_tune_steps: int = static(default=1)
+    discard_fine_tuned: bool = static(default=False)
 
     def validate(self):
         require(self.fine_tune_steps >= 0, "fine_tune_steps", self.fine_tune_steps, "at least 0")

@@ -26,12 +26,14 @@ class LgFedAvg(PartlyShared):
       weighting: "uniform" over the members (the published code), or by "size".
     """
 
-    global_layers: int = static(1)
-    global_end: Literal["last", "first"] = static("last")
-    weighting: Literal["size", "uniform"] = static("uniform")
+    global_layers: int = static(default=1)
+    global_end: Literal["last", "first"] = static(default="last")
+    weighting: Literal["size", "uniform"] = static(default="uniform")
 
     def sharing(self):
-        return SharedLayers(**{self.global_end: self.global_layers})
+        if self.global_end == "first":
+            return SharedLayers(first=self.global_layers)
+        return SharedLayers(last=self.global_layers)
 
     def validate(self):
         require(self.global_layers >= 0, "global_layers", self.global_layers, "at least 0")

@@ -44,9 +44,9 @@ class Lga(FedAvgAsync):
       raw_cosine: S in place of S~ in the prediction, as in the published code.
     """
 
-    stage: Literal["tensor", "blocks", "stages", "model"] = static("tensor")
-    base: Literal["current", "begun"] = static("current")
-    raw_cosine: bool = static(False)
+    stage: Literal["tensor", "blocks", "stages", "model"] = static(default="tensor")
+    base: Literal["current", "begun"] = static(default="current")
+    raw_cosine: bool = static(default=False)
 
     keeps_personal: ClassVar[bool] = False
 
@@ -117,7 +117,7 @@ class Plga(Lga):
         published code. The last models of waiting clients are then scored too.
     """
 
-    flush: bool = static(True)
+    flush: bool = static(default=True)
 
     keeps_personal = True
 

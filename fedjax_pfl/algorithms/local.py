@@ -24,7 +24,7 @@ class Local(Algorithm):
         algorithms; a late client trains in its punctual rounds.
     """
 
-    who: Literal["everyone", "drawn"] = static("everyone")
+    who: Literal["everyone", "drawn"] = static(default="everyone")
 
     def remarks(self, federation):
         part = federation.participation

@@ -39,7 +39,7 @@ class PerFedAvgAsync(FedAvgAsync):
 
     row_stochastic = False  # the rest of a row is the weight of earlier uploads
 
-    local_updates: int = static(2)
+    local_updates: int = static(default=2)
 
     def validate(self):
         require(1 <= self.local_updates <= 10, "local_updates", self.local_updates, "in 1..10")

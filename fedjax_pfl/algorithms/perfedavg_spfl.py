@@ -24,7 +24,7 @@ class PerFedAvgSpfl(FedAvg):
       local_updates: steps on each minibatch, each with a new gradient; 1 is FedAvg.
     """
 
-    local_updates: int = static(2)
+    local_updates: int = static(default=2)
 
     def validate(self):
         require(1 <= self.local_updates <= 10, "local_updates", self.local_updates, "in 1..10")

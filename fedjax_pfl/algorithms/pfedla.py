@@ -63,11 +63,11 @@ class PFedLA(Algorithm):
     """
 
     hypernetwork_rate: float = 1.0
-    weighting: Literal["softmax", "relu_norm"] = static("softmax")
-    grouping: Literal["blocks", "stages", "model"] = static("blocks")
-    initial: Literal["common", "independent"] = static("common")
-    embedding_size: int = static(100)
-    hidden_size: int = static(100)
+    weighting: Literal["softmax", "relu_norm"] = static(default="softmax")
+    grouping: Literal["blocks", "stages", "model"] = static(default="blocks")
+    initial: Literal["common", "independent"] = static(default="common")
+    embedding_size: int = static(default=100)
+    hidden_size: int = static(default=100)
 
     def validate(self):
         rate = self.hypernetwork_rate

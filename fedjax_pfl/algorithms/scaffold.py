@@ -63,7 +63,7 @@ class Scaffold(fedavg.FedAvg):
         zero = jax.tree.map(jnp.zeros_like, start.server["params"])
         return State(**vars(start), control=zero, controls=ctx.replicate(zero))
 
-    def local_update(self, ctx, state, received, **options):
+    def local_update(self, ctx, state: State, received, **options):
         def correct(gradient, params, broadcast, client):
             return jax.tree.map(lambda g, ci, c: g - ci + c, gradient, client.operand, broadcast)
 
@@ -86,7 +86,7 @@ class Scaffold(fedavg.FedAvg):
     def weigh(self, ctx, state, sent):
         return mixing.normalize(sent.cohort.mask.astype(sent.loss.dtype)), state  # 1/M
 
-    def server_update(self, ctx, state, mean, weights, sent):
+    def server_update(self, ctx, state: State, mean, weights, sent: Corrected):
         params = jax.tree.map(
             lambda x, y: x + self.server_rate * (y - x), state.server["params"], mean["params"]
         )
@@ -97,7 +97,7 @@ class Scaffold(fedavg.FedAvg):
             controls=sent.cohort.scatter(state.controls, sent.controls),
         )
 
-    def server_control(self, ctx, state, weights, sent):
+    def server_control(self, ctx, state: State, weights, sent: Corrected):
         """c + (1/N) sum over members of (c_i^+ - c_i)."""
         return jax.tree.map(
             lambda c, new, old: c + jnp.sum(new - old, axis=0) / ctx.num_clients,

@@ -58,10 +58,10 @@ class Spfl(Algorithm):
     absent_idle = False  # all clients train in the routine
     published: ClassVar[tuple[float, ...]] = (0.5, 0.3, 0.2)
 
-    gamma: int = static(10)
-    local_updates: int = static(2)
-    weighting: Literal["published", "paper"] = static("published")
-    layer_weights: str = static("auto")
+    gamma: int = static(default=10)
+    local_updates: int = static(default=2)
+    weighting: Literal["published", "paper"] = static(default="published")
+    layer_weights: str = static(default="auto")
 
     def validate(self):
         require(self.gamma >= 1, "gamma", self.gamma, "at least 1 round")
@@ -155,11 +155,11 @@ class Spfl(Algorithm):
             if len(layers) == len(self.published)
             else [1 / len(layers)] * len(layers)
         )
-        total = sum(
+        parts = [
             part * self._cosines(ctx, update, lambda i, b=b: plan.block_of[i] == b, kernels=True)
             for part, b in zip(parts, layers, strict=True)
-        )
-        return total[..., None]
+        ]
+        return sum(parts[1:], start=parts[0])[..., None]
 
     @staticmethod
     def _in_stage(plan, stage):
@@ -215,7 +215,7 @@ class SpflW(Spfl):
 
     published: ClassVar[tuple[float, ...]] = (0.4, 0.2, 0.2, 0.2)
 
-    weighting: Literal["published"] = static("published")
+    weighting: Literal["published"] = static(default="published")
     memory: float = 0.0
 
     def validate(self):

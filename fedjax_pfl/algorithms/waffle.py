@@ -72,12 +72,12 @@ class Waffle(ForAlice, scaffold.Scaffold):
     absent_kept = False  # the weights' history moves for all clients in every round (Alg. 1)
 
     alice: int = 0
-    everyone: bool = static(False)
+    everyone: bool = static(default=False)
     delta_omega: float = 3.2
-    omega: Callable | None = static(None)
-    psi: Callable | None = static(None)
-    initial_history: Literal["uniform", "none"] = static("uniform")
-    control_update: Literal["rebased", "literal"] = static("rebased")
+    omega: Callable | None = static(default=None)
+    psi: Callable | None = static(default=None)
+    initial_history: Literal["uniform", "none"] = static(default="uniform")
+    control_update: Literal["rebased", "literal"] = static(default="rebased")
 
     def validate(self):
         super().validate()

@@ -87,7 +87,7 @@ class WeightErosion(ForAlice, fedavg.FedAvg):
         distance = mixing.ratio(apart, length)
         return Summed(trained.models, trained.cohort, trained.loss, total=total, distance=distance)
 
-    def weigh(self, ctx, state, sent):
+    def weigh(self, ctx, state: State, sent: Summed):
         batch, sizes = ctx.federation.schedule.batch_size, jnp.maximum(ctx.sizes(), 1)
         passes = _passes(ctx.t, batch, sizes, ctx.dtype)
         lost = (1 + self.size_penalty * passes) * self.distance_penalty * sent.distance
@@ -95,14 +95,14 @@ class WeightErosion(ForAlice, fedavg.FedAvg):
         weights = mixing.normalize(alpha, sent.cohort.mask)
         return weights, replace(state, alpha=sent.cohort.scatter(state.alpha, alpha))
 
-    def server_update(self, ctx, state, mean, weights, sent):
+    def server_update(self, ctx, state, mean, weights, sent: Summed):
         params = state.server["params"]
         none = jax.tree.map(jnp.zeros_like, params)
         direction = mixing.weighted_sum(weights, sent.total, onto=none)
         params = jax.tree.map(lambda x, g: x - ctx.learning_rate * g, params, direction)
         return replace(state, server={**mean, "params": params})
 
-    def record(self, ctx, sent, weights, **noted):
+    def record(self, ctx, sent: Summed, weights, **noted):
         return super().record(ctx, sent, weights, distance=sent.distance, **noted)
 
 

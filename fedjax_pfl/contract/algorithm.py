@@ -46,7 +46,7 @@ class Algorithm:
 
     def sharing(self) -> Rule:
         """The rule of shared leaves where it depends on static hyperparameters; else `share`."""
-        return self.share
+        return type(self).share  # of the class: a predicate is no method of the algorithm
 
     def validate(self) -> None:
         """Raises `InputError` for a hyperparameter out of range; called before tracing."""

@@ -107,7 +107,7 @@ class Context:
     def everyone(self, rows: Rows | None = None) -> Cohort:
         """A cohort of the clients `rows` (all by default) in which nobody is absent or late."""
         in_place = rows is None
-        rows = jnp.arange(self.num_clients, dtype=jnp.int32) if rows is None else rows
+        rows = jnp.arange(self.num_clients, dtype=jnp.int32) if rows is None else jnp.asarray(rows)
         yes, zero = jnp.ones(rows.shape, bool), jnp.zeros(rows.shape, jnp.int32)
         return Cohort(
             rows=rows,

@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
+from fedjax_pfl.typing import Rows
+
 
 class Tally:
     """Forward passes of one sample, of each client in one round; filled while it is traced.
@@ -16,7 +18,7 @@ class Tally:
         self.samples: jax.Array | None = None
         self._trace = _trace()
 
-    def add(self, rows: jax.Array, samples: jax.Array, num_clients: int) -> None:
+    def add(self, rows: Rows, samples: jax.Array, num_clients: int) -> None:
         """Adds `samples` [M] of the clients `rows` [M].
 
         Raises:

@@ -14,7 +14,14 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_pfl.data.files import as_path, check_type, read_bytes, reading, require_file
+from fedjax_pfl.data.files import (
+    as_path,
+    check_type,
+    read_bytes,
+    reading,
+    require_file,
+    save_arrays,
+)
 from fedjax_pfl.data.places import npz_names, read_npz
 from fedjax_pfl.errors import InputError
 
@@ -112,7 +119,7 @@ def _write(path: Path, arrays: dict[str, np.ndarray]) -> bool:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with aside.open("xb") as file:
-            np.savez(file, **arrays)
+            save_arrays(file, arrays, compressed=False)
         aside.replace(path)
     except OSError:
         return False

@@ -125,15 +125,14 @@ def by_class(
 
 
 def make_split(index: np.ndarray, offsets: np.ndarray) -> Split:
-    """A `Split` of flat pool indices and their offsets [N + 1]."""
+    """A `Split`, on the device, of flat pool indices and their offsets [N + 1]."""
     total = int(offsets[-1])
     require(total < 2**31, "samples that clients hold, together", total, "below 2^31")
     sizes = np.diff(offsets).astype(np.int32)
-    index = np.asarray(index, np.int32)
     return Split(
-        index=index if len(index) else np.zeros((1,), np.int32),
-        offset=np.asarray(offsets[:-1], np.int32),
-        size=sizes,
+        index=jnp.asarray(index if len(index) else [0], np.int32),
+        offset=jnp.asarray(offsets[:-1], np.int32),
+        size=jnp.asarray(sizes),
         capacity=max(int(sizes.max(initial=0)), 1),
         total=int(sizes.sum()),
         equal=bool((sizes == sizes[0]).all()),

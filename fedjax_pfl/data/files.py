@@ -7,8 +7,11 @@ import io
 import os
 import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import IO
+
+import numpy as np
 
 from fedjax_pfl.data.limits import free, require_memory
 from fedjax_pfl.errors import InputError, shown
@@ -93,9 +96,17 @@ def reason(error: BaseException, writing: bool = False) -> str:
         errno.ENOENT: "the folder it lies in is not there",
         errno.EEXIST: "something else has its name",
     }
-    if writing and getattr(error, "errno", None) in known:
-        return known[error.errno]
+    number = getattr(error, "errno", None)
+    if writing and number in known:
+        return known[number]
     return str(getattr(error, "strerror", None) or error) or type(error).__name__
+
+
+def save_arrays(file: IO[bytes], arrays: Mapping[str, np.ndarray], compressed: bool = True) -> None:
+    """Writes arrays by name in NumPy's format NPZ."""
+    # To a type checker, any of the names could be an option of NumPy's.
+    save: Callable[..., None] = np.savez_compressed if compressed else np.savez
+    save(file, **arrays)
 
 
 def read_bytes(path: Path) -> bytes:

@@ -38,11 +38,12 @@ def parse_size(image_size: ImageSize) -> tuple[int, int] | None:
         parts = pair.strip().lower().split("x")
         pair = [int(n) if re.fullmatch("[0-9]{1,4}", n) else 0 for n in parts]
         pair = pair * 2 if len(pair) == 1 else pair
-    pair = tuple(pair) if isinstance(pair, tuple | list) else (pair, pair)
-    fits = len(pair) == 2 and all(type(n) is int and 1 <= n <= 4096 for n in pair)
+    sides = list(pair) if isinstance(pair, tuple | list) else [pair, pair]
+    fits = len(sides) == 2 and all(type(n) is int and 1 <= n <= 4096 for n in sides)
     allowed = "an integer in 1..4096 or two of them, height and width, as text 32x48"
     require(fits, "image_size", image_size, allowed)
-    return pair
+    height, width = sides
+    return height, width
 
 
 def decode_images(

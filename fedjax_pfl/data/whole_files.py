@@ -123,7 +123,7 @@ def there(flag: str, path: Path) -> bool:
     return False
 
 
-def require_version(what: str, written: Any, remedy: str) -> None:
+def require_version(what: str | Path, written: Any, remedy: str) -> None:
     """Raises `InputError` where a file of another version can't be read as this one's.
 
     Args:

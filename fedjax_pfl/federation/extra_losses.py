@@ -73,7 +73,7 @@ def proximal(mu: jax.Array | float) -> Callable[[Tree, ForwardedBatch, Tree, Cli
             raise TypeError(NO_REFERENCE) from error
         if away is None:
             raise TypeError(NO_REFERENCE)
-        return 0.5 * mu * optax.tree.vdot(away, away)
+        return jnp.asarray(0.5 * mu * optax.tree.vdot(away, away))
 
     return loss
 
@@ -104,7 +104,7 @@ def class_norms(kernel: jax.Array) -> jax.Array:
 
 
 def weight_distribution(
-    params: Tree, plan: LeafPlan, class_counts: jax.Array, weight: jax.Array
+    params: Tree, plan: LeafPlan, class_counts: jax.Array, weight: jax.Array | float
 ) -> jax.Array:
     """WDR: weight / 2 times the distance between estimated and true class shares.
 

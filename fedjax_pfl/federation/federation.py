@@ -62,9 +62,9 @@ class Federation:
     optimizer: Callable = static()
     execution: Execution = static()
     eval_batch_size: int = static()
-    augment: Augmentation | None = static(None)
+    augment: Augmentation | None = static(default=None)
     extra_loss: ExtraLoss | None = None
-    learning_rate_schedule: Callable | None = static(None)
+    learning_rate_schedule: Callable | None = static(default=None)
 
     @property
     def num_clients(self) -> int:

@@ -5,7 +5,6 @@ checks, `federate`'s signature and docstring, and the flags of command lines com
 """
 
 import inspect
-import operator
 import re
 import textwrap
 import types
@@ -13,13 +12,14 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
 from fedjax_pfl.errors import require, require_name, require_whole, unknown_name
 from fedjax_pfl.values import convert, number
 
+G = TypeVar("G", bound="Group")
 WORDS = (str, bool, int, float)  # types whose values one word can say
 
 
@@ -80,8 +80,7 @@ class Option:
         elif self.kind is str:
             require(isinstance(value, str), self.name, value, "text")
         elif self.kind is int:
-            require_whole(self.name, value, self.low)
-            return operator.index(value)
+            return require_whole(self.name, value, self.low)
         else:
             return self._number(value)
         return value
@@ -153,9 +152,7 @@ class Group:
         return replace(self, **{name: one.check(getattr(self, name)) for name, one in options})
 
 
-def gathered(
-    groups: Sequence[type[Group]], given: Mapping[str, Any], taker: str
-) -> tuple[Group, ...]:
+def gathered(groups: Sequence[type[Group]], given: Mapping[str, Any], taker: str) -> "Gathered":
     """The groups with the values given, checked.
 
     Args:
@@ -170,10 +167,22 @@ def gathered(
     for name in given:
         if name not in known:
             raise unknown_name(f"option of {taker}", name, known)
-    return tuple(
-        group(**{name: value for name, value in given.items() if known[name] is group}).checked()
+    made = (
+        group(**{name: value for name, value in given.items() if known[name] is group})
         for group in groups
     )
+    return Gathered(tuple(group.checked() for group in made))
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Groups of options with their values, one of a class."""
+
+    groups: tuple[Group, ...]
+
+    def __getitem__(self, kind: type[G]) -> G:
+        """The group of that class."""
+        return next(group for group in self.groups if isinstance(group, kind))
 
 
 def documented(*groups: type[Group]) -> Callable:

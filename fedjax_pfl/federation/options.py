@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl.aggregation.leaf_plan import NORM_POLICIES, LeafPlan, leaf_plan
@@ -65,7 +65,7 @@ class ModelOptions(Group):
 
     def validate(self) -> None:
         super().validate()
-        if "float64" in (self.dtype, self.compute_dtype) and not jax.config.jax_enable_x64:
+        if "float64" in (self.dtype, self.compute_dtype) and jnp.result_type(float) != jnp.float64:
             raise InputError(
                 "dtype float64 needs JAX's 64-bit types: jax.config.update('jax_enable_x64', True)."
             )
@@ -167,7 +167,7 @@ class InputOptions(Group):
     def data(
         self, dataset: Dataset, partition: Partition, class_sorted: bool = False
     ) -> FederatedData:
-        """The data of all clients as host arrays, ready to be put on a device.
+        """The data of all clients, on the device.
 
         `class_sorted` sorts each client's training samples by class.
 
@@ -190,16 +190,16 @@ class InputOptions(Group):
             index = by_class(*train, np.asarray(labels)[train[0]], ids, dataset.num_classes)
             train = index, train[1]
         return FederatedData(
-            samples=samples,
-            labels=np.asarray(labels, np.int32),
-            scale=np.asarray(scale, np.float32),
-            shift=np.asarray(shift, np.float32),
+            samples=jnp.asarray(samples),
+            labels=jnp.asarray(labels, np.int32),
+            scale=jnp.asarray(scale, np.float32),
+            shift=jnp.asarray(shift, np.float32),
             train=make_split(*train),
-            validation=make_split(*partition.validation),
+            validation=make_split(*partition.split("validation")),
             test=make_split(*partition.test),
-            class_counts=np.asarray(counts, np.int32),
-            ids=ids.astype(np.int32),
-            label_map=None if label_map is None else np.asarray(label_map, np.int32),
+            class_counts=jnp.asarray(counts, np.int32),
+            ids=jnp.asarray(ids, np.int32),
+            label_map=None if label_map is None else jnp.asarray(label_map, np.int32),
             num_classes=dataset.num_classes,
         )
 

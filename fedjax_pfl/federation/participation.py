@@ -57,8 +57,8 @@ class Cohort:
     earlier_starts: jax.Array
     steps: jax.Array
     num_clients: int = static()
-    in_place: bool = static(False)
-    complete: bool = static(False)
+    in_place: bool = static(default=False)
+    complete: bool = static(default=False)
 
     @property
     def size(self) -> int:
@@ -172,8 +172,8 @@ class Participation:
 
     delay: jax.Array
     cohort_size: int = static()
-    punctual: bool = static(True)
-    schedule: str = static("code")
+    punctual: bool = static(default=True)
+    schedule: str = static(default="code")
 
     def cohort(self, key: jax.Array, t: jax.Array, ids: jax.Array) -> Cohort:
         """The cohort of round `t` (counted from 0); `key` is the run's, `ids` int32 [N]."""
@@ -257,4 +257,6 @@ def participation(
     # Rounds half up: Python's round() takes 2.5 to 2 but 3.5 to 4.
     size = max(1, int(np.floor(fraction * num_clients + 0.5)))
     punctual = not stragglers
-    return Participation(delay=delay, cohort_size=size, punctual=punctual, schedule=schedule)
+    return Participation(
+        delay=jnp.asarray(delay), cohort_size=size, punctual=punctual, schedule=schedule
+    )

@@ -6,13 +6,17 @@ batches as data, so that other implementations can use exactly them.
 """
 
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_pfl.data.federated import Split
 from fedjax_pfl.errors import InputError, require, require_whole
+from fedjax_pfl.typing import Key, Scalar
 
+Count = TypeVar("Count", int, jax.Array, np.ndarray)  # one number, or one for each client
 BATCH_ORDERS = ("shuffled", "partition", "by_class")
 COUNTED = 2**31  # programs count in int32, so counts must be below
 # Steps of one loop over a client's samples. A round has a few such loops, and their steps add up.
@@ -81,20 +85,20 @@ class Schedule:
     def samples_per_step(self) -> int:
         return self.batch_size * self.batches_per_step
 
-    def steps_per_epoch(self, size):
+    def steps_per_epoch(self, size: Count) -> Count:
         """Steps that one pass over `size` samples takes (int or traced)."""
         if self.drop_last:
             return size // self.samples_per_step
         return -(-size // self.samples_per_step)
 
-    def total_steps(self, size):
+    def total_steps(self, size: Count) -> Count:
         """Local steps of a client with `size` samples (int or traced)."""
         per_epoch = self.steps_per_epoch(size)
         if self.steps is None:
             return self.epochs * per_epoch
         return self.steps * (per_epoch > 0)
 
-    def order(self, key: jax.Array, epoch: jax.Array, size: jax.Array, capacity: int) -> jax.Array:
+    def order(self, key: Key, epoch: Scalar | int, size: Scalar | int, capacity: int) -> jax.Array:
         """int32 [capacity]: the positions 0..size-1 in this epoch's order, then the rest."""
         if not self.shuffle:
             return jnp.arange(capacity, dtype=jnp.int32)
@@ -104,7 +108,9 @@ class Schedule:
         padded = jnp.where(jnp.arange(capacity) < size, lots, jnp.uint32(0xFFFFFFFF))
         return jnp.argsort(padded, stable=True).astype(jnp.int32)
 
-    def positions(self, order: jax.Array, step: jax.Array, size: jax.Array):
+    def positions(
+        self, order: jax.Array, step: Scalar | int, size: Scalar | int
+    ) -> tuple[jax.Array, jax.Array]:
         """(positions, valid), both [batches_per_step, B], of one step within its epoch."""
         first = step * self.samples_per_step
         at = first + jnp.arange(self.samples_per_step, dtype=jnp.int32)
@@ -112,15 +118,15 @@ class Schedule:
         return order[jnp.minimum(at, order.shape[0] - 1)], at < size
 
 
-def client_key(key: jax.Array, client_id: jax.Array) -> tuple[jax.Array, jax.Array]:
+def client_key(key: Key, client_id: Scalar | int) -> tuple[Key, Key]:
     """(key of the epochs' orders, key of the steps' randomness) of one client in one round."""
     key = jax.random.fold_in(key, client_id)
     return jax.random.fold_in(key, 0), jax.random.fold_in(key, 1)
 
 
 def batch_indices(
-    schedule: Schedule, split: Split, key: jax.Array, client_id: int, row: int, cursor: int = 0
-) -> list[list]:
+    schedule: Schedule, split: Split, key: Key, client_id: int, row: int, cursor: int = 0
+) -> list[list[jax.Array]]:
     """The batches of one client in one round, on the host.
 
     Args:

@@ -65,7 +65,7 @@ class CNN(nn.Module):
             if self.norm == "after_pool":
                 x = self.bn[i](x, train, valid)
         x = x.reshape(x.shape[0], -1)
-        for layer in [self.fc] if isinstance(self.hidden, int) else self.fc:
+        for layer in [self.fc] if isinstance(self.fc, Dense) else self.fc:
             x = nn.relu(layer(x))
         return self.drop(x, deterministic=not train)
 

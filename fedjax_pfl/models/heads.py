@@ -41,7 +41,8 @@ class TwoHeads(Task):
         return self.network.embed(_with_head(model, HEAD), inputs, train, rng, valid)
 
     def classify(self, model, features):
-        return sum(self._both(model, features, features))
+        common, personal = self._both(model, features, features)
+        return common + personal
 
     def heads(
         self, model: Tree, inputs, train: bool, rng, valid, detached: bool = False

@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.partitions.statistics import SPLITS, partition_statistics
-from fedjax_pfl.errors import require
+from fedjax_pfl.errors import InputError, require, shown
 from fedjax_pfl.results.plots import COLOURS, DPI, SHADES, ticks
 
 _THOUSANDS = "{x:,.0f}"
@@ -69,7 +69,7 @@ def size_bars(partition: Partition, title: str | None = None) -> Figure:
     )
     axes = figure.add_subplot()
     _bars(axes, partition)
-    mean = sum(partition.sizes(split) for split in SPLITS).mean()
+    mean = np.sum([partition.sizes(split) for split in SPLITS], axis=0).mean()
     axes.axhline(mean, color="black", linewidth=1, linestyle="--")
     axes.set(xlabel="client")
     ticks(axes.xaxis, n, 3.0 * figure.get_figwidth())
@@ -135,7 +135,8 @@ def label_map(
       class_names: C names; 0..C-1 by default.
     """
     table = partition.label_map
-    require(table is not None, "partition", partition.rule, "one with a label map")
+    if table is None:
+        raise InputError(f"partition must be one with a label map, got {shown(partition.rule)}.")
     n, num_classes = table.shape
     width = float(np.clip(2.2 + 0.3 * n, 5.0, 14.0))
     height = float(np.clip(1.8 + 0.24 * num_classes, 3.0, 9.0))

@@ -202,8 +202,8 @@ def fingerprint(program: Any, matrix_rounds: Sequence[int]) -> dict[str, str]:
     data = [*jax.tree.leaves(federation), federation.rate_factors(program.rounds)]
     shapes = jax.eval_shape(lambda: federation.initial_model(jax.random.key(0)))["params"]
     how = program.adapt
-    own = how is not None and how.optimizer is not None
-    adapted = formula(how.optimizer, shapes) if own else ""
+    own = None if how is None else how.optimizer
+    adapted = "" if own is None else formula(own, shapes)
     return {
         "algorithm": _plain(jax.tree.structure(runs.algorithm)),
         "seeds and settings": _hash(jax.tree.leaves(runs)),

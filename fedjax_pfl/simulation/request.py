@@ -50,7 +50,8 @@ def checked_program(
     algorithm.check(federation)
     runs = make_runs(algorithm, federation, seeds, settings)
     _check_steps(algorithm, federation, rounds, adapt)
-    if federation.extra_loss is not None and not _uses_extra_loss(runs, federation):
+    added = federation.extra_loss
+    if added is not None and not _uses_extra_loss(runs, federation, added):
         raise InputError(
             f"{algorithm.name} has its own local steps, to which no extra loss can be added."
         )
@@ -116,18 +117,18 @@ def _why_no_step(federation: Federation) -> str:
     )
 
 
-def _uses_extra_loss(runs: Runs, federation: Federation) -> bool:
-    """Whether a round trains with the federation's extra loss; the round is traced, not run.
+def _uses_extra_loss(runs: Runs, federation: Federation, added: ExtraLoss) -> bool:
+    """Whether a round trains with `added`, the federation's extra loss; it is traced, not run.
 
     Raises:
       InputError: the loss needs features that the model does not name.
     """
-    asked, added = [], federation.extra_loss
+    asked = []
 
     class Asked(ExtraLoss):
-        def __call__(self, *given):
+        def __call__(self, params, batch, client, plan):
             asked.append(True)
-            return added(*given)
+            return added(params, batch, client, plan)
 
     def play():
         run = jax.tree.map(lambda leaf: leaf[0], runs)
@@ -151,8 +152,8 @@ def _scored_rows(clients: Sequence[int], runs: Runs, federation: Federation) -> 
     require(not unknown, "score_clients", unknown, f"clients in {ids.min()}..{ids.max()}")
     rows = np.flatnonzero(np.isin(ids, clients))
     for known, allowed in (
-        (np.greater(federation.data.test.size, 0), "clients with test samples"),
-        (served(runs, federation).all(axis=0), "clients that the algorithm makes a model for"),
+        (np.asarray(federation.data.test.size) > 0, "clients with test samples"),
+        (np.all(served(runs, federation), axis=0), "clients that the algorithm makes a model for"),
     ):
         without = ids[rows[~known[rows]]].tolist()
         require(not without, "score_clients", without, allowed)

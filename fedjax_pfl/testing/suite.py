@@ -10,6 +10,7 @@ federation, use that of `_partial`: they share one program.
 
 from collections.abc import Callable
 from dataclasses import fields, replace
+from typing import Any
 
 import chex
 import jax
@@ -132,7 +133,9 @@ def bits(algorithm: Algorithm) -> None:
 def executions(algorithm: Algorithm) -> None:
     """Clients and seeds one by one, as lanes of a vmap, or on two devices, agree to rounding."""
     states, records = play(algorithm, _partial(algorithm))
-    ways = {"vmap": {"client_execution": "vmap", "seed_execution": "vmap"}}
+    ways: dict[str, dict[str, Any]] = {
+        "vmap": {"client_execution": "vmap", "seed_execution": "vmap"}
+    }
     if len(jax.local_devices()) > 1:
         ways["two devices"] = {"devices": 2}
     for way, chosen in ways.items():
@@ -229,9 +232,10 @@ def stragglers(algorithm: Algorithm) -> None:
 @in_double_precision
 def settings_in_one_program(algorithm: Algorithm) -> None:
     """Two learning rates as lanes of one program are the two single runs."""
-    federation, options = _partial(algorithm), {"chunk": CAPACITY}
-    swept = simulate(algorithm, federation, 2, settings={"learning_rate": (0.3, 0.1)}, **options)
-    alone = simulate(algorithm, _partial(algorithm, learning_rate=0.1), 2, seeds=SEEDS, **options)
+    federation, one = _partial(algorithm), _partial(algorithm, learning_rate=0.1)
+    rates = {"learning_rate": (0.3, 0.1)}
+    swept = simulate(algorithm, federation, 2, settings=rates, chunk=CAPACITY)
+    alone = simulate(algorithm, one, 2, seeds=SEEDS, chunk=CAPACITY)
     for name, scores in alone.scores.items():
         assert_close(swept.scores[name][0, 1], scores[0, 0], name)
 

@@ -177,7 +177,7 @@ class count_compilations:
         self._lists[:] = [events for events in self._lists if events is not self.events]
 
     @classmethod
-    def _heard(cls, event: str, seconds: float, **_) -> None:
+    def _heard(cls, event: str, duration_secs: float, **_) -> None:
         if event == "/jax/core/compile/backend_compile_duration":
             for events in cls._lists:
-                events.append(seconds)
+                events.append(duration_secs)

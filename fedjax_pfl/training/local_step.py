@@ -145,7 +145,13 @@ class LocalStep:
         if self.mean_gradient:
             total = jax.tree.map(lambda t, g: t + g / parts, state.gradient, gradient)
         if self.correct is not None:
-            gradient = self.correct(gradient, params, broadcast, client)
+            # One that looks at no client needs none.
+            gradient = self.correct(
+                gradient,
+                params,
+                broadcast,
+                client,  # pyright: ignore[reportArgumentType]
+            )
         moves = self._moving(state.model)
         updates, memory = self._optimizer_of(moves).update(gradient, state.optimizer, params)
         if moves is not None:

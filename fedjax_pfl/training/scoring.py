@@ -13,20 +13,20 @@ from fedjax_pfl.execution.rows import over_rows
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.schedules import COUNTED
 from fedjax_pfl.structs import Broadcast
-from fedjax_pfl.typing import Tree
+from fedjax_pfl.typing import Rows, Tree
 
 
 class _Scored(NamedTuple):
     """One client: its row, its model, or None for the broadcast one, and how many of its samples,
     or None for all."""
 
-    row: jax.Array
+    row: Rows
     model: Tree = None
     size: jax.Array | None = None
 
 
 def score(
-    federation: Federation, models: Tree | Broadcast, rows: jax.Array, split: str
+    federation: Federation, models: Tree | Broadcast, rows: Rows, split: str
 ) -> tuple[jax.Array, jax.Array]:
     """Correct predictions and summed cross-entropy of each client's model on its own samples.
 
@@ -98,7 +98,7 @@ class LossMatrix(NamedTuple):
 def loss_matrix(
     federation: Federation,
     candidates: Tree,
-    rows: jax.Array,
+    rows: Rows,
     split: str = "validation",
     choice: jax.Array | None = None,
     active: jax.Array | None = None,

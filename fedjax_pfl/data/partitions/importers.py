@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -195,7 +195,7 @@ def import_flower(
     matcher = Matcher(dataset)
     if path.is_dir():
         train, test = _read_folder(path, dataset, matcher, index_column)
-        options = {"path": str(path), "index_column": index_column}
+        options: dict[str, Any] = {"path": str(path), "index_column": index_column}
     else:
         train, test = _read_indices(path, dataset)
         options = {"path": str(path)}
@@ -208,7 +208,8 @@ def import_flower(
 
 def _read_indices(path: Path, dataset: Dataset) -> tuple[list, list | None]:
     content = _read_json(path)
-    require(isinstance(content, dict) and content, f"Content of {path}", type(content).__name__,
+    named = isinstance(content, dict) and len(content) > 0
+    require(named, f"Content of {path}", type(content).__name__,
             "an object with the indices of each partition")  # fmt: skip
     if "train" not in content:
         return _numbered(content, path, 0, dataset.num_train), None

@@ -36,10 +36,10 @@ class Matcher:
             fits = y.shape == (len(x),) and y.dtype.kind in "iu"
             require(fits, f"Labels of the {what}", f"{y.dtype} {y.shape}", f"{len(x)} integers")
         if self._places is None:
-            self._index()
+            self._places = self._index()
         found, missing, labels = [], [], self.dataset.labels
         for k, key in enumerate(map(_digest, x)):
-            places = self._places.get(key, ())
+            places = self._places.get(key, deque())
             open_places = [i for i in places if y is None or labels[i] == y[k]]
             if open_places:
                 self.ambiguous += len(open_places) > 1
@@ -55,10 +55,11 @@ class Matcher:
             )
         return np.sort(np.array(found, np.int64))
 
-    def _index(self) -> None:
-        self._places = defaultdict(deque)
+    def _index(self) -> dict[bytes, deque[int]]:
+        places = defaultdict(deque)
         for i, sample in enumerate(self.dataset.pool()[0]):
-            self._places[_digest(sample)].append(i)
+            places[_digest(sample)].append(i)
+        return places
 
 
 def _digest(sample: np.ndarray) -> bytes:

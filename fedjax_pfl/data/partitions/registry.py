@@ -12,7 +12,7 @@ import operator
 import sys
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
@@ -257,7 +257,7 @@ def integer(name: str, value, low: int, high: int | None = None, limit: int = LI
     return number
 
 
-def is_number(value) -> bool:
+def is_number(value: object) -> TypeGuard[int | float]:
     """Whether it is an integer or a float, and no bool; an integer beyond all floats is none."""
     in_range = not isinstance(value, int) or abs(value) < 2**1023
     return isinstance(value, int | float) and not isinstance(value, bool) and in_range

@@ -144,7 +144,9 @@ def _deal_sets(classes: np.ndarray, share: float):
 
         # The largest size for which no class runs out.
         low = largest(
-            0, len(samples.idx) // num_clients, lambda n: np.all(counts(n).sum(axis=0) <= held)
+            0,
+            len(samples.idx) // num_clients,
+            lambda n: bool(np.all(counts(n).sum(axis=0) <= held)),
         )
         if low == 0:
             raise InputError(

@@ -210,10 +210,15 @@ def _decoded(name, root, train, test, classes, image_size, channels, note) -> Da
     files = [file for file, _ in train + test]
     key = hash_of_listing(files, root, f"{size} {channels} {classes} {len(train)}")
     arrays = cached_arrays(name, root, key, make)
-    if not test:
-        arrays = {"train_x": arrays["train_x"], "train_y": arrays["train_y"]}
+    tests = (arrays["test_x"], arrays["test_y"]) if test else ()
     return dataset_from_arrays(
-        name, **arrays, num_classes=len(classes), class_names=classes, note=note
+        name,
+        arrays["train_x"],
+        arrays["train_y"],
+        *tests,
+        num_classes=len(classes),
+        class_names=classes,
+        note=note,
     )
 
 

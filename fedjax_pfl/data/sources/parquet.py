@@ -88,7 +88,16 @@ def _load(name, folder, image_size, channels, columns, num_classes, note="") -> 
     names = _class_names(train[0], columns[1])
     classes = (len(names) or None) if num_classes is None else num_classes
     names = names if len(names) == classes else ()
-    return dataset_from_arrays(name, **arrays, num_classes=classes, class_names=names, note=note)
+    return dataset_from_arrays(
+        name,
+        arrays["train_x"],
+        arrays["train_y"],
+        arrays.get("test_x"),
+        arrays.get("test_y"),
+        num_classes=classes,
+        class_names=names,
+        note=note,
+    )
 
 
 def _decode(files, columns, size, channels) -> tuple[np.ndarray, np.ndarray]:

@@ -111,8 +111,10 @@ def load_dataset(name: str, data_dir: str | Path | None = None, **options) -> Da
             if not known:
                 raise InputError(f"Data set {name!r} takes no options, got {option!r}.")
             raise unknown_name(f"option of data set {name!r}", option, known)
-    nowhere = data_dir is None or (isinstance(data_dir, str) and not data_dir)
-    place = None if nowhere else as_path("data_dir", data_dir)
+    if data_dir is None or (isinstance(data_dir, str) and not data_dir):
+        place = None
+    else:
+        place = as_path("data_dir", data_dir)
     with reading(place or name):
         return source.load(place, *arguments, **options)
 
@@ -123,11 +125,11 @@ def load_dataset(name: str, data_dir: str | Path | None = None, **options) -> Da
 def _digits(data_dir: Path | None) -> Dataset:
     from sklearn.datasets import load_digits  # slow import: only where it is used
 
-    raw = load_digits()
+    pixels, labels = load_digits(return_X_y=True)  # [n, 64]
     return dataset_from_arrays(
         "digits",
-        raw.images.astype(np.uint8),
-        raw.target,
+        pixels.reshape(-1, 8, 8).astype(np.uint8),
+        labels,
         num_classes=10,
         input_scaling="digits",
         class_names=idx.DIGITS,

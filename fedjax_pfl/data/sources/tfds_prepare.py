@@ -122,7 +122,7 @@ def _unreachable(url: str) -> str | None:
     """Why the host of a URL can't be reached, None if it can; asked once, within seconds."""
     import requests  # comes with TFDS, which downloads with it
 
-    answer = ["no answer"]
+    answer: list[str | None] = ["no answer"]
 
     def ask():
         try:

@@ -8,10 +8,11 @@ A filter of 5 taps then takes 8 products for 4 outputs instead of 20.
 """
 
 import math
+import operator
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from fractions import Fraction
-from functools import lru_cache, partial
+from functools import lru_cache, partial, reduce
 
 import jax
 import jax.numpy as jnp
@@ -98,14 +99,14 @@ def _inverse(matrix: list[list[Fraction]]) -> list[list[Fraction]]:
     return [row[size:] for row in rows]
 
 
-def _combined(coefficients: Sequence[float], parts: Sequence[jax.Array]) -> jax.Array:
-    """sum_i coefficients[i] parts[i], zeros left out."""
+def _combined(coefficients: Sequence[float], parts: Sequence[jax.Array] | jax.Array) -> jax.Array:
+    """sum_i coefficients[i] parts[i], zeros left out; an array's parts lie on its first axis."""
     terms = [
         part if c == 1 else -part if c == -1 else part * jnp.asarray(c, part.dtype)
         for c, part in zip(coefficients, parts, strict=True)
         if c
     ]
-    return sum(terms[1:], start=terms[0])
+    return reduce(operator.add, terms)
 
 
 def _column(matrix: Matrix, j: int) -> list[float]:
@@ -162,7 +163,8 @@ def _backward(m, kept, gradient):
 
     by_seen = jnp.einsum("arf,akf->ark", moved, weights)
     by_seen = by_seen.reshape(count, batch, high, tiles, kh, channels)
-    by_seen = sum(_padded(by_seen[..., i, :], 2, i, kh - 1 - i) for i in range(kh))
+    padded = [_padded(by_seen[..., i, :], 2, i, kh - 1 - i) for i in range(kh)]
+    by_seen = reduce(operator.add, padded)
     windows = [_combined(_column(on_inputs, i), by_seen) for i in range(count)]
     # Column t m + s of the image is the window's element s of tile t, s + m of tile t - 1, ...
     more = -(-count // m) - 1
