@@ -74,7 +74,7 @@ def check_folder(output: Path, args: absl.flags.FlagValues, **more) -> None:
 
 def _flags(output: Path) -> dict[str, Any]:
     """The flags that a folder's record names."""
-    path, remedy = output / RECORD, f"Choose another --output_dir, or delete {output} to run anew."
+    path, remedy = output / RECORD, f"Choose another --output_dir, or delete {output} to restart."
     if not path.exists():
         raise pfl.InputError(
             f"{output} exists already and is no run to continue, and nothing is ever "

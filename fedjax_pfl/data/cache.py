@@ -55,7 +55,7 @@ def cached_arrays(
                 names = set(npz_names(place / file)) - {"names"}
                 if {"train_x", "train_y"} <= names <= _ARRAYS:
                     return read_npz(place / file, names)
-            break  # damaged: made anew and replaced
+            break  # damaged: made again and replaced
     arrays = make()
     for place in places:
         if _write(place / file, arrays):

@@ -87,7 +87,7 @@ class _Lanes(NamedTuple):
 
 
 def _packed(loop: Loop, operands: Tree, broadcast: Tree, lengths: jax.Array, lanes: int) -> Tree:
-    """Runs the longest rows first; a lane that is done goes on with the next row.
+    """Runs the longest rows first; a lane that is done takes the next row.
 
     Lanes then end at nearly the same time. All lanes step together until one ends a segment: the
     loop over steps has one condition for all lanes and needs no select.

@@ -112,7 +112,7 @@ def damaged(path: Path, what: str) -> InputError:
 
 def remedy(folder: Path) -> str:
     """The remedy for an algorithm's folder that can't be read."""
-    return f"Delete the folder {folder} and give its run's command again to make it anew."
+    return f"Delete the folder {folder} and give its run's command again."
 
 
 def digest(plain: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> str:

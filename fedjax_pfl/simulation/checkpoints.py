@@ -224,13 +224,13 @@ def check_same(saved: Mapping[str, str], now: Mapping[str, str], folder: Path) -
     require_version(
         f"The content of {folder}",
         saved.get(VERSION),
-        "Give another folder to start anew.",
+        "Give another folder to start again.",
     )
     other = [name for name in now if saved.get(name) != now[name]]
     if other:
         raise InputError(
             f"The checkpoints in {folder} are another simulation's: its {'; '.join(other)} differ. "
-            "Give the same settings to continue it, or another folder to start anew."
+            "Give the same settings to continue it, or another folder to start again."
         )
 
 
