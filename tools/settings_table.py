@@ -39,7 +39,8 @@ def stand_in(name: str, most: int | None = None) -> pfl.Dataset:
         labels = rng.permutation(np.repeat(np.arange(len(counts)), counts))
         blank = np.zeros((), np.uint8 if kind.vocab_size is None else np.int32)
         parts += [np.broadcast_to(blank, (len(labels), *kind.shape)), labels]
-    return pfl.dataset_from_arrays(name, *parts, len(kind.train), vocab_size=kind.vocab_size)
+    classes, words = len(kind.train), kind.vocab_size
+    return pfl.dataset_from_arrays(name, *parts, num_classes=classes, vocab_size=words)
 
 
 class Preset(NamedTuple):
