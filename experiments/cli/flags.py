@@ -8,7 +8,6 @@ from absl import flags
 
 import fedjax_pfl as pfl
 from fedjax_pfl.errors import cut, shown
-from fedjax_pfl.simulation.runs import MAX_RUNS
 from fedjax_pfl.values import LIMIT, convert
 
 from . import flagfiles, own_code, shell
@@ -190,7 +189,7 @@ def _training(group: _Group) -> None:
 
 
 def _run(group: _Group) -> None:
-    group.whole("num_seeds", 3, "repetitions, with the seeds SEED, SEED + 1, ...", 1, MAX_RUNS)
+    group.whole("num_seeds", 3, "repetitions, with the seeds SEED, SEED + 1, ...", 1, pfl.MAX_RUNS)
     group.whole(
         "seed", 0, "varies initialisation, cohorts and batches, alike for all algorithms", 0
     )

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_pfl import trees
 from fedjax_pfl.aggregation import sharing
 from fedjax_pfl.aggregation.sharing import Rule
 from fedjax_pfl.errors import InputError, require, require_name
@@ -287,11 +288,6 @@ def join(shared: Tree, private: Tree) -> Tree:
     )
 
 
-def path_name(path) -> str:
-    """The "a/b/c" form of a key path of `jax.tree_util`."""
-    return "/".join(str(getattr(k, "key", getattr(k, "idx", getattr(k, "name", k)))) for k in path)
-
-
 def creation_order(model: Tree) -> list[str]:
     """Blocks of a freshly made model in the order in which the network made its parameters.
 
@@ -305,7 +301,7 @@ def creation_order(model: Tree) -> list[str]:
                 walk(part, (*path, str(name)))
         else:
             flat, _ = jax.tree_util.tree_flatten_with_path(tree)
-            paths.extend("/".join((*path, path_name(rest))).rstrip("/") for rest, _ in flat)
+            paths.extend("/".join((*path, trees.path_name(rest))).rstrip("/") for rest, _ in flat)
 
     walk(model.get("params", model), ("params",))
     return list(dict.fromkeys(_block_name(path) for path in paths))
@@ -339,7 +335,7 @@ def leaf_plan(
     if batch_norm is not None:
         require_name("batch-norm policy", batch_norm, NORM_POLICIES)
     flat, _ = jax.tree_util.tree_flatten_with_path(model)
-    paths = tuple(path_name(path) for path, _ in flat)
+    paths = tuple(trees.path_name(path) for path, _ in flat)
     require(bool(paths), "model", model, "a pytree with at least one array")
 
     names = [_block_name(path) for path in paths]

@@ -184,6 +184,7 @@ NUMBERS: dict[str, Option] = {
     name: one for name, one in declared(LocalTraining).items() if one.kind in (bool, int, float)
 }
 SGD_OPTIONS = ("momentum", "weight_decay")
+RATES = ("learning_rate", "learning_rate_decay")  # those that vary inside a program
 
 
 def _written(number: Any) -> float:
@@ -197,8 +198,9 @@ def check_rates(rate: Any, decay: Any) -> tuple[float, float]:
     Raises:
       InputError: they can't be that.
     """
-    given = {"learning_rate": rate, "learning_rate_decay": decay}
-    rate, decay = (NUMBERS[name].check(value) for name, value in given.items())
+    rate, decay = (
+        NUMBERS[name].check(value) for name, value in zip(RATES, (rate, decay), strict=True)
+    )
     return rate, decay
 
 

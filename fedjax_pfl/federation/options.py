@@ -16,7 +16,7 @@ from fedjax_pfl.data.sources.registry import Dataset
 from fedjax_pfl.errors import InputError, require
 from fedjax_pfl.execution.packing import fitted
 from fedjax_pfl.execution.strategy import SEED_AXES, Execution, resolve_execution
-from fedjax_pfl.federation.local_training import NUMBERS, LocalTraining, check_hashable
+from fedjax_pfl.federation.local_training import NUMBERS, RATES, LocalTraining, check_hashable
 from fedjax_pfl.federation.option import Group, Option, declared, gathered, option
 from fedjax_pfl.federation.participation import (
     STRAGGLER_SCHEDULES,
@@ -31,6 +31,7 @@ from fedjax_pfl.typing import Tree
 __all__ = [
     "GROUPS",
     "NUMBERS",
+    "RATES",
     "ExecutionOptions",
     "InputOptions",
     "LocalTraining",
