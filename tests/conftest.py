@@ -5,6 +5,7 @@ them, and the compilation that asks for one more ends in a segmentation fault. S
 dropped between tests once there are many.
 """
 
+import atexit
 import importlib.metadata
 import itertools
 import os
@@ -27,9 +28,9 @@ os.environ["XLA_FLAGS"] = " ".join([*FLAGS, os.environ.get("XLA_FLAGS", "")])  #
 # Each worker has a folder of its own, for JAX writes its files in place: two writers could meet.
 CACHE, WORKER = "JAX_COMPILATION_CACHE_DIR", os.environ.get("PYTEST_XDIST_WORKER")
 OURS = "fedjax-pfl-programs-"
-made = None
 if CACHE not in os.environ:
-    os.environ[CACHE] = made = tempfile.mkdtemp(prefix=OURS)
+    os.environ[CACHE] = tempfile.mkdtemp(prefix=OURS)
+    atexit.register(shutil.rmtree, os.environ[CACHE], ignore_errors=True)
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 elif WORKER and Path(os.environ[CACHE]).name.startswith(OURS):
     os.environ[CACHE] = str(Path(os.environ[CACHE]) / WORKER)
@@ -44,11 +45,6 @@ jax.config.update("jax_num_cpu_devices", 2)
 import fedjax_pfl as pfl  # noqa: E402, after the flags
 
 played = itertools.count(1)
-
-
-def pytest_unconfigure():
-    if made:
-        shutil.rmtree(made, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)
