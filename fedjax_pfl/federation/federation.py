@@ -11,7 +11,7 @@ import numpy as np
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
 from fedjax_pfl.aggregation.sharing import Rule
 from fedjax_pfl.data.federated import FederatedData
-from fedjax_pfl.errors import InputError, require
+from fedjax_pfl.errors import InputError, refused, require
 from fedjax_pfl.execution.packing import fitted
 from fedjax_pfl.execution.strategy import Execution
 from fedjax_pfl.federation.augmentation import Augmentation
@@ -103,7 +103,7 @@ class Federation:
         bad = np.flatnonzero(~(np.isfinite(factors) & (factors >= 0)))
         if len(bad):
             allowed = "finite and at least 0 in each round"
-            require(False, name, f"{factors[bad[0]]} in round {bad[0] + 1}", allowed)
+            raise refused(name, f"{factors[bad[0]]} in round {bad[0] + 1}", allowed)
         return factors
 
     @property
