@@ -112,6 +112,12 @@ def option(default: Any, meaning: str, **more: Any) -> Any:
     return field(default=default, metadata={"option": {"meaning": meaning, **more}})
 
 
+def again(group: type, name: str) -> Any:
+    """A field for an option that another group declares."""
+    (one,) = (one for one in fields(group) if one.name == name)
+    return field(default=one.default, metadata=one.metadata)
+
+
 @cache
 def declared(group: type) -> dict[str, Option]:
     """The options of a group (a dataclass), by name, in its order."""
