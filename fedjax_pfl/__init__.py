@@ -6,7 +6,8 @@ from fedjax_pfl.aggregation import mixing, similarity
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
 from fedjax_pfl.aggregation.sharing import SharedLayers
 from fedjax_pfl.contract.algorithm import Algorithm
-from fedjax_pfl.contract.context import Context, Record
+from fedjax_pfl.contract.context import Context
+from fedjax_pfl.contract.record import Record
 from fedjax_pfl.contract.registry import ALGORITHMS, algorithm, make_algorithm
 from fedjax_pfl.data.federated import Batch
 from fedjax_pfl.data.partitions import rules  # noqa: F401 - registers the rules
