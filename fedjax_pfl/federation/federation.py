@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_pfl.aggregation import planning
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
 from fedjax_pfl.aggregation.sharing import Rule
 from fedjax_pfl.data.federated import FederatedData
@@ -170,7 +171,7 @@ class Federation:
         check_features(self.task, jax.eval_shape(self.initial_model, key), inputs)
         changed = replace(self, task=two_heads(self.task, fresh))
         model = jax.eval_shape(changed.initial_model, key)
-        return replace(changed, plan=self.plan.with_personal_head(model, PERSONAL_HEAD))
+        return replace(changed, plan=planning.with_personal_head(self.plan, model, PERSONAL_HEAD))
 
     def frozen(self, rule: Rule) -> "Federation":
         """The federation in which no round trains the leaves that a rule names, such as "head".

@@ -7,7 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_pfl.aggregation.leaf_plan import NORM_POLICIES, LeafPlan, leaf_plan
+from fedjax_pfl.aggregation.leaf_plan import NORM_POLICIES, LeafPlan
+from fedjax_pfl.aggregation.planning import leaf_plan
 from fedjax_pfl.aggregation.sharing import SHARED, Rule
 from fedjax_pfl.data.federated import FederatedData, by_class, make_split
 from fedjax_pfl.data.partitions.partition import Partition
