@@ -16,7 +16,6 @@ if __name__ == "__main__":  # before anything is loaded
 
     launch("partition")
 
-import sys
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -219,31 +218,26 @@ def catalogue() -> str:
     return "\n".join(shown)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the script with `argv` (the program's name first); returns its exit code."""
-    try:
-        args = parse(sys.argv if argv is None else argv)
-        if args["help"].value:
-            print(USAGE)
-            for flag in args.get_flags_for_module("partition"):
-                print(f"  --{flag.name:16} {flag.help.partition(chr(10))[0].removesuffix(';')}")
-            return 0
-        if args["list"].value:
-            print(catalogue())
-            return 0
-        output = output_folder(args)
-        dataset = load_dataset(args)
-        partitions = build(args, dataset)
-        labels, num_classes = dataset.labels, dataset.num_classes
-        statistics = {
-            name: pfl.partition_statistics(partition, labels, num_classes)
-            for name, partition in partitions.items()
-        }
-        write(output, dataset, partitions, statistics)
-    except (pfl.InputError, absl.flags.Error) as error:
-        return shell.refuse(error)
-    except OSError as error:
-        return shell.fault(error)
+@shell.script()
+def main(argv: list[str]) -> int:
+    """Runs the script."""
+    args = parse(argv)
+    if args["help"].value:
+        print(USAGE)
+        print(shell.described(args, "partition", 16))
+        return 0
+    if args["list"].value:
+        print(catalogue())
+        return 0
+    output = output_folder(args)
+    dataset = load_dataset(args)
+    partitions = build(args, dataset)
+    labels, num_classes = dataset.labels, dataset.num_classes
+    statistics = {
+        name: pfl.partition_statistics(partition, labels, num_classes)
+        for name, partition in partitions.items()
+    }
+    write(output, dataset, partitions, statistics)
     print("\n\n".join(lines(name, one, statistics[name]) for name, one in partitions.items()))
     print(f"\nPictures, numbers and the partition: {output}")
     return 0

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import absl.flags
 import numpy as np
 from rich.console import Console
 
@@ -135,45 +134,40 @@ def own_words(argv: Sequence[str]) -> tuple[list[str], list[str], str]:
     return rest, grid, rank_by
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the script with `argv` (the program's name first); returns its exit code."""
-    try:
-        argv = list(sys.argv if argv is None else argv)
-        if any(word in ("--help", "-h") for word in argv):
-            print(USAGE)
-            return 0
-        argv, words, rank_by = own_words(argv)
+@shell.script(shell.GOES_ON)
+def main(argv: list[str]) -> int:
+    """Runs the script."""
+    if any(word in ("--help", "-h") for word in argv):
+        print(USAGE)
+        return 0
+    argv, words, rank_by = own_words(argv)
+    args = flags.parse(argv)
+    if not args["validation_fraction"].present:
+        argv.append("--validation_fraction=0.2")
         args = flags.parse(argv)
-        if not args["validation_fraction"].present:
-            argv.append("--validation_fraction=0.2")
-            args = flags.parse(argv)
-        if not args.validation_fraction:
-            raise pfl.InputError("--validation_fraction must be above 0: the ranking needs it.")
-        grid = parse_grid(words)
-        chosen = args["set"].value
-        given = {word.partition("=")[0].strip() for word in chosen}
-        queue = cells(parse_algorithms(args.algorithms, chosen), grid, given)
-        found, counts = {}, set()
-        for cell in queue:  # all of them before the first begins
-            check_name("The folder of a setting,", cell.folder)
-            one = build.prepare(flags.parse([*argv, *cell.words()]), Path())
-            pfl.check_simulation(
-                one.algorithms[cell.algorithm],
-                one.federation_of(cell.algorithm),
-                settings=cell.settings or None,
-                score_clients=one.score_clients,
-            )
-            found[cell.folder] = one.identity
-            counts.add(one.federation.num_clients)
-        more = identity.merged(found) | {"grid": grid, "rank_by": rank_by}
-        output = build.output_folder(args, more)
-        count = counts.pop() if len(counts) == 1 else None
-        line = training_line.described(args, count, grid)
-        return sweep(argv, args, queue, output, rank_by, more, line, found)
-    except (pfl.InputError, absl.flags.Error) as error:
-        return shell.refuse(error)
-    except OSError as error:
-        return shell.fault(error, shell.GOES_ON)
+    if not args.validation_fraction:
+        raise pfl.InputError("--validation_fraction must be above 0: the ranking needs it.")
+    grid = parse_grid(words)
+    chosen = args["set"].value
+    given = {word.partition("=")[0].strip() for word in chosen}
+    queue = cells(parse_algorithms(args.algorithms, chosen), grid, given)
+    found, counts = {}, set()
+    for cell in queue:  # all of them before the first begins
+        check_name("The folder of a setting,", cell.folder)
+        one = build.prepare(flags.parse([*argv, *cell.words()]), Path())
+        pfl.check_simulation(
+            one.algorithms[cell.algorithm],
+            one.federation_of(cell.algorithm),
+            settings=cell.settings or None,
+            score_clients=one.score_clients,
+        )
+        found[cell.folder] = one.identity
+        counts.add(one.federation.num_clients)
+    more = identity.merged(found) | {"grid": grid, "rank_by": rank_by}
+    output = build.output_folder(args, more)
+    count = counts.pop() if len(counts) == 1 else None
+    line = training_line.described(args, count, grid)
+    return sweep(argv, args, queue, output, rank_by, more, line, found)
 
 
 def sweep(

@@ -6,6 +6,7 @@ permission), with 2 where what was given can't be, and with 128 + N after signal
 
 import codecs
 import errno
+import functools
 import io
 import os
 import select
@@ -13,6 +14,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
+from absl.flags import Error as FlagsError
 from absl.flags import FlagValues
 
 from fedjax_pfl.errors import InputError, OutputError, cut, sentence
@@ -34,6 +36,45 @@ SPELT = {
     "┃": "|",
     "║": "|",
 }
+
+
+def script(more: str = "", kept: str = "") -> Callable:
+    """Decorator of a script's `main(argv)`: what goes wrong is said in one line.
+
+    `argv` has the program's name first; without it `main` takes the process's own. It returns the
+    exit code.
+
+    Args:
+      more: said after what the system refused.
+      kept: what the same command goes on with, where it is interrupted.
+    """
+
+    def decorate(main: Callable[[list[str]], int]) -> Callable[[Sequence[str] | None], int]:
+        @functools.wraps(main)
+        def run(argv: Sequence[str] | None = None) -> int:
+            try:
+                return main(list(sys.argv if argv is None else argv))
+            except (InputError, FlagsError) as error:
+                return refuse(error)
+            except OSError as error:
+                return fault(error, more)
+            except KeyboardInterrupt:
+                if not kept:
+                    raise
+                print(f"Interrupted: the same command goes on with {kept}.", file=sys.stderr)
+                return INTERRUPTED
+
+        return run
+
+    return decorate
+
+
+def described(values: FlagValues, name: str, width: int) -> str:
+    """The flags of the script of that name, a line each; their names are `width` wide."""
+    return "\n".join(
+        f"  --{flag.name:{width}} {flag.help.partition(chr(10))[0].removesuffix(';')}"
+        for flag in values.get_flags_for_module(name)
+    )
 
 
 def parsed(values: FlagValues, argv: Sequence[str], **options) -> list[str]:
