@@ -77,7 +77,7 @@ def score(
     federation = new_clients.federation
     federation = federation.with_training(**own) if own else federation
     scores = pfl.score_new_clients(
-        result.final, federation, new_clients.steps, new_clients.fractions
+        result.final, federation, steps=new_clients.steps, fractions=new_clients.fractions
     )
     ids = np.asarray(new_clients.federation.data.ids).tolist()
     axes = (result.seeds, new_clients.fractions, new_clients.steps, ids)

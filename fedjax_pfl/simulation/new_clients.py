@@ -88,6 +88,7 @@ def with_samples(federation: Federation, fraction: float) -> Federation:
 def score_new_clients(
     final: Final,
     new_clients: Federation,
+    *,
     steps: Sequence[int] = (0, 5, 20),
     fractions: Sequence[float] = (1.0,),
 ) -> np.ndarray:
