@@ -229,3 +229,18 @@ def test_delays_are_whole_rounds():
 def test_stragglers_that_are_no_dict(given):
     with pytest.raises(InputError, match="stragglers must be a dict such as"):
         ParticipationOptions(1.0, given).cohorts(4)
+
+
+@pytest.mark.parametrize("fraction", [0.6, 1.0])
+def test_pairs_of_the_cohort(fraction):
+    """What is known of pairs changes where both take part, and nowhere else."""
+    pairs = jnp.arange(25.0).reshape(5, 5)
+    cohort = ParticipationOptions(fraction).cohorts(5).cohort(KEY, 0, jnp.arange(5))
+    rows = np.asarray(cohort.rows)
+    there = cohort.gather_pairs({"loss": pairs})["loss"]
+    np.testing.assert_array_equal(there, np.asarray(pairs)[np.ix_(rows, rows)])
+    finite = jnp.arange(cohort.size) != 1
+    after = cohort.keep(finite).scatter_pairs({"loss": pairs}, {"loss": -there - 1})["loss"]
+    both = np.isin(np.arange(5), np.delete(rows, 1))
+    expected = np.where(np.outer(both, both), -np.asarray(pairs) - 1, pairs)
+    np.testing.assert_array_equal(after, expected)
