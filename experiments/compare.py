@@ -19,7 +19,7 @@ from fedjax_pfl.results.remarks import over
 from fedjax_pfl.results.tables import interval
 
 from .cli import shell
-from .cli.flagfiles import FlagValues
+from .cli.flagfiles import FlagValues, value_of
 from .cli.start import called
 from .figures.runs import ALGORITHM, Run, find, same_data
 from .figures.scores import AVERAGES, SCORES, chosen_clients, curve, one_number, who
@@ -32,7 +32,7 @@ Compares finished runs of {called("run")} and prints one table.
   {called("compare")} --runs=runs/a,runs/b --baseline=fedavg --target=80
   {called("compare")} --runs='runs/*' --algorithms=feddwa --output_dir=tables/feddwa
 
-A folder of --runs is that of an algorithm, of a comparison (all its algorithms), or one above
+--runs takes folders of an algorithm, of a comparison (all its algorithms), or folders above
 those. Runs on other data sets or partitions need --different_data."""
 
 
@@ -48,18 +48,18 @@ def compare(
     clients: str = "",
     different_data: bool = False,
 ) -> tuple[list[Row], str, list[str]]:
-    """(one row for each run, what its accuracies are, what is to be said below the table).
+    """(one row for each run, the meaning of the accuracies, notes below the table).
 
     Args:
-      baseline: label or algorithm of the run that differences are taken from; none by default.
+      baseline: label or algorithm of the run that is subtracted in differences; none by default.
       target: accuracy in percent.
       score: "final", "best" or "last_tenth".
       model, split, average: which accuracy, see `curve`.
       clients: their numbers; by default those that all runs on the same data score.
-      different_data: whether runs on other data sets or partitions may stand beside each other.
+      different_data: whether one table may hold runs on different data sets or partitions.
 
     Raises:
-      InputError: an unknown name, scores that a run lacks, or different data without asking.
+      InputError: an unknown name, scores that a run lacks, or different data without that flag.
     """
     if target is not None:
         require(0 < target <= 100, "target", target, "a percentage in (0, 100]")
@@ -88,7 +88,7 @@ def compare(
 
 
 def _apart(runs, rows, scores) -> list[dict]:
-    """Of each row, what the rows do not have in common: seeds, clients, data, rounds."""
+    """Of each row, the facts in which rows differ: seeds, clients, data, rounds."""
 
     def rounds(run):
         every = int(np.diff(run.eval_rounds, prepend=0).max())
@@ -111,7 +111,7 @@ def _apart(runs, rows, scores) -> list[dict]:
 
 
 def _beside(given, runs, names, model: str, split: str) -> list[str]:
-    """What the labels of the rows leave out: runs without scores, settings that differ."""
+    """Notes on facts missing from the labels: runs without scores, settings that differ."""
     notes = []
     left = [str(run.folder) for run in given if run not in runs]
     if left:
@@ -143,15 +143,15 @@ def _baseline(word: str, runs: Sequence[Run], names: Sequence[str]) -> int:
 
 def _row(run, name, scores, base, chosen, target, which) -> Row:
     values = np.array(list(scores.values()))
-    common = [] if base is None else [seed for seed in scores if seed in base]
-    gaps = np.array([scores[seed] - base[seed] for seed in common])
+    apart = [] if base is None else [scores[seed] - base[seed] for seed in scores if seed in base]
+    gaps = np.array(apart)
     last = 100 * np.sort(run.accuracy(*which[:2])[:, -1, chosen], axis=-1)
     known = np.maximum(np.isfinite(last).sum(axis=-1), 1)
     worst = [row[: -(-count // 10)].mean() for row, count in zip(last, known, strict=True)]
-    sent = sum(run.traffic(way).sum(axis=-1) for way in ("up", "down")) / 1e6  # [S, T]
+    sent = (run.traffic("up") + run.traffic("down")).sum(axis=-1) / 1e6  # [S, T]
     flops = run.flops()
     computed = None if flops is None else flops.sum(axis=-1) / 1e9  # [S, T]
-    reach = {"rounds": [], "megabytes": [], "gflop": []}
+    reach: dict[str, list[float]] = {"rounds": [], "megabytes": [], "gflop": []}
     if target is not None:
         curves = curve(run, chosen, *which)
         for s, line in enumerate(curves):
@@ -188,7 +188,7 @@ def _row(run, name, scores, base, chosen, target, which) -> Row:
 
 
 def _remarks(run: Run, model: str) -> tuple[str, ...]:
-    """What the run says of itself, and how the copies were adapted where those are compared."""
+    """The run's remarks, and the adaptation of copies where adapted models are compared."""
     flags = run.config["flags"].get("run", {})
     epochs, steps, leaves = (flags.get(f"adapt_{name}") for name in ("epochs", "steps", "leaves"))
     said = tuple(run.summary.get("remarks", ()))
@@ -207,7 +207,7 @@ def parse(argv: Sequence[str]) -> absl.flags.FlagValues:
     text, names = absl.flags.DEFINE_string, absl.flags.DEFINE_list
     names("runs", [], "folders of finished runs", **place)
     names("algorithms", [], "only these algorithms of them", **place)
-    text("baseline", None, "run (or algorithm) that differences are taken from", **place)
+    text("baseline", None, "run (or algorithm) to subtract in differences", **place)
     absl.flags.DEFINE_float("target", None, "accuracy in percent to be reached", **place)
     text("score", "final", f"{', '.join(SCORES)}", **place)
     text("model", "personalized", "model that was scored", **place)
@@ -240,7 +240,7 @@ def main(argv: list[str]) -> int:
     options = ("baseline", "target", "score", "model", "split", "average", "clients")
     options += ("different_data",)
     rows, said, notes = compare(
-        find(args.runs, args.algorithms), **{name: args[name].value for name in options}
+        find(args.runs, args.algorithms), **{name: value_of(args, name) for name in options}
     )
     print("\n\n".join([said, markdown(rows).rstrip(), *notes]))
     if output is not None:

@@ -1,8 +1,8 @@
-"""Draws and counts a partition without training: `python -m experiments.partition --help`.
+"""Draws a partition and its statistics without training: `python -m experiments.partition --help`.
 
-What it writes, into a new folder:
+It writes into a new folder:
 
-OUTPUT/partition.npz    who holds which samples (`Partition.load` and --partition_file read it)
+OUTPUT/partition.npz    each client's samples (`Partition.load` and --partition_file read it)
 OUTPUT/partition.json   rule, options, and how unequal the clients are
 OUTPUT/partition.png    samples by client and class, and sizes
 OUTPUT/sizes.png        samples of each client
@@ -29,13 +29,13 @@ from fedjax_pfl.results import partition_plots as plots
 
 from .cli import shell
 from .cli.build import load_dataset
-from .cli.flagfiles import FlagValues
+from .cli.flagfiles import FlagValues, value_of
 from .cli.flags import RULE_OPTION, name_and_value
 from .cli.start import called
 from .outputs.run_files import aside, write_json, write_picture
 
 USAGE = f"""\
-Draws and counts who holds which samples, without training.
+Draws a partition and counts each client's samples, without training.
 
   {called("partition")} --dataset=digits --partition=dirichlet --alphas=0.01,0.1,1
   {called("partition")} --dataset=digits --partition=waffle --num_clients=10 \\
@@ -60,8 +60,8 @@ def parse(argv: Sequence[str]) -> absl.flags.FlagValues:
     text("partition", "dirichlet", "rule that deals samples to clients", **place)
     whole("num_clients", 20, "number of clients", lower_bound=1, **place)
     whole("partition_seed", 0, "fixes the partition", lower_bound=0, **place)
-    text("partition_file", None, "NPZ file of a partition, for the rule", **place)
-    text("import_split", None, "SOURCE:PATH of a split of another tool, for the rule", **place)
+    text("partition_file", None, "NPZ file of a partition, instead of a rule", **place)
+    text("import_split", None, "SOURCE:PATH of a split of another tool, instead of a rule", **place)
     absl.flags.DEFINE_list("alphas", [], "several values of the rule's alpha to compare", **place)
     text("output_dir", None, "a new folder (default: runs/partition-RULE-DATE-TIME)", **place)
     absl.flags.DEFINE_multi_string("option", [], "NAME=VALUE, an option of the rule", **place)
@@ -79,7 +79,7 @@ def parse(argv: Sequence[str]) -> absl.flags.FlagValues:
 def given_options(args: absl.flags.FlagValues) -> dict[str, str]:
     """Text of the options given, by option."""
     given = {
-        RULE_OPTION.get(flag.name, flag.name): flag.value
+        RULE_OPTION.get(flag.name, flag.name): value_of(args, flag.name)
         for flag in args.get_flags_for_module("options")
         if flag.present
     }
@@ -92,7 +92,7 @@ def given_options(args: absl.flags.FlagValues) -> dict[str, str]:
 
 
 def build(args: absl.flags.FlagValues, dataset: pfl.Dataset) -> dict[str, pfl.Partition]:
-    """The partitions asked for, by what their files' names end in: one, or one for each alpha."""
+    """The chosen partitions by the ending of their files' names: one, or one for each alpha."""
     given = given_options(args)
     chosen = [
         name for name in ("partition", "partition_file", "import_split") if args[name].present
@@ -189,7 +189,7 @@ def write(
 
 
 def lines(name: str, partition: pfl.Partition, facts: dict) -> str:
-    """The summary, and how unequal the clients are, for people."""
+    """The summary, and how unequal the clients are, in words."""
     classes, effective = facts["classes_per_client"]["mean"], facts["effective_classes"]["mean"]
     apart = facts["total_variation"]["mean"]
     text = [f"{name}: " if name else "", partition.summary(), "\n"]

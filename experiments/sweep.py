@@ -23,6 +23,7 @@ from fedjax_pfl.results.remarks import row_remarks, scored_clients
 from .cli import build, flags, identity, kept, resume, shell
 from .cli import console as shown
 from .cli.algorithms import parse_algorithms, remarked
+from .cli.flagfiles import value_of
 from .cli.start import called
 from .outputs import tracking, training_line
 from .sweeps.grid import Cell, cells, changing_data, parse_grid
@@ -36,10 +37,10 @@ Runs algorithms over a grid of hyperparameters and ranks the settings by validat
 
 --grid=NAME=VALUE,... may be given many times; NAME is a hyperparameter ALGORITHM.NAME, an option of
 local training of one algorithm such as feddwa.learning_rate, or any other flag of
-{called("run")} that takes one value. What an algorithm has of its own, by --grid or --set, wins
+{called("run")} that takes one value. An algorithm's own value, by --grid or --set, wins
 over the flag of that name. Settings that don't change the program run inside one; the others are a
 queue of programs. A fifth of every client's training samples is set aside for validation unless
---validation_fraction says otherwise; test samples choose nothing.
+--validation_fraction says otherwise; test samples are not used to choose.
 
   --rank_by    validation accuracy after the last round ('final') or the mean of the last tenth of
                rounds ('last_tenth') (default: final)
@@ -52,10 +53,10 @@ MODEL = "personalized"
 def run_cell(
     cell: Cell, argv: Sequence[str], output: Path, display, stop, described: Mapping
 ) -> pfl.Result:
-    """Simulates one program, or reads its result where it is finished.
+    """Simulates one program, or reads its finished result.
 
     Raises:
-      InputError: it is no longer what `described` says, which the sweep began with.
+      InputError: it differs from `described`, its identity when the sweep began.
     """
     folder = output / "results" / cell.folder
     args = flags.parse([*argv, *cell.words()])
@@ -69,8 +70,8 @@ def run_cell(
     changed = identity.difference(described, experiment.identity)
     if changed:
         raise pfl.InputError(
-            f"What the sweep began with has changed meanwhile: {changed}. Give the same data to go "
-            "on with it."
+            f"The sweep's inputs have changed since it began: {changed}. Give the same data to "
+            "continue it."
         )
     checkpoints = pfl.Checkpoints(
         output / resume.CHECKPOINTS / cell.folder, args.checkpoint_seconds
@@ -148,11 +149,11 @@ def main(argv: list[str]) -> int:
     if not args.validation_fraction:
         raise pfl.InputError("--validation_fraction must be above 0: the ranking needs it.")
     grid = parse_grid(words)
-    chosen = args["set"].value
+    chosen = value_of(args, "set")
     given = {word.partition("=")[0].strip() for word in chosen}
     queue = cells(parse_algorithms(args.algorithms, chosen), grid, given)
     found, counts = {}, set()
-    for cell in queue:  # all of them before the first begins
+    for cell in queue:  # all before the first begins
         check_name("The folder of a setting,", cell.folder)
         one = build.prepare(flags.parse([*argv, *cell.words()]), Path())
         pfl.check_simulation(
@@ -182,7 +183,7 @@ def sweep(
 ) -> int:
     """Runs the queue, writes and prints; returns the exit code.
 
-    `line` is how clients train, `described` what each program is made of, by its folder.
+    `line` describes local training, `described` has each program's identity by its folder.
     """
     found = []
     count = sum(len(cell.inside) for cell in queue)
@@ -198,7 +199,7 @@ def sweep(
                     result = run_cell(cell, argv, output, display, stop, described[cell.folder])
                     found += outcomes(cell, result, rank_by)
         except (pfl.Interrupted, KeyboardInterrupt):
-            message = f"Interrupted. Kept in {output}: the same command goes on from there."
+            message = f"Interrupted. Kept in {output}: the same command continues from there."
             print(message, file=sys.stderr)
             return 128 + (stop.signal or signal.SIGINT)
         data = changing_data(more["grid"])

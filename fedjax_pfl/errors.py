@@ -1,10 +1,13 @@
-"""The errors that people meet, each worded in one place: what they gave, and what can't be kept."""
+"""The errors that users see, and how their sentences are made."""
 
 import difflib
 import operator
 import re
 import reprlib
 from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
 
 LONGEST = 2000  # characters of a message
 MOST = 8  # entries of an array or a list that is shown whole
@@ -25,19 +28,19 @@ class InputError(ValueError):
 
 
 class OutputError(OSError):
-    """What is to be kept can't be written; the message says which file, and why."""
+    """An output can't be written; the message says which file, and why."""
 
 
-def sentence(text: str) -> str:
+def sentence(text: object) -> str:
     """A text as one line of at most `LONGEST` characters, whatever is quoted in it.
 
-    Line breaks become blanks, control characters and what UTF-8 can't say are escaped; numbers of
-    errors and addresses of objects, which libraries put into what they say, are left out.
+    Line breaks become blanks; control characters and invalid UTF-8 are escaped. Numbers of errors
+    and addresses of objects, which libraries put into their messages, are left out.
     """
-    text = re.sub(r"\[Errno -?\d+\] | at 0x[0-9a-f]+\b", "", str(text))
-    text = " ".join(line.strip() for line in text.splitlines())
-    text = re.sub(r"[\x00-\x1f\x7f-\x9f]", lambda match: repr(match[0])[1:-1], text)
-    return cut(text.encode("utf-8", "backslashreplace").decode(), LONGEST)
+    line = re.sub(r"\[Errno -?\d+\] | at 0x[0-9a-f]+\b", "", str(text))
+    line = " ".join(part.strip() for part in line.splitlines())
+    line = re.sub(r"[\x00-\x1f\x7f-\x9f]", lambda match: repr(match[0])[1:-1], line)
+    return cut(line.encode("utf-8", "backslashreplace").decode(), LONGEST)
 
 
 def cut(text: str, most: int) -> str:
@@ -62,7 +65,7 @@ class _Short(reprlib.Repr):
             return self._array(x, level)
         try:
             return super().repr1(x, level)
-        except Exception:  # a `repr` of someone else's: none is worth losing the message
+        except Exception:  # a foreign `repr` may fail; the message must not
             return self.repr_instance(x, level)
 
     def repr_int(self, x, level):
@@ -88,25 +91,26 @@ class _Short(reprlib.Repr):
 _short = _Short()
 
 
-def shown(value) -> str:
+def shown(value: object) -> str:
     """A value as messages show it: like `repr`, but short.
 
-    Arrays, tracers among them, of more than a few entries are told by their shape and type; long
-    lists, texts and integers are cut.
+    Arrays and tracers with more than a few entries are shown by shape and type; long lists, texts
+    and integers are cut.
     """
     return cut(_short.repr(value), 400)
 
 
 def unknown_name(
-    kind: str, given: str, valid: Iterable[str], *, listed: str | None = None
+    kind: str, given: object, valid: Iterable[str], *, listed: str | None = None
 ) -> InputError:
     """An `InputError` for a misspelt name: the nearest valid one, and all of them.
 
     Args:
-      kind: what the name stands for, in the singular, such as "algorithm" or "data set".
+      kind: the kind of thing named, in the singular, such as "algorithm" or "data set".
       given: the name as the user wrote it.
       valid: every name that would have been accepted.
-      listed: what shows them where they are too many to be named here, such as "run --list".
+      listed: the command that shows them where there are too many for a sentence, such as
+        "run --list".
     """
     valid = sorted(valid)
     # The search takes time that grows with both lengths: nothing is near to a text that long.
@@ -117,16 +121,19 @@ def unknown_name(
     return InputError(f"Unknown {kind} {shown(given)}.{hint} {every}.")
 
 
-def require_name(kind: str, given: str, valid: Iterable[str]) -> None:
+def require_name(kind: str, given: object, valid: Iterable[str]) -> None:
     """Raises `unknown_name` unless `given` is one of the valid names."""
     if not (isinstance(given, str) and given in valid):
         raise unknown_name(kind, given, valid)
 
 
-def require_whole(name: str, given, low: int) -> None:
-    """Raises `InputError` unless `given` is a whole number of at least `low`.
+def require_whole(name: str, given: Any, low: int) -> int:
+    """`given` as an integer.
 
-    No bool is one, and no array, not even without axes: what is static has to be hashable.
+    Booleans and arrays are refused, even arrays without axes: static values must be hashable.
+
+    Raises:
+      InputError: it is no whole number of at least `low`.
     """
     try:
         other = isinstance(given, bool) or hasattr(given, "__len__")
@@ -135,15 +142,16 @@ def require_whole(name: str, given, low: int) -> None:
         number = low - 1
     require(number >= low, name, given, f"a whole number of at least {low}")
     require(number < 2**31, name, given, "a whole number below 2^31")
+    return number
 
 
-def require(condition: bool, name: str, given, allowed: str) -> None:
+def require(condition: bool | np.bool_, name: str, given: object, allowed: str) -> None:
     """Raises `refused` unless `condition` holds."""
     if not condition:
         raise refused(name, given, allowed)
 
 
-def refused(name: str, given, allowed: str) -> InputError:
+def refused(name: str, given: object, allowed: str) -> InputError:
     """An `InputError`: "`name` must be `allowed`, got `given`."."""
     return InputError(f"{name} must be {allowed}, got {shown(given)}.")
 

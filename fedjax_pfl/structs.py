@@ -6,17 +6,17 @@ from typing import Any, NamedTuple, TypeVar, dataclass_transform
 
 import jax
 
-from fedjax_pfl.typing import Model
+from fedjax_pfl.typing import Rows, State, Tree
 
 T = TypeVar("T")
 REQUIRED: Any = dataclasses.MISSING
 
 
 class Identity(NamedTuple):
-    """What two nodes of a pytree must have in common to share a compiled program.
+    """The static data in which two nodes of a pytree must agree to share a compiled program.
 
-    The class is part of it: JAX compares the nodes of dataclasses that it registers itself by
-    their static values alone. So are the values' types, for 1 == 1.0 == True.
+    The class is part of it: for dataclasses that JAX registers itself, it compares only the static
+    values. The values' types are part of it too, as 1 == 1.0 == True.
     """
 
     kind: type
@@ -24,8 +24,11 @@ class Identity(NamedTuple):
     values: tuple[Any, ...]
 
 
-def static(default: Any = REQUIRED) -> Any:
-    """A field that fixes a shape or the structure of a loop: part of the compiled program."""
+def static(*, default: Any = REQUIRED) -> Any:
+    """A field that fixes a shape or the structure of a loop: part of the compiled program.
+
+    Type checkers know a field's default by its keyword.
+    """
     return dataclasses.field(default=default, metadata={"static": True})
 
 
@@ -50,13 +53,14 @@ def per_server() -> Any:
 def struct(cls: type[T]) -> type[T]:
     """Makes a class a frozen dataclass and a pytree; fields are leaves unless `static`.
 
-    Two structs of different classes never have the same tree structure, whatever they hold: jit
-    keeps their programs apart.
+    Two structs of different classes never have the same tree structure, whatever they hold, so jit
+    never mixes up their programs.
     """
     cls = dataclasses.dataclass(frozen=True)(cls)
-    names = [field.name for field in dataclasses.fields(cls)]
-    fixed = [field.name for field in dataclasses.fields(cls) if field.metadata.get("static")]
-    traced = [name for name in names if name not in fixed]
+    assert dataclasses.is_dataclass(cls)  # a type checker does not see it
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    fixed = [name for name, field in fields.items() if field.metadata.get("static")]
+    traced = [name for name in fields if name not in fixed]
     keys = [jax.tree_util.GetAttrKey(name) for name in traced]
     values_of, leaves_of = _getter(fixed), _getter(traced)
 
@@ -105,7 +109,7 @@ def client_axes(state: Any) -> dict[str, int]:
     return axes
 
 
-def permute_clients(state: Any, order: jax.Array) -> Any:
+def permute_clients(state: State, order: Rows) -> State:
     """The same state with the clients in another order: new row i is old row `order[i]`."""
     fields = {}
     for name, axes in client_axes(state).items():
@@ -118,6 +122,9 @@ def permute_clients(state: Any, order: jax.Array) -> Any:
 
 @struct
 class Broadcast:
-    """One model standing for all clients: it has no client axis and is never copied per client."""
+    """One model for all clients: it has no client axis and is never copied per client.
 
-    model: Model
+    In loops of an algorithm's own, whatever all clients begin with.
+    """
+
+    model: Tree

@@ -1,6 +1,6 @@
-"""Values as people give them, on command lines and in Python: made numbers that programs can hold.
+"""Converts values from command lines and Python to numbers that programs can hold.
 
-Programs count in int32 and compute in float32: what is beyond would wrap, or become 0 or infinite.
+Programs count in int32 and compute in float32: larger values would wrap, or become 0 or infinite.
 """
 
 import inspect
@@ -41,13 +41,13 @@ def convert(name: str, value: Any, kind: Any) -> Any:
         return value
     number = _read(value)
     if kind is int:
-        whole = isinstance(number, int) or (not isinstance(value, str) and _is_whole(number))
+        whole = isinstance(number, int) or (not isinstance(value, str) and number.is_integer())
         require(whole, name, value, "a whole number")
         require(abs(number) < LIMIT, name, value, "a whole number below 2^31 in size")
         return int(number)
-    require(number is not None and number == number, name, value, "a number")
+    require(number == number, name, value, "a number")
     held = number == 0 or SMALLEST <= abs(number) <= LARGEST
-    allowed = f"0 or a number of {SMALLEST:.3g} to {LARGEST:.3g} in size, as float32 has them"
+    allowed = f"0 or a number of {SMALLEST:.3g} to {LARGEST:.3g} in size, as in float32"
     require(held, name, value, allowed)
     return float(number)
 
@@ -56,13 +56,13 @@ def number(name: str, given: Any, allowed: str, low: float = 0, high: float = ma
     """A number in low..high that programs can hold; text is none.
 
     Args:
-      allowed: what a sentence says of the range.
+      allowed: the range in words, for sentences.
 
     Raises:
-      InputError: it is something else.
+      InputError: any other value.
     """
     require(not isinstance(given, str | bytes), name, given, "a number")
-    # NaN is in no range, and infinity is told like it.
+    # NaN is in no range; infinity gets the same sentence.
     outside = isinstance(given, float) and not (low <= given <= high and math.isfinite(given))
     value = math.nan if outside else convert(name, given, float)
     require(low <= value <= high, name, given, allowed)
@@ -83,22 +83,18 @@ def keyword_defaults(function: Callable) -> dict[str, Any]:
 
 
 def decimal(word: str) -> int | None:
-    """The whole number below 2^31 that a word is, or None."""
+    """The whole number below 2^31 that a word stands for, or None."""
     word = word.strip()
     if not (word.isascii() and word.isdecimal()) or len(word.lstrip("0")) > 10:
         return None  # Python refuses to read thousands of digits
     return int(word) if int(word) < LIMIT else None
 
 
-def _is_whole(number: float | None) -> bool:
-    return number is not None and number.is_integer()
-
-
-def _read(value: Any) -> int | float | None:
-    """A Python number, or None where the value is none."""
+def _read(value: Any) -> int | float:
+    """A Python number, NaN where the value is none."""
     several = is_list(value) or getattr(value, "ndim", 0) > 0
     if isinstance(value, bool | np.bool_ | bytes | bytearray) or several:
-        return None
+        return math.nan
     if isinstance(value, int | np.integer):
         return int(value)
     try:
@@ -106,4 +102,4 @@ def _read(value: Any) -> int | float | None:
             return int(value)  # Python reads no more digits
         return float(value)
     except (TypeError, ValueError, OverflowError):
-        return None
+        return math.nan

@@ -1,9 +1,9 @@
-"""Extension of Griffe, which reads docstrings for the site: an entry of several names is several.
+"""Extension of Griffe, which reads docstrings for the site: splits entries of several names.
 
     Args:
       momentum, weight_decay: of plain SGD.
 
-are two parameters of one meaning; Griffe would take them for one of that name.
+are two parameters with one description; Griffe would read one parameter of that name.
 """
 
 import re
@@ -53,7 +53,7 @@ def one_each(text: str) -> str:
 
 
 class OneEach(Extension):
-    """Hands `one_each` the docstring of everything that is read."""
+    """Applies `one_each` to every docstring."""
 
     def on_object(self, *, obj, **kwargs):
         if obj.docstring:

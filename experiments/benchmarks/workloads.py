@@ -1,4 +1,4 @@
-"""Synthetic federations of the benchmark: anyone can run it, nothing has to be downloaded."""
+"""Synthetic federations of the benchmark: nothing has to be downloaded."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ import fedjax_pfl as pfl
 
 @dataclass(frozen=True)
 class Workload:
-    """One experiment, as every contestant runs it: FedAvg's local SGD on random images.
+    """One experiment, the same for every contestant: FedAvg's local SGD on random images.
 
     Attributes:
       model: "cnn" (4 layers), "cnn_bn" (the same with batch normalisation), "mlp" or "softmax".
@@ -53,7 +53,7 @@ class Workload:
         return pfl.Partition.from_lists(parts[:, : self.train], parts[:, self.train :])
 
     def network(self):
-        """What `pfl.federate` takes as the model."""
+        """The model for `pfl.federate`."""
         if self.model == "cnn_bn":
             return pfl.networks.CNN(10, (32, 64), 5, 0, 512, norm="before_relu")
         if self.model == "mlp":

@@ -18,6 +18,7 @@ from fedjax_pfl.values import convert, decimal
 from ..outputs import tracking
 from . import console, devices, flags, identity, resume
 from .algorithms import common_training, own_training, parse_algorithms
+from .flagfiles import value_of
 from .new_clients import NewClients, split_new_clients
 
 
@@ -25,8 +26,7 @@ from .new_clients import NewClients, split_new_clients
 class Experiment:
     """A checked command line: everything is built, nothing is compiled or written yet.
 
-    `training` holds the options of local training that algorithms have of their own, see
-    `own_training`.
+    `training` holds algorithms' own options of local training, see `own_training`.
     """
 
     args: absl.flags.FlagValues
@@ -44,14 +44,14 @@ class Experiment:
     new_clients: NewClients | None = None
 
     def federation_of(self, algorithm: str) -> pfl.Federation:
-        """The federation as an algorithm is given it: with local training of its own, if any."""
+        """The federation of an algorithm: with its own local training, if any."""
         own = self.training[algorithm]
         return self.federation.with_training(**own) if own else self.federation
 
 
 @dataclass(frozen=True)
 class Material:
-    """What a run is made of, and what that makes it (`identity.describe`)."""
+    """The material of a run, and its identity (`identity.describe`)."""
 
     algorithms: dict[str, pfl.Algorithm]
     dataset: pfl.Dataset
@@ -61,10 +61,10 @@ class Material:
 
 
 def check_flags(args: absl.flags.FlagValues) -> None:
-    """Raises `InputError` for what can be told of the flags before data are loaded."""
-    for name in parse_algorithms(args.algorithms, args["set"].value):
+    """Raises `InputError` for errors in the flags that show before data are loaded."""
+    for name in parse_algorithms(args.algorithms, value_of(args, "set")):
         check_name("Algorithm", name)
-    own_training(args.algorithms, args["set"].value, common_training(args))
+    own_training(args.algorithms, value_of(args, "set"), common_training(args))
     if args.seed + args.num_seeds > 2**31:
         raise pfl.InputError(f"--seed must be at most {2**31 - args.num_seeds}, got {args.seed}.")
     parse_rounds(args.matrix_rounds, args.rounds)
@@ -72,8 +72,8 @@ def check_flags(args: absl.flags.FlagValues) -> None:
     parse_clients(args.score_clients)
     parse_stragglers(args.stragglers)
     for name, choices in flags.CHOICES.items():
-        if args[name].value not in choices:
-            raise pfl.unknown_name(name, args[name].value, choices)
+        if value_of(args, name) not in choices:
+            raise pfl.unknown_name(name, value_of(args, name), choices)
     if args.tensorboard:
         tracking.check()
 
@@ -85,8 +85,8 @@ def material(args: absl.flags.FlagValues, dataset: pfl.Dataset | None = None) ->
       pfl.InputError: whatever of the flags for these can't be.
     """
     check_flags(args)
-    algorithms = parse_algorithms(args.algorithms, args["set"].value)
-    training = own_training(args.algorithms, args["set"].value, common_training(args))
+    algorithms = parse_algorithms(args.algorithms, value_of(args, "set"))
+    training = own_training(args.algorithms, value_of(args, "set"), common_training(args))
     options = parse_pairs(args, "model_option")
     dataset = load_dataset(args) if dataset is None else dataset
     partition = make_partition(args, dataset)
@@ -101,8 +101,8 @@ def prepare(
 
     Args:
       args: the flags.
-      output: folder to write to, checked already; by default what the flags say.
-      made: the flags' `material`, where there is one already.
+      output: folder to write to, checked already; by default that of the flags.
+      made: the flags' `material`, if it was made already.
 
     Raises:
       pfl.InputError: whatever of the flags can't be.
@@ -143,13 +143,13 @@ def prepare(
 
 
 def federation_options(args: absl.flags.FlagValues) -> dict[str, Any]:
-    """The options of `pfl.federate` that flags give, by name.
+    """The options of `pfl.federate` from the flags, by name.
 
     Raises:
-      pfl.InputError: words that say none.
+      pfl.InputError: a word that is no valid value.
     """
     known = [name for group in pfl.options.GROUPS for name in pfl.options.declared(group)]
-    return {name: args[name].value for name in known if name in args} | {
+    return {name: value_of(args, name) for name in known if name in args} | {
         "model_options": parse_pairs(args, "model_option"),
         "stragglers": parse_stragglers(args.stragglers),
         "extra_loss": common_training(args).extra_loss,
@@ -167,12 +167,12 @@ def load_dataset(args: absl.flags.FlagValues) -> pfl.Dataset:
 def parse_pairs(
     args: absl.flags.FlagValues, flag: str, texts: Collection[str] = ()
 ) -> dict[str, int | float | str]:
-    """Options of words such as "hidden=128", numbers where they read like numbers.
+    """Options from words such as "hidden=128"; words that look like numbers become numbers.
 
     Options named in `texts` stay text: a column may be called "1".
     """
     options = {}
-    for word in args[flag].value:
+    for word in value_of(args, flag):
         name, text = flags.name_and_value(flag, word)
         if name in options:
             raise pfl.InputError(f"--{flag} gives {name} twice.")
@@ -200,10 +200,15 @@ def parse_rounds(words: list[str] | None, rounds: int) -> list[int] | None:
 
 def parse_clients(words: list[str] | None) -> list[int] | None:
     """Numbers of clients."""
-    bad = [word for word in words or () if decimal(word) is None]
-    if bad:
-        raise pfl.InputError(f"--score_clients must be clients such as 0,3, got {shown(bad[0])}.")
-    return None if words is None else [decimal(word) for word in words]
+    if words is None:
+        return None
+    clients = []
+    for word in words:
+        client = decimal(word)
+        if client is None:
+            raise pfl.InputError(f"--score_clients must be clients such as 0,3, got {shown(word)}.")
+        clients.append(client)
+    return clients
 
 
 def parse_stragglers(words: list[str]) -> dict[int, int]:
@@ -225,9 +230,11 @@ def parse_stragglers(words: list[str]) -> dict[int, int]:
 def parse_adaptation(args: absl.flags.FlagValues) -> pfl.Adaptation | None:
     """Local steps before scoring, or None where they are off."""
     epochs, steps = args.adapt_epochs, args.adapt_steps
-    others = pfl.options.declared(pfl.Adaptation).keys() - {"epochs", "steps"}
-    how = {name: args[f"adapt_{name}"] for name in sorted(others) if f"adapt_{name}" in args}
-    given = {name: flag.value for name, flag in how.items()}
+    declared = pfl.options.declared(pfl.Adaptation)
+    known = [f"adapt_{name}" for name, option in declared.items() if option.kind]
+    amount = ("adapt_epochs", "adapt_steps")
+    how = {name: value_of(args, name) for name in known if name not in amount}
+    given = {name.removeprefix("adapt_"): value for name, value in how.items()}
     adapt = pfl.Adaptation(epochs=epochs, steps=steps or None, **given)
     adapt.validate()
     if epochs and steps:
@@ -247,7 +254,7 @@ def make_partition(args: absl.flags.FlagValues, dataset: pfl.Dataset) -> pfl.Par
         given += [name for name in ("partition",) if args[name].present]
         if given:
             raise pfl.InputError(
-                f"--{given[0]} can't be given with --partition_file: the file says who holds what."
+                f"--{given[0]} can't be given with --partition_file: the file has the partition."
             )
         partition = pfl.Partition.load(as_path("--partition_file", args.partition_file))
         if args["num_clients"].present and args.num_clients != partition.num_clients:
@@ -265,7 +272,7 @@ def make_partition(args: absl.flags.FlagValues, dataset: pfl.Dataset) -> pfl.Par
                     f"--{name} is no option of partition rule {args.partition!r}, which takes "
                     f"{valid}."
                 )
-        options = {flags.RULE_OPTION.get(name, name): args[name].value for name in given}
+        options = {flags.RULE_OPTION.get(name, name): value_of(args, name) for name in given}
         texts = {name: value for name, value in options.items() if isinstance(value, str)}
         defaults = pfl.rule_options(args.partition)
         options |= pfl.parse_options(texts, defaults, "option of the partition rule")

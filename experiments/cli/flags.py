@@ -18,8 +18,8 @@ RULE_FLAG = {option: flag for flag, option in RULE_OPTION.items()}
 SIMULATED, SCORED = keyword_defaults(pfl.simulate), keyword_defaults(pfl.score_new_clients)
 GROUPS = {
     "comparison": "Algorithms",
-    "data": "Data and who holds it",
-    "rule": "Options of the partition rule (--list tells which rule takes which, and the defaults)",
+    "data": "Data and partition",
+    "rule": "Options of the partition rule (--list shows each rule's options and defaults)",
     "training": "Local training and the model",
     "run": "The run and what it writes",
     "help": "Help",
@@ -27,7 +27,7 @@ GROUPS = {
 
 
 class _Number(flags.FloatParser):
-    """Numbers that float32 has: no NaN, which is outside no bounds, and no infinity."""
+    """Numbers in float32's range, without NaN (which passes bounds) and infinity."""
 
     def convert(self, argument) -> float:
         return convert("the value", argument, float)
@@ -66,12 +66,12 @@ class _Group:
         flags.DEFINE_boolean(name, default, meaning, **self.place, **options)
 
     def options(self, declared_in: type, prefix: str = "", **defaults) -> None:
-        """Flags for the options that the library declares in a group and one word can say.
+        """Flags for the options of a group that can be given in one word.
 
         Args:
           declared_in: the group.
-          prefix: what the flags' names begin with.
-          **defaults: in place of the library's.
+          prefix: of the flags' names.
+          **defaults: instead of the library's.
         """
         for option in pfl.options.declared(declared_in).values():
             name = prefix + option.name
@@ -90,7 +90,7 @@ class _Group:
                 self.text(name, default, meaning)
 
 
-# Choices of which runs take some only, and options that flags spell in another way.
+# Options of which runs allow only some choices, and options with another form as flags.
 CHOICES = {"dtype": ("float32", "float64")}
 SPELLED: dict[str, Callable[[_Group], None]] = {
     "model_options": lambda group: group.pairs(
@@ -99,7 +99,7 @@ SPELLED: dict[str, Callable[[_Group], None]] = {
     "extra_loss": lambda group: group.number(
         "wdr_weight",
         0.0,
-        "weight distribution regularizer of cwFedAVG, beside every algorithm",
+        "weight distribution regularizer of cwFedAVG, added to every algorithm",
         0.0,
     ),
     "stragglers": lambda group: group.names(
@@ -108,7 +108,7 @@ SPELLED: dict[str, Callable[[_Group], None]] = {
     "devices": lambda group: group.text(
         "devices",
         "auto",
-        "devices that the client axis is dealt out over; 'auto': a CPU's cores, else 1",
+        "devices that share the client axis; 'auto': a CPU's cores, else 1",
     ),
 }
 
@@ -132,7 +132,7 @@ def _comparison(group: _Group) -> None:
         "may be given many times",
         **group.place,
     )
-    meaning = "take --import_file from flagfiles too, whose authors' code then runs here"
+    meaning = "allow --import_file in flagfiles too: the code of their authors then runs here"
     group.switch("trust_flagfiles", False, meaning)
 
 
@@ -144,7 +144,7 @@ def _data(group: _Group) -> None:
     group.text("partition", "dirichlet", "rule that deals samples to clients")
     group.whole("num_clients", 20, "number of clients", 1)
     group.whole("partition_seed", 0, "fixes the partition, for all seeds of the run", 0)
-    group.text("partition_file", None, "NPZ file with the samples of each client, for the rule")
+    group.text("partition_file", None, "NPZ file with each client's samples, instead of a rule")
     group.number("validation_fraction", 0.0, "part of each client's training samples set aside")
 
 
@@ -159,11 +159,11 @@ def _rule(group: _Group) -> None:
     group.whole("dominant_classes", None, "dominant classes of a group, if sampled", 1)
     group.whole("train_samples", None, "largest number of training samples of a client", 1)
     group.whole("test_samples", None, "largest number of test samples of a client", 1)
-    group.text("test_split", None, "'official', 'pooled', 'train' or 'auto' (the rule's custom)")
+    group.text("test_split", None, "'official', 'pooled', 'train' or 'auto' (the rule's choice)")
     group.number(
         "test_fraction", None, "part of a client's samples held out for testing, if pooled"
     )
-    # What single rules take beside these; given as text and parsed by the rule's own types.
+    # Further options of single rules, given as text and parsed by the rule's own types.
     named = {
         RULE_FLAG.get(option, option) for rule in pfl.RULES for option in pfl.rule_options(rule)
     }
@@ -184,29 +184,31 @@ def _training(group: _Group) -> None:
 def _run(group: _Group) -> None:
     group.whole("num_seeds", 3, "repetitions, with the seeds SEED, SEED + 1, ...", 1, pfl.MAX_RUNS)
     group.whole(
-        "seed", 0, "varies initialisation, cohorts and batches, alike for all algorithms", 0
+        "seed", 0, "varies initialisation, cohorts and batches; the same for all algorithms", 0
     )
     meaning = "score the models after every so many rounds, and the last"
     group.whole("eval_every", SIMULATED["eval_every"], meaning, 1)
-    group.names("score_clients", None, "clients whose models are scored (default: all served)")
+    group.names(
+        "score_clients", None, "clients whose models are scored (default: all that have one)"
+    )
     group.names("matrix_rounds", None, "rounds whose mixing is kept (default: first, middle, last)")
     group.options(pfl.Adaptation, "adapt_", epochs=0, steps=0)
-    group.whole("new_clients", 0, "the last so many clients take part in nothing", 0)
-    meaning = "local steps after which those are scored, at the end"
+    group.whole("new_clients", 0, "how many of the last clients are new clients, in no round", 0)
+    meaning = "local steps after which new clients are scored, at the end"
     group.names("new_client_steps", list(map(str, SCORED["steps"])), meaning)
     meaning = "parts of their training samples that they may use"
     group.names("new_client_samples", list(map(str, SCORED["fractions"])), meaning)
     group.options(pfl.options.ExecutionOptions)
     meaning = "a new folder, or that of the same run (default: runs/DATASET-PARTITION-HASH)"
     group.text("output_dir", None, meaning)
-    meaning = "seconds between checkpoints, from which the same command goes on; 0: every chunk"
+    meaning = "seconds between checkpoints, where the same command continues; 0: every chunk"
     group.number("checkpoint_seconds", 60.0, meaning, 0.0)
     group.switch("save_models", True, "write the final models")
     group.switch("tensorboard", False, "also write TensorBoard's event files")
     group.text(
         "compilation_cache",
         "~/.cache/fedjax_pfl",
-        "folder that keeps compiled programs; '' for none",
+        "folder for compiled programs; '' for none",
     )
 
 
@@ -220,8 +222,8 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
     """Flag values from a command line, `argv[0]` being the program's name.
 
     Raises:
-      InputError: a flagfile that can't be read, or that wants to run code; a file of the user's
-        own that does not run.
+      InputError: a flagfile that can't be read, or that would run code; a user's own file that
+        does not run.
       flags.Error: an unknown flag (the message names the nearest), a value of the wrong type, or
         an argument that is no flag.
     """
@@ -255,7 +257,7 @@ def _in_short(message: str) -> str:
 
 
 def name_and_value(flag: str, word: str) -> tuple[str, str]:
-    """The parts of a word such as "hidden=128" that a flag was given."""
+    """The parts of a flag's word such as "hidden=128"."""
     name, equals, value = (part.strip() for part in word.partition("="))
     if not (equals and name and value):
         raise pfl.InputError(f"--{flag} must read NAME=VALUE, got {shown(word)}.")

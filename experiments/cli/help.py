@@ -8,12 +8,12 @@ from .flags import GROUPS
 from .start import called
 
 USAGE = f"""\
-Compares personalized federated learning algorithms and writes what they did.
+Compares personalized federated learning algorithms and writes the results.
 
   {called("run")} --algorithms=local,fedavg,feddwa --dataset=digits --alpha=0.1
   {called("run")} --preset=digits_quick --rounds=20
 
-A flag given later wins over an earlier one, those of a --preset or --flagfile included."""
+A later flag wins over an earlier one, also over those of a --preset or --flagfile."""
 
 
 def _shown(default) -> str:

@@ -1,4 +1,4 @@
-"""Clients that take no part in a run: their flags, their scores, and the table of them."""
+"""New clients of a run: their flags, scores and table."""
 
 import contextlib
 import csv
@@ -24,7 +24,7 @@ COLUMNS = ("seed", "client", "part_of_samples", "local_steps", "accuracy")
 
 @dataclass(frozen=True)
 class NewClients:
-    """Clients that took part in nothing, and how they are scored afterwards."""
+    """New clients, and how they are scored after the run."""
 
     federation: pfl.Federation
     steps: tuple[int, ...]
@@ -34,7 +34,7 @@ class NewClients:
 def split_new_clients(
     args: absl.flags.FlagValues, federation: pfl.Federation
 ) -> tuple[pfl.Federation, NewClients | None]:
-    """(the federation of those who take part, the new clients or None).
+    """(the federation of the clients that take part, the new clients or None).
 
     Raises:
       pfl.InputError: more than there are, or steps or samples that can't be.
@@ -44,12 +44,13 @@ def split_new_clients(
             if args[name].value != args[name].default:
                 raise pfl.InputError(f"--{name} needs --new_clients.")
         return federation, None
-    steps = [decimal(word) for word in args.new_client_steps]
+    read = [decimal(word) for word in args.new_client_steps]
+    steps = [number for number in read if number is not None]
     fractions = []
     for word in args.new_client_samples:
         with contextlib.suppress(ValueError):
             fractions.append(float(word))
-    if not steps or None in steps:
+    if not steps or None in read:
         given = ",".join(args.new_client_steps)
         raise pfl.InputError(
             f"--new_client_steps must be whole numbers such as 0,5, got {shown(given)}."
@@ -79,13 +80,11 @@ def score(
     scores = pfl.score_new_clients(
         result.final, federation, steps=new_clients.steps, fractions=new_clients.fractions
     )
-    ids = np.asarray(new_clients.federation.data.ids).tolist()
-    axes = (result.seeds, new_clients.fractions, new_clients.steps, ids)
+    ids: list[int] = np.asarray(new_clients.federation.data.ids).tolist()
+    rows = itertools.product(result.seeds, new_clients.fractions, new_clients.steps, ids)
     return [
         (seed, client, part, steps, float(scores[at]))
-        for at, (seed, part, steps, client) in zip(
-            np.ndindex(scores.shape), itertools.product(*axes), strict=True
-        )
+        for at, (seed, part, steps, client) in zip(np.ndindex(scores.shape), rows, strict=True)
         if np.isfinite(scores[at])
     ]
 
@@ -133,6 +132,6 @@ def write_table(folder: Path, names: Iterable[str]) -> str:
         cells = [f"{100 * np.mean(found[at]):.2f}" if at in found else "-" for at in points]
         lines.append([name, *cells])
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    said = "Accuracy % of clients that took part in nothing, mean over them and seeds:"
+    said = "Accuracy % of new clients, which took part in no round; mean over them and seeds:"
     write_text(folder / "new_clients.md", f"{said}\n\n{table}\n")
     return f"{said}\n\n{table}"

@@ -17,7 +17,7 @@ from fedjax_pfl.data.whole_files import there, writing
 from fedjax_pfl.errors import InputError, unknown_name
 
 from ..cli import shell
-from ..cli.flagfiles import FlagValues
+from ..cli.flagfiles import FlagValues, value_of
 from ..cli.start import called
 from ..outputs.run_files import aside
 from . import (  # noqa: F401 - their figures are registered on import
@@ -42,7 +42,7 @@ Draws a figure from finished runs of {called("run")}; docs/figures.md has exampl
   {called("figures")} accuracy/setting --runs='runs/k*' --x=feddwa.top_k --group=alpha \\
       --output=top_k.png --data=top_k.csv
 
-A folder of --runs is that of an algorithm, of a comparison (all its algorithms), or one above
+--runs takes folders of an algorithm, of a comparison (all its algorithms), or folders above
 those. Options of the figure (--list shows them): --NAME=VALUE."""
 FORMATS = (".png", ".pdf", ".svg")
 
@@ -56,7 +56,7 @@ def parse(argv: Sequence[str]) -> tuple[str | None, absl.flags.FlagValues]:
     absl.flags.DEFINE_string("output", None, "a new PNG, PDF or SVG file", **place)
     absl.flags.DEFINE_string("data", None, "a new CSV file for the numbers", **place)
     absl.flags.DEFINE_string(
-        "data_dir", None, "folder with the data set, if it isn't where the runs had it", **place
+        "data_dir", None, "folder with the data set, if it was moved after the runs", **place
     )
     absl.flags.DEFINE_boolean("list", False, "print all figures and their options", **place)
     absl.flags.DEFINE_boolean("help", False, "print this", **place)
@@ -93,17 +93,19 @@ def _text(default) -> str:
 
 
 def draw(name: str | None, args: absl.flags.FlagValues) -> Drawing:
-    """The figure asked for, not written yet.
+    """The chosen figure, not written yet.
 
     Raises:
-      InputError: an unknown figure or option, or runs that don't have what it shows.
+      InputError: an unknown figure or option, or runs without the data for it.
     """
     if name is None:
         raise InputError("Give the name of a figure, such as waffle/weights; --list shows them.")
     if name not in FIGURES:
         raise unknown_name("figure", name, FIGURES)
     plot = FIGURES[name]
-    given = {f.name: f.value for f in args.get_flags_for_module("options") if f.present}
+    given = {
+        f.name: value_of(args, f.name) for f in args.get_flags_for_module("options") if f.present
+    }
     options = pfl.parse_options(given, plot.options, f"option of figure {name!r}")
     if not plot.needs_runs:
         if args.runs:
@@ -121,7 +123,7 @@ def new_file(flag: str, text: str | None, endings: Sequence[str]) -> Path | None
     """A path to write to, which must not exist.
 
     Raises:
-      InputError: it does, has another ending, or can't be written.
+      InputError: it exists, has another ending, or can't be written.
     """
     if text is None:
         return None

@@ -1,7 +1,7 @@
-"""Going on from a finished run: its federation and models again, and a local epoch that follows.
+"""Rebuilds a finished run's federation and models, and runs one further local epoch.
 
-The federation is built of the flags in `config.json`, the clients' samples of `partition.npz` and
-the models of `models.npz`; nothing is written. The epoch is that of the round after the last.
+The federation comes from the flags in `config.json` and the clients' samples in `partition.npz`,
+the models from `models.npz`; nothing is written. The epoch is that of the round after the last.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from ..cli.algorithms import words as algorithm_words
 from ..cli.build import Experiment, prepare
 from .runs import Run
 
-# What the saved partition says, and what has nothing to do with local training.
+# Flags that the saved partition replaces, or that local training does not use.
 _LEFT_OUT = {
     "algorithms", "set", "partition", "partition_file", "num_clients", "partition_seed",
     "validation_fraction", "matrix_rounds", "output_dir", "save_models", "compilation_cache",
@@ -33,11 +33,11 @@ _LEFT_OUT = {
 
 
 def rebuild(run: Run, data_dir: str = "", without: Sequence[str] = ()) -> Experiment:
-    """The experiment of a run, as its flags and saved partition tell.
+    """The experiment of a run, from its flags and saved partition.
 
     Args:
-      data_dir: folder with the data set, where it isn't the one that the run was given.
-      without: flags that are left at their defaults.
+      data_dir: folder with the data set, if it isn't that of the run's flags.
+      without: flags that stay at their defaults.
 
     Raises:
       InputError: the partition or the data set isn't there.
@@ -67,14 +67,14 @@ def rebuild(run: Run, data_dir: str = "", without: Sequence[str] = ()) -> Experi
 
 
 def federation_of(run: Run, data_dir: str = "", without: Sequence[str] = ()) -> pfl.Federation:
-    """The clients of a run with what its algorithm changes about them."""
+    """The federation of a run, prepared by its algorithm."""
     experiment = rebuild(run, data_dir, without)
     algorithm = experiment.algorithms[run.algorithm]
     return algorithm.prepare(experiment.federation_of(run.algorithm))
 
 
 def saved_models(run: Run, row: int, federation: pfl.Federation, name: str) -> Tree:
-    """Models [N, ...] of the seed at `row`, as the federation's task takes them.
+    """Models [N, ...] of the seed at `row`, in the form of the federation's task.
 
     Raises:
       InputError: no such model was saved.
@@ -87,17 +87,23 @@ def saved_models(run: Run, row: int, federation: pfl.Federation, name: str) -> T
     shapes = jax.eval_shape(lambda: federation.initial_model(jax.random.key(0)))
 
     def leaf(key_path, shape):
-        value, leaf_name = held, trees.path_name(key_path)
-        for part in leaf_name.split("/"):
-            value = value.get(part) if isinstance(value, dict) else None
+        leaf_name = trees.path_name(key_path)
+        value = _within(held, leaf_name)
         shared = axes[name] == ("seed",)
         wanted = (len(run.seeds), *(() if shared else (run.num_clients,)), *shape.shape)
-        if getattr(value, "shape", None) != wanted or value.dtype.kind not in "biuf":
+        if value is None or value.shape != wanted or value.dtype.kind not in "biuf":
             raise damaged(path, f"its model {name!r} has no {leaf_name} {list(wanted)}")
-        value = jnp.asarray(value[row], shape.dtype)
-        return jnp.broadcast_to(value, (run.num_clients, *shape.shape)) if shared else value
+        one = jnp.asarray(value[row], shape.dtype)
+        return jnp.broadcast_to(one, (run.num_clients, *shape.shape)) if shared else one
 
     return jax.tree_util.tree_map_with_path(leaf, shapes)
+
+
+def _within(model: Tree, path: str) -> np.ndarray | None:
+    """The array at a path of a saved model, None where there is none."""
+    for part in path.split("/"):
+        model = model.get(part) if isinstance(model, dict) else None
+    return model if isinstance(model, np.ndarray) else None
 
 
 def saved_names(run: Run, prefix: str) -> list[str]:
@@ -107,9 +113,10 @@ def saved_names(run: Run, prefix: str) -> list[str]:
 
 
 def context(federation: pfl.Federation, seed, rounds) -> pfl.Context:
-    """The round that would follow `rounds` played ones; it has no cohort."""
-    t = jnp.asarray(rounds, jnp.int32)
-    return pfl.Context(federation, jax.random.key(seed), t, t, cohort=None)
+    """The round that would follow after `rounds` rounds."""
+    t, key = jnp.asarray(rounds, jnp.int32), jax.random.key(seed)
+    cohort = federation.participation.cohort(key, t, federation.data.ids)
+    return pfl.Context(federation, key, t, t, cohort)
 
 
 def similarity_by_block(
@@ -117,7 +124,7 @@ def similarity_by_block(
 ) -> tuple[list[str], np.ndarray]:
     """How alike the updates of one local epoch are, block by block.
 
-    Every client trains one epoch from its own model; an update is what that adds.
+    Every client trains one epoch from its own model; its update is the change.
 
     Returns:
       (names of the L blocks with parameters, cosines [L, N, N], NaN for clients that diverged).

@@ -1,4 +1,4 @@
-"""Which of the runs given a figure can draw, what sets them apart, and what they are called."""
+"""Selects the runs that a figure can draw, and names them by their differences."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from fedjax_pfl.errors import InputError, unknown_name
 
 from .runs import ALGORITHM, Run, same_data
 
-# Flags that say what is measured beside a run.
+# Flags of additional measurements.
 MEASURING = (
     "adapt_epochs",
     "adapt_steps",
@@ -22,13 +22,13 @@ MEASURING = (
 REPEATS = ("seed", "num_seeds", "partition_seed")
 
 
-def having(runs: Sequence[Run], has: Callable[[Run], Any], what: str, remedy: str) -> list[Run]:
-    """Those runs of which `has(run)` isn't None.
+def having(runs: Sequence[Run], has: Callable[[Run], bool], what: str, remedy: str) -> list[Run]:
+    """The runs for which `has(run)` holds.
 
     Raises:
       InputError: there is none; "none of the runs has `what`: `remedy`".
     """
-    kept = [run for run in runs if has(run) is not None]
+    kept = [run for run in runs if has(run)]
     if not kept:
         some = ", ".join(str(run.folder) for run in runs[:3]) + (", ..." if len(runs) > 3 else "")
         raise InputError(f"None of the runs has {what} ({some}): {remedy}.")
@@ -39,22 +39,22 @@ def with_record(runs: Sequence[Run], name: str) -> list[Run]:
     """Runs whose algorithm records `name` for each client."""
     known = sorted({name for run in runs for name in run.recorded})
     return having(
-        runs, lambda run: run.record(name), f"the record {name!r}",
+        runs, lambda run: name in run.recorded, f"the record {name!r}",
         f"run an algorithm that records it; these record {', '.join(known)}",
     )  # fmt: skip
 
 
 def with_matrix(runs: Sequence[Run], name: str) -> list[Run]:
     """Runs whose algorithm records the matrix `name`."""
-    known = sorted({name for run in runs for name in run.matrices} - {"rounds", "seeds"})
+    known = sorted({name for run in runs for name in run.recorded_matrices})
     have = f"these record {', '.join(known)} (choose with --matrix)" if known else "these have none"
     return having(
-        runs, lambda run: run.matrix(name), f"the matrix {name!r}",
+        runs, lambda run: name in run.recorded_matrices, f"the matrix {name!r}",
         f"run an algorithm that records it, with --matrix_rounds for the rounds to keep; {have}",
     )  # fmt: skip
 
 
-# How a run comes to score a model beside the personalized one.
+# How to make a run score further models.
 SCORED_WITH = {
     "adapted": "run with --adapt_steps=10 --adapt_when=last",
     "guidance": "run feddwa with --set=feddwa.score_guidance=true",
@@ -71,7 +71,7 @@ def with_scores(runs: Sequence[Run], models: Sequence[str], split: str = "test")
             other = "run with --validation_fraction=0.2"
         remedy = SCORED_WITH.get(model, other) if known else other
         runs = having(
-            runs, lambda run, m=model: run.accuracy(m, split),
+            runs, lambda run, m=model: m in run.scored(split),
             f"{split} scores of the model {model!r}", remedy,
         )  # fmt: skip
     return list(runs)
@@ -80,7 +80,7 @@ def with_scores(runs: Sequence[Run], models: Sequence[str], split: str = "test")
 def with_models(runs: Sequence[Run]) -> list[Run]:
     """Runs that saved their final models."""
     return having(
-        runs, lambda run: True if (run.folder / "models.npz").exists() else None,
+        runs, lambda run: (run.folder / "models.npz").exists(),
         "saved models", "run with --save_models",
     )  # fmt: skip
 
@@ -88,7 +88,7 @@ def with_models(runs: Sequence[Run]) -> list[Run]:
 def varying(runs: Sequence[Run], ignore: Sequence[str] = ()) -> list[str]:
     """Names of settings in which runs differ, an algorithm's own only among runs of that algorithm.
 
-    Flags that only say what is measured beside a run are left out.
+    Flags of additional measurements are left out.
     """
     names = dict.fromkeys(name for run in runs for name in run.settings)
     bare = {name for run in runs for name in run.hyperparameters}

@@ -1,4 +1,4 @@
-"""How clients train in a run, in one line: the header and the table say the same."""
+"""Local training of a run in one line, for the header and the table."""
 
 from collections.abc import Collection
 
@@ -6,7 +6,7 @@ import absl.flags
 
 import fedjax_pfl as pfl
 
-# Named where they are not what they are by default.
+# Named where they differ from the default.
 EXTRAS = (
     "momentum", "weight_decay", "wdr_weight", "batch_order", "augment", "share", "head",
     "batch_norm", "stragglers", "straggler_schedule", "initializer", "dtype", "compute_dtype",
@@ -21,8 +21,8 @@ def described(
 
     Args:
       args: the flags of a run.
-      num_clients: those who can be drawn; None where that varies.
-      varied: flags left out, as a sweep gives them values of its own.
+      num_clients: clients that can be drawn; None where that varies.
+      varied: flags to leave out, as a sweep varies them.
     """
     steps = args.local_steps is not None or "local_steps" in varied
     name = "local_steps" if steps else "local_epochs"

@@ -1,4 +1,4 @@
-"""What is published of the papers' data sets: shapes, and samples of each class."""
+"""Published facts of the papers' data sets: shapes, and samples of each class."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,7 @@ MNIST_TEST = (980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009)
 
 
 class Kind(NamedTuple):
-    """What is published of a data set: enough to deal it to clients and to build its model.
+    """Published facts of a data set, enough to partition it and to build its model.
 
     Attributes:
       shape: of one sample.

@@ -18,7 +18,7 @@ RATES = pfl.options.RATES  # flags that vary inside a program
 
 
 def _read(value: str) -> float | str:
-    """A value of a grid as it counts: 0.1 and 0.10 are the same."""
+    """A value of a grid for comparison: 0.1 and 0.10 are the same."""
     try:
         return float(value)
     except ValueError:
@@ -26,7 +26,7 @@ def _read(value: str) -> float | str:
 
 
 def parse_grid(words: Sequence[str]) -> dict[str, list[str]]:
-    """Values by name, of words such as "feddwa.top_k=1,3,5"."""
+    """Values by name, from words such as "feddwa.top_k=1,3,5"."""
     grid: dict[str, list[str]] = {}
     for word in words:
         name, text = flags.name_and_value("grid", word)
@@ -37,7 +37,7 @@ def parse_grid(words: Sequence[str]) -> dict[str, list[str]]:
             raise pfl.InputError(f"--grid={cut(word, 100)} must list different values.")
         grid[name] = values
     if not grid:
-        raise pfl.InputError("Give what to try, such as --grid=learning_rate=0.03,0.1.")
+        raise pfl.InputError("Give values to try, such as --grid=learning_rate=0.03,0.1.")
     return grid
 
 
@@ -64,14 +64,14 @@ def traced(name: str, algorithms: Mapping[str, pfl.Algorithm]) -> bool:
         return False
     if algorithm not in algorithms:
         raise pfl.unknown_name("algorithm in --grid", algorithm, algorithms)
-    known = {*algorithms[algorithm].hyperparameters(), *OWN}
-    if key not in known:
-        raise pfl.unknown_name(f"hyperparameter of {algorithm!r} in --grid", key, known)
+    names = {*algorithms[algorithm].hyperparameters(), *OWN}
+    if key not in names:
+        raise pfl.unknown_name(f"hyperparameter of {algorithm!r} in --grid", key, names)
     return key in pfl.sweepable(algorithms[algorithm])
 
 
 def changing_data(grid: Collection[str]) -> list[str]:
-    """Names of the grid whose values are different data, not other ways with the same."""
+    """Names of the grid whose values change the data."""
     known = flags.resolved(flags.parse(["sweep"]))
     return [n for n in grid if n in {**known["data"], **known["rule"]} and n != "input_scaling"]
 
@@ -99,9 +99,8 @@ class Cell:
     def folder(self) -> str:
         """A name that no other algorithm or setting has, on any file system.
 
-        As it reads where that can be told apart: names of settings have no "-" and no "=", values
-        here no "=" and nothing of capitals, so the words can be found again. Else it ends in "~"
-        and a digest.
+        The words themselves where they are unambiguous: names of settings have no "-" and no "=",
+        and the values have no "=" and no capitals. Otherwise the name ends in "~" and a digest.
         """
         name = "-".join([self.algorithm, *(f"{k}={v}" for k, v in self.fixed.items())])
         values = "".join(self.fixed.values())
@@ -115,7 +114,7 @@ class Cell:
 
     @property
     def settings(self) -> dict[str, list]:
-        """What `simulate` sweeps inside the program, or nothing."""
+        """The settings that `simulate` sweeps inside the program, or None."""
         swept = {}
         for name in self.inside[0]:
             values = [one[name] for one in self.inside]
@@ -131,11 +130,11 @@ def cells(
 ) -> list[Cell]:
     """The queue of programs: structural settings times algorithms.
 
-    What an algorithm is given of its own, in the grid or by --set (`given`, names such as
-    "feddwa.learning_rate"), takes the place of the flag of that name.
+    An algorithm's own value, in the grid or by --set (`given`, names such as
+    "feddwa.learning_rate"), replaces the flag of that name.
 
     Raises:
-      InputError: the grid and --set have an option of local training of one algorithm.
+      InputError: the grid and --set both have one algorithm's option of local training.
     """
     twice = [name for name in grid if name in given and name.partition(".")[2] in OWN]
     if twice:

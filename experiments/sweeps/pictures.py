@@ -16,7 +16,7 @@ def _number(text: str) -> float | None:
 
 
 def _ordered(values: Sequence[str]) -> list[str]:
-    """Numbers by size, words as they come."""
+    """Numbers by size, words in their order."""
     distinct = list(dict.fromkeys(values))
     if all(_number(value) is not None for value in distinct):
         return sorted(distinct, key=float)
@@ -38,9 +38,10 @@ def picture(found: Sequence, algorithm: str) -> Figure | None:
 def _line(found, algorithm, name) -> Figure:
     values = _ordered([one.setting[name] for one in found])
     by_value = {one.setting[name]: one for one in found}
-    numbers = [_number(value) for value in values]
-    spaced = None not in numbers and min(numbers) > 0 and max(numbers) / min(numbers) >= 10
-    x = numbers if None not in numbers else range(len(values))
+    numbers = [number for number in map(_number, values) if number is not None]
+    real = len(numbers) == len(values)
+    spaced = real and min(numbers) > 0 and max(numbers) / min(numbers) >= 10
+    x = numbers if real else range(len(values))
     chart = drawing.canvas(5.4, 3.8)
     axes = chart.add_subplot()
     lines = []

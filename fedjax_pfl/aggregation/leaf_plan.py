@@ -35,10 +35,10 @@ class LeafPlan:
       blocks: names of the blocks, in order of first appearance.
       chosen: whether the rule of shared leaves names the leaf; None leaves it to the algorithm.
       head: name of the block that classifies.
-      batch_norm: what of the normalisation layers is shared; None leaves it to the algorithm.
+      batch_norm: which part of the normalisation layers is shared; None leaves it to the algorithm.
       personal: whether the leaf belongs to a personal head; those are private under every rule.
-      frozen: whether the leaf is never trained in a round; it keeps its first value with
-        everybody, so nothing of it travels.
+      frozen: whether the leaf is never trained in a round; all clients keep its initial value,
+        and it is never sent.
     """
 
     paths: tuple[str, ...]
@@ -132,7 +132,7 @@ class LeafPlan:
         return self.shared_block_sizes() > 0
 
     def select(self, tree: Tree, keep: Callable[[int], bool]) -> Tree:
-        """The tree with None in place of every leaf whose number `keep` refuses."""
+        """The tree with None in place of each leaf for whose number `keep` is false."""
         leaves, treedef = jax.tree.flatten(tree)
         return treedef.unflatten([x if keep(i) else None for i, x in enumerate(leaves)])
 
@@ -146,7 +146,7 @@ class LeafPlan:
         return self.shared[leaf] and trainable(self.paths[leaf])
 
     def uploaded(self, tree: Tree) -> Tree:
-        """The trainable shared leaves: what a server can compare clients by."""
+        """The trainable shared leaves, by which a server can compare clients."""
         return self.select(tree, self.compared)
 
     def head_mask(self, tree: Tree) -> Tree:
@@ -170,8 +170,7 @@ class LeafPlan:
         return replace(self, chosen=sharing.chosen(rule, self))
 
     def with_frozen(self, rule: Rule) -> "LeafPlan":
-        """The plan in which the leaves that a rule names stay as they begin, beside those that do
-        so already.
+        """The plan that also freezes the leaves that a rule names, at their initial values.
 
         Raises:
           InputError: no such rule, or it leaves nothing to train.
@@ -187,7 +186,7 @@ class LeafPlan:
         return replace(self, batch_norm=self.batch_norm or policy)
 
     def leaf_groups(self, by: str) -> tuple[int, ...]:
-        """Number of the group of every leaf: each "tensor" alone, or as `grouped` has it."""
+        """Number of the group of every leaf: each "tensor" alone, or the groups of `grouped`."""
         if by == "tensor":
             return tuple(range(len(self.paths)))
         return self.grouped(by).block_of
@@ -225,7 +224,7 @@ class LeafPlan:
         return np.array([group[block] for block in range(self.num_blocks)])
 
     def compared_parts(self, by: str, *models: Tree) -> dict[int, tuple[Tree, ...]]:
-        """What a server can compare clients by, group by group.
+        """The trainable shared leaves, by which a server can compare clients, group by group.
 
         Args:
           by: see `leaf_groups`.

@@ -19,7 +19,7 @@ class FedAvgFineTuned(FedAvg):
     number of epochs: one, at the round's learning rate.
     """
 
-    fine_tune_epochs: int = static(1)
+    fine_tune_epochs: int = static(default=1)
 
     def validate(self):
         require(self.fine_tune_epochs >= 0, "fine_tune_epochs", self.fine_tune_epochs, "at least 0")

@@ -1,6 +1,6 @@
 """Federated Learning with Personalization Layers.
 
-Manoj Ghuhan Arivazhagan, Vinay Aggarwal, Aaditya Kumar Singh, Sunav Choudhary, 2019.
+Manoj Ghuhan Arivazhagan, Vinay Aggarwal, Aaditya Kumar Singh, Sunav Choudhary. 2019.
 https://arxiv.org/abs/1912.00818
 """
 
@@ -15,17 +15,17 @@ from fedjax_pfl.structs import static
 
 
 class PartlyShared(FedAvg):
-    """FedAvg's rounds, and what its relatives choose: which layers are averaged, and how.
+    """FedAvg of some layers; subclasses choose which layers are averaged, and how.
 
     A subclass has a field `weighting`: "size", by the members' numbers of samples, or "uniform".
     """
 
     weighting: Literal["size", "uniform"]
 
-    def weights(self, ctx, cohort):
+    def weigh(self, ctx, state, sent):
         if self.weighting == "size":
-            return super().weights(ctx, cohort)
-        return mixing.normalize(cohort.mask.astype(ctx.dtype))
+            return super().weigh(ctx, state, sent)
+        return mixing.normalize(sent.cohort.mask.astype(ctx.dtype)), state
 
     def check_layers(self, name, federation):
         """Raises `InputError` unless the network has as many layers as the field `name` says."""
@@ -42,13 +42,13 @@ class FedPer(PartlyShared):
     Base and personalization layers are trained together, in one pass over the samples.
 
     Attributes:
-      personal_layers: K_P, how many layers stay with their client, the head being the last one; a
-        residual block counts as one layer. 0 is FedAvg.
+      personal_layers: K_P, how many layers stay with their client, counted from the head; a
+        residual block counts as one. 0 is FedAvg.
       weighting: p_i by "size" (the paper), or "uniform".
     """
 
-    personal_layers: int = static(1)
-    weighting: Literal["size", "uniform"] = static("size")
+    personal_layers: int = static(default=1)
+    weighting: Literal["size", "uniform"] = static(default="size")
 
     def sharing(self):
         return SharedLayers(last=self.personal_layers, others=True)

@@ -40,13 +40,14 @@ class Corrected(Trained):
 class Scaffold(fedavg.FedAvg):
     """Local steps corrected by control variates: y <- y - eta (g - c_i + c).
 
-    c_i^+ is the mean of the raw minibatch gradients on the way: for plain SGD the same as option
-    II, c_i - c + (x - y_i) / (K eta), and right with momentum and weight decay too. Uploads weigh
-    the same whatever their sizes; c moves by the changes of c_i over N, not over the cohort.
+    c_i^+ is the mean of the raw minibatch gradients of the local steps. For plain SGD this equals
+    option II, c_i - c + (x - y_i) / (K eta); it is also right with momentum and weight decay.
+    Uploads have equal weights. The change of c is the sum of the changes of c_i over N, not over
+    the cohort's size.
 
     Attributes:
-      server_rate: eta_g. It scales the step of the parameters; running statistics of normalisation
-        layers, which a longer step could make negative, are averaged, or stay local.
+      server_rate: eta_g. It scales the step of the parameters. Running statistics of normalisation
+        layers are averaged or stay local: a longer step could make them negative.
     """
 
     server_rate: float = 1.0
@@ -62,7 +63,7 @@ class Scaffold(fedavg.FedAvg):
         zero = jax.tree.map(jnp.zeros_like, start.server["params"])
         return State(**vars(start), control=zero, controls=ctx.replicate(zero))
 
-    def local_update(self, ctx, state, received, **options):
+    def local_update(self, ctx, state: State, received, **options):
         def correct(gradient, params, broadcast, client):
             return jax.tree.map(lambda g, ci, c: g - ci + c, gradient, client.operand, broadcast)
 
@@ -85,7 +86,7 @@ class Scaffold(fedavg.FedAvg):
     def weigh(self, ctx, state, sent):
         return mixing.normalize(sent.cohort.mask.astype(sent.loss.dtype)), state  # 1/M
 
-    def server_update(self, ctx, state, mean, weights, sent):
+    def server_update(self, ctx, state: State, mean, weights, sent: Corrected):
         params = jax.tree.map(
             lambda x, y: x + self.server_rate * (y - x), state.server["params"], mean["params"]
         )
@@ -96,7 +97,7 @@ class Scaffold(fedavg.FedAvg):
             controls=sent.cohort.scatter(state.controls, sent.controls),
         )
 
-    def server_control(self, ctx, state, weights, sent):
+    def server_control(self, ctx, state: State, weights, sent: Corrected):
         """c + (1/N) sum over members of (c_i^+ - c_i)."""
         return jax.tree.map(
             lambda c, new, old: c + jnp.sum(new - old, axis=0) / ctx.num_clients,

@@ -30,11 +30,11 @@ class Algorithm:
       name: canonical name.
       row_stochastic: whether recorded matrices have rows that sum to one. An algorithm whose
         definition breaks that says so here, with its source.
-      absent_kept: whether per-client state of absent clients stays as it was; likewise.
+      absent_kept: whether per-client state of absent clients is unchanged; likewise.
       absent_idle: whether absent clients compute and send nothing; likewise.
       share: the rule of shared leaves ("all", "none", "head", "body", see
         `fedjax_pfl.aggregation.sharing`), where the federation leaves it open.
-      batch_norm: what of normalisation layers is shared, where the federation leaves it open.
+      batch_norm: which part of normalisation layers is shared, where the federation leaves it open.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]  # registering makes a dataclass of a subclass
@@ -47,7 +47,7 @@ class Algorithm:
 
     def sharing(self) -> Rule:
         """The rule of shared leaves where it depends on static hyperparameters; else `share`."""
-        return self.share
+        return type(self).share  # of the class: a predicate is no method of the algorithm
 
     def validate(self) -> None:
         """Raises `InputError` for a hyperparameter out of range; called before tracing."""
@@ -58,8 +58,8 @@ class Algorithm:
     def has_step(self, federation: Federation) -> np.ndarray:
         """bool [N]: the clients that would train in a round in which they take part.
 
-        A simulation without such a client is refused. By the federation's schedule; an algorithm
-        with loops or a schedule of its own says here which clients they reach.
+        A simulation without such a client is refused. The default is
+        the federation's schedule; an algorithm with its own loops or schedule overrides this.
         """
         return federation.steps() > 0
 
@@ -75,11 +75,11 @@ class Algorithm:
             )
 
     def prepare(self, federation: Federation) -> Federation:
-        """The federation with what it leaves to the algorithm: what of a model is shared.
+        """The federation with the choices that it leaves to the algorithm: the shared layers.
 
         An algorithm that wants another head or frozen leaves asks for them here, first:
         `super().prepare(federation.with_personal_head())`. Nothing here may depend on traced
-        hyperparameters, and a federation that was prepared already stays as it is.
+        hyperparameters. A federation that was prepared already is returned unchanged.
         """
         plan = federation.plan.with_default_share(self.sharing())
         return replace(federation, plan=plan.with_default_norm(self.batch_norm))
@@ -97,7 +97,7 @@ class Algorithm:
 
         "personalized" must be among them; "global" is the name of a server's single model. Each
         is a stack [k, ...], or one `Broadcast` model for all of them. `rows` is a NumPy array where
-        everybody is asked for: `trees.take` then copies nothing.
+        it names all clients: `trees.take` then copies nothing.
         """
         raise NotImplementedError
 
@@ -106,7 +106,7 @@ class Algorithm:
         return jnp.ones((ctx.num_clients,), bool)
 
     def schedules(self, federation: Federation) -> tuple[Schedule, ...]:
-        """All that local training follows in a round, so that its steps are counted beforehand."""
+        """The schedules of a round's local training, so that its steps are known beforehand."""
         return (federation.schedule,)
 
     def adaptation(self) -> Adaptation | None:
@@ -115,9 +115,9 @@ class Algorithm:
         return None
 
     def remarks(self, federation: Federation) -> list[str]:
-        """What a reader of a table must know to compare the algorithm's row with others.
+        """Notes that a reader of a table needs to compare the algorithm's row with others.
 
-        A sentence each, without a capital and a full stop: "scored after 1 local epoch".
+        Each is a sentence without a capital and a full stop: "scored after 1 local epoch".
         """
         own, told = self.adaptation(), []
         if own is not None and (own.epochs if own.steps is None else own.steps):

@@ -1,4 +1,4 @@
-"""What a round has at hand: the cohort, local training, mixing, and its record."""
+"""What an algorithm's round can use: the cohort, local training, mixing, and the record."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,8 +33,8 @@ class Context:
       t: int32, the round, counted from 0. Traced, and the same for all seeds and settings, so
         `lax.cond` on it stays a branch.
       total: int32, rounds of the whole run; traced.
-      cohort: who takes part.
-      tally: counts what a round computes beside local steps; None where nothing is recorded.
+      cohort: the clients that take part.
+      tally: counts a round's computation apart from local steps; None where nothing is recorded.
     """
 
     federation: Federation
@@ -87,7 +87,7 @@ class Context:
     def everyone(self, rows: Rows | None = None) -> Cohort:
         """A cohort of the clients `rows` (all by default) in which nobody is absent or late."""
         in_place = rows is None
-        rows = jnp.arange(self.num_clients, dtype=jnp.int32) if rows is None else rows
+        rows = jnp.arange(self.num_clients, dtype=jnp.int32) if rows is None else jnp.asarray(rows)
         yes, zero = jnp.ones(rows.shape, bool), jnp.zeros(rows.shape, jnp.int32)
         return Cohort(
             rows=rows,
@@ -118,7 +118,7 @@ class Context:
         `options` are those of `local_sgd.train`: schedule, extra_loss, correct, trainable,
         mean_gradient, updates_per_batch, operands, broadcast, active, cursor, learning_rate,
         optimizer_state.
-        Unshuffled schedules go on where the client's earlier rounds stopped.
+        Unshuffled schedules continue where the client's earlier rounds stopped.
         """
         cohort = self.cohort if cohort is None else cohort
         options.setdefault("learning_rate", self.learning_rate)
@@ -132,7 +132,7 @@ class Context:
         )
 
     def sgd_step(self, **options) -> LocalStep:
-        """The ready local step, to be composed in a carry of the algorithm's own (`run_clients`).
+        """The ready local step, for a loop with the algorithm's own carry (`run_clients`).
 
         `options` are those of `LocalStep`: extra_loss, correct, trainable, mean_gradient,
         updates_per_batch, learning_rate.
@@ -141,13 +141,13 @@ class Context:
         return LocalStep(self.federation, **options)
 
     def initial_optimizer_state(self, model: Tree | None = None) -> Tree:
-        """What all clients' local optimizers remember before the first round, [N, ...].
+        """The initial states of all clients' local optimizers, [N, ...].
 
-        `train(..., optimizer_state=ctx.cohort.gather(state.optimizers))` takes it and returns what
-        they remember next.
+        `train(..., optimizer_state=ctx.cohort.gather(state.optimizers))` takes them and
+        returns their next states.
 
         Args:
-          model: what every client trains first; the common initial model by default.
+          model: the first model that every client trains; the common initial model by default.
         """
         model = self.initial_model() if model is None else model
         state = self.sgd_step().begin(model).optimizer
@@ -175,8 +175,8 @@ class Context:
         """`client_loop.run_clients` for the cohort (or `rows`) with this round's key.
 
         For the cohort, absent members are inactive unless `active` says otherwise, and unshuffled
-        schedules of training samples go on where the client's earlier rounds stopped. What is to
-        count as computation goes into the cohort: `cohort.keep(finite, steps)`, or twice the steps
+        schedules of training samples continue where the client's earlier rounds stopped. To count
+        the computation, put it into the cohort: `cohort.keep(finite, steps)`, or twice the steps
         where each takes two gradients.
         """
         if rows is None:
@@ -242,7 +242,7 @@ class Context:
         return local_sgd.full_gradient(self.federation, models, cohort, key)
 
     def uploaded(self, models: Stack) -> Stack:
-        """The trainable shared leaves of models: what a server can compare clients by."""
+        """The trainable shared leaves of models, by which a server can compare clients."""
         return self.federation.plan.uploaded(models)
 
     def record(
@@ -267,8 +267,8 @@ class Context:
           **matrices: by name: [.., M, M] of the cohort, or [.., M, N] where all clients' models are
             mixed (shown as [.., N, N] with the identity's rows for clients that kept their model),
             or weights [M] of a single server model (shown as [1, N]).
-          everyone_mixes: the matrices are [.., N, M]: the server makes all N clients new models.
-            Absent ones fetch theirs when they next take part, so nothing travels to them now.
+          everyone_mixes: the matrices are [.., N, M]: the server makes new models for all N
+            clients. Absent ones receive theirs when they next take part, so nothing is sent now.
         """
         return recorded(
             cohort,

@@ -1,4 +1,4 @@
-"""What a round leaves behind, as arrays of all clients."""
+"""The metrics of one round, as arrays of all clients."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,7 @@ from fedjax_pfl.structs import struct
 
 @struct
 class Record:
-    """What one round leaves behind; made by `Context.record`.
+    """The metrics of one round; made by `Context.record`.
 
     Attributes:
       clients: arrays [N], one number for each client, NaN or 0 for the absent. `Context.record`

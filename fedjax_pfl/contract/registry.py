@@ -2,28 +2,30 @@
 
 import inspect
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import Field, fields, is_dataclass
-from typing import Any
+from typing import Any, TypeVar, dataclass_transform
 
 from fedjax_pfl.contract.algorithm import Algorithm
 from fedjax_pfl.errors import InputError, require_name, shown, unknown_name
 from fedjax_pfl.federation.local_training import NUMBERS
-from fedjax_pfl.structs import struct
+from fedjax_pfl.structs import static, struct
 from fedjax_pfl.values import convert
 
 ALGORITHMS: dict[str, type[Algorithm]] = {}
+A = TypeVar("A", bound=Algorithm)
 
 
-def algorithm(name: str):
+@dataclass_transform(frozen_default=True, field_specifiers=(static,))
+def algorithm(name: str) -> Callable[[type[A]], type[A]]:
     """Registers a subclass of `Algorithm` under its canonical name and makes it a struct.
 
     Raises:
       InputError: another class has that name, or the class is no algorithm, leaves out the type of
-        a hyperparameter or calls one like an option of local training.
+        a hyperparameter, or has a hyperparameter with the name of an option of local training.
     """
 
-    def register(cls):
+    def register(cls: type[A]) -> type[A]:
         if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
             raise InputError(
                 f"Algorithm {name!r} must be a subclass of Algorithm, got {shown(cls)}."
@@ -50,7 +52,7 @@ def algorithm(name: str):
         for key in filter(NUMBERS.__contains__, _names(cls)):
             raise InputError(
                 f"Algorithm {name!r} can't call a hyperparameter {key!r}: that is an option of "
-                f"local training, which every algorithm has. Call it otherwise, such as own_{key}."
+                f"local training, which every algorithm has. Rename it, to own_{key} for instance."
             )
         cls.name = name
         ALGORITHMS[name] = cls
@@ -59,7 +61,7 @@ def algorithm(name: str):
     return register
 
 
-def _names(cls) -> set[str]:
+def _names(cls: Any) -> set[str]:
     return {field.name for field in fields(cls)}
 
 

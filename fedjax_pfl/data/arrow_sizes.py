@@ -34,9 +34,10 @@ def _unpacked(head: bytes, body) -> int:
         batch = _reference(head, batch, 1)
     if kind not in (_DICTIONARY, _RECORDS) or batch is None or _field(head, batch, 3) is None:
         return 0
-    buffers = _reference(head, batch, 2)
-    total = 0
-    for i in range(_number("I", head, buffers) if buffers is not None else 0):
+    buffers, total = _reference(head, batch, 2), 0
+    if buffers is None:
+        return 0
+    for i in range(_number("I", head, buffers)):
         start, length = (_number("q", head, buffers + 4 + 16 * i + 8 * k) for k in range(2))
         if length:
             # -1 marks a buffer that is stored as it is.

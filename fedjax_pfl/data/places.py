@@ -1,4 +1,4 @@
-"""Where files of a data set are looked for, the sentence when they aren't there, and NPZ files."""
+"""Where the files of a data set are searched, the error if they are missing, and NPZ files."""
 
 import contextlib
 import math
@@ -27,9 +27,9 @@ def folders(name: str, data_dir: Path | None) -> list[Path]:
 
 def not_found(name: str, looked: Iterable[Path], ways: Iterable[str]) -> InputError:
     """An `InputError` that says where a data set was looked for and how to provide it."""
-    looked = ", ".join(map(str, looked)) or "nowhere, as data_dir is not set"
+    places = ", ".join(map(str, looked)) or "nowhere, as data_dir is not set"
     return InputError(
-        f"Data set {name!r} was not found (looked in: {looked}). To provide it, "
+        f"Data set {name!r} was not found (looked in: {places}). To provide it, "
         f"{', '.join(ways)}, give your own arrays as npz:PATH, or take 'digits', which needs no "
         "file."
     )

@@ -15,19 +15,19 @@ MOMENTS = ("every", "last")
 class Adaptation(Group):
     """Local steps on a copy of a client's model before it is scored; the copy is then discarded.
 
-    Steps, where there are any, take the place of epochs. A learning rate, a batch size and an
-    optimizer of None are the round's and the federation's own.
+    Steps, where there are any, take the place of epochs. Where
+    learning rate, batch size or optimizer are None, they are the round's and the federation's.
     """
 
     epochs: int = option(
         1,
-        "also score copies of models, trained locally for so many epochs",
+        "also score copies of models after so many local epochs",
         called="epochs of adaptation",
     )
     steps: int | None = option(None, "the same in minibatch steps", called="adapt_steps")
     leaves: str = option(
         "all",
-        "what of such a copy is trained: {choices}",
+        "trained part of such a copy: {choices}",
         choices=ADAPTED_LEAVES,
         called="group of leaves to adapt",
     )

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_pfl.aggregation.planning import creation_order
 from fedjax_pfl.data.federated import FederatedData
@@ -12,7 +13,15 @@ from fedjax_pfl.data.sources.registry import Dataset
 from fedjax_pfl.errors import InputError
 from fedjax_pfl.federation.federation import Federation, initial_model
 from fedjax_pfl.federation.option import documented, gathered
-from fedjax_pfl.federation.options import GROUPS
+from fedjax_pfl.federation.options import (
+    GROUPS,
+    ExecutionOptions,
+    InputOptions,
+    LocalTraining,
+    ModelOptions,
+    ParticipationOptions,
+    SharingOptions,
+)
 from fedjax_pfl.models.task import Task
 from fedjax_pfl.typing import Tree
 
@@ -29,12 +38,13 @@ def federate(
       dataset: samples and labels.
       partition: which samples each client holds.
       model: a name, a linen module, a `Task` or a pair (init, apply).
-      {options}
+      **options: those of the groups in `fedjax_pfl.options`.
 
     Raises:
-      InputError: whatever of this can't be; before anything is compiled.
+      InputError: a value that is not allowed; before anything is compiled.
     """
-    networks, sharing, training, cohorts, inputs, execution = gathered(GROUPS, options, "federate")
+    given = gathered(GROUPS, options, "federate")
+    training, cohorts = given[LocalTraining], given[ParticipationOptions]
     by_class = training.batch_order == "by_class"
     if training.batch_order != "shuffled" and cohorts.participation < 1:
         raise InputError(
@@ -42,17 +52,19 @@ def federate(
             f"{cohorts.participation}: with sampling no formula tells where a client's last round "
             "stopped."
         )
-    task = networks.task(model, dataset)
-    data = inputs.data(dataset, partition, class_sorted=by_class)
+    task = given[ModelOptions].task(model, dataset)
+    data = given[InputOptions].data(dataset, partition, class_sorted=by_class)
     shapes, order = check_model(task, data)
-    plan = sharing.plan(shapes, order)
+    plan = given[SharingOptions].plan(shapes, order)
     trained = training.parts(data, plan, shapes["params"], task.dtype)
+    execution = given[ExecutionOptions]
+    steps = training.schedule.total_steps(np.asarray(data.train.size))
     return Federation(
         data=jax.device_put(data),
         participation=cohorts.cohorts(data.num_clients),
         task=task,
         plan=plan,
-        execution=execution.execution(training.schedule.total_steps(data.train.size)),
+        execution=execution.execution(steps),
         eval_batch_size=execution.eval_batch_size,
         **trained,
     )

@@ -1,5 +1,4 @@
-"""Extra loss terms: of a federation, for every algorithm, or of an algorithm's own local
-training."""
+"""Extra loss terms: a federation's, for every algorithm, or one algorithm's own."""
 
 from collections.abc import Callable
 
@@ -33,7 +32,7 @@ class ExtraLoss:
         """Raises `InputError` for a number out of range."""
 
     def check(self, params: Tree, plan: LeafPlan, num_classes: int) -> None:
-        """Raises `InputError` where a model (shapes of its parameters) lacks what this needs."""
+        """Raises `InputError` where a model (shapes of its parameters) can't have this term."""
 
     def __call__(
         self, params: Tree, batch: ForwardedBatch, client: Client, plan: LeafPlan
@@ -48,14 +47,14 @@ class ExtraLoss:
 def proximal(mu: jax.Array | float) -> Callable[[Tree, ForwardedBatch, Tree, Client], jax.Array]:
     """(mu / 2) |w - w_ref|^2, a ready `extra_loss` of local training; its gradient mu (w - w_ref).
 
-    w_ref is what local training is given besides the models, parameters [...] for all clients or
-    [M, ...], one for each:
+    w_ref is given to local training beside the models: parameters [...] for all clients, or
+    [M, ...] with one row for each member:
 
         ctx.train(models, extra_loss=pfl.proximal(mu), broadcast=server["params"])
         ctx.train(models, extra_loss=pfl.proximal(mu), operands=own["params"])
 
-    Where both are given it is the broadcast. Leaves that are None in it, such as the private ones
-    of a server's model, are left free. `mu` may be traced.
+    Where both are given, w_ref is the broadcast. Leaves that are None in it, such as private ones,
+    have no term. `mu` may be traced.
 
     Raises:
       TypeError: while it is traced, where neither is given or it is not like the parameters.
@@ -74,7 +73,7 @@ def proximal(mu: jax.Array | float) -> Callable[[Tree, ForwardedBatch, Tree, Cli
             raise TypeError(NO_REFERENCE) from error
         if away is None:
             raise TypeError(NO_REFERENCE)
-        return 0.5 * mu * optax.tree.vdot(away, away)
+        return jnp.asarray(0.5 * mu * optax.tree.vdot(away, away))
 
     return loss
 
@@ -115,7 +114,7 @@ def estimated_class_shares(params: Tree, plan: LeafPlan, num_classes: int) -> ja
 
 
 def weight_distribution(
-    params: Tree, plan: LeafPlan, class_counts: jax.Array, weight: jax.Array
+    params: Tree, plan: LeafPlan, class_counts: jax.Array, weight: jax.Array | float
 ) -> jax.Array:
     """WDR: weight / 2 times the distance between estimated and true class shares.
 
@@ -130,7 +129,7 @@ def weight_distribution(
     estimated = estimated_class_shares(params, plan, class_counts.shape[0])
     true = class_counts / jnp.maximum(jnp.sum(class_counts), 1)
     gap = estimated - true.astype(estimated.dtype)
-    # The square root's slope at 0 is infinite; 1e-12 keeps it finite and moves nothing else.
+    # The square root's slope at 0 is infinite; 1e-12 keeps it finite and changes nothing else.
     return 0.5 * weight * jnp.sqrt(jnp.sum(jnp.square(gap)) + 1e-12)
 
 

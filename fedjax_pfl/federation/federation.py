@@ -29,7 +29,7 @@ from fedjax_pfl.typing import Tree
 
 @struct
 class Federation:
-    """Everything an algorithm may ask of its surroundings.
+    """Everything that an algorithm may use.
 
     Passed to compiled functions as an argument, never closed over: a closed-over data set would
     be copied into the program.
@@ -63,9 +63,9 @@ class Federation:
     optimizer: Callable = static()
     execution: Execution = static()
     eval_batch_size: int = static()
-    augment: Augmentation | None = static(None)
+    augment: Augmentation | None = static(default=None)
     extra_loss: ExtraLoss | None = None
-    learning_rate_schedule: Callable | None = static(None)
+    learning_rate_schedule: Callable | None = static(default=None)
 
     @property
     def num_clients(self) -> int:
@@ -80,7 +80,7 @@ class Federation:
         return rate * jnp.asarray(self.learning_rate_schedule(t, total), rate.dtype)
 
     def rate_factors(self, total: int) -> np.ndarray:
-        """What the schedule makes of the rate in each round, [total]; empty without a schedule.
+        """The schedule's factors of the rate in each round, [total]; empty without a schedule.
 
         Raises:
           InputError: it can't be traced, or a factor is not one finite number of at least 0.
@@ -109,7 +109,7 @@ class Federation:
 
     @property
     def training(self) -> LocalTraining:
-        """The options of local training that it was made with; outside of compiled functions."""
+        """The options of local training that made it; not for use in compiled functions."""
         return LocalTraining.of(self)
 
     def with_training(self, **options: Any) -> "Federation":
@@ -118,10 +118,10 @@ class Federation:
         Args:
           **options: those of `LocalTraining`; the others stay. Epochs take the place of steps, and
             an optimizer that of momentum and weight decay. `batch_order` can't change: the samples
-            lie in that order.
+            are stored in that order.
 
         Raises:
-          InputError: no such option, or a value that can't be.
+          InputError: no such option, or a value that is not allowed.
         """
         order = options.get("batch_order", self.batch_order)
         require(order == self.batch_order, "batch_order", order, f"{self.batch_order!r}, as it is")
@@ -155,10 +155,10 @@ class Federation:
         """The federation whose models have a second head, which stays with its client.
 
         Its block is called "personal_head", its task is a `TwoHeads`. A federation that has one
-        already stays as it is.
+        already is returned unchanged.
 
         Args:
-          fresh: the second head begins with weights of its own, not with the first one's.
+          fresh: the second head begins with new weights, not with the first head's.
 
         Raises:
           InputError: the model does not say what its features and its head are.
@@ -176,8 +176,8 @@ class Federation:
     def frozen(self, rule: Rule) -> "Federation":
         """The federation in which no round trains the leaves that a rule names, such as "head".
 
-        They keep their first values with everybody, statistics included, and don't travel. The
-        local steps of an adaptation do train them.
+        All clients keep their initial values, statistics included, and never send them. The local
+        steps of an adaptation do train them.
 
         Raises:
           InputError: no such rule, or it leaves nothing to train.

@@ -1,4 +1,4 @@
-"""How clients train in a round: the options, and the parts of a federation made of them."""
+"""How clients train in a round: the options, and the fields of a federation made from them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -26,19 +26,19 @@ class LocalTraining(Group):
     """Local training of all clients.
 
     "shuffled" draws a new order of a client's samples in each epoch. "partition" keeps that of the
-    partition; "by_class" goes class after class, in an order of the client's own (the published
-    PLGA loader). These two never shuffle, and a round goes on where the client's last one stopped,
-    so all clients must take part.
+    partition; "by_class" takes class after class, in the client's own class order (the published
+    PLGA loader). These two never shuffle, and a round continues where the client's last one
+    stopped, so all clients must take part.
 
     `optimizer` is any hashable function of a learning rate, such as `SGD(nesterov=True)`; momentum
     and weight decay are then its own.
     """
 
     local_epochs: int = option(
-        Schedule.epochs, "passes over its training samples of a client in a round"
+        Schedule.epochs, "passes of a client over its training samples in a round"
     )
     local_steps: int | None = option(
-        Schedule.steps, "minibatch steps in a round, in place of epochs"
+        Schedule.steps, "minibatch steps in a round, instead of epochs"
     )
     batch_size: int = option(Schedule.batch_size, "samples of a minibatch", low=1)
     drop_last: bool = option(Schedule.drop_last, "leave out the incomplete minibatch of an epoch")
@@ -51,13 +51,13 @@ class LocalTraining(Group):
     )
     learning_rate_schedule: Callable | None = option(
         None,
-        "function (t, total) -> factor of the learning rate in round t, from 0, of all rounds; its "
-        "numbers are traced",
+        "function (t, total) -> factor of the learning rate in round t (from 0) of total; both are "
+        "traced",
     )
     momentum: float = again(SGD, "momentum")
     weight_decay: float = again(SGD, "weight_decay")
     optimizer: Callable | None = option(
-        None, "function of a learning rate that makes an optax optimizer, in place of SGD"
+        None, "function of a learning rate that makes an optax optimizer, instead of SGD"
     )
     extra_loss: ExtraLoss | None = option(
         None, "added to the local loss of every algorithm, such as WeightDistribution(10.0)"
@@ -76,7 +76,7 @@ class LocalTraining(Group):
             for name in ("momentum", "weight_decay"):
                 if getattr(self, name):
                     raise InputError(
-                        f"{name} can't be given beside an optimizer, which has its own: leave it "
+                        f"{name} can't be given with an optimizer, which has its own: leave it "
                         "out, or give SGD's options to the optimizer."
                     )
         schedule = self.learning_rate_schedule
@@ -96,7 +96,7 @@ class LocalTraining(Group):
     def changed(self, **options: Any) -> "LocalTraining":
         """The same with other values, unchecked.
 
-        Epochs given without steps take their place; so does an optimizer that of SGD's options.
+        Epochs given without steps replace the steps; an optimizer replaces SGD's options.
 
         Raises:
           InputError: no such option.
@@ -134,7 +134,7 @@ class LocalTraining(Group):
           dtype: of the model.
 
         Raises:
-          InputError: steps that can't be counted, or what does not fit the data or the model.
+          InputError: too many steps to count, or options that do not fit the data or the model.
         """
         self.schedule.check_counts(data.train.capacity)
         extra_loss = self.extra_loss
@@ -175,7 +175,7 @@ class LocalTraining(Group):
         )
 
     def numbers(self) -> dict[str, Any]:
-        """The values of `NUMBERS`, and the name of an optimizer in place of SGD's options."""
+        """The values of `NUMBERS`, and an optimizer's name instead of SGD's options."""
         values = {name: getattr(self, name) for name in NUMBERS}
         if self.optimizer is None:
             return values
@@ -183,7 +183,7 @@ class LocalTraining(Group):
         return own | {"optimizer": optimizer_name(self.optimizer)}
 
 
-# Options of numbers and of yes or no: a run may give single algorithms their own.
+# Numbers and booleans: a run may set these for one algorithm alone.
 NUMBERS: dict[str, Option] = {
     name: one for name, one in declared(LocalTraining).items() if one.kind in (bool, int, float)
 }
@@ -200,7 +200,7 @@ def check_rates(rate: Any, decay: Any) -> tuple[float, float]:
     """The local learning rate and its decay as numbers.
 
     Raises:
-      InputError: they can't be that.
+      InputError: a value out of range.
     """
     rate, decay = (
         NUMBERS[name].check(value) for name, value in zip(RATES, (rate, decay), strict=True)

@@ -16,12 +16,12 @@ from fedjax_pfl.typing import Tree
 
 @dataclass(frozen=True)
 class SGD(Group):
-    """Factory of the local optimizer; momentum starts anew in each round, as the model does.
+    """Factory of the local optimizer; momentum is reset in each round, as the model is.
 
-    Any hashable `learning_rate -> optax.GradientTransformation` may stand in its place.
+    Any hashable `learning_rate -> optax.GradientTransformation` can replace it.
     """
 
-    momentum: float = option(0.0, "of local SGD, starting anew in each round", within="[0, 1)")
+    momentum: float = option(0.0, "of local SGD, reset in each round", within="[0, 1)")
     nesterov: bool = option(False, "whether its momentum looks ahead")
     weight_decay: float = option(0.0, "L2 penalty of local SGD")
 
@@ -42,7 +42,7 @@ def check_optimizer(name: str, given: Any) -> None:
     """Raises `InputError` unless `given` is a hashable factory, with valid numbers where it is SGD.
 
     Args:
-      name: what a sentence calls it.
+      name: its name in sentences.
     """
     allowed = "a function learning_rate -> optax optimizer"
     require(callable(given), name, type(given).__name__, allowed)
@@ -55,14 +55,14 @@ def check_optimizer(name: str, given: Any) -> None:
 
 
 def optimizer_name(optimizer: Callable) -> str:
-    """What a table calls it: a function's name, or what an object says of itself."""
+    """Its name in tables: a function's name, or an object's text."""
     return getattr(optimizer, "__qualname__", None) or re.sub(
         r" at 0x[0-9a-f]+", "", str(optimizer)
     )
 
 
 def formula(optimizer: Callable, params: Tree) -> str:
-    """What an optimizer computes, as text: functions of one name may have different formulas.
+    """An optimizer's computation as text: functions of one name may have different formulas.
 
     Args:
       params: arrays or shapes of one client's parameters.

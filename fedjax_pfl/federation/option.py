@@ -1,11 +1,10 @@
-"""Options: declared once, with default, meaning and range. All else is read from there.
+"""Options, declared once with default, meaning and range.
 
 A group of options is a frozen dataclass, a subclass of `Group`, whose fields `option` makes. Its
 checks, `federate`'s signature and docstring, and the flags of command lines come from these fields.
 """
 
 import inspect
-import operator
 import re
 import textwrap
 import types
@@ -13,13 +12,14 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
 from fedjax_pfl.errors import require, require_name, require_whole, unknown_name
 from fedjax_pfl.values import convert, number
 
+G = TypeVar("G", bound="Group")
 WORDS = (str, bool, int, float)  # types whose values one word can say
 
 
@@ -29,15 +29,15 @@ class Option:
 
     Attributes:
       name: its keyword.
-      default: its value where nobody gives one.
-      meaning: what it is, in a sentence without a capital and a full stop.
-      kinds: types of its values, None apart.
+      default: its value where none is given.
+      meaning: its meaning, in a sentence without a capital and a full stop.
+      kinds: types of its values, except None.
       optional: whether None is a value.
-      choices: the names allowed; () where any are, or none.
+      choices: the names allowed; () where any name or no name is.
       low: least whole number.
       within: range of other numbers, such as "(0, 1]"; None is at least 0.
-      noun: what a sentence on that range calls the number.
-      called: what sentences call the option, if not by its name.
+      noun: the number's name in sentences on that range.
+      called: the option's name in sentences, if it is another one.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Option:
         return self.meaning.replace("{choices}", f"{', '.join(most)} or {last}" if most else last)
 
     def check(self, value: Any) -> Any:
-        """The value as programs take it.
+        """The value as programs need it.
 
         Objects and values of several types are checked by their group.
 
@@ -81,8 +81,7 @@ class Option:
         elif self.kind is str:
             require(isinstance(value, str), name, value, "text")
         elif self.kind is int:
-            require_whole(name, value, self.low)
-            return operator.index(value)
+            return require_whole(name, value, self.low)
         else:
             return self._number(value)
         return value
@@ -101,7 +100,7 @@ class Option:
         allowed = "at least 0" if self.within is None else f"in {self.within}"
         allowed = f"{self.noun} {allowed}".strip()
         value = number(name, value, allowed, low, high)
-        held = np.float32(value)  # an open end is to be one in the program too
+        held = np.float32(value)  # an open end must be open in the program too
         outside = (within[0] == "(" and held <= low) or (within[-1] == ")" and held >= high)
         require(not outside, name, value, allowed)
         return value
@@ -145,12 +144,12 @@ class Group:
     """Options that belong together; a subclass builds its part of a federation."""
 
     def validate(self) -> None:
-        """Raises `InputError` for a value that is none of its option."""
+        """Raises `InputError` for a value that its option does not allow."""
         for name, one in declared(type(self)).items():
             one.check(getattr(self, name))
 
     def checked(self) -> Self:
-        """The same with values as programs take them.
+        """The same with values as programs need them.
 
         Raises:
           InputError: see `validate`.
@@ -160,33 +159,43 @@ class Group:
         return replace(self, **{name: one.check(getattr(self, name)) for name, one in options})
 
 
-def gathered(
-    groups: Sequence[type[Group]], given: Mapping[str, Any], taker: str
-) -> tuple[Group, ...]:
+def gathered(groups: Sequence[type[Group]], given: Mapping[str, Any], taker: str) -> "Gathered":
     """The groups with the values given, checked.
 
     Args:
       groups: their classes.
       given: values by name.
-      taker: who takes them, for a sentence.
+      taker: the function that takes them, for sentences.
 
     Raises:
-      InputError: a name that no group has, or a value that can't be.
+      InputError: a name that no group has, or a value that is not allowed.
     """
     known = {name: group for group in groups for name in declared(group)}
     for name in given:
         if name not in known:
             raise unknown_name(f"option of {taker}", name, known)
-    return tuple(
-        group(**{name: value for name, value in given.items() if known[name] is group}).checked()
+    made = (
+        group(**{name: value for name, value in given.items() if known[name] is group})
         for group in groups
     )
+    return Gathered(tuple(group.checked() for group in made))
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Groups of options with their values, one of a class."""
+
+    groups: tuple[Group, ...]
+
+    def __getitem__(self, kind: type[G]) -> G:
+        """The group of that class."""
+        return next(group for group in self.groups if isinstance(group, kind))
 
 
 def documented(*groups: type[Group]) -> Callable:
     """Decorator: the signature and the docstring of a function name the options that it takes.
 
-    Its last parameter is `**options`; "{options}" in its docstring becomes their meanings.
+    Its last parameter is `**options`; that entry of its docstring becomes one for each of them.
     """
 
     def decorate(fn: Callable) -> Callable:
@@ -206,7 +215,7 @@ def documented(*groups: type[Group]) -> Callable:
             return "\n".join(wrap(text, 100) for text in said)
 
         fn.__signature__ = signature.replace(parameters=parameters)
-        fn.__doc__ = re.sub(r"^( *)\{options\}", lines, fn.__doc__ or "", flags=re.MULTILINE)
+        fn.__doc__ = re.sub(r"^( *)\*\*options: .*$", lines, fn.__doc__ or "", flags=re.MULTILINE)
         return fn
 
     return decorate

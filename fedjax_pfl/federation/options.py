@@ -1,10 +1,10 @@
-"""The options of `federate`, one group a concern; each builds its part of a federation."""
+"""The options of `federate` in groups; each group builds its part of a federation."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl.aggregation.leaf_plan import NORM_POLICIES, LeafPlan
@@ -52,7 +52,7 @@ class ModelOptions(Group):
     )
     initializer: str = option(
         "torch",
-        "first parameters of a network given by name, as those libraries draw them: {choices}",
+        "initial parameters of a network given by name, drawn as in those libraries: {choices}",
         choices=INITIALIZERS,
     )
     dtype: str = option("float32", "floating type of models and inputs: {choices}", choices=DTYPES)
@@ -63,7 +63,7 @@ class ModelOptions(Group):
 
     def validate(self) -> None:
         super().validate()
-        if "float64" in (self.dtype, self.compute_dtype) and not jax.config.jax_enable_x64:
+        if "float64" in (self.dtype, self.compute_dtype) and jnp.result_type(float) != jnp.float64:
             raise InputError(
                 "dtype float64 needs JAX's 64-bit types: jax.config.update('jax_enable_x64', True)."
             )
@@ -74,7 +74,7 @@ class ModelOptions(Group):
         require(fits, "model_options", type(given).__name__, allowed)
 
     def task(self, model: Any, dataset: Dataset) -> Task:
-        """What `federate` is given as its model, as a task for the data set's samples.
+        """The task of the model given to `federate`, for the data set's samples.
 
         Raises:
           InputError: no such network, or one that can't take them.
@@ -96,11 +96,11 @@ class ModelOptions(Group):
 
 @dataclass(frozen=True)
 class SharingOptions(Group):
-    """What of a model the server aggregates, see `leaf_plan`."""
+    """The leaves of a model that the server aggregates, see `leaf_plan`."""
 
     batch_norm: str | None = option(
         None,
-        "what of normalisation layers is averaged: {choices} ('local': nothing); default: the "
+        "averaged part of normalisation layers: {choices} ('local': nothing); default: the "
         "algorithm's",
         choices=NORM_POLICIES,
         called="batch-norm policy",
@@ -116,7 +116,7 @@ class SharingOptions(Group):
     )
 
     def plan(self, shapes: Tree, order: Sequence[str]) -> LeafPlan:
-        """The plan of a model of those shapes, whose blocks the network makes in that order.
+        """The plan of a model of those shapes, with the blocks in the network's order.
 
         Raises:
           InputError: no such block.
@@ -128,11 +128,11 @@ class SharingOptions(Group):
 
 @dataclass(frozen=True)
 class InputOptions(Group):
-    """What of the data models see, and what clients are called."""
+    """How models see the data, and the clients' ids."""
 
     input_scaling: str = option(
         "default",
-        "what the model sees of a stored sample: {choices}",
+        "how stored samples are scaled for the model: {choices}",
         choices=tuple(SCALINGS),
     )
     client_ids: np.ndarray | None = option(None, "int [N], permanent ids; 0..N-1 by default")
@@ -140,9 +140,9 @@ class InputOptions(Group):
     def data(
         self, dataset: Dataset, partition: Partition, class_sorted: bool = False
     ) -> FederatedData:
-        """The data of all clients as host arrays, ready to be put on a device.
+        """The data of all clients, on the device.
 
-        `class_sorted` puts each client's training samples class after class.
+        `class_sorted` sorts each client's training samples by class.
 
         Raises:
           InputError: the partition does not fit the data set, or ids are not one for each client.
@@ -163,16 +163,16 @@ class InputOptions(Group):
             index = by_class(*train, np.asarray(labels)[train[0]], ids, dataset.num_classes)
             train = index, train[1]
         return FederatedData(
-            samples=samples,
-            labels=np.asarray(labels, np.int32),
-            scale=np.asarray(scale, np.float32),
-            shift=np.asarray(shift, np.float32),
+            samples=jnp.asarray(samples),
+            labels=jnp.asarray(labels, np.int32),
+            scale=jnp.asarray(scale, np.float32),
+            shift=jnp.asarray(shift, np.float32),
             train=make_split(*train),
-            validation=make_split(*partition.validation),
+            validation=make_split(*partition.split("validation")),
             test=make_split(*partition.test),
-            class_counts=np.asarray(counts, np.int32),
-            ids=ids.astype(np.int32),
-            label_map=None if label_map is None else np.asarray(label_map, np.int32),
+            class_counts=jnp.asarray(counts, np.int32),
+            ids=jnp.asarray(ids, np.int32),
+            label_map=None if label_map is None else jnp.asarray(label_map, np.int32),
             num_classes=dataset.num_classes,
         )
 
@@ -188,24 +188,24 @@ class InputOptions(Group):
 
 @dataclass(frozen=True)
 class ExecutionOptions(Group):
-    """How the work is laid out on devices; results are equal to rounding."""
+    """How the computation is laid out on devices; results are equal to rounding."""
 
     client_execution: str | int = option("auto", "clients: 'map', 'vmap', a chunk size, or 'auto'")
     seed_execution: str = option("auto", "seeds: {choices}", choices=SEED_AXES)
-    devices: int = option(1, "devices that the client axis is dealt out over", low=1)
+    devices: int = option(1, "devices that share the client axis", low=1)
     eval_batch_size: int = option(100, "samples scored at once", low=1)
 
     def execution(self, steps: np.ndarray) -> Execution:
         """The strategy for clients of so many local steps [N] a round.
 
         Raises:
-          InputError: no such way, or more devices than there are.
+          InputError: no such strategy, or more devices than there are.
         """
         resolved = resolve_execution(self.client_execution, self.seed_execution, self.devices)
         return fitted(resolved, steps)
 
 
-# In the order in which `federate` and command lines name them.
+# In the order of `federate` and of command lines.
 GROUPS: tuple[type[Group], ...] = (
     ModelOptions,
     SharingOptions,

@@ -15,8 +15,8 @@ INITIALIZERS = ("torch", "flax")
 def model(name: str):
     """Registers `factory(input_shape, num_classes, initializer, **options) -> linen module`.
 
-    Keyword-only parameters of the factory are the network's options. One called `vocab_size` says
-    that it takes token ids.
+    Keyword-only parameters of the factory are the network's options. With one called `vocab_size`
+    the network takes token ids.
     """
 
     def register(factory):

@@ -1,4 +1,4 @@
-"""Pictures of partitions: who holds what, how sizes differ, what alpha does, renamed labels.
+"""Pictures of partitions: clients' samples, sizes, the effect of alpha, renamed labels.
 
 Every function returns a `matplotlib.figure.Figure`, which needs no display and no global state;
 `figure.savefig(path)` writes it. Clients go from left to right, classes from top to bottom.
@@ -13,11 +13,11 @@ from matplotlib.ticker import MaxNLocator
 
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.partitions.statistics import SPLITS, partition_statistics
-from fedjax_pfl.errors import require
+from fedjax_pfl.errors import InputError, require, shown
 from fedjax_pfl.results.plots import COLOURS, DPI, SHADES, ticks
 
 _THOUSANDS = "{x:,.0f}"
-_HATCHES = {"train": "", "test": "///", "validation": "..."}  # told apart in grey, too
+_HATCHES = {"train": "", "test": "///", "validation": "..."}  # distinct in grey, too
 
 
 def heatmap(
@@ -30,7 +30,7 @@ def heatmap(
     """Training samples by client and class, and above them the sizes of the clients' splits.
 
     Labels are those that the clients see. The colour scale is that of square roots, so that a
-    client's few samples of a class show beside its many of another.
+    client's few samples of a class are visible beside many of another.
 
     Args:
       partition: of the pool that the labels are of.
@@ -69,7 +69,7 @@ def size_bars(partition: Partition, title: str | None = None) -> Figure:
     )
     axes = figure.add_subplot()
     _bars(axes, partition)
-    mean = sum(partition.sizes(split) for split in SPLITS).mean()
+    mean = np.sum([partition.sizes(split) for split in SPLITS], axis=0).mean()
     axes.axhline(mean, color="black", linewidth=1, linestyle="--")
     axes.set(xlabel="client")
     ticks(axes.xaxis, n, 3.0 * figure.get_figwidth())
@@ -88,7 +88,7 @@ def comparison(
     """Heat maps of several partitions in one row, on one colour scale, with their numbers.
 
     Args:
-      partitions: by what stands above their picture, such as "alpha=0.1".
+      partitions: by the title of their picture, such as "alpha=0.1".
       labels: labels of the pool, the same for all.
       num_classes: C.
       title: of the figure.
@@ -127,7 +127,7 @@ def comparison(
 def label_map(
     partition: Partition, title: str | None = None, class_names: Sequence[str] | None = None
 ) -> Figure:
-    """The label that each client sees in place of a class; what a client keeps stays white.
+    """The label that each client sees in place of a class; unchanged labels are white.
 
     Args:
       partition: with a label map.
@@ -135,7 +135,8 @@ def label_map(
       class_names: C names; 0..C-1 by default.
     """
     table = partition.label_map
-    require(table is not None, "partition", partition.rule, "one with a label map")
+    if table is None:
+        raise InputError(f"partition must be one with a label map, got {shown(partition.rule)}.")
     n, num_classes = table.shape
     width = float(np.clip(2.2 + 0.3 * n, 5.0, 14.0))
     height = float(np.clip(1.8 + 0.24 * num_classes, 3.0, 9.0))

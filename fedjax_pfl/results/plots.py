@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib import colormaps
+from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap, PowerNorm
 from matplotlib.figure import Figure
 
@@ -18,11 +19,11 @@ if TYPE_CHECKING:
     from fedjax_pfl.results.result import Result
 
 
-# Okabe and Ito's colours, told apart with any colour vision; yellow is too pale for lines.
+# Okabe and Ito's colours, distinct for any colour vision; yellow is too pale for lines.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", "--", ":", "-.")
 HEAT = "YlGnBu"  # zeros are masked and stay white
-# The same without the palest colours: little must differ from nothing, which is white.
+# The same without the palest colours: small values must differ from zeros, which are white.
 SHADES = ListedColormap(colormaps[HEAT](np.linspace(0.12, 1.0, 256)))
 DPI = 150
 _PANEL = 3.0  # inches, side of one matrix
@@ -53,7 +54,7 @@ def curves(
     Args:
       lines: fractions [S, E] by the name that the legend shows.
       rounds: E numbers, for each of them.
-      model, split: what the title says.
+      model, split: for the title.
     """
     require(len(lines) > 0, "results", lines, "at least one")
     figure = Figure(figsize=(7.5, 4.5), dpi=DPI, layout="constrained")
@@ -79,7 +80,7 @@ def curves(
     band = f"; mean of {seeds} seeds, band from lowest to highest" if seeds > 1 else ""
     axes.set(xlabel="round", ylabel="accuracy, %")
     figure.suptitle(f"{model} model, {split} samples, mean over clients{band}", fontsize=10)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.locator_params("x", integer=True)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     return figure
@@ -87,13 +88,13 @@ def curves(
 
 def mixing_heatmaps(
     matrices: np.ndarray,
-    rounds: Sequence[int],
+    rounds: Sequence[int] | np.ndarray,
     title: str = "mixing matrix",
     row_names: Sequence[str] | None = None,
 ) -> Figure:
     """Mixing matrices side by side, one column for each round, on one colour scale.
 
-    The scale is that of square roots: weights of others are often small beside a client's own.
+    The scale is that of square roots: weights of others are often small compared to a client's own.
 
     Args:
       matrices: [Q, N, N] (receiver, sender), or [Q, G, N, N] with one row of pictures for each of
@@ -114,10 +115,10 @@ def mixing_heatmaps(
     size = (_PANEL * columns + 1.2, _PANEL * rows + 0.7)
     figure = Figure(figsize=size, dpi=DPI, layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
-    norm, image = PowerNorm(0.5, vmin=0.0, vmax=top), None
+    norm = PowerNorm(0.5, vmin=0.0, vmax=top)
     for (g, q), axes in np.ndenumerate(grid):
         shown = np.ma.masked_equal(matrices[q, g], 0)
-        image = axes.imshow(shown, cmap=HEAT, norm=norm, interpolation="nearest")
+        axes.imshow(shown, cmap=HEAT, norm=norm, interpolation="nearest")
         ticks(axes.xaxis, n)
         ticks(axes.yaxis, n)
         if g == 0:
@@ -127,17 +128,18 @@ def mixing_heatmaps(
         if q == 0:
             named = f"{row_names[g]}\n" if row_names is not None else ""
             axes.set_ylabel(f"{named}receiver")
-    figure.colorbar(image, ax=grid, label="weight (white: 0)", fraction=0.05, pad=0.02)
+    scale = ScalarMappable(norm, HEAT)
+    figure.colorbar(scale, ax=grid, label="weight (white: 0)", fraction=0.05, pad=0.02)
     figure.suptitle(title, fontsize=11, wrap=True)
     return figure
 
 
 def ticks(axis, count: int, most: float = 10, names: Sequence[str] | None = None) -> None:
-    """Round numbers from 0 to `count`, or the names that stand for them.
+    """Round numbers from 0 to `count`, or the names for them.
 
     At most `most` of them, so that labels never touch.
     """
     steps = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, max(count, 1))
     step = next(s for s in steps if count / s <= most or s == steps[-1])
-    where = np.arange(0, count, step)
+    where = range(0, count, step)
     axis.set_ticks(where, [str(i if names is None else names[i]) for i in where])

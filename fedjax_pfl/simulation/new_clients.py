@@ -1,4 +1,4 @@
-"""Clients that take part in nothing, and what a trained federation can do for them afterwards."""
+"""New clients: they take part in no round, and get models from the trained federation."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +16,7 @@ from fedjax_pfl.training.scoring import score
 
 
 def without_new_clients(federation: Federation, count: int) -> tuple[Federation, Federation]:
-    """(the federation without its last `count` clients, those clients as one of their own).
+    """(the federation without its last `count` clients, a federation of those clients).
 
     Permanent ids stay, so that no client's samples, batches or initial model change.
 
@@ -28,7 +28,7 @@ def without_new_clients(federation: Federation, count: int) -> tuple[Federation,
     rows, late = np.arange(total - count), np.asarray(federation.participation.delay)
     if late[total - count :].any():
         raise InputError(
-            f"The last {count} clients are to be new, and client "
+            f"The last {count} clients must be new, but client "
             f"{total - count + int(np.argmax(late[total - count :] > 0))} of them is a straggler."
         )
     among = ParticipationOptions(
@@ -96,9 +96,9 @@ def score_new_clients(
 
     Args:
       final: the end of a simulation in which they took no part.
-      new_clients: their federation, from `without_new_clients`; what it leaves open is the
-        algorithm's, as it was for the clients that trained.
-      steps: local minibatch steps that each may take, in place of the schedule's.
+      new_clients: their federation, from `without_new_clients`; the algorithm prepares it as it
+        did that of the trained clients.
+      steps: numbers of local minibatch steps, instead of the schedule's.
       fractions: parts of its training samples that each has.
 
     Returns:

@@ -1,4 +1,4 @@
-"""What a user asks `simulate` for, checked in sentences before anything is compiled."""
+"""The arguments of `simulate`, checked before anything is compiled."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -36,10 +36,10 @@ def checked_program(
 ) -> Program:
     """The program of a simulation with these arguments of `simulate`; nothing is compiled.
 
-    Its federation is the one that the algorithm has prepared.
+    Its federation is the one prepared by the algorithm.
 
     Raises:
-      InputError: `simulate` would refuse them.
+      InputError: an argument that `simulate` refuses.
     """
     for name, given in (("rounds", rounds), ("eval_every", eval_every), ("chunk", chunk)):
         require_whole(name, given, 1)
@@ -50,11 +50,12 @@ def checked_program(
     algorithm.validate()
     federation = algorithm.prepare(federation)
     algorithm.check(federation)
-    _check_steps(algorithm, federation, rounds, adapt)
     runs = make_runs(algorithm, federation, seeds, settings)
-    if federation.extra_loss is not None and not _uses_extra_loss(runs, federation):
+    _check_steps(algorithm, federation, rounds, adapt)
+    added = federation.extra_loss
+    if added is not None and not _uses_extra_loss(runs, federation, added):
         raise InputError(
-            f"{algorithm.name} has local steps of its own, to which no extra loss can be added."
+            f"{algorithm.name} has its own local steps, to which no extra loss can be added."
         )
     scored = None if score_clients is None else _scored_rows(score_clients, runs, federation)
     return Program(runs, federation, rounds, eval_every, chunk, adapt, scored)
@@ -64,7 +65,7 @@ def checked_seconds(chunk_seconds: Any) -> float:
     """`chunk_seconds`, a number of at least 0 or infinity.
 
     Raises:
-      InputError: it is none.
+      InputError: another value.
     """
     if isinstance(chunk_seconds, float) and chunk_seconds == math.inf:
         return chunk_seconds
@@ -94,8 +95,8 @@ def _check_seeds(seeds: Sequence[int]) -> None:
 
 
 def _check_steps(algorithm, federation, rounds: int, adapt: Adaptation | None) -> None:
-    """Raises `InputError` where nobody would take a local step, where steps are too many to be
-    counted, and where the schedule of the learning rate has no rate for a round."""
+    """Raises `InputError` where no client would take a local step, where there are too many steps
+    to count, and where the learning rate schedule has no rate for a round."""
     federation.rate_factors(rounds)
     if not algorithm.has_step(federation).any():
         raise InputError(f"No client would take a local step: {_why_no_step(federation)}.")
@@ -118,18 +119,18 @@ def _why_no_step(federation: Federation) -> str:
     )
 
 
-def _uses_extra_loss(runs: Runs, federation: Federation) -> bool:
-    """Whether a round trains with the federation's extra loss; the round is traced, not run.
+def _uses_extra_loss(runs: Runs, federation: Federation, added: ExtraLoss) -> bool:
+    """Whether a round trains with `added`, the federation's extra loss; it is traced, not run.
 
     Raises:
-      InputError: the loss asks for features that the model does not say.
+      InputError: the loss needs features that the model does not name.
     """
-    asked, added = [], federation.extra_loss
+    asked = []
 
     class Asked(ExtraLoss):
-        def __call__(self, *given):
+        def __call__(self, params, batch, client, plan):
             asked.append(True)
-            return added(*given)
+            return added(params, batch, client, plan)
 
     def play():
         run = jax.tree.map(lambda leaf: leaf[0], runs)
@@ -153,8 +154,8 @@ def _scored_rows(clients: Sequence[int], runs: Runs, federation: Federation) -> 
     require(not unknown, "score_clients", unknown, f"clients in {ids.min()}..{ids.max()}")
     rows = np.flatnonzero(np.isin(ids, clients))
     for known, allowed in (
-        (np.greater(federation.data.test.size, 0), "clients with test samples"),
-        (served(runs, federation).all(axis=0), "clients that the algorithm makes a model for"),
+        (np.asarray(federation.data.test.size) > 0, "clients with test samples"),
+        (np.all(served(runs, federation), axis=0), "clients that the algorithm makes a model for"),
     ):
         without = ids[rows[~known[rows]]].tolist()
         require(not without, "score_clients", without, allowed)

@@ -29,7 +29,7 @@ class Runs:
     Attributes:
       algorithm: with its hyperparameters.
       seed: uint32; varies initialisation, cohorts and batches.
-      learning_rate, learning_rate_decay: take the place of the federation's.
+      learning_rate, learning_rate_decay: used instead of the federation's.
     """
 
     algorithm: Algorithm
@@ -68,7 +68,7 @@ def make_runs(
     """All combinations of seeds and settings, seeds outermost, as host arrays [R, ...].
 
     Raises:
-      InputError: a setting that does not exist, is static, or has no valid value; unequal lengths.
+      InputError: an unknown or static setting, an invalid value, or unequal lengths.
     """
     given, allowed = type(settings).__name__, "a dict such as {'learning_rate': [0.1, 0.2]}"
     require(settings is None or isinstance(settings, Mapping), "settings", given, allowed)
@@ -83,7 +83,7 @@ def make_runs(
 
 
 def _count(algorithm: Algorithm, settings: dict[str, Sequence], seeds: int) -> int:
-    """How many settings there are: the length of each list, once they are checked."""
+    """The number of settings, which is the length of each list, after checks."""
     for name, values in settings.items():
         _check_sweepable(algorithm, name)
         what = f"setting {name!r}"

@@ -13,20 +13,20 @@ from fedjax_pfl.execution.rows import over_rows
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.schedules import COUNTED
 from fedjax_pfl.structs import Broadcast
-from fedjax_pfl.typing import Tree
+from fedjax_pfl.typing import Rows, Tree
 
 
 class _Scored(NamedTuple):
     """One client: its row, its model, or None for the broadcast one, and how many of its samples,
     or None for all."""
 
-    row: jax.Array
+    row: Rows
     model: Tree = None
     size: jax.Array | None = None
 
 
 def score(
-    federation: Federation, models: Tree | Broadcast, rows: jax.Array, split: str
+    federation: Federation, models: Tree | Broadcast, rows: Rows, split: str
 ) -> tuple[jax.Array, jax.Array]:
     """Correct predictions and summed cross-entropy of each client's model on its own samples.
 
@@ -84,7 +84,7 @@ def _scoring(federation: Federation, part: Split) -> Loop:
 
 
 class LossMatrix(NamedTuple):
-    """Losses of candidates, and what they cost.
+    """Losses of candidates, and their number of forward passes.
 
     Attributes:
       losses: [M, K], mean over a client's samples; 0 for a client without samples, or inactive.
@@ -98,7 +98,7 @@ class LossMatrix(NamedTuple):
 def loss_matrix(
     federation: Federation,
     candidates: Tree,
-    rows: jax.Array,
+    rows: Rows,
     split: str = "validation",
     choice: jax.Array | None = None,
     active: jax.Array | None = None,
@@ -113,7 +113,7 @@ def loss_matrix(
       active: bool [M]; the others score nothing. All by default.
 
     Raises:
-      InputError: forward passes are too many to be counted.
+      InputError: too many forward passes to count.
     """
     part = federation.data.split(split)
     count = jax.tree.leaves(candidates)[0].shape[0]

@@ -36,7 +36,7 @@ MAINS = {
 # How many blocks of Python a page has that need nothing, and which test runs them.
 RUN_BY = {
     "README.md": (2, "test_readme.py"),
-    "docs/your_own.md": (7, "test_your_own.py"),
+    "docs/your_own.md": (11, "test_your_own.py"),
     "docs/partitions.md": (1, "test_commands.py"),
     "docs/data_sources.md": (1, "test_commands.py"),
     "docs/results.md": (1, "test_commands.py"),
@@ -79,7 +79,7 @@ def test_commands_within_the_text(path):
 
 @every_page
 def test_blocks_say_what_they_are(path):
-    """Whatever reads like a command or like Python is marked as such, and so is played."""
+    """All text that looks like a command or Python is marked as such, so that it is run."""
     for block in pages.blocks(text_of(path)):
         assert block.language in (*pages.SHELLS, "python", "")
         if not block.language:
@@ -215,7 +215,7 @@ def test_commands_run(page, tmp_path, monkeypatch, capsys):
 
 
 def test_what_is_wrong_is_noticed():
-    """The helpers find what they are for."""
+    """The helpers find commands and their flags."""
     page = (
         "# A\n\n<!-- needs: data -->\n```bash\nR='python -m experiments.run'\nfor k in 1 2; do\n"
         "  $R --set=feddwa.top_k=$k \\\n    --rounds=2\ndone\n```\n`x --y`\n```\n`z`\n```\n"

@@ -104,9 +104,9 @@ def test_other_local_training_that_can_not_be(options, message):
 
 
 def test_an_optimizer_has_its_own_momentum():
-    with pytest.raises(pfl.InputError, match="momentum can't be given beside an optimizer"):
+    with pytest.raises(pfl.InputError, match="momentum can't be given with an optimizer"):
         federation(optimizer=adam, momentum=0.5)
-    with pytest.raises(pfl.InputError, match="weight_decay can't be given beside an optimizer"):
+    with pytest.raises(pfl.InputError, match="weight_decay can't be given with an optimizer"):
         federation(optimizer=adam).with_training(weight_decay=0.1)
 
 

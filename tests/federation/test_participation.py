@@ -1,4 +1,4 @@
-"""Who takes part: sampling, stragglers' tables written out, and the masks of a cohort."""
+"""Participation: sampling, stragglers' tables written out, and the masks of a cohort."""
 
 from dataclasses import replace
 
@@ -57,7 +57,8 @@ def test_cohort_sizes_round_half_up(count, fraction, size):
 
 
 TABLES = {
-    # schedule, delay: rounds of one cycle: who starts, arrives, is in step, and the staleness.
+    # schedule, delay: rounds of one cycle: clients that start, arrive, are in step, and the
+    # staleness.
     ("code", 1): ("101", "011", "001", "x10"),
     ("code", 2): ("1001", "0011", "0001", "xx20"),
     ("code", 3): ("10001", "00011", "00001", "xxx30"),
@@ -83,7 +84,7 @@ def test_straggler_tables(schedule, delay):
 
 
 DROPPING = {
-    # What is seen if late uploads are dropped: who starts and arrives, in rounds of one cycle.
+    # If late uploads are dropped: clients that start and arrive, in rounds of one cycle.
     ("code", 1): ("011", "001"),
     ("code", 3): ("00011", "00001"),
     ("paper", 2): ("001", "000"),

@@ -1,4 +1,4 @@
-"""The Python interface: calls as source text, with arguments that nobody should give.
+"""The Python interface: calls as source text, with bad arguments.
 
 An attack evaluates the text, so that what fails can be read and pasted into an interpreter.
 """

@@ -41,5 +41,5 @@ def test_small_updates_are_not_lost():
 
 
 def test_an_unknown_type_is_refused():
-    with pytest.raises(pfl.InputError, match="Unknown dtype 'bfloat61'"):
+    with pytest.raises(pfl.InputError, match="Unknown compute dtype 'bfloat61'"):
         toy_federation(dtype="float32", compute_dtype="bfloat61")

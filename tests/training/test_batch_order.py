@@ -1,4 +1,4 @@
-"""Batches in a fixed order: class after class, and a round goes on where the last one ended."""
+"""Batches in a fixed order: class after class, and a round continues where the last one ended."""
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ def federation(order="by_class", **options):
 
 
 def lists(fed):
-    """Training samples of each client, in the order in which they are walked."""
+    """Training samples of each client, in the order of the batches."""
     data = jax.device_get(fed.data)
     ends = data.train.offset + data.train.size
     return [data.train.index[a:b].tolist() for a, b in zip(data.train.offset, ends, strict=True)]
@@ -48,7 +48,7 @@ class Loader:
 
 
 def loaded(fed, starts):
-    """batches[t][i] of loaders that outlive rounds; `starts[t][i]` says who draws from his."""
+    """batches[t][i] of loaders kept over rounds; `starts[t][i]`: whether the client draws."""
     loaders = [Loader(part) for part in lists(fed)]
     return [
         [
@@ -121,7 +121,7 @@ def test_clients_without_samples_have_no_class():
 
 @pytest.mark.parametrize("schedule", ["code", "paper"])
 def test_fedavg_with_stragglers_goes_on_where_loaders_stopped(schedule):
-    """Late clients start, and draw, in rounds whose upload nobody takes."""
+    """Late clients start, and draw, in rounds whose upload is dropped."""
     fed = federation(stragglers=LATE, straggler_schedule=schedule)
     cohorts, starts = starts_of(fed)
     assert not all(map(all, starts))

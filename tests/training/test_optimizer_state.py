@@ -80,9 +80,9 @@ def test_momentum_that_outlives_rounds_against_plain_loops():
 )
 def test_absent_and_diverged_clients_keep_theirs(check, monkeypatch):
     monkeypatch.setattr(
-        "fedjax_pfl.testing.suite.toy_federation",
-        lambda *args, **options: toy_federation(
-            *args, **options, optimizer=optax.adam, client_execution="vmap"
+        "fedjax_pfl.testing.suite.toy_for",
+        lambda _, *sizes, **options: toy_federation(
+            *sizes, **options, optimizer=optax.adam, client_execution="vmap"
         ),
     )
     CHECKS[check](Remembering())
@@ -133,7 +133,7 @@ def test_a_schedule_is_part_of_a_simulations_fingerprint_by_its_factors():
         return lambda rate: optax.sgd(rate, value)
 
     named = "data, partition or learning rate"
-    # One name, other numbers: functions are told apart by what they compute.
+    # One name, other numbers: functions differ by their computation.
     assert mark(constant(0.5))[named] == mark(constant(0.5))[named] != mark(constant(0.6))[named]
     named = "model, training or execution"
     same = mark(None, momentum(0.5))[named]

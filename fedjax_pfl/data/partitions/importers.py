@@ -1,7 +1,7 @@
 """Partitions that other tools saved: PFLlib's folders and Flower's lists or folders.
 
-Nothing is ever unpickled. Tools that save samples instead of indices are matched to the pool by
-content: see `fedjax_pfl.data.partitions.matching`.
+Nothing is ever unpickled. Where a tool saves samples instead of indices, they are matched to the
+pool by content: see `fedjax_pfl.data.partitions.matching`.
 """
 
 import json
@@ -25,7 +25,7 @@ from fedjax_pfl.values import keyword_defaults
 class Importer(NamedTuple):
     """A row of `IMPORTERS`: one line for people, and `load(path, dataset, *, option=default)`.
 
-    The partition's `options` hold every option that was read: one that is given beside is refused.
+    The partition's `options` hold every option that was read; other options given are refused.
     """
 
     description: str
@@ -53,7 +53,7 @@ def import_partition(source: str, path: str | Path, dataset: Dataset, **options)
       **options: keyword arguments of the importer.
 
     Raises:
-      InputError: an unknown source, files that are not what they should be, or samples that the
+      InputError: an unknown source, files of another form, or samples that the
         data set doesn't have.
     """
     if source not in IMPORTERS:
@@ -67,7 +67,7 @@ def import_partition(source: str, path: str | Path, dataset: Dataset, **options)
         partition = IMPORTERS[source].load(place, dataset, **options)
     for name in options:
         if name not in partition.options:
-            raise InputError(f"{name} is of no use for the split in {place}: leave it out.")
+            raise InputError(f"{name} has no effect on the split in {place}: leave it out.")
     partition.validate(len(dataset.labels), dataset.num_classes, dataset.labels)
     return partition
 
@@ -80,7 +80,7 @@ def import_pfllib(
     Those NPZ files hold pickled Python objects, which this project never loads: run the three lines
     of `PFLLIB_EXPORT` where you trust the files. They write `ID.plain.npz` with the plain arrays x
     and y beside each, and those are read here. PFLlib saves normalised copies of the samples, so
-    they are brought back to pixels and looked up in the pool. Where the pool holds a sample several
+    they are turned back into pixels and found in the pool. Where the pool holds a sample several
     times, its copies are taken in order; `options["ambiguous_samples"]` counts such choices.
 
     Args:
@@ -201,7 +201,7 @@ def import_flower(
     matcher = Matcher(dataset)
     if path.is_dir():
         train, test = _read_folder(path, dataset, matcher, index_column)
-        options = {"path": str(path), "index_column": index_column}
+        options: dict[str, Any] = {"path": str(path), "index_column": index_column}
     else:
         train, test = _read_indices(path, dataset)
         options = {"path": str(path)}
@@ -214,7 +214,8 @@ def import_flower(
 
 def _read_indices(path: Path, dataset: Dataset) -> tuple[list, list | None]:
     content = _read_json(path)
-    require(isinstance(content, dict) and content, f"Content of {path}", type(content).__name__,
+    named = isinstance(content, dict) and len(content) > 0
+    require(named, f"Content of {path}", type(content).__name__,
             "an object with the indices of each partition")  # fmt: skip
     if "train" not in content:
         return _numbered(content, path, 0, dataset.num_train), None

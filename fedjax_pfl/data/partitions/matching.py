@@ -27,7 +27,7 @@ class Matcher:
         Args:
           x: samples.
           y: their labels [n], or None if they aren't known.
-          what: what a sentence calls them.
+          what: their name in sentences.
 
         Raises:
           InputError: a sample that the pool doesn't have, or not that often.
@@ -36,10 +36,10 @@ class Matcher:
             fits = y.shape == (len(x),) and y.dtype.kind in "iu"
             require(fits, f"Labels of the {what}", f"{y.dtype} {y.shape}", f"{len(x)} integers")
         if self._places is None:
-            self._index()
+            self._places = self._index()
         found, missing, labels = [], [], self.dataset.labels
         for k, key in enumerate(map(_digest, x)):
-            places = self._places.get(key, ())
+            places = self._places.get(key, deque())
             open_places = [i for i in places if y is None or labels[i] == y[k]]
             if open_places:
                 self.ambiguous += len(open_places) > 1
@@ -55,10 +55,11 @@ class Matcher:
             )
         return np.sort(np.array(found, np.int64))
 
-    def _index(self) -> None:
-        self._places = defaultdict(deque)
+    def _index(self) -> dict[bytes, deque[int]]:
+        places = defaultdict(deque)
         for i, sample in enumerate(self.dataset.pool()[0]):
-            self._places[_digest(sample)].append(i)
+            places[_digest(sample)].append(i)
+        return places
 
 
 def _digest(sample: np.ndarray) -> bytes:
@@ -72,11 +73,11 @@ def pixels(x: np.ndarray, dataset: Dataset, what: str, mean: float, std: float) 
       x: [n, ...], uint8 pixels, or floats 255 * (x * std + mean) of which are pixels. For a pool of
         floats: those floats.
       dataset: the pool.
-      what: what a sentence calls the samples.
+      what: the samples' name in sentences.
       mean, std: of the normalisation.
 
     Raises:
-      InputError: another shape, or values that don't come out as pixels.
+      InputError: another shape, or values that don't give pixels.
     """
     shape = dataset.input_shape
     require(x.dtype.kind in "uif", f"Type of the {what}", str(x.dtype), "numbers")

@@ -1,18 +1,18 @@
-"""Who holds which samples: index lists per client, checked, counted, hashed and saved."""
+"""Which client holds which samples: index lists, checked, counted, hashed and saved."""
 
 import hashlib
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedjax_pfl.data.files import as_path
+from fedjax_pfl.data.files import as_path, save_arrays
 from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.data.partitions import statistics
-from fedjax_pfl.data.partitions.ragged import Ragged
+from fedjax_pfl.data.partitions.ragged import Lists, Ragged
 from fedjax_pfl.data.partitions.statistics import SPLITS
 from fedjax_pfl.data.places import read_npz
 from fedjax_pfl.data.whole_files import writing
@@ -33,7 +33,7 @@ class Partition:
       validation: validation samples of the N clients; None becomes N empty lists.
       label_map: [N, C] or None; client i sees label `label_map[i, y]` instead of y.
       rule: name of the rule that made it; "file" if it was loaded.
-      options: the rule's options as resolved, and what it reports about itself.
+      options: the rule's options as resolved, and facts that it reports.
       allow_overlap: whether a sample may be held more than once.
     """
 
@@ -58,7 +58,9 @@ class Partition:
             object.__setattr__(self, "validation", empty)
 
     @classmethod
-    def from_lists(cls, train: Sequence, test: Sequence, validation=None, **fields) -> "Partition":
+    def from_lists(
+        cls, train: Lists, test: Lists, validation: Lists | None = None, **fields: Any
+    ) -> "Partition":
         """Makes a partition of one list of pool indices per client and split.
 
         Args:
@@ -103,7 +105,7 @@ class Partition:
           split: "train", "test" or "validation".
 
         Raises:
-          InputError: there are fewer labels than the partition has samples of, or other ones.
+          InputError: labels outside 0..C-1, or fewer labels than the largest index needs.
         """
         self._room_for(num_classes)
         ragged = self.split(split)
@@ -166,7 +168,7 @@ class Partition:
           OutputError: it can't be written; no part of it is left.
         """
         buffer = io.BytesIO()
-        np.savez_compressed(buffer, **self._arrays())
+        save_arrays(buffer, self._arrays())
         path = Path(path)
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -180,7 +182,7 @@ class Partition:
                 with file:
                     file.write(buffer.getvalue())
             except OSError:
-                path.unlink(missing_ok=True)  # nothing is better than half of it
+                path.unlink(missing_ok=True)  # no file is better than half a file
                 raise
 
     @classmethod
@@ -317,7 +319,7 @@ class Partition:
         number = isinstance(fraction, int | float | np.floating) and not isinstance(fraction, bool)
         fits = number and 0 <= fraction < 1
         require(fits, "Validation fraction", fraction, "a number of at least 0 and below 1")
-        if len(self.validation.idx):
+        if len(self.split("validation").idx):
             raise InputError("The partition has validation samples already: split it only once.")
         train, validation = [], []
         for client, samples in enumerate(self.train.lists()):

@@ -1,11 +1,13 @@
 """Index lists of any lengths in one array."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from fedjax_pfl.errors import require
+
+Lists: TypeAlias = Sequence | np.ndarray  # N sequences of whole numbers
 
 
 class Ragged(NamedTuple):
@@ -20,7 +22,7 @@ class Ragged(NamedTuple):
     offsets: np.ndarray
 
     @classmethod
-    def of(cls, lists: Sequence) -> "Ragged":
+    def of(cls, lists: Lists) -> "Ragged":
         """Packs N one-dimensional sequences of whole numbers in 0..2**31 - 1.
 
         Raises:

@@ -128,7 +128,8 @@ def _deal_blocks(group_of: np.ndarray, share: float):
 def _deal_sets(classes: np.ndarray, share: float):
     """Deals by each client's dominant classes [N, k]."""
     num_clients, k = classes.shape
-    # Who gets one more when the dominant samples don't divide by k: another class for every client.
+    # The class that gets one more where the dominant samples don't divide by k: it differs by
+    # client.
     turn = (np.arange(k) + np.arange(num_clients)[:, None]) % k
 
     def deal(samples, rng):
@@ -143,7 +144,9 @@ def _deal_sets(classes: np.ndarray, share: float):
 
         # The largest size for which no class runs out.
         low = largest(
-            0, len(samples.idx) // num_clients, lambda n: np.all(counts(n).sum(axis=0) <= held)
+            0,
+            len(samples.idx) // num_clients,
+            lambda n: bool(np.all(counts(n).sum(axis=0) <= held)),
         )
         if low == 0:
             raise InputError(

@@ -131,7 +131,9 @@ def read_cifar_archive(name: str, path: Path) -> CifarParts:
                     continue
                 if not member.isreg() or member.issparse() or inner.name in content:
                     raise InputError(f"{member.name} in {path} isn't a plain file or comes twice.")
-                content[inner.name] = archive.extractfile(member).read()
+                file = archive.extractfile(member)
+                assert file is not None  # as it is a plain file
+                content[inner.name] = file.read()
     except InputError:
         raise
     except Exception as error:  # a damaged header leads tarfile to anything

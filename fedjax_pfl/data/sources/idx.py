@@ -103,7 +103,7 @@ def emnist_not_found(config: str, looked: list[Path]) -> InputError:
     return not_found(f"emnist/{config}", looked, ways)
 
 
-def emnist_from_arrays(config: str, train_x, train_y, test_x, test_y, note: str = "") -> Dataset:
+def emnist_from_arrays(config: str, train_x, train_y, test_x, test_y, *, note: str = "") -> Dataset:
     """A `Dataset` of EMNIST's arrays as they were published: images are transposed here.
 
     Labels of `letters` are 1..26 in the files and become 0..25.

@@ -26,7 +26,7 @@ def load_parquet(
     label_column: str | None = None,
     num_classes: int | None = None,
 ) -> Dataset:
-    """A folder with train*.parquet (and test*.parquet) files, there or in its folder `data`.
+    """A folder with train*.parquet (and test*.parquet) files, directly or in its folder `data`.
 
     Args:
       data_dir: the folder.
@@ -38,7 +38,7 @@ def load_parquet(
 
     Raises:
       InputError: no such folder or files, a file that is no Parquet file, or a column or an image
-        that isn't what it should be.
+        of the wrong form.
     """
     if data_dir is None:
         raise InputError(
@@ -88,7 +88,16 @@ def _load(name, folder, image_size, channels, columns, num_classes, note="") -> 
     names = _class_names(train[0], columns[1])
     classes = (len(names) or None) if num_classes is None else num_classes
     names = names if len(names) == classes else ()
-    return dataset_from_arrays(name, **arrays, num_classes=classes, class_names=names, note=note)
+    return dataset_from_arrays(
+        name,
+        arrays["train_x"],
+        arrays["train_y"],
+        arrays.get("test_x"),
+        arrays.get("test_y"),
+        num_classes=classes,
+        class_names=names,
+        note=note,
+    )
 
 
 def _decode(files, columns, size, channels) -> tuple[np.ndarray, np.ndarray]:

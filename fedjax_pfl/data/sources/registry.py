@@ -1,7 +1,7 @@
 """Where samples come from: every source ends in one checked `Dataset` of NumPy arrays.
 
-The table of sources and the door to them; each kind of file has a module of its own beside this
-one. docs/data_sources.md says where each source looks for its files.
+Here are the table of sources and `load_dataset`; each kind of file has its own module in this
+folder. docs/data_sources.md says where each source looks for its files.
 """
 
 import inspect
@@ -44,8 +44,8 @@ class Source(NamedTuple):
       description: one line.
       load: `load(data_dir, **options) -> Dataset`, or `load(data_dir, name, **options)` for a
         source that reads many data sets by name.
-      named: whether what follows the colon in "SOURCE:..." is such a name instead of a path.
-      bundled: whether it comes without files, so that nothing may follow the colon.
+      named: whether the text after the colon in "SOURCE:..." is such a name instead of a path.
+      bundled: whether it needs no files, so that nothing may follow the colon.
     """
 
     description: str
@@ -81,12 +81,12 @@ def load_dataset(name: str, data_dir: str | Path | None = None, **options) -> Da
         where NAME is one of TFDS's.
       data_dir: folder (for `npz` and `text_csv`: file) that holds the data; sources that need none
         ignore it.
-      **options: what the source takes beside that, such as `image_size` or `max_tokens`; see the
+      **options: further options of the source, such as `image_size` or `max_tokens`; see the
         functions in `DATASETS`.
 
     Raises:
       InputError: unknown name or option, data not found (the sentence lists where it was looked for
-        and how to provide it), or files that are not what they should be.
+        and how to provide it), or files of the wrong form.
     """
     if not isinstance(name, str):
         raise unknown_name("data set", name, DATASETS)
@@ -109,8 +109,10 @@ def load_dataset(name: str, data_dir: str | Path | None = None, **options) -> Da
             if not known:
                 raise InputError(f"Data set {name!r} takes no options, got {option!r}.")
             raise unknown_name(f"option of data set {name!r}", option, known)
-    nowhere = data_dir is None or (isinstance(data_dir, str) and not data_dir)
-    place = None if nowhere else as_path("data_dir", data_dir)
+    if data_dir is None or (isinstance(data_dir, str) and not data_dir):
+        place = None
+    else:
+        place = as_path("data_dir", data_dir)
     with reading(place or name):
         return source.load(place, *arguments, **options)
 
@@ -121,11 +123,11 @@ def load_dataset(name: str, data_dir: str | Path | None = None, **options) -> Da
 def _digits(data_dir: Path | None) -> Dataset:
     from sklearn.datasets import load_digits  # slow import: only where it is used
 
-    raw = load_digits()
+    pixels, labels = load_digits(return_X_y=True)  # [n, 64]
     return dataset_from_arrays(
         "digits",
-        raw.images.astype(np.uint8),
-        raw.target,
+        pixels.reshape(-1, 8, 8).astype(np.uint8),
+        labels,
         num_classes=10,
         input_scaling="digits",
         class_names=idx.DIGITS,
@@ -133,7 +135,7 @@ def _digits(data_dir: Path | None) -> Dataset:
 
 
 def _prepared(name: str, data_dir: Path | None) -> Dataset | None:
-    """The data set as TFDS prepared it, where it did."""
+    """The data set as prepared by TFDS, None where it isn't."""
     folder = find_prepared(name, tfds_folder(data_dir))
     return None if folder is None else read_prepared(name, folder)
 

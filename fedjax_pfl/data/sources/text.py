@@ -151,7 +151,9 @@ def _is_number(value: str) -> bool:
 
 
 def _check_ag_news(part: _Texts | None) -> None:
-    for i, label in enumerate(part.labels if part else (), 1):
+    if part is None:
+        return
+    for i, label in enumerate(part.labels, 1):
         if label not in ("1", "2", "3", "4"):
             raise InputError(f"Labels of {part.path} must be 1..4, got {label!r:.100} in row {i}.")
 

@@ -2,7 +2,9 @@
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +18,7 @@ from fedjax_pfl.errors import InputError
 
 # NAME, NAME/CONFIG, each with :VERSION or without.
 _NAME = re.compile(r"(?P<name>[a-z0-9_]+)(/(?P<config>[\w.-]+))?(:(?P<version>\d+\.\d+\.\d+))?")
+_ARRAYS = ("train_x", "train_y", "test_x", "test_y")
 _CHUNK = 4096
 _BYTES = 2**28
 
@@ -90,7 +93,7 @@ def read_prepared(name: str, folder: Path) -> Dataset:
         return _read(name, folder)
     except InputError:
         raise
-    except Exception as error:  # whatever a damaged description leads TFDS's parsers to
+    except Exception as error:  # a damaged description makes TFDS's parsers raise anything
         lines = str(error).strip().splitlines() or [type(error).__name__]
         why = lines[0][:300]
         raise InputError(f"{folder} can't be read as a prepared TFDS data set: {why}") from error
@@ -122,7 +125,8 @@ def _read(name: str, folder: Path) -> Dataset:
 
     with quiet_tfds():
         builder = tfds.builder_from_directory(folder)
-    image, label = _features(name, tfds, builder)
+    features, image, label = _features(name, tfds, builder)
+    connector = features[label]
     splits = [split for split in ("train", "test") if split in builder.info.splits]
     if "train" not in splits:
         found = ", ".join(builder.info.splits) or "none"
@@ -141,21 +145,24 @@ def _read(name: str, folder: Path) -> Dataset:
     arrays = cached_arrays(f"tfds-{family}", folder, hash_of(files, f"{image} {label}"), make)
     note = "in the order of TFDS"
     if family == "emnist" and config in EMNIST_CLASSES and "test" in splits:
-        return emnist_from_arrays(config, **arrays, note=note)
-    connector = builder.info.features[label]
+        return emnist_from_arrays(config, *(arrays[key] for key in _ARRAYS), note=note)
     names = tuple(connector.names) if connector.num_classes else ()
-    if "id" in builder.info.features and family in ("cifar10", "cifar100"):
+    if "id" in features and family in ("cifar10", "cifar100"):
         note = ""
     return dataset_from_arrays(
         name,
-        **arrays,
+        arrays["train_x"],
+        arrays["train_y"],
+        arrays.get("test_x"),
+        arrays.get("test_y"),
         num_classes=connector.num_classes,
         class_names=() if names == tuple(map(str, range(len(names)))) else names,
         note=note,
     )
 
 
-def _features(name: str, tfds, builder) -> tuple[str, str]:
+def _features(name: str, tfds, builder) -> tuple[Mapping[str, Any], str, str]:
+    """(all features, name of the image, name of the label)."""
     features = builder.info.features
     keys = builder.info.supervised_keys or ("image", "label")
     image, label = (keys[0], keys[1]) if len(keys) == 2 else ("image", "label")
@@ -170,7 +177,7 @@ def _features(name: str, tfds, builder) -> tuple[str, str]:
         raise InputError(
             f"TFDS data set {name!r} must have an image and a class label, got the features {held}."
         )
-    return image, label
+    return features, image, label
 
 
 def _read_split(name: str, builder, split: str, image: str, label: str):
@@ -196,7 +203,7 @@ def _read_split(name: str, builder, split: str, image: str, label: str):
         try:
             # One call for many rows takes less than half the time of one call for each.
             examples = source.__getitems__(list(rows))
-        except Exception as error:  # a damaged record leads its decoders to anything
+        except Exception as error:  # a damaged record makes decoders raise anything
             why = str(error).strip().partition("\n")[0][:300]
             raise InputError(
                 f"Split {split!r} of {builder.data_dir} can't be read: {why}"

@@ -1,9 +1,9 @@
 """TFDS builders of MNIST, Fashion-MNIST, EMNIST and CIFAR that need no TensorFlow.
 
 TFDS's own builders unpack and parse with TensorFlow. These subclasses take name, version, features,
-URLs and checksums from them and replace those two steps, so that what they write is what TFDS's own
-would write (the same records in the same order) and plain `tfds.data_source` reads it.
-Importing this module imports tensorflow_datasets: import it inside functions only.
+URLs and checksums from them and replace those two steps. They write the same records in the same
+order as TFDS's own builders, and plain `tfds.data_source` reads them. Importing this module imports
+tensorflow_datasets: import it inside functions only.
 """
 
 from pathlib import Path
@@ -16,14 +16,17 @@ from fedjax_pfl.data.sources.cifar import read_cifar_archive
 from fedjax_pfl.data.sources.idx import MNIST_STEMS, read_emnist_zip, read_idx
 
 
-class _IdxFiles:
+class _IdxFiles(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     """Downloads the four gzip files without unpacking them, and parses them with NumPy."""
+
+    URL: str
 
     def urls(self) -> list[str]:
         return [f"{self.URL.rstrip('/')}/{stem}.gz" for stem in MNIST_STEMS]
 
     def _split_generators(self, dl_manager):
-        paths = [Path(path) for path in dl_manager.download(self.urls())]
+        found = dl_manager.download(self.urls())
+        paths = [Path(path) for path in found]  # pyright: ignore[reportGeneralTypeIssues] - a list
         arrays = [read_idx(path, ndim) for path, ndim in zip(paths, (3, 1, 3, 1), strict=True)]
         return {"train": _examples(*arrays[:2]), "test": _examples(*arrays[2:])}
 
@@ -54,6 +57,7 @@ class Emnist(_IdxFiles, mnist.EMNIST, skip_registration=True):
     def _split_generators(self, dl_manager):
         (path,) = dl_manager.download(self.urls())
         config = self.builder_config
+        assert config is not None  # TFDS picks one where none is named
         train_x, train_y, test_x, test_y = read_emnist_zip(Path(path), config.name)
         # As TFDS's own builder: of `letters` it takes fewer images than the files hold.
         train, test = config.train_examples, config.test_examples
@@ -63,7 +67,7 @@ class Emnist(_IdxFiles, mnist.EMNIST, skip_registration=True):
         }
 
 
-class _CifarArchive:
+class _CifarArchive(cifar.Cifar10, skip_registration=True):
     """Downloads the archive without unpacking it, and reads it in memory."""
 
     def urls(self) -> list[str]:
@@ -72,9 +76,13 @@ class _CifarArchive:
     def _split_generators(self, dl_manager):
         (path,) = dl_manager.download(self.urls())
         parts = read_cifar_archive(self.name, Path(path))
+        features = self.info.features
+        assert isinstance(features, tfds.features.FeaturesDict)  # of CIFAR they are
         for key, names in zip(self._cifar_info.label_keys, parts.names, strict=True):
             if names:
-                self.info.features[key].names = list(names)
+                label = features[key]
+                assert isinstance(label, tfds.features.ClassLabel)
+                label.names = list(names)
         return {
             "train": self._generate_examples("train_", (parts.train_x, parts.train_labels)),
             "test": self._generate_examples("test_", (parts.test_x, parts.test_labels)),
@@ -95,6 +103,6 @@ class Cifar100(_CifarArchive, cifar.Cifar100, skip_registration=True):
     name = "cifar100"
 
 
-BUILDERS: dict[str, type[tfds.core.GeneratorBasedBuilder]] = {
+BUILDERS: dict[str, type[_IdxFiles | _CifarArchive]] = {
     builder.name: builder for builder in (Mnist, FashionMnist, Emnist, Cifar10, Cifar100)
 }

@@ -3,15 +3,16 @@ Computations", 1980; Lavin & Gray, arXiv:1509.09308).
 
 m neighbouring outputs of a filter with r taps are m + r - 1 products instead of m r, by Toom and
 Cook's way: taps and inputs are evaluated at points, multiplied, and interpolated. Here it is done
-along one axis of the image; the other taps and the channels are summed by matrix products as ever.
+along one axis of the image; the other taps and the channels are summed by matrix products.
 A filter of 5 taps then takes 8 products for 4 outputs instead of 20.
 """
 
 import math
+import operator
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from fractions import Fraction
-from functools import lru_cache, partial
+from functools import lru_cache, partial, reduce
 
 import jax
 import jax.numpy as jnp
@@ -22,18 +23,18 @@ POINTS = tuple(map(Fraction, ("0", "1", "-1", "2", "-2", "1/2", "-1/2")))
 CHANNELS = 16  # below so many, in or out, evaluation costs more than it saves
 Matrix = tuple[tuple[float, ...], ...]
 
-_allowed = jax.make_user_context(True)  # one that JAX's caches know of
+_allowed = jax.make_user_context(True)  # JAX's caches depend on it
 
 
 def by_definition() -> AbstractContextManager:
-    """What is traced inside has every convolution with all products of its definition."""
+    """Convolutions traced inside have all products of their definition."""
     return _allowed(False)
 
 
 def tile(inputs: Sequence[int], kernel: Sequence[int], stride: int, dtype) -> int:
     """How many outputs along the width to make at once; 1 where that saves less than a third.
 
-    More than 1 only on a CPU, where arithmetic is what a convolution waits for, and in float32 or
+    More than 1 only on a CPU, where arithmetic limits a convolution, and only in float32 or
     float64: points and interpolation would cost bfloat16 its few digits.
 
     Args:
@@ -84,7 +85,7 @@ def transforms(m: int, taps: int) -> tuple[Matrix, Matrix, Matrix]:
 
 
 def _inverse(matrix: list[list[Fraction]]) -> list[list[Fraction]]:
-    """Gauss and Jordan's, exact."""
+    """By Gauss-Jordan elimination, exact."""
     size = len(matrix)
     rows = [[*row, *(Fraction(int(i == j)) for j in range(size))] for i, row in enumerate(matrix)]
     for i in range(size):
@@ -98,14 +99,14 @@ def _inverse(matrix: list[list[Fraction]]) -> list[list[Fraction]]:
     return [row[size:] for row in rows]
 
 
-def _combined(coefficients: Sequence[float], parts: Sequence[jax.Array]) -> jax.Array:
-    """sum_i coefficients[i] parts[i], zeros left out."""
+def _combined(coefficients: Sequence[float], parts: Sequence[jax.Array] | jax.Array) -> jax.Array:
+    """sum_i coefficients[i] parts[i], zeros left out; an array's parts lie on its first axis."""
     terms = [
         part if c == 1 else -part if c == -1 else part * jnp.asarray(c, part.dtype)
         for c, part in zip(coefficients, parts, strict=True)
         if c
     ]
-    return sum(terms[1:], start=terms[0])
+    return reduce(operator.add, terms)
 
 
 def _column(matrix: Matrix, j: int) -> list[float]:
@@ -162,7 +163,8 @@ def _backward(m, kept, gradient):
 
     by_seen = jnp.einsum("arf,akf->ark", moved, weights)
     by_seen = by_seen.reshape(count, batch, high, tiles, kh, channels)
-    by_seen = sum(_padded(by_seen[..., i, :], 2, i, kh - 1 - i) for i in range(kh))
+    padded = [_padded(by_seen[..., i, :], 2, i, kh - 1 - i) for i in range(kh)]
+    by_seen = reduce(operator.add, padded)
     windows = [_combined(_column(on_inputs, i), by_seen) for i in range(count)]
     # Column t m + s of the image is the window's element s of tile t, s + m of tile t - 1, ...
     more = -(-count // m) - 1

@@ -89,7 +89,9 @@ def test_settings(found):
 def test_arrays(found, layered):
     run, alpha = layered
     np.testing.assert_array_equal(run.matrix("alpha"), alpha)
-    assert run.matrix("rounds") is None
+    assert run.recorded_matrices == ["alpha"]
+    with pytest.raises(InputError, match="no matrix 'rounds'"):
+        run.matrix("rounds")
     assert run.blocks(2) == ["fc_0", "head"] and run.blocks(1) == ["model"]
     one = found["iid", "fedavg"].matrix("mixing")
     assert one.shape == (len(SEEDS), ROUNDS, 1, CLIENTS, CLIENTS)
