@@ -12,7 +12,6 @@ if __name__ == "__main__":  # before anything is loaded
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -66,14 +65,10 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
     return values
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the script with `argv` (the program's name first); returns its exit code."""
-    try:
-        return _run(parse(sys.argv if argv is None else argv))
-    except (pfl.InputError, flags.Error) as error:
-        return shell.refuse(error)
-    except OSError as error:
-        return shell.fault(error)
+@shell.script()
+def main(argv: list[str]) -> int:
+    """Runs the script."""
+    return _run(parse(argv))
 
 
 def _run(args: flags.FlagValues) -> int:

@@ -5,7 +5,6 @@ if __name__ == "__main__":  # before anything is loaded
 
     launch("compare")
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -224,32 +223,27 @@ def parse(argv: Sequence[str]) -> absl.flags.FlagValues:
     return values
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the script with `argv` (the program's name first); returns its exit code."""
-    try:
-        args = parse(sys.argv if argv is None else argv)
-        if args["help"].value:
-            print(f"{USAGE}\n")
-            for flag in args.get_flags_for_module("compare"):
-                print(f"  --{flag.name:12} {flag.help.partition(chr(10))[0].removesuffix(';')}")
-            return 0
-        if not args.runs:
-            raise InputError("Give the folders of finished runs with --runs=DIR,...")
-        named = args.output_dir is not None
-        output = as_path("--output_dir", args.output_dir) if named else None
-        if output is not None and there("output_dir", output):
-            raise InputError(f"{output} exists already and nothing is ever overwritten.")
-        options = ("baseline", "target", "score", "model", "split", "average", "clients")
-        options += ("different_data",)
-        rows, said, notes = compare(
-            find(args.runs, args.algorithms), **{name: value_of(args, name) for name in options}
-        )
-        print("\n\n".join([said, markdown(rows).rstrip(), *notes]))
-        if output is not None:
-            write(output, rows, said, notes)
-            print(f"\n{output}/table.md, .csv, .tex, seeds.csv")
-    except (InputError, absl.flags.Error) as error:
-        return shell.refuse(error)
-    except OSError as error:
-        return shell.fault(error)
+@shell.script()
+def main(argv: list[str]) -> int:
+    """Runs the script."""
+    args = parse(argv)
+    if args["help"].value:
+        print(f"{USAGE}\n")
+        print(shell.described(args, "compare", 12))
+        return 0
+    if not args.runs:
+        raise InputError("Give the folders of finished runs with --runs=DIR,...")
+    named = args.output_dir is not None
+    output = as_path("--output_dir", args.output_dir) if named else None
+    if output is not None and there("output_dir", output):
+        raise InputError(f"{output} exists already and nothing is ever overwritten.")
+    options = ("baseline", "target", "score", "model", "split", "average", "clients")
+    options += ("different_data",)
+    rows, said, notes = compare(
+        find(args.runs, args.algorithms), **{name: value_of(args, name) for name in options}
+    )
+    print("\n\n".join([said, markdown(rows).rstrip(), *notes]))
+    if output is not None:
+        write(output, rows, said, notes)
+        print(f"\n{output}/table.md, .csv, .tex, seeds.csv")
     return 0

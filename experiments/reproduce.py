@@ -7,7 +7,6 @@ if __name__ == "__main__":  # before anything is loaded
 
 import hashlib
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -262,24 +261,16 @@ def catalogue(folder: Path) -> str:
     return "\n".join(lines)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the script with `argv` (the program's name first); returns its exit code."""
-    try:
-        args, more = parse(sys.argv if argv is None else argv)
-        if args["help"].value:
-            print(f"{USAGE}\n")
-            for flag in args.get_flags_for_module("reproduce"):
-                print(f"  --{flag.name:9} {flag.help.partition(chr(10))[0].removesuffix(';')}")
-            print(f"\n{AFTER}")
-        elif args["list"].value:
-            print(catalogue(as_path("--tables", args.tables)))
-        else:
-            return reproduce(command(args, more), args.columns, args.rows)
-    except (pfl.InputError, absl.flags.Error) as error:
-        return shell.refuse(error)
-    except OSError as error:
-        return shell.fault(error, shell.GOES_ON)
-    except KeyboardInterrupt:
-        print("Interrupted: the same command continues with the missing runs.", file=sys.stderr)
-        return shell.INTERRUPTED
+@shell.script(shell.GOES_ON, "with the missing runs")
+def main(argv: list[str]) -> int:
+    """Runs the script."""
+    args, more = parse(argv)
+    if args["help"].value:
+        print(f"{USAGE}\n")
+        print(shell.described(args, "reproduce", 9))
+        print(f"\n{AFTER}")
+    elif args["list"].value:
+        print(catalogue(as_path("--tables", args.tables)))
+    else:
+        return reproduce(command(args, more), args.columns, args.rows)
     return 0

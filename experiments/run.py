@@ -10,12 +10,10 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import absl.flags
 import jax
 import numpy as np
 from rich.console import Console
@@ -29,33 +27,27 @@ from .cli import console as shown
 from .cli import flags, kept, new_clients, provenance, resume, shell
 from .cli.algorithms import remarked
 from .cli.build import Experiment, material, output_folder, prepare
+from .cli.help import help_text
 from .outputs import comparison_table, run_files, tracking, training_line
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the script with `argv` (the program's name first); returns its exit code."""
-    try:
-        args = flags.parse(sys.argv if argv is None else argv)
-        if args["help"].value or args["helpfull"].value:
-            print(flags.help_text(args))
-        elif args["list"].value:
-            print(shown.catalogue())
-        else:
-            made = material(args)  # the content of the data identifies the run
-            output = output_folder(args, made.identity)
-            if resume.finished(output, made.algorithms):
-                print(f"This run is finished. Its results, from {output}:")
-                results = {name: load(args, name, output) for name in made.algorithms}
-                track(args, results, output)
-                return report(results, args, output)
-            return run(prepare(args, output, made))
-    except (pfl.InputError, absl.flags.Error) as error:
-        return shell.refuse(error)
-    except OSError as error:
-        return shell.fault(error, shell.GOES_ON)
-    except KeyboardInterrupt:
-        print("Interrupted: the same command continues from what is kept.", file=sys.stderr)
-        return shell.INTERRUPTED
+@shell.script(shell.GOES_ON, "from what is kept")
+def main(argv: list[str]) -> int:
+    """Runs the script."""
+    args = flags.parse(argv)
+    if args["help"].value or args["helpfull"].value:
+        print(help_text(args))
+    elif args["list"].value:
+        print(shown.catalogue())
+    else:
+        made = material(args)  # the content of the data identifies the run
+        output = output_folder(args, made.identity)
+        if resume.finished(output, made.algorithms):
+            print(f"This run is finished. Its results, from {output}:")
+            results = {name: load(args, name, output) for name in made.algorithms}
+            track(args, results, output)
+            return report(results, args, output)
+        return run(prepare(args, output, made))
     return 0
 
 

@@ -146,9 +146,14 @@ def require_whole(name: str, given: Any, low: int) -> int:
 
 
 def require(condition: bool | np.bool_, name: str, given: object, allowed: str) -> None:
-    """Raises `InputError` unless `condition` holds: "`name` must be `allowed`, got `given`."."""
+    """Raises `refused` unless `condition` holds."""
     if not condition:
-        raise InputError(f"{name} must be {allowed}, got {shown(given)}.")
+        raise refused(name, given, allowed)
+
+
+def refused(name: str, given: object, allowed: str) -> InputError:
+    """An `InputError`: "`name` must be `allowed`, got `given`."."""
+    return InputError(f"{name} must be {allowed}, got {shown(given)}.")
 
 
 def gigabytes(count: int) -> str:

@@ -85,3 +85,8 @@ def is_finite(tree: Tree) -> Scalar:
 def row(stack: Stack, index: Scalar | int) -> Tree:
     """One row of a stack, without the leading axis."""
     return jax.tree.map(lambda leaf: leaf[index], stack)
+
+
+def path_name(path) -> str:
+    """The "a/b/c" form of a key path of `jax.tree_util`."""
+    return "/".join(str(getattr(k, "key", getattr(k, "idx", getattr(k, "name", k)))) for k in path)

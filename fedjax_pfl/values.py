@@ -3,10 +3,11 @@
 Programs count in int32 and compute in float32: larger values would wrap, or become 0 or infinite.
 """
 
+import inspect
 import math
 import re
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,12 @@ def is_list(given: Any) -> bool:
     if isinstance(given, Sequence):
         return not isinstance(given, str | bytes | bytearray)
     return len(getattr(given, "shape", ())) == 1
+
+
+def keyword_defaults(function: Callable) -> dict[str, Any]:
+    """The keyword-only parameters of a function and their defaults."""
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
 def decimal(word: str) -> int | None:

@@ -9,7 +9,6 @@ import jax
 import numpy as np
 
 import fedjax_pfl as pfl
-from fedjax_pfl.execution.strategy import resolve_execution
 
 from .timing import (
     Contestant,
@@ -100,10 +99,10 @@ def _simulated(plan: Plan, workload: Workload, **options) -> list[Simulated]:
     """The library's contestants, one for each distinct execution strategy."""
     seen, contestants = set(), []
     for name in plan.executions:
-        execution = resolve_execution(name, devices=plan.devices)
-        if str(execution) not in seen:
-            seen.add(str(execution))
-            federation = plan.federation(workload, client_execution=name, **options)
+        federation = plan.federation(workload, client_execution=name, **options)
+        execution = str(federation.execution)
+        if execution not in seen:
+            seen.add(execution)
             contestants.append(Simulated(f"fedjax_pfl ({execution})", _fedavg(), federation))
     return contestants
 

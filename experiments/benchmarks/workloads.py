@@ -5,8 +5,6 @@ from dataclasses import dataclass
 import numpy as np
 
 import fedjax_pfl as pfl
-from fedjax_pfl.models.cnn import CNN
-from fedjax_pfl.models.mlp import MLP
 
 
 @dataclass(frozen=True)
@@ -57,9 +55,9 @@ class Workload:
     def network(self):
         """The model for `pfl.federate`."""
         if self.model == "cnn_bn":
-            return CNN(10, (32, 64), 5, 0, 512, norm="before_relu")
+            return pfl.networks.CNN(10, (32, 64), 5, 0, 512, norm="before_relu")
         if self.model == "mlp":
-            return MLP(10, (200,))
+            return pfl.networks.MLP(10, (200,))
         return self.model
 
     def federation(self, **options) -> pfl.Federation:

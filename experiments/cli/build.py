@@ -11,7 +11,6 @@ import jax
 
 import fedjax_pfl as pfl
 from fedjax_pfl.data.files import as_path
-from fedjax_pfl.data.sources.registry import text_options
 from fedjax_pfl.data.whole_files import check_name
 from fedjax_pfl.errors import shown
 from fedjax_pfl.values import convert, decimal
@@ -159,7 +158,9 @@ def federation_options(args: absl.flags.FlagValues) -> dict[str, Any]:
 
 def load_dataset(args: absl.flags.FlagValues) -> pfl.Dataset:
     """The data set of --dataset, --data_dir and --data_option."""
-    options = parse_pairs(args, "data_option", text_options(args.dataset))
+    source = pfl.DATASETS.get(args.dataset.partition(":")[0])
+    texts = [] if source is None else source.text_options
+    options = parse_pairs(args, "data_option", texts)
     return pfl.load_dataset(args.dataset, args.data_dir, **options)
 
 
@@ -240,9 +241,9 @@ def parse_adaptation(args: absl.flags.FlagValues) -> pfl.Adaptation | None:
         raise pfl.InputError("Give one of --adapt_epochs and --adapt_steps, not both.")
     if epochs or steps:
         return adapt
-    useless = [name for name in how if args[name].present]
+    useless = [name for name, flag in how.items() if flag.present]
     if useless:
-        raise pfl.InputError(f"--{useless[0]} needs --adapt_epochs or --adapt_steps.")
+        raise pfl.InputError(f"--adapt_{useless[0]} needs --adapt_epochs or --adapt_steps.")
     return None
 
 

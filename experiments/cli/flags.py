@@ -1,22 +1,21 @@
 """The flags of `experiments.run`, in groups that `--help` prints one after the other."""
 
 import re
-import textwrap
 from collections.abc import Callable, Sequence
 
 from absl import flags
 
 import fedjax_pfl as pfl
 from fedjax_pfl.errors import cut, shown
-from fedjax_pfl.simulation.runs import MAX_RUNS
-from fedjax_pfl.values import LIMIT, convert
+from fedjax_pfl.values import LIMIT, convert, keyword_defaults
 
 from . import flagfiles, own_code, shell
-from .start import called
 
 # Flag names that differ from the option of the partition rule that they set.
 RULE_OPTION = {"dominant_share": "share"}
 RULE_FLAG = {option: flag for flag, option in RULE_OPTION.items()}
+# Defaults of the library's functions that runs call.
+SIMULATED, SCORED = keyword_defaults(pfl.simulate), keyword_defaults(pfl.score_new_clients)
 GROUPS = {
     "comparison": "Algorithms",
     "data": "Data and partition",
@@ -25,13 +24,6 @@ GROUPS = {
     "run": "The run and what it writes",
     "help": "Help",
 }
-USAGE = f"""\
-Compares personalized federated learning algorithms and writes the results.
-
-  {called("run")} --algorithms=local,fedavg,feddwa --dataset=digits --alpha=0.1
-  {called("run")} --preset=digits_quick --rounds=20
-
-A later flag wins over an earlier one, also over those of a --preset or --flagfile."""
 
 
 class _Number(flags.FloatParser):
@@ -190,11 +182,12 @@ def _training(group: _Group) -> None:
 
 
 def _run(group: _Group) -> None:
-    group.whole("num_seeds", 3, "repetitions, with the seeds SEED, SEED + 1, ...", 1, MAX_RUNS)
+    group.whole("num_seeds", 3, "repetitions, with the seeds SEED, SEED + 1, ...", 1, pfl.MAX_RUNS)
     group.whole(
         "seed", 0, "varies initialisation, cohorts and batches; the same for all algorithms", 0
     )
-    group.whole("eval_every", 1, "score the models after every so many rounds, and the last", 1)
+    meaning = "score the models after every so many rounds, and the last"
+    group.whole("eval_every", SIMULATED["eval_every"], meaning, 1)
     group.names(
         "score_clients", None, "clients whose models are scored (default: all that have one)"
     )
@@ -202,9 +195,9 @@ def _run(group: _Group) -> None:
     group.options(pfl.Adaptation, "adapt_", epochs=0, steps=0)
     group.whole("new_clients", 0, "how many of the last clients are new clients, in no round", 0)
     meaning = "local steps after which new clients are scored, at the end"
-    group.names("new_client_steps", ["0", "5", "20"], meaning)
+    group.names("new_client_steps", list(map(str, SCORED["steps"])), meaning)
     meaning = "parts of their training samples that they may use"
-    group.names("new_client_samples", ["1.0"], meaning)
+    group.names("new_client_samples", list(map(str, SCORED["fractions"])), meaning)
     group.options(pfl.options.ExecutionOptions)
     meaning = "a new folder, or that of the same run (default: runs/DATASET-PARTITION-HASH)"
     group.text("output_dir", None, meaning)
@@ -283,35 +276,3 @@ def resolved(values: flags.FlagValues) -> dict[str, dict]:
         for group in GROUPS
         if group != "help"
     }
-
-
-def _shown(default) -> str:
-    if default is None or default == []:
-        return ""
-    if isinstance(default, bool):
-        default = str(default).lower()
-    return f" (default: {','.join(default) if isinstance(default, list) else default})"
-
-
-def help_text(values: flags.FlagValues) -> str:
-    """Our flags, group by group; with --helpfull those of the libraries too."""
-    parts = [USAGE]
-    for name, heading in GROUPS.items():
-        lines = [f"\n{heading}:"]
-        for flag in values.get_flags_for_module(name):
-            default = "" if name == "help" else _shown(flag.default)
-            label = (
-                f"  --[no]{flag.name}" if flag.boolean and name != "help" else f"  --{flag.name}"
-            )
-            gap = "\n" + " " * 26 if len(label) > 24 else " " * (26 - len(label))
-            meaning = flag.help.partition("\n")[0].removesuffix(";").strip()
-            text = textwrap.wrap(f"{meaning}{default}", 72)
-            lines.append(label + gap + ("\n" + " " * 26).join(text))
-        parts.append("\n".join(lines))
-    if values["helpfull"].value:
-        parts.append(f"\nFlags of the libraries:\n{flags.FLAGS.get_help()}")
-    parts.append(
-        "\n  --preset=NAME           read the flags of a preset (--list shows them)"
-        "\n  --flagfile=FILE         read flags from a file, one on each line"
-    )
-    return "\n".join(parts)

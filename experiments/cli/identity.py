@@ -14,7 +14,6 @@ import absl.flags
 
 import fedjax_pfl as pfl
 from fedjax_pfl.errors import cut, shown
-from fedjax_pfl.models.networks import make_model
 
 DATA, PARTITION, MODEL = "content of the data set", "content of the partition", "the model"
 REPLACED = object()  # instead of a flag's value: other entries are more exact
@@ -107,7 +106,7 @@ def _model(args, dataset: pfl.Dataset, options: Mapping[str, Any]) -> str:
     """Digest of the network with all its sizes, before it has parameters."""
     shape, classes = dataset.input_shape, dataset.num_classes
     options = {"vocab_size": dataset.vocab_size, **options}
-    network = make_model(args.model, shape, classes, args.initializer, **options)
+    network = pfl.make_model(args.model, shape, classes, args.initializer, **options)
     text = f"{type(network).__qualname__} {_without_places(repr(network))}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -14,7 +14,6 @@ import numpy as np
 import fedjax_pfl as pfl
 from fedjax_pfl.errors import shown
 from fedjax_pfl.results.result_files import damaged
-from fedjax_pfl.simulation.new_clients import score_new_clients, without_new_clients
 from fedjax_pfl.values import decimal
 
 from ..outputs.run_files import aside, write_text
@@ -61,7 +60,7 @@ def split_new_clients(
         raise pfl.InputError(
             f"--new_client_samples must be fractions in (0, 1], got {shown(given)}."
         )
-    federation, new = without_new_clients(federation, args.new_clients)
+    federation, new = pfl.without_new_clients(federation, args.new_clients)
     schedule, capacity = new.schedule, new.data.train.capacity
     replace(schedule, steps=max(steps)).check_counts(capacity)
     return federation, NewClients(new, tuple(steps), tuple(fractions))
@@ -78,7 +77,9 @@ def score(
     """
     federation = new_clients.federation
     federation = federation.with_training(**own) if own else federation
-    scores = score_new_clients(result.final, federation, new_clients.steps, new_clients.fractions)
+    scores = pfl.score_new_clients(
+        result.final, federation, steps=new_clients.steps, fractions=new_clients.fractions
+    )
     ids: list[int] = np.asarray(new_clients.federation.data.ids).tolist()
     rows = itertools.product(result.seeds, new_clients.fractions, new_clients.steps, ids)
     return [

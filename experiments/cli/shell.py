@@ -6,6 +6,7 @@ permission); with 2 for invalid input; and with 128 + N after signal N.
 
 import codecs
 import errno
+import functools
 import io
 import os
 import select
@@ -14,6 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+from absl.flags import Error as FlagsError
 from absl.flags import FlagValues
 
 from fedjax_pfl.errors import InputError, OutputError, cut, sentence
@@ -35,6 +37,45 @@ SPELT = {
     "┃": "|",
     "║": "|",
 }
+
+
+def script(more: str = "", kept: str = "") -> Callable:
+    """Decorator of a script's `main(argv)`: what goes wrong is said in one line.
+
+    `argv` has the program's name first; without it `main` takes the process's own. It returns the
+    exit code.
+
+    Args:
+      more: said after what the system refused.
+      kept: how the same command continues, where it is interrupted.
+    """
+
+    def decorate(main: Callable[[list[str]], int]) -> Callable[[Sequence[str] | None], int]:
+        @functools.wraps(main)
+        def run(argv: Sequence[str] | None = None) -> int:
+            try:
+                return main(list(sys.argv if argv is None else argv))
+            except (InputError, FlagsError) as error:
+                return refuse(error)
+            except OSError as error:
+                return fault(error, more)
+            except KeyboardInterrupt:
+                if not kept:
+                    raise
+                print(f"Interrupted: the same command continues {kept}.", file=sys.stderr)
+                return INTERRUPTED
+
+        return run
+
+    return decorate
+
+
+def described(values: FlagValues, name: str, width: int) -> str:
+    """The flags of the script of that name, a line each; their names are `width` wide."""
+    return "\n".join(
+        f"  --{flag.name:{width}} {flag.help.partition(chr(10))[0].removesuffix(';')}"
+        for flag in values.get_flags_for_module(name)
+    )
 
 
 def parsed(values: FlagValues, argv: Sequence[str], **options) -> list[str]:

@@ -6,7 +6,6 @@ if __name__ == "__main__":  # before anything is loaded
     launch("figures")
 
 import csv
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -151,27 +150,22 @@ def write(drawing: Drawing, output: Path | None, data: Path | None) -> None:
             drawing.figure.savefig(part, format=output.suffix[1:].lower())
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the script with `argv` (the program's name first); returns its exit code."""
-    try:
-        name, args = parse(sys.argv if argv is None else argv)
-        if args["help"].value:
-            print(f"{USAGE}\n")
-            for flag in args.get_flags_for_module("figures"):
-                print(f"  --{flag.name:12} {flag.help.partition(chr(10))[0].removesuffix(';')}")
-            return 0
-        if args["list"].value:
-            print(catalogue())
-            return 0
-        output = new_file("output", args.output, FORMATS)
-        data = new_file("data", args.data, (".csv",))
-        if output is None and data is None and name in FIGURES:
-            raise InputError("Give a new file for the picture with --output=FILE.png.")
-        write(draw(name, args), output, data)
-    except (InputError, absl.flags.Error) as error:
-        return shell.refuse(error)
-    except OSError as error:
-        return shell.fault(error)
+@shell.script()
+def main(argv: list[str]) -> int:
+    """Runs the script."""
+    name, args = parse(argv)
+    if args["help"].value:
+        print(f"{USAGE}\n")
+        print(shell.described(args, "figures", 12))
+        return 0
+    if args["list"].value:
+        print(catalogue())
+        return 0
+    output = new_file("output", args.output, FORMATS)
+    data = new_file("data", args.data, (".csv",))
+    if output is None and data is None and name in FIGURES:
+        raise InputError("Give a new file for the picture with --output=FILE.png.")
+    write(draw(name, args), output, data)
     for path in filter(None, (output, data)):
         print(path)
     return 0

@@ -9,10 +9,10 @@ import numpy as np
 from matplotlib.colors import Colormap, Normalize
 from matplotlib.figure import Figure
 
-from fedjax_pfl.data.partitions.registry import keyword_defaults
 from fedjax_pfl.errors import require, unknown_name
 from fedjax_pfl.results.plots import COLOURS, DASHES, DPI, SHADES
 from fedjax_pfl.results.plots import ticks as ticks
+from fedjax_pfl.values import keyword_defaults
 
 GREY = "0.72"
 MARKERS = "osD^vP*X"

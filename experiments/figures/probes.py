@@ -13,11 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedjax_pfl as pfl
-from fedjax_pfl import similarity
-from fedjax_pfl.aggregation.leaf_plan import LeafPlan, path_name
+from fedjax_pfl import similarity, trees
 from fedjax_pfl.errors import InputError, unknown_name
-from fedjax_pfl.federation.extra_losses import class_norms, classifier_kernel, weight_distribution
-from fedjax_pfl.results.model_files import load_models, model_axes
 from fedjax_pfl.results.result_files import damaged
 from fedjax_pfl.typing import Tree
 
@@ -83,14 +80,14 @@ def saved_models(run: Run, row: int, federation: pfl.Federation, name: str) -> T
       InputError: no such model was saved.
     """
     path = run.folder / "models.npz"
-    axes = model_axes(path)
+    axes = pfl.model_axes(path)
     if name not in axes:
         raise unknown_name(f"model in {path}", name, axes)
-    held = load_models(path)[name]
+    held = pfl.load_models(path)[name]
     shapes = jax.eval_shape(lambda: federation.initial_model(jax.random.key(0)))
 
     def leaf(key_path, shape):
-        leaf_name = path_name(key_path)
+        leaf_name = trees.path_name(key_path)
         value = _within(held, leaf_name)
         shared = axes[name] == ("seed",)
         wanted = (len(run.seeds), *(() if shared else (run.num_clients,)), *shape.shape)
@@ -111,7 +108,7 @@ def _within(model: Tree, path: str) -> np.ndarray | None:
 
 def saved_names(run: Run, prefix: str) -> list[str]:
     """Names of saved models that are a prefix and a number, by that number."""
-    ends = {name.removeprefix(prefix): name for name in model_axes(run.folder / "models.npz")}
+    ends = {name.removeprefix(prefix): name for name in pfl.model_axes(run.folder / "models.npz")}
     return [ends[end] for end in sorted(filter(str.isdecimal, ends), key=int)]
 
 
@@ -153,14 +150,14 @@ def _cosines(federation, models, seed, rounds):
     ]), cohort.mask  # fmt: skip
 
 
-def _leaves_of(plan: LeafPlan, block: str) -> list[int]:
+def _leaves_of(plan: pfl.LeafPlan, block: str) -> list[int]:
     return [
         i for i, path in enumerate(plan.paths)
         if plan.blocks[plan.block_of[i]] == block and path.startswith("params/")
     ]  # fmt: skip
 
 
-def _trainable_blocks(plan: LeafPlan) -> list[str]:
+def _trainable_blocks(plan: pfl.LeafPlan) -> list[str]:
     return [block for block in plan.blocks if _leaves_of(plan, block)]
 
 
@@ -184,11 +181,13 @@ def _norms(federation, model, seed, rounds, client, weight, steps):
     ctx = context(federation, seed, rounds)
     plan, num_classes = federation.plan, federation.data.num_classes
 
+    wdr = pfl.WeightDistribution(weight)
+
     def estimate(params):
-        return class_norms(classifier_kernel(params, plan, num_classes))
+        return pfl.estimated_class_shares(params, plan, num_classes)
 
     def regularizer(params, batch, broadcast, client):
-        return weight_distribution(params, plan, client.class_counts, weight)
+        return wdr(params, batch, client, plan)
 
     step = ctx.sgd_step(extra_loss=regularizer)
 
@@ -211,7 +210,7 @@ def _norms(federation, model, seed, rounds, client, weight, steps):
 def model_class_norms(federation: pfl.Federation, models: Tree) -> np.ndarray:
     """Class norms [N, C] of a stack of models (cwFedAVG, eq. 9)."""
     plan, num_classes = federation.plan, federation.data.num_classes
-    one = jax.vmap(lambda params: class_norms(classifier_kernel(params, plan, num_classes)))
+    one = jax.vmap(lambda params: pfl.estimated_class_shares(params, plan, num_classes))
     return np.asarray(one(models["params"]), float)
 
 

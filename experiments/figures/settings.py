@@ -89,7 +89,7 @@ def against_setting(
             drawn = _draw(axes, line, places, shift, values, metric, k, scale)
         lines.append((drawn, _text(key)))
     for axes, metric in zip(grid, values[runs[0]], strict=True):
-        drawing.tidy(axes, xlabel=", ".join(axes_names), ylabel=_unit(metric, SCORES[score]))
+        drawing.tidy(axes, xlabel=", ".join(axes_names), ylabel=_unit(metric))
         if scale == "log":
             axes.set_xscale("log")
             axes.minorticks_off()
@@ -195,7 +195,7 @@ def _last(run: Run, record: str) -> np.ndarray:
     return np.nanmean(run.record(record)[:, -1].astype(float), axis=-1)
 
 
-def _unit(metric: str, score: str) -> str:
+def _unit(metric: str) -> str:
     if metric == TRAFFIC:
         return "MB a client sends and receives in a round"
     return metric if metric.endswith("%") else f"{metric} (last round)"

@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 import absl.flags
 
-from fedjax_pfl.federation.participation import participation
+import fedjax_pfl as pfl
 
 # Named where they differ from the default.
 EXTRAS = (
@@ -36,7 +36,8 @@ def described(
         "participation": f"participation {args.participation:g}",
     }
     if num_clients is not None:
-        drawn = participation(num_clients, args.participation).cohort_size
+        who = pfl.options.ParticipationOptions(participation=args.participation)
+        drawn = who.cohorts(num_clients).cohort_size
         who = f"all {num_clients} clients" if drawn == num_clients else f"{drawn} of {num_clients}"
         parts["participation"] += f" ({who} in a round)"
     if args.learning_rate_decay == 1:

@@ -1,1 +1,1 @@
-"""The files that a sweep writes."""
+"""What a sweep tries and what it writes."""

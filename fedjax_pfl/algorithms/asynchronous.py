@@ -21,7 +21,8 @@ import jax.numpy as jnp
 from fedjax_pfl import trees
 from fedjax_pfl.aggregation import leaf_plan, mixing
 from fedjax_pfl.contract.algorithm import Algorithm
-from fedjax_pfl.contract.context import Context, Record
+from fedjax_pfl.contract.context import Context
+from fedjax_pfl.contract.record import Record
 from fedjax_pfl.contract.registry import algorithm
 from fedjax_pfl.errors import require
 from fedjax_pfl.federation.extra_losses import proximal

@@ -13,7 +13,11 @@ from fedjax_pfl.aggregation import mixing
 from fedjax_pfl.contract.algorithm import Algorithm
 from fedjax_pfl.contract.registry import algorithm
 from fedjax_pfl.errors import InputError, require
-from fedjax_pfl.federation.extra_losses import WeightDistribution, class_norms, classifier_kernel
+from fedjax_pfl.federation.extra_losses import (
+    WeightDistribution,
+    classifier_kernel,
+    estimated_class_shares,
+)
 from fedjax_pfl.structs import Broadcast, per_client, per_server, static, struct
 from fedjax_pfl.typing import Stack
 
@@ -110,7 +114,7 @@ class CwFedAvg(Algorithm):
         data, plan = ctx.federation.data, ctx.plan
 
         def estimate(params):
-            return class_norms(classifier_kernel(params, plan, data.num_classes))
+            return estimated_class_shares(params, plan, data.num_classes)
 
         return jax.vmap(estimate)(models["params"])
 

@@ -14,7 +14,8 @@ import optax
 from fedjax_pfl import trees
 from fedjax_pfl.aggregation import leaf_plan, mixing
 from fedjax_pfl.contract.algorithm import Algorithm
-from fedjax_pfl.contract.context import Context, Record
+from fedjax_pfl.contract.context import Context
+from fedjax_pfl.contract.record import Record
 from fedjax_pfl.contract.registry import algorithm
 from fedjax_pfl.federation.participation import Cohort
 from fedjax_pfl.structs import Broadcast, per_client, per_server, struct

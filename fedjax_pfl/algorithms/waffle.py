@@ -16,7 +16,7 @@ from fedjax_pfl import trees
 from fedjax_pfl.aggregation import leaf_plan, mixing
 from fedjax_pfl.algorithms import scaffold
 from fedjax_pfl.algorithms.alice import ForAlice, squared_distances_to_alice
-from fedjax_pfl.contract.context import Record
+from fedjax_pfl.contract.record import Record
 from fedjax_pfl.contract.registry import algorithm
 from fedjax_pfl.errors import InputError, require
 from fedjax_pfl.federation.schedules import COUNTED

@@ -13,7 +13,8 @@ import numpy as np
 
 from fedjax_pfl.aggregation.leaf_plan import DEFAULT_NORM_POLICY
 from fedjax_pfl.aggregation.sharing import Rule, described
-from fedjax_pfl.contract.context import Context, Record
+from fedjax_pfl.contract.context import Context
+from fedjax_pfl.contract.record import Record
 from fedjax_pfl.errors import InputError
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.federation import Federation

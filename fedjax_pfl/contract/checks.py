@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_pfl.contract.algorithm import Algorithm
-from fedjax_pfl.contract.context import Context, Record
+from fedjax_pfl.contract.context import Context
+from fedjax_pfl.contract.record import Record
 from fedjax_pfl.contract.tally import Tally
 from fedjax_pfl.structs import client_axes
 from fedjax_pfl.typing import State

@@ -10,37 +10,17 @@ import jax.numpy as jnp
 from fedjax_pfl import keys, trees
 from fedjax_pfl.aggregation import leaf_plan, mixing
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
+from fedjax_pfl.contract.record import Record, recorded
 from fedjax_pfl.contract.tally import Tally
 from fedjax_pfl.federation.client import Client
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.participation import Cohort
 from fedjax_pfl.federation.schedules import Schedule
-from fedjax_pfl.structs import Broadcast, struct
+from fedjax_pfl.structs import Broadcast
 from fedjax_pfl.training import local_sgd, scoring
 from fedjax_pfl.training.client_loop import ClientRuns, run_clients
 from fedjax_pfl.training.local_step import LocalStep
 from fedjax_pfl.typing import Key, Matrix, Model, PerClient, PerMember, Rows, Scalar, Stack, Tree
-
-
-@struct
-class Record:
-    """The metrics of one round; made by `Context.record`.
-
-    Attributes:
-      clients: arrays [N], one number for each client, NaN or 0 for the absent. `Context.record`
-        adds "participated", "diverged" and "local_steps", the gradients that were computed; a
-        round with a `loss_matrix` "forward_samples", its forward passes of one sample.
-      scalars: arrays [].
-      up, down: int32 [N, num_blocks], copies of each block of the model that the client sent to
-        and received from the server; the host multiplies by block sizes in 64 bit.
-      matrices: [N, N], [num_blocks, N, N] or [1, N]; kept for the rounds that a run asks for.
-    """
-
-    clients: dict[str, jax.Array]
-    scalars: dict[str, jax.Array]
-    up: jax.Array
-    down: jax.Array
-    matrices: dict[str, jax.Array]
 
 
 @dataclass(frozen=True)
@@ -290,38 +270,13 @@ class Context:
           everyone_mixes: the matrices are [.., N, M]: the server makes new models for all N
             clients. Absent ones receive theirs when they next take part, so nothing is sent now.
         """
-        blocks = self.federation.plan.num_blocks
-        took_part = cohort.mask | cohort.diverged
-
-        def copies(count):
-            count = jnp.asarray(count, jnp.int32)
-            if count.ndim == 0:
-                count = count * took_part
-            count = count if count.ndim == 2 else count[:, None]
-            return cohort.spread(jnp.broadcast_to(count, (cohort.size, blocks)), 0)
-
-        def full(matrix):
-            if matrix.ndim > 1 and not everyone_mixes:
-                return cohort.expand(matrix)
-            single = matrix.ndim == 1
-            matrix = matrix[None] if single else matrix
-            matrix = jnp.moveaxis(cohort.spread(jnp.moveaxis(matrix, -1, 0), 0), 0, -1)
-            if single:
-                return matrix
-            own = ~jnp.any(matrix != 0, axis=-1, keepdims=True)  # it kept its model
-            return jnp.where(own, jnp.eye(matrix.shape[-1], dtype=matrix.dtype), matrix)
-
-        per_client = {
-            "participated": cohort.spread(took_part, False),
-            "diverged": cohort.spread(cohort.diverged, False),
-            "local_steps": cohort.spread(cohort.steps, 0),
-        }
-        for name, value in (clients or {}).items():
-            per_client[name] = cohort.spread(jnp.where(cohort.mask, value, jnp.nan), jnp.nan)
-        return Record(
-            clients=per_client,
-            scalars=dict(scalars or {}),
-            up=copies(up),
-            down=copies(down),
-            matrices={name: full(matrix) for name, matrix in matrices.items()},
+        return recorded(
+            cohort,
+            self.federation.plan.num_blocks,
+            up=up,
+            down=down,
+            clients=clients or {},
+            scalars=scalars or {},
+            everyone_mixes=everyone_mixes,
+            matrices=matrices,
         )

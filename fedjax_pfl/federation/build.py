@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_pfl.aggregation.leaf_plan import creation_order
+from fedjax_pfl.aggregation.planning import creation_order
 from fedjax_pfl.data.federated import FederatedData
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.sources.registry import Dataset

@@ -94,11 +94,21 @@ def classifier_kernel(params: Tree, plan: LeafPlan, num_classes: int) -> jax.Arr
     )
 
 
-def class_norms(kernel: jax.Array) -> jax.Array:
-    """Estimated class shares: L2 norms of the classifier's columns over their sum, [C].
+def estimated_class_shares(params: Tree, plan: LeafPlan, num_classes: int) -> jax.Array:
+    """Parts of a client's samples that its model takes to be of each class, [C].
 
-    cwFedAVG, eq. (9); the bias is left out.
+    They are the L2 norms of the classifier's columns over their sum (cwFedAVG, eq. 9); the bias is
+    left out.
+
+    Args:
+      params: one client's parameters.
+      plan: says which block classifies.
+      num_classes: C.
+
+    Raises:
+      InputError: that block has no matrix with one column for each class.
     """
+    kernel = classifier_kernel(params, plan, num_classes)
     norms = jnp.sqrt(jnp.sum(jnp.square(kernel), axis=0) + 1e-24)  # no 0/0 in the gradient
     return norms / jnp.sum(norms)
 
@@ -116,9 +126,9 @@ def weight_distribution(
       class_counts: [C], the client's training samples of each class.
       weight: lambda.
     """
-    kernel = classifier_kernel(params, plan, class_counts.shape[0])
+    estimated = estimated_class_shares(params, plan, class_counts.shape[0])
     true = class_counts / jnp.maximum(jnp.sum(class_counts), 1)
-    gap = class_norms(kernel) - true.astype(kernel.dtype)
+    gap = estimated - true.astype(estimated.dtype)
     # The square root's slope at 0 is infinite; 1e-12 keeps it finite and changes nothing else.
     return 0.5 * weight * jnp.sqrt(jnp.sum(jnp.square(gap)) + 1e-12)
 

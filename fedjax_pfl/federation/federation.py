@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_pfl.aggregation import planning
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
 from fedjax_pfl.aggregation.sharing import Rule
 from fedjax_pfl.data.federated import FederatedData
-from fedjax_pfl.errors import InputError, require
+from fedjax_pfl.errors import InputError, refused, require
 from fedjax_pfl.execution.packing import fitted
 from fedjax_pfl.execution.strategy import Execution
 from fedjax_pfl.federation.augmentation import Augmentation
@@ -103,7 +104,7 @@ class Federation:
         bad = np.flatnonzero(~(np.isfinite(factors) & (factors >= 0)))
         if len(bad):
             allowed = "finite and at least 0 in each round"
-            require(False, name, f"{factors[bad[0]]} in round {bad[0] + 1}", allowed)
+            raise refused(name, f"{factors[bad[0]]} in round {bad[0] + 1}", allowed)
         return factors
 
     @property
@@ -170,7 +171,7 @@ class Federation:
         check_features(self.task, jax.eval_shape(self.initial_model, key), inputs)
         changed = replace(self, task=two_heads(self.task, fresh))
         model = jax.eval_shape(changed.initial_model, key)
-        return replace(changed, plan=self.plan.with_personal_head(model, PERSONAL_HEAD))
+        return replace(changed, plan=planning.with_personal_head(self.plan, model, PERSONAL_HEAD))
 
     def frozen(self, rule: Rule) -> "Federation":
         """The federation in which no round trains the leaves that a rule names, such as "head".

@@ -13,7 +13,7 @@ from fedjax_pfl.errors import InputError, require, unknown_name
 from fedjax_pfl.federation.augmentation import AUGMENTATIONS, Augmentation, resolve_augmentation
 from fedjax_pfl.federation.extra_losses import ExtraLoss
 from fedjax_pfl.federation.optimizers import SGD, check_optimizer, optimizer_name
-from fedjax_pfl.federation.option import Group, Option, declared, option
+from fedjax_pfl.federation.option import Group, Option, again, declared, option
 from fedjax_pfl.federation.schedules import BATCH_ORDERS, Schedule
 from fedjax_pfl.typing import Tree
 
@@ -34,10 +34,14 @@ class LocalTraining(Group):
     and weight decay are then its own.
     """
 
-    local_epochs: int = option(1, "passes of a client over its training samples in a round")
-    local_steps: int | None = option(None, "minibatch steps in a round, instead of epochs")
-    batch_size: int = option(10, "samples of a minibatch", low=1)
-    drop_last: bool = option(False, "leave out the incomplete minibatch of an epoch")
+    local_epochs: int = option(
+        Schedule.epochs, "passes of a client over its training samples in a round"
+    )
+    local_steps: int | None = option(
+        Schedule.steps, "minibatch steps in a round, instead of epochs"
+    )
+    batch_size: int = option(Schedule.batch_size, "samples of a minibatch", low=1)
+    drop_last: bool = option(Schedule.drop_last, "leave out the incomplete minibatch of an epoch")
     batch_order: str = option("shuffled", "of samples: {choices}", choices=BATCH_ORDERS)
     learning_rate: float = option(
         0.1, "step size of local SGD in the first round", noun="a finite number of"
@@ -50,8 +54,8 @@ class LocalTraining(Group):
         "function (t, total) -> factor of the learning rate in round t (from 0) of total; both are "
         "traced",
     )
-    momentum: float = option(0.0, "of local SGD, reset in each round", within="[0, 1)")
-    weight_decay: float = option(0.0, "L2 penalty of local SGD")
+    momentum: float = again(SGD, "momentum")
+    weight_decay: float = again(SGD, "weight_decay")
     optimizer: Callable | None = option(
         None, "function of a learning rate that makes an optax optimizer, instead of SGD"
     )
@@ -184,6 +188,7 @@ NUMBERS: dict[str, Option] = {
     name: one for name, one in declared(LocalTraining).items() if one.kind in (bool, int, float)
 }
 SGD_OPTIONS = ("momentum", "weight_decay")
+RATES = ("learning_rate", "learning_rate_decay")  # those that vary inside a program
 
 
 def _written(number: Any) -> float:
@@ -197,8 +202,9 @@ def check_rates(rate: Any, decay: Any) -> tuple[float, float]:
     Raises:
       InputError: a value out of range.
     """
-    given = {"learning_rate": rate, "learning_rate_decay": decay}
-    rate, decay = (NUMBERS[name].check(value) for name, value in given.items())
+    rate, decay = (
+        NUMBERS[name].check(value) for name, value in zip(RATES, (rate, decay), strict=True)
+    )
     return rate, decay
 
 

@@ -10,31 +10,26 @@ import numpy as np
 import optax
 
 from fedjax_pfl.errors import InputError, require
+from fedjax_pfl.federation.option import Group, option
 from fedjax_pfl.typing import Tree
-from fedjax_pfl.values import number
 
 
 @dataclass(frozen=True)
-class SGD:
+class SGD(Group):
     """Factory of the local optimizer; momentum is reset in each round, as the model is.
 
     Any hashable `learning_rate -> optax.GradientTransformation` can replace it.
     """
 
-    momentum: float = 0.0
-    nesterov: bool = False
-    weight_decay: float = 0.0
+    momentum: float = option(0.0, "of local SGD, reset in each round", within="[0, 1)")
+    nesterov: bool = option(False, "whether its momentum looks ahead")
+    weight_decay: float = option(0.0, "L2 penalty of local SGD")
 
     def __str__(self) -> str:
         parts = [f"momentum {self.momentum:g}"] if self.momentum else []
         parts += ["Nesterov"] if self.momentum and self.nesterov else []
         parts += [f"weight decay {self.weight_decay:g}"] if self.weight_decay else []
         return f"SGD ({', '.join(parts)})" if parts else "SGD"
-
-    def validate(self) -> None:
-        momentum = number("momentum", self.momentum, "in [0, 1)", high=1)
-        require(np.float32(momentum) < 1, "momentum", self.momentum, "in [0, 1)")
-        number("weight_decay", self.weight_decay, "at least 0")
 
     def __call__(self, learning_rate: jax.Array) -> optax.GradientTransformation:
         sgd = optax.sgd(learning_rate, self.momentum or None, self.nesterov)

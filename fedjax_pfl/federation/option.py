@@ -37,7 +37,7 @@ class Option:
       low: least whole number.
       within: range of other numbers, such as "(0, 1]"; None is at least 0.
       noun: the number's name in sentences on that range.
-      called: the option's name in sentences on the choices.
+      called: the option's name in sentences, if it is another one.
     """
 
     name: str
@@ -75,12 +75,13 @@ class Option:
             require_name(self.called or self.name.replace("_", " "), value, self.choices)
         if len(self.kinds) > 1 or self.kind is None:
             return value
+        name = self.called or self.name
         if self.kind is bool:
-            require(isinstance(value, bool), self.name, value, "True or False")
+            require(isinstance(value, bool), name, value, "True or False")
         elif self.kind is str:
-            require(isinstance(value, str), self.name, value, "text")
+            require(isinstance(value, str), name, value, "text")
         elif self.kind is int:
-            return require_whole(self.name, value, self.low)
+            return require_whole(name, value, self.low)
         else:
             return self._number(value)
         return value
@@ -94,20 +95,26 @@ class Option:
         return self.check(convert(self.name, text, self.kind))
 
     def _number(self, value: Any) -> float:
-        within = self.within or "[0, inf)"
+        name, within = self.called or self.name, self.within or "[0, inf)"
         low, high = (float(end) for end in within[1:-1].split(","))
         allowed = "at least 0" if self.within is None else f"in {self.within}"
         allowed = f"{self.noun} {allowed}".strip()
-        value = number(self.name, value, allowed, low, high)
+        value = number(name, value, allowed, low, high)
         held = np.float32(value)  # an open end must be open in the program too
         outside = (within[0] == "(" and held <= low) or (within[-1] == ")" and held >= high)
-        require(not outside, self.name, value, allowed)
+        require(not outside, name, value, allowed)
         return value
 
 
 def option(default: Any, meaning: str, **more: Any) -> Any:
     """A field of a group; `more` are other attributes of its `Option`."""
     return field(default=default, metadata={"option": {"meaning": meaning, **more}})
+
+
+def again(group: type, name: str) -> Any:
+    """A field for an option that another group declares."""
+    (one,) = (one for one in fields(group) if one.name == name)
+    return field(default=one.default, metadata=one.metadata)
 
 
 @cache

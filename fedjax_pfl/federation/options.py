@@ -7,7 +7,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_pfl.aggregation.leaf_plan import NORM_POLICIES, LeafPlan, leaf_plan
+from fedjax_pfl.aggregation.leaf_plan import NORM_POLICIES, LeafPlan
+from fedjax_pfl.aggregation.planning import leaf_plan
 from fedjax_pfl.aggregation.sharing import SHARED, Rule
 from fedjax_pfl.data.federated import FederatedData, by_class, make_split
 from fedjax_pfl.data.partitions.partition import Partition
@@ -16,13 +17,9 @@ from fedjax_pfl.data.sources.registry import Dataset
 from fedjax_pfl.errors import InputError, require
 from fedjax_pfl.execution.packing import fitted
 from fedjax_pfl.execution.strategy import SEED_AXES, Execution, resolve_execution
-from fedjax_pfl.federation.local_training import NUMBERS, LocalTraining, check_hashable
+from fedjax_pfl.federation.local_training import NUMBERS, RATES, LocalTraining, check_hashable
 from fedjax_pfl.federation.option import Group, Option, declared, gathered, option
-from fedjax_pfl.federation.participation import (
-    STRAGGLER_SCHEDULES,
-    Participation,
-    participation,
-)
+from fedjax_pfl.federation.participation import ParticipationOptions
 from fedjax_pfl.models.networks import make_model
 from fedjax_pfl.models.registry import INITIALIZERS
 from fedjax_pfl.models.task import Task, as_task
@@ -31,6 +28,7 @@ from fedjax_pfl.typing import Tree
 __all__ = [
     "GROUPS",
     "NUMBERS",
+    "RATES",
     "ExecutionOptions",
     "InputOptions",
     "LocalTraining",
@@ -125,31 +123,6 @@ class SharingOptions(Group):
         """
         return leaf_plan(
             shapes, share=self.share, head=self.head, batch_norm=self.batch_norm, order=order
-        )
-
-
-@dataclass(frozen=True)
-class ParticipationOptions(Group):
-    """Which clients take part in a round, see `participation`."""
-
-    participation: float = option(
-        1.0, "part of the clients that takes part in a round", within="(0, 1]", noun="a fraction"
-    )
-    stragglers: dict[int, int] | None = option(
-        None, "delay in rounds of each late client, such as {0: 1, 3: 2}"
-    )
-    straggler_schedule: str = option(
-        "code", "cycle of a straggler: {choices}", choices=STRAGGLER_SCHEDULES
-    )
-
-    def cohorts(self, num_clients: int) -> Participation:
-        """How the cohorts of so many clients are formed.
-
-        Raises:
-          InputError: no such client, or stragglers under sampling.
-        """
-        return participation(
-            num_clients, self.participation, self.stragglers, self.straggler_schedule
         )
 
 

@@ -5,17 +5,18 @@ comparison have the same cohorts, and no algorithm keeps any of it in its state.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl import trees
-from fedjax_pfl.errors import InputError, require, require_name
+from fedjax_pfl.errors import InputError, require
+from fedjax_pfl.federation.option import Group, option
 from fedjax_pfl.structs import static, struct
 from fedjax_pfl.typing import Tree
-from fedjax_pfl.values import convert, number
+from fedjax_pfl.values import convert
 
 STRAGGLER_SCHEDULES = ("code", "paper")
 
@@ -191,7 +192,7 @@ class Participation:
         return Cohort(
             rows=rows,
             ids=ids[rows],
-            delay=delay,
+            delay=jnp.asarray(delay),
             diverged=jnp.zeros((size,), bool),
             steps=jnp.zeros((size,), jnp.int32),
             num_clients=num_clients,
@@ -219,44 +220,53 @@ def _times(t: jax.Array, delay: jax.Array, schedule: str) -> dict[str, jax.Array
     }
 
 
-def participation(
-    num_clients: int,
-    fraction: float = 1.0,
-    stragglers: dict[int, int] | None = None,
-    schedule: str = "code",
-) -> Participation:
-    """Builds a `Participation`.
+@dataclass(frozen=True)
+class ParticipationOptions(Group):
+    """Who takes part in a round, see `Participation`."""
 
-    Args:
-      num_clients: N.
-      fraction: part of the clients sampled in each round, in (0, 1]; at least one is.
-      stragglers: delay in rounds (>= 1) by row of the client axis.
-      schedule: "code" or "paper", see `Participation`.
-
-    Raises:
-      InputError: a fraction, a delay, a row or a schedule that is not allowed.
-    """
-    fraction = number("participation", fraction, "a fraction in (0, 1]", high=1)
-    require(fraction > 0, "participation", fraction, "a fraction in (0, 1]")
-    require_name("straggler schedule", schedule, STRAGGLER_SCHEDULES)
-    given, allowed = type(stragglers).__name__, "a dict such as {3: 2}"
-    require(stragglers is None or isinstance(stragglers, Mapping), "stragglers", given, allowed)
-    delay = np.zeros((num_clients,), np.int32)
-    for row, rounds in (stragglers or {}).items():
-        row = convert("straggler", row, int)
-        require(0 <= row < num_clients, "straggler", row, f"a client in 0..{num_clients - 1}")
-        what = f"delay of straggler {row}"
-        late = convert(what, rounds, int)
-        require(1 <= late < 2**31 - 2, what, rounds, "at least 1 round, and whole")
-        delay[row] = late
-    if stragglers and fraction < 1:
-        raise InputError(
-            f"Stragglers need a participation of 1, got {fraction}: a late upload of a client that "
-            "is not sampled when it arrives would be lost."
-        )
-    # Rounds half up: Python's round() takes 2.5 to 2 but 3.5 to 4.
-    size = max(1, int(np.floor(fraction * num_clients + 0.5)))
-    punctual = not stragglers
-    return Participation(
-        delay=jnp.asarray(delay), cohort_size=size, punctual=punctual, schedule=schedule
+    participation: float = option(
+        1.0, "part of the clients that takes part in a round", within="(0, 1]", noun="a fraction"
     )
+    stragglers: Mapping[int, int] | None = option(
+        None, "delay in rounds of each late client, such as {0: 1, 3: 2}"
+    )
+    straggler_schedule: str = option(
+        "code", "cycle of a straggler: {choices}", choices=STRAGGLER_SCHEDULES
+    )
+
+    def validate(self) -> None:
+        super().validate()
+        given, allowed = type(self.stragglers).__name__, "a dict such as {3: 2}"
+        named = self.stragglers is None or isinstance(self.stragglers, Mapping)
+        require(named, "stragglers", given, allowed)
+        if self.stragglers and self.participation < 1:
+            raise InputError(
+                f"Stragglers need a participation of 1, got {self.participation}: a late upload of "
+                "a client that is not sampled when it arrives would be lost."
+            )
+
+    def cohorts(self, num_clients: int) -> Participation:
+        """How the cohorts of so many clients are formed.
+
+        Of a part of them that is no whole number the nearest is taken, at least one.
+
+        Raises:
+          InputError: a value that can't be, or no such client.
+        """
+        self.validate()
+        delay = np.zeros((num_clients,), np.int32)
+        for row, rounds in (self.stragglers or {}).items():
+            row = convert("straggler", row, int)
+            require(0 <= row < num_clients, "straggler", row, f"a client in 0..{num_clients - 1}")
+            what = f"delay of straggler {row}"
+            late = convert(what, rounds, int)
+            require(1 <= late < 2**31 - 2, what, rounds, "at least 1 round, and whole")
+            delay[row] = late
+        # Rounds half up: Python's round() takes 2.5 to 2 but 3.5 to 4.
+        size = max(1, int(np.floor(float(self.participation) * num_clients + 0.5)))
+        return Participation(
+            delay=jnp.asarray(delay),
+            cohort_size=size,
+            punctual=not self.stragglers,
+            schedule=self.straggler_schedule,
+        )

@@ -1,13 +1,12 @@
 """Networks by name: how they are registered, checked and made."""
 
-import inspect
 from collections.abc import Callable
 
 import flax.linen as nn
 import numpy as np
 
 from fedjax_pfl.errors import InputError, require, require_name, unknown_name
-from fedjax_pfl.values import LIMIT, number
+from fedjax_pfl.values import LIMIT, keyword_defaults, number
 
 MODELS: dict[str, Callable] = {}
 INITIALIZERS = ("torch", "flax")
@@ -66,8 +65,7 @@ def make_model(
 
 def options_of(name: str) -> tuple[str, ...]:
     """Names of the options of a network."""
-    parameters = inspect.signature(MODELS[name]).parameters.values()
-    return tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
+    return tuple(keyword_defaults(MODELS[name]))
 
 
 def check_images(name: str, input_shape: tuple[int, ...], smallest: int) -> None:

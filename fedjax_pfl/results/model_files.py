@@ -11,7 +11,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from fedjax_pfl.aggregation.leaf_plan import path_name
+from fedjax_pfl import trees
 from fedjax_pfl.data.files import as_path
 from fedjax_pfl.data.places import npz_names, read_npz
 from fedjax_pfl.data.whole_files import aside
@@ -44,7 +44,7 @@ def save_models(path: str | Path, models: Mapping[str, Tree | Broadcast]) -> Non
         arrays[f"{AXES}/{name}"] = np.array("seed" if is_shared else "seed,client")
         leaves = jax.tree_util.tree_flatten_with_path(model.model if is_shared else model)[0]
         for key_path, leaf in leaves:
-            arrays[f"{name}/{path_name(key_path)}"] = _plain(np.asarray(leaf))
+            arrays[f"{name}/{trees.path_name(key_path)}"] = _plain(np.asarray(leaf))
     # Weights don't compress: writing them uncompressed takes a tenth of the time.
     with aside(path) as part:
         np.savez(part, **arrays)

@@ -10,7 +10,7 @@ import numpy as np
 from fedjax_pfl.data.federated import FederatedData, Split
 from fedjax_pfl.errors import InputError, require
 from fedjax_pfl.federation.federation import Federation
-from fedjax_pfl.federation.participation import participation
+from fedjax_pfl.federation.participation import ParticipationOptions
 from fedjax_pfl.simulation.program import Final
 from fedjax_pfl.training.scoring import score
 
@@ -31,19 +31,21 @@ def without_new_clients(federation: Federation, count: int) -> tuple[Federation,
             f"The last {count} clients must be new, but client "
             f"{total - count + int(np.argmax(late[total - count :] > 0))} of them is a straggler."
         )
-    fraction = federation.participation.cohort_size / total
-    stragglers = {int(row): int(late[row]) for row in rows if late[row]}
-    schedule = federation.participation.schedule
+    among = ParticipationOptions(
+        federation.participation.cohort_size / total,
+        {int(row): int(late[row]) for row in rows if late[row]},
+        federation.participation.schedule,
+    )
     return (
         replace(
             federation,
             data=_select(federation.data, rows),
-            participation=participation(len(rows), fraction, stragglers or None, schedule),
+            participation=among.cohorts(len(rows)),
         ),
         replace(
             federation,
             data=_select(federation.data, np.arange(total - count, total)),
-            participation=participation(count),
+            participation=ParticipationOptions().cohorts(count),
         ),
     )
 
@@ -86,6 +88,7 @@ def with_samples(federation: Federation, fraction: float) -> Federation:
 def score_new_clients(
     final: Final,
     new_clients: Federation,
+    *,
     steps: Sequence[int] = (0, 5, 20),
     fractions: Sequence[float] = (1.0,),
 ) -> np.ndarray:

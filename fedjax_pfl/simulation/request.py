@@ -19,6 +19,8 @@ from fedjax_pfl.simulation.program import Program
 from fedjax_pfl.simulation.runs import MAX_RUNS, Runs, make_runs, served
 from fedjax_pfl.values import is_list, number
 
+CHUNK = 50  # rounds in one call of a program, at most
+
 
 def checked_program(
     algorithm: Algorithm,
@@ -30,7 +32,7 @@ def checked_program(
     adapt: Adaptation | None = None,
     score_clients: Sequence[int] | None = None,
     eval_every: int = 1,
-    chunk: int = 50,
+    chunk: int = CHUNK,
 ) -> Program:
     """The program of a simulation with these arguments of `simulate`; nothing is compiled.
 

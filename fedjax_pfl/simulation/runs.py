@@ -14,12 +14,11 @@ from fedjax_pfl.contract.context import Context
 from fedjax_pfl.contract.registry import is_static
 from fedjax_pfl.errors import InputError, require, unknown_name
 from fedjax_pfl.federation.federation import Federation
-from fedjax_pfl.federation.local_training import check_rates
+from fedjax_pfl.federation.local_training import RATES, check_rates
 from fedjax_pfl.structs import struct
 from fedjax_pfl.typing import Scalar, Tree
 from fedjax_pfl.values import convert, is_list
 
-RATES = ("learning_rate", "learning_rate_decay")
 MAX_RUNS = 2**16  # seeds times settings, however small the model
 
 
@@ -97,17 +96,24 @@ def _count(algorithm: Algorithm, settings: dict[str, Sequence], seeds: int) -> i
     return next(iter(lengths.values()), 1)
 
 
+def sweepable(algorithm: Algorithm) -> tuple[str, ...]:
+    """What `simulate` can sweep inside one program, by name.
+
+    These are the algorithm's traced hyperparameters, "learning_rate" and "learning_rate_decay".
+    """
+    return (*(field.name for field in fields(algorithm) if not is_static(field)), *RATES)
+
+
 def _check_sweepable(algorithm: Algorithm, name: str) -> None:
-    """Raises `InputError` unless a setting is a rate or a traced hyperparameter."""
-    static = {field.name: is_static(field) for field in fields(algorithm)}
-    if static.get(name):
+    """Raises `InputError` unless a setting can be swept."""
+    names = sweepable(algorithm)
+    if name in algorithm.hyperparameters() and name not in names:
         raise InputError(
             f"{name!r} of {algorithm.name!r} is part of the program's structure and can't be "
             "swept inside it; simulate each of its values."
         )
-    traced = [name for name, fixed in static.items() if not fixed]
-    if name not in (*traced, *RATES):
-        raise unknown_name(f"setting of {algorithm.name!r}", name, (*traced, *RATES))
+    if name not in names:
+        raise unknown_name(f"setting of {algorithm.name!r}", name, names)
 
 
 def _variant(algorithm: Algorithm, federation: Federation, chosen: dict[str, Any]) -> Runs:

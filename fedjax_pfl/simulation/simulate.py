@@ -26,7 +26,7 @@ def simulate(
     seeds: Sequence[int] = (0,),
     settings: Mapping[str, Sequence] | None = None,
     eval_every: int = 1,
-    chunk: int = 50,
+    chunk: int = request.CHUNK,
     chunk_seconds: float = 2.0,
     matrix_rounds: Sequence[int] | None = None,
     adapt: Adaptation | None = None,
@@ -132,7 +132,7 @@ def estimate_memory(
     settings: Mapping[str, Sequence] | None = None,
     adapt: Adaptation | None = None,
     score_clients: Sequence[int] | None = None,
-    chunk: int = 50,
+    chunk: int = request.CHUNK,
 ) -> Memory | None:
     """The most memory that `simulate` with these arguments takes; traced, not compiled.
 

@@ -7,7 +7,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl import Broadcast, InputError, batch_indices, keys
-from fedjax_pfl.federation.participation import participation
+from fedjax_pfl.federation.participation import ParticipationOptions
 from fedjax_pfl.testing.toys import assert_close, play, toy_federation
 from tests.algorithms.harness import TwoLayers
 from tests.references import fedavg, local
@@ -162,7 +162,7 @@ WAYS = {  # in which an algorithm may see its cohort
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("schedule", ["code", "paper"])
 def test_earlier_starts_count_the_starts(schedule, way):
-    part = participation(5, stragglers={1: 1, 2: 2, 4: 5}, schedule=schedule)
+    part = ParticipationOptions(1.0, {1: 1, 2: 2, 4: 5}, schedule).cohorts(5)
 
     def cohort(t):
         return WAYS[way](part.cohort(jax.random.key(0), t, jnp.arange(5)), t)

@@ -16,9 +16,10 @@ from fedjax_pfl.data.files import as_path, read_bytes, reading
 from fedjax_pfl.data.partitions.arrow import read_rows
 from fedjax_pfl.data.partitions.matching import Matcher, pixels
 from fedjax_pfl.data.partitions.partition import Partition, held_out
-from fedjax_pfl.data.partitions.registry import integer, is_number, keyword_defaults
+from fedjax_pfl.data.partitions.registry import integer, is_number
 from fedjax_pfl.data.sources.registry import Dataset, read_npz
 from fedjax_pfl.errors import InputError, require, unknown_name
+from fedjax_pfl.values import keyword_defaults
 
 
 class Importer(NamedTuple):
@@ -29,6 +30,11 @@ class Importer(NamedTuple):
 
     description: str
     load: Callable[..., Partition]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The importer's options and their defaults."""
+        return keyword_defaults(self.load)
 
 
 PFLLIB_EXPORT = """\
@@ -52,7 +58,7 @@ def import_partition(source: str, path: str | Path, dataset: Dataset, **options)
     """
     if source not in IMPORTERS:
         raise unknown_name("source of saved splits", source, IMPORTERS)
-    known = keyword_defaults(IMPORTERS[source].load)
+    known = IMPORTERS[source].options
     for name in options:
         if name not in known:
             raise unknown_name(f"option of importer {source!r}", name, known)

@@ -7,7 +7,6 @@ class. Hold-outs and caps take the same part of every stratum, to the nearest sa
 the shares of the rule.
 """
 
-import inspect
 import operator
 import sys
 from collections.abc import Callable, Mapping
@@ -21,7 +20,7 @@ from fedjax_pfl.data.partitions.dealing import Deal, Samples, Strata, apportion,
 from fedjax_pfl.data.partitions.partition import Partition, held_out
 from fedjax_pfl.data.sources.registry import Dataset
 from fedjax_pfl.errors import InputError, require, require_name, shown, unknown_name
-from fedjax_pfl.values import LIMIT
+from fedjax_pfl.values import LIMIT, keyword_defaults
 
 
 class Plan(NamedTuple):
@@ -92,12 +91,6 @@ def rule_options(rule: str) -> dict[str, Any]:
     require_name("partition rule", rule, RULES)
     common = COMMON_OPTIONS | {"test_fraction": RULES[rule].test_fraction}
     return keyword_defaults(RULES[rule].plan) | common
-
-
-def keyword_defaults(function: Callable) -> dict[str, Any]:
-    """The keyword-only parameters of a function and their defaults."""
-    parameters = inspect.signature(function).parameters.values()
-    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
 def parse_options(given: Mapping[str, str], defaults: Mapping[str, Any], kind: str) -> dict:

@@ -34,7 +34,6 @@ __all__ = [
     "read_idx",
     "read_npz",
     "register_dataset",
-    "text_options",
 ]
 
 
@@ -54,6 +53,12 @@ class Source(NamedTuple):
     named: bool = False
     bundled: bool = False
 
+    @property
+    def text_options(self) -> list[str]:
+        """Names of its options that are text, such as names of columns."""
+        parameters = inspect.signature(self.load).parameters.values()
+        return [p.name for p in parameters if str in (p.annotation, *get_args(p.annotation))]
+
 
 DATASETS: dict[str, Source] = {}
 
@@ -66,13 +71,6 @@ def register_dataset(name: str, description: str, named: bool = False, bundled: 
         return load
 
     return register
-
-
-def text_options(name: str) -> list[str]:
-    """Options of a source that are text, such as names of columns; none of unknown sources."""
-    source = DATASETS.get(name.partition(":")[0])
-    parameters = inspect.signature(source.load).parameters.values() if source else ()
-    return [p.name for p in parameters if str in (p.annotation, *get_args(p.annotation))]
 
 
 def load_dataset(name: str, data_dir: str | Path | None = None, **options) -> Dataset:
