@@ -15,7 +15,7 @@ help:
 	@echo "make test-all  the full matrix of algorithms, participation patterns and executions"
 	@echo "make coverage  the test suite, and which lines it runs (htmlcov/index.html)"
 	@echo "make fuzz      100,000 hostile inputs to commands, files and the interface (minutes)"
-	@echo "make lint      ruff check, ruff format --check, and which module imports which"
+	@echo "make lint      style (ruff), which module imports which, and types (basedpyright)"
 	@echo "make format    what ruff can mend by itself"
 	@echo "make docs      the site of the documentation, built strictly (site/index.html)"
 	@echo "make clean     remove the environment and everything that was built"
@@ -61,6 +61,7 @@ lint: $(READY)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/python -m tools.check_imports
+	$(VENV)/bin/basedpyright --pythonpath $(VENV)/bin/python
 
 format: $(READY)
 	$(VENV)/bin/ruff check --fix .

@@ -145,4 +145,8 @@ def _loops(jaxpr: core.Jaxpr) -> Iterator[core.JaxprEqn]:
 
 
 def _is_jaxpr(value) -> bool:
-    return isinstance(value, (core.Jaxpr, core.ClosedJaxpr))
+    # In newer JAX the two are one, and the second name is left for the time being.
+    return isinstance(
+        value,
+        (core.Jaxpr, core.ClosedJaxpr),  # pyright: ignore[reportPrivateImportUsage]
+    )
