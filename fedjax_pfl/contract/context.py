@@ -160,7 +160,9 @@ class Context:
         options.setdefault("learning_rate", self.learning_rate)
         return LocalStep(self.federation, **options)
 
-    def initial_optimizer_state(self, model: Tree | None = None) -> Tree:
+    def initial_optimizer_state(
+        self, model: Tree | None = None, trainable: Tree | None = None
+    ) -> Tree:
         """What all clients' local optimizers remember before the first round, [N, ...].
 
         `train(..., optimizer_state=ctx.cohort.gather(state.optimizers))` takes it and returns what
@@ -168,9 +170,10 @@ class Context:
 
         Args:
           model: what every client trains first; the common initial model by default.
+          trainable: as it is given to `train`.
         """
         model = self.initial_model() if model is None else model
-        state = self.sgd_step().begin(model).optimizer
+        state = self.sgd_step(trainable=trainable).begin(model).optimizer
         strong = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), state)
         return self.replicate(strong)
 

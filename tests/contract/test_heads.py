@@ -284,6 +284,17 @@ def test_statistics_of_a_frozen_body_stay():
     assert federation.plan.shared_block_sizes().tolist() == [0, 0, 27]
 
 
+def test_what_was_frozen_stays_so_beside_more_and_under_a_second_head():
+    federation = toy_federation(model=Apart()).frozen("head")
+    both = federation.frozen(lambda path: path.endswith("hidden/bias"))
+    named = dict(zip(both.plan.paths, both.plan.frozen, strict=True))
+    kernel = "params/hidden/kernel"
+    assert [path for path, frozen in named.items() if not frozen] == [kernel]
+    plan = both.with_personal_head().plan  # the second head learns
+    named = {path for path, on in zip(plan.paths, plan.frozen, strict=True) if not on}
+    assert named == {kernel, "params/personal_head/bias", "params/personal_head/kernel"}
+
+
 @pytest.mark.parametrize("rule", ["all", pfl.SharedLayers(last=2)])
 def test_something_has_to_be_trained(rule):
     with pytest.raises(pfl.InputError, match="can't be frozen: nothing of the model would be"):
