@@ -176,7 +176,7 @@ class Federation:
         """The federation in which no round trains the leaves that a rule names, such as "head".
 
         They keep their first values with everybody, statistics included, and don't travel. The
-        local steps of an adaptation do train them.
+        local steps of an adaptation do train them, and so do those of new clients.
 
         Raises:
           InputError: no such rule, or it leaves nothing to train.

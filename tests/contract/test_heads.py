@@ -14,7 +14,7 @@ import pytest
 from jax import lax
 
 import fedjax_pfl as pfl
-from fedjax_pfl import mixing
+from fedjax_pfl import keys, mixing
 from fedjax_pfl.algorithms.fedavg import FedAvg
 from fedjax_pfl.simulation.new_clients import score_new_clients, without_new_clients
 from fedjax_pfl.testing.suite import CHECKS
@@ -215,6 +215,14 @@ def test_new_clients_get_what_the_algorithm_asks_for():
     models = final.personalize(new)
     assert models["params"]["personal_head"]["kernel"].shape == (1, 1, 5, 3)
     assert score_new_clients(final, new, steps=(1,)).shape == (1, 1, 1, 1)
+
+
+def test_new_clients_train_what_rounds_leave_frozen():
+    federation, new = without_new_clients(toy_federation(model=Apart(), validation_size=0), 1)
+    final = pfl.simulate(FrozenHead(), federation, 1).final
+    first = federation.initial_model(keys.derive(jax.random.key(0), "init"))["params"]
+    head = jax.tree.map(lambda leaf: leaf[0, 0], final.personalize(new))["params"]["head"]
+    assert (abs(head["kernel"] - first["head"]["kernel"]) > 1e-3).any()
 
 
 @pytest.mark.parametrize("check", ["partial_participation", "executions", "divergence"])
