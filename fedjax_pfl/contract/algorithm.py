@@ -146,11 +146,13 @@ class Algorithm:
           ctx: of the federation that was trained.
           state: after its last round.
           new_clients: context of the K new clients' own federation; by default each takes one
-            round's local training from `new_client_start`.
+            round's local training from `new_client_start`, of leaves too that rounds leave frozen.
         """
-        start = Broadcast(self.new_client_start(ctx, state))
+        start, options = self.new_client_start(ctx, state), {}
+        if any(new_clients.plan.frozen):
+            options["trainable"] = jax.tree.map(lambda _: True, start["params"])
         return new_clients.train(
-            start, new_clients.everyone(), purpose="personalize", cursor=None
+            Broadcast(start), new_clients.everyone(), purpose="personalize", cursor=None, **options
         ).models
 
     def hyperparameters(self) -> dict[str, Any]:

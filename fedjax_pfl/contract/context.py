@@ -140,7 +140,9 @@ class Context:
         options.setdefault("learning_rate", self.learning_rate)
         return LocalStep(self.federation, **options)
 
-    def initial_optimizer_state(self, model: Tree | None = None) -> Tree:
+    def initial_optimizer_state(
+        self, model: Tree | None = None, trainable: Tree | None = None
+    ) -> Tree:
         """The initial states of all clients' local optimizers, [N, ...].
 
         `train(..., optimizer_state=ctx.cohort.gather(state.optimizers))` takes them and
@@ -148,9 +150,10 @@ class Context:
 
         Args:
           model: the first model that every client trains; the common initial model by default.
+          trainable: as it is given to `train`.
         """
         model = self.initial_model() if model is None else model
-        state = self.sgd_step().begin(model).optimizer
+        state = self.sgd_step(trainable=trainable).begin(model).optimizer
         strong = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), state)
         return self.replicate(strong)
 

@@ -71,6 +71,10 @@ def train(
         updated; by default they are new in each round.
       **step_options: `extra_loss`, `correct`, `trainable`, `mean_gradient`, `updates_per_batch` of
         `LocalStep`.
+
+    Raises:
+      TypeError: a stack does not lead with one row for each member, or the optimizers' state is
+        another optimizer's, or over other leaves.
     """
     step = LocalStep(federation, learning_rate, **step_options)
     if not isinstance(models, Broadcast):
@@ -81,6 +85,12 @@ def train(
     carry = step.begin_all(models)
     if optimizer_state is not None:
         trees.check_rows("states of local optimizers", optimizer_state, cohort.size)
+        if jax.tree.structure(optimizer_state) != jax.tree.structure(carry.optimizer):
+            raise TypeError(
+                "optimizer_state must be that of the optimizer that trains, over the leaves that "
+                "it trains: begin with ctx.initial_optimizer_state(trainable=...), with the same "
+                "trainable as in ctx.train."
+            )
         carry = replace(carry, optimizer=optimizer_state)
     if active is None and not cohort.complete:
         active = cohort.mask

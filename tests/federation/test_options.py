@@ -24,6 +24,10 @@ def adam(learning_rate):
     return optax.adam(learning_rate)
 
 
+def halved(t, total):
+    return 0.5
+
+
 def test_no_two_groups_have_one_name():
     assert len(KNOWN) == sum(len(pfl.options.declared(group)) for group in pfl.options.GROUPS)
 
@@ -52,12 +56,19 @@ def test_an_unknown_option_is_told_the_nearest():
 
 def test_a_federation_remembers_its_local_training():
     given = {"batch_size": 3, "local_steps": 2, "learning_rate_decay": 0.9, "momentum": 0.5}
-    made = federation(drop_last=True, extra_loss=pfl.WeightDistribution(2.0), **given)
+    made = federation(
+        drop_last=True,
+        extra_loss=pfl.WeightDistribution(2.0),
+        learning_rate_schedule=halved,
+        **given,
+    )
     training = made.training
     assert training.numbers() == given | {
         "local_epochs": 1, "drop_last": True, "learning_rate": 0.1, "weight_decay": 0.0,
     }  # fmt: skip
     assert training.extra_loss.weight == 2 and training.optimizer is None
+    assert training.learning_rate_schedule is halved
+    assert made.with_training(batch_size=2).learning_rate_schedule is halved
     assert federation(optimizer=adam).training.optimizer is adam
     assert federation(optimizer=SGD(nesterov=True)).training.optimizer == SGD(nesterov=True)
 

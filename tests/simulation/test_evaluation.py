@@ -174,6 +174,10 @@ def test_adapting_some_clients_of_a_shared_model():
     assert_close(some, jax.tree.map(lambda x: x[jnp.array([4, 2])], every), "clients 4 and 2")
 
 
+def quarter(t, total):
+    return 0.25
+
+
 def twice(rate):
     return optax.sgd(2 * rate)
 
@@ -181,7 +185,10 @@ def twice(rate):
 @pytest.mark.parametrize(
     ("how", "trained"),
     [
-        ({}, {"batch_size": 16, "learning_rate": 0.1}),
+        (
+            {},
+            {"batch_size": 16, "learning_rate": 0.4, "learning_rate_schedule": quarter},
+        ),
         ({"batch_size": 16, "learning_rate": 0.1}, {"batch_size": 2, "learning_rate": 0.7}),
         (
             {"batch_size": 16, "learning_rate": 0.05, "optimizer": twice},

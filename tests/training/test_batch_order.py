@@ -199,6 +199,12 @@ def test_run_clients_goes_on_as_well_for_the_cohort_alone():
     assert seen(fed, 1, split="validation") == seen(fed, 0, split="validation")
 
 
+def test_run_clients_leaves_out_those_who_are_late():
+    labels = np.array(seen(federation(stragglers=LATE), 0))
+    met = (labels >= 0).any(axis=(1, 2))
+    assert met.tolist() == [i not in LATE for i in range(5)]
+
+
 def test_new_clients_begin_at_their_first_batch():
     fed = federation()
     algorithm = pfl.make_algorithm("fedavg")
