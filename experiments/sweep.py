@@ -134,6 +134,18 @@ class Cell:
             words.append(f"--set={name}={value}" if "." in name else f"--{name}={value}")
         return words
 
+    def parsed(self, argv: Sequence[str]) -> absl.flags.FlagValues:
+        """The flags of its program, out of the sweep's: what --set gives others is theirs.
+
+        Raises:
+          InputError, absl.flags.Error: see `flags.parse`.
+        """
+        args = flags.parse([*argv, *self.words()])
+        args["set"].value = [
+            word for word in args["set"].value if word.partition(".")[0].strip() == self.algorithm
+        ]
+        return args
+
     @property
     def folder(self) -> str:
         """A name that no other algorithm or setting has, on any file system.
@@ -204,7 +216,7 @@ def run_cell(
       InputError: it is no longer what `described` says, which the sweep began with.
     """
     folder = output / "results" / cell.folder
-    args = flags.parse([*argv, *cell.words()])
+    args = cell.parsed(argv)
     if folder.exists():
         seeds = range(args.seed, args.seed + args.num_seeds)
         result = kept.result(folder, cell.algorithm, seeds, args.rounds, cell.settings)
@@ -301,7 +313,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         found, counts = {}, set()
         for cell in queue:  # all of them before the first begins
             check_name("The folder of a setting,", cell.folder)
-            one = build.prepare(flags.parse([*argv, *cell.words()]), Path())
+            one = build.prepare(cell.parsed(argv), Path())
             pfl.check_simulation(
                 one.algorithms[cell.algorithm],
                 one.federation_of(cell.algorithm),
