@@ -59,7 +59,7 @@ def run_cell(
       InputError: it differs from `described`, its identity when the sweep began.
     """
     folder = output / "results" / cell.folder
-    args = flags.parse([*argv, *cell.words()])
+    args = cell.parsed(argv)
     if folder.exists():
         seeds = range(args.seed, args.seed + args.num_seeds)
         result = kept.result(folder, cell.algorithm, seeds, args.rounds, cell.settings)
@@ -155,7 +155,7 @@ def main(argv: list[str]) -> int:
     found, counts = {}, set()
     for cell in queue:  # all before the first begins
         check_name("The folder of a setting,", cell.folder)
-        one = build.prepare(flags.parse([*argv, *cell.words()]), Path())
+        one = build.prepare(cell.parsed(argv), Path())
         pfl.check_simulation(
             one.algorithms[cell.algorithm],
             one.federation_of(cell.algorithm),

@@ -49,7 +49,10 @@ def own_training(
             for key, text in values.items()
             if key in OWN
         }
-        after = common.changed(**options).numbers()
+        try:
+            after = common.changed(**options).numbers()
+        except pfl.InputError as error:
+            raise pfl.InputError(f"With {' '.join(words(name, options))}: {error}") from None
         differ = {key for key, value in after.items() if value != before[key]}
         if "local_steps" in differ and after["local_steps"] is None:
             differ.add("local_epochs")  # which replaced the steps

@@ -17,7 +17,7 @@ from fedjax_pfl.values import convert, decimal
 
 from ..outputs import tracking
 from . import console, devices, flags, identity, resume
-from .algorithms import common_training, own_training, parse_algorithms
+from .algorithms import common_training, own_training, parse_algorithms, words
 from .flagfiles import value_of
 from .new_clients import NewClients, split_new_clients
 
@@ -137,8 +137,15 @@ def prepare(
         new_clients,
     )
     for name, algorithm in algorithms.items():
-        own = experiment.federation_of(name)
-        pfl.check_simulation(algorithm, own, args.rounds, adapt=adapt, score_clients=score_clients)
+        more = {"adapt": adapt, "score_clients": score_clients}
+        try:
+            own = experiment.federation_of(name)
+            pfl.check_simulation(algorithm, own, args.rounds, **more)
+        except pfl.InputError as error:
+            given = words(name, experiment.training[name])
+            if not given:
+                raise
+            raise pfl.InputError(f"With {' '.join(given)}: {error}") from None
     return experiment
 
 

@@ -7,12 +7,15 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+import absl.flags
+
 import fedjax_pfl as pfl
 from fedjax_pfl.errors import cut
 from fedjax_pfl.values import convert
 
 from ..cli import flags
 from ..cli.algorithms import OWN
+from ..cli.flagfiles import value_of
 
 RATES = pfl.options.RATES  # flags that vary inside a program
 
@@ -94,6 +97,20 @@ class Cell:
         for name, value in self.fixed.items():
             words.append(f"--set={name}={value}" if "." in name else f"--{name}={value}")
         return words
+
+    def parsed(self, argv: Sequence[str]) -> absl.flags.FlagValues:
+        """The flags of its program, from the sweep's, without what --set gives other algorithms.
+
+        Raises:
+          InputError, absl.flags.Error: see `flags.parse`.
+        """
+        args = flags.parse([*argv, *self.words()])
+        args["set"].value = [
+            word
+            for word in value_of(args, "set")
+            if word.partition(".")[0].strip() == self.algorithm
+        ]
+        return args
 
     @property
     def folder(self) -> str:

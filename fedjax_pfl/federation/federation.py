@@ -176,7 +176,7 @@ class Federation:
     def frozen(self, rule: Rule) -> "Federation":
         """The federation in which no round trains the leaves that a rule names, such as "head".
 
-                All clients keep their initial values, statistics included, and never send them. The local
+        All clients keep their initial values, statistics included, and never send them. The local
         steps of an adaptation do train them, and so do those of new clients.
 
         Raises:

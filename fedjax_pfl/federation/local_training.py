@@ -99,12 +99,16 @@ class LocalTraining(Group):
         Epochs given without steps replace the steps; an optimizer replaces SGD's options.
 
         Raises:
-          InputError: no such option.
+          InputError: no such option, or both epochs and steps.
         """
         known = declared(type(self))
         for name in options:
             if name not in known:
                 raise unknown_name("option of local training", name, known)
+        if options.get("local_epochs") is not None and options.get("local_steps") is not None:
+            raise InputError(
+                "local_epochs and local_steps can't both be given: steps take the place of epochs."
+            )
         instead: dict[str, Any] = {}
         if options.get("local_epochs") is not None:
             instead["local_steps"] = None
