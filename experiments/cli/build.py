@@ -248,9 +248,9 @@ def parse_adaptation(args: absl.flags.FlagValues) -> pfl.Adaptation | None:
         raise pfl.InputError("Give one of --adapt_epochs and --adapt_steps, not both.")
     if epochs or steps:
         return adapt
-    useless = [name for name, flag in how.items() if flag.present]
+    useless = [name for name in how if args[name].present]
     if useless:
-        raise pfl.InputError(f"--adapt_{useless[0]} needs --adapt_epochs or --adapt_steps.")
+        raise pfl.InputError(f"--{useless[0]} needs --adapt_epochs or --adapt_steps.")
     return None
 
 
