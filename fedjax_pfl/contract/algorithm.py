@@ -66,11 +66,13 @@ class Algorithm:
     def check_whole_models(self, federation: Federation) -> None:
         """Raises `InputError` unless the server may average every trainable leaf."""
         plan = federation.plan
-        kept = [p for p, on in zip(plan.paths, plan.shared, strict=True)
-                if not on and p.partition("/")[0] == "params"]  # fmt: skip
-        if kept:
+        for i, path in enumerate(plan.paths):
+            if plan.shared[i] or path.partition("/")[0] != "params":
+                continue
+            if plan.is_frozen(i):
+                raise InputError(f"{self.name} trains whole models, and {path} is frozen.")
             raise InputError(
-                f"{self.name} averages whole models and can't keep {kept[0]} private: share must "
+                f"{self.name} averages whole models and can't keep {path} private: share must "
                 "be 'all' and batch_norm not 'local'."
             )
 

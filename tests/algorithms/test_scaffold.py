@@ -169,12 +169,16 @@ def test_a_client_without_a_step_keeps_its_control():
 def test_running_statistics_follow_the_policy(name, policy):
     federation = toy_federation(model=NormNet(), batch_norm=policy)
     settings = {} if name == "weight_erosion" else {"server_rate": 3.0}
-    first, *_, last = play(pfl.make_algorithm(name, settings), federation)[0]
+    first, second, *_, last = play(pfl.make_algorithm(name, settings), federation)[0]
     if policy == "shared":
         assert not jax.tree.leaves(last.private)
         moved = last.server["batch_stats"]["bn"]
         assert (moved["mean"] != first.server["batch_stats"]["bn"]["mean"]).all()
-        assert (moved["var"] > 0).all()  # a longer step of the server's is none of theirs
+        assert (moved["var"] > 0).all()
+        if settings:  # a longer step of the server's is none of theirs
+            plain = play(pfl.make_algorithm(name), federation, 1)[0][1]
+            statistics = (state.server["batch_stats"] for state in (second, plain))
+            assert_close(*statistics, "statistics after one round", 0)
     else:
         assert not jax.tree.leaves(last.server["batch_stats"])
         mean = last.private["batch_stats"]["bn"]["mean"]
@@ -184,3 +188,5 @@ def test_running_statistics_follow_the_policy(name, policy):
 def test_private_parameters_are_refused():
     with pytest.raises(pfl.InputError, match="scaffold averages whole models"):
         pfl.simulate(pfl.make_algorithm("scaffold"), toy_federation(share="body"), 1)
+    with pytest.raises(pfl.InputError, match="scaffold trains whole models, and params/head/bias"):
+        pfl.check_simulation(pfl.make_algorithm("scaffold"), toy_federation().frozen("head"))

@@ -51,6 +51,8 @@ def test_reference(pattern):
         np.testing.assert_allclose(state.alpha, models["alpha"], 1e-9, 1e-9)
         np.testing.assert_allclose(record["matrices"]["mixing"][0], models["weights"], 1e-9, 1e-9)
         np.testing.assert_allclose(record["clients"]["distance"], models["distances"], 1e-9, 1e-9)
+        shown = np.nan_to_num(record["clients"]["weight"])  # NaN for those who are absent
+        np.testing.assert_allclose(shown, models["weights"], 1e-9, 1e-9)
         scores = record["scores"]["personalized/test/loss"]
         loss = case.test_losses([models["alice"]] * 5)[3]
         np.testing.assert_allclose(scores, [np.nan] * 3 + [loss, np.nan], 1e-9)

@@ -12,6 +12,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl import Adaptation, Broadcast, Context, InputError, keys, trees
 from fedjax_pfl.algorithms.local import State
 from fedjax_pfl.federation.optimizers import SGD
+from fedjax_pfl.federation.schedules import Schedule
 from fedjax_pfl.simulation.evaluation import adapt, evaluate
 from fedjax_pfl.testing.toys import SEEDS, TEST_SIZES, TRAIN_SIZES, assert_close, toy_federation
 from fedjax_pfl.training.scoring import loss_matrix, score
@@ -267,6 +268,12 @@ def test_adapted_only_at_the_last_round_and_scored_every_so_often():
 def test_adaptation_is_checked(options, message):
     with pytest.raises(InputError, match=message):
         Adaptation(**options).validate()
+
+
+def test_batches_of_adaptation_are_shuffled_and_drop_what_a_rounds_do():
+    local = Schedule(3, None, 5, drop_last=True, shuffle=False)
+    assert Adaptation(2).schedule(local) == Schedule(2, None, 5, drop_last=True)
+    assert Adaptation(2, 4, batch_size=3).schedule(Schedule()) == Schedule(2, 4, 3)
 
 
 def test_adaptation_says_what_it_is():
