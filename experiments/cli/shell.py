@@ -8,14 +8,15 @@ import codecs
 import errno
 import io
 import os
+import re
 import select
 import signal
 import sys
 from collections.abc import Callable, Sequence
 
-from absl.flags import FlagValues
+from absl.flags import FlagValues, IllegalFlagValueError
 
-from fedjax_pfl.errors import InputError, OutputError, cut, sentence
+from fedjax_pfl.errors import InputError, OutputError, cut, sentence, shown
 
 FAULT, INPUT = 1, 2
 INTERRUPTED = 128 + signal.SIGINT
@@ -41,12 +42,17 @@ def parsed(values: FlagValues, argv: Sequence[str], **options) -> list[str]:
 
     Raises:
       InputError: an unknown flag with a name of hundreds of letters, among which absl looks for a
-        near one by as many nested calls.
+        near one by as many nested calls; a switch with a value that says neither yes nor no.
     """
     try:
         return values(list(argv), **options)
     except RecursionError as error:
         raise InputError("No flag has a name that long: --help shows them.") from error
+    except IllegalFlagValueError as error:
+        said = re.match(r"flag (--\w+)=(.*): \('Non-boolean argument", str(error), re.DOTALL)
+        if said is None:
+            raise
+        raise InputError(f"{said[1]} must be true or false, got {shown(said[2])}.") from error
 
 
 def refuse(error: Exception) -> int:
