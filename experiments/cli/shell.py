@@ -9,6 +9,7 @@ import errno
 import functools
 import io
 import os
+import re
 import select
 import signal
 import sys
@@ -16,9 +17,9 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from absl.flags import Error as FlagsError
-from absl.flags import FlagValues
+from absl.flags import FlagValues, IllegalFlagValueError
 
-from fedjax_pfl.errors import InputError, OutputError, cut, sentence
+from fedjax_pfl.errors import InputError, OutputError, cut, sentence, shown
 
 FAULT, INPUT = 1, 2
 INTERRUPTED = 128 + signal.SIGINT
@@ -83,12 +84,17 @@ def parsed(values: FlagValues, argv: Sequence[str], **options) -> list[str]:
 
     Raises:
       InputError: an unknown flag with a name of hundreds of letters, for which absl's search for
-        a near name would nest as many calls.
+        a near name would nest as many calls; a switch with a value that is neither yes nor no.
     """
     try:
         return values(list(argv), **options)
     except RecursionError as error:
         raise InputError("No flag has a name that long: --help shows them.") from error
+    except IllegalFlagValueError as error:
+        said = re.match(r"flag (--\w+)=(.*): \('Non-boolean argument", str(error), re.DOTALL)
+        if said is None:
+            raise
+        raise InputError(f"{said[1]} must be true or false, got {shown(said[2])}.") from error
 
 
 def refuse(error: Exception) -> int:

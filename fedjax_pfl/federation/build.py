@@ -10,7 +10,7 @@ from fedjax_pfl.aggregation.planning import creation_order
 from fedjax_pfl.data.federated import FederatedData
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.sources.registry import Dataset
-from fedjax_pfl.errors import InputError
+from fedjax_pfl.errors import InputError, require
 from fedjax_pfl.federation.federation import Federation, initial_model
 from fedjax_pfl.federation.option import documented, gathered
 from fedjax_pfl.federation.options import (
@@ -43,6 +43,10 @@ def federate(
     Raises:
       InputError: a value that is not allowed; before anything is compiled.
     """
+    allowed = "a Dataset, such as load_dataset('digits') gives"
+    require(isinstance(dataset, Dataset), "dataset", type(dataset).__name__, allowed)
+    allowed = "a Partition, such as make_partition gives"
+    require(isinstance(partition, Partition), "partition", type(partition).__name__, allowed)
     given = gathered(GROUPS, options, "federate")
     training, cohorts = given[LocalTraining], given[ParticipationOptions]
     by_class = training.batch_order == "by_class"

@@ -41,6 +41,8 @@ class SGD(Group):
 def check_optimizer(name: str, given: Any) -> None:
     """Raises `InputError` unless `given` is a hashable factory, with valid numbers where it is SGD.
 
+    It is called once, with a traced rate; nothing is computed.
+
     Args:
       name: its name in sentences.
     """
@@ -52,6 +54,19 @@ def check_optimizer(name: str, given: Any) -> None:
         raise InputError(f"{name} must be hashable (tuples for lists): {error}.") from error
     if isinstance(given, SGD):
         given.validate()
+    made: list[Any] = []
+
+    def make(rate: jax.Array) -> jax.Array:
+        made.append(given(rate))
+        return rate
+
+    try:
+        jax.eval_shape(make, jax.ShapeDtypeStruct((), np.float32))
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InputError(f"{name} must be {allowed}: {reason}") from error
+    optimizes = hasattr(made[0], "init") and hasattr(made[0], "update")
+    require(optimizes, name, f"one that makes {type(made[0]).__name__}", allowed)
 
 
 def optimizer_name(optimizer: Callable) -> str:

@@ -300,6 +300,7 @@ BAD = {
     ("--initializer=keras",): "Unknown initializer 'keras'",
     ("--share=heads",): "Did you mean 'head'",
     ("--batch_size=0",): "--batch_size=0",
+    ("--save_models=shared",): "--save_models must be true or false, got 'shared'.",
     ("--train_samples=5", "--drop_last"): "No client would take a local step: drop_last leaves out",
     ("--local_epochs=0",): "No client would take a local step: local_epochs is 0",
     ("--learning_rate=-1",): "learning_rate must be a finite number of at least 0",

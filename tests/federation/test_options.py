@@ -114,6 +114,32 @@ def test_other_local_training_that_can_not_be(options, message):
         federation().with_training(**options)
 
 
+def test_epochs_and_steps_exclude_each_other():
+    with pytest.raises(pfl.InputError, match="local_epochs and local_steps can't both be given"):
+        federation().with_training(local_epochs=2, local_steps=3)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        (lambda: adam(0.1), "learning_rate -> optax optimizer: .* takes 0 positional arguments"),
+        (lambda rate: 3, "learning_rate -> optax optimizer, got 'one that makes int'"),
+        (lambda rate: adam(float(rate)), "learning_rate -> optax optimizer: .*"),
+    ],
+)
+def test_functions_that_make_no_optimizer(optimizer, message):
+    with pytest.raises(pfl.InputError, match=message):
+        federation(optimizer=optimizer)
+
+
+def test_what_is_no_data_set_or_partition():
+    built = federation()
+    with pytest.raises(pfl.InputError, match=r"dataset must be a Dataset, .*, got 'str'"):
+        pfl.federate("digits", built)
+    with pytest.raises(pfl.InputError, match=r"partition must be a Partition, .*, got 'str'"):
+        pfl.federate(pfl.load_dataset("digits"), "dirichlet")
+
+
 def test_an_optimizer_has_its_own_momentum():
     with pytest.raises(pfl.InputError, match="momentum can't be given with an optimizer"):
         federation(optimizer=adam, momentum=0.5)
