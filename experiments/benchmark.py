@@ -1,7 +1,7 @@
 """Measures speed: `python -m experiments.benchmark --help`.
 
-Every case runs in a process of its own, its contestants in turns, so that what is compared was
-measured within the same minutes. Nothing is downloaded: images are random.
+Every case runs in its own process and its contestants take turns, so that they are measured within
+the same minutes. Nothing is downloaded: images are random.
 """
 
 if __name__ == "__main__":  # before anything is loaded
@@ -12,7 +12,6 @@ if __name__ == "__main__":  # before anything is loaded
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -39,8 +38,8 @@ Measures speed.
   {start.called("benchmark")} --case=a,c --output=speed.json
   {start.called("benchmark")} --list
 
-Every case runs in a process of its own, its contestants in turns. Nothing is downloaded: images
-are random.
+Every case runs in its own process; its contestants take turns. Nothing is downloaded: images are
+random.
 """
 
 
@@ -52,12 +51,12 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
     flags.DEFINE_bool("list", False, "list the cases", **place)
     flags.DEFINE_bool("help", False, "show this", **place)
     flags.DEFINE_integer("repeats", 5, "turns of every contestant", 1, **place)
-    flags.DEFINE_integer("rounds", 2, "rounds that a turn takes the median of", 1, **place)
-    flags.DEFINE_bool("quick", False, "tiny workloads: shows that it runs", **place)
+    flags.DEFINE_integer("rounds", 2, "rounds of a turn, whose median counts", 1, **place)
+    flags.DEFINE_bool("quick", False, "tiny workloads, only to see that it runs", **place)
     flags.DEFINE_bool("torch", True, "measure the PyTorch loop as well", **place)
     meaning = "strategies of the client axis in cases a, b and g"
     flags.DEFINE_list("client_execution", ["auto"], meaning, **place)
-    meaning = "devices that the client axis is dealt out over; 'auto': a CPU's cores, else 1"
+    meaning = "devices that share the client axis; 'auto': a CPU's cores, else 1"
     flags.DEFINE_string("devices", "auto", meaning, **place)
     flags.DEFINE_string("output", None, "JSON file to write; must not exist yet", **place)
     rest = shell.parsed(values, argv)[1:]
@@ -66,14 +65,10 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
     return values
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the script with `argv` (the program's name first); returns its exit code."""
-    try:
-        return _run(parse(sys.argv if argv is None else argv))
-    except (pfl.InputError, flags.Error) as error:
-        return shell.refuse(error)
-    except OSError as error:
-        return shell.fault(error)
+@shell.script()
+def main(argv: list[str]) -> int:
+    """Runs the script."""
+    return _run(parse(argv))
 
 
 def _run(args: flags.FlagValues) -> int:
@@ -134,7 +129,7 @@ def _measure(name: str, args: flags.FlagValues, torch: bool) -> dict:
 
 
 def _apart(names: Sequence[str], args: flags.FlagValues) -> dict:
-    """Every case in a process of its own, one after the other."""
+    """Every case in its own process, one after the other."""
     measured = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
@@ -157,7 +152,7 @@ def _apart(names: Sequence[str], args: flags.FlagValues) -> dict:
 
 
 def show(report: Report) -> None:
-    """Prints the table of a case, and its ratios with what they are held to."""
+    """Prints the table of a case, and its ratios with their targets."""
     table = Table(box=SIMPLE_HEAD)
     for column in ("", "s a round", "least", "most", "compiling, s"):
         table.add_column(column, justify="left" if not column else "right")

@@ -5,7 +5,6 @@ if __name__ == "__main__":  # before anything is loaded
 
     launch("compare")
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -33,7 +32,7 @@ Compares finished runs of {called("run")} and prints one table.
   {called("compare")} --runs=runs/a,runs/b --baseline=fedavg --target=80
   {called("compare")} --runs='runs/*' --algorithms=feddwa --output_dir=tables/feddwa
 
-A folder of --runs is that of an algorithm, of a comparison (all its algorithms), or one above
+--runs takes folders of an algorithm, of a comparison (all its algorithms), or folders above
 those. Runs on other data sets or partitions need --different_data."""
 
 
@@ -49,18 +48,18 @@ def compare(
     clients: str = "",
     different_data: bool = False,
 ) -> tuple[list[Row], str, list[str]]:
-    """(one row for each run, what its accuracies are, what is to be said below the table).
+    """(one row for each run, the meaning of the accuracies, notes below the table).
 
     Args:
-      baseline: label or algorithm of the run that differences are taken from; none by default.
+      baseline: label or algorithm of the run that is subtracted in differences; none by default.
       target: accuracy in percent.
       score: "final", "best" or "last_tenth".
       model, split, average: which accuracy, see `curve`.
       clients: their numbers; by default those that all runs on the same data score.
-      different_data: whether runs on other data sets or partitions may stand beside each other.
+      different_data: whether one table may hold runs on different data sets or partitions.
 
     Raises:
-      InputError: an unknown name, scores that a run lacks, or different data without asking.
+      InputError: an unknown name, scores that a run lacks, or different data without that flag.
     """
     if target is not None:
         require(0 < target <= 100, "target", target, "a percentage in (0, 100]")
@@ -89,7 +88,7 @@ def compare(
 
 
 def _apart(runs, rows, scores) -> list[dict]:
-    """Of each row, what the rows do not have in common: seeds, clients, data, rounds."""
+    """Of each row, the facts in which rows differ: seeds, clients, data, rounds."""
 
     def rounds(run):
         every = int(np.diff(run.eval_rounds, prepend=0).max())
@@ -112,7 +111,7 @@ def _apart(runs, rows, scores) -> list[dict]:
 
 
 def _beside(given, runs, names, model: str, split: str) -> list[str]:
-    """What the labels of the rows leave out: runs without scores, settings that differ."""
+    """Notes on facts missing from the labels: runs without scores, settings that differ."""
     notes = []
     left = [str(run.folder) for run in given if run not in runs]
     if left:
@@ -189,7 +188,7 @@ def _row(run, name, scores, base, chosen, target, which) -> Row:
 
 
 def _remarks(run: Run, model: str) -> tuple[str, ...]:
-    """What the run says of itself, and how the copies were adapted where those are compared."""
+    """The run's remarks, and the adaptation of copies where adapted models are compared."""
     flags = run.config["flags"].get("run", {})
     epochs, steps, leaves = (flags.get(f"adapt_{name}") for name in ("epochs", "steps", "leaves"))
     said = tuple(run.summary.get("remarks", ()))
@@ -208,7 +207,7 @@ def parse(argv: Sequence[str]) -> absl.flags.FlagValues:
     text, names = absl.flags.DEFINE_string, absl.flags.DEFINE_list
     names("runs", [], "folders of finished runs", **place)
     names("algorithms", [], "only these algorithms of them", **place)
-    text("baseline", None, "run (or algorithm) that differences are taken from", **place)
+    text("baseline", None, "run (or algorithm) to subtract in differences", **place)
     absl.flags.DEFINE_float("target", None, "accuracy in percent to be reached", **place)
     text("score", "final", f"{', '.join(SCORES)}", **place)
     text("model", "personalized", "model that was scored", **place)
@@ -224,32 +223,27 @@ def parse(argv: Sequence[str]) -> absl.flags.FlagValues:
     return values
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the script with `argv` (the program's name first); returns its exit code."""
-    try:
-        args = parse(sys.argv if argv is None else argv)
-        if args["help"].value:
-            print(f"{USAGE}\n")
-            for flag in args.get_flags_for_module("compare"):
-                print(f"  --{flag.name:12} {flag.help.partition(chr(10))[0].removesuffix(';')}")
-            return 0
-        if not args.runs:
-            raise InputError("Give the folders of finished runs with --runs=DIR,...")
-        named = args.output_dir is not None
-        output = as_path("--output_dir", args.output_dir) if named else None
-        if output is not None and there("output_dir", output):
-            raise InputError(f"{output} exists already and nothing is ever overwritten.")
-        options = ("baseline", "target", "score", "model", "split", "average", "clients")
-        options += ("different_data",)
-        rows, said, notes = compare(
-            find(args.runs, args.algorithms), **{name: value_of(args, name) for name in options}
-        )
-        print("\n\n".join([said, markdown(rows).rstrip(), *notes]))
-        if output is not None:
-            write(output, rows, said, notes)
-            print(f"\n{output}/table.md, .csv, .tex, seeds.csv")
-    except (InputError, absl.flags.Error) as error:
-        return shell.refuse(error)
-    except OSError as error:
-        return shell.fault(error)
+@shell.script()
+def main(argv: list[str]) -> int:
+    """Runs the script."""
+    args = parse(argv)
+    if args["help"].value:
+        print(f"{USAGE}\n")
+        print(shell.described(args, "compare", 12))
+        return 0
+    if not args.runs:
+        raise InputError("Give the folders of finished runs with --runs=DIR,...")
+    named = args.output_dir is not None
+    output = as_path("--output_dir", args.output_dir) if named else None
+    if output is not None and there("output_dir", output):
+        raise InputError(f"{output} exists already and nothing is ever overwritten.")
+    options = ("baseline", "target", "score", "model", "split", "average", "clients")
+    options += ("different_data",)
+    rows, said, notes = compare(
+        find(args.runs, args.algorithms), **{name: value_of(args, name) for name in options}
+    )
+    print("\n\n".join([said, markdown(rows).rstrip(), *notes]))
+    if output is not None:
+        write(output, rows, said, notes)
+        print(f"\n{output}/table.md, .csv, .tex, seeds.csv")
     return 0

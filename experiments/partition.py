@@ -1,8 +1,8 @@
-"""Draws and counts a partition without training: `python -m experiments.partition --help`.
+"""Draws a partition and its statistics without training: `python -m experiments.partition --help`.
 
-What it writes, into a new folder:
+It writes into a new folder:
 
-OUTPUT/partition.npz    who holds which samples (`Partition.load` and --partition_file read it)
+OUTPUT/partition.npz    each client's samples (`Partition.load` and --partition_file read it)
 OUTPUT/partition.json   rule, options, and how unequal the clients are
 OUTPUT/partition.png    samples by client and class, and sizes
 OUTPUT/sizes.png        samples of each client
@@ -16,7 +16,6 @@ if __name__ == "__main__":  # before anything is loaded
 
     launch("partition")
 
-import sys
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -25,9 +24,6 @@ import absl.flags
 
 import fedjax_pfl as pfl
 from fedjax_pfl.data.files import as_path
-from fedjax_pfl.data.partitions.importers import IMPORTERS, import_partition
-from fedjax_pfl.data.partitions.registry import keyword_defaults
-from fedjax_pfl.data.partitions.statistics import partition_statistics
 from fedjax_pfl.data.whole_files import there, writing
 from fedjax_pfl.results import partition_plots as plots
 
@@ -39,7 +35,7 @@ from .cli.start import called
 from .outputs.run_files import aside, write_json, write_picture
 
 USAGE = f"""\
-Draws and counts who holds which samples, without training.
+Draws a partition and counts each client's samples, without training.
 
   {called("partition")} --dataset=digits --partition=dirichlet --alphas=0.01,0.1,1
   {called("partition")} --dataset=digits --partition=waffle --num_clients=10 \\
@@ -64,8 +60,8 @@ def parse(argv: Sequence[str]) -> absl.flags.FlagValues:
     text("partition", "dirichlet", "rule that deals samples to clients", **place)
     whole("num_clients", 20, "number of clients", lower_bound=1, **place)
     whole("partition_seed", 0, "fixes the partition", lower_bound=0, **place)
-    text("partition_file", None, "NPZ file of a partition, for the rule", **place)
-    text("import_split", None, "SOURCE:PATH of a split of another tool, for the rule", **place)
+    text("partition_file", None, "NPZ file of a partition, instead of a rule", **place)
+    text("import_split", None, "SOURCE:PATH of a split of another tool, instead of a rule", **place)
     absl.flags.DEFINE_list("alphas", [], "several values of the rule's alpha to compare", **place)
     text("output_dir", None, "a new folder (default: runs/partition-RULE-DATE-TIME)", **place)
     absl.flags.DEFINE_multi_string("option", [], "NAME=VALUE, an option of the rule", **place)
@@ -96,7 +92,7 @@ def given_options(args: absl.flags.FlagValues) -> dict[str, str]:
 
 
 def build(args: absl.flags.FlagValues, dataset: pfl.Dataset) -> dict[str, pfl.Partition]:
-    """The partitions asked for, by what their files' names end in: one, or one for each alpha."""
+    """The chosen partitions by the ending of their files' names: one, or one for each alpha."""
     given = given_options(args)
     chosen = [
         name for name in ("partition", "partition_file", "import_split") if args[name].present
@@ -116,11 +112,11 @@ def build(args: absl.flags.FlagValues, dataset: pfl.Dataset) -> dict[str, pfl.Pa
         return {"": partition}
     if args.import_split is not None:
         source, _, path = args.import_split.partition(":")
-        if source not in IMPORTERS:
-            raise pfl.unknown_name("source in --import_split=SOURCE:PATH", source, IMPORTERS)
-        defaults = keyword_defaults(IMPORTERS[source].load)
-        options = pfl.parse_options(given, defaults, f"option of importer {source!r}")
-        return {"": import_partition(source, path, dataset, **options)}
+        if source not in pfl.IMPORTERS:
+            raise pfl.unknown_name("source in --import_split=SOURCE:PATH", source, pfl.IMPORTERS)
+        known = pfl.IMPORTERS[source].options
+        options = pfl.parse_options(given, known, f"option of importer {source!r}")
+        return {"": pfl.import_partition(source, path, dataset, **options)}
     defaults = pfl.rule_options(args.partition)
     kind = f"option of partition rule {args.partition!r}"
     texts = [given]
@@ -193,7 +189,7 @@ def write(
 
 
 def lines(name: str, partition: pfl.Partition, facts: dict) -> str:
-    """The summary, and how unequal the clients are, for people."""
+    """The summary, and how unequal the clients are, in words."""
     classes, effective = facts["classes_per_client"]["mean"], facts["effective_classes"]["mean"]
     apart = facts["total_variation"]["mean"]
     text = [f"{name}: " if name else "", partition.summary(), "\n"]
@@ -216,37 +212,32 @@ def catalogue() -> str:
         first = (pfl.RULES[rule].plan.__doc__ or "").partition("\n")[0]
         shown.append(f"  {rule:20} {first}\n  {'':20} {options}")
     shown.append("\nSplits of other tools (--import_split=SOURCE:PATH):")
-    for source, importer in IMPORTERS.items():
-        options = ", ".join(f"{k}={v}" for k, v in keyword_defaults(importer.load).items())
+    for source, importer in pfl.IMPORTERS.items():
+        options = ", ".join(f"{k}={v}" for k, v in importer.options.items())
         shown.append(f"  {source:20} {importer.description}\n  {'':20} {options}")
     return "\n".join(shown)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the script with `argv` (the program's name first); returns its exit code."""
-    try:
-        args = parse(sys.argv if argv is None else argv)
-        if args["help"].value:
-            print(USAGE)
-            for flag in args.get_flags_for_module("partition"):
-                print(f"  --{flag.name:16} {flag.help.partition(chr(10))[0].removesuffix(';')}")
-            return 0
-        if args["list"].value:
-            print(catalogue())
-            return 0
-        output = output_folder(args)
-        dataset = load_dataset(args)
-        partitions = build(args, dataset)
-        labels, num_classes = dataset.labels, dataset.num_classes
-        statistics = {
-            name: partition_statistics(partition, labels, num_classes)
-            for name, partition in partitions.items()
-        }
-        write(output, dataset, partitions, statistics)
-    except (pfl.InputError, absl.flags.Error) as error:
-        return shell.refuse(error)
-    except OSError as error:
-        return shell.fault(error)
+@shell.script()
+def main(argv: list[str]) -> int:
+    """Runs the script."""
+    args = parse(argv)
+    if args["help"].value:
+        print(USAGE)
+        print(shell.described(args, "partition", 16))
+        return 0
+    if args["list"].value:
+        print(catalogue())
+        return 0
+    output = output_folder(args)
+    dataset = load_dataset(args)
+    partitions = build(args, dataset)
+    labels, num_classes = dataset.labels, dataset.num_classes
+    statistics = {
+        name: pfl.partition_statistics(partition, labels, num_classes)
+        for name, partition in partitions.items()
+    }
+    write(output, dataset, partitions, statistics)
     print("\n\n".join(lines(name, one, statistics[name]) for name, one in partitions.items()))
     print(f"\nPictures, numbers and the partition: {output}")
     return 0

@@ -7,7 +7,6 @@ if __name__ == "__main__":  # before anything is loaded
 
 import hashlib
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -29,15 +28,15 @@ from .reproduction.report import Section
 from .reproduction.tables import Column, Line, PaperTable
 
 USAGE = f"""\
-Runs the cells of a paper's table and sets the numbers measured beside the paper's.
+Runs the cells of a paper's table and shows the measured numbers beside the paper's.
 
   {called("reproduce")} --list
   {called("reproduce")} --table=pfedla/1 --scale=small --data_dir=DATA
   {called("reproduce")} --table=feddwa/1 --stand_in=fashion_mnist --data_dir=DATA
 
-Every cell is a run of {called("run")}. What was killed goes on with the same command, and what is
-finished is printed."""
-AFTER = f"All other flags are those of {called('run')}; what they change is said in the table."
+Every cell is a run of {called("run")}. The same command continues a killed run and prints
+finished ones."""
+AFTER = f"All other flags are those of {called('run')}; the table notes their changes."
 SCALES = ("small", "full")
 
 
@@ -50,11 +49,11 @@ def parse(argv: Sequence[str]) -> tuple[absl.flags.FlagValues, list[str]]:
     text("scale", "small", "'small' (minutes, not comparable) or 'full' (the paper's)", **place)
     names("columns", [], "only these settings of the table", **place)
     names("rows", [], "only these rows of it", **place)
-    text("stand_in", None, "data set to take where a setting's own is missing", **place)
+    text("stand_in", None, "data set to use where a setting's own is missing", **place)
     text("tables", str(tables.FOLDER), "folder of the tables", **place)
     absl.flags.DEFINE_boolean("list", False, "print the tables, their settings and rows", **place)
     absl.flags.DEFINE_boolean("help", False, "print this", short_name="h", **place)
-    flagfiles.check_trust(argv)  # what is passed on has the words of flagfiles among the others
+    flagfiles.check_trust(argv)  # the words passed on include those of flagfiles
     return values, shell.parsed(values, argv, known_only=True)[1:]
 
 
@@ -73,7 +72,7 @@ class Cell:
     def finished(self) -> bool:
         """Whether it is whole.
 
-        Where the data set is gone there is nothing to compare its content with.
+        If the data set is gone, its content can't be compared.
 
         Raises:
           InputError: the folder is something else, a run on other data for one.
@@ -102,7 +101,7 @@ def _loaded(name: str, data_dir: str | None, options: tuple[str, ...]) -> pfl.Da
 
 @dataclass(frozen=True)
 class Command:
-    """What was asked for: a table, a scale, further flags, and where all of it goes."""
+    """The request: a table, a scale, further flags, and the output folder."""
 
     table: PaperTable
     scale: str
@@ -111,7 +110,7 @@ class Command:
     output: Path
 
     def cells(self, column: Column, stand_in: str | None = None) -> Iterator[Cell]:
-        """The runs of a column: rows that the paper has a number of and that exist here."""
+        """The runs of a column: rows with a number in the paper and an algorithm here."""
         table, small = self.table, self.scale == "small"
         for line in table.row:
             if not line.registered or table.paper_number(line, column)[0] is None:
@@ -128,10 +127,10 @@ class Command:
 
 
 def command(chosen: absl.flags.FlagValues, more: Sequence[str]) -> Command:
-    """Checks what was asked for; nothing is read or written yet.
+    """Checks the request; nothing is read or written yet.
 
     Raises:
-      InputError: what of it can't be.
+      InputError: it is not valid.
     """
     args = flags.parse(["run", *more])  # a mistyped --table would be among these
     if chosen.table is None:
@@ -165,10 +164,10 @@ def default_folder(table: PaperTable, scale: str, args: absl.flags.FlagValues) -
 
 
 def plan(asked: Command, column: Column, rows: Sequence[str]) -> tuple[Section, list[Cell]]:
-    """(what the table says of a column, its runs that are to be made).
+    """(the table's section of a column, its missing runs).
 
     Raises:
-      InputError: flags that can't be, or a data set asked for by --stand_in that isn't there.
+      InputError: invalid flags, or a data set of --stand_in that isn't there.
     """
 
     def missing(cells: list[Cell]) -> list[Cell]:
@@ -187,7 +186,7 @@ def plan(asked: Command, column: Column, rows: Sequence[str]) -> tuple[Section, 
             raise pfl.InputError(absent)
     todo = [] if section.problem else todo
     if todo:
-        build.prepare(todo[0].args())  # what is wrong is said before anything compiles
+        build.prepare(todo[0].args())  # errors show before anything compiles
     return section, todo
 
 
@@ -200,13 +199,13 @@ def own(asked: Command, column: Column) -> tuple[Section, list[Cell]]:
 def other(asked: Command, column: Column) -> tuple[Section, list[Cell]]:
     """A column on the data set that stands in."""
     cells = list(asked.cells(column, asked.stand_in))
-    note = f"on {asked.stand_in} in place of the paper's data set"
+    note = f"on {asked.stand_in} instead of the paper's data set"
     folders = {cell.line.name: cell.algorithm_folder for cell in cells}
     return Section(column, folders, note=note, other_data=True), cells
 
 
 def kept(asked: Command, column: Column) -> Section:
-    """A column that was not asked for, with what is finished of it."""
+    """A column that was not requested, with its finished runs."""
     section, cells = own(asked, column)
     if asked.stand_in and not any(cell.finished() for cell in cells):
         instead, cells = other(asked, column)
@@ -229,7 +228,7 @@ def reproduce(asked: Command, columns: Sequence[str], rows: Sequence[str]) -> in
             todo.setdefault(cell.folder, (section, cell))  # columns of one preset share their runs
     done = not todo and (asked.output / "table.md").exists()
     if todo:
-        print(f"{len(todo)} runs to be made, kept in {asked.output}", flush=True)
+        print(f"{len(todo)} runs to do, kept in {asked.output}", flush=True)
     with resume.opened(asked.output, args, **identity):
         for number, (section, cell) in enumerate(todo.values(), start=1):
             print(f"\n[{number}/{len(todo)}] {cell.line.title}: {section.title}", flush=True)
@@ -262,24 +261,16 @@ def catalogue(folder: Path) -> str:
     return "\n".join(lines)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the script with `argv` (the program's name first); returns its exit code."""
-    try:
-        args, more = parse(sys.argv if argv is None else argv)
-        if args["help"].value:
-            print(f"{USAGE}\n")
-            for flag in args.get_flags_for_module("reproduce"):
-                print(f"  --{flag.name:9} {flag.help.partition(chr(10))[0].removesuffix(';')}")
-            print(f"\n{AFTER}")
-        elif args["list"].value:
-            print(catalogue(as_path("--tables", args.tables)))
-        else:
-            return reproduce(command(args, more), args.columns, args.rows)
-    except (pfl.InputError, absl.flags.Error) as error:
-        return shell.refuse(error)
-    except OSError as error:
-        return shell.fault(error, shell.GOES_ON)
-    except KeyboardInterrupt:
-        print("Interrupted: the same command goes on with what is missing.", file=sys.stderr)
-        return shell.INTERRUPTED
+@shell.script(shell.GOES_ON, "with the missing runs")
+def main(argv: list[str]) -> int:
+    """Runs the script."""
+    args, more = parse(argv)
+    if args["help"].value:
+        print(f"{USAGE}\n")
+        print(shell.described(args, "reproduce", 9))
+        print(f"\n{AFTER}")
+    elif args["list"].value:
+        print(catalogue(as_path("--tables", args.tables)))
+    else:
+        return reproduce(command(args, more), args.columns, args.rows)
     return 0

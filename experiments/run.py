@@ -10,12 +10,10 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import absl.flags
 import jax
 import numpy as np
 from rich.console import Console
@@ -29,41 +27,35 @@ from .cli import console as shown
 from .cli import flags, kept, new_clients, provenance, resume, shell
 from .cli.algorithms import remarked
 from .cli.build import Experiment, material, output_folder, prepare
+from .cli.help import help_text
 from .outputs import comparison_table, run_files, tracking, training_line
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the script with `argv` (the program's name first); returns its exit code."""
-    try:
-        args = flags.parse(sys.argv if argv is None else argv)
-        if args["help"].value or args["helpfull"].value:
-            print(flags.help_text(args))
-        elif args["list"].value:
-            print(shown.catalogue())
-        else:
-            made = material(args)  # which run it is depends on what its data hold
-            output = output_folder(args, made.identity)
-            if resume.finished(output, made.algorithms):
-                print(f"This run is finished. Its results, from {output}:")
-                results = {name: load(args, name, output) for name in made.algorithms}
-                track(args, results, output)
-                return report(results, args, output)
-            return run(prepare(args, output, made))
-    except (pfl.InputError, absl.flags.Error) as error:
-        return shell.refuse(error)
-    except OSError as error:
-        return shell.fault(error, shell.GOES_ON)
-    except KeyboardInterrupt:
-        print("Interrupted: the same command goes on with what is kept.", file=sys.stderr)
-        return shell.INTERRUPTED
+@shell.script(shell.GOES_ON, "from what is kept")
+def main(argv: list[str]) -> int:
+    """Runs the script."""
+    args = flags.parse(argv)
+    if args["help"].value or args["helpfull"].value:
+        print(help_text(args))
+    elif args["list"].value:
+        print(shown.catalogue())
+    else:
+        made = material(args)  # the content of the data identifies the run
+        output = output_folder(args, made.identity)
+        if resume.finished(output, made.algorithms):
+            print(f"This run is finished. Its results, from {output}:")
+            results = {name: load(args, name, output) for name in made.algorithms}
+            track(args, results, output)
+            return report(results, args, output)
+        return run(prepare(args, output, made))
     return 0
 
 
 def run(experiment: Experiment, quiet: bool = False) -> int:
     """Simulates the algorithms one after the other, writes and prints; returns the exit code.
 
-    Algorithms whose folder is whole are read from it; one that has checkpoints goes on from them.
-    With `quiet` only progress is shown, neither what is about to run nor the table.
+    Algorithms with a complete folder are read from it; one with checkpoints continues from them.
+    With `quiet` only progress is shown, without header and table.
     """
     args, output = experiment.args, experiment.output
     if args.compilation_cache:
@@ -103,10 +95,10 @@ def run(experiment: Experiment, quiet: bool = False) -> int:
 
 
 def memory_of(experiment: Experiment, name: str) -> pfl.Memory | None:
-    """What simulating an algorithm takes at most.
+    """The most memory that simulating an algorithm takes.
 
     Raises:
-      InputError: there is not as much.
+      InputError: there is less.
     """
     return pfl.check_memory(
         experiment.algorithms[name],
@@ -118,7 +110,7 @@ def memory_of(experiment: Experiment, name: str) -> pfl.Memory | None:
 
 
 def _keep_programs(cache: Path) -> None:
-    """Has JAX keep compiled programs in a folder, if it can be written: else only time is lost."""
+    """Lets JAX keep compiled programs in a folder, if it can be written."""
     try:
         with writing(cache):
             cache.mkdir(parents=True, exist_ok=True)
@@ -164,7 +156,7 @@ def run_algorithm(experiment: Experiment, name: str, facts: dict, progress, stop
         more = partial(new_clients.write, rows=rows)
     result = remarked(
         replace(result, final=None), experiment.training[name]
-    )  # its device memory is the next algorithm's
+    )  # frees device memory for the next algorithm
     config = provenance.configuration(experiment, result, facts)
     run_files.write_algorithm(output / name, result, config, facts["summary"], models, more)
     return result
@@ -178,19 +170,19 @@ def track(args, results: dict[str, pfl.Result], output: Path) -> None:
 
 
 def interrupted(error, stop: "resume.Stopper", results: dict, output: Path) -> int:
-    """Says what is kept and how to go on; returns the exit code."""
+    """Prints what is kept and how to continue; returns the exit code."""
     done = ", ".join(results) or "none"
     where = f", and the next one after round {error.round}" if hasattr(error, "round") else ""
     print(
-        f"Interrupted. Finished algorithms: {done}{where}. Kept in {output}: the same command goes "
-        "on from there.",
+        f"Interrupted. Finished algorithms: {done}{where}. Kept in {output}: the same command "
+        "continues from there.",
         file=sys.stderr,
     )
     return 128 + (stop.signal or signal.SIGINT)
 
 
 def report(results: dict[str, pfl.Result], args, output: Path) -> int:
-    """Prints the table and what has to be said of it."""
+    """Prints the table and its notes."""
     print()
     shown.print_table(Console(), comparison_table.comparison_rows(results))
     notes = comparison_table.footnotes(results)
@@ -205,7 +197,7 @@ def report(results: dict[str, pfl.Result], args, output: Path) -> int:
 
 
 def header(experiment: Experiment) -> list[str]:
-    """A few lines on what is about to run."""
+    """The header: a few lines on the run."""
     federation, dataset, args = experiment.federation, experiment.dataset, experiment.args
     shape = "x".join(map(str, dataset.input_shape))
     efficiency = pfl.padding_efficiency(federation.steps(), federation.execution)

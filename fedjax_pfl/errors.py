@@ -1,4 +1,4 @@
-"""The errors that people meet, each worded in one place: what they gave, and what can't be kept."""
+"""The errors that users see, and how their sentences are made."""
 
 import difflib
 import operator
@@ -28,14 +28,14 @@ class InputError(ValueError):
 
 
 class OutputError(OSError):
-    """What is to be kept can't be written; the message says which file, and why."""
+    """An output can't be written; the message says which file, and why."""
 
 
 def sentence(text: object) -> str:
     """A text as one line of at most `LONGEST` characters, whatever is quoted in it.
 
-    Line breaks become blanks, control characters and what UTF-8 can't say are escaped; numbers of
-    errors and addresses of objects, which libraries put into what they say, are left out.
+    Line breaks become blanks; control characters and invalid UTF-8 are escaped. Numbers of errors
+    and addresses of objects, which libraries put into their messages, are left out.
     """
     line = re.sub(r"\[Errno -?\d+\] | at 0x[0-9a-f]+\b", "", str(text))
     line = " ".join(part.strip() for part in line.splitlines())
@@ -65,7 +65,7 @@ class _Short(reprlib.Repr):
             return self._array(x, level)
         try:
             return super().repr1(x, level)
-        except Exception:  # a `repr` of someone else's: none is worth losing the message
+        except Exception:  # a foreign `repr` may fail; the message must not
             return self.repr_instance(x, level)
 
     def repr_int(self, x, level):
@@ -94,8 +94,8 @@ _short = _Short()
 def shown(value: object) -> str:
     """A value as messages show it: like `repr`, but short.
 
-    Arrays, tracers among them, of more than a few entries are told by their shape and type; long
-    lists, texts and integers are cut.
+    Arrays and tracers with more than a few entries are shown by shape and type; long lists, texts
+    and integers are cut.
     """
     return cut(_short.repr(value), 400)
 
@@ -106,10 +106,11 @@ def unknown_name(
     """An `InputError` for a misspelt name: the nearest valid one, and all of them.
 
     Args:
-      kind: what the name stands for, in the singular, such as "algorithm" or "data set".
+      kind: the kind of thing named, in the singular, such as "algorithm" or "data set".
       given: the name as the user wrote it.
       valid: every name that would have been accepted.
-      listed: what shows them where they are too many to be named here, such as "run --list".
+      listed: the command that shows them where there are too many for a sentence, such as
+        "run --list".
     """
     valid = sorted(valid)
     # The search takes time that grows with both lengths: nothing is near to a text that long.
@@ -129,8 +130,10 @@ def require_name(kind: str, given: object, valid: Iterable[str]) -> None:
 def require_whole(name: str, given: Any, low: int) -> int:
     """`given` as an integer.
 
-    Raises `InputError` unless it is a whole number of at least `low`. No bool is one, and no array,
-    not even without axes: what is static has to be hashable.
+    Booleans and arrays are refused, even arrays without axes: static values must be hashable.
+
+    Raises:
+      InputError: it is no whole number of at least `low`.
     """
     try:
         other = isinstance(given, bool) or hasattr(given, "__len__")
@@ -143,9 +146,14 @@ def require_whole(name: str, given: Any, low: int) -> int:
 
 
 def require(condition: bool | np.bool_, name: str, given: object, allowed: str) -> None:
-    """Raises `InputError` unless `condition` holds: "`name` must be `allowed`, got `given`."."""
+    """Raises `refused` unless `condition` holds."""
     if not condition:
-        raise InputError(f"{name} must be {allowed}, got {shown(given)}.")
+        raise refused(name, given, allowed)
+
+
+def refused(name: str, given: object, allowed: str) -> InputError:
+    """An `InputError`: "`name` must be `allowed`, got `given`."."""
+    return InputError(f"{name} must be {allowed}, got {shown(given)}.")
 
 
 def gigabytes(count: int) -> str:

@@ -13,10 +13,10 @@ REQUIRED: Any = dataclasses.MISSING
 
 
 class Identity(NamedTuple):
-    """What two nodes of a pytree must have in common to share a compiled program.
+    """The static data in which two nodes of a pytree must agree to share a compiled program.
 
-    The class is part of it: JAX compares the nodes of dataclasses that it registers itself by
-    their static values alone. So are the values' types, for 1 == 1.0 == True.
+    The class is part of it: for dataclasses that JAX registers itself, it compares only the static
+    values. The values' types are part of it too, as 1 == 1.0 == True.
     """
 
     kind: type
@@ -53,8 +53,8 @@ def per_server() -> Any:
 def struct(cls: type[T]) -> type[T]:
     """Makes a class a frozen dataclass and a pytree; fields are leaves unless `static`.
 
-    Two structs of different classes never have the same tree structure, whatever they hold: jit
-    keeps their programs apart.
+    Two structs of different classes never have the same tree structure, whatever they hold, so jit
+    never mixes up their programs.
     """
     cls = dataclasses.dataclass(frozen=True)(cls)
     assert dataclasses.is_dataclass(cls)  # a type checker does not see it
@@ -122,7 +122,7 @@ def permute_clients(state: State, order: Rows) -> State:
 
 @struct
 class Broadcast:
-    """One model standing for all clients: it has no client axis and is never copied per client.
+    """One model for all clients: it has no client axis and is never copied per client.
 
     In loops of an algorithm's own, whatever all clients begin with.
     """

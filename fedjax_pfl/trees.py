@@ -1,6 +1,6 @@
 """Small operations on pytrees whose leaves lead with the client axis.
 
-Arithmetic between trees (sums, scalings, dot products) is `optax.tree`'s business, not ours.
+Arithmetic between trees (sums, scalings, dot products) is in `optax.tree`.
 """
 
 import jax
@@ -10,7 +10,7 @@ import numpy as np
 from fedjax_pfl.typing import Mask, Rows, Scalar, Stack, Tree
 
 MEMBERS = (
-    "ctx.cohort.gather takes members' rows out of all clients', ctx.cohort.scatter puts them back."
+    "ctx.cohort.gather takes the members' rows of all clients, ctx.cohort.scatter puts them back."
 )
 
 
@@ -27,7 +27,7 @@ def check_rows(what: str, stack: Stack, count: int, hint: str = MEMBERS) -> None
 def take(stack: Stack, rows: Rows | np.ndarray) -> Stack:
     """Rows of a stack: leaves [N, ...] indexed by `rows` [M] give leaves [M, ...].
 
-    All of them in order, as a NumPy array says, are the stack itself: no copy.
+    All rows in order, given as a NumPy array, are the stack itself: no copy.
     """
     if isinstance(rows, np.ndarray):
         counts = {len(leaf) for leaf in jax.tree.leaves(stack)}
@@ -85,3 +85,8 @@ def is_finite(tree: Tree) -> Scalar:
 def row(stack: Stack, index: Scalar | int) -> Tree:
     """One row of a stack, without the leading axis."""
     return jax.tree.map(lambda leaf: leaf[index], stack)
+
+
+def path_name(path) -> str:
+    """The "a/b/c" form of a key path of `jax.tree_util`."""
+    return "/".join(str(getattr(k, "key", getattr(k, "idx", getattr(k, "name", k)))) for k in path)

@@ -1,7 +1,7 @@
-"""Names for what annotations say again and again; axes in brackets.
+"""Aliases for annotations; axes in brackets.
 
-N is the number of clients, M that of the cohort's members, A of receivers, B of senders. They are
-aliases: a type checker tells trees from arrays by them, and a reader tells the axes.
+N is the number of clients, M that of the cohort's members, A of receivers, B of senders. A
+type checker distinguishes trees from arrays by them, and a reader sees the axes.
 """
 
 from typing import Any, TypeAlias

@@ -1,12 +1,13 @@
-"""Values as people give them, on command lines and in Python: made numbers that programs can hold.
+"""Converts values from command lines and Python to numbers that programs can hold.
 
-Programs count in int32 and compute in float32: what is beyond would wrap, or become 0 or infinite.
+Programs count in int32 and compute in float32: larger values would wrap, or become 0 or infinite.
 """
 
+import inspect
 import math
 import re
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ def convert(name: str, value: Any, kind: Any) -> Any:
         return int(number)
     require(number == number, name, value, "a number")
     held = number == 0 or SMALLEST <= abs(number) <= LARGEST
-    allowed = f"0 or a number of {SMALLEST:.3g} to {LARGEST:.3g} in size, as float32 has them"
+    allowed = f"0 or a number of {SMALLEST:.3g} to {LARGEST:.3g} in size, as in float32"
     require(held, name, value, allowed)
     return float(number)
 
@@ -55,13 +56,13 @@ def number(name: str, given: Any, allowed: str, low: float = 0, high: float = ma
     """A number in low..high that programs can hold; text is none.
 
     Args:
-      allowed: what a sentence says of the range.
+      allowed: the range in words, for sentences.
 
     Raises:
-      InputError: it is something else.
+      InputError: any other value.
     """
     require(not isinstance(given, str | bytes), name, given, "a number")
-    # NaN is in no range, and infinity is told like it.
+    # NaN is in no range; infinity gets the same sentence.
     outside = isinstance(given, float) and not (low <= given <= high and math.isfinite(given))
     value = math.nan if outside else convert(name, given, float)
     require(low <= value <= high, name, given, allowed)
@@ -75,8 +76,14 @@ def is_list(given: Any) -> bool:
     return len(getattr(given, "shape", ())) == 1
 
 
+def keyword_defaults(function: Callable) -> dict[str, Any]:
+    """The keyword-only parameters of a function and their defaults."""
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
 def decimal(word: str) -> int | None:
-    """The whole number below 2^31 that a word is, or None."""
+    """The whole number below 2^31 that a word stands for, or None."""
     word = word.strip()
     if not (word.isascii() and word.isdecimal()) or len(word.lstrip("0")) > 10:
         return None  # Python refuses to read thousands of digits

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import fedjax_pfl as pfl
 from experiments import run
-from fedjax_pfl.federation.participation import participation
+from fedjax_pfl.federation.participation import ParticipationOptions
 from fedjax_pfl.models.networks import make_model
 from fedjax_pfl.testing.toys import toy_federation
 from fedjax_pfl.values import LARGEST, LIMIT, SMALLEST, convert, decimal, number
@@ -147,9 +147,9 @@ def test_federate_others():
             {"client_execution": "9" * 5000},
         ):
             refuse(lambda options=options: toy_federation(dtype="float32", **options))
-        refuse(lambda value=value: participation(4, stragglers={value: 1}))
+        refuse(lambda value=value: ParticipationOptions(1.0, {value: 1}).cohorts(4))
     for value in ("x", None, math.nan, 1.5):
-        refuse(lambda value=value: participation(4, stragglers={0: value}))
+        refuse(lambda value=value: ParticipationOptions(1.0, {0: value}).cohorts(4))
     for weight in (math.nan, math.inf, -1, 1e300, "1"):
         loss = pfl.WeightDistribution(weight)
         refuse(lambda loss=loss: toy_federation(dtype="float32", extra_loss=loss))

@@ -1,1 +1,1 @@
-"""What makes pages of the documentation."""
+"""Tools for lint and the pages of the documentation."""

@@ -1,7 +1,7 @@
-"""Holds the imports to the floors of `layers.toml`: `python -m tools.check_imports`.
+"""Checks the imports against the floors of `layers.toml`: `python -m tools.check_imports`.
 
-Says every import that points upward, every one that an `only` or a `public` leaves out, and every
-circle; ends with 1 if there are any. `--picture` shows rooms, floors and arrows instead.
+Reports imports that point upward, imports that `only` or `public` do not allow, and circles; ends
+with 1 if there are any. `--picture` shows rooms, floors and arrows instead.
 """
 
 import ast
@@ -19,9 +19,9 @@ class Arrow(NamedTuple):
     """One import of one module by another.
 
     Attributes:
-      path, line: where it stands, from the root.
+      path, line: its place, from the root.
       importer, imported: full names of the modules.
-      typing: whether it stands under TYPE_CHECKING.
+      typing: whether it is under TYPE_CHECKING.
     """
 
     path: str
@@ -42,7 +42,7 @@ def modules(root: Path, packages: Sequence[str]) -> dict[str, Path]:
 
 
 def arrows(root: Path, known: Mapping[str, Path]) -> list[Arrow]:
-    """Imports of known modules by known modules, wherever in a file they stand."""
+    """Imports of known modules by known modules, anywhere in a file."""
     found = []
     for importer, path in known.items():
         where = path.relative_to(root).as_posix()
@@ -55,7 +55,7 @@ def arrows(root: Path, known: Mapping[str, Path]) -> list[Arrow]:
 
 
 def _imports(node: ast.AST, typing: bool) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
-    """Every import below `node`, and whether it stands under TYPE_CHECKING."""
+    """Every import below `node`, and whether it is under TYPE_CHECKING."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import | ast.ImportFrom):
             yield child, typing
@@ -69,7 +69,7 @@ def _imports(node: ast.AST, typing: bool) -> Iterator[tuple[ast.Import | ast.Imp
 
 
 def _named(node: ast.Import | ast.ImportFrom, importer: str, package: bool) -> list[str]:
-    """Full names of what an import asks for, modules or not."""
+    """Full names that an import requests, modules or not."""
     if isinstance(node, ast.Import):
         return [one.name for one in node.names]
     base = node.module or ""
@@ -81,14 +81,14 @@ def _named(node: ast.Import | ast.ImportFrom, importer: str, package: bool) -> l
 
 
 def _module(name: str, known: Mapping[str, Path]) -> str | None:
-    """The module that a name is, or is in."""
+    """The module of a name: itself, or the one that contains it."""
     while name and name not in known:
         name = name.rpartition(".")[0]
     return name or None
 
 
 def room(module: str, floors: Sequence[Sequence[str]] = ()) -> tuple[str, str]:
-    """(package, room) of a module; what stands beside the rooms is a room of its own."""
+    """(package, room) of a module; a module outside the rooms is its own room."""
     package, _, rest = module.partition(".")
     return package, rest.partition(".")[0] or "__init__"
 
@@ -104,7 +104,7 @@ def heights(layers: Mapping[str, dict]) -> dict[tuple[str, str], int]:
 
 
 def complaint(arrow: Arrow, layers: Mapping[str, dict], floors: Mapping) -> str | None:
-    """What is wrong with one import, or None."""
+    """The error of one import, or None."""
     source, target = room(arrow.importer), room(arrow.imported)
     for one in (source, target):
         if one not in floors:
@@ -128,7 +128,7 @@ def complaint(arrow: Arrow, layers: Mapping[str, dict], floors: Mapping) -> str 
 
 
 def circles(found: Sequence[Arrow]) -> list[list[str]]:
-    """Groups of modules that import each other, directly or in a round."""
+    """Groups of modules that import each other, directly or through others."""
     graph: dict[str, set[str]] = {}
     for arrow in found:
         if arrow.typing and room(arrow.importer) == room(arrow.imported):
@@ -155,7 +155,7 @@ def _reached(graph: Mapping[str, set[str]], module: str) -> set[str]:
 
 
 def complaints(root: Path, layers: Mapping[str, dict]) -> list[str]:
-    """Sentences on all that is wrong."""
+    """Sentences on all errors."""
     found = arrows(root, modules(root, list(layers)))
     floors = heights(layers)
     said = [
@@ -167,7 +167,7 @@ def complaints(root: Path, layers: Mapping[str, dict]) -> list[str]:
 
 
 def picture(root: Path, layers: Mapping[str, dict]) -> list[str]:
-    """Rooms by floor with their modules and the rooms they import, and what all of it counts."""
+    """Rooms by floor with their modules and the rooms they import, and the totals."""
     known = modules(root, list(layers))
     found, floors = arrows(root, known), heights(layers)
     inside = [a for a in found if room(a.importer)[0] == room(a.imported)[0]]

@@ -1,6 +1,6 @@
 """Pictures of the papers' partitions: `python -m tools.partition_gallery docs/images`.
 
-Made of presets on blank samples of the published class counts, so no data are needed.
+Made from presets and blank samples with the published class counts, so no data are needed.
 """
 
 import sys
@@ -15,7 +15,7 @@ from experiments.outputs.run_files import aside
 from fedjax_pfl.results import partition_plots as plots
 from tools import settings_table
 
-# By file: the title, and presets by what stands above their picture.
+# By file: the title, and presets by the titles of their pictures.
 ROWS = {
     "partition_feddwa": (
         "FedDWA on CIFAR-10's class counts, 20 clients",
@@ -100,7 +100,7 @@ def _row(dealt: dict[str, tuple[pfl.Dataset, pfl.Partition]], title: str):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Writes all pictures into the folder named first."""
+    """Writes all pictures into the folder of the first argument."""
     argv = sys.argv if argv is None else argv
     if len(argv) != 2:
         print("usage: python -m tools.partition_gallery docs/images", file=sys.stderr)

@@ -1,6 +1,6 @@
-"""The table of the papers' settings, made of the presets.
+"""The table of the papers' settings, made from the presets.
 
-`python -m tools.settings_table docs/settings.md` writes the tables between the file's marks anew.
+`python -m tools.settings_table docs/settings.md` updates the tables between the file's marks.
 """
 
 import sys
@@ -39,11 +39,12 @@ def stand_in(name: str, most: int | None = None) -> pfl.Dataset:
         labels = rng.permutation(np.repeat(np.arange(len(counts)), counts))
         blank = np.zeros((), np.uint8 if kind.vocab_size is None else np.int32)
         parts += [np.broadcast_to(blank, (len(labels), *kind.shape)), labels]
-    return pfl.dataset_from_arrays(name, *parts, len(kind.train), vocab_size=kind.vocab_size)
+    classes, words = len(kind.train), kind.vocab_size
+    return pfl.dataset_from_arrays(name, *parts, num_classes=classes, vocab_size=words)
 
 
 class Preset(NamedTuple):
-    """A flagfile and what its first comment says.
+    """A flagfile and its first comment.
 
     Attributes:
       name: such as "feddwa/table1_pathological_cifar10".
@@ -82,7 +83,7 @@ def of_paper(paper: str) -> Iterator[Preset]:
 
 
 def read(name: str, *words: str) -> Preset:
-    """One preset with those that it includes, and further flags."""
+    """One preset with the flagfiles that it includes, and further flags."""
     parts = {"Title": []}
     for line in presets.file(name).read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
@@ -142,12 +143,12 @@ def table(paper: str) -> str:
 
 
 def marks(paper: str) -> tuple[str, str]:
-    """What stands before and behind a paper's table in the file."""
+    """The marks before and after a paper's table in the file."""
     return f"<!-- presets: {paper} -->\n", f"\n<!-- end of presets: {paper} -->"
 
 
 def filled(text: str, papers: Sequence[str] = PAPERS) -> str:
-    """The file's text with the tables of the papers made anew."""
+    """The file's text with updated tables of the papers."""
     for paper in papers:
         first, last = marks(paper)
         head, _, rest = text.partition(first)
@@ -159,7 +160,7 @@ def filled(text: str, papers: Sequence[str] = PAPERS) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Fills the file named first."""
+    """Updates the file of the first argument."""
     argv = sys.argv if argv is None else argv
     if len(argv) != 2:
         print("usage: python -m tools.settings_table docs/settings.md", file=sys.stderr)

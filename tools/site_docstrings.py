@@ -1,18 +1,23 @@
-"""Extension of Griffe, which reads docstrings for the site: an entry of several names is several.
+"""Extension of Griffe, which reads docstrings for the site: splits entries of several names.
 
     Args:
       momentum, weight_decay: of plain SGD.
 
-are two parameters of one meaning; Griffe would take them for one of that name.
+are two parameters with one description; Griffe would read one parameter of that name. A function
+whose options are declared elsewhere, which its docstring says in an entry `**options`, is shown as
+Python's help shows it.
 """
 
+import importlib
+import inspect
 import re
 
 try:
-    from griffe import Extension
+    from griffe import Extension, Parameter, ParameterKind, Parameters
 except ImportError:  # the extra `docs` is not installed; the tests read `one_each` alone
     Extension = object
 
+DECLARED_ELSEWHERE = "**options: those of the groups in"
 SECTION = re.compile(r"^( *)(?:Args|Attributes):$")
 
 
@@ -52,9 +57,37 @@ def one_each(text: str) -> str:
     return "\n".join(lines)
 
 
+def played(path: str) -> tuple[str, list[inspect.Parameter]]:
+    """The docstring and the parameters that a function has once its module is imported."""
+    module, _, name = path.rpartition(".")
+    function = getattr(importlib.import_module(module), name)
+    return inspect.getdoc(function) or "", [*inspect.signature(function).parameters.values()]
+
+
+def annotation(parameter: inspect.Parameter) -> str:
+    """A parameter's type as a signature shows it, without the names of modules."""
+    return re.sub(
+        r"\b(?:\w+\.)+(?=\w)", "", str(parameter).split(":", 1)[1].split(" = ")[0]
+    ).strip()
+
+
 class OneEach(Extension):
-    """Hands `one_each` the docstring of everything that is read."""
+    """Applies `one_each` to every docstring."""
 
     def on_object(self, *, obj, **kwargs):
+        text = obj.docstring.value if obj.docstring and obj.is_function else ""
+        if DECLARED_ELSEWHERE in text:
+            obj.docstring.value, parameters = played(obj.path)
+            obj.parameters = Parameters(
+                *(
+                    Parameter(
+                        one.name,
+                        annotation=annotation(one),
+                        kind=ParameterKind(one.kind.description),
+                        default=None if one.default is one.empty else repr(one.default),
+                    )
+                    for one in parameters
+                )
+            )
         if obj.docstring:
             obj.docstring.value = one_each(obj.docstring.value)

@@ -1,9 +1,9 @@
-"""Hooks of MkDocs: pages that stand outside docs/, and links that lead out of it.
+"""Hooks of MkDocs: pages outside docs/, and links out of it.
 
 The pages are written for a reader of the repository, where README.md links to docs/running.md and
 a page to ../tests/algorithms. On the site README.md is the first page, and links between pages
-lead from page to page. A file that is no page is linked in the repository, `repo_url` of
-mkdocs.yml; where there is none its name stays as text.
+lead from page to page. A link to another file leads to the repository, `repo_url` of mkdocs.yml;
+without one, the file's name stays as text.
 """
 
 import posixpath
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# Pages of the repository's root and what they are called on the site.
+# Pages of the repository's root and their names on the site.
 MOVED = {
     "README.md": "index.md",
     "BUILD.md": "building.md",
@@ -25,16 +25,16 @@ MARK = re.compile(r"^<!-- needs: [^>]*-->\n", re.MULTILINE)
 
 
 def relinked(text: str, page: str, places: Mapping[str, str], repository: str) -> str:
-    """A page's text with links that lead where they should on the site.
+    """A page's text with links for the site.
 
     Args:
       text: Markdown; fenced blocks are left alone.
       page: the page's path in the repository.
-      places: what stands on the site, by path in the repository.
+      places: pages of the site, by path in the repository.
       repository: address of the repository; empty for none.
 
     Raises:
-      ValueError: a link leads to no file of the repository.
+      ValueError: a link to a file that the repository lacks.
     """
 
     def lead(match: re.Match) -> str:
@@ -56,7 +56,7 @@ def relinked(text: str, page: str, places: Mapping[str, str], repository: str) -
 
 
 def _source(place: str) -> str:
-    """The path in the repository of what stands on the site."""
+    """The path in the repository of a page of the site."""
     return next((page for page, moved in MOVED.items() if moved == place), f"docs/{place}")
 
 
@@ -70,6 +70,6 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Makes a page's links lead where they should."""
+    """Rewrites a page's links for the site."""
     places = {_source(file.src_uri): file.src_uri for file in files}
     return relinked(markdown, _source(page.file.src_uri), places, config.repo_url or "")

@@ -1,1 +1,1 @@
-"""The cases of `experiments.benchmark` and what they are measured against."""
+"""The cases of `experiments.benchmark` and the PyTorch loop for comparison."""

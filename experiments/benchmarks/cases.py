@@ -1,4 +1,4 @@
-"""What `experiments.benchmark` measures: one function a case, contestants timed in turns."""
+"""The cases of `experiments.benchmark`, one function each; contestants take turns."""
 
 import functools
 from collections.abc import Callable, Iterable
@@ -9,7 +9,6 @@ import jax
 import numpy as np
 
 import fedjax_pfl as pfl
-from fedjax_pfl.execution.strategy import resolve_execution
 
 from .timing import (
     Contestant,
@@ -31,13 +30,13 @@ class Plan:
 
     Attributes:
       repeats: turns of every contestant.
-      rounds: rounds that a turn takes the median of.
+      rounds: rounds of a turn, whose median counts.
       quick: tiny workloads, to see that everything runs; the numbers mean nothing.
       torch: whether the PyTorch loop takes part.
       device: PyTorch's device.
-      executions: strategies of the client axis that take part, "auto" first.
-      devices: over how many devices the client axis is dealt out.
-      say: told about progress.
+      executions: strategies of the client axis to compare, "auto" first.
+      devices: how many devices share the client axis.
+      say: called with lines about progress.
     """
 
     repeats: int = 5
@@ -62,7 +61,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Ratio:
-    """A measured ratio and what it is held to.
+    """A measured ratio and its target.
 
     Attributes:
       what: in words.
@@ -85,7 +84,7 @@ class Ratio:
 
 @dataclass
 class Report:
-    """What a case measured: contestants' timings, ratios, and facts that are no times."""
+    """The results of a case: contestants' timings, ratios, and other facts."""
 
     timings: dict[str, Timing]
     ratios: list[Ratio]
@@ -100,10 +99,10 @@ def _simulated(plan: Plan, workload: Workload, **options) -> list[Simulated]:
     """The library's contestants, one for each distinct execution strategy."""
     seen, contestants = set(), []
     for name in plan.executions:
-        execution = resolve_execution(name, devices=plan.devices)
-        if str(execution) not in seen:
-            seen.add(str(execution))
-            federation = plan.federation(workload, client_execution=name, **options)
+        federation = plan.federation(workload, client_execution=name, **options)
+        execution = str(federation.execution)
+        if execution not in seen:
+            seen.add(execution)
             contestants.append(Simulated(f"fedjax_pfl ({execution})", _fedavg(), federation))
     return contestants
 
@@ -194,10 +193,10 @@ def _steps(federation: pfl.Federation) -> int:
 
 
 def server(plan: Plan) -> Report:
-    """What the server's part of a personalized algorithm costs, 100 clients of 450 images.
+    """The cost of the server's part of a personalized algorithm, 100 clients of 450 images.
 
-    Each is held against local training of the same epochs and extra loss that mixes nothing. A
-    server's work does not depend on how many samples clients have: with fewer its share is larger.
+    Each is compared with local training with the same epochs and extra loss, without mixing. The
+    server's work does not depend on the clients' samples: with fewer samples its share is larger.
     """
     workload = plan.size(Workload(num_clients=100))
     penalty = pfl.WeightDistribution(10.0)
@@ -259,7 +258,7 @@ def sweep(plan: Plan) -> Report:
 
 
 def sampling(plan: Plan) -> Report:
-    """20 % of 100 clients in each round, against all of them; nobody is scored between."""
+    """20 % of 100 clients in each round, against all of them, without evaluation."""
     workload = plan.size(Workload(num_clients=100, train=90, test=30, eval_batch_size=30))
     options = {"eval_every": 1000}
     timings = plan.contest(
@@ -273,8 +272,8 @@ def sampling(plan: Plan) -> Report:
 def scale(plan: Plan, num_clients: int) -> Report:
     """One size of a growing federation: seconds a round and the peak of the host's memory.
 
-    What compiling takes is no part of a round's peak: a small federation is compiled and played
-    first, and the peak is that of the timed rounds.
+    Compilation is not part of a round's peak: a small federation is compiled and run first, and
+    the peak is that of the timed rounds.
     """
     workload = Workload(num_clients=num_clients, train=20, test=10, eval_batch_size=10)
     workload = plan.size(workload)

@@ -1,4 +1,4 @@
-"""Contestants timed in turns, so that a noisy machine is noisy for all of them alike."""
+"""Times contestants in turns, so that the machine's noise is the same for all."""
 
 import contextlib
 import ctypes
@@ -20,7 +20,7 @@ import fedjax_pfl as pfl
 
 
 class Contestant(Protocol):
-    """Something that plays communication rounds."""
+    """Something that runs communication rounds."""
 
     name: str
 
@@ -29,7 +29,7 @@ class Contestant(Protocol):
         ...
 
     def play(self, rounds: int) -> float:
-        """Plays rounds; seconds of a round."""
+        """Runs rounds; returns the seconds of a round."""
         ...
 
 
@@ -61,7 +61,7 @@ class Simulated:
 
 @dataclass
 class MatrixProducts:
-    """The machine's own rate: float products of square matrices, as large as its caches like.
+    """The machine's own rate: float products of square matrices that fit its caches.
 
     `play` returns the seconds that `flops` would take at that rate: the floor of a round.
     """
@@ -93,7 +93,7 @@ class MatrixProducts:
 
 @dataclass
 class Timing:
-    """What one contestant took: seconds a round at each turn, and before the first."""
+    """One contestant's times: seconds a round at each turn, and before the first."""
 
     prepare: float
     seconds: list[float]
@@ -126,19 +126,19 @@ def contest(
 
 
 def peak_memory() -> int:
-    """Most bytes that this process has held in the host's memory, since `forget_peak` on Linux."""
+    """Most bytes of host memory that this process has held, since `forget_peak` on Linux."""
     unit = 1 if platform.system() == "Darwin" else 1024
     known = _status("VmHWM")
     return known or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def resident_memory() -> int:
-    """Bytes that this process holds now; the most it has held where there is no knowing."""
+    """Bytes that this process holds now; the most it has held where that is unknown."""
     return _status("VmRSS") or peak_memory()
 
 
 def forget_peak() -> None:
-    """Gives freed memory back and begins a new `peak_memory`, where the system can."""
+    """Returns freed memory to the system and resets `peak_memory`, where that is possible."""
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
@@ -159,7 +159,7 @@ def _status(name: str) -> int:
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers were measured on."""
+    """The machine of the measurements."""
     model = platform.processor()
     try:
         with open("/proc/cpuinfo") as file:

@@ -1,17 +1,15 @@
-"""Synthetic federations of the benchmark: anyone can run it, nothing has to be downloaded."""
+"""Synthetic federations of the benchmark: nothing has to be downloaded."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
 import fedjax_pfl as pfl
-from fedjax_pfl.models.cnn import CNN
-from fedjax_pfl.models.mlp import MLP
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One experiment, as every contestant runs it: FedAvg's local SGD on random images.
+    """One experiment, the same for every contestant: FedAvg's local SGD on random images.
 
     Attributes:
       model: "cnn" (4 layers), "cnn_bn" (the same with batch normalisation), "mlp" or "softmax".
@@ -55,11 +53,11 @@ class Workload:
         return pfl.Partition.from_lists(parts[:, : self.train], parts[:, self.train :])
 
     def network(self):
-        """What `pfl.federate` takes as the model."""
+        """The model for `pfl.federate`."""
         if self.model == "cnn_bn":
-            return CNN(10, (32, 64), 5, 0, 512, norm="before_relu")
+            return pfl.networks.CNN(10, (32, 64), 5, 0, 512, norm="before_relu")
         if self.model == "mlp":
-            return MLP(10, (200,))
+            return pfl.networks.MLP(10, (200,))
         return self.model
 
     def federation(self, **options) -> pfl.Federation:

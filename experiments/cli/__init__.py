@@ -1,1 +1,1 @@
-"""Flags, and what they are made into."""
+"""Flags, and the experiments built from them."""

@@ -1,4 +1,4 @@
-"""The algorithms of a comparison: their hyperparameters, and local training of their own."""
+"""The algorithms of a comparison: their hyperparameters and their own local training."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -30,14 +30,14 @@ def parse_algorithms(names: Sequence[str], settings: Sequence[str]) -> dict[str,
 def own_training(
     names: Sequence[str], settings: Sequence[str], common: pfl.LocalTraining
 ) -> dict[str, dict[str, Any]]:
-    """Options of local training in which --set has an algorithm differ from the others.
+    """Options of local training that --set gives to single algorithms.
 
     Args:
       names, settings: as of `parse_algorithms`.
-      common: what the flags say.
+      common: the values of the flags.
 
     Returns:
-      The values by option, for each algorithm; {} where it trains as the flags say.
+      The values by option, for each algorithm; {} where the flags hold.
 
     Raises:
       InputError: a value that can't be.
@@ -49,16 +49,19 @@ def own_training(
             for key, text in values.items()
             if key in OWN
         }
-        after = common.changed(**options).numbers()
+        try:
+            after = common.changed(**options).numbers()
+        except pfl.InputError as error:
+            raise pfl.InputError(f"With {' '.join(words(name, options))}: {error}") from None
         differ = {key for key, value in after.items() if value != before[key]}
         if "local_steps" in differ and after["local_steps"] is None:
-            differ.add("local_epochs")  # which took the place of steps
+            differ.add("local_epochs")  # which replaced the steps
         found[name] = {key: value for key, value in after.items() if key in differ}
     return found
 
 
 def remarked(result: pfl.Result, own: Mapping[str, Any]) -> pfl.Result:
-    """The result, with what tables say of an algorithm whose local training is its own."""
+    """The result, with a remark for tables on the algorithm's own local training."""
     if not own:
         return result
     told = [f"{key.replace('_', ' ')} {_text(value)}" for key, value in own.items()
@@ -68,7 +71,7 @@ def remarked(result: pfl.Result, own: Mapping[str, Any]) -> pfl.Result:
 
 
 def words(algorithm: str, own: Mapping[str, Any]) -> list[str]:
-    """The flags that say it."""
+    """Names of its flags."""
     return [f"--set={algorithm}.{key}={value}" for key, value in own.items() if value is not None]
 
 
@@ -79,7 +82,7 @@ def _text(value: Any) -> str:
 
 
 def common_training(args: absl.flags.FlagValues) -> pfl.LocalTraining:
-    """Local training as the flags say, for all algorithms.
+    """Local training from the flags, for all algorithms.
 
     Raises:
       InputError: a value that can't be.
@@ -92,7 +95,7 @@ def common_training(args: absl.flags.FlagValues) -> pfl.LocalTraining:
 
 
 def _by_algorithm(names: Sequence[str], settings: Sequence[str]) -> dict[str, dict[str, str]]:
-    """What --set gives each algorithm, by name."""
+    """The values of --set for each algorithm, by name."""
     names = [name.strip() for name in names if name.strip()]
     if not names:
         raise pfl.InputError("--algorithms must name at least one algorithm; --list shows them.")

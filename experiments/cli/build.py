@@ -11,14 +11,13 @@ import jax
 
 import fedjax_pfl as pfl
 from fedjax_pfl.data.files import as_path
-from fedjax_pfl.data.sources.registry import text_options
 from fedjax_pfl.data.whole_files import check_name
 from fedjax_pfl.errors import shown
 from fedjax_pfl.values import convert, decimal
 
 from ..outputs import tracking
 from . import console, devices, flags, identity, resume
-from .algorithms import common_training, own_training, parse_algorithms
+from .algorithms import common_training, own_training, parse_algorithms, words
 from .flagfiles import value_of
 from .new_clients import NewClients, split_new_clients
 
@@ -27,8 +26,7 @@ from .new_clients import NewClients, split_new_clients
 class Experiment:
     """A checked command line: everything is built, nothing is compiled or written yet.
 
-    `training` holds the options of local training that algorithms have of their own, see
-    `own_training`.
+    `training` holds algorithms' own options of local training, see `own_training`.
     """
 
     args: absl.flags.FlagValues
@@ -46,14 +44,14 @@ class Experiment:
     new_clients: NewClients | None = None
 
     def federation_of(self, algorithm: str) -> pfl.Federation:
-        """The federation as an algorithm is given it: with local training of its own, if any."""
+        """The federation of an algorithm: with its own local training, if any."""
         own = self.training[algorithm]
         return self.federation.with_training(**own) if own else self.federation
 
 
 @dataclass(frozen=True)
 class Material:
-    """What a run is made of, and what that makes it (`identity.describe`)."""
+    """The material of a run, and its identity (`identity.describe`)."""
 
     algorithms: dict[str, pfl.Algorithm]
     dataset: pfl.Dataset
@@ -63,7 +61,7 @@ class Material:
 
 
 def check_flags(args: absl.flags.FlagValues) -> None:
-    """Raises `InputError` for what can be told of the flags before data are loaded."""
+    """Raises `InputError` for errors in the flags that show before data are loaded."""
     for name in parse_algorithms(args.algorithms, value_of(args, "set")):
         check_name("Algorithm", name)
     own_training(args.algorithms, value_of(args, "set"), common_training(args))
@@ -103,8 +101,8 @@ def prepare(
 
     Args:
       args: the flags.
-      output: folder to write to, checked already; by default what the flags say.
-      made: the flags' `material`, where there is one already.
+      output: folder to write to, checked already; by default that of the flags.
+      made: the flags' `material`, if it was made already.
 
     Raises:
       pfl.InputError: whatever of the flags can't be.
@@ -139,16 +137,23 @@ def prepare(
         new_clients,
     )
     for name, algorithm in algorithms.items():
-        own = experiment.federation_of(name)
-        pfl.check_simulation(algorithm, own, args.rounds, adapt=adapt, score_clients=score_clients)
+        more = {"adapt": adapt, "score_clients": score_clients}
+        try:
+            own = experiment.federation_of(name)
+            pfl.check_simulation(algorithm, own, args.rounds, **more)
+        except pfl.InputError as error:
+            given = words(name, experiment.training[name])
+            if not given:
+                raise
+            raise pfl.InputError(f"With {' '.join(given)}: {error}") from None
     return experiment
 
 
 def federation_options(args: absl.flags.FlagValues) -> dict[str, Any]:
-    """The options of `pfl.federate` that flags give, by name.
+    """The options of `pfl.federate` from the flags, by name.
 
     Raises:
-      pfl.InputError: words that say none.
+      pfl.InputError: a word that is no valid value.
     """
     known = [name for group in pfl.options.GROUPS for name in pfl.options.declared(group)]
     return {name: value_of(args, name) for name in known if name in args} | {
@@ -160,14 +165,16 @@ def federation_options(args: absl.flags.FlagValues) -> dict[str, Any]:
 
 def load_dataset(args: absl.flags.FlagValues) -> pfl.Dataset:
     """The data set of --dataset, --data_dir and --data_option."""
-    options = parse_pairs(args, "data_option", text_options(args.dataset))
+    source = pfl.DATASETS.get(args.dataset.partition(":")[0])
+    texts = [] if source is None else source.text_options
+    options = parse_pairs(args, "data_option", texts)
     return pfl.load_dataset(args.dataset, args.data_dir, **options)
 
 
 def parse_pairs(
     args: absl.flags.FlagValues, flag: str, texts: Collection[str] = ()
 ) -> dict[str, int | float | str]:
-    """Options of words such as "hidden=128", numbers where they read like numbers.
+    """Options from words such as "hidden=128"; words that look like numbers become numbers.
 
     Options named in `texts` stay text: a column may be called "1".
     """
@@ -254,7 +261,7 @@ def make_partition(args: absl.flags.FlagValues, dataset: pfl.Dataset) -> pfl.Par
         given += [name for name in ("partition",) if args[name].present]
         if given:
             raise pfl.InputError(
-                f"--{given[0]} can't be given with --partition_file: the file says who holds what."
+                f"--{given[0]} can't be given with --partition_file: the file has the partition."
             )
         partition = pfl.Partition.load(as_path("--partition_file", args.partition_file))
         if args["num_clients"].present and args.num_clients != partition.num_clients:

@@ -1,4 +1,4 @@
-"""What `experiments.run` shows: the catalogue, progress and tables, for terminals and for logs."""
+"""The output of `experiments.run`: catalogue, progress and tables, for terminals and logs."""
 
 import inspect
 import time
@@ -19,7 +19,7 @@ from ..outputs.comparison_table import columns, table_cells
 from . import own_code, presets
 from .flags import RULE_FLAG
 
-# Left out one by one where a terminal is too narrow for all; what marks a row is never left out.
+# Columns left out one by one where a terminal is too narrow; others are always shown.
 OPTIONAL_COLUMNS = (
     "compile_seconds", "std_over_clients", "best", "gflop_run", "diverged_clients", "pooled",
     "gflop", "seconds_per_round", "mb_up", "mb_down", "worst_decile",
@@ -38,7 +38,7 @@ def rule_flags(rule: str) -> dict[str, object]:
 
 
 def catalogue() -> str:
-    """What exists: the text of --list."""
+    """The text of --list."""
 
     def values(options) -> str:
         return ", ".join(f"{name}={value}" for name, value in options.items() if value is not None)

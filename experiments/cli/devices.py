@@ -1,4 +1,4 @@
-"""Devices of a run, made before JAX starts: a CPU's cores as devices of their own."""
+"""Devices of a run, made before JAX starts: each core of a CPU as a device."""
 
 import os
 
@@ -12,12 +12,12 @@ SINGLE_THREADED = "--xla_cpu_multi_thread_eigen=false"
 
 
 def prepare(devices: str, num_clients: int) -> int:
-    """Over how many devices the client axis is dealt out.
+    """The number of devices that share the client axis.
 
-    "auto" is 1 on accelerators, and on a CPU one device for each core, at most one a client: a
-    core that trains a client of its own waits for nobody, where cores that share one client's
-    matrix products wait for each other in every step. That many can be made only before JAX
-    starts; where it runs already, "auto" is 1.
+    "auto" is 1 on accelerators. On a CPU it is one device for each core, at most one for each
+    client: a core that trains its own client never waits, while cores that share one client's
+    matrix products wait for each other in every step. CPU devices can be made only before JAX
+    starts; if JAX runs already, "auto" is 1.
 
     Raises:
       InputError: neither "auto" nor a number of devices that there are.

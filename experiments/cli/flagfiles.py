@@ -1,4 +1,4 @@
-"""Flagfiles are text that one may take from others: what they must not make a script do."""
+"""Reads flagfiles safely: they may come from strangers."""
 
 import os
 import re
@@ -25,14 +25,14 @@ def value_of(values: flags.FlagValues, name: str) -> Any:
 class FlagValues(flags.FlagValues):
     """Flag values that read flagfiles only where those are small regular files of text.
 
-    `--preset=NAME` is the flagfile that this package has under that name, wherever it stands.
+    `--preset=NAME` is this package's flagfile of that name.
     """
 
     def __init__(self):
         super().__init__()
         meaning = "flags of a preset, by name (--list shows them)"
         place = {"flag_values": self, "module_name": "flagfiles"}
-        flags.DEFINE_string("preset", None, meaning, **place)  # a near name of misspelt ones
+        flags.DEFINE_string("preset", None, meaning, **place)  # suggested for misspelt flags
 
     def read_flags_from_files(self, argv, force_gnu=True):
         joined, words = [], iter(argv)
@@ -72,7 +72,7 @@ class FlagValues(flags.FlagValues):
 def check_trust(argv: Sequence[str]) -> None:
     """Raises `InputError` where a flagfile, perhaps a stranger's, gives --import_file.
 
-    Only the command line itself can say --trust_flagfiles.
+    Only the command line itself can give --trust_flagfiles.
     """
     own, words = [], iter(argv[1:])
     for word in words:

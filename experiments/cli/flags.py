@@ -1,41 +1,33 @@
 """The flags of `experiments.run`, in groups that `--help` prints one after the other."""
 
 import re
-import textwrap
 from collections.abc import Callable, Sequence
 
 from absl import flags
 
 import fedjax_pfl as pfl
 from fedjax_pfl.errors import cut, shown
-from fedjax_pfl.simulation.runs import MAX_RUNS
-from fedjax_pfl.values import LIMIT, convert
+from fedjax_pfl.values import LIMIT, convert, keyword_defaults
 
 from . import flagfiles, own_code, shell
-from .start import called
 
 # Flag names that differ from the option of the partition rule that they set.
 RULE_OPTION = {"dominant_share": "share"}
 RULE_FLAG = {option: flag for flag, option in RULE_OPTION.items()}
+# Defaults of the library's functions that runs call.
+SIMULATED, SCORED = keyword_defaults(pfl.simulate), keyword_defaults(pfl.score_new_clients)
 GROUPS = {
     "comparison": "Algorithms",
-    "data": "Data and who holds it",
-    "rule": "Options of the partition rule (--list tells which rule takes which, and the defaults)",
+    "data": "Data and partition",
+    "rule": "Options of the partition rule (--list shows each rule's options and defaults)",
     "training": "Local training and the model",
     "run": "The run and what it writes",
     "help": "Help",
 }
-USAGE = f"""\
-Compares personalized federated learning algorithms and writes what they did.
-
-  {called("run")} --algorithms=local,fedavg,feddwa --dataset=digits --alpha=0.1
-  {called("run")} --preset=digits_quick --rounds=20
-
-A flag given later wins over an earlier one, those of a --preset or --flagfile included."""
 
 
 class _Number(flags.FloatParser):
-    """Numbers that float32 has: no NaN, which is outside no bounds, and no infinity."""
+    """Numbers in float32's range, without NaN (which passes bounds) and infinity."""
 
     def convert(self, argument) -> float:
         return convert("the value", argument, float)
@@ -74,12 +66,12 @@ class _Group:
         flags.DEFINE_boolean(name, default, meaning, **self.place, **options)
 
     def options(self, declared_in: type, prefix: str = "", **defaults) -> None:
-        """Flags for the options that the library declares in a group and one word can say.
+        """Flags for the options of a group that can be given in one word.
 
         Args:
           declared_in: the group.
-          prefix: what the flags' names begin with.
-          **defaults: in place of the library's.
+          prefix: of the flags' names.
+          **defaults: instead of the library's.
         """
         for option in pfl.options.declared(declared_in).values():
             name = prefix + option.name
@@ -98,7 +90,7 @@ class _Group:
                 self.text(name, default, meaning)
 
 
-# Choices of which runs take some only, and options that flags spell in another way.
+# Options of which runs allow only some choices, and options with another form as flags.
 CHOICES = {"dtype": ("float32", "float64")}
 SPELLED: dict[str, Callable[[_Group], None]] = {
     "model_options": lambda group: group.pairs(
@@ -107,7 +99,7 @@ SPELLED: dict[str, Callable[[_Group], None]] = {
     "extra_loss": lambda group: group.number(
         "wdr_weight",
         0.0,
-        "weight distribution regularizer of cwFedAVG, beside every algorithm",
+        "weight distribution regularizer of cwFedAVG, added to every algorithm",
         0.0,
     ),
     "stragglers": lambda group: group.names(
@@ -116,7 +108,7 @@ SPELLED: dict[str, Callable[[_Group], None]] = {
     "devices": lambda group: group.text(
         "devices",
         "auto",
-        "devices that the client axis is dealt out over; 'auto': a CPU's cores, else 1",
+        "devices that share the client axis; 'auto': a CPU's cores, else 1",
     ),
 }
 
@@ -140,7 +132,7 @@ def _comparison(group: _Group) -> None:
         "may be given many times",
         **group.place,
     )
-    meaning = "take --import_file from flagfiles too, whose authors' code then runs here"
+    meaning = "allow --import_file in flagfiles too: the code of their authors then runs here"
     group.switch("trust_flagfiles", False, meaning)
 
 
@@ -152,7 +144,7 @@ def _data(group: _Group) -> None:
     group.text("partition", "dirichlet", "rule that deals samples to clients")
     group.whole("num_clients", 20, "number of clients", 1)
     group.whole("partition_seed", 0, "fixes the partition, for all seeds of the run", 0)
-    group.text("partition_file", None, "NPZ file with the samples of each client, for the rule")
+    group.text("partition_file", None, "NPZ file with each client's samples, instead of a rule")
     group.number("validation_fraction", 0.0, "part of each client's training samples set aside")
 
 
@@ -167,11 +159,11 @@ def _rule(group: _Group) -> None:
     group.whole("dominant_classes", None, "dominant classes of a group, if sampled", 1)
     group.whole("train_samples", None, "largest number of training samples of a client", 1)
     group.whole("test_samples", None, "largest number of test samples of a client", 1)
-    group.text("test_split", None, "'official', 'pooled', 'train' or 'auto' (the rule's custom)")
+    group.text("test_split", None, "'official', 'pooled', 'train' or 'auto' (the rule's choice)")
     group.number(
         "test_fraction", None, "part of a client's samples held out for testing, if pooled"
     )
-    # What single rules take beside these; given as text and parsed by the rule's own types.
+    # Further options of single rules, given as text and parsed by the rule's own types.
     named = {
         RULE_FLAG.get(option, option) for rule in pfl.RULES for option in pfl.rule_options(rule)
     }
@@ -190,30 +182,33 @@ def _training(group: _Group) -> None:
 
 
 def _run(group: _Group) -> None:
-    group.whole("num_seeds", 3, "repetitions, with the seeds SEED, SEED + 1, ...", 1, MAX_RUNS)
+    group.whole("num_seeds", 3, "repetitions, with the seeds SEED, SEED + 1, ...", 1, pfl.MAX_RUNS)
     group.whole(
-        "seed", 0, "varies initialisation, cohorts and batches, alike for all algorithms", 0
+        "seed", 0, "varies initialisation, cohorts and batches; the same for all algorithms", 0
     )
-    group.whole("eval_every", 1, "score the models after every so many rounds, and the last", 1)
-    group.names("score_clients", None, "clients whose models are scored (default: all served)")
+    meaning = "score the models after every so many rounds, and the last"
+    group.whole("eval_every", SIMULATED["eval_every"], meaning, 1)
+    group.names(
+        "score_clients", None, "clients whose models are scored (default: all that have one)"
+    )
     group.names("matrix_rounds", None, "rounds whose mixing is kept (default: first, middle, last)")
     group.options(pfl.Adaptation, "adapt_", epochs=0, steps=0)
-    group.whole("new_clients", 0, "the last so many clients take part in nothing", 0)
-    meaning = "local steps after which those are scored, at the end"
-    group.names("new_client_steps", ["0", "5", "20"], meaning)
+    group.whole("new_clients", 0, "how many of the last clients are new clients, in no round", 0)
+    meaning = "local steps after which new clients are scored, at the end"
+    group.names("new_client_steps", list(map(str, SCORED["steps"])), meaning)
     meaning = "parts of their training samples that they may use"
-    group.names("new_client_samples", ["1.0"], meaning)
+    group.names("new_client_samples", list(map(str, SCORED["fractions"])), meaning)
     group.options(pfl.options.ExecutionOptions)
     meaning = "a new folder, or that of the same run (default: runs/DATASET-PARTITION-HASH)"
     group.text("output_dir", None, meaning)
-    meaning = "seconds between checkpoints, from which the same command goes on; 0: every chunk"
+    meaning = "seconds between checkpoints, where the same command continues; 0: every chunk"
     group.number("checkpoint_seconds", 60.0, meaning, 0.0)
     group.switch("save_models", True, "write the final models")
     group.switch("tensorboard", False, "also write TensorBoard's event files")
     group.text(
         "compilation_cache",
         "~/.cache/fedjax_pfl",
-        "folder that keeps compiled programs; '' for none",
+        "folder for compiled programs; '' for none",
     )
 
 
@@ -227,8 +222,8 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
     """Flag values from a command line, `argv[0]` being the program's name.
 
     Raises:
-      InputError: a flagfile that can't be read, or that wants to run code; a file of the user's
-        own that does not run.
+      InputError: a flagfile that can't be read, or that would run code; a user's own file that
+        does not run.
       flags.Error: an unknown flag (the message names the nearest), a value of the wrong type, or
         an argument that is no flag.
     """
@@ -262,7 +257,7 @@ def _in_short(message: str) -> str:
 
 
 def name_and_value(flag: str, word: str) -> tuple[str, str]:
-    """The parts of a word such as "hidden=128" that a flag was given."""
+    """The parts of a flag's word such as "hidden=128"."""
     name, equals, value = (part.strip() for part in word.partition("="))
     if not (equals and name and value):
         raise pfl.InputError(f"--{flag} must read NAME=VALUE, got {shown(word)}.")
@@ -281,35 +276,3 @@ def resolved(values: flags.FlagValues) -> dict[str, dict]:
         for group in GROUPS
         if group != "help"
     }
-
-
-def _shown(default) -> str:
-    if default is None or default == []:
-        return ""
-    if isinstance(default, bool):
-        default = str(default).lower()
-    return f" (default: {','.join(default) if isinstance(default, list) else default})"
-
-
-def help_text(values: flags.FlagValues) -> str:
-    """Our flags, group by group; with --helpfull those of the libraries too."""
-    parts = [USAGE]
-    for name, heading in GROUPS.items():
-        lines = [f"\n{heading}:"]
-        for flag in values.get_flags_for_module(name):
-            default = "" if name == "help" else _shown(flag.default)
-            label = (
-                f"  --[no]{flag.name}" if flag.boolean and name != "help" else f"  --{flag.name}"
-            )
-            gap = "\n" + " " * 26 if len(label) > 24 else " " * (26 - len(label))
-            meaning = flag.help.partition("\n")[0].removesuffix(";").strip()
-            text = textwrap.wrap(f"{meaning}{default}", 72)
-            lines.append(label + gap + ("\n" + " " * 26).join(text))
-        parts.append("\n".join(lines))
-    if values["helpfull"].value:
-        parts.append(f"\nFlags of the libraries:\n{flags.FLAGS.get_help()}")
-    parts.append(
-        "\n  --preset=NAME           read the flags of a preset (--list shows them)"
-        "\n  --flagfile=FILE         read flags from a file, one on each line"
-    )
-    return "\n".join(parts)

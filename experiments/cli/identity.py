@@ -1,8 +1,8 @@
-"""What a run is: its flags, and what they stood for when it was made.
+"""The identity of a run: its flags, and their meaning when it was made.
 
-A path says where data lie, not which: another file can come to lie there. A default is a number
-of the package, and another version may have another one. So a run is told apart by the content of
-its data set and partition, and by what defaults resolve to.
+A path says where data are, not which: the file may be replaced. A default is a number of the
+package, and another version may have another one. A run is therefore identified by the content of
+its data set and partition, and by the resolved defaults.
 """
 
 import hashlib
@@ -14,10 +14,9 @@ import absl.flags
 
 import fedjax_pfl as pfl
 from fedjax_pfl.errors import cut, shown
-from fedjax_pfl.models.networks import make_model
 
 DATA, PARTITION, MODEL = "content of the data set", "content of the partition", "the model"
-REPLACED = object()  # in place of a flag's value: other entries say it better
+REPLACED = object()  # instead of a flag's value: other entries are more exact
 
 
 def describe(
@@ -28,7 +27,7 @@ def describe(
     partition: pfl.Partition,
     model_options: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """What takes the place of flags' values, and what no flag says, by name.
+    """Entries that replace flags' values or add to them, by name.
 
     Args:
       args: flags of `experiments.run`.
@@ -82,7 +81,7 @@ def merged(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any], most: int = 6) -> str:
-    """What of two runs' records differs, as part of a sentence; "" if nothing does."""
+    """The difference of two runs' records, as part of a sentence; "" if there is none."""
 
     def told(record: Mapping[str, Any], name: str, missing: str) -> str:
         if name not in record:
@@ -91,7 +90,7 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any], most: int = 6)
 
     changed = []
     names = before.keys() | now.keys()
-    if before.get("algorithms") != now.get("algorithms"):  # which says what it has of each, too
+    if before.get("algorithms") != now.get("algorithms"):  # which lists each algorithm's values too
         names = {name for name in names if "." not in name or (name in before and name in now)}
     for name in sorted(names):
         if before.get(name) != now.get(name):
@@ -104,15 +103,15 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any], most: int = 6)
 
 
 def _model(args, dataset: pfl.Dataset, options: Mapping[str, Any]) -> str:
-    """Digest of the network with all its sizes, as it is before it has parameters."""
+    """Digest of the network with all its sizes, before it has parameters."""
     shape, classes = dataset.input_shape, dataset.num_classes
     options = {"vocab_size": dataset.vocab_size, **options}
-    network = make_model(args.model, shape, classes, args.initializer, **options)
+    network = pfl.make_model(args.model, shape, classes, args.initializer, **options)
     text = f"{type(network).__qualname__} {_without_places(repr(network))}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _without_places(value: Any) -> Any:
-    """A function's text has its address in memory, which another process gives anew."""
+    """A function's text has its address in memory, which differs between processes."""
     text = str(value) if callable(value) or isinstance(value, pfl.SharedLayers) else value
     return re.sub(r" at 0x[0-9a-f]+", "", text) if isinstance(text, str) else text

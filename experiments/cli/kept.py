@@ -1,4 +1,4 @@
-"""What an earlier process left in a run's folder: whether it is whole, and this run's."""
+"""Checks an earlier process's files in a run's folder: complete, and of this run."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,10 +12,10 @@ LAST = "summary.json"  # of an algorithm's files
 
 
 def whole(folder: Path) -> bool:
-    """Whether an algorithm's folder is there, with the file that is written last.
+    """Whether an algorithm's folder exists, with the file that is written last.
 
     Raises:
-      InputError: it is there without.
+      InputError: it exists without that file.
     """
     if (folder / LAST).exists():
         return True

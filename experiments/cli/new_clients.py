@@ -1,4 +1,4 @@
-"""Clients that take no part in a run: their flags, their scores, and the table of them."""
+"""New clients of a run: their flags, scores and table."""
 
 import contextlib
 import csv
@@ -14,7 +14,6 @@ import numpy as np
 import fedjax_pfl as pfl
 from fedjax_pfl.errors import shown
 from fedjax_pfl.results.result_files import damaged
-from fedjax_pfl.simulation.new_clients import score_new_clients, without_new_clients
 from fedjax_pfl.values import decimal
 
 from ..outputs.run_files import aside, write_text
@@ -25,7 +24,7 @@ COLUMNS = ("seed", "client", "part_of_samples", "local_steps", "accuracy")
 
 @dataclass(frozen=True)
 class NewClients:
-    """Clients that took part in nothing, and how they are scored afterwards."""
+    """New clients, and how they are scored after the run."""
 
     federation: pfl.Federation
     steps: tuple[int, ...]
@@ -35,7 +34,7 @@ class NewClients:
 def split_new_clients(
     args: absl.flags.FlagValues, federation: pfl.Federation
 ) -> tuple[pfl.Federation, NewClients | None]:
-    """(the federation of those who take part, the new clients or None).
+    """(the federation of the clients that take part, the new clients or None).
 
     Raises:
       pfl.InputError: more than there are, or steps or samples that can't be.
@@ -61,7 +60,7 @@ def split_new_clients(
         raise pfl.InputError(
             f"--new_client_samples must be fractions in (0, 1], got {shown(given)}."
         )
-    federation, new = without_new_clients(federation, args.new_clients)
+    federation, new = pfl.without_new_clients(federation, args.new_clients)
     schedule, capacity = new.schedule, new.data.train.capacity
     replace(schedule, steps=max(steps)).check_counts(capacity)
     return federation, NewClients(new, tuple(steps), tuple(fractions))
@@ -78,7 +77,9 @@ def score(
     """
     federation = new_clients.federation
     federation = federation.with_training(**own) if own else federation
-    scores = score_new_clients(result.final, federation, new_clients.steps, new_clients.fractions)
+    scores = pfl.score_new_clients(
+        result.final, federation, steps=new_clients.steps, fractions=new_clients.fractions
+    )
     ids: list[int] = np.asarray(new_clients.federation.data.ids).tolist()
     rows = itertools.product(result.seeds, new_clients.fractions, new_clients.steps, ids)
     return [
@@ -131,6 +132,6 @@ def write_table(folder: Path, names: Iterable[str]) -> str:
         cells = [f"{100 * np.mean(found[at]):.2f}" if at in found else "-" for at in points]
         lines.append([name, *cells])
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    said = "Accuracy % of clients that took part in nothing, mean over them and seeds:"
+    said = "Accuracy % of new clients, which took part in no round; mean over them and seeds:"
     write_text(folder / "new_clients.md", f"{said}\n\n{table}\n")
     return f"{said}\n\n{table}"

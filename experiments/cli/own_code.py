@@ -1,4 +1,4 @@
-"""Files of the user's own that register algorithms, data sets, partition rules or models."""
+"""A user's own files that register algorithms, data sets, partition rules or models."""
 
 import ast
 import hashlib
@@ -12,11 +12,11 @@ import fedjax_pfl as pfl
 from fedjax_pfl.data.files import as_path
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-EXAMPLE = "example:"  # before the name of one of them, in place of a file
+EXAMPLE = "example:"  # prefix of an example's name, instead of a file
 
 
 def examples() -> dict[str, str]:
-    """The examples of this package by name, with the first line of what each says of itself."""
+    """The examples of this package by name, each with the first line of its docstring."""
     found = {}
     for path in sorted(EXAMPLES.glob("*.py")):
         said = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
@@ -25,7 +25,7 @@ def examples() -> dict[str, str]:
 
 
 def _path(file: str) -> Path:
-    """Where a file of --import_file lies.
+    """The path of a file of --import_file.
 
     Raises:
       InputError: no such example.
@@ -64,7 +64,7 @@ def load(files: Sequence[str]) -> None:
 
 
 def digests(files: Sequence[str]) -> list[str]:
-    """What the files hold: with another content a run is another run, wherever they lie."""
+    """Digests of the files: a run with other contents is another run."""
     paths = (_path(file) for file in filter(None, files))
     return [f"{path.name} {_digest(path.read_bytes())}" for path in paths]
 

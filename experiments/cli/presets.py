@@ -1,6 +1,6 @@
 """Presets: the flagfiles of this package, by names such as "feddwa/table1_practical1_cifar10".
 
-What others include stands in folders `parts`; it has a name too, and is not listed.
+Flagfiles that others include are in folders `parts`; they have names too, but are not listed.
 """
 
 import textwrap
@@ -22,7 +22,7 @@ def names() -> tuple[str, ...]:
 
 
 def whole() -> list[str]:
-    """The presets, without parts of such."""
+    """The presets, without parts."""
     found = [name for name in names() if "/parts/" not in name]
     return sorted(found, key=lambda name: ("/" in name, name))
 

@@ -1,4 +1,4 @@
-"""What determined a run and where it ran: the content of `config.json`."""
+"""The configuration of a run and its machine: the content of `config.json`."""
 
 import hashlib
 import importlib.metadata
@@ -17,12 +17,12 @@ from . import flags, identity, resume
 from .build import Experiment
 
 VERSIONED = ("jax", "jaxlib", "flax", "optax", "numpy")
-# What a run is called and where it is kept doesn't change its numbers.
+# Names and places don't change a run's numbers.
 UNHASHED = ("algorithms", "save_models")
 
 
 def describe(experiment: Experiment) -> dict[str, Any]:
-    """What all algorithms of the comparison have in common, for `config.json` and
+    """The facts common to all algorithms of the comparison, for `config.json` and
     `summary.json`."""
     federation, dataset, partition = (
         experiment.federation, experiment.dataset, experiment.partition
@@ -75,10 +75,10 @@ def describe(experiment: Experiment) -> dict[str, Any]:
 def configuration(experiment: Experiment, result: pfl.Result, facts: dict) -> dict[str, Any]:
     """Content of an algorithm's `config.json`.
 
-    `config_hash` is the SHA-256 of what determines the numbers: the algorithm and its
+    `config_hash` is the SHA-256 of everything that determines the numbers: the algorithm and its
     hyperparameters, the content of the data set and of the partition, the execution, and all flags
-    but those that name places. `training` holds the algorithm's own options of local training, in
-    place of the flags of these names.
+    except places. `training` holds the algorithm's own options of local training, which replace
+    the flags of these names.
     """
     algorithm = {"algorithm": result.algorithm, "hyperparameters": result.hyperparameters}
     entries = resume.configuration(experiment.args, **experiment.identity)
@@ -88,7 +88,7 @@ def configuration(experiment: Experiment, result: pfl.Result, facts: dict) -> di
     core = {**algorithm, **hashes, "execution": facts["execution"], "flags": hashed}
     text = json.dumps(run_files.plain(core), sort_keys=True)
     config = {name: value for name, value in facts.items() if name != "summary"}
-    config["model"] = {  # as the algorithm trained it, perhaps with a head of its own
+    config["model"] = {  # as the algorithm trained it, perhaps with a personal head
         **config["model"],
         "parameters": result.num_parameters,
         "blocks": result.blocks,

@@ -1,8 +1,8 @@
-"""Going on with a run: what a folder holds already, who may write to it, and how a run stops.
+"""Resuming a run: the content of its folder, the lock on it, and how a run stops.
 
-A run's folder names what it was made with (`run.json`): flags, and what they stood for
-(`experiments.cli.identity`). The same command on the same data finds it again, whether it finished
-or was killed, and goes on; another configuration is refused.
+`run.json` in a run's folder has its flags and their meaning (`experiments.cli.identity`). The same
+command on the same data finds the folder again, whether the run finished or was killed, and
+continues; another configuration is refused.
 """
 
 import contextlib
@@ -25,33 +25,33 @@ from . import flags, identity, own_code
 RECORD = "run.json"
 CHECKPOINTS = "checkpoints"
 LOCK = ".lock"
-FIRST = {LOCK, f".part-{RECORD}"}  # what there is before the record
+FIRST = {LOCK, f".part-{RECORD}"}  # files that may exist before the record
 # Flags that change neither numbers nor which files are written; event files can be added later.
 NEUTRAL = ("data_dir", "output_dir", "compilation_cache", "checkpoint_seconds", "tensorboard")
 NEUTRAL += ("trust_flagfiles",)
 
 try:
     import fcntl
-except ImportError:  # no locks there
+except ImportError:  # a system without locks
     fcntl = None
 
 
 def configuration(args: absl.flags.FlagValues, **more) -> dict[str, Any]:
-    """All flags that make a run what it is, and what else does, by name, as JSON has them.
+    """All flags and facts that identify a run, by name, as JSON values.
 
-    `more` are entries beside the flags, or in their place (`identity.describe`).
+    `more` are entries that add to the flags or replace them (`identity.describe`).
     """
     groups = flags.resolved(args).values()
     values = {name: value for group in groups for name, value in group.items()}
     values = {name: value for name, value in values.items() if name not in NEUTRAL} | more
-    code = own_code.digests(values.pop("import_file"))  # what the files hold, not where they lie
+    code = own_code.digests(values.pop("import_file"))  # the files' contents, not their places
     values |= {"import_file": code} if code else {}
     said = {name: value for name, value in values.items() if value is not identity.REPLACED}
     return run_files.plain(dict(sorted(said.items())))
 
 
 def default_folder(args: absl.flags.FlagValues, **more) -> Path:
-    """A name that the same flags and data give again: runs/DATASET-PARTITION-HASH."""
+    """A name that depends only on flags and data: runs/DATASET-PARTITION-HASH."""
     text = json.dumps(configuration(args, **more), sort_keys=True)
     rule = "file" if args.partition_file is not None else args.partition
     dataset = args.dataset.partition(":")[0]
@@ -63,21 +63,21 @@ def check_folder(output: Path, args: absl.flags.FlagValues, **more) -> None:
     if not there("output_dir", output):
         return
     if output.is_dir() and {path.name for path in output.iterdir()} <= FIRST:
-        return  # empty, or a run's that was killed before it could say which
+        return  # empty, or of a run that was killed before its record was written
     changed = identity.difference(_flags(output), configuration(args, **more))
     if changed:
         raise pfl.InputError(
-            f"{output} is another run: {changed}. Give the same flags and data to go on with it, "
+            f"{output} is another run: {changed}. Give the same flags and data to continue it, "
             "or another --output_dir."
         )
 
 
 def _flags(output: Path) -> dict[str, Any]:
     """The flags that a folder's record names."""
-    path, remedy = output / RECORD, f"Choose another --output_dir, or delete {output} to run anew."
+    path, remedy = output / RECORD, f"Choose another --output_dir, or delete {output} to restart."
     if not path.exists():
         raise pfl.InputError(
-            f"{output} exists already, is no run that could go on, and nothing is ever "
+            f"{output} exists already and is no run to continue, and nothing is ever "
             "overwritten: choose a new folder with --output_dir, or leave the flag out for one "
             "named after the flags."
         )
@@ -100,7 +100,7 @@ def finished(output: Path, names) -> bool:
 
 @contextlib.contextmanager
 def opened(output: Path, args: absl.flags.FlagValues, **more) -> Iterator[None]:
-    """Makes the folder, or takes it again, for this process alone.
+    """Makes the folder, or reopens it, for this process alone.
 
     Raises:
       InputError: another process writes to it.

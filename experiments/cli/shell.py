@@ -1,28 +1,31 @@
-"""How a script meets the shell: exit codes, faults in one sentence, and streams nobody reads.
+"""A script's exit codes, errors in one sentence, and output streams that may be closed.
 
-A script ends with 0, with 1 where the system refused something (a full disk, a missing
-permission), with 2 where what was given can't be, and with 128 + N after signal N.
+A script ends with 0; with 1 where the system refused something (a full disk, a missing
+permission); with 2 for invalid input; and with 128 + N after signal N.
 """
 
 import codecs
 import errno
+import functools
 import io
 import os
+import re
 import select
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from absl.flags import FlagValues
+from absl.flags import Error as FlagsError
+from absl.flags import FlagValues, IllegalFlagValueError
 
-from fedjax_pfl.errors import InputError, OutputError, cut, sentence
+from fedjax_pfl.errors import InputError, OutputError, cut, sentence, shown
 
 FAULT, INPUT = 1, 2
 INTERRUPTED = 128 + signal.SIGINT
-GOES_ON = "What is finished is kept; once that is mended, the same command goes on from there."
+GOES_ON = "Finished work is kept; once this is fixed, the same command continues from there."
 LEGIBLE = "fedjax_pfl.legible"  # as an error handler of codecs
-# What stands for characters that a terminal's encoding lacks.
+# Replacements for characters that a terminal's encoding lacks.
 SPELT = {
     "±": "+-",
     "×": "x",
@@ -37,28 +40,72 @@ SPELT = {
 }
 
 
+def script(more: str = "", kept: str = "") -> Callable:
+    """Decorator of a script's `main(argv)`: what goes wrong is said in one line.
+
+    `argv` has the program's name first; without it `main` takes the process's own. It returns the
+    exit code.
+
+    Args:
+      more: said after what the system refused.
+      kept: how the same command continues, where it is interrupted.
+    """
+
+    def decorate(main: Callable[[list[str]], int]) -> Callable[[Sequence[str] | None], int]:
+        @functools.wraps(main)
+        def run(argv: Sequence[str] | None = None) -> int:
+            try:
+                return main(list(sys.argv if argv is None else argv))
+            except (InputError, FlagsError) as error:
+                return refuse(error)
+            except OSError as error:
+                return fault(error, more)
+            except KeyboardInterrupt:
+                if not kept:
+                    raise
+                print(f"Interrupted: the same command continues {kept}.", file=sys.stderr)
+                return INTERRUPTED
+
+        return run
+
+    return decorate
+
+
+def described(values: FlagValues, name: str, width: int) -> str:
+    """The flags of the script of that name, a line each; their names are `width` wide."""
+    return "\n".join(
+        f"  --{flag.name:{width}} {flag.help.partition(chr(10))[0].removesuffix(';')}"
+        for flag in values.get_flags_for_module(name)
+    )
+
+
 def parsed(values: FlagValues, argv: Sequence[str], **options) -> list[str]:
-    """Parses flags; returns the words that are none.
+    """Parses flags; returns the words that are no flags.
 
     Raises:
-      InputError: an unknown flag with a name of hundreds of letters, among which absl looks for a
-        near one by as many nested calls.
+      InputError: an unknown flag with a name of hundreds of letters, for which absl's search for
+        a near name would nest as many calls; a switch with a value that is neither yes nor no.
     """
     try:
         return values(list(argv), **options)
     except RecursionError as error:
         raise InputError("No flag has a name that long: --help shows them.") from error
+    except IllegalFlagValueError as error:
+        said = re.match(r"flag (--\w+)=(.*): \('Non-boolean argument", str(error), re.DOTALL)
+        if said is None:
+            raise
+        raise InputError(f"{said[1]} must be true or false, got {shown(said[2])}.") from error
 
 
 def refuse(error: Exception) -> int:
-    """Says what of the input can't be, in one line; returns the exit code."""
+    """Prints an error of the input in one line; returns the exit code."""
     said = str(error) if isinstance(error, InputError) else sentence(error)
     print(f"error: {said.removeprefix('ERROR:: ')}", file=sys.stderr)
     return INPUT
 
 
 def fault(error: OSError, more: str = "") -> int:
-    """Says what the system refused; returns the exit code."""
+    """Prints an error of the system; returns the exit code."""
     said = str(error)
     if not isinstance(error, OutputError) and error.strerror is not None:
         where = "" if error.filename is None else f"{cut(os.fsdecode(error.filename), 300)}: "
@@ -70,14 +117,14 @@ def fault(error: OSError, more: str = "") -> int:
 def leave(main: Callable[[], int]) -> NoReturn:
     """Ends the process with what `main` returns, when all that it printed is written.
 
-    Where nobody listens (a closed pipe, as of `| head -1`) nothing more is written, and the script
-    does its work all the same. Where the output is lost for another reason, such as a full disk,
-    the exit code says so.
+    If the reader is gone (a closed pipe, as after `| head -1`), nothing more is written, and the
+    script still does its work. If the output is lost for another reason, such as a full disk, the
+    exit code says so.
     """
     streams = [_settle(name) for name in ("stdout", "stderr")]
     try:
         code = main()
-    except InputError as error:  # of scripts without a word of their own for it
+    except InputError as error:  # of scripts that don't handle it themselves
         code = refuse(error)
     except OSError as error:
         code = fault(error)
@@ -90,13 +137,13 @@ def leave(main: Callable[[], int]) -> NoReturn:
         print(f"error: standard output can't be written: {lost.strerror}.", file=sys.stderr)
         code = FAULT
     sys.stderr.flush()
-    if code > 128:  # leaving in an orderly way can crash where XLA is still compiling
+    if code > 128:  # a normal exit can crash while XLA is still compiling
         os._exit(code)
     sys.exit(code)
 
 
 class _Sink(io.RawIOBase):
-    """A file descriptor that is written to for as long as it can be.
+    """Writes to a file descriptor for as long as that works.
 
     Attributes:
       lost: the error that ended it, or None.
@@ -127,7 +174,7 @@ class _Sink(io.RawIOBase):
 
 
 def _settle(name: str) -> _Sink | None:
-    """Puts a stream in the place of `sys.NAME` that fails at no character and at no write."""
+    """Replaces `sys.NAME` by a stream that fails at no character and at no write."""
     stream = getattr(sys, name)
     if stream is None:  # closed when the process began
         stream = open(os.devnull, "w")  # noqa: SIM115 - for as long as the process runs
@@ -143,7 +190,7 @@ def _settle(name: str) -> _Sink | None:
 
 
 def _legible(error: UnicodeError) -> tuple[str, int]:
-    """What is written of characters that an encoding lacks."""
+    """The text written for characters that an encoding lacks."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     return "".join(map(_spelt, error.object[error.start : error.end])), error.end

@@ -1,6 +1,6 @@
-"""How a command is started and what it is called; nothing is loaded or done on import.
+"""Starts and names the commands; importing it loads nothing.
 
-An installation brings it as `pfl-NAME`, a checkout has it as `python -m experiments.NAME`.
+An installation has `pfl-NAME`, a checkout `python -m experiments.NAME`.
 """
 
 import importlib
@@ -12,21 +12,21 @@ from pathlib import Path
 from typing import NoReturn
 
 PACKAGE = __name__.partition(".")[0]
-INSTALLED = "fedjax_pfl_experiments"  # what setup.py installs this package as
-MODULES = {"figures": "figures.__main__"}  # where that is no module of the command's name
-# Where libraries' own callbacks may be what Ctrl-C interrupts, until a run has its own handler.
+INSTALLED = "fedjax_pfl_experiments"  # this package's name when setup.py installs it
+MODULES = {"figures": "figures.__main__"}  # modules that are not named like their command
+# Ctrl-C may interrupt libraries' callbacks until a run has its own handler.
 WITHOUT_INTERRUPT = ("run", "sweep")
 TUNABLE = "glibc.malloc.hugetlb=1"
 MODE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def called(name: str) -> str:
-    """What one types for a command of ours, such as "run"."""
+    """The words to type for one of these commands, such as "run"."""
     return f"pfl-{name}" if PACKAGE == INSTALLED else f"python -m {PACKAGE}.{name}"
 
 
 def words(name: str) -> list[str]:
-    """The beginning of a command line that starts a command of ours in another process."""
+    """The beginning of a command line that starts such a command in another process."""
     return [sys.executable, "-m", f"{PACKAGE}.{name}"]
 
 
@@ -34,8 +34,8 @@ def launch(name: str) -> NoReturn:
     """Starts a command in this process, which ends with it.
 
     While libraries are imported, Ctrl-C ends the process at once instead of raising
-    `KeyboardInterrupt`: what is raised within a callback of theirs, such as JAX's on garbage
-    collection, is dropped, and the request to stop with it.
+    `KeyboardInterrupt`: Python drops exceptions in some callbacks, such as JAX's on garbage
+    collection, and with them the request to stop.
     """
     ask_for_huge_pages(name)
     before = signal.getsignal(signal.SIGINT)
@@ -50,12 +50,12 @@ def launch(name: str) -> NoReturn:
 
 
 def ask_for_huge_pages(name: str) -> None:
-    """Starts this process anew with memory in pages of 2 MB, where that is a choice.
+    """Restarts this process with memory in pages of 2 MB, where the system leaves the choice.
 
     Stacks of models are written two to four times faster in them. The allocator of Linux's C
-    library reads its settings only when a process begins. Whoever has set `GLIBC_TUNABLES` keeps
-    what is set; where huge pages are always or never there, nothing happens; and nothing does in a
-    process that is another program, and merely plays this one.
+    library reads its settings only when a process begins. Nothing happens if `GLIBC_TUNABLES` is
+    set, if huge pages are always or never used, or if this process is another program that calls
+    this one.
     """
     place = len(sys.orig_argv) - len(sys.argv)  # of the program's name
     ours = sys.orig_argv[place:] in (sys.argv, [f"{PACKAGE}.{name}", *sys.argv[1:]])
@@ -75,7 +75,7 @@ def _is_a_choice() -> bool:
         return False
 
 
-# What the installed commands call, see setup.py.
+# Entry points of the installed commands, see setup.py.
 run = partial(launch, "run")
 sweep = partial(launch, "sweep")
 compare = partial(launch, "compare")

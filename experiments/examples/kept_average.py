@@ -1,6 +1,6 @@
-"""An algorithm of one's own in one file: clients keep a part of their model, and average the rest.
+"""Your own algorithm in one file: clients keep a part of their model and average the rest.
 
-Yours is `--import_file=FILE.py`; this one is there as `--import_file=example:kept_average`, too.
+Give your file with `--import_file=FILE.py`; this one is also `--import_file=example:kept_average`.
 """
 
 from typing import Any

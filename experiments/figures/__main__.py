@@ -6,7 +6,6 @@ if __name__ == "__main__":  # before anything is loaded
     launch("figures")
 
 import csv
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -43,7 +42,7 @@ Draws a figure from finished runs of {called("run")}; docs/figures.md has exampl
   {called("figures")} accuracy/setting --runs='runs/k*' --x=feddwa.top_k --group=alpha \\
       --output=top_k.png --data=top_k.csv
 
-A folder of --runs is that of an algorithm, of a comparison (all its algorithms), or one above
+--runs takes folders of an algorithm, of a comparison (all its algorithms), or folders above
 those. Options of the figure (--list shows them): --NAME=VALUE."""
 FORMATS = (".png", ".pdf", ".svg")
 
@@ -57,7 +56,7 @@ def parse(argv: Sequence[str]) -> tuple[str | None, absl.flags.FlagValues]:
     absl.flags.DEFINE_string("output", None, "a new PNG, PDF or SVG file", **place)
     absl.flags.DEFINE_string("data", None, "a new CSV file for the numbers", **place)
     absl.flags.DEFINE_string(
-        "data_dir", None, "folder with the data set, if it isn't where the runs had it", **place
+        "data_dir", None, "folder with the data set, if it was moved after the runs", **place
     )
     absl.flags.DEFINE_boolean("list", False, "print all figures and their options", **place)
     absl.flags.DEFINE_boolean("help", False, "print this", **place)
@@ -94,10 +93,10 @@ def _text(default) -> str:
 
 
 def draw(name: str | None, args: absl.flags.FlagValues) -> Drawing:
-    """The figure asked for, not written yet.
+    """The chosen figure, not written yet.
 
     Raises:
-      InputError: an unknown figure or option, or runs that don't have what it shows.
+      InputError: an unknown figure or option, or runs without the data for it.
     """
     if name is None:
         raise InputError("Give the name of a figure, such as waffle/weights; --list shows them.")
@@ -124,7 +123,7 @@ def new_file(flag: str, text: str | None, endings: Sequence[str]) -> Path | None
     """A path to write to, which must not exist.
 
     Raises:
-      InputError: it does, has another ending, or can't be written.
+      InputError: it exists, has another ending, or can't be written.
     """
     if text is None:
         return None
@@ -151,27 +150,22 @@ def write(drawing: Drawing, output: Path | None, data: Path | None) -> None:
             drawing.figure.savefig(part, format=output.suffix[1:].lower())
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the script with `argv` (the program's name first); returns its exit code."""
-    try:
-        name, args = parse(sys.argv if argv is None else argv)
-        if args["help"].value:
-            print(f"{USAGE}\n")
-            for flag in args.get_flags_for_module("figures"):
-                print(f"  --{flag.name:12} {flag.help.partition(chr(10))[0].removesuffix(';')}")
-            return 0
-        if args["list"].value:
-            print(catalogue())
-            return 0
-        output = new_file("output", args.output, FORMATS)
-        data = new_file("data", args.data, (".csv",))
-        if output is None and data is None and name in FIGURES:
-            raise InputError("Give a new file for the picture with --output=FILE.png.")
-        write(draw(name, args), output, data)
-    except (InputError, absl.flags.Error) as error:
-        return shell.refuse(error)
-    except OSError as error:
-        return shell.fault(error)
+@shell.script()
+def main(argv: list[str]) -> int:
+    """Runs the script."""
+    name, args = parse(argv)
+    if args["help"].value:
+        print(f"{USAGE}\n")
+        print(shell.described(args, "figures", 12))
+        return 0
+    if args["list"].value:
+        print(catalogue())
+        return 0
+    output = new_file("output", args.output, FORMATS)
+    data = new_file("data", args.data, (".csv",))
+    if output is None and data is None and name in FIGURES:
+        raise InputError("Give a new file for the picture with --output=FILE.png.")
+    write(draw(name, args), output, data)
     for path in filter(None, (output, data)):
         print(path)
     return 0

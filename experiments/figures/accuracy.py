@@ -31,7 +31,7 @@ def by_round(
       average: over "clients" or "samples".
       best_so_far: the highest up to each round, instead.
       clients: their numbers; by default those that all runs score.
-      panel: a setting, each value of which gets its own axes.
+      panel: a setting; each of its values gets its own axes.
     """
     runs = with_scores(setting(runs, panel) if panel else runs, [model], split)
     groups: dict[str, list[Run]] = {}
@@ -101,7 +101,7 @@ def of_models(
             values = curve(run, rows, model, split, average)
             at, k = (name, model) if by == "run" else (model, name)
             axes, k = grid[outer.index(at)], inner.index(k)
-            # Two models may be one and the same: dashes show the line beneath.
+            # Two models may be the same: dashes show the line beneath.
             dash = drawing.DASHES[k % len(drawing.DASHES)]
             lines[k] = drawing.band(axes, run.eval_rounds, values, k, linestyle=dash)
             end = f", mean over {average}" if by == "model" else ""

@@ -1,4 +1,4 @@
-"""Two or more runs against each other: accuracy for what it costs, and who gains or loses."""
+"""Compares two or more runs: accuracy against cost, and which clients gain or lose."""
 
 from collections.abc import Sequence
 
@@ -21,10 +21,10 @@ COSTS = {
 
 
 def spent(run: Run, cost: str) -> np.ndarray:
-    """What a run had cost at its evaluated rounds, [S, E]; seconds at its median pace.
+    """The cost of a run up to its evaluated rounds, [S, E]; seconds at its median pace.
 
     Raises:
-      InputError: a run of a version that did not count what is asked for.
+      InputError: a run of a version that did not count that cost.
     """
     rounds = np.asarray(run.eval_rounds)
     if cost == "rounds":
@@ -52,7 +52,7 @@ def by_cost(
     average: str = "clients",
     clients: str = "",
 ) -> Drawing:
-    """Mean accuracy against what it has cost so far, one line for each run.
+    """Mean accuracy against its cost so far, one line for each run.
 
     Args:
       x: "rounds", "megabytes" (all clients, both ways), "gflop" (all clients' local training) or
@@ -90,7 +90,7 @@ def scatter(
     split: str = "test",
     score: str = "final",
 ) -> Drawing:
-    """Who gains and who loses: a point for each client, mean over the seeds both runs have.
+    """Which clients gain or lose: a point for each client, mean over the seeds of both runs.
 
     The first run is across, every other one upward in axes of its own; above the line its clients
     are better off. The title counts them.

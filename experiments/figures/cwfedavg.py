@@ -1,4 +1,4 @@
-"""cwFedAVG: class norms as estimates of class distributions, and what the regularizer does."""
+"""cwFedAVG: class norms as estimates of class distributions, and the regularizer's effect."""
 
 from collections.abc import Sequence
 
@@ -35,16 +35,16 @@ def minibatches(
 ) -> Drawing:
     """Estimated class shares of one client during the epoch that would follow the run.
 
-    One panel for each run and lambda with a line for each class: in colour those of which the
-    client has most samples, at most seven, dotted at their true shares. The last panel has the
-    estimates after the epoch against the truth.
+    One panel for each run and lambda has a line for each class. Up to seven classes with most
+    samples are coloured, with dotted lines at their true shares. The last panel shows the estimates
+    after the epoch against the true shares.
 
     Args:
-      client: whose model and samples.
+      client: the client whose model and samples are used.
       seed: the first by default.
       wdr_weight: values of lambda; by default the run's own.
       model: name of the saved model that the epoch starts from.
-      data_dir: folder with the data set, where the run had it elsewhere.
+      data_dir: folder with the data set, if it was moved after the run.
     """
     runs = with_models(runs)
     check_client(runs, client)
@@ -95,7 +95,7 @@ def minibatches(
 
 
 def _coloured(truth: np.ndarray) -> list[int]:
-    """The classes with most samples, those without any left out."""
+    """The classes with most samples, without empty ones."""
     return [int(c) for c in np.argsort(-truth, kind="stable")[:COLOURED] if truth[c] > 0]
 
 
@@ -128,8 +128,8 @@ def norms_of_models(
       model: name of the saved model.
       seed: the first by default.
       difference: a further panel, the last run minus the first (Fig. 4d).
-      own_scales: a colour scale for each panel, where one for all shows too little.
-      data_dir: folder with the data set, where the runs had it elsewhere.
+      own_scales: a colour scale for each panel, if one for all shows too little.
+      data_dir: folder with the data set, if it was moved after the runs.
     """
     runs = with_models(runs)
     names = labels(runs)

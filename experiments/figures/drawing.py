@@ -1,4 +1,4 @@
-"""What all figures share: the registry, styles, axes, legends and ticks."""
+"""Shared by all figures: the registry, styles, axes, legends and ticks."""
 
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -9,10 +9,10 @@ import numpy as np
 from matplotlib.colors import Colormap, Normalize
 from matplotlib.figure import Figure
 
-from fedjax_pfl.data.partitions.registry import keyword_defaults
 from fedjax_pfl.errors import require, unknown_name
 from fedjax_pfl.results.plots import COLOURS, DASHES, DPI, SHADES
 from fedjax_pfl.results.plots import ticks as ticks
+from fedjax_pfl.values import keyword_defaults
 
 GREY = "0.72"
 MARKERS = "osD^vP*X"
@@ -126,7 +126,7 @@ def tidy(axes, **labels) -> None:
 
 
 def leftmost(axes) -> bool:
-    """Whether nothing is to the left of the axes, so that it has the label for its row."""
+    """Whether the axes are the leftmost of their row and so carry the row's label."""
     return axes.get_subplotspec().is_first_col()
 
 
@@ -137,7 +137,7 @@ def round_axis(axes) -> None:
 
 
 def legend(chart: Figure, lines: Sequence, title: str | None = None, labels=None) -> None:
-    """Beside the axes, where it covers nothing; the figure grows by as much."""
+    """Beside the axes, where it covers nothing; the figure grows for it."""
     labels = [line.get_label() for line in lines] if labels is None else labels
     longest = max(len(line) for text in (title or "", *labels) for line in text.split("\n"))
     chart.set_figwidth(chart.get_figwidth() + 0.5 + 0.075 * longest)
@@ -155,7 +155,7 @@ def heat(
     blank: float | None = 0.0,
     **options,
 ):
-    """A matrix [rows, columns] as a mesh, so that no cell of many vanishes.
+    """A matrix [rows, columns] as a mesh, in which every cell stays visible.
 
     Cells of the value `blank`, and NaN, stay white; `options` are those of `Axes.pcolormesh`.
     """
@@ -175,7 +175,7 @@ def colorbar(chart: Figure, image, axes, label: str) -> None:
 
 
 def title(chart: Figure, text: str) -> None:
-    """A title over the whole figure, in lines of like length that its width has room for."""
+    """A title over the whole figure, in lines of similar length that fit its width."""
     most = int(13 * chart.get_figwidth())
     even = -(-len(text) // -(-len(text) // most))
     widths = (even + spare for spare in range(0, most, 4))
@@ -185,7 +185,7 @@ def title(chart: Figure, text: str) -> None:
 
 
 def over_seeds(count: int) -> str:
-    """What a title says of bands."""
+    """The words of a title on bands."""
     return f"; mean of {count} seeds, band from lowest to highest" if count > 1 else ""
 
 

@@ -39,7 +39,7 @@ figure(
 )  # fmt: skip
 
 
-@figure("feddwa/neighbours", "who chose whom, by round and algorithm (FedDWA Fig. 1)")
+@figure("feddwa/neighbours", "clients' choices by round and algorithm (FedDWA Fig. 1)")
 def neighbours(
     runs: Sequence[Run],
     *,
@@ -50,13 +50,13 @@ def neighbours(
 ) -> Drawing:
     """The K largest weights of each client, one row of pictures for each run, rounds in columns.
 
-    Where the partition has groups of clients, lines separate them and the title tells which part of
-    the choices fell into the chooser's own group.
+    Where the partition has groups of clients, lines separate them, and the title gives the part of
+    the choices within the client's own group.
 
     Args:
       matrix: name of a recorded matrix; groups of layers are averaged.
       top_k: K.
-      rounds: which of the recorded ones; all by default.
+      rounds: some of the recorded ones; all by default.
       seed: the first by default.
     """
     require(top_k >= 1, "--top_k", top_k, "at least 1")
@@ -103,8 +103,8 @@ def weights(
 ) -> Drawing:
     """Recorded weights of several runs, such as other numbers of clients and groups.
 
-    Every panel has its own colour scale from 0 to its largest weight, on that of square roots:
-    weights shrink with the number of clients.
+    Every panel has its own colour scale of square roots, from 0 to its largest weight: weights
+    shrink with the number of clients.
 
     Args:
       matrix: name of a recorded matrix; groups of layers are averaged.

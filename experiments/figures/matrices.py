@@ -1,4 +1,4 @@
-"""Choosing recorded matrices: whose, of which round and seed."""
+"""Chooses recorded matrices by name, round, seed and client."""
 
 from collections.abc import Sequence
 
@@ -71,8 +71,8 @@ def check_client(runs: Sequence[Run], client: int) -> None:
 def chosen_neighbours(matrix: np.ndarray, top_k: int) -> np.ndarray:
     """bool [N, N]: the `top_k` largest weights of each row, those of 0 left out.
 
-    Weights equal to the smallest chosen one are chosen too: a matrix that tells nobody apart
-    chooses everybody.
+    Weights equal to the smallest chosen one are chosen too: a matrix of equal weights chooses all
+    clients.
     """
     least = -np.sort(-matrix, axis=1)[:, min(top_k, matrix.shape[1]) - 1, None]
     return (matrix >= least * (1 - 1e-6)) & (matrix > 0)

@@ -29,13 +29,13 @@ def layerwise(
 ) -> Drawing:
     """Accuracy of one client by round, and beside it the weights it gives its own layers.
 
-    Meant for a run with a weight for each layer and one with a single weight for all of them, whose
-    line is flat.
+    Meant for a run with a weight for each layer beside one with a single weight for all layers,
+    whose line is flat.
 
     Args:
       client: the receiver.
       matrix: name of a recorded matrix.
-      rounds: which one of the recorded rounds the weights are of.
+      rounds: the recorded round of the weights.
     """
     runs = with_matrix(runs, matrix)
     check_client(runs, client)
@@ -115,7 +115,7 @@ def evolution(
         axes.set_title(f"{name}: {layer}" if len(runs) > 1 else layer, fontsize=10)
         drawing.tidy(axes, ylabel="weight (scale of roots)" if drawing.leftmost(axes) else "")
         drawing.round_axis(axes)
-    # Of all axes, as they share it; roots, since others' weights are small beside one's own.
+    # All axes share it; roots, since others' weights are small compared to the client's own.
     grid[0].set_yscale("function", functions=(lambda y: np.sqrt(np.maximum(y, 0)), np.square))
     top = max(float(np.nanmax(weights)) for *_, weights in panels)
     grid[0].set_ylim(0, 1.05 * top)
@@ -130,7 +130,7 @@ def evolution(
 
 
 def _roles(run: Run) -> list[str]:
-    """What the partition says of each client, such as ", twin"; [] where it says nothing."""
+    """Each client's role in the partition, such as ", twin"; [] where there are none."""
     return [f", {role}" for role in run.config["partition"]["options"].get("roles", ())]
 
 
@@ -145,7 +145,8 @@ def matrices(
 ) -> Drawing:
     """Heat maps receiver x sender, a row for each run and round, a column for each layer.
 
-    One colour scale, that of square roots, so that the others' weights show beside a client's own.
+    One colour scale, that of square roots, so that the others' weights are visible beside a
+    client's own.
 
     Args:
       matrix: name of a recorded matrix.

@@ -1,4 +1,4 @@
-"""PLGA (ICLR 2023 submission): accuracy of clients and of the server."""
+"""PLGA (ICLR 2022 submission): accuracy of clients and of the server."""
 
 from .accuracy import of_models
 from .drawing import figure

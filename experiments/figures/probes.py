@@ -1,7 +1,7 @@
-"""Going on from a finished run: its federation and models again, and a local epoch that follows.
+"""Rebuilds a finished run's federation and models, and runs one further local epoch.
 
-The federation is built of the flags in `config.json`, the clients' samples of `partition.npz` and
-the models of `models.npz`; nothing is written. The epoch is that of the round after the last.
+The federation comes from the flags in `config.json` and the clients' samples in `partition.npz`,
+the models from `models.npz`; nothing is written. The epoch is that of the round after the last.
 """
 
 from collections.abc import Sequence
@@ -13,11 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedjax_pfl as pfl
-from fedjax_pfl import similarity
-from fedjax_pfl.aggregation.leaf_plan import LeafPlan, path_name
+from fedjax_pfl import similarity, trees
 from fedjax_pfl.errors import InputError, unknown_name
-from fedjax_pfl.federation.extra_losses import class_norms, classifier_kernel, weight_distribution
-from fedjax_pfl.results.model_files import load_models, model_axes
 from fedjax_pfl.results.result_files import damaged
 from fedjax_pfl.typing import Tree
 
@@ -26,7 +23,7 @@ from ..cli.algorithms import words as algorithm_words
 from ..cli.build import Experiment, prepare
 from .runs import Run
 
-# What the saved partition says, and what has nothing to do with local training.
+# Flags that the saved partition replaces, or that local training does not use.
 _LEFT_OUT = {
     "algorithms", "set", "partition", "partition_file", "num_clients", "partition_seed",
     "validation_fraction", "matrix_rounds", "output_dir", "save_models", "compilation_cache",
@@ -36,11 +33,11 @@ _LEFT_OUT = {
 
 
 def rebuild(run: Run, data_dir: str = "", without: Sequence[str] = ()) -> Experiment:
-    """The experiment of a run, as its flags and saved partition tell.
+    """The experiment of a run, from its flags and saved partition.
 
     Args:
-      data_dir: folder with the data set, where it isn't the one that the run was given.
-      without: flags that are left at their defaults.
+      data_dir: folder with the data set, if it isn't that of the run's flags.
+      without: flags that stay at their defaults.
 
     Raises:
       InputError: the partition or the data set isn't there.
@@ -70,27 +67,27 @@ def rebuild(run: Run, data_dir: str = "", without: Sequence[str] = ()) -> Experi
 
 
 def federation_of(run: Run, data_dir: str = "", without: Sequence[str] = ()) -> pfl.Federation:
-    """The clients of a run with what its algorithm changes about them."""
+    """The federation of a run, prepared by its algorithm."""
     experiment = rebuild(run, data_dir, without)
     algorithm = experiment.algorithms[run.algorithm]
     return algorithm.prepare(experiment.federation_of(run.algorithm))
 
 
 def saved_models(run: Run, row: int, federation: pfl.Federation, name: str) -> Tree:
-    """Models [N, ...] of the seed at `row`, as the federation's task takes them.
+    """Models [N, ...] of the seed at `row`, in the form of the federation's task.
 
     Raises:
       InputError: no such model was saved.
     """
     path = run.folder / "models.npz"
-    axes = model_axes(path)
+    axes = pfl.model_axes(path)
     if name not in axes:
         raise unknown_name(f"model in {path}", name, axes)
-    held = load_models(path)[name]
+    held = pfl.load_models(path)[name]
     shapes = jax.eval_shape(lambda: federation.initial_model(jax.random.key(0)))
 
     def leaf(key_path, shape):
-        leaf_name = path_name(key_path)
+        leaf_name = trees.path_name(key_path)
         value = _within(held, leaf_name)
         shared = axes[name] == ("seed",)
         wanted = (len(run.seeds), *(() if shared else (run.num_clients,)), *shape.shape)
@@ -111,12 +108,12 @@ def _within(model: Tree, path: str) -> np.ndarray | None:
 
 def saved_names(run: Run, prefix: str) -> list[str]:
     """Names of saved models that are a prefix and a number, by that number."""
-    ends = {name.removeprefix(prefix): name for name in model_axes(run.folder / "models.npz")}
+    ends = {name.removeprefix(prefix): name for name in pfl.model_axes(run.folder / "models.npz")}
     return [ends[end] for end in sorted(filter(str.isdecimal, ends), key=int)]
 
 
 def context(federation: pfl.Federation, seed, rounds) -> pfl.Context:
-    """The round that would follow `rounds` played ones; nothing here asks for its cohort."""
+    """The round that would follow after `rounds` rounds."""
     t, key = jnp.asarray(rounds, jnp.int32), jax.random.key(seed)
     cohort = federation.participation.cohort(key, t, federation.data.ids)
     return pfl.Context(federation, key, t, t, cohort)
@@ -127,7 +124,7 @@ def similarity_by_block(
 ) -> tuple[list[str], np.ndarray]:
     """How alike the updates of one local epoch are, block by block.
 
-    Every client trains one epoch from its own model; an update is what that adds.
+    Every client trains one epoch from its own model; its update is the change.
 
     Returns:
       (names of the L blocks with parameters, cosines [L, N, N], NaN for clients that diverged).
@@ -153,14 +150,14 @@ def _cosines(federation, models, seed, rounds):
     ]), cohort.mask  # fmt: skip
 
 
-def _leaves_of(plan: LeafPlan, block: str) -> list[int]:
+def _leaves_of(plan: pfl.LeafPlan, block: str) -> list[int]:
     return [
         i for i, path in enumerate(plan.paths)
         if plan.blocks[plan.block_of[i]] == block and path.startswith("params/")
     ]  # fmt: skip
 
 
-def _trainable_blocks(plan: LeafPlan) -> list[str]:
+def _trainable_blocks(plan: pfl.LeafPlan) -> list[str]:
     return [block for block in plan.blocks if _leaves_of(plan, block)]
 
 
@@ -184,11 +181,13 @@ def _norms(federation, model, seed, rounds, client, weight, steps):
     ctx = context(federation, seed, rounds)
     plan, num_classes = federation.plan, federation.data.num_classes
 
+    wdr = pfl.WeightDistribution(weight)
+
     def estimate(params):
-        return class_norms(classifier_kernel(params, plan, num_classes))
+        return pfl.estimated_class_shares(params, plan, num_classes)
 
     def regularizer(params, batch, broadcast, client):
-        return weight_distribution(params, plan, client.class_counts, weight)
+        return wdr(params, batch, client, plan)
 
     step = ctx.sgd_step(extra_loss=regularizer)
 
@@ -211,7 +210,7 @@ def _norms(federation, model, seed, rounds, client, weight, steps):
 def model_class_norms(federation: pfl.Federation, models: Tree) -> np.ndarray:
     """Class norms [N, C] of a stack of models (cwFedAVG, eq. 9)."""
     plan, num_classes = federation.plan, federation.data.num_classes
-    one = jax.vmap(lambda params: class_norms(classifier_kernel(params, plan, num_classes)))
+    one = jax.vmap(lambda params: pfl.estimated_class_shares(params, plan, num_classes))
     return np.asarray(one(models["params"]), float)
 
 

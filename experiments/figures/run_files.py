@@ -1,7 +1,7 @@
 """The files of a finished run's algorithm, read and checked against each other.
 
-What they hold is said in `experiments.outputs.run_files`. One that is damaged, or another
-version's, is an `InputError` that names it and says what to do.
+`experiments.outputs.run_files` describes them. A file that is damaged, or of another version, is
+an `InputError` that names it and the remedy.
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,7 +32,7 @@ def read_settings(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """(content of `config.json`, of `summary.json`).
 
     Raises:
-      InputError: they can't be read, or hold something else than `experiments.run` writes.
+      InputError: they can't be read, or aren't as `experiments.run` writes them.
     """
     found = []
     for name, troubles in ((CONFIG, _config_troubles), (SUMMARY, _summary_troubles)):

@@ -1,6 +1,6 @@
 """Finished runs as figures see them: settings, scores, records and matrices by name.
 
-What a run's folder holds is said in `experiments.outputs.run_files`.
+`experiments.outputs.run_files` describes the files of a run's folder.
 """
 
 import glob
@@ -20,7 +20,7 @@ from ..cli.flags import RULE_FLAG
 from ..cli.start import called
 from . import run_files
 
-# Flags that say where things lie or how they are computed, not what is computed.
+# Flags of places and of the execution, which do not change the results.
 PLACES = {
     "algorithms", "set", "data_dir", "partition_file", "output_dir", "save_models",
     "compilation_cache", "checkpoint_seconds", "matrix_rounds", "client_execution",
@@ -55,7 +55,7 @@ class Run:
 
     @property
     def training(self) -> dict[str, Any]:
-        """The algorithm's own options of local training, in place of the flags' values."""
+        """The algorithm's own options of local training, instead of the flags' values."""
         return self.config.get("training", {})
 
     @property
@@ -68,9 +68,8 @@ class Run:
 
     @cached_property
     def flags(self) -> dict[str, Any]:
-        """Flags by name, options of the partition rule as it was drawn with them, and the
-        algorithm's own local training in place of what flags say; without places and the options of
-        other rules.
+        """Flags by name, resolved options of the partition rule, and the algorithm's own local
+        training instead of the flags'; without places and the options of other rules.
         """
         groups = self.config["flags"]
         flags = {name: value for group in groups.values() for name, value in group.items()}
@@ -131,7 +130,7 @@ class Run:
 
     @property
     def recorded(self) -> list[str]:
-        """Names of what is recorded for each client."""
+        """Names of the records for each client."""
         return [
             name for name, value in self._clients.items() if value.ndim == 3 and name.count("/") < 2
         ]
@@ -145,10 +144,10 @@ class Run:
         return self._clients.get("computation/flops")
 
     def record(self, name: str) -> np.ndarray:
-        """What the algorithm recorded for each client, [S, T, N].
+        """The algorithm's record of that name for each client, [S, T, N].
 
         Raises:
-          InputError: it didn't.
+          InputError: there is none.
         """
         if name not in self.recorded:
             raise InputError(f"{self.folder} has no record {name!r}.")
@@ -187,7 +186,7 @@ class Run:
 
     @cached_property
     def data(self) -> dict[str, Any]:
-        """What tells its data set, who holds which samples, and how many clients take part."""
+        """The identity of its data: data set, partition, and number of clients."""
         described = self.config.get("dataset", {})
         known = {f"dataset {name}": described[name] for name in described if name != SCALING}
         for name, value in self.summary.items():
@@ -197,7 +196,7 @@ class Run:
 
     @property
     def data_name(self) -> str:
-        """The same for people: "digits 5e6f7a8b, dirichlet 1a2b3c4d, 20 clients"."""
+        """The same in words: "digits 5e6f7a8b, dirichlet 1a2b3c4d, 20 clients"."""
         held = self.data.get("dataset", "data set"), self.data.get("dataset_hash", "")
         dealt = self.config["partition"]["rule"], self.data.get("partition_hash", "")
         words = [f"{name} {str(mark)[:8]}".strip() for name, mark in (held, dealt)]
@@ -205,13 +204,13 @@ class Run:
 
     @property
     def alice(self) -> int | None:
-        """The only client that the algorithm serves, or None where it serves several."""
+        """The only client that the algorithm makes a model for, or None if there are several."""
         served = np.flatnonzero(np.isfinite(self.accuracy()).any(axis=(0, 1)))
         return int(served[0]) if len(served) == 1 < self.num_clients else None
 
 
 def same_data(run: Run, other: Run) -> bool:
-    """Whether both are on one data set dealt out alike, as far as both say."""
+    """Whether both have the same data set and partition, as far as both record it."""
     common = run.data.keys() & other.data.keys()
     return all(run.data[name] == other.data[name] for name in common)
 
@@ -279,6 +278,6 @@ def read(folder: Path) -> Run:
     """The run of an algorithm's folder.
 
     Raises:
-      InputError: a file that can't be read as what `experiments.run` writes.
+      InputError: a file that isn't as `experiments.run` writes it.
     """
     return Run(folder, *run_files.read_settings(folder))

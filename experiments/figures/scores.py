@@ -1,4 +1,4 @@
-"""Accuracies of finished runs as figures average them."""
+"""Averages the accuracies of finished runs for figures and tables."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ def chosen_clients(runs: Sequence[Run], words: str, model: str, split: str) -> l
 
     Args:
       words: numbers such as "0,3"; "" for those that all runs on the same data score, so that an
-        algorithm that serves one client is compared with what others give that client.
+        algorithm for one client is compared with the others' models of that client.
 
     Raises:
       InputError: a client that a run lacks or does not score, or no client that all score.
@@ -37,7 +37,8 @@ def chosen_clients(runs: Sequence[Run], words: str, model: str, split: str) -> l
         return [_named_clients(run, own, words) for run, own in zip(runs, scored, strict=True)]
     rows = []
     for run in runs:
-        # Clients without test samples are scored by nobody; single clients served are a choice.
+        # No run scores clients without test samples; an algorithm for one client scores only that
+        # one.
         alike = [one for other, one in zip(runs, scored, strict=True) if same_data(run, other)]
         rows.append(np.flatnonzero(np.logical_and.reduce(alike)))
         if not len(rows[-1]):
@@ -64,7 +65,7 @@ def _named_clients(run: Run, scored: np.ndarray, words: str) -> np.ndarray:
 
 
 def who(runs: Sequence[Run], rows: Sequence[np.ndarray], average: str = "clients") -> str:
-    """What a title says of the clients averaged."""
+    """The words of a title on the clients averaged."""
     same = all(np.array_equal(one, rows[0]) for one in rows)
     same = same and len({run.num_clients for run in runs}) == 1
     if not same:

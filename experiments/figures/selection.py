@@ -1,4 +1,4 @@
-"""Which of the runs given a figure can draw, what sets them apart, and what they are called."""
+"""Selects the runs that a figure can draw, and names them by their differences."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from fedjax_pfl.errors import InputError, unknown_name
 
 from .runs import ALGORITHM, Run, same_data
 
-# Flags that say what is measured beside a run.
+# Flags of additional measurements.
 MEASURING = (
     "adapt_epochs",
     "adapt_steps",
@@ -23,7 +23,7 @@ REPEATS = ("seed", "num_seeds", "partition_seed")
 
 
 def having(runs: Sequence[Run], has: Callable[[Run], bool], what: str, remedy: str) -> list[Run]:
-    """Those runs of which `has(run)` holds.
+    """The runs for which `has(run)` holds.
 
     Raises:
       InputError: there is none; "none of the runs has `what`: `remedy`".
@@ -54,7 +54,7 @@ def with_matrix(runs: Sequence[Run], name: str) -> list[Run]:
     )  # fmt: skip
 
 
-# How a run comes to score a model beside the personalized one.
+# How to make a run score further models.
 SCORED_WITH = {
     "adapted": "run with --adapt_steps=10 --adapt_when=last",
     "guidance": "run feddwa with --set=feddwa.score_guidance=true",
@@ -88,7 +88,7 @@ def with_models(runs: Sequence[Run]) -> list[Run]:
 def varying(runs: Sequence[Run], ignore: Sequence[str] = ()) -> list[str]:
     """Names of settings in which runs differ, an algorithm's own only among runs of that algorithm.
 
-    Flags that only say what is measured beside a run are left out.
+    Flags of additional measurements are left out.
     """
     names = dict.fromkeys(name for run in runs for name in run.settings)
     bare = {name for run in runs for name in run.hyperparameters}

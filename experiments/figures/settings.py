@@ -1,4 +1,4 @@
-"""Accuracy, and any record, against a setting over several runs: what most ablations are."""
+"""Accuracy, and any record, against a setting over several runs, as in most ablations."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -40,8 +40,8 @@ def against_setting(
       group: likewise; "" for one line.
       score: "final", "best" or "last_tenth".
       model, split: which accuracy.
-      record: shown beside it: what an algorithm records for each client, as the mean over clients
-        in the last round, or "traffic", the megabytes a client sends and receives in a round.
+      record: shown beside it: an algorithm's record for each client, as the mean over clients in
+        the last round, or "traffic", the megabytes a client sends and receives in a round.
       clients: their numbers; by default those that all runs score.
 
     Raises:
@@ -89,7 +89,7 @@ def against_setting(
             drawn = _draw(axes, line, places, shift, values, metric, k, scale)
         lines.append((drawn, _text(key)))
     for axes, metric in zip(grid, values[runs[0]], strict=True):
-        drawing.tidy(axes, xlabel=", ".join(axes_names), ylabel=_unit(metric, SCORES[score]))
+        drawing.tidy(axes, xlabel=", ".join(axes_names), ylabel=_unit(metric))
         if scale == "log":
             axes.set_xscale("log")
             axes.minorticks_off()
@@ -137,7 +137,7 @@ def _names(words: str) -> list[str]:
 
 
 def _aliases(runs: Sequence[Run], name: str) -> set[str]:
-    """The name, and the full names of the hyperparameter that it stands for."""
+    """The name, and the full names of its hyperparameter."""
     return {name, *(f"{run.algorithm}.{name}" for run in runs if name not in run.flags)}
 
 
@@ -156,7 +156,7 @@ def _text(key: tuple) -> str:
 
 
 def _axis(keys: list[tuple]) -> tuple[dict[tuple, float], str]:
-    """Where each key stands, and how: "linear", "log", or evenly spaced "places"."""
+    """Each key's position, and the scale: "linear", "log", or evenly spaced "places"."""
     numbers = [key[0] for key in keys]
     real = all(isinstance(n, int | float) and not isinstance(n, bool) for n in numbers)
     if len(keys[0]) > 1 or not real or len(keys) == 1:
@@ -171,7 +171,7 @@ def _draw(
     axes, line: Mapping[tuple, list[Run]], places: Mapping[tuple, float], shift: float,
     values: Mapping[Run, Mapping[str, np.ndarray]], metric: str, k: int, scale: str,
 ) -> Any:  # fmt: skip
-    """One line with its band, or points with whiskers; returns what the legend shows."""
+    """One line with its band, or points with whiskers; returns its handle for the legend."""
     keys = [at for at in places if at in line]
     where = np.array([places[at] + shift for at in keys])
     each = [np.concatenate([values[run][metric] for run in line[at]]) for at in keys]
@@ -195,7 +195,7 @@ def _last(run: Run, record: str) -> np.ndarray:
     return np.nanmean(run.record(record)[:, -1].astype(float), axis=-1)
 
 
-def _unit(metric: str, score: str) -> str:
+def _unit(metric: str) -> str:
     if metric == TRAFFIC:
         return "MB a client sends and receives in a round"
     return metric if metric.endswith("%") else f"{metric} (last round)"

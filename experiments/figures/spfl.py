@@ -1,4 +1,4 @@
-"""SPFL (ICLR 2023 submission): similarity of updates by layer, ablations, fine-tuning."""
+"""SPFL (ICLR 2022 submission): similarity of updates by layer, ablations, fine-tuning."""
 
 from collections.abc import Sequence
 
@@ -33,12 +33,12 @@ def similarity(runs: Sequence[Run], *, model: str = "personalized", data_dir: st
 
     Args:
       model: name of the saved model that the epoch starts from.
-      data_dir: folder with the data set, where the runs had it elsewhere.
+      data_dir: folder with the data set, if it was moved after the runs.
     """
     runs = with_models(runs)
     few = [run for run in runs if run.num_clients < 2]
     if few:
-        raise InputError(f"{few[0].folder} has one client: its update has nothing to be like.")
+        raise InputError(f"{few[0].folder} has one client: there is no other update to compare.")
     names = labels(runs)
     chart = drawing.canvas(6.0, 4.0)
     axes = chart.add_subplot()

@@ -39,19 +39,19 @@ class Row:
     """One run's numbers; accuracies in percent, None where there is none.
 
     Attributes:
-      label: what the run is called.
+      label: the run's name.
       scores: by seed.
       accuracy, interval: mean over seeds and half the width of its 95 % interval (Student's t).
-      seeds, clients, data, rounds: how many seeds, over whom the mean is, on what data, after how
-        many rounds; where rows differ in it.
+      seeds, clients, data, rounds: the number of seeds, the clients of the mean, the data, and the
+        number of rounds; where rows differ in them.
       difference, difference_interval: the same of score minus the baseline's, over common seeds.
       worst: mean over the worst tenth of the clients after the last round, mean over seeds.
       megabytes: sent and received by all clients in the whole run, mean over seeds.
       gflop: 1e9 floating-point operations of all clients' local training, likewise.
       rounds_to, megabytes_to, gflop_to, seconds_to: until the target was first reached, mean over
-        the seeds that did; seconds are rounds times the run's median wall time of a round.
+        the seeds that reached it; seconds are rounds times the run's median wall time of a round.
       reached: "2/3": seeds that reached the target.
-      remarks: sentences that the run has on itself.
+      remarks: the run's own remarks.
     """
 
     label: str
@@ -100,7 +100,7 @@ def cells(rows: Sequence[Row]) -> list[list[str]]:
 
 
 def footnotes(rows: Sequence[Row], score: str) -> list[str]:
-    """What has to be said below the table, a line each."""
+    """Notes below the table, a line each."""
     notes = grouped({row.label: row.remarks for row in rows})
     if score == "best":
         notes.append("Best round: chosen on the samples that it is scored on.")

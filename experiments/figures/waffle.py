@@ -16,7 +16,7 @@ from .settings import against_setting
 
 figure(
     "waffle/accuracy",
-    "best accuracy so far by round, each run for those all serve (WAFFLE Fig. 4, 6, 7)",
+    "best accuracy so far by round, over the clients that all runs score (WAFFLE Fig. 4, 6, 7)",
     by_round,
     best_so_far=True,
 )
@@ -39,7 +39,7 @@ def weights(runs: Sequence[Run], *, record: str = "weight") -> Drawing:
     the lowest seed to the highest.
 
     Args:
-      record: name of what the algorithm records, [S, T, N].
+      record: name of the algorithm's record, [S, T, N].
     """
     runs = with_record(runs, record)
     names = labels(runs)

@@ -1,1 +1,1 @@
-"""What a run writes."""
+"""The files that a run writes."""

@@ -1,4 +1,4 @@
-"""The comparison of algorithms as a table: its columns, rows and what is said of them."""
+"""The comparison of algorithms as a table: its columns, rows and notes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -46,7 +46,7 @@ NOTES = (
     "finite."
 )
 _WHAT = "personalized_test_accuracy_last_round"
-# What a column is called in comparison.csv, where not by its key.
+# A column's name in comparison.csv, where it isn't its key.
 CSV_NAMES = {
     "accuracy": f"{_WHAT}_mean_over_clients",
     "interval": f"{_WHAT}_ci95_half_width_over_seeds",
@@ -67,8 +67,8 @@ CSV_NAMES = {
 def comparison_rows(results: Mapping[str, pfl.Result]) -> list[dict[str, Any]]:
     """One row for each algorithm with the keys of `COLUMNS`; accuracies are fractions.
 
-    "clients" are ids, those that the row's means are over; "common" is the mean over those that
-    all rows have, None where there is no such client.
+    "clients" are the ids of the clients that the row's means are over; "common" is the mean over
+    the clients that all rows have, None where there is no such client.
     """
     rows = []
     common = _common(results)
@@ -110,7 +110,7 @@ def _common(results: Mapping[str, pfl.Result]) -> list[int]:
 
 
 def columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The columns that have something to tell: whom a mean is over only where rows differ in it."""
+    """The columns with content; the clients of a mean only where rows differ in them."""
     differ = len({tuple(row["clients"]) for row in rows}) > 1
     silent = set() if differ else {"clients"}
     if not differ or any(row["common"] is None for row in rows):
@@ -123,7 +123,7 @@ def columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 def table_cells(
     rows: Sequence[Mapping[str, Any]], keys: Sequence[str] | None = None
 ) -> list[list[str]]:
-    """Heading and rows of strings for people: percentages instead of fractions."""
+    """Heading and rows of strings for readers: percentages instead of fractions."""
     keys = columns(rows) if keys is None else keys
     cells = [[COLUMNS[key] for key in keys]]
     for row in rows:
@@ -155,7 +155,7 @@ def csv_cells(rows: Sequence[Mapping[str, Any]]) -> list[list]:
 
 
 def labelled(results: Mapping[str, pfl.Result]) -> dict[str, pfl.Result]:
-    """The results by names that say over whom their means are, where rows differ in it."""
+    """The results by names with the clients of their means, where rows differ in them."""
     each = {name: remarks.scored_clients(result) for name, result in results.items()}
     if len(set(map(tuple, each.values()))) == 1:
         return dict(results)
@@ -163,7 +163,7 @@ def labelled(results: Mapping[str, pfl.Result]) -> dict[str, pfl.Result]:
 
 
 def headline(results: Mapping[str, pfl.Result]) -> str:
-    """What the accuracies are, and over whom."""
+    """The meaning of the accuracies, and the clients of the mean."""
     each = [remarks.scored_clients(result) for result in results.values()]
     count = max(result.num_clients for result in results.values())
     if all(ids == each[0] for ids in each):
@@ -180,13 +180,13 @@ def headline(results: Mapping[str, pfl.Result]) -> str:
         else "--score_clients with their numbers makes"
     )
     return (
-        f"{said} What compares is 'Common %', over {remarks.named(common)}, whom all rows score; "
+        f"{said} What compares is 'Common %', over {remarks.named(common)}, which all rows score; "
         f"{whole} all of the table so."
     )
 
 
 def footnotes(results: Mapping[str, pfl.Result]) -> list[str]:
-    """What has to be said below the table, a line each: of single rows, then of intervals."""
+    """Notes below the table, a line each: on single rows, then on intervals."""
     said = {name: remarks.row_remarks(result) for name, result in results.items()}
     finals = [100 * result.curve()[:, 0, -1] for result in results.values()]
     marked = any(beyond(values.mean(), interval(values)) for values in finals)

@@ -1,15 +1,15 @@
-"""What a run writes: for each algorithm its configuration, measurements, matrices and models; for
-all of them a table and pictures.
+"""The files of a run: configuration, measurements, matrices and models of each algorithm; a table
+and pictures of all of them.
 
 Every file is written under another name and then renamed: one that has its final name is whole.
 
-OUTPUT/run.json             the flags; OUTPUT/checkpoints/, while it runs, the way back into it
-OUTPUT/partition.npz        who holds which samples (`Partition.load` reads it)
+OUTPUT/run.json             the flags; OUTPUT/checkpoints/, while it runs, to continue it
+OUTPUT/partition.npz        each client's samples (`Partition.load` reads it)
 OUTPUT/comparison.csv, .md  one row for each algorithm
 OUTPUT/accuracy.png, partition.png
-OUTPUT/NAME/config.json     everything that determines the run, and where it ran
+OUTPUT/NAME/config.json     everything that determines the run, and its machine
 OUTPUT/NAME/summary.json    the numbers of the table; accuracies are fractions
-OUTPUT/NAME/metrics.csv     seed,round,metric,value: means over clients, and over how many; sums of
+OUTPUT/NAME/metrics.csv     seed,round,metric,value: means over clients, and their number; sums of
                             traffic, local steps, candidates' forward passes and FLOPs
 OUTPUT/NAME/metrics.jsonl   the same, an object for each seed and round
 OUTPUT/NAME/tensorboard/    the same as event files, with --tensorboard
@@ -19,7 +19,7 @@ OUTPUT/NAME/clients.npz     scores [seed, round, client] at `rounds`, and record
                             `record_rounds`; `seeds`
 OUTPUT/NAME/mixing.npz      matrices [seed, round, receiver, sender] at `rounds`; `seeds`. Layer
                             groups come before receivers; one row stands for all receivers.
-OUTPUT/NAME/result.npz, result.json     all of it, for `Result.load`
+OUTPUT/NAME/result.npz, result.json     everything, for `Result.load`
 OUTPUT/NAME/new_clients.csv     accuracy of new clients; OUTPUT/new_clients.md the table
 OUTPUT/NAME/models.npz      models after the last round (`fedjax_pfl.results.model_files` reads
                             them)
@@ -58,7 +58,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def plain(value: Any) -> Any:
-    """The same in types that JSON knows."""
+    """The same in JSON's types."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, np.ndarray | np.generic):
@@ -81,9 +81,9 @@ def write_algorithm(
     """Writes one algorithm's folder.
 
     Args:
-      folder: made here, under another name until it is complete.
+      folder: created here, under another name until it is complete.
       result: without swept settings.
-      config: what `config.json` holds.
+      config: content of `config.json`.
       facts: added to the summary, such as the data set's name.
       models: by name, or None to leave them out.
       more: writes further files into the folder.
@@ -138,7 +138,7 @@ def metric_rows(result: pfl.Result, setting: int = 0) -> Iterator[tuple[int, int
         table[name] = mean_over_clients(values)
         if name.endswith("/accuracy"):
             there = np.isfinite(values).sum(axis=-1)
-            table[f"{name}_clients"] = np.where(there, there, np.nan)  # that the mean is over
+            table[f"{name}_clients"] = np.where(there, there, np.nan)  # clients of the mean
             count = max(int(np.isfinite(values).any(axis=(0, 1)).sum()), 1)
             worst = np.sort(values, axis=-1)[..., : -(-count // 10)]  # NaN sorts last
             table[f"{name}_worst_decile"] = mean_over_clients(worst)
@@ -191,7 +191,7 @@ def mean_over_clients(values: np.ndarray) -> np.ndarray:
 
 
 def client_arrays(result: pfl.Result) -> dict[str, np.ndarray]:
-    """Arrays [seed, round, client] by name, and what their axes stand for."""
+    """Arrays [seed, round, client] by name, and the names of their axes."""
     scores = {name: values[:, 0] for name, values in result.scores.items()}
     records = {name: values[:, 0] for name, values in result.clients.items()}
     traffic = {f"traffic/{way}_bytes": sent[:, 0] for way, sent in result.traffic().items()}

@@ -1,7 +1,7 @@
 """The measurements of a run as TensorBoard's event files.
 
 ALGORITHM/tensorboard/seed_S/      of a run; of a sweep settings come before, such as top_k=3/seed_0
-  METRIC                        what metrics.csv has, at its rounds: accuracies (mean over clients,
+  METRIC                        as in metrics.csv, at its rounds: accuracies (mean over clients,
                                 worst tenth, pooled), losses, train_loss, traffic in bytes
 """
 

@@ -1,12 +1,12 @@
-"""How clients train in a run, in one line: the header and the table say the same."""
+"""Local training of a run in one line, for the header and the table."""
 
 from collections.abc import Collection
 
 import absl.flags
 
-from fedjax_pfl.federation.participation import participation
+import fedjax_pfl as pfl
 
-# Named where they are not what they are by default.
+# Named where they differ from the default.
 EXTRAS = (
     "momentum", "weight_decay", "wdr_weight", "batch_order", "augment", "share", "head",
     "batch_norm", "stragglers", "straggler_schedule", "initializer", "dtype", "compute_dtype",
@@ -21,8 +21,8 @@ def described(
 
     Args:
       args: the flags of a run.
-      num_clients: those who can be drawn; None where that varies.
-      varied: flags left out, as a sweep gives them values of its own.
+      num_clients: clients that can be drawn; None where that varies.
+      varied: flags to leave out, as a sweep varies them.
     """
     steps = args.local_steps is not None or "local_steps" in varied
     name = "local_steps" if steps else "local_epochs"
@@ -36,7 +36,8 @@ def described(
         "participation": f"participation {args.participation:g}",
     }
     if num_clients is not None:
-        drawn = participation(num_clients, args.participation).cohort_size
+        who = pfl.options.ParticipationOptions(participation=args.participation)
+        drawn = who.cohorts(num_clients).cohort_size
         who = f"all {num_clients} clients" if drawn == num_clients else f"{drawn} of {num_clients}"
         parts["participation"] += f" ({who} in a round)"
     if args.learning_rate_decay == 1:

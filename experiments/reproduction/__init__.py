@@ -1,1 +1,1 @@
-"""The papers' tables, and what was measured beside them."""
+"""The papers' tables, with measured numbers beside them."""

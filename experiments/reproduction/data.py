@@ -1,4 +1,4 @@
-"""Whether a cell's data set is there, and is the one that the paper used."""
+"""Checks that a cell's data set is there and is the paper's."""
 
 import absl.flags
 import numpy as np
@@ -8,18 +8,18 @@ import fedjax_pfl as pfl
 from ..cli import build
 from .published import KINDS
 
-# Of these only the total is known, see `published`.
+# Only the total of these is known, see `published`.
 UNEQUAL = ("emnist/byclass",)
 
 
 def trouble(args: absl.flags.FlagValues, complete: bool) -> tuple[str | None, str | None]:
-    """(why the data set of --dataset can't be used, what is to be said of it), None each if fine.
+    """(why the data set of --dataset can't be used, a note on it); None each if all is well.
 
     Folders can hold the files of another data set under the same names, or only a part of it.
 
     Args:
       args: flags of `experiments.run`.
-      complete: whether a part of the data set is too little.
+      complete: whether all of the data set is needed.
     """
     try:
         dataset = build.load_dataset(args)

@@ -1,4 +1,4 @@
-"""A paper's table beside what was measured: sections, Markdown, CSV, and the terminal."""
+"""A paper's table beside measured numbers: sections, Markdown, CSV, and the terminal."""
 
 import csv
 from collections.abc import Sequence
@@ -30,11 +30,11 @@ class Section:
     """A column of the table.
 
     Attributes:
-      column: what it is.
+      column: its description.
       folders: of each row's algorithm, finished or not.
       problem: why it can't be run, or None.
-      note: what is to be said beside its title, or None.
-      other_data: whether another data set stands in, so that differences mean nothing.
+      note: words beside its title, or None.
+      other_data: whether another data set is used, so that differences mean nothing.
     """
 
     column: Column
@@ -48,7 +48,7 @@ class Section:
         return f"{self.column.title} ({self.note})" if self.note else self.column.title
 
     def heading(self, scale: str) -> str:
-        """The title, and what small runs of this column change beside the others'."""
+        """The title, and this column's further changes for small runs."""
         also = " ".join(self.column.small) if scale == "small" else ""
         return f"{self.title}, small by {also} too" if also else self.title
 
@@ -60,10 +60,10 @@ class Entry:
     Attributes:
       line: its row.
       paper, std: as printed, None where there is none.
-      scores: ours in percent by seed, None where it has not been measured.
-      state: why not, "" where it has.
-      clients: rows of those that ours is a mean over.
-      remarks: what our run says of itself.
+      scores: ours in percent by seed, None where there is no run.
+      state: why there is none, or "".
+      clients: rows of the clients of our mean.
+      remarks: our run's remarks.
     """
 
     line: Line
@@ -91,7 +91,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that is written and shown of a table."""
+    """Everything written and shown for a table."""
 
     table: PaperTable
     scale: str
@@ -125,7 +125,7 @@ class Report:
         return f"{self.table.paper}, {self.table.table}: {self.table.caption}"
 
     def said(self) -> list[str]:
-        """What the numbers are, in sentences."""
+        """The meaning of the numbers, in sentences."""
         table = self.table
         lines = [
             f"Accuracy in percent on the clients' own test samples, {SCORES[table.score]}, mean "
@@ -146,9 +146,7 @@ class Report:
         if more:
             lines.append(f"Changed on the command line: {' '.join(more)}.")
         if any(section.other_data for section in self.sections):
-            lines.append(
-                "Where another data set stands in, no difference is given: it would mean nothing."
-            )
+            lines.append("On another data set no difference is given: it would mean nothing.")
         return lines
 
     def missing(self, sections: Sequence[Section]) -> list[str]:
@@ -161,7 +159,7 @@ class Report:
 
 
 def measured(table: PaperTable, column: Column, folder: Path) -> np.ndarray:
-    """Our number for each seed, in percent, as the paper's table means it."""
+    """Our number for each seed, in percent, averaged as in the paper's table."""
     run = read(folder)
     (rows,) = chosen_clients([run], "", column.model, "test")
     average = column.average or table.average
@@ -169,14 +167,14 @@ def measured(table: PaperTable, column: Column, folder: Path) -> np.ndarray:
 
 
 def origin(column: Column, folder: Path) -> dict[str, tuple]:
-    """Fields of an `Entry`: whom our number is a mean over, what its run says of itself."""
+    """Fields of an `Entry`: the clients of our mean, and the run's remarks."""
     run = read(folder)
     (rows,) = chosen_clients([run], "", column.model, "test")
     return {"clients": tuple(rows.tolist()), "remarks": tuple(run.summary.get("remarks", ()))}
 
 
 def footnotes(entries: Sequence[Entry]) -> list[str]:
-    """What has to be said below a column's table, a line each."""
+    """Notes below a column's table, a line each."""
     ours = [entry for entry in entries if entry.scores is not None]
     if not ours:
         return []
@@ -254,7 +252,7 @@ def write(output: Path, report: Report) -> None:
 
 
 def show(console: Console, report: Report, sections: Sequence[Section]) -> None:
-    """Prints the columns asked for; those that can't be run as sentences at the end."""
+    """Prints the requested columns; sentences at the end say which can't be run."""
     print("\n".join([report.title(), *report.said()]))
     for section in sections:
         if not section.problem:

@@ -1,16 +1,16 @@
-"""The papers' tables as files: what each cell runs, and the number that the paper prints there.
+"""The papers' tables as files: each cell's run, and the paper's number for it.
 
 One file for each table, `experiments/tables/PAPER/TABLE.toml`:
 
-  paper, table, caption   what it is; the source stands in a comment on top
+  paper, table, caption   its description; the source is in a comment on top
   score, average          which accuracy the paper prints, see `experiments.figures.scores`
   flags                   of `experiments.run`, for all cells
   small                   further ones for --scale=small
-  stand_in                further ones where another data set stands in
+  stand_in                further ones where another data set is used
   absent                  algorithms of the paper that may be missing here
   [[column]]              name, title, preset (all flags but the algorithms); perhaps small,
-                          small_preset (in place of preset), settings (--set), model, average, and
-                          stand_in = true where another data set makes sense in its place
+                          small_preset (instead of preset), settings (--set), model, average, and
+                          stand_in = true where another data set makes sense instead
   [[row]]                 title, algorithm; perhaps settings, flags; paper = [a number for each
                           column] in percent, std = [its printed deviations]; nan where there is
                           none
@@ -34,7 +34,7 @@ FOLDER = Path(__file__).parents[1] / "tables"
 
 @dataclass(frozen=True)
 class Column:
-    """A setting of a table: data set, who holds what, network; and which of its accuracies."""
+    """A setting of a table: data set, partition, network; and which accuracy it has."""
 
     name: str
     title: str
@@ -52,8 +52,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Line:
-    """A row: an algorithm as the paper configures it, and the paper's numbers, one for each
-    column."""
+    """A row: an algorithm with the paper's settings, and its number for each column."""
 
     title: str
     algorithm: str
@@ -64,7 +63,7 @@ class Line:
 
     @property
     def name(self) -> str:
-        """What folders and --rows call it."""
+        """Its name in folders and --rows."""
         return re.sub(r"\W+", "_", self.title.lower()).strip("_")
 
     @property
@@ -110,7 +109,7 @@ def load(name: str, folder: Path | None = None) -> PaperTable:
     """Reads and checks one table.
 
     Raises:
-      InputError: no such table, or a file that is not what it should be.
+      InputError: no such table, or a file of the wrong form.
     """
     folder = FOLDER if folder is None else folder
     known = names(folder)
@@ -137,7 +136,7 @@ def _made(kind: type, content: dict[str, Any]) -> Any:
 
 
 def check(table: PaperTable, path: Path) -> None:
-    """Raises `InputError` where the parts of a table don't fit each other or this version."""
+    """Raises `InputError` where the parts of a table don't match each other or this version."""
 
     def need(condition: bool, said: str) -> None:
         if not condition:

@@ -1,1 +1,1 @@
-"""What a sweep writes."""
+"""What a sweep tries and what it writes."""

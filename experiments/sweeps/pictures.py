@@ -16,7 +16,7 @@ def _number(text: str) -> float | None:
 
 
 def _ordered(values: Sequence[str]) -> list[str]:
-    """Numbers by size, words as they come."""
+    """Numbers by size, words in their order."""
     distinct = list(dict.fromkeys(values))
     if all(_number(value) is not None for value in distinct):
         return sorted(distinct, key=float)

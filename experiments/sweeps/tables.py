@@ -1,4 +1,4 @@
-"""What a sweep writes: the ranking, the numbers, a flagfile and pictures."""
+"""The files of a sweep: the ranking, the numbers, a flagfile and pictures."""
 
 import csv
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ class Outcome:
       setting: value by name of the grid.
       seeds: of its runs.
       validation, test: accuracy in percent by seed, as ranked.
-      clients: ids of those that the test accuracy is a mean over.
-      remarks: what its result says of itself.
+      clients: ids of the clients of the mean test accuracy.
+      remarks: its result's remarks.
     """
 
     algorithm: str
@@ -75,21 +75,21 @@ def table(found: Sequence[Outcome]) -> str:
 
 
 def footnotes(found: Sequence[Outcome], data: Sequence[str] = ()) -> list[str]:
-    """What has to be said below the table, a line each.
+    """Notes below the table, a line each.
 
     Args:
-      data: names of the grid that change who holds what.
+      data: names of the grid that change the data.
     """
     notes = grouped({one.name: one.remarks for one in ranked(found)})
     if len({one.clients for one in found}) > 1:
         notes.append(
-            "Rows are means over different clients: where these differ, neither their accuracies "
-            "nor their order compare."
+            "Rows are means over different clients: where these differ, their accuracies and "
+            "their order can't be compared."
         )
     if data:
         notes.append(
             f"{', '.join(data)} changes the data: rows that differ in it solve different problems, "
-            "and their order says which is easier."
+            "and their order shows which is easier."
         )
     several = [(half, values.mean()) for one in found for values in (one.validation, one.test)
                if (half := interval(values)) is not None]  # fmt: skip
@@ -120,11 +120,11 @@ def write(
 ) -> None:
     """Writes `sweep.md`, `sweep.csv` and, by algorithm, its chosen flags and, if any, a picture.
 
-    `line` is how clients train, `data` is that of `footnotes`.
+    `line` describes local training, `data` is that of `footnotes`.
     """
     said = (
         f"Ranked by the mean over clients and seeds of the validation accuracy ({rank_by}); test "
-        "accuracy chooses nothing. ±: half of the 95 % interval over seeds."
+        "accuracy is not used to choose. ±: half of the 95 % interval over seeds."
     )
     text = [f"Training: {line}.", said, table(found).rstrip(), *footnotes(found, data)]
     run_files.write_text(output / "sweep.md", "\n\n".join(text) + "\n")

@@ -7,10 +7,9 @@ which leaves the server aggregates; all others are private and stay with their c
 LG-FedAvg, FedBN, FedRep and FedBABU are plans, not engines. `sharing` has the rules.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,7 @@ import numpy as np
 
 from fedjax_pfl.aggregation import sharing
 from fedjax_pfl.aggregation.sharing import Rule
-from fedjax_pfl.errors import InputError, require, require_name
+from fedjax_pfl.errors import InputError, require_name
 from fedjax_pfl.typing import Tree
 
 NORM_POLICIES = ("shared", "local", "affine_shared")
@@ -36,10 +35,10 @@ class LeafPlan:
       blocks: names of the blocks, in order of first appearance.
       chosen: whether the rule of shared leaves names the leaf; None leaves it to the algorithm.
       head: name of the block that classifies.
-      batch_norm: what of the normalisation layers is shared; None leaves it to the algorithm.
+      batch_norm: which part of the normalisation layers is shared; None leaves it to the algorithm.
       personal: whether the leaf belongs to a personal head; those are private under every rule.
-      frozen: whether the leaf is never trained in a round; it keeps its first value with
-        everybody, so nothing of it travels.
+      frozen: whether the leaf is never trained in a round; all clients keep its initial value,
+        and it is never sent.
     """
 
     paths: tuple[str, ...]
@@ -59,9 +58,9 @@ class LeafPlan:
         everything = (True,) * len(self.paths)
 
         def allowed(path: str) -> bool:
-            if policy == "shared" or _block_name(path) not in self.normalised:
+            if policy == "shared" or block_name(path) not in self.normalised:
                 return True
-            return policy == "affine_shared" and _trainable(path)
+            return policy == "affine_shared" and trainable(path)
 
         return tuple(
             chosen and allowed(path) and not (self._is(self.personal, i) or self.is_frozen(i))
@@ -73,7 +72,7 @@ class LeafPlan:
     @cached_property
     def normalised(self) -> frozenset[str]:
         """Paths of the modules that keep statistics: the batch-norm layers."""
-        return frozenset(_block_name(path) for path in self.paths if not _trainable(path))
+        return frozenset(block_name(path) for path in self.paths if not trainable(path))
 
     @cached_property
     def heads(self) -> frozenset[str]:
@@ -118,7 +117,7 @@ class LeafPlan:
     @property
     def num_parameters(self) -> int:
         """Trainable parameters of one model, statistics not counted."""
-        return sum(n for path, n in zip(self.paths, self.sizes, strict=True) if _trainable(path))
+        return sum(n for path, n in zip(self.paths, self.sizes, strict=True) if trainable(path))
 
     def shared_block_sizes(self) -> np.ndarray:
         """int64 [num_blocks]: elements of each block that travel when the block is sent."""
@@ -133,7 +132,7 @@ class LeafPlan:
         return self.shared_block_sizes() > 0
 
     def select(self, tree: Tree, keep: Callable[[int], bool]) -> Tree:
-        """The tree with None in place of every leaf whose number `keep` refuses."""
+        """The tree with None in place of each leaf for whose number `keep` is false."""
         leaves, treedef = jax.tree.flatten(tree)
         return treedef.unflatten([x if keep(i) else None for i, x in enumerate(leaves)])
 
@@ -144,10 +143,10 @@ class LeafPlan:
 
     def compared(self, leaf: int) -> bool:
         """Whether the leaf of that number is trainable and shared."""
-        return self.shared[leaf] and _trainable(self.paths[leaf])
+        return self.shared[leaf] and trainable(self.paths[leaf])
 
     def uploaded(self, tree: Tree) -> Tree:
-        """The trainable shared leaves: what a server can compare clients by."""
+        """The trainable shared leaves, by which a server can compare clients."""
         return self.select(tree, self.compared)
 
     def head_mask(self, tree: Tree) -> Tree:
@@ -171,38 +170,23 @@ class LeafPlan:
         return replace(self, chosen=sharing.chosen(rule, self))
 
     def with_frozen(self, rule: Rule) -> "LeafPlan":
-        """The plan in which the leaves that a rule names stay as they begin, beside those that do
-        so already.
+        """The plan that also freezes the leaves that a rule names, at their initial values.
 
         Raises:
           InputError: no such rule, or it leaves nothing to train.
         """
         named = sharing.chosen(rule, self)
         frozen = tuple(on or self.is_frozen(i) for i, on in enumerate(named))
-        if all(on or not _trainable(path) for on, path in zip(frozen, self.paths, strict=True)):
+        if all(on or not trainable(path) for on, path in zip(frozen, self.paths, strict=True)):
             raise InputError(f"{rule} can't be frozen: nothing of the model would be trained.")
         return replace(self, frozen=frozen)
-
-    def with_personal_head(self, model: Tree, name: str) -> "LeafPlan":
-        """The plan of a model (or its shapes) that has the block `name` beside all of this plan's.
-
-        The block classifies too, and stays private whatever the rule says.
-        """
-        new = leaf_plan(
-            model, share="all", head=self.head, batch_norm=self.batch_norm, order=self.blocks
-        )
-        old = {path: i for i, path in enumerate(self.paths)}
-        personal = tuple(new.blocks[block] == name for block in new.block_of)
-        chosen = self.chosen and tuple(path in old and self.chosen[old[path]] for path in new.paths)
-        frozen = tuple(path in old and self.is_frozen(old[path]) for path in new.paths)
-        return replace(new, chosen=chosen, personal=personal, frozen=frozen if any(frozen) else ())
 
     def with_default_norm(self, policy: str) -> "LeafPlan":
         """The plan with an algorithm's batch-norm policy, unless it has one."""
         return replace(self, batch_norm=self.batch_norm or policy)
 
     def leaf_groups(self, by: str) -> tuple[int, ...]:
-        """Number of the group of every leaf: each "tensor" alone, or as `grouped` has it."""
+        """Number of the group of every leaf: each "tensor" alone, or the groups of `grouped`."""
         if by == "tensor":
             return tuple(range(len(self.paths)))
         return self.grouped(by).block_of
@@ -240,7 +224,7 @@ class LeafPlan:
         return np.array([group[block] for block in range(self.num_blocks)])
 
     def compared_parts(self, by: str, *models: Tree) -> dict[int, tuple[Tree, ...]]:
-        """What a server can compare clients by, group by group.
+        """The trainable shared leaves, by which a server can compare clients, group by group.
 
         Args:
           by: see `leaf_groups`.
@@ -272,11 +256,13 @@ class LeafPlan:
         return (rank < count) & self.shared_blocks
 
 
-def _trainable(path: str) -> bool:
+def trainable(path: str) -> bool:
+    """Whether the leaf of that path is a parameter, no statistic."""
     return path.partition("/")[0] == "params"
 
 
-def _block_name(path: str) -> str:
+def block_name(path: str) -> str:
+    """The block of the leaf of that path, by its parts."""
     collection, *inner = path.split("/")
     return "/".join(inner[:-1]) or (inner[-1] if inner else collection)
 
@@ -286,79 +272,3 @@ def join(shared: Tree, private: Tree) -> Tree:
     return jax.tree.map(
         lambda a, b: b if a is None else a, shared, private, is_leaf=lambda x: x is None
     )
-
-
-def path_name(path: Iterable[Any]) -> str:
-    """The "a/b/c" form of a key path of `jax.tree_util`."""
-    return "/".join(str(getattr(k, "key", getattr(k, "idx", getattr(k, "name", k)))) for k in path)
-
-
-def creation_order(model: Tree) -> list[str]:
-    """Blocks of a freshly made model in the order in which the network made its parameters.
-
-    Dictionaries remember it until they are flattened: call this on what `init` returns.
-    """
-    paths = []
-
-    def walk(tree, path):
-        if isinstance(tree, Mapping):
-            for name, part in tree.items():
-                walk(part, (*path, str(name)))
-        else:
-            flat, _ = jax.tree_util.tree_flatten_with_path(tree)
-            paths.extend("/".join((*path, path_name(rest))).rstrip("/") for rest, _ in flat)
-
-    walk(model.get("params", model), ("params",))
-    return list(dict.fromkeys(_block_name(path) for path in paths))
-
-
-def leaf_plan(
-    model: Tree,
-    *,
-    share: Rule | None = None,
-    head: str | None = None,
-    batch_norm: str | None = None,
-    order: Sequence[str] = (),
-) -> LeafPlan:
-    """Derives the plan of a model from its shapes.
-
-    Args:
-      model: one client's model or its `jax.eval_shape`.
-      share: the rule of shared leaves, see `sharing`. None is the algorithm's own, which is "all"
-        where it has none.
-      head: the classifier's block, such as "head" or "layers/dense_2"; by default the block named
-        "head" if there is one, else the last block of the parameters in `order`.
-      batch_norm: "shared" averages affine parameters and running statistics, "local" neither,
-        "affine_shared" only the affine parameters. None is the algorithm's default, by default
-        "affine_shared".
-      order: names of blocks as the network makes them (`creation_order`); without it they stand in
-        the alphabetical order of flattening.
-
-    Raises:
-      InputError: unknown name of `share` or `batch_norm`, or no block named `head`.
-    """
-    if batch_norm is not None:
-        require_name("batch-norm policy", batch_norm, NORM_POLICIES)
-    flat, _ = jax.tree_util.tree_flatten_with_path(model)
-    paths = tuple(path_name(path) for path, _ in flat)
-    require(bool(paths), "model", model, "a pytree with at least one array")
-
-    names = [_block_name(path) for path in paths]
-    blocks = tuple(dict.fromkeys([*(name for name in order if name in names), *names]))
-    trainable = {n for n, p in zip(names, paths, strict=True) if _trainable(p)}
-    require(bool(trainable), "model", list(paths), "one with trainable leaves")
-    if head is None:
-        head = "head" if "head" in blocks else [b for b in blocks if b in trainable][-1]
-    else:
-        require_name("block for the head", head, blocks)
-
-    plan = LeafPlan(
-        paths=paths,
-        sizes=tuple(int(np.prod(leaf.shape)) for _, leaf in flat),
-        block_of=tuple(blocks.index(n) for n in names),
-        blocks=blocks,
-        chosen=None,
-        head=head,
-        batch_norm=batch_norm,
-    )
-    return plan if share is None else plan.with_share(share)

@@ -1,8 +1,8 @@
-"""Row-stochastic matrices: what every aggregation in this package is.
+"""Row-stochastic matrices: every aggregation in this package is one.
 
 A matrix has shape [receivers, senders], or [blocks, receivers, senders] where every block of the
 model is weighted on its own. Rows sum to one over the senders that are present; a row without any
-present sender is zero, and `apply` leaves its receiver as it was.
+present sender is zero, and `apply` leaves its receiver unchanged.
 """
 
 import jax
@@ -40,7 +40,7 @@ def inverse(distances: Matrix, senders: Mask, floor: jax.Array | float = 0) -> M
 
     Args:
       distances: non-negative, [A, B].
-      senders: bool [B], who may be given weight.
+      senders: bool [B], the senders that may have weight.
       floor: distances below it count as it; a tiny positive number keeps the weights of equal
         models finite.
     """
@@ -81,7 +81,7 @@ def apply(
         whose weights are all zero.
       plan: which leaves are shared.
       blockwise: columns of wide leaves are mixed block by block. Where devices share the senders,
-        each then gathers a block at a time instead of everybody's models.
+        each then gathers a block at a time instead of all models.
 
     Raises:
       TypeError: weights of another shape than that.

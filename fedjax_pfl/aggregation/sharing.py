@@ -1,4 +1,4 @@
-"""Rules that name leaves of a model: those that the server aggregates, or that no round trains."""
+"""Rules that name leaves of a model: leaves that the server aggregates, or frozen ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHARED = ("all", "none", "head", "body")
 
 @dataclass(frozen=True)
 class SharedLayers:
-    """A rule that counts layers, see `LeafPlan.layers`; more than there are stand for all.
+    """A rule that counts layers, see `LeafPlan.layers`; a count above the network's means all.
 
     Attributes:
       first, last: the rule names so many layers from the input's end, and from the output's.
@@ -43,7 +43,7 @@ class SharedLayers:
         return f"all but {named}" if self.others else named
 
     def blocks(self, layers: tuple[tuple[str, ...], ...]) -> frozenset[str]:
-        """Names of the blocks that the rule means."""
+        """Names of the blocks that the rule selects."""
         count = len(layers)
         at = {k for k in range(count) if k < self.first or k >= count - self.last}
         return frozenset(b for k, layer in enumerate(layers) for b in layer

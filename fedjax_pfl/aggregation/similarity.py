@@ -2,7 +2,7 @@
 
 All take pytrees whose leaves lead with the client axis ([A, ...] and [B, ...]) and return [A, B].
 Leaves are contracted one by one at the highest matrix-product precision the backend has (tf32 or
-bfloat16 products would drown the small distances that the weights of personalized algorithms live
+bfloat16 products would drown the small distances that the weights of personalized algorithms depend
 on), and their results summed. Wide leaves go block by block of columns, so that nothing as large as
 a stack of models is made on the way.
 """
@@ -46,7 +46,7 @@ def squared_distances(a: Stack, b: Stack) -> Matrix:
     clusters far apart, a client about to explode), all pairs are summed directly.
 
     Raises:
-      InputError: trees without leaves: nothing is shared that clients could be compared by.
+      InputError: trees without leaves: the clients share nothing to compare.
     """
     if not jax.tree.leaves(b):
         raise InputError("Models without a shared trainable leaf can't be compared.")
@@ -93,7 +93,7 @@ def row_cosines(a: Stack, b: Stack) -> PerMember:
 
 
 def _unit_rows(a: Stack) -> Stack:
-    """Rows scaled to length 1, those of zeros left; squares neither under- nor overflow."""
+    """Rows scaled to length 1; rows of zeros stay. Squares neither under- nor overflow."""
 
     def scaled(rows: jax.Array) -> Tree:
         rows = jnp.where(rows > 0, rows, 1)
@@ -128,7 +128,7 @@ def _over_columns(fn: Callable[..., Any], a: Tree, b: Tree) -> Tree:
 
 
 def _products(x: jax.Array, y: jax.Array) -> jax.Array:
-    """x y^T; said so that no backend makes a transposed copy of y."""
+    """x y^T, written so that no backend makes a transposed copy of y."""
     return lax.dot_general(x, y, (((1,), (1,)), ((), ())), precision=lax.Precision.HIGHEST)
 
 

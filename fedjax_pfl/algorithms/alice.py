@@ -1,4 +1,4 @@
-"""What algorithms on FedAvg's rounds that make a model for one client, Alice, have in common."""
+"""What WAFFLE and Weight Erosion share: FedAvg's rounds for one client, Alice."""
 
 from dataclasses import replace
 
@@ -15,8 +15,8 @@ from fedjax_pfl.federation.participation import Cohort
 class ForAlice(FedAvg):
     """FedAvg's rounds for one client; written before a subclass of `FedAvg` among the bases.
 
-    Its field `alice` is the permanent id of the only client served. A round in which she does not
-    take part is none: nobody trains for her. Where she diverges, nobody's update is used.
+    Its field `alice` is the permanent id of the only client served. In a round without her, nobody
+    trains. Where she diverges, nobody's update is used.
     """
 
     alice: int

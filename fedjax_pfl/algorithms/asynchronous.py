@@ -1,8 +1,16 @@
-"""FedAvg(Sync), FedAvg(Async) and FedAsync: what a server can do about late uploads.
+"""Personalized Heterogeneous FL with Gradient Similarity: FedAvg(Sync) and FedAvg(Async).
 
-Who is late is the federation's business (`stragglers`), not an algorithm's. In all of them the
-personalized model is the client's own, mostly what it trained last, the global one the server's:
-the "client" and, pooled over all test samples, the "server" columns of Table 2 of the PLGA paper.
+Anonymous authors, submitted to ICLR 2022. https://openreview.net/forum?id=c4iTLTkpY5
+
+Asynchronous Federated Optimization: FedAsync.
+
+Cong Xie, Oluwasanmi Koyejo, Indranil Gupta. OPT 2020.
+https://arxiv.org/abs/1903.03934
+
+The federation decides which clients are late (`stragglers`), the algorithm what the server does
+with their uploads. The personalized model is the client's own: mostly the one it trained last. The
+global model is the server's. They are the columns "client" and, pooled over all test samples,
+"server" in Table 2 of the first paper, which proposes PLGA.
 """
 
 from typing import Literal, NamedTuple
@@ -13,7 +21,8 @@ import jax.numpy as jnp
 from fedjax_pfl import trees
 from fedjax_pfl.aggregation import leaf_plan, mixing
 from fedjax_pfl.contract.algorithm import Algorithm
-from fedjax_pfl.contract.context import Context, Record
+from fedjax_pfl.contract.context import Context
+from fedjax_pfl.contract.record import Record
 from fedjax_pfl.contract.registry import algorithm
 from fedjax_pfl.errors import require
 from fedjax_pfl.federation.extra_losses import proximal
@@ -27,9 +36,9 @@ class Turn(NamedTuple):
 
     Attributes:
       cohort: members that train or whose upload arrives.
-      starts: who trained, from the server's present model.
-      arrives: whose upload arrives; `cohort.staleness` rounds old.
-      trained: models [M, ...] of those who trained.
+      starts: which members trained, from the server's present model.
+      arrives: which uploads arrive; they are `cohort.staleness` rounds old.
+      trained: models [M, ...] of the members that trained.
       loss: [M].
     """
 
@@ -41,14 +50,14 @@ class Turn(NamedTuple):
 
     @property
     def late(self) -> Mask:
-        """bool [M]: whose upload arrives in a later round than it began."""
+        """bool [M]: uploads whose training began in an earlier round."""
         return self.arrives & (self.cohort.staleness > 0)
 
     def sound(self, earlier: PerClient) -> tuple["Turn", PerClient]:
-        """(the turn without late uploads of trainings that diverged, bool [N] for the next round).
+        """(the turn without late uploads of diverged training, bool [N] for the next round).
 
         Args:
-          earlier: bool [N], whose last training stayed finite.
+          earlier: bool [N], clients whose last training stayed finite.
         """
         went_well = self.cohort.gather(earlier)
         turn = self._replace(arrives=self.arrives & (went_well | ~self.late))
@@ -57,7 +66,7 @@ class Turn(NamedTuple):
         return turn, self.cohort.scatter(earlier, self.starts, where=began)
 
     def record(self, ctx: Context, weights: PerMember) -> Record:
-        """One model down for those who begin, one up for those who arrive."""
+        """One model down for each client that begins, one up for each upload that arrives."""
         clients = {
             "train_loss": jnp.where(self.starts, self.loss, jnp.nan),
             "staleness": jnp.where(self.arrives, self.cohort.staleness, jnp.nan),
@@ -67,7 +76,7 @@ class Turn(NamedTuple):
 
 
 def take_turn(ctx: Context, state, cohort: Cohort | None = None, **options) -> Turn:
-    """Trains those of the cohort who begin in this round; `options` are `ctx.train`'s."""
+    """Trains the members that begin in this round; `options` are those of `ctx.train`."""
     cohort = ctx.cohort if cohort is None else cohort
     starts, arrives = cohort.starts, cohort.arrives
     begin = Broadcast(state.server)
@@ -83,13 +92,13 @@ def take_turn(ctx: Context, state, cohort: Cohort | None = None, **options) -> T
 @struct
 class State:
     server: Model = per_server()
-    trained: Stack = per_client()  # each client's own: what it trained last, or sent late
+    trained: Stack = per_client()  # each client's own: as last trained, or as sent late
     finite: PerClient = per_client()  # whether that training stayed finite, bool [N]
 
 
 @algorithm("fedavg_async")
 class FedAvgAsync(Algorithm):
-    """FedAvg over whatever arrives, late uploads as they are ("FedAvg (Async)")."""
+    """FedAvg of all uploads that arrive, late ones unchanged ("FedAvg (Async)")."""
 
     batch_norm = "shared"
 
@@ -113,7 +122,7 @@ class FedAvgAsync(Algorithm):
         return State(server, held, finite), turn.record(ctx, weights)
 
     def uploads(self, ctx, turn, models, server):
-        """What those who arrive send, [M, ...], of the clients' own models [M, ...]."""
+        """The uploads [M, ...] that arrive, made from the clients' own models [M, ...]."""
         return models
 
     def aggregate(self, ctx, turn, uploads, server):
@@ -138,9 +147,9 @@ class FedAvgAsync(Algorithm):
 class FedAvgSync(FedAvgAsync):
     """FedAvg over clients that begin and arrive in the same round ("FedAvg (Sync)").
 
-    A straggler trains in the round in which its late upload would have come, and sends nothing:
-    that moves the client's own model alone. Under the schedule "code" it takes part in the round
-    after; under "paper" it never does.
+    A straggler trains in the round in which its late upload would have come, and sends nothing.
+    This changes its own model alone. Under the schedule "code" it takes part in the next round;
+    under "paper" it never does.
     """
 
     def turn(self, ctx, state):
@@ -152,12 +161,12 @@ class FedAsync(FedAvgAsync):
     """Uploads count less the later they come (Xie et al. 2019): w <- (1 - a) w + a w_i.
 
     Attributes:
-      mode: "tick" as the code of the PLGA paper: a late client draws its model to the server's,
-        v <- a v + (1 - a) w with a = alpha (staleness + 1)^-1/2, keeps it and sends it; then
-        arrivals are averaged by their sizes, punctual ones as they are. "original": arrivals of a
-        round are applied one after the other, in the order of their permanent ids, with
+      mode: "tick", as in PLGA's published code: a late client mixes its model with the server's,
+        v <- a v + (1 - a) w with a = alpha (staleness + 1)^-1/2, then keeps and sends it. Uploads
+        are averaged by sample counts; punctual ones are unchanged. "original": the uploads of a
+        round are applied one after the other, in the order of permanent ids, with
         a = alpha s(staleness).
-      alpha: .8 in the PLGA paper's code, .6 or .9 in Xie et al.
+      alpha: .8 in PLGA's published code, .6 or .9 in Xie et al.
       decay: s of the original mode: "constant" 1, "poly" (x + 1)^-decay_rate, "hinge" 1 up to
         x = decay_start and 1 / (decay_rate (x - decay_start) + 1) from there.
       decay_rate: a, .5 for poly and 10 for hinge in Xie et al.
@@ -165,7 +174,7 @@ class FedAsync(FedAvgAsync):
       proximal: rho of the local loss's rho/2 |w - w_start|^2.
     """
 
-    row_stochastic = False  # what is missing to one is the weight of the server's own model
+    row_stochastic = False  # the rest of a row is the weight of the server's own model
 
     mode: Literal["tick", "original"] = static(default="tick")
     alpha: float = 0.8

@@ -1,4 +1,7 @@
-"""cwFedAVG: class-wise federated averaging with a weight distribution regularizer (2024)."""
+"""Regularizing and Aggregating Clients with Class Distribution for Personalized Federated Learning.
+
+Gyuejeong Lee, Daeyoung Choi. 2024. https://arxiv.org/abs/2406.07800v1
+"""
 
 from typing import Literal
 
@@ -10,7 +13,11 @@ from fedjax_pfl.aggregation import mixing
 from fedjax_pfl.contract.algorithm import Algorithm
 from fedjax_pfl.contract.registry import algorithm
 from fedjax_pfl.errors import InputError, require
-from fedjax_pfl.federation.extra_losses import WeightDistribution, class_norms, classifier_kernel
+from fedjax_pfl.federation.extra_losses import (
+    WeightDistribution,
+    classifier_kernel,
+    estimated_class_shares,
+)
 from fedjax_pfl.structs import Broadcast, per_client, per_server, static, struct
 from fedjax_pfl.typing import Stack
 
@@ -18,34 +25,34 @@ from fedjax_pfl.typing import Stack
 @struct
 class State:
     models: Stack = per_client()
-    classes: Stack | None = per_server()  # [C, ...]; only where they are to be scored
+    classes: Stack | None = per_server()  # [C, ...]; only with score_class_models
 
 
 @algorithm("cwfedavg")
 class CwFedAvg(Algorithm):
-    """One global model for each class, of which every client mixes its own (Alg. 1, eqs. 3-9).
+    """One global model for each class; every client mixes its own model from them (Alg. 1).
 
-    Both aggregations are one matrix, W = P Q^T, with P [N, C] the clients' class shares and
-    Q_kj = p_k P_kj / sum_k p_k P_kj the part of client k in the model of class j. They are applied
-    one after the other, the class models being Q^T times the trained ones, where classes are fewer
-    than clients.
+    Eqs. (3)-(9). Both aggregations are one matrix, W = P Q^T. P [N, C] holds the clients' class
+    shares; Q_kj = p_k P_kj / sum_k p_k P_kj is the part of client k in the model of class j. Where
+    there are fewer classes than clients, the two are applied one after the other: the class models
+    are Q^T times the trained models.
 
     Clients that did not take part are also re-initialised from the class models, as the published
-    code does for all clients, each with the shares of the model it holds; it travels to them when
-    they next take part.
+    code does for all clients. Each uses the class shares of the model it holds, and receives the
+    new model when it next takes part.
 
     Attributes:
       wdr_weight: lambda of the weight distribution regularizer; 0 is "without WDR". The paper's
-        values are lost but for 10 on CIFAR-10, the published default. The regularizer beside
-        another algorithm is an `extra_loss` of the federation; both at once are refused.
+        values are lost except 10 on CIFAR-10, the published default. To add the regularizer to
+        other algorithms, use the federation's `extra_loss`; both at once are refused.
       shares: class shares P of a client: "norms" of its classifier's columns (eq. 9), or its true
         "labels" ("with Dist.", which sends C numbers once).
-      score_class_models: make the C class models, eqs. (3)-(5), in every round and score each of
-        them for every client, as "class_0", "class_1", ...; of a class that nobody has a share of
-        the last one is kept.
+      score_class_models: make the C class models, eqs. (3)-(5), in every round, and score each
+        for every client, as "class_0", "class_1", ... Where no client has a share of a class, its
+        last model is kept.
     """
 
-    absent_kept = False  # every client is re-initialised in each round (spec 1.3, PP)
+    absent_kept = False  # every client is re-initialised in each round
 
     wdr_weight: float = 10.0
     shares: Literal["norms", "labels"] = static(default="norms")
@@ -82,7 +89,7 @@ class CwFedAvg(Algorithm):
         weights, of_sent, parts = class_weights(shares, cohort.gather(shares), sizes)
         classes = state.classes
         if classes is not None or parts.shape[0] < cohort.size:
-            if classes is None:  # stands for classes that nobody sends
+            if classes is None:  # a placeholder for classes that nobody sends
                 classes = trees.replicate(trees.row(trained, 0), len(parts))
             classes = ctx.mix(parts, trained, onto=classes)  # eqs. (3)-(5)
             models = ctx.mix(of_sent, classes, onto=held)  # eq. (7)
@@ -107,7 +114,7 @@ class CwFedAvg(Algorithm):
         data, plan = ctx.federation.data, ctx.plan
 
         def estimate(params):
-            return class_norms(classifier_kernel(params, plan, data.num_classes))
+            return estimated_class_shares(params, plan, data.num_classes)
 
         return jax.vmap(estimate)(models["params"])
 

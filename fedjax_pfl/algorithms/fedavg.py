@@ -14,7 +14,8 @@ import optax
 from fedjax_pfl import trees
 from fedjax_pfl.aggregation import leaf_plan, mixing
 from fedjax_pfl.contract.algorithm import Algorithm
-from fedjax_pfl.contract.context import Context, Record
+from fedjax_pfl.contract.context import Context
+from fedjax_pfl.contract.record import Record
 from fedjax_pfl.contract.registry import algorithm
 from fedjax_pfl.federation.participation import Cohort
 from fedjax_pfl.structs import Broadcast, per_client, per_server, struct
@@ -24,7 +25,7 @@ from fedjax_pfl.typing import Tree
 
 @struct
 class State:
-    """What every algorithm on FedAvg's rounds keeps; one that keeps more inherits from it."""
+    """The state of algorithms built on FedAvg's rounds; one that keeps more inherits from it."""
 
     server: Any = per_server()  # the shared leaves
     private: Any = per_client()  # every client's own leaves; none where all are shared
@@ -35,10 +36,9 @@ class State:
 class FedAvg(Algorithm):
     """Federated averaging: w <- sum_i (n_i / n) LocalSGD(w).
 
-    The mixing matrix has rank one. Under a leaf plan with private leaves those stay with their
-    clients, each client's model being the server's leaves and its own. Running statistics of
-    normalisation layers are averaged too: the server's model would otherwise be scored with those
-    it began with.
+    The mixing matrix has rank one. Private leaves stay with their clients: each client's model is
+    the server's shared leaves and its own private ones. Running statistics of normalisation layers
+    are averaged too; otherwise the server's model would be scored with its initial statistics.
 
     Algorithms that differ from it in a part of `round` override that part:
 
@@ -47,7 +47,7 @@ class FedAvg(Algorithm):
       admitted: the members whose updates the server uses.
       weigh: how much each update counts.
       server_optimizer, or all of server_update: what the server does with the average.
-      record: what a round leaves behind.
+      record: the metrics of a round.
 
     What members send is a `Trained`, or a struct that inherits from it where they send more.
     """
@@ -118,7 +118,7 @@ class FedAvg(Algorithm):
         # From the mean on, not from w: a step of -gradient, as sgd(1.0) takes it, is FedAvg's round
         # to the bit.
         params = jax.tree.map(lambda m, g, s: m + (g + s).astype(m.dtype), target, gradient, step)
-        arrived = jnp.any(weights != 0)  # momentum does not go on while nobody arrives
+        arrived = jnp.any(weights != 0)  # momentum stands still while no upload arrives
         server, memory = jax.tree.map(
             lambda new, old: jnp.where(arrived, new, old),
             ({**mean, "params": params}, memory),

@@ -15,8 +15,8 @@ from fedjax_pfl.structs import static
 class FedAvgM(FedAvg):
     """FedAvg with momentum on the server: v <- beta v + (w - sum_i p_i w_i), w <- w - eta_s v.
 
-    Momentum is the parameters': running statistics of normalisation layers are averaged. A round in
-    which nobody arrives leaves w and v.
+    Only parameters have momentum; running statistics of normalisation layers are averaged. A round
+    without uploads leaves w and v unchanged.
 
     Attributes:
       server_momentum: beta; .9 in FedOpt's runs and FL-bench's code, .1 the best of 0, .1, .5, .9,

@@ -1,6 +1,6 @@
 """FedBN: Federated Learning on Non-IID Features via Local Batch Normalization.
 
-Xiaoxiao Li, Meirui Jiang, Xiaofei Zhang, Michael Kamp, Qi Dou, ICLR 2021.
+Xiaoxiao Li, Meirui Jiang, Xiaofei Zhang, Michael Kamp, Qi Dou. ICLR 2021.
 https://arxiv.org/abs/2102.07623
 """
 
@@ -16,8 +16,8 @@ from fedjax_pfl.structs import static
 class FedBN(PartlyShared):
     """FedBN: FedAvg of all but the batch-norm layers, which stay with their client.
 
-    Scale, bias and running statistics alike. Which layers those are is told by their statistics,
-    not by their names.
+    That is their scale, bias and running statistics. Batch-norm layers are found by their running
+    statistics, not by their names.
 
     Attributes:
       weighting: "uniform" over the members (the paper), or by "size".

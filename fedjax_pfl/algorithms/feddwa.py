@@ -1,4 +1,8 @@
-"""FedDWA: dynamic weight adjustment (Liu et al., IJCAI 2023)."""
+"""FedDWA: Personalized Federated Learning with Dynamic Weight Adjustment.
+
+Jiahao Liu, Jiang Wu, Jinyu Chen, Miao Hu, Yipeng Zhou, Di Wu. IJCAI 2023.
+https://arxiv.org/abs/2305.06124
+"""
 
 from dataclasses import replace
 from typing import Literal
@@ -22,7 +26,7 @@ ADAPTED = ("epochs", "full_gradient")  # trained further by the client, and sent
 class State:
     models: Stack = per_client()
     last: Stack | None = per_client()  # what each client trained last; only for guidance "last"
-    guidance: Stack | None = per_client()  # only where it is to be scored
+    guidance: Stack | None = per_client()  # only with score_guidance
 
 
 @algorithm("feddwa")
@@ -30,15 +34,15 @@ class FedDWA(Algorithm):
     """Each client mixes the models nearest to its guidance model (Alg. 1).
 
     Attributes:
-      top_k: K, models that a client mixes; itself is a candidate like any other.
+      top_k: K, how many models a client mixes; its own is a candidate like any other.
       guidance: w*_i. "epochs": `guidance_epochs` more epochs from the trained model (Alg. 1, and
         what the published code runs); "full_gradient": one gradient step over all its samples
-        (eq. 16 to the letter); "last": what it trained when it last took part (C.6; the initial
-        model at first); "received": w_i^t (C.6); "trained": the trained model itself, degenerate
-        since its distance to itself is 0; "extrapolate": 2 trained - received, but for running
-        statistics, which are the trained model's: an extrapolated variance can be negative.
+        (eq. 16 to the letter); "last": the model it trained when it last took part (C.6; the
+        initial model at first); "received": w_i^t (C.6); "trained": the trained model itself,
+        degenerate since its distance to itself is 0; "extrapolate": 2 trained - received.
+        Running statistics are then the trained model's, as an extrapolated variance can be < 0.
       guidance_epochs: G of Fig. 3, cumulative.
-      score_guidance: keep the guidance models and score them beside the personalized (Table 3).
+      score_guidance: keep the guidance models and score them too (Table 3).
     """
 
     top_k: int = 5

@@ -1,6 +1,6 @@
 """Federated Learning with Personalization Layers.
 
-Manoj Ghuhan Arivazhagan, Vinay Aggarwal, Aaditya Kumar Singh, Sunav Choudhary, 2019.
+Manoj Ghuhan Arivazhagan, Vinay Aggarwal, Aaditya Kumar Singh, Sunav Choudhary. 2019.
 https://arxiv.org/abs/1912.00818
 """
 
@@ -15,7 +15,7 @@ from fedjax_pfl.structs import static
 
 
 class PartlyShared(FedAvg):
-    """FedAvg's rounds, and what its relatives choose: which layers are averaged, and how.
+    """FedAvg of some layers; subclasses choose which layers are averaged, and how.
 
     A subclass has a field `weighting`: "size", by the members' numbers of samples, or "uniform".
     """
@@ -42,8 +42,8 @@ class FedPer(PartlyShared):
     Base and personalization layers are trained together, in one pass over the samples.
 
     Attributes:
-      personal_layers: K_P, how many layers stay with their client, the head being the last one; a
-        residual block counts as one layer. 0 is FedAvg.
+      personal_layers: K_P, how many layers stay with their client, counted from the head; a
+        residual block counts as one. 0 is FedAvg.
       weighting: p_i by "size" (the paper), or "uniform".
     """
 

@@ -14,7 +14,7 @@ from fedjax_pfl.federation.extra_losses import proximal
 class FedProx(FedAvg):
     """FedAvg whose clients stay near the server's model: f_i(y) + (mu / 2) |y - w|^2.
 
-    The term holds the shared parameters; private ones are free.
+    The term applies to shared parameters only.
 
     Attributes:
       mu: 1 is the best of .01, .1, 1, 10 in FedDWA's runs, and of .001, .01, .1, 1 for three of the

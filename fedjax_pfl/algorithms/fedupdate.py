@@ -1,4 +1,7 @@
-"""FedUpdate: FedAvg whose clients go on from their fine-tuned models (Jiang et al. 2019)."""
+"""Improving Federated Learning Personalization via Model Agnostic Meta Learning.
+
+Yihan Jiang, Jakub Konečný, Keith Rush, Sreeram Kannan. 2019. https://arxiv.org/abs/1909.12488
+"""
 
 from dataclasses import replace
 
@@ -21,14 +24,15 @@ class State:
 
 @algorithm("fedupdate")
 class FedUpdate(Algorithm):
-    """FedAvg, then a step of every client on the averaged model, as the SPFL paper runs it.
+    """FedAvg, then one step of every client on the averaged model, as SPFL's paper runs it.
 
-    The fine-tuned model is scored, and the client's next round begins with it, as the published
-    code has it. Jiang et al. themselves fine-tune a copy for evaluation only.
+    "Personalized Heterogeneous FL with Gradient Similarity" (submitted to ICLR 2022) has FedUpdate
+    as a baseline. The fine-tuned model is scored, and the client's next round begins with it, as in
+    that paper's code. Jiang et al. themselves fine-tune a copy for evaluation only.
 
     Attributes:
-      fine_tune_steps: minibatch steps on the average; with 0 this is FedAvg.
-      discard_fine_tuned: begin the next round from the average instead.
+      fine_tune_steps: minibatch steps on the averaged model; with 0 this is FedAvg.
+      discard_fine_tuned: begin the next round from the averaged model instead.
     """
 
     batch_norm = "shared"

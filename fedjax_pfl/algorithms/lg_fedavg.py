@@ -1,8 +1,7 @@
 """Think Locally, Act Globally: Federated Learning with Local and Global Representations.
 
 Paul Pu Liang, Terrance Liu, Liu Ziyin, Nicholas B. Allen, Randy P. Auerbach, David Brent, Ruslan
-Salakhutdinov, Louis-Philippe Morency, 2020.
-https://arxiv.org/abs/2001.01523
+Salakhutdinov, Louis-Philippe Morency. 2020. https://arxiv.org/abs/2001.01523
 """
 
 from typing import Literal
@@ -22,8 +21,8 @@ class LgFedAvg(PartlyShared):
 
     Attributes:
       global_layers: how many layers are averaged; 0 is local training.
-      global_end: "last", those next to the output, as the paper says; or "first", those next to
-        the input, as the published code does on CIFAR-10, with both convolutions.
+      global_end: "last", the layers next to the output (the paper); or "first", those next to the
+        input (the published code on CIFAR-10, with both convolutions).
       weighting: "uniform" over the members (the published code), or by "size".
     """
 

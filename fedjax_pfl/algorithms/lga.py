@@ -1,5 +1,7 @@
-"""LGA and PLGA: late uploads predicted for the round they arrive in (ICLR 2023 submission, section
-3.2)."""
+"""Personalized Heterogeneous FL with Gradient Similarity: LGA and PLGA.
+
+Anonymous authors, submitted to ICLR 2022. https://openreview.net/forum?id=c4iTLTkpY5
+"""
 
 from typing import ClassVar, Literal
 
@@ -17,9 +19,9 @@ from fedjax_pfl.typing import Model, PerClient, Stack
 @struct
 class State:
     server: Model = per_server()
-    trained: Stack = per_client()  # v: what each client trained last; once sent late, v'
+    trained: Stack = per_client()  # v: each client's last trained model; once sent late, v'
     begun: Stack = per_client()  # w0: the server's model it trained from
-    second: Stack = per_client()  # w1: the server's model one round later; only stragglers need it
+    second: Stack = per_client()  # w1: the server's model one round later; for stragglers only
     finite: PerClient = per_client()  # whether the last training stayed finite, bool [N]
     personal: Stack | None = per_client()  # only PLGA's
 
@@ -28,18 +30,18 @@ class State:
 class Lga(FedAvgAsync):
     """Leap gradient approximation: a straggler's model is predicted for the round it arrives in.
 
-    With D = v - w0 the straggler's own way, w the server's model and w1 the one after w0,
-    v' = w + S~ D D (w - w1) + D element by element (eq. 11), S~ = e^S / (e + e^S) (eq. 9) and
-    S = cos(w1 - w0, D) (eq. 8). Arrivals, fresh and predicted, are averaged by their sizes (Alg. 2
-    has equal parts). The prediction is the client's own model until it trains again, as in the
-    published code. It is counted as the server's work, so nothing more is sent.
+    D = v - w0 is the straggler's own update, w the server's model and w1 the one after w0. Then
+    v' = w + S~ D D (w - w1) + D element by element (eq. 11), with S~ = e^S / (e + e^S) (eq. 9) and
+    S = cos(w1 - w0, D) (eq. 8). Uploads, fresh and predicted, are averaged by sample counts (Alg. 2
+    weighs them equally). The prediction is the client's own model until it trains again, as in the
+    published code. The server computes it, so nothing more is sent.
 
     Attributes:
-      stage: the leaves that share one S: each "tensor", as the published code has it, the "blocks",
+      stage: the leaves that share one S: each "tensor" (as in the published code), the "blocks",
         the two "stages" body and head, or the whole "model".
-      base: what the prediction starts from: "current" w (eq. 11, which the paper finds better) or
-        "begun" w0 (eq. 10).
-      raw_cosine: S in place of S~ in the prediction, as the published code has it.
+      base: where the prediction starts: "current" w (eq. 11, better in the paper) or "begun" w0
+        (eq. 10).
+      raw_cosine: S in place of S~ in the prediction, as in the published code.
     """
 
     stage: Literal["tensor", "blocks", "stages", "model"] = static(default="tensor")
@@ -106,13 +108,13 @@ class Lga(FedAvgAsync):
 class Plga(Lga):
     """LGA, and a personalized model between a client's and the server's (eqs. 12, 14).
 
-    w0 + (1 - S~) (v' - w0) + S~ (w - w0), with the prediction v' for a late client. For a client
-    that arrives in the round it began, v' is what it trained and w the server's model after the
-    round, as the published code has it. It is only scored: no training begins from it.
+    w0 + (1 - S~) (v' - w0) + S~ (w - w0). For a late client v' is the prediction. For a punctual
+    client v' is its trained model and w the server's model after the round, as in the published
+    code. The personalized model is only scored: no training begins from it.
 
     Attributes:
-      flush: in the last round uploads that are on their way from earlier ones are predicted and
-        sent at once, as in the published code: what waiting clients have trained is scored too.
+      flush: in the last round, uploads still on their way are predicted and sent at once, as in the
+        published code. The last models of waiting clients are then scored too.
     """
 
     flush: bool = static(default=True)

@@ -1,4 +1,4 @@
-"""Local training: every client for itself."""
+"""Local training: each client trains alone. A baseline without a paper."""
 
 from typing import Literal
 
@@ -19,8 +19,8 @@ class Local(Algorithm):
     """No server: theta_i <- LocalSGD(theta_i). The mixing matrix is the identity.
 
     Attributes:
-      who: trains in a round. "everyone", whatever the participation: sampling is the server's way
-        to save traffic, and here is none. "drawn": those who take part, as often as with other
+      who: which clients train in a round. "everyone", whatever the participation: sampling saves
+        traffic, and here there is none. "drawn": the clients that take part, as often as with other
         algorithms; a late client trains in its punctual rounds.
     """
 

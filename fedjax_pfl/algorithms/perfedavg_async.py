@@ -1,4 +1,11 @@
-"""Per-FedAvg as the PLGA paper runs it: all clients' last uploads, two steps on each batch."""
+"""Personalized Heterogeneous FL with Gradient Similarity: Per-FedAvg beside PLGA, in Table 2.
+
+Anonymous authors, submitted to ICLR 2022. https://openreview.net/forum?id=c4iTLTkpY5
+
+The paper credits the row to
+Alireza Fallah, Aryan Mokhtari, Asuman Ozdaglar: Personalized Federated Learning with Theoretical
+Guarantees: A Model-Agnostic Meta-Learning Approach. NeurIPS 2020. https://arxiv.org/abs/2002.07948
+"""
 
 import jax.numpy as jnp
 
@@ -13,24 +20,24 @@ from fedjax_pfl.typing import Model, PerClient, Stack
 @struct
 class State:
     server: Model = per_server()
-    trained: Stack = per_client()  # what each client trained last
-    arrived: Stack = per_client()  # what of it reached the server last, the initial model at first
+    trained: Stack = per_client()  # each client's last trained model
+    arrived: Stack = per_client()  # its last upload that arrived; at first the initial model
     finite: PerClient = per_client()  # whether the last training stayed finite, bool [N]
 
 
 @algorithm("perfedavg_async")
 class PerFedAvgAsync(FedAvgAsync):
-    """A row of Table 2 of the PLGA paper: w <- sum_i (n_i / n) of all clients' last uploads.
+    """A row of Table 2 of PLGA's paper: w <- sum_i (n_i / n) of all clients' last uploads.
 
-    Late uploads are taken as they are, in cycles of d + 1 rounds whatever the federation's
-    schedule; a client that has sent nothing yet counts with the initial model. Two SGD steps on
+    Late uploads are unchanged and come in cycles of d + 1 rounds, whatever the federation's
+    schedule. A client that has sent nothing yet counts with the initial model. Two SGD steps on
     each minibatch are all that is left of Fallah et al. (2020), as in `perfedavg_spfl`.
 
     Attributes:
-      local_updates: steps on each minibatch, the gradient computed anew for each.
+      local_updates: steps on each minibatch, each with a new gradient.
     """
 
-    row_stochastic = False  # what is missing to one is the weight of earlier uploads
+    row_stochastic = False  # the rest of a row is the weight of earlier uploads
 
     local_updates: int = static(default=2)
 

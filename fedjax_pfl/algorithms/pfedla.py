@@ -1,4 +1,7 @@
-"""pFedLA and HeurpFedLA: layer-wise aggregation by hypernetworks (Ma et al., CVPR 2022)."""
+"""Layer-Wised Model Aggregation for Personalized Federated Learning: pFedLA and HeurpFedLA.
+
+Xiaosong Ma, Jie Zhang, Song Guo, Wenchao Xu. CVPR 2022. https://arxiv.org/abs/2205.03993
+"""
 
 import itertools
 import math
@@ -17,12 +20,12 @@ from fedjax_pfl.errors import InputError, require
 from fedjax_pfl.structs import per_client, per_pair, static, struct
 from fedjax_pfl.typing import Stack
 
-DEPTH = 3  # layers of a trunk, as public implementations have it: the paper's supplement is lost
+DEPTH = 3  # layers of a trunk, as in public implementations: the paper's supplement is lost
 
 
 @struct
 class State:
-    uploads: Stack = per_client()  # theta_j: what each client trained last
+    uploads: Stack = per_client()  # theta_j: each client's last trained model
     embedding: jax.Array = per_client()  # v, [N, d]
     trunk: Stack = per_client()  # DEPTH layers of (kernel [N, d, h], bias [N, h]), each with ReLU
     kernel: jax.Array = per_pair()  # output layers, [receiver, sender, L, h]
@@ -36,25 +39,26 @@ class State:
 
 @algorithm("pfedla")
 class PFedLA(Algorithm):
-    """Every client mixes all clients' last uploads, each block by weights of its own (Alg. 1).
+    """Every client mixes all clients' last uploads, each block by its own weights (Alg. 1).
 
-    alpha_i = HN_i(v_i; psi_i) [L, N] (eq. 4) and thetabar_i^l = sum_j alpha_i^{l,j} theta_j^l
-    (eqs. 5, 6), from which client i trains. Its change dtheta_i is about minus the rate times a
-    gradient, so v and psi descend by what the vector-Jacobian product makes of it (eqs. 10, 11):
-    v <- v + (d thetabar / d v)^T dtheta, times a rate. Per block that needs only the products
+    Client i's hypernetwork gives alpha_i = HN_i(v_i; psi_i) [L, N] (eq. 4). The client trains from
+    thetabar_i^l = sum_j alpha_i^{l,j} theta_j^l (eqs. 5, 6). Its change dtheta_i is about minus the
+    rate times a gradient, so v and psi move along its vector-Jacobian product (eqs. 10, 11):
+    v <- v + (d thetabar / d v)^T dtheta, times a rate. Each block needs only the products
     <theta_j, dtheta_i>, never a Jacobian of the size of a model. All clients are updated at once,
     from the uploads before the round.
 
-    Scored are thetabar ("personalized", before training) and theta ("trained", after it).
+    The models scored are thetabar ("personalized", before training) and theta ("trained", after).
 
     Attributes:
-      hypernetwork_rate: of eqs. (10), (11). To the letter 1: they define the increments of v and
-        psi, and dtheta holds the local rate already. 5e-3 is a re-implementation's; with it the
-        weights hardly leave 1/N.
+      hypernetwork_rate: of eqs. (10), (11). To the letter it is 1: they define the increments of v
+        and psi, and dtheta holds the local rate already. A re-implementation has 5e-3; with it the
+        weights stay close to 1/N.
       weighting: "softmax" over clients, with output layers that begin at 0, so that the first
         round is uniform averaging; "relu_norm": ReLU over its sum, outputs beginning at U(0, 1).
-      grouping: what has weights of its own: "blocks", the two "stages" or the whole "model".
-      initial: "common" first model of all clients, or "independent" ones, which do not average.
+      grouping: the unit that has its own weights: "blocks", the two "stages" or the whole "model".
+      initial: one "common" first model for all clients, or "independent" ones, which do
+        not average well.
       embedding_size, hidden_size: d and h.
     """
 
@@ -128,7 +132,7 @@ class PFedLA(Algorithm):
         return ctx.plan.grouped(self.grouping)
 
     def _alpha(self, networks):
-        """Eq. (4): [k, L, N], rows over senders sum to one."""
+        """Eq. (4): [k, L, N]; weights over the senders sum to one."""
 
         def one(embedding, trunk, kernel, bias):
             hidden = embedding
@@ -144,7 +148,7 @@ class PFedLA(Algorithm):
         return jax.vmap(one)(*networks)
 
     def _applied(self, ctx, alpha, rows):
-        """(alpha as it is applied [L, k, N], which blocks the clients retain, bool [k, L])."""
+        """(the alpha applied [L, k, N], the blocks that clients retain, bool [k, L])."""
         own = jnp.take_along_axis(alpha, rows[:, None, None], axis=-1)[..., 0]
         retained = self.retained_blocks(ctx, own)
         identity = jax.nn.one_hot(rows, alpha.shape[-1], dtype=alpha.dtype)
@@ -152,12 +156,12 @@ class PFedLA(Algorithm):
         return jnp.moveaxis(applied, 1, 0), retained
 
     def retained_blocks(self, ctx, own):
-        """Which blocks clients keep as they are, bool [k, L], from their weights on themselves."""
+        """The blocks that clients retain, bool [k, L], by their weights on themselves [k, L]."""
         return jnp.zeros(own.shape, bool)
 
     @staticmethod
     def _products(plan, change, uploads):
-        """<theta_j^l, dtheta_i^l> [M, L, N], theta centred: weights that sum to one can't tell."""
+        """<theta_j^l, dtheta_i^l> [M, L, N]; theta may be centred, as weights sum to one."""
         parts = plan.compared_parts("blocks", change, uploads)
         products = {b: similarity.gram(*pair, centred=True) for b, pair in parts.items()}
         nothing = jnp.zeros_like(next(iter(products.values())))

@@ -40,13 +40,14 @@ class Corrected(Trained):
 class Scaffold(fedavg.FedAvg):
     """Local steps corrected by control variates: y <- y - eta (g - c_i + c).
 
-    c_i^+ is the mean of the raw minibatch gradients on the way: for plain SGD the same as option
-    II, c_i - c + (x - y_i) / (K eta), and right with momentum and weight decay too. Uploads weigh
-    the same whatever their sizes; c moves by the changes of c_i over N, not over the cohort.
+    c_i^+ is the mean of the raw minibatch gradients of the local steps. For plain SGD this equals
+    option II, c_i - c + (x - y_i) / (K eta); it is also right with momentum and weight decay.
+    Uploads have equal weights. The change of c is the sum of the changes of c_i over N, not over
+    the cohort's size.
 
     Attributes:
-      server_rate: eta_g. It scales the step of the parameters; running statistics of normalisation
-        layers, which a longer step could make negative, are averaged, or stay local.
+      server_rate: eta_g. It scales the step of the parameters. Running statistics of normalisation
+        layers are averaged or stay local: a longer step could make them negative.
     """
 
     server_rate: float = 1.0

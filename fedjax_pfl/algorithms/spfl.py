@@ -1,4 +1,7 @@
-"""SPFL and SPFL-w: aggregation by the similarity of updates (ICLR 2023 submission, section 3.1)."""
+"""Personalized Heterogeneous FL with Gradient Similarity: SPFL and SPFL-w.
+
+Anonymous authors, submitted to ICLR 2022. https://openreview.net/forum?id=c4iTLTkpY5
+"""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -20,39 +23,39 @@ from fedjax_pfl.typing import Stack
 @struct
 class State:
     models: Stack = per_client()
-    trained: Stack = per_client()  # before the server's step of the client's last round
+    trained: Stack = per_client()  # models before the server's step of the client's last round
     cosines: jax.Array = per_pair()  # S, [N, N, stages]
 
 
 @algorithm("spfl")
 class Spfl(Algorithm):
-    """Each client adds the others' updates, weighted by how alike updates are (Alg. 1).
+    """Each client adds all clients' updates, weighted by their similarity (Alg. 1).
 
-    Before the first round and after every `gamma`-th all N clients are set to their uniform mean
-    and train from it as in a round (the routine); that serves only to measure the similarity S and
-    is then forgotten. In every round
-    w_i <- w_i + sum_j softmax_j(S_ij) delta_j, with delta_j what client j's local training adds.
-    Under sampling the routine is still everybody's, and only the cohort is mixed.
+    Before the first round and after every `gamma`-th, all N clients are set to their uniform mean
+    and train from it as in a round (the routine). This serves only to measure the similarity S; the
+    trained models are discarded. In every round w_i <- w_i + sum_j softmax_j(S_ij) delta_j, where
+    delta_j is the update of client j's local training. Under sampling all clients still take part
+    in the routine; only the cohort is mixed.
 
-    Equation (7) to the letter has alpha |D_j| / |D| = .001 beside the softmax and cannot train; the
-    published code drops both factors, and so does this.
+    Equation (7) to the letter has alpha |D_j| / |D| = .001 beside the softmax and cannot train. The
+    published code drops both factors, and so does this file.
 
-    Scored are w_i after the server's step ("personalized") and what the client had trained before
-    it ("trained"), as the published code prints both.
+    The models scored are w_i after the server's step ("personalized") and the client's trained
+    model before it ("trained"). The published code prints both.
 
     Attributes:
       gamma: rounds between two measurements of S.
       local_updates: steps on each minibatch; 1 is "SPFL (1-step)".
-      weighting: "published" as the code that made the tables: one S for the whole body, and heads
-        that stay local (W = I) until the next measurement. "paper": eqs. (6), (7), with two stages,
-        body and head, each mixed by its own S.
-      layer_weights: parts of the layers' cosines in S; only kernels are compared. "auto" is the
-        published .5, .3, .2 for a body of three layers, equal parts for any other; or numbers such
-        as "0.6,0.4", one for each layer of the body.
+      weighting: "published", as in the code that made the tables: one S for the whole body; heads
+        stay local (W = I) until the next measurement. "paper": eqs. (6), (7), with two stages, body
+        and head, each mixed by its own S.
+      layer_weights: weights of the layers' cosines in S; only kernels are compared. "auto" is the
+        published .5, .3, .2 for a body of three layers and equal weights for any other. Numbers
+        such as "0.6,0.4" give one for each layer of the body.
     """
 
     absent_kept = False  # the routine sets all clients to their mean (Alg. 1)
-    absent_idle = False  # and all of them train in it
+    absent_idle = False  # all clients train in the routine
     published: ClassVar[tuple[float, ...]] = (0.5, 0.3, 0.2)
 
     gamma: int = static(default=10)
@@ -108,12 +111,12 @@ class Spfl(Algorithm):
         mixed = self._aggregate(ctx, weights, trained, received)
         kept = State(cohort.scatter(models, mixed), cohort.scatter(state.trained, trained), cosines)
         record = ctx.record(cohort, clients={"train_loss": loss}, mixing=weights)
-        walked = record.clients["local_steps"] + steps
-        return kept, replace(  # the routine is everybody's, absent or not
+        all_steps = record.clients["local_steps"] + steps
+        return kept, replace(  # absent clients take part in the routine too
             record,
             up=record.up + due,
             down=record.down + due,
-            clients=record.clients | {"local_steps": walked},
+            clients=record.clients | {"local_steps": all_steps},
         )
 
     def _aggregate(self, ctx, weights, trained, received):
@@ -160,7 +163,7 @@ class Spfl(Algorithm):
 
     @staticmethod
     def _in_stage(plan, stage):
-        """Whether each leaf is one that the server sees of the body (0) or of the head (1)."""
+        """Whether the server sees a leaf and it is of the body (0) or of the head (1)."""
         return [
             plan.compared(i) and (plan.blocks[block] == plan.head) == bool(stage)
             for i, block in enumerate(plan.block_of)
@@ -176,7 +179,7 @@ class Spfl(Algorithm):
         return similarity.cosines(part, part)
 
     def _compared(self, plan, stack):
-        """Blocks of the body with a kernel that the server sees, in the network's order."""
+        """The compared blocks with a kernel that the server sees, in the network's order."""
         leaves = jax.tree.leaves(stack)
         seen = {
             plan.block_of[i] for i, leaf in enumerate(leaves) if plan.compared(i) and leaf.ndim > 2
@@ -206,8 +209,8 @@ class SpflW(Spfl):
 
     Attributes:
       layer_weights: as SPFL's, the head included: "auto" is .4, .2, .2, .2 for four layers.
-      memory: part of the old S that a new measurement keeps (the published code's .6 in one of
-        its versions); 0 forgets it.
+      memory: part of the old S that a new measurement keeps (.6 in one version of the published
+        code); 0 discards it.
     """
 
     published: ClassVar[tuple[float, ...]] = (0.4, 0.2, 0.2, 0.2)
@@ -234,7 +237,7 @@ class SpflW(Spfl):
 
 
 def parse_weights(text: str) -> tuple[float, ...]:
-    """Numbers of "0.5,0.3,0.2"; none for "auto"."""
+    """The numbers in "0.5,0.3,0.2"; none for "auto"."""
     if text == "auto":
         return ()
     try:

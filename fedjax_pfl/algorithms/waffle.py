@@ -16,7 +16,7 @@ from fedjax_pfl import trees
 from fedjax_pfl.aggregation import leaf_plan, mixing
 from fedjax_pfl.algorithms import scaffold
 from fedjax_pfl.algorithms.alice import ForAlice, squared_distances_to_alice
-from fedjax_pfl.contract.context import Record
+from fedjax_pfl.contract.record import Record
 from fedjax_pfl.contract.registry import algorithm
 from fedjax_pfl.errors import InputError, require
 from fedjax_pfl.federation.schedules import COUNTED
@@ -46,26 +46,27 @@ class States:
 
 @algorithm("waffle")
 class Waffle(ForAlice, scaffold.Scaffold):
-    """One personalized model, for Alice: all agents send updates, near ones count more (Alg. 1, 2).
+    """One personalized model, for Alice; updates near hers count more (Alg. 1, 2).
 
-    SCAFFOLD whose weights are not equal: they begin spread (the farthest agent always has none) and
-    end on Alice alone; the last three raw ones are averaged. The paper takes everybody in every
-    round. Weights of clients that are absent or diverged go to the others.
+    SCAFFOLD with unequal weights. At first they are spread over the agents, except the farthest; in
+    the end Alice has all weight. The raw weights of the last three rounds are averaged. In the
+    paper all agents take part in every round. Weights of clients that are absent or diverged go to
+    the others.
 
     Attributes:
       alice: permanent id of the client served.
-      everyone: one run for each client as Alice, none of which sees another's (footnote 1): N times
-        the training and traffic of one, and N^2 control variates. Alices follow one another, so
-        that no more than N models are trained at once.
+      everyone: one independent run for each client as Alice (footnote 1): N times the training and
+        traffic of one run, and N^2 control variates. The runs follow one another, so that at most N
+        models are trained at once.
       delta_omega: steepness of Omega = Psi = 1 / (1 + exp(delta_omega (2 r / R - 1))) (eq. 4).
-      omega, psi: functions (r, R) -> a number in 0..1 to take the place of eq. (4), of traced
-        floats, r counted from 1; from Python only.
+      omega, psi: functions (r, R) -> a number in 0..1 that replace eq. (4); r and R are traced
+        floats, r is counted from 1. From Python only.
       initial_history: raw weights before the first round, not stated in the paper: "uniform", 1/N,
-        or "none": the mean is over the rounds there are.
+        or "none": the mean is over the rounds so far.
       server_rate: eta_g, not stated in the paper.
-      control_update: "rebased" c <- sum abar_i c_i, which recovers local training once all weight
-        is Alice's; "literal" c <- c + sum abar_i dc_i (eq. 1), which keeps a constant drift then,
-        the sum times |S|/N where only the agents S take part.
+      control_update: "rebased" c <- sum abar_i c_i, which becomes local training once Alice has all
+        weight; "literal" c <- c + sum abar_i dc_i (eq. 1), which then keeps a constant drift. Where
+        only the agents S take part, the sum is multiplied by |S|/N.
     """
 
     absent_kept = False  # the weights' history moves for all clients in every round (Alg. 1)
@@ -160,7 +161,7 @@ class Waffle(ForAlice, scaffold.Scaffold):
         distance = jnp.where(is_alice, own, distance)
         raw = jnp.maximum(psi - mixing.ratio(distance - own, farthest - own), 0)  # eq. (3)
         alone = ctx.total - (ctx.t + 1) <= ctx.total // 20  # r >= 0.95 R
-        alone |= ~jnp.any((raw > 0) & present)  # a psi of 0: what smaller and smaller ones tend to
+        alone |= ~jnp.any((raw > 0) & present)  # a psi of 0: the limit of small ones
         return mixing.normalize(jnp.where(alone, is_alice.astype(raw.dtype), raw), present)
 
     def _level(self, ctx, given):
@@ -179,11 +180,11 @@ class Waffle(ForAlice, scaffold.Scaffold):
 
 
 def _together(records: Record) -> Record:
-    """The record of a round of everyone, of those of all Alices' runs, Alices leading.
+    """One record of a round from those of all runs; leaves lead with the Alices.
 
-    Copies and steps add up; a client diverged that did so in any run; its loss and weight are those
-    of the run that it is Alice of. The mixing matrix is [Alices, agents], the identity's row for a
-    run that stood still.
+    Copies and steps are summed. A client counts as diverged where it diverged in any run. Its loss
+    and weight are those of the run where it is Alice. The mixing matrix is [Alices, agents]; a run
+    without a step has the identity's row.
     """
 
     def of_client(values):

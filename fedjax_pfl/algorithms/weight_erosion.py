@@ -45,15 +45,15 @@ class WeightErosion(ForAlice, fedavg.FedAvg):
     """One model for Alice, moved along the weighted mean of all agents' summed gradients.
 
     d_i = |G_alice - G_i| / |G_alice|, alpha_i <- max(0, alpha_i - (1 + p_s floor((r-1) B / n_i))
-    p_d d_i), x <- x - eta sum alpha_i G_i / sum alpha_i. Written for full participation; absent
-    agents weigh nothing and keep their alpha.
+    p_d d_i), x <- x - eta sum alpha_i G_i / sum alpha_i. The paper has full participation; here
+    absent agents have no weight and keep their alpha.
 
     Attributes:
       alice: permanent id of the client served.
       distance_penalty: p_d. WAFFLE's Table 3 has .006 to .0088 on MNIST and .6 to 1.1 on CIFAR-10,
-        one for each distribution, so that the last other agent is gone when all of WAFFLE's weight
-        is Alice's.
-      size_penalty: p_s, not stated there: 0.
+        one for each distribution. They are chosen so that the last other agent loses its weight in
+        the round in which WAFFLE gives Alice all weight.
+      size_penalty: p_s; WAFFLE's paper does not state it: 0.
     """
 
     alice: int = 0
@@ -107,6 +107,6 @@ class WeightErosion(ForAlice, fedavg.FedAvg):
 
 
 def _passes(rounds, batch_size: int, sizes, dtype):
-    """floor(rounds * batch_size / sizes); the product itself can be beyond int32."""
+    """floor(rounds * batch_size / sizes); the product alone could exceed int32."""
     whole, rest = rounds // sizes, rounds % sizes
     return whole.astype(dtype) * batch_size + rest * batch_size // sizes

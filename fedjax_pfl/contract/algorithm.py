@@ -13,7 +13,8 @@ import numpy as np
 
 from fedjax_pfl.aggregation.leaf_plan import DEFAULT_NORM_POLICY
 from fedjax_pfl.aggregation.sharing import Rule, described
-from fedjax_pfl.contract.context import Context, Record
+from fedjax_pfl.contract.context import Context
+from fedjax_pfl.contract.record import Record
 from fedjax_pfl.errors import InputError
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.federation import Federation
@@ -29,11 +30,11 @@ class Algorithm:
       name: canonical name.
       row_stochastic: whether recorded matrices have rows that sum to one. An algorithm whose
         definition breaks that says so here, with its source.
-      absent_kept: whether per-client state of absent clients stays as it was; likewise.
+      absent_kept: whether per-client state of absent clients is unchanged; likewise.
       absent_idle: whether absent clients compute and send nothing; likewise.
       share: the rule of shared leaves ("all", "none", "head", "body", see
         `fedjax_pfl.aggregation.sharing`), where the federation leaves it open.
-      batch_norm: what of normalisation layers is shared, where the federation leaves it open.
+      batch_norm: which part of normalisation layers is shared, where the federation leaves it open.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]  # registering makes a dataclass of a subclass
@@ -57,28 +58,30 @@ class Algorithm:
     def has_step(self, federation: Federation) -> np.ndarray:
         """bool [N]: the clients that would train in a round in which they take part.
 
-        A simulation without such a client is refused. By the federation's schedule; an algorithm
-        with loops or a schedule of its own says here which clients they reach.
+        A simulation without such a client is refused. The default is
+        the federation's schedule; an algorithm with its own loops or schedule overrides this.
         """
         return federation.steps() > 0
 
     def check_whole_models(self, federation: Federation) -> None:
         """Raises `InputError` unless the server may average every trainable leaf."""
         plan = federation.plan
-        kept = [p for p, on in zip(plan.paths, plan.shared, strict=True)
-                if not on and p.partition("/")[0] == "params"]  # fmt: skip
-        if kept:
+        for i, path in enumerate(plan.paths):
+            if plan.shared[i] or path.partition("/")[0] != "params":
+                continue
+            if plan.is_frozen(i):
+                raise InputError(f"{self.name} trains whole models, and {path} is frozen.")
             raise InputError(
-                f"{self.name} averages whole models and can't keep {kept[0]} private: share must "
+                f"{self.name} averages whole models and can't keep {path} private: share must "
                 "be 'all' and batch_norm not 'local'."
             )
 
     def prepare(self, federation: Federation) -> Federation:
-        """The federation with what it leaves to the algorithm: what of a model is shared.
+        """The federation with the choices that it leaves to the algorithm: the shared layers.
 
         An algorithm that wants another head or frozen leaves asks for them here, first:
         `super().prepare(federation.with_personal_head())`. Nothing here may depend on traced
-        hyperparameters, and a federation that was prepared already stays as it is.
+        hyperparameters. A federation that was prepared already is returned unchanged.
         """
         plan = federation.plan.with_default_share(self.sharing())
         return replace(federation, plan=plan.with_default_norm(self.batch_norm))
@@ -96,7 +99,7 @@ class Algorithm:
 
         "personalized" must be among them; "global" is the name of a server's single model. Each
         is a stack [k, ...], or one `Broadcast` model for all of them. `rows` is a NumPy array where
-        everybody is asked for: `trees.take` then copies nothing.
+        it names all clients: `trees.take` then copies nothing.
         """
         raise NotImplementedError
 
@@ -105,7 +108,7 @@ class Algorithm:
         return jnp.ones((ctx.num_clients,), bool)
 
     def schedules(self, federation: Federation) -> tuple[Schedule, ...]:
-        """All that local training follows in a round, so that its steps are counted beforehand."""
+        """The schedules of a round's local training, so that its steps are known beforehand."""
         return (federation.schedule,)
 
     def adaptation(self) -> Adaptation | None:
@@ -114,9 +117,9 @@ class Algorithm:
         return None
 
     def remarks(self, federation: Federation) -> list[str]:
-        """What a reader of a table must know to compare the algorithm's row with others.
+        """Notes that a reader of a table needs to compare the algorithm's row with others.
 
-        A sentence each, without a capital and a full stop: "scored after 1 local epoch".
+        Each is a sentence without a capital and a full stop: "scored after 1 local epoch".
         """
         own, told = self.adaptation(), []
         if own is not None and (own.epochs if own.steps is None else own.steps):
@@ -145,11 +148,13 @@ class Algorithm:
           ctx: of the federation that was trained.
           state: after its last round.
           new_clients: context of the K new clients' own federation; by default each takes one
-            round's local training from `new_client_start`.
+            round's local training from `new_client_start`, of leaves too that rounds leave frozen.
         """
-        start = Broadcast(self.new_client_start(ctx, state))
+        start, options = self.new_client_start(ctx, state), {}
+        if any(new_clients.plan.frozen):
+            options["trainable"] = jax.tree.map(lambda _: True, start["params"])
         return new_clients.train(
-            start, new_clients.everyone(), purpose="personalize", cursor=None
+            Broadcast(start), new_clients.everyone(), purpose="personalize", cursor=None, **options
         ).models
 
     def hyperparameters(self) -> dict[str, Any]:

@@ -1,5 +1,4 @@
-"""What an algorithm's functions are given and give back, checked in sentences while they are
-traced."""
+"""Checks of what an algorithm's functions take and return, made while they are traced."""
 
 from dataclasses import replace
 
@@ -7,7 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_pfl.contract.algorithm import Algorithm
-from fedjax_pfl.contract.context import Context, Record
+from fedjax_pfl.contract.context import Context
+from fedjax_pfl.contract.record import Record
 from fedjax_pfl.contract.tally import Tally
 from fedjax_pfl.structs import client_axes
 from fedjax_pfl.typing import State
@@ -60,12 +60,12 @@ def checked_round(algorithm: Algorithm, ctx: Context, state: State) -> tuple[Sta
     for (path, old), (_, leaf) in zip(before, after, strict=True):
         old, leaf = jax.typeof(old), jax.typeof(leaf)
         said = (
-            f"{name}.round must return state{jax.tree_util.keystr(path)} as it was, "
+            f"{name}.round must return state{jax.tree_util.keystr(path)} of the same type, "
             f"{old.str_short()}, got {leaf.str_short()}. "
         )
         if old.shape != leaf.shape:
             raise TypeError(
-                f"{said}What the cohort's members have is put back among all clients with "
+                f"{said}Put the values of the cohort's members back among all clients with "
                 "ctx.cohort.scatter(stack, values)."
             )
         becomes_it = old.weak_type and jnp.promote_types(old.dtype, leaf.dtype) == leaf.dtype

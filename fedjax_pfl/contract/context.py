@@ -1,4 +1,4 @@
-"""What a round has at hand: the cohort, local training, mixing, and how it is recorded."""
+"""What an algorithm's round can use: the cohort, local training, mixing, and the record."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,37 +10,17 @@ import jax.numpy as jnp
 from fedjax_pfl import keys, trees
 from fedjax_pfl.aggregation import leaf_plan, mixing
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
+from fedjax_pfl.contract.record import Record, recorded
 from fedjax_pfl.contract.tally import Tally
 from fedjax_pfl.federation.client import Client
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.participation import Cohort
 from fedjax_pfl.federation.schedules import Schedule
-from fedjax_pfl.structs import Broadcast, struct
+from fedjax_pfl.structs import Broadcast
 from fedjax_pfl.training import local_sgd, scoring
 from fedjax_pfl.training.client_loop import ClientRuns, run_clients
 from fedjax_pfl.training.local_step import LocalStep
 from fedjax_pfl.typing import Key, Matrix, Model, PerClient, PerMember, Rows, Scalar, Stack, Tree
-
-
-@struct
-class Record:
-    """What one round leaves behind; made by `Context.record`.
-
-    Attributes:
-      clients: arrays [N], one number for each client, NaN or 0 for the absent. `Context.record`
-        adds "participated", "diverged" and "local_steps", the gradients that were computed; a
-        round with a `loss_matrix` "forward_samples", its forward passes of one sample.
-      scalars: arrays [].
-      up, down: int32 [N, num_blocks], copies of each block of the model that the client sent to
-        and received from the server; the host multiplies by block sizes in 64 bit.
-      matrices: [N, N], [num_blocks, N, N] or [1, N]; kept for the rounds that a run asks for.
-    """
-
-    clients: dict[str, jax.Array]
-    scalars: dict[str, jax.Array]
-    up: jax.Array
-    down: jax.Array
-    matrices: dict[str, jax.Array]
 
 
 @dataclass(frozen=True)
@@ -53,8 +33,8 @@ class Context:
       t: int32, the round, counted from 0. Traced, and the same for all seeds and settings, so
         `lax.cond` on it stays a branch.
       total: int32, rounds of the whole run; traced.
-      cohort: who takes part.
-      tally: counts what a round computes beside local steps; None where nothing is recorded.
+      cohort: the clients that take part.
+      tally: counts a round's computation apart from local steps; None where nothing is recorded.
     """
 
     federation: Federation
@@ -138,7 +118,7 @@ class Context:
         `options` are those of `local_sgd.train`: schedule, extra_loss, correct, trainable,
         mean_gradient, updates_per_batch, operands, broadcast, active, cursor, learning_rate,
         optimizer_state.
-        Unshuffled schedules go on where the client's earlier rounds stopped.
+        Unshuffled schedules continue where the client's earlier rounds stopped.
         """
         cohort = self.cohort if cohort is None else cohort
         options.setdefault("learning_rate", self.learning_rate)
@@ -152,7 +132,7 @@ class Context:
         )
 
     def sgd_step(self, **options: Any) -> LocalStep:
-        """The ready local step, to be composed in a carry of the algorithm's own (`run_clients`).
+        """The ready local step, for a loop with the algorithm's own carry (`run_clients`).
 
         `options` are those of `LocalStep`: extra_loss, correct, trainable, mean_gradient,
         updates_per_batch, learning_rate.
@@ -160,17 +140,20 @@ class Context:
         options.setdefault("learning_rate", self.learning_rate)
         return LocalStep(self.federation, **options)
 
-    def initial_optimizer_state(self, model: Tree | None = None) -> Tree:
-        """What all clients' local optimizers remember before the first round, [N, ...].
+    def initial_optimizer_state(
+        self, model: Tree | None = None, trainable: Tree | None = None
+    ) -> Tree:
+        """The initial states of all clients' local optimizers, [N, ...].
 
-        `train(..., optimizer_state=ctx.cohort.gather(state.optimizers))` takes it and returns what
-        they remember next.
+        `train(..., optimizer_state=ctx.cohort.gather(state.optimizers))` takes them and
+        returns their next states.
 
         Args:
-          model: what every client trains first; the common initial model by default.
+          model: the first model that every client trains; the common initial model by default.
+          trainable: as it is given to `train`.
         """
         model = self.initial_model() if model is None else model
-        state = self.sgd_step().begin(model).optimizer
+        state = self.sgd_step(trainable=trainable).begin(model).optimizer
         strong = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), state)
         return self.replicate(strong)
 
@@ -195,8 +178,8 @@ class Context:
         """`client_loop.run_clients` for the cohort (or `rows`) with this round's key.
 
         For the cohort, absent members are inactive unless `active` says otherwise, and unshuffled
-        schedules of training samples go on where the client's earlier rounds stopped. What is to
-        count as computation goes into the cohort: `cohort.keep(finite, steps)`, or twice the steps
+        schedules of training samples continue where the client's earlier rounds stopped. To count
+        the computation, put it into the cohort: `cohort.keep(finite, steps)`, or twice the steps
         where each takes two gradients.
         """
         if rows is None:
@@ -262,7 +245,7 @@ class Context:
         return local_sgd.full_gradient(self.federation, models, cohort, key)
 
     def uploaded(self, models: Stack) -> Stack:
-        """The trainable shared leaves of models: what a server can compare clients by."""
+        """The trainable shared leaves of models, by which a server can compare clients."""
         return self.federation.plan.uploaded(models)
 
     def record(
@@ -287,41 +270,16 @@ class Context:
           **matrices: by name: [.., M, M] of the cohort, or [.., M, N] where all clients' models are
             mixed (shown as [.., N, N] with the identity's rows for clients that kept their model),
             or weights [M] of a single server model (shown as [1, N]).
-          everyone_mixes: the matrices are [.., N, M]: the server makes all N clients new models.
-            Absent ones fetch theirs when they next take part, so nothing travels to them now.
+          everyone_mixes: the matrices are [.., N, M]: the server makes new models for all N
+            clients. Absent ones receive theirs when they next take part, so nothing is sent now.
         """
-        blocks = self.federation.plan.num_blocks
-        took_part = cohort.mask | cohort.diverged
-
-        def copies(count):
-            count = jnp.asarray(count, jnp.int32)
-            if count.ndim == 0:
-                count = count * took_part
-            count = count if count.ndim == 2 else count[:, None]
-            return cohort.spread(jnp.broadcast_to(count, (cohort.size, blocks)), 0)
-
-        def full(matrix):
-            if matrix.ndim > 1 and not everyone_mixes:
-                return cohort.expand(matrix)
-            single = matrix.ndim == 1
-            matrix = matrix[None] if single else matrix
-            matrix = jnp.moveaxis(cohort.spread(jnp.moveaxis(matrix, -1, 0), 0), 0, -1)
-            if single:
-                return matrix
-            own = ~jnp.any(matrix != 0, axis=-1, keepdims=True)  # it kept its model
-            return jnp.where(own, jnp.eye(matrix.shape[-1], dtype=matrix.dtype), matrix)
-
-        per_client = {
-            "participated": cohort.spread(took_part, False),
-            "diverged": cohort.spread(cohort.diverged, False),
-            "local_steps": cohort.spread(cohort.steps, 0),
-        }
-        for name, value in (clients or {}).items():
-            per_client[name] = cohort.spread(jnp.where(cohort.mask, value, jnp.nan), jnp.nan)
-        return Record(
-            clients=per_client,
-            scalars=dict(scalars or {}),
-            up=copies(up),
-            down=copies(down),
-            matrices={name: full(matrix) for name, matrix in matrices.items()},
+        return recorded(
+            cohort,
+            self.federation.plan.num_blocks,
+            up=up,
+            down=down,
+            clients=clients or {},
+            scalars=scalars or {},
+            everyone_mixes=everyone_mixes,
+            matrices=matrices,
         )

@@ -22,7 +22,7 @@ def algorithm(name: str) -> Callable[[type[A]], type[A]]:
 
     Raises:
       InputError: another class has that name, or the class is no algorithm, leaves out the type of
-        a hyperparameter or calls one like an option of local training.
+        a hyperparameter, or has a hyperparameter with the name of an option of local training.
     """
 
     def register(cls: type[A]) -> type[A]:
@@ -52,7 +52,7 @@ def algorithm(name: str) -> Callable[[type[A]], type[A]]:
         for key in filter(NUMBERS.__contains__, _names(cls)):
             raise InputError(
                 f"Algorithm {name!r} can't call a hyperparameter {key!r}: that is an option of "
-                f"local training, which every algorithm has. Call it otherwise, such as own_{key}."
+                f"local training, which every algorithm has. Rename it, to own_{key} for instance."
             )
         cls.name = name
         ALGORITHMS[name] = cls

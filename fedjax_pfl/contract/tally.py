@@ -1,4 +1,4 @@
-"""Forward passes that a round takes beside its local steps, counted as they happen."""
+"""Counts the forward passes that a round takes beside its local steps, while it is traced."""
 
 import jax
 import jax.numpy as jnp
@@ -22,12 +22,12 @@ class Tally:
         """Adds `samples` [M] of the clients `rows` [M].
 
         Raises:
-          TypeError: within a branch or a loop, of which nobody knows how often it is taken.
+          TypeError: within a branch or a loop, whose number of runs is unknown.
         """
         if _trace() != self._trace:
             raise TypeError(
-                "ctx.loss_matrix counts what it computes, and can't within lax.cond, a loop or "
-                "vmap of an algorithm's own: call it outside, with active=[M] for the clients "
+                "ctx.loss_matrix counts its forward passes, and can't within an algorithm's own "
+                "lax.cond, loop or vmap: call it outside, with active=[M] for the clients "
                 "that score in this round."
             )
         none = jnp.zeros((num_clients,), jnp.int32)

@@ -1,4 +1,4 @@
-"""Parquet and Arrow files, checked in full: damaged ones crash whoever believes their offsets."""
+"""Parquet and Arrow files, checked in full: damaged offsets would crash the process."""
 
 import contextlib
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ _LARGE = 2**26
 
 
 def open_parquet(path: Path):
-    """A `pyarrow.parquet.ParquetFile`, nothing of it decoded yet.
+    """A `pyarrow.parquet.ParquetFile`, not decoded yet.
 
     Raises:
       InputError: no regular file, no Parquet file, or row groups that don't add up.

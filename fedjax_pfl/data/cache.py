@@ -27,10 +27,9 @@ from fedjax_pfl.errors import InputError
 
 # Part of every name: raise it when decoding changes, so that older files are not read.
 _VERSION = 1
-# All that may stand in a cache file, which may have come with a stranger's data; "names" stood in
-# older ones.
+# The arrays allowed in a cache file, which may come from a stranger; "names" was in older ones.
 _ARRAYS = {"train_x", "train_y", "test_x", "test_y"}
-# Files of a listing whose content is read, too: folders are told apart within milliseconds.
+# So many files of a listing are also read, so that folders are told apart within milliseconds.
 _PROBES = 64
 
 
@@ -39,8 +38,8 @@ def cached_arrays(
 ) -> dict[str, np.ndarray]:
     """Arrays from the cache, or made and put there.
 
-    A file that is damaged or lacks an array is made anew; a cache that can't be written is done
-    without. Nothing is unpickled.
+    A file that is damaged or lacks an array is made again. Where the cache can't be written, there
+    is none. Nothing is unpickled.
 
     Args:
       name: begins the file's name.
@@ -56,7 +55,7 @@ def cached_arrays(
                 names = set(npz_names(place / file)) - {"names"}
                 if {"train_x", "train_y"} <= names <= _ARRAYS:
                     return read_npz(place / file, names)
-            break  # damaged: made anew and replaced
+            break  # damaged: made again and replaced
     arrays = make()
     for place in places:
         if _write(place / file, arrays):
@@ -78,8 +77,8 @@ def hash_of(files: Iterable[Path], recipe: str) -> str:
 def hash_of_listing(files: Iterable[Path], root: Path, recipe: str) -> str:
     """SHA-256 of a recipe, the folder, its files' paths, sizes and times of change, and some files.
 
-    For folders of very many small files: to read all of them costs nearly as much as to decode
-    them, which a cache is there to save. The folder itself counts, as one cache may serve many, and
+    For folders of very many small files: reading all of them costs nearly as much as decoding,
+    which the cache should save. The folder itself counts, as one cache may serve many, and
     so does the content of up to 64 files spread evenly over the list.
 
     Args:

@@ -1,4 +1,4 @@
-"""`Dataset`: checked NumPy arrays that every source ends in."""
+"""`Dataset`: the checked NumPy arrays that every source returns."""
 
 import hashlib
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from fedjax_pfl.errors import InputError, require, require_whole
 
 # Token ids pass through float32 on the way to an embedding: beyond this they would be rounded.
 MAX_VOCABULARY = 2**24
-# Tables of clients and classes have so many columns, and models so many outputs.
+# Tables of clients and classes have one column for each class, and models one output.
 MAX_CLASSES = 2**20
 
 
@@ -22,7 +22,7 @@ class Dataset:
     """Labelled samples in their original order; build one with `dataset_from_arrays`.
 
     Attributes:
-      name: how results call the data set.
+      name: name of the data set in results.
       train_x: training samples [n, ...], uint8 or float32; images are [n, height, width, channel];
         texts are token ids, int32 [n, length], where `vocab_size` is given.
       train_y: training labels [n], int32 in 0..num_classes-1.
@@ -125,7 +125,7 @@ def dataset_from_arrays(
     """Checks arrays and makes a `Dataset` of them.
 
     Args:
-      name: how results call the data set.
+      name: name of the data set in results.
       train_x: [n, ...] uint8 or float, all finite; [n, h, w] gets a channel axis, [n, d] stays.
         With `vocab_size`: integer token ids [n, length].
       train_y: [n] (or [n, 1]) integers in 0..C-1.

@@ -1,7 +1,7 @@
 """The federated data set on the device: one flat copy of the samples, and index lists per client.
 
-Images are never padded or copied per client: samples stay as they came (uint8 mostly), batches
-are gathered by index and scaled inside the compiled program.
+Images are never padded or copied per client: samples are stored as loaded (mostly uint8), and
+batches are gathered by index and scaled inside the compiled program.
 """
 
 from collections.abc import Callable
@@ -79,7 +79,7 @@ class FederatedData:
         return self.ids.shape[0]
 
     def input_dtype(self, dtype: str) -> np.dtype[Any]:
-        """Type of what the model is handed: int32 token ids as they are, all else scaled floats."""
+        """Type of the model's inputs: int32 for token ids, the type of the scale for all others."""
         tokens = self.samples.dtype in (np.uint16, np.int32)
         return jnp.dtype(jnp.int32 if tokens else dtype)
 
@@ -97,8 +97,8 @@ class FederatedData:
     ) -> Batch:
         """One minibatch: positions [B] within the client's part of a split.
 
-        Rows that are not valid repeat the client's first sample: what belongs to another client is
-        not touched, not even under a mask (0 times its NaN would be NaN). A client without any
+        Rows that are not valid repeat the client's first sample: another client's samples are never
+        used, not even under a mask (0 times a NaN would be NaN). A client without any
         samples has no batch. `augment` changes the samples [B, ...] before they are scaled.
         """
         pool = split.index[split.offset[row] + jnp.where(valid, positions, 0)]
@@ -117,7 +117,7 @@ class FederatedData:
 def by_class(
     index: np.ndarray, offsets: np.ndarray, labels: np.ndarray, ids: np.ndarray, num_classes: int
 ) -> np.ndarray:
-    """`index` with each client's part class after class, stably, in an order of its own.
+    """`index` with each client's part sorted by class, stably, in the client's own class order.
 
     If all clients had the same order, all would go from one class to the next in the same round,
     and the server's model would swing with them. In the published PLGA code each client has its

@@ -1,4 +1,4 @@
-"""What may be opened and unpacked: regular files of a size that fits; a sentence otherwise."""
+"""Opens and unpacks only regular files of a size that fits; otherwise a sentence says why."""
 
 import contextlib
 import errno
@@ -16,8 +16,8 @@ import numpy as np
 from fedjax_pfl.data.limits import free, require_memory
 from fedjax_pfl.errors import InputError, shown
 
-# Bytes of one file once unpacked, about three times the largest of any data set here. What is
-# beyond is refused before it fills the memory.
+# Bytes of one unpacked file, about three times the largest of any data set here. Larger files are
+# refused before they fill the memory.
 LARGEST_FILE = 1_600_000_000
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -32,11 +32,12 @@ def as_path(what: str, given: str | os.PathLike[str]) -> Path:
     """A path as a user writes it, with `~` and `~name` replaced by a home folder.
 
     Args:
-      what: what a sentence calls it, such as "data_dir" or "--output_dir".
+      what: its name in sentences, such as "data_dir" or "--output_dir".
       given: the path.
 
     Raises:
-      InputError: it is no text, holds a NUL or what UTF-8 can't say, or names nobody's home.
+      InputError: it is no text, holds a NUL or is not valid UTF-8, or names a home folder that
+        doesn't exist.
     """
     text = os.fspath(given) if isinstance(given, str | os.PathLike) else given
     good = isinstance(text, str) and "\0" not in text
@@ -76,7 +77,7 @@ def check_type(path: Path, mode: int) -> None:
 
 @contextlib.contextmanager
 def reading(what) -> Iterator[None]:
-    """Turns what the system says of files that can't be read into an `InputError`."""
+    """Turns the system's errors on files that can't be read into an `InputError`."""
     try:
         yield
     except OSError as error:
@@ -86,10 +87,10 @@ def reading(what) -> Iterator[None]:
 
 
 def reason(error: BaseException, writing: bool = False) -> str:
-    """What the system says of an error, without the name of the file.
+    """The system's reason of an error, without the name of the file.
 
     Args:
-      writing: the file was to be written: a missing one then means its folder.
+      writing: the file was being written: a missing one then means its folder.
     """
     known = {
         errno.ENOENT: "the folder it lies in is not there",
@@ -124,7 +125,7 @@ def gunzip(data: bytes, what: str, kind: str = "a gzip file") -> bytes:
 
     Args:
       data: the compressed bytes.
-      what: what a sentence calls them.
+      what: their name in sentences.
       kind: what they should have been.
 
     Raises:
@@ -144,7 +145,7 @@ def gunzip(data: bytes, what: str, kind: str = "a gzip file") -> bytes:
 
 
 def most_unpacked() -> int:
-    """Bytes that a compressed file may unpack to: more than any data set's, and room for them."""
+    """Largest size that a compressed file may unpack to: above any data set's, within memory."""
     room = free()
     return LARGEST_FILE if room is None else min(LARGEST_FILE, room)
 

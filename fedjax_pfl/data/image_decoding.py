@@ -1,4 +1,4 @@
-"""Encoded images to one uint8 array, with the limits that keep a bad file from doing harm."""
+"""Decodes images to one uint8 array, with limits against bad files."""
 
 import io
 import re
@@ -19,7 +19,7 @@ _COLOUR = ("RGB", "RGBA", "P", "PA", "CMYK", "YCbCr")
 MAX_PIXELS = 2**24  # of one image as stored: 4096 x 4096
 
 
-# What a reader's option of this name may be.
+# Values that a reader's option of this name may have.
 ImageSize = int | str | tuple[int, int] | None
 
 
@@ -29,7 +29,7 @@ def parse_size(image_size: ImageSize) -> tuple[int, int] | None:
     Text is "64" or, height first, "32x48".
 
     Raises:
-      InputError: none of these, or not in 1..4096.
+      InputError: another form, or not in 1..4096.
     """
     if image_size is None:
         return None
@@ -55,7 +55,7 @@ def decode_images(
     """Decodes images to one array.
 
     Args:
-      images: what a sentence calls the image, and its encoded bytes or its file.
+      images: each image's name in sentences, and its encoded bytes or its file.
       count: number of images.
       image_size: (height, width) that every image of another size is resized to (bilinear, with
         anti-aliasing). None: all must have the size of the first.
@@ -90,7 +90,7 @@ def decode_images(
             )
         if i == count:
             raise InputError(
-                f"There are more than the {count:,} images announced, {what} being one."
+                f"There are more than the {count:,} images announced: {what} is one of them."
             )
         out[i] = pixels
         done = i + 1
@@ -139,7 +139,7 @@ def _decode(what: str, source: bytes | Path, size, channels: int | None):
 
 
 def _check_depth(what: str, image) -> None:
-    """Refuses more than 8 bits a channel, which Pillow cuts off or scales down without a word."""
+    """Refuses more than 8 bits a channel, which Pillow cuts off or scales down silently."""
     for tile in image.tile if image.format in ("PNG", "PPM") else ():
         form, *top = tile[3] if isinstance(tile[3], tuple) else (tile[3],)
         if ";16" in form or (top and top[0] > 255):

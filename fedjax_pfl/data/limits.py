@@ -1,4 +1,4 @@
-"""What the machine has room for: what is larger is refused before it is made."""
+"""Free memory: arrays that need more are refused before they are made."""
 
 import contextlib
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedjax_pfl.errors import InputError, gigabytes
 
-# Nothing smaller is looked into: to ask the system takes longer than to make it.
+# Smaller arrays aren't checked: asking the system takes longer than making them.
 _SMALL = 2**26
 _CGROUPS = (
     ("memory.max", "memory.current", "inactive_file"),
@@ -38,7 +38,7 @@ def free() -> int | None:
 
 
 def _unused() -> int | None:
-    """What no process needs, as Linux estimates it; elsewhere all there is."""
+    """Memory that Linux estimates to be available; on other systems all memory."""
     for line in _lines("/proc/meminfo"):
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
@@ -48,7 +48,7 @@ def _unused() -> int | None:
 
 
 def _group() -> int | None:
-    """What a container's limit leaves; None without one."""
+    """Bytes that a container's limit leaves; None without a limit."""
     root, rooms = Path("/sys/fs/cgroup"), []
     for line in _lines("/proc/self/cgroup"):
         _, controllers, place = line.split(":", 2)
@@ -64,11 +64,11 @@ def _limit(folder: Path, limit: str, used: str, files: str) -> int | None:
         return None  # no such file, or "max"
     pairs = (line.split() for line in _lines(folder / "memory.stat"))
     kept = dict(pair for pair in pairs if len(pair) == 2)
-    return int(numbers[0]) - int(numbers[1]) + int(kept.get(files, 0))  # files are given up first
+    return int(numbers[0]) - int(numbers[1]) + int(kept.get(files, 0))  # cache is freed first
 
 
 def _address_space() -> int | None:
-    """What `ulimit -v` leaves; None without one."""
+    """Bytes that `ulimit -v` leaves; None without a limit."""
     if sys.platform != "linux":
         return None
     import resource

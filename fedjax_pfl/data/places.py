@@ -1,4 +1,4 @@
-"""Where files of a data set are looked for, the sentence when they aren't there, and NPZ files."""
+"""Where the files of a data set are searched, the error if they are missing, and NPZ files."""
 
 import contextlib
 import math

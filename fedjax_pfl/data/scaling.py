@@ -23,7 +23,7 @@ _FIXED = {
     "digits": (1 / 16, 0.0),
     "raw": (1.0, 0.0),
 }
-# Mean and deviation per channel of x/255, as the papers' codes have them.
+# Mean and deviation per channel of x/255, from the papers' codes.
 _MOMENTS = {
     "mnist": ((0.1307,), (0.3081,)),
     "cifar": ((0.4914, 0.4822, 0.4465), (0.247, 0.243, 0.261)),

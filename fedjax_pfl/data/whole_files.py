@@ -1,4 +1,4 @@
-"""Files written whole or not at all, and read with one sentence for what is wrong with them."""
+"""Writes files whole or not at all, and reads them with one sentence for what is wrong."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ LONGEST_NAME = 255 - len(".part-")  # what file systems take, less the prefix wh
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """What the system refuses within the block is an `OutputError` that names `path`."""
+    """Turns the system's errors within the block into an `OutputError` that names `path`."""
     try:
         yield
     except OutputError:
@@ -83,7 +83,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def check_name(what: str, name: str) -> None:
-    """Raises `InputError` where no folder can have a name."""
+    """Raises `InputError` for a name that no folder can have."""
     if len(os.fsencode(name)) > LONGEST_NAME:
         raise InputError(
             f"{what} {shown(name)} has {len(os.fsencode(name))} bytes, and names of folders have "
@@ -95,7 +95,7 @@ def there(flag: str, path: Path) -> bool:
     """Whether a path to write to exists already.
 
     Raises:
-      InputError: it doesn't, and can't be made: no writable folder above it, a link that leads
+      InputError: it doesn't exist and can't be made: no writable folder above it, a link that leads
         nowhere, a name that is too long.
     """
 

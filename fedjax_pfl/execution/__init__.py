@@ -1,1 +1,1 @@
-"""How rows of the client axis are run."""
+"""How the rows of the client axis are executed."""

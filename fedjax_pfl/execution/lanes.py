@@ -1,4 +1,4 @@
-"""Loops of unequal length, one a client, run by the execution's strategy."""
+"""Loops of unequal length, one for each client, run by the execution's strategy."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +16,7 @@ from fedjax_pfl.typing import Tree
 
 
 class Loop(NamedTuple):
-    """What every row does, in segments (a client's epochs) of steps.
+    """The loop of every row, in segments (a client's epochs) of steps.
 
     All functions see one row; vmap makes lanes of them.
 
@@ -24,10 +24,10 @@ class Loop(NamedTuple):
       begin: `begin(row, broadcast) -> state`.
       enter: `enter(row, state) -> state` at the beginning of each segment. Called again within a
         segment, it changes nothing.
-      inside: `inside(row, state) -> bool`: another step in this segment.
-      unfinished: `unfinished(row, state) -> bool`: another step at all.
+      inside: `inside(row, state) -> bool`: whether this segment has another step.
+      unfinished: `unfinished(row, state) -> bool`: whether the row has another step.
       step: `step(row, broadcast, state) -> state`.
-      finish: `finish(row, broadcast, state)`: what is returned of a row.
+      finish: `finish(row, broadcast, state)`: the result of a row.
     """
 
     begin: Callable[..., Any]
@@ -87,10 +87,10 @@ class _Lanes(NamedTuple):
 
 
 def _packed(loop: Loop, operands: Tree, broadcast: Tree, lengths: jax.Array, lanes: int) -> Tree:
-    """Runs the longest rows first; a lane that is done goes on with the next row.
+    """Runs the longest rows first; a lane that is done takes the next row.
 
-    So lanes end at nearly the same time. All lanes step together until one ends a segment: the loop
-    over steps has one condition for all lanes, and selects nothing.
+    Lanes then end at nearly the same time. All lanes step together until one ends a segment: the
+    loop over steps has one condition for all lanes and needs no select.
     """
     count = lengths.shape[0]
     order = jnp.argsort(-lengths, stable=True).astype(jnp.int32)
@@ -103,7 +103,7 @@ def _packed(loop: Loop, operands: Tree, broadcast: Tree, lengths: jax.Array, lan
         busy = at < count
 
         def together(states):
-            # Under vmap over runs, a run that has ended is still asked: none of its lanes is busy.
+            # Under vmap over runs, a run that has ended still gets here: none of its lanes is busy.
             return jnp.any(busy) & jnp.all(inside(rows, states) | ~busy)
 
         states = lax.while_loop(together, lambda s: step(rows, broadcast, s), enter(rows, states))

@@ -20,13 +20,13 @@ def mesh_of(devices: int) -> Mesh:
 
 
 def place(tree: Tree, devices: int, *lead: str | None) -> Tree:
-    """Puts arrays on the devices, or says in a traced function where they are to be.
+    """Puts arrays on the devices, or constrains their placement in a traced function.
 
     Args:
       tree: arrays, tracers or shapes.
       devices: how many share the client axis; with one the tree is returned as it is.
-      lead: for every leading axis `AXIS` where it is dealt out, or None. All other axes are whole
-        on each device, and so is an axis that the devices do not divide.
+      lead: for every leading axis, `AXIS` where it is sharded, or None. Other axes are not sharded,
+        nor is an axis whose length the number of devices does not divide.
     """
     if devices == 1:
         return tree

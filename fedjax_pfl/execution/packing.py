@@ -1,4 +1,4 @@
-"""Which lane or device gets which client, so that all end at about the same time."""
+"""Assigns clients to lanes and devices so that all end at about the same time."""
 
 import heapq
 from dataclasses import replace
@@ -7,15 +7,15 @@ import numpy as np
 
 from fedjax_pfl.execution.strategy import Execution
 
-UNEVEN = 1.15  # work of the busiest device over the mean, from which on clients change places
-FULL = 0.85  # padding efficiency that lanes of ragged clients are to have
+UNEVEN = 1.15  # from this ratio of the busiest device's work to the mean, clients change devices
+FULL = 0.85  # least padding efficiency for lanes of ragged clients
 
 
 def fitted(execution: Execution, steps: np.ndarray) -> Execution:
     """The execution with `fill` and `deal` chosen for clients of known work.
 
-    Takes the most lanes whose padding efficiency is still `FULL`. Clients change devices, which
-    copies their models twice, only where one device would work `UNEVEN` times the mean without.
+    Takes the most lanes whose padding efficiency is at least `FULL`. Clients change devices, which
+    copies their models twice, only where a device would otherwise work `UNEVEN` times the mean.
 
     Args:
       execution: as the user asked for it.
@@ -32,7 +32,7 @@ def fitted(execution: Execution, steps: np.ndarray) -> Execution:
 
 
 def _widest(steps: np.ndarray) -> int:
-    """The most lanes whose padding efficiency is `FULL`."""
+    """The most lanes whose padding efficiency is at least `FULL`."""
     least, most = 1, min(len(steps), int(steps.sum() / (FULL * steps.max())))
     while least < most:  # bisection
         width = (least + most + 1) // 2
@@ -53,7 +53,7 @@ def ranks_of_devices(count: int, devices: int) -> np.ndarray:
 
 
 def makespan(steps: np.ndarray, lanes: int) -> int:
-    """Steps until the last lane is done, where each goes on with the longest client that waits."""
+    """Steps until the last lane is done, if each continues with the longest waiting client."""
     totals = [0] * min(lanes, len(steps))
     for length in sorted(map(int, steps), reverse=True):
         heapq.heapreplace(totals, totals[0] + length)
@@ -61,7 +61,7 @@ def makespan(steps: np.ndarray, lanes: int) -> int:
 
 
 def padding_efficiency(steps: np.ndarray, execution: Execution) -> float:
-    """True local steps over steps executed, masked ones included, in a round of everybody.
+    """True local steps over executed steps, masked ones included, in a round of all clients.
 
     Args:
       steps: int [N], local steps of each client: `federation.steps()`.

@@ -1,4 +1,4 @@
-"""How the client axis and the axis of runs are executed: what a user asks for, resolved."""
+"""How the client axis and the axis of runs are executed: the user's choice, resolved."""
 
 from dataclasses import dataclass, field
 
@@ -19,11 +19,11 @@ class Execution:
     Attributes:
       chunk: lanes that run side by side. 1 maps over the clients one by one, each with its own
         number of steps. 0 is one vmap over all clients where they take equally many steps, else
-        over the part of them that `fill` says. k runs k at a time. A lane whose client is done
-        goes on with the next, longest first.
+        over the part of them given by `fill`. k runs k at a time. A lane whose client is done
+        takes the next one, longest first.
       seeds: "map" or "vmap", the same for runs (seeds and settings).
-      devices: how many devices share the client axis; each executes its share by `chunk`.
-      auto: whether `chunk` may shrink where the device's memory asks for it.
+      devices: how many devices share the client axis; `chunk` holds for each device's share.
+      auto: whether `chunk` may shrink to fit into the device's memory.
       fill: lanes for each client where `chunk` is 0; `packing.fitted` chooses it.
       deal: whether devices exchange ragged clients to get about the same work; likewise.
     """
@@ -59,7 +59,7 @@ class Execution:
 def resolve_execution(
     clients: str | int = "auto", seeds: str = "auto", devices: int = 1
 ) -> Execution:
-    """The fixed rule behind "auto": map on CPUs, vmap on accelerators. Never a live timing.
+    """The execution a user chose; "auto" is map on CPUs and vmap on accelerators, never timed.
 
     On a CPU one client's matrix products already fill the cores and vmapped loops of unequal
     length make short lanes wait; on an accelerator one client's products are too small.
@@ -85,7 +85,7 @@ def resolve_execution(
 
 
 def _chunk(clients: str | int, default: str) -> int:
-    """`Execution.chunk` of a user's word or number; `default` is the word behind "auto"."""
+    """`Execution.chunk` of a user's word or number; `default` is the meaning of "auto"."""
     word = clients if isinstance(clients, str) else shown(clients)
     word = default if word == "auto" else word
     chunk = {"map": 1, "vmap": 0}.get(word)

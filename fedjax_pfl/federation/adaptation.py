@@ -4,33 +4,51 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fedjax_pfl.errors import require_name, require_whole
 from fedjax_pfl.federation.optimizers import check_optimizer, optimizer_name
-from fedjax_pfl.federation.option import option
+from fedjax_pfl.federation.option import Group, option
 from fedjax_pfl.federation.schedules import Schedule
-from fedjax_pfl.values import number
 
 ADAPTED_LEAVES = ("all", "head", "body")
 MOMENTS = ("every", "last")
 
 
 @dataclass(frozen=True)
-class Adaptation:
+class Adaptation(Group):
     """Local steps on a copy of a client's model before it is scored; the copy is then discarded.
 
-    Steps, where there are any, take the place of epochs. A learning rate, a batch size and an
-    optimizer of None are the round's and the federation's own.
+    Steps, where there are any, take the place of epochs. Where
+    learning rate, batch size or optimizer are None, they are the round's and the federation's.
     """
 
-    epochs: int = option(1, "also score copies of models, trained locally for so many epochs")
-    steps: int | None = option(None, "the same in minibatch steps")
-    leaves: str = option("all", "what of such a copy is trained: {choices}", choices=ADAPTED_LEAVES)
-    when: str = option(
-        "every", "at every evaluation, or the last one only: {choices}", choices=MOMENTS
+    epochs: int = option(
+        1,
+        "also score copies of models after so many local epochs",
+        called="epochs of adaptation",
     )
-    learning_rate: float | None = option(None, "rate of these steps (default: the round's)")
+    steps: int | None = option(None, "the same in minibatch steps", called="adapt_steps")
+    leaves: str = option(
+        "all",
+        "trained part of such a copy: {choices}",
+        choices=ADAPTED_LEAVES,
+        called="group of leaves to adapt",
+    )
+    when: str = option(
+        "every",
+        "at every evaluation, or the last one only: {choices}",
+        choices=MOMENTS,
+        called="moment of adaptation",
+    )
+    learning_rate: float | None = option(
+        None,
+        "rate of these steps (default: the round's)",
+        noun="a finite number of",
+        called="adapt_learning_rate",
+    )
     batch_size: int | None = option(
-        None, "samples of their minibatches (default: as in a round)", low=1
+        None,
+        "samples of their minibatches (default: as in a round)",
+        low=1,
+        called="adapt_batch_size",
     )
     optimizer: Callable[..., Any] | None = option(
         None, "hashable function of a learning rate that makes their optax optimizer"
@@ -45,14 +63,7 @@ class Adaptation:
         return f"{count} local {what}{'' if count == 1 else 's'}{part}{batch}{rate}{how}"
 
     def validate(self) -> None:
-        require_whole("epochs of adaptation", self.epochs, 0)
-        require_whole("adapt_steps", 0 if self.steps is None else self.steps, 0)
-        require_name("group of leaves to adapt", self.leaves, ADAPTED_LEAVES)
-        require_name("moment of adaptation", self.when, MOMENTS)
-        if self.learning_rate is not None:
-            number("adapt_learning_rate", self.learning_rate, "at least 0, and finite")
-        if self.batch_size is not None:
-            require_whole("adapt_batch_size", self.batch_size, 1)
+        super().validate()
         if self.optimizer is not None:
             check_optimizer("optimizer of adaptation", self.optimizer)
 

@@ -1,8 +1,8 @@
 """Random changes to training images, inside the compiled step.
 
 An augmentation is a function `(key, images [B, H, W, C]) -> images` of the same shape and type. It
-sees samples as they are stored, before they are scaled, so what a crop pads with is black. The
-executor gives it a key of its own for every minibatch, folded from (seed, purpose, round,
+sees samples as they are stored, before they are scaled, so a crop pads with black. The
+executor gives it a new key for every minibatch, folded from (seed, purpose, round,
 permanent client id, step), and applies it to training batches alone.
 """
 
@@ -35,7 +35,7 @@ def random_crop(key: jax.Array, images: jax.Array, padding: int = 4) -> jax.Arra
 
 
 def crop_flip(key: jax.Array, images: jax.Array) -> jax.Array:
-    """`random_crop` with a padding of 4, then `random_flip`: customary for CIFAR (WAFFLE)."""
+    """`random_crop` with a padding of 4, then `random_flip`: usual for CIFAR (WAFFLE)."""
     crop_key, flip_key = jax.random.split(key)
     return random_flip(flip_key, random_crop(crop_key, images))
 

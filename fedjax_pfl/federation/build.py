@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_pfl.aggregation.leaf_plan import creation_order
+from fedjax_pfl.aggregation.planning import creation_order
 from fedjax_pfl.data.federated import FederatedData
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.sources.registry import Dataset
-from fedjax_pfl.errors import InputError
+from fedjax_pfl.errors import InputError, require
 from fedjax_pfl.federation.federation import Federation, initial_model
 from fedjax_pfl.federation.option import documented, gathered
 from fedjax_pfl.federation.options import (
@@ -41,8 +41,12 @@ def federate(
       **options: those of the groups in `fedjax_pfl.options`.
 
     Raises:
-      InputError: whatever of this can't be; before anything is compiled.
+      InputError: a value that is not allowed; before anything is compiled.
     """
+    allowed = "a Dataset, such as load_dataset('digits') gives"
+    require(isinstance(dataset, Dataset), "dataset", type(dataset).__name__, allowed)
+    allowed = "a Partition, such as make_partition gives"
+    require(isinstance(partition, Partition), "partition", type(partition).__name__, allowed)
     given = gathered(GROUPS, options, "federate")
     training, cohorts = given[LocalTraining], given[ParticipationOptions]
     by_class = training.batch_order == "by_class"

@@ -1,4 +1,4 @@
-"""What a local step may know about its client."""
+"""The facts about its client that a local step may use."""
 
 import jax
 
@@ -8,14 +8,14 @@ from fedjax_pfl.typing import Tree
 
 @struct
 class Client:
-    """What a local step may know about its client.
+    """The facts about its client that a local step may use.
 
     Attributes:
       row: int32, position on the client axis.
       id: int32, permanent id.
-      size: int32, samples of the split that is walked.
+      size: int32, samples of the split in use.
       class_counts: int32 [C], training samples of each class.
-      num_steps: int32, local steps it takes in all.
+      num_steps: int32, all local steps of its loop.
       step: int32, steps taken before this one.
       operand: the client's row of `operands`.
     """

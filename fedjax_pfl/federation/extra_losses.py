@@ -1,5 +1,4 @@
-"""Extra loss terms: of a federation, for every algorithm, or of an algorithm's own local
-training."""
+"""Extra loss terms: a federation's, for every algorithm, or one algorithm's own."""
 
 from collections.abc import Callable
 
@@ -33,7 +32,7 @@ class ExtraLoss:
         """Raises `InputError` for a number out of range."""
 
     def check(self, params: Tree, plan: LeafPlan, num_classes: int) -> None:
-        """Raises `InputError` where a model (shapes of its parameters) lacks what this needs."""
+        """Raises `InputError` where a model (shapes of its parameters) can't have this term."""
 
     def __call__(
         self, params: Tree, batch: ForwardedBatch, client: Client, plan: LeafPlan
@@ -48,14 +47,14 @@ class ExtraLoss:
 def proximal(mu: jax.Array | float) -> Callable[[Tree, ForwardedBatch, Tree, Client], jax.Array]:
     """(mu / 2) |w - w_ref|^2, a ready `extra_loss` of local training; its gradient mu (w - w_ref).
 
-    w_ref is what local training is given besides the models, parameters [...] for all clients or
-    [M, ...], one for each:
+    w_ref is given to local training beside the models: parameters [...] for all clients, or
+    [M, ...] with one row for each member:
 
         ctx.train(models, extra_loss=pfl.proximal(mu), broadcast=server["params"])
         ctx.train(models, extra_loss=pfl.proximal(mu), operands=own["params"])
 
-    Where both are given it is the broadcast. Leaves that are None in it, such as the private ones
-    of a server's model, are left free. `mu` may be traced.
+    Where both are given, w_ref is the broadcast. Leaves that are None in it, such as private ones,
+    have no term. `mu` may be traced.
 
     Raises:
       TypeError: while it is traced, where neither is given or it is not like the parameters.
@@ -95,11 +94,21 @@ def classifier_kernel(params: Tree, plan: LeafPlan, num_classes: int) -> jax.Arr
     )
 
 
-def class_norms(kernel: jax.Array) -> jax.Array:
-    """Estimated class shares: L2 norms of the classifier's columns over their sum, [C].
+def estimated_class_shares(params: Tree, plan: LeafPlan, num_classes: int) -> jax.Array:
+    """Parts of a client's samples that its model takes to be of each class, [C].
 
-    cwFedAVG, eq. (9); the bias is left out.
+    They are the L2 norms of the classifier's columns over their sum (cwFedAVG, eq. 9); the bias is
+    left out.
+
+    Args:
+      params: one client's parameters.
+      plan: says which block classifies.
+      num_classes: C.
+
+    Raises:
+      InputError: that block has no matrix with one column for each class.
     """
+    kernel = classifier_kernel(params, plan, num_classes)
     norms = jnp.sqrt(jnp.sum(jnp.square(kernel), axis=0) + 1e-24)  # no 0/0 in the gradient
     return norms / jnp.sum(norms)
 
@@ -117,10 +126,10 @@ def weight_distribution(
       class_counts: [C], the client's training samples of each class.
       weight: lambda.
     """
-    kernel = classifier_kernel(params, plan, class_counts.shape[0])
+    estimated = estimated_class_shares(params, plan, class_counts.shape[0])
     true = class_counts / jnp.maximum(jnp.sum(class_counts), 1)
-    gap = class_norms(kernel) - true.astype(kernel.dtype)
-    # The square root's slope at 0 is infinite; 1e-12 keeps it finite and moves nothing else.
+    gap = estimated - true.astype(estimated.dtype)
+    # The square root's slope at 0 is infinite; 1e-12 keeps it finite and changes nothing else.
     return 0.5 * weight * jnp.sqrt(jnp.sum(jnp.square(gap)) + 1e-12)
 
 

@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_pfl.aggregation import planning
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
 from fedjax_pfl.aggregation.sharing import Rule
 from fedjax_pfl.data.federated import FederatedData
-from fedjax_pfl.errors import InputError, require
+from fedjax_pfl.errors import InputError, refused, require
 from fedjax_pfl.execution.packing import fitted
 from fedjax_pfl.execution.strategy import Execution
 from fedjax_pfl.federation.augmentation import Augmentation
@@ -28,7 +29,7 @@ from fedjax_pfl.typing import Tree
 
 @struct
 class Federation:
-    """Everything an algorithm may ask of its surroundings.
+    """Everything that an algorithm may use.
 
     Passed to compiled functions as an argument, never closed over: a closed-over data set would
     be copied into the program.
@@ -79,7 +80,7 @@ class Federation:
         return rate * jnp.asarray(self.learning_rate_schedule(t, total), rate.dtype)
 
     def rate_factors(self, total: int) -> np.ndarray:
-        """What the schedule makes of the rate in each round, [total]; empty without a schedule.
+        """The schedule's factors of the rate in each round, [total]; empty without a schedule.
 
         Raises:
           InputError: it can't be traced, or a factor is not one finite number of at least 0.
@@ -103,12 +104,12 @@ class Federation:
         bad = np.flatnonzero(~(np.isfinite(factors) & (factors >= 0)))
         if len(bad):
             allowed = "finite and at least 0 in each round"
-            require(False, name, f"{factors[bad[0]]} in round {bad[0] + 1}", allowed)
+            raise refused(name, f"{factors[bad[0]]} in round {bad[0] + 1}", allowed)
         return factors
 
     @property
     def training(self) -> LocalTraining:
-        """The options of local training that it was made with; outside of compiled functions."""
+        """The options of local training that made it; not for use in compiled functions."""
         return LocalTraining.of(self)
 
     def with_training(self, **options: Any) -> "Federation":
@@ -117,10 +118,10 @@ class Federation:
         Args:
           **options: those of `LocalTraining`; the others stay. Epochs take the place of steps, and
             an optimizer that of momentum and weight decay. `batch_order` can't change: the samples
-            lie in that order.
+            are stored in that order.
 
         Raises:
-          InputError: no such option, or a value that can't be.
+          InputError: no such option, or a value that is not allowed.
         """
         order = options.get("batch_order", self.batch_order)
         require(order == self.batch_order, "batch_order", order, f"{self.batch_order!r}, as it is")
@@ -154,10 +155,10 @@ class Federation:
         """The federation whose models have a second head, which stays with its client.
 
         Its block is called "personal_head", its task is a `TwoHeads`. A federation that has one
-        already stays as it is.
+        already is returned unchanged.
 
         Args:
-          fresh: the second head begins with weights of its own, not with the first one's.
+          fresh: the second head begins with new weights, not with the first head's.
 
         Raises:
           InputError: the model does not say what its features and its head are.
@@ -170,13 +171,13 @@ class Federation:
         check_features(self.task, jax.eval_shape(self.initial_model, key), inputs)
         changed = replace(self, task=two_heads(self.task, fresh))
         model = jax.eval_shape(changed.initial_model, key)
-        return replace(changed, plan=self.plan.with_personal_head(model, PERSONAL_HEAD))
+        return replace(changed, plan=planning.with_personal_head(self.plan, model, PERSONAL_HEAD))
 
     def frozen(self, rule: Rule) -> "Federation":
         """The federation in which no round trains the leaves that a rule names, such as "head".
 
-        They keep their first values with everybody, statistics included, and don't travel. The
-        local steps of an adaptation do train them.
+        All clients keep their initial values, statistics included, and never send them. The local
+        steps of an adaptation do train them, and so do those of new clients.
 
         Raises:
           InputError: no such rule, or it leaves nothing to train.

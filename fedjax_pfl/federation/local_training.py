@@ -1,4 +1,4 @@
-"""How clients train in a round: the options, and the parts of a federation made of them."""
+"""How clients train in a round: the options, and the fields of a federation made from them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from fedjax_pfl.errors import InputError, require, unknown_name
 from fedjax_pfl.federation.augmentation import AUGMENTATIONS, Augmentation, resolve_augmentation
 from fedjax_pfl.federation.extra_losses import ExtraLoss
 from fedjax_pfl.federation.optimizers import SGD, check_optimizer, optimizer_name
-from fedjax_pfl.federation.option import Group, Option, declared, option
+from fedjax_pfl.federation.option import Group, Option, again, declared, option
 from fedjax_pfl.federation.schedules import BATCH_ORDERS, Schedule
 from fedjax_pfl.typing import Tree
 
@@ -26,18 +26,22 @@ class LocalTraining(Group):
     """Local training of all clients.
 
     "shuffled" draws a new order of a client's samples in each epoch. "partition" keeps that of the
-    partition; "by_class" goes class after class, in an order of the client's own (the published
-    PLGA loader). These two never shuffle, and a round goes on where the client's last one stopped,
-    so all clients must take part.
+    partition; "by_class" takes class after class, in the client's own class order (the published
+    PLGA loader). These two never shuffle, and a round continues where the client's last one
+    stopped, so all clients must take part.
 
     `optimizer` is any hashable function of a learning rate, such as `SGD(nesterov=True)`; momentum
     and weight decay are then its own.
     """
 
-    local_epochs: int = option(1, "passes over its training samples of a client in a round")
-    local_steps: int | None = option(None, "minibatch steps in a round, in place of epochs")
-    batch_size: int = option(10, "samples of a minibatch", low=1)
-    drop_last: bool = option(False, "leave out the incomplete minibatch of an epoch")
+    local_epochs: int = option(
+        Schedule.epochs, "passes of a client over its training samples in a round"
+    )
+    local_steps: int | None = option(
+        Schedule.steps, "minibatch steps in a round, instead of epochs"
+    )
+    batch_size: int = option(Schedule.batch_size, "samples of a minibatch", low=1)
+    drop_last: bool = option(Schedule.drop_last, "leave out the incomplete minibatch of an epoch")
     batch_order: str = option("shuffled", "of samples: {choices}", choices=BATCH_ORDERS)
     learning_rate: float = option(
         0.1, "step size of local SGD in the first round", noun="a finite number of"
@@ -47,13 +51,13 @@ class LocalTraining(Group):
     )
     learning_rate_schedule: Callable[..., Any] | None = option(
         None,
-        "function (t, total) -> factor of the learning rate in round t, from 0, of all rounds; its "
-        "numbers are traced",
+        "function (t, total) -> factor of the learning rate in round t (from 0) of total; both are "
+        "traced",
     )
-    momentum: float = option(0.0, "of local SGD, starting anew in each round", within="[0, 1)")
-    weight_decay: float = option(0.0, "L2 penalty of local SGD")
+    momentum: float = again(SGD, "momentum")
+    weight_decay: float = again(SGD, "weight_decay")
     optimizer: Callable[..., Any] | None = option(
-        None, "function of a learning rate that makes an optax optimizer, in place of SGD"
+        None, "function of a learning rate that makes an optax optimizer, instead of SGD"
     )
     extra_loss: ExtraLoss | None = option(
         None, "added to the local loss of every algorithm, such as WeightDistribution(10.0)"
@@ -72,7 +76,7 @@ class LocalTraining(Group):
             for name in ("momentum", "weight_decay"):
                 if getattr(self, name):
                     raise InputError(
-                        f"{name} can't be given beside an optimizer, which has its own: leave it "
+                        f"{name} can't be given with an optimizer, which has its own: leave it "
                         "out, or give SGD's options to the optimizer."
                     )
         schedule = self.learning_rate_schedule
@@ -92,15 +96,19 @@ class LocalTraining(Group):
     def changed(self, **options: Any) -> "LocalTraining":
         """The same with other values, unchecked.
 
-        Epochs given without steps take their place; so does an optimizer that of SGD's options.
+        Epochs given without steps replace the steps; an optimizer replaces SGD's options.
 
         Raises:
-          InputError: no such option.
+          InputError: no such option, or both epochs and steps.
         """
         known = declared(type(self))
         for name in options:
             if name not in known:
                 raise unknown_name("option of local training", name, known)
+        if options.get("local_epochs") is not None and options.get("local_steps") is not None:
+            raise InputError(
+                "local_epochs and local_steps can't both be given: steps take the place of epochs."
+            )
         instead: dict[str, Any] = {}
         if options.get("local_epochs") is not None:
             instead["local_steps"] = None
@@ -130,7 +138,7 @@ class LocalTraining(Group):
           dtype: of the model.
 
         Raises:
-          InputError: steps that can't be counted, or what does not fit the data or the model.
+          InputError: too many steps to count, or options that do not fit the data or the model.
         """
         self.schedule.check_counts(data.train.capacity)
         extra_loss = self.extra_loss
@@ -171,7 +179,7 @@ class LocalTraining(Group):
         )
 
     def numbers(self) -> dict[str, Any]:
-        """The values of `NUMBERS`, and the name of an optimizer in place of SGD's options."""
+        """The values of `NUMBERS`, and an optimizer's name instead of SGD's options."""
         values = {name: getattr(self, name) for name in NUMBERS}
         if self.optimizer is None:
             return values
@@ -179,11 +187,12 @@ class LocalTraining(Group):
         return own | {"optimizer": optimizer_name(self.optimizer)}
 
 
-# Options of numbers and of yes or no: a run may give single algorithms their own.
+# Numbers and booleans: a run may set these for one algorithm alone.
 NUMBERS: dict[str, Option] = {
     name: one for name, one in declared(LocalTraining).items() if one.kind in (bool, int, float)
 }
 SGD_OPTIONS = ("momentum", "weight_decay")
+RATES = ("learning_rate", "learning_rate_decay")  # those that vary inside a program
 
 
 def _written(number: Any) -> float:
@@ -195,10 +204,11 @@ def check_rates(rate: Any, decay: Any) -> tuple[float, float]:
     """The local learning rate and its decay as numbers.
 
     Raises:
-      InputError: they can't be that.
+      InputError: a value out of range.
     """
-    given = {"learning_rate": rate, "learning_rate_decay": decay}
-    rate, decay = (NUMBERS[name].check(value) for name, value in given.items())
+    rate, decay = (
+        NUMBERS[name].check(value) for name, value in zip(RATES, (rate, decay), strict=True)
+    )
     return rate, decay
 
 

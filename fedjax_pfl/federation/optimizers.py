@@ -10,31 +10,26 @@ import numpy as np
 import optax
 
 from fedjax_pfl.errors import InputError, require
+from fedjax_pfl.federation.option import Group, option
 from fedjax_pfl.typing import Tree
-from fedjax_pfl.values import number
 
 
 @dataclass(frozen=True)
-class SGD:
-    """Factory of the local optimizer; momentum starts anew in each round, as the model does.
+class SGD(Group):
+    """Factory of the local optimizer; momentum is reset in each round, as the model is.
 
-    Any hashable `learning_rate -> optax.GradientTransformation` may stand in its place.
+    Any hashable `learning_rate -> optax.GradientTransformation` can replace it.
     """
 
-    momentum: float = 0.0
-    nesterov: bool = False
-    weight_decay: float = 0.0
+    momentum: float = option(0.0, "of local SGD, reset in each round", within="[0, 1)")
+    nesterov: bool = option(False, "whether its momentum looks ahead")
+    weight_decay: float = option(0.0, "L2 penalty of local SGD")
 
     def __str__(self) -> str:
         parts = [f"momentum {self.momentum:g}"] if self.momentum else []
         parts += ["Nesterov"] if self.momentum and self.nesterov else []
         parts += [f"weight decay {self.weight_decay:g}"] if self.weight_decay else []
         return f"SGD ({', '.join(parts)})" if parts else "SGD"
-
-    def validate(self) -> None:
-        momentum = number("momentum", self.momentum, "in [0, 1)", high=1)
-        require(np.float32(momentum) < 1, "momentum", self.momentum, "in [0, 1)")
-        number("weight_decay", self.weight_decay, "at least 0")
 
     def __call__(self, learning_rate: jax.Array) -> optax.GradientTransformation:
         sgd = optax.sgd(learning_rate, self.momentum or None, self.nesterov)
@@ -46,8 +41,10 @@ class SGD:
 def check_optimizer(name: str, given: Any) -> None:
     """Raises `InputError` unless `given` is a hashable factory, with valid numbers where it is SGD.
 
+    It is called once, with a traced rate; nothing is computed.
+
     Args:
-      name: what a sentence calls it.
+      name: its name in sentences.
     """
     allowed = "a function learning_rate -> optax optimizer"
     require(callable(given), name, type(given).__name__, allowed)
@@ -57,17 +54,30 @@ def check_optimizer(name: str, given: Any) -> None:
         raise InputError(f"{name} must be hashable (tuples for lists): {error}.") from error
     if isinstance(given, SGD):
         given.validate()
+    made: list[Any] = []
+
+    def make(rate: jax.Array) -> jax.Array:
+        made.append(given(rate))
+        return rate
+
+    try:
+        jax.eval_shape(make, jax.ShapeDtypeStruct((), np.float32))
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InputError(f"{name} must be {allowed}: {reason}") from error
+    optimizes = hasattr(made[0], "init") and hasattr(made[0], "update")
+    require(optimizes, name, f"one that makes {type(made[0]).__name__}", allowed)
 
 
 def optimizer_name(optimizer: Callable[..., Any]) -> str:
-    """What a table calls it: a function's name, or what an object says of itself."""
+    """Its name in tables: a function's name, or an object's text."""
     return getattr(optimizer, "__qualname__", None) or re.sub(
         r" at 0x[0-9a-f]+", "", str(optimizer)
     )
 
 
 def formula(optimizer: Callable[..., Any], params: Tree) -> str:
-    """What an optimizer computes, as text: functions of one name may have different formulas.
+    """An optimizer's computation as text: functions of one name may have different formulas.
 
     Args:
       params: arrays or shapes of one client's parameters.

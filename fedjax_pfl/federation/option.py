@@ -1,4 +1,4 @@
-"""Options: declared once, with default, meaning and range. All else is read from there.
+"""Options, declared once with default, meaning and range.
 
 A group of options is a frozen dataclass, a subclass of `Group`, whose fields `option` makes. Its
 checks, `federate`'s signature and docstring, and the flags of command lines come from these fields.
@@ -29,15 +29,15 @@ class Option:
 
     Attributes:
       name: its keyword.
-      default: its value where nobody gives one.
-      meaning: what it is, in a sentence without a capital and a full stop.
-      kinds: types of its values, None apart.
+      default: its value where none is given.
+      meaning: its meaning, in a sentence without a capital and a full stop.
+      kinds: types of its values, except None.
       optional: whether None is a value.
-      choices: the names allowed; () where any are, or none.
+      choices: the names allowed; () where any name or no name is.
       low: least whole number.
       within: range of other numbers, such as "(0, 1]"; None is at least 0.
-      noun: what a sentence on that range calls the number.
-      called: what a sentence on the choices calls the option.
+      noun: the number's name in sentences on that range.
+      called: the option's name in sentences, if it is another one.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Option:
         return self.meaning.replace("{choices}", f"{', '.join(most)} or {last}" if most else last)
 
     def check(self, value: Any) -> Any:
-        """The value as programs take it.
+        """The value as programs need it.
 
         Objects and values of several types are checked by their group.
 
@@ -75,12 +75,13 @@ class Option:
             require_name(self.called or self.name.replace("_", " "), value, self.choices)
         if len(self.kinds) > 1 or self.kind is None:
             return value
+        name = self.called or self.name
         if self.kind is bool:
-            require(isinstance(value, bool), self.name, value, "True or False")
+            require(isinstance(value, bool), name, value, "True or False")
         elif self.kind is str:
-            require(isinstance(value, str), self.name, value, "text")
+            require(isinstance(value, str), name, value, "text")
         elif self.kind is int:
-            return require_whole(self.name, value, self.low)
+            return require_whole(name, value, self.low)
         else:
             return self._number(value)
         return value
@@ -94,20 +95,26 @@ class Option:
         return self.check(convert(self.name, text, self.kind))
 
     def _number(self, value: Any) -> float:
-        within = self.within or "[0, inf)"
+        name, within = self.called or self.name, self.within or "[0, inf)"
         low, high = (float(end) for end in within[1:-1].split(","))
         allowed = "at least 0" if self.within is None else f"in {self.within}"
         allowed = f"{self.noun} {allowed}".strip()
-        value = number(self.name, value, allowed, low, high)
-        held = np.float32(value)  # an open end is to be one in the program too
+        value = number(name, value, allowed, low, high)
+        held = np.float32(value)  # an open end must be open in the program too
         outside = (within[0] == "(" and held <= low) or (within[-1] == ")" and held >= high)
-        require(not outside, self.name, value, allowed)
+        require(not outside, name, value, allowed)
         return value
 
 
 def option(default: Any, meaning: str, **more: Any) -> Any:
     """A field of a group; `more` are other attributes of its `Option`."""
     return field(default=default, metadata={"option": {"meaning": meaning, **more}})
+
+
+def again(group: type, name: str) -> Any:
+    """A field for an option that another group declares."""
+    (one,) = (one for one in fields(group) if one.name == name)
+    return field(default=one.default, metadata=one.metadata)
 
 
 @cache
@@ -137,12 +144,12 @@ class Group:
     """Options that belong together; a subclass builds its part of a federation."""
 
     def validate(self) -> None:
-        """Raises `InputError` for a value that is none of its option."""
+        """Raises `InputError` for a value that its option does not allow."""
         for name, one in declared(type(self)).items():
             one.check(getattr(self, name))
 
     def checked(self) -> Self:
-        """The same with values as programs take them.
+        """The same with values as programs need them.
 
         Raises:
           InputError: see `validate`.
@@ -158,10 +165,10 @@ def gathered(groups: Sequence[type[Group]], given: Mapping[str, Any], taker: str
     Args:
       groups: their classes.
       given: values by name.
-      taker: who takes them, for a sentence.
+      taker: the function that takes them, for sentences.
 
     Raises:
-      InputError: a name that no group has, or a value that can't be.
+      InputError: a name that no group has, or a value that is not allowed.
     """
     known = {name: group for group in groups for name in declared(group)}
     for name in given:

@@ -1,4 +1,4 @@
-"""The options of `federate`, one group a concern; each builds its part of a federation."""
+"""The options of `federate` in groups; each group builds its part of a federation."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -7,7 +7,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_pfl.aggregation.leaf_plan import NORM_POLICIES, LeafPlan, leaf_plan
+from fedjax_pfl.aggregation.leaf_plan import NORM_POLICIES, LeafPlan
+from fedjax_pfl.aggregation.planning import leaf_plan
 from fedjax_pfl.aggregation.sharing import SHARED, Rule
 from fedjax_pfl.data.federated import FederatedData, by_class, make_split
 from fedjax_pfl.data.partitions.partition import Partition
@@ -16,13 +17,9 @@ from fedjax_pfl.data.sources.registry import Dataset
 from fedjax_pfl.errors import InputError, require
 from fedjax_pfl.execution.packing import fitted
 from fedjax_pfl.execution.strategy import SEED_AXES, Execution, resolve_execution
-from fedjax_pfl.federation.local_training import NUMBERS, LocalTraining, check_hashable
+from fedjax_pfl.federation.local_training import NUMBERS, RATES, LocalTraining, check_hashable
 from fedjax_pfl.federation.option import Group, Option, declared, gathered, option
-from fedjax_pfl.federation.participation import (
-    STRAGGLER_SCHEDULES,
-    Participation,
-    participation,
-)
+from fedjax_pfl.federation.participation import ParticipationOptions
 from fedjax_pfl.models.networks import make_model
 from fedjax_pfl.models.registry import INITIALIZERS
 from fedjax_pfl.models.task import Task, as_task
@@ -31,6 +28,7 @@ from fedjax_pfl.typing import Tree
 __all__ = [
     "GROUPS",
     "NUMBERS",
+    "RATES",
     "ExecutionOptions",
     "InputOptions",
     "LocalTraining",
@@ -54,7 +52,7 @@ class ModelOptions(Group):
     )
     initializer: str = option(
         "torch",
-        "first parameters of a network given by name, as those libraries draw them: {choices}",
+        "initial parameters of a network given by name, drawn as in those libraries: {choices}",
         choices=INITIALIZERS,
     )
     dtype: str = option("float32", "floating type of models and inputs: {choices}", choices=DTYPES)
@@ -76,7 +74,7 @@ class ModelOptions(Group):
         require(fits, "model_options", type(given).__name__, allowed)
 
     def task(self, model: Any, dataset: Dataset) -> Task:
-        """What `federate` is given as its model, as a task for the data set's samples.
+        """The task of the model given to `federate`, for the data set's samples.
 
         Raises:
           InputError: no such network, or one that can't take them.
@@ -98,11 +96,11 @@ class ModelOptions(Group):
 
 @dataclass(frozen=True)
 class SharingOptions(Group):
-    """What of a model the server aggregates, see `leaf_plan`."""
+    """The leaves of a model that the server aggregates, see `leaf_plan`."""
 
     batch_norm: str | None = option(
         None,
-        "what of normalisation layers is averaged: {choices} ('local': nothing); default: the "
+        "averaged part of normalisation layers: {choices} ('local': nothing); default: the "
         "algorithm's",
         choices=NORM_POLICIES,
         called="batch-norm policy",
@@ -118,7 +116,7 @@ class SharingOptions(Group):
     )
 
     def plan(self, shapes: Tree, order: Sequence[str]) -> LeafPlan:
-        """The plan of a model of those shapes, whose blocks the network makes in that order.
+        """The plan of a model of those shapes, with the blocks in the network's order.
 
         Raises:
           InputError: no such block.
@@ -129,37 +127,12 @@ class SharingOptions(Group):
 
 
 @dataclass(frozen=True)
-class ParticipationOptions(Group):
-    """Who takes part in a round, see `participation`."""
-
-    participation: float = option(
-        1.0, "part of the clients that takes part in a round", within="(0, 1]", noun="a fraction"
-    )
-    stragglers: dict[int, int] | None = option(
-        None, "delay in rounds of each late client, such as {0: 1, 3: 2}"
-    )
-    straggler_schedule: str = option(
-        "code", "cycle of a straggler: {choices}", choices=STRAGGLER_SCHEDULES
-    )
-
-    def cohorts(self, num_clients: int) -> Participation:
-        """How the cohorts of so many clients are formed.
-
-        Raises:
-          InputError: no such client, or stragglers under sampling.
-        """
-        return participation(
-            num_clients, self.participation, self.stragglers, self.straggler_schedule
-        )
-
-
-@dataclass(frozen=True)
 class InputOptions(Group):
-    """What of the data models see, and what clients are called."""
+    """How models see the data, and the clients' ids."""
 
     input_scaling: str = option(
         "default",
-        "what the model sees of a stored sample: {choices}",
+        "how stored samples are scaled for the model: {choices}",
         choices=tuple(SCALINGS),
     )
     client_ids: np.ndarray | None = option(None, "int [N], permanent ids; 0..N-1 by default")
@@ -169,7 +142,7 @@ class InputOptions(Group):
     ) -> FederatedData:
         """The data of all clients, on the device.
 
-        `class_sorted` puts each client's training samples class after class.
+        `class_sorted` sorts each client's training samples by class.
 
         Raises:
           InputError: the partition does not fit the data set, or ids are not one for each client.
@@ -215,24 +188,24 @@ class InputOptions(Group):
 
 @dataclass(frozen=True)
 class ExecutionOptions(Group):
-    """How the work is laid out on devices; results are equal to rounding."""
+    """How the computation is laid out on devices; results are equal to rounding."""
 
     client_execution: str | int = option("auto", "clients: 'map', 'vmap', a chunk size, or 'auto'")
     seed_execution: str = option("auto", "seeds: {choices}", choices=SEED_AXES)
-    devices: int = option(1, "devices that the client axis is dealt out over", low=1)
+    devices: int = option(1, "devices that share the client axis", low=1)
     eval_batch_size: int = option(100, "samples scored at once", low=1)
 
     def execution(self, steps: np.ndarray) -> Execution:
         """The strategy for clients of so many local steps [N] a round.
 
         Raises:
-          InputError: no such way, or more devices than there are.
+          InputError: no such strategy, or more devices than there are.
         """
         resolved = resolve_execution(self.client_execution, self.seed_execution, self.devices)
         return fitted(resolved, steps)
 
 
-# In the order in which `federate` and command lines name them.
+# In the order of `federate` and of command lines.
 GROUPS: tuple[type[Group], ...] = (
     ModelOptions,
     SharingOptions,

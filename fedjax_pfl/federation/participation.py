@@ -1,21 +1,22 @@
-"""Who takes part in a round: sampling, stragglers, and the masks that follow from them.
+"""Which clients take part in a round: sampling, stragglers, and their masks.
 
-Everything here is a pure function of (round, seed, permanent client id), so every algorithm of a
-comparison meets the same cohorts, and nothing about them is kept in an algorithm's state.
+Everything here is a pure function of (round, seed, permanent client id), so all algorithms of a
+comparison have the same cohorts, and no algorithm keeps any of it in its state.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl import trees
-from fedjax_pfl.errors import InputError, require, require_name
+from fedjax_pfl.errors import InputError, require
+from fedjax_pfl.federation.option import Group, option
 from fedjax_pfl.structs import static, struct
 from fedjax_pfl.typing import Tree
-from fedjax_pfl.values import convert, number
+from fedjax_pfl.values import convert
 
 STRAGGLER_SCHEDULES = ("code", "paper")
 
@@ -32,17 +33,17 @@ class Cohort:
       staleness: int32 [M], rounds between the start of the arriving upload and now.
       phase: int32 [M], position in the client's straggler cycle (0 for the punctual).
       delay: int32 [M], rounds that a straggler's first upload is late (0 for the punctual).
-      mask: bool [M], the members a synchronous algorithm works with: those that start and arrive in
-        this round, without the ones whose training went non-finite.
-      diverged: bool [M], whose training went non-finite in this round.
+      mask: bool [M], the members for a synchronous algorithm: those that start and arrive in this
+        round, without those whose training went non-finite.
+      diverged: bool [M], members whose training went non-finite in this round.
       earlier_starts: int32 [M], rounds before this one in which the client began local training;
-        0 under sampling, where no formula tells.
-      steps: int32 [M], gradients of a minibatch that the client has computed in this round so far;
-        local training adds to them, and they stay with those who diverge.
+        0 under sampling, where no formula gives it.
+      steps: int32 [M], minibatch gradients that the client has computed in this round so far; local
+        training adds to them, also for clients that diverge.
       num_clients: N.
-      in_place: whether row i of the cohort is row i of the client axis, nobody left out.
-      complete: whether the mask is known to hold for all of them, so that no lane has to wait;
-        leave out members with `keep`, which knows, not by replacing the mask.
+      in_place: whether the cohort has all clients, in the order of the client axis.
+      complete: whether the mask is known to be true for all members, so that no lane waits. To
+        leave out members use `keep`, which updates this; do not replace the mask.
     """
 
     rows: jax.Array
@@ -66,16 +67,16 @@ class Cohort:
 
     def gather(self, stack: Tree) -> Tree:
         """Rows of the cohort: leaves [N, ...] give [M, ...]."""
-        trees.check_rows("what is gathered", stack, self.num_clients)
+        trees.check_rows("the gathered stack", stack, self.num_clients)
         return stack if self.in_place else trees.take(stack, self.rows)
 
     def scatter(self, stack: Tree, values: Tree, where: jax.Array | None = None) -> Tree:
         """Writes `values` [M, ...] into the stack [N, ...] for the members of the mask.
 
-        Absent and diverged clients, and rows whose values are not finite, keep theirs bit by bit.
-        `where` [M] replaces the mask for algorithms with stale uploads.
+        Absent and diverged clients, and rows whose values are not finite, keep their values bit by
+        bit. `where` [M] replaces the mask for algorithms with stale uploads.
         """
-        trees.check_rows("what is scattered", values, self.size)
+        trees.check_rows("the scattered values", values, self.size)
         where = self.mask if where is None else where
         where = where & trees.rows_finite(values, self.size)
         kept = trees.where(where, values, self.gather(stack))
@@ -94,16 +95,16 @@ class Cohort:
         return replace(self, steps=(self.steps + steps).astype(jnp.int32))
 
     def at_work(self, members: jax.Array) -> "Cohort":
-        """The cohort with `members` [M] for its mask, without the diverged: late ones too."""
+        """The cohort with `members` [M] (late ones too), without the diverged, as its mask."""
         return replace(self, mask=members & ~self.diverged, complete=False)
 
     def on_schedule(self, t: jax.Array, schedule: str) -> "Cohort":
-        """The cohort of round `t` as it is if stragglers keep to that cycle (`Participation`)."""
+        """The cohort of round `t` if stragglers follow that schedule (`Participation`)."""
         times = _times(t, self.delay, schedule)
-        return replace(self, **times) if self.in_place else self  # under sampling nobody is late
+        return replace(self, **times) if self.in_place else self  # under sampling no client is late
 
     def dropping_late(self) -> "Cohort":
-        """The cohort if nobody takes late uploads: a straggler waits first, and begins in the
+        """The cohort if late uploads are dropped: a straggler waits first, and begins in the
         round in which its late upload would have come.
         """
         begun = (self.phase > 0) & (self.phase <= self.delay)  # not yet, in this cohort
@@ -148,7 +149,7 @@ class Cohort:
         return jax.tree.map(lambda leaf: leaf[self.rows[:, None], self.rows[None, :]], pairs)
 
     def scatter_pairs(self, pairs: Tree, values: Tree) -> Tree:
-        """Writes `values` [M, M, ...] into the pairs [N, N, ...] of which both take part."""
+        """Writes `values` [M, M, ...] into the pairs [N, N, ...] where both take part."""
         both = self.mask[:, None] & self.mask[None, :]
         kept = trees.where(both, values, self.gather_pairs(pairs))
         if self.in_place:
@@ -164,7 +165,7 @@ class Participation:
     Attributes:
       delay: int32 [N], 0 for punctual clients; a straggler's first upload arrives that much later.
       cohort_size: M, clients sampled in each round, uniformly and without replacement.
-      punctual: whether nobody is a straggler.
+      punctual: whether there are no stragglers.
       schedule: cycle of a straggler with delay d. "code" (period d + 2, the published PLGA code):
         starts in phase 0, that upload arrives in phase d, and in phase d + 1 it starts and arrives
         like a punctual client. "paper" (period d + 1): starts in phase 0, arrives in phase d.
@@ -191,7 +192,7 @@ class Participation:
         return Cohort(
             rows=rows,
             ids=ids[rows],
-            delay=delay,
+            delay=jnp.asarray(delay),
             diverged=jnp.zeros((size,), bool),
             steps=jnp.zeros((size,), jnp.int32),
             num_clients=num_clients,
@@ -202,7 +203,7 @@ class Participation:
 
 
 def _times(t: jax.Array, delay: jax.Array, schedule: str) -> dict[str, jax.Array]:
-    """What a cohort's fields say of round `t`, [M] each, for clients late by `delay` [M]."""
+    """A cohort's fields in round `t`, [M] each, for clients late by `delay` [M]."""
     late = delay > 0
     period = jnp.where(late, delay + (2 if schedule == "code" else 1), 1)
     phase = t % period
@@ -219,44 +220,53 @@ def _times(t: jax.Array, delay: jax.Array, schedule: str) -> dict[str, jax.Array
     }
 
 
-def participation(
-    num_clients: int,
-    fraction: float = 1.0,
-    stragglers: dict[int, int] | None = None,
-    schedule: str = "code",
-) -> Participation:
-    """Builds a `Participation`.
+@dataclass(frozen=True)
+class ParticipationOptions(Group):
+    """Who takes part in a round, see `Participation`."""
 
-    Args:
-      num_clients: N.
-      fraction: part of the clients sampled in each round, in (0, 1]; at least one is.
-      stragglers: delay in rounds (>= 1) by row of the client axis.
-      schedule: "code" or "paper", see `Participation`.
-
-    Raises:
-      InputError: a fraction, a delay, a row or a schedule that is not allowed.
-    """
-    fraction = number("participation", fraction, "a fraction in (0, 1]", high=1)
-    require(fraction > 0, "participation", fraction, "a fraction in (0, 1]")
-    require_name("straggler schedule", schedule, STRAGGLER_SCHEDULES)
-    given, allowed = type(stragglers).__name__, "a dict such as {3: 2}"
-    require(stragglers is None or isinstance(stragglers, Mapping), "stragglers", given, allowed)
-    delay = np.zeros((num_clients,), np.int32)
-    for row, rounds in (stragglers or {}).items():
-        row = convert("straggler", row, int)
-        require(0 <= row < num_clients, "straggler", row, f"a client in 0..{num_clients - 1}")
-        what = f"delay of straggler {row}"
-        late = convert(what, rounds, int)
-        require(1 <= late < 2**31 - 2, what, rounds, "at least 1 round, and whole")
-        delay[row] = late
-    if stragglers and fraction < 1:
-        raise InputError(
-            f"Stragglers need a participation of 1, got {fraction}: a late upload of a client that "
-            "is not sampled when it arrives would be lost."
-        )
-    # Rounds half up: Python's round() takes 2.5 to 2 but 3.5 to 4.
-    size = max(1, int(np.floor(fraction * num_clients + 0.5)))
-    punctual = not stragglers
-    return Participation(
-        delay=jnp.asarray(delay), cohort_size=size, punctual=punctual, schedule=schedule
+    participation: float = option(
+        1.0, "part of the clients that takes part in a round", within="(0, 1]", noun="a fraction"
     )
+    stragglers: Mapping[int, int] | None = option(
+        None, "delay in rounds of each late client, such as {0: 1, 3: 2}"
+    )
+    straggler_schedule: str = option(
+        "code", "cycle of a straggler: {choices}", choices=STRAGGLER_SCHEDULES
+    )
+
+    def validate(self) -> None:
+        super().validate()
+        given, allowed = type(self.stragglers).__name__, "a dict such as {3: 2}"
+        named = self.stragglers is None or isinstance(self.stragglers, Mapping)
+        require(named, "stragglers", given, allowed)
+        if self.stragglers and self.participation < 1:
+            raise InputError(
+                f"Stragglers need a participation of 1, got {self.participation}: a late upload of "
+                "a client that is not sampled when it arrives would be lost."
+            )
+
+    def cohorts(self, num_clients: int) -> Participation:
+        """How the cohorts of so many clients are formed.
+
+        Of a part of them that is no whole number the nearest is taken, at least one.
+
+        Raises:
+          InputError: a value that can't be, or no such client.
+        """
+        self.validate()
+        delay = np.zeros((num_clients,), np.int32)
+        for row, rounds in (self.stragglers or {}).items():
+            row = convert("straggler", row, int)
+            require(0 <= row < num_clients, "straggler", row, f"a client in 0..{num_clients - 1}")
+            what = f"delay of straggler {row}"
+            late = convert(what, rounds, int)
+            require(1 <= late < 2**31 - 2, what, rounds, "at least 1 round, and whole")
+            delay[row] = late
+        # Rounds half up: Python's round() takes 2.5 to 2 but 3.5 to 4.
+        size = max(1, int(np.floor(float(self.participation) * num_clients + 0.5)))
+        return Participation(
+            delay=jnp.asarray(delay),
+            cohort_size=size,
+            punctual=not self.stragglers,
+            schedule=self.straggler_schedule,
+        )

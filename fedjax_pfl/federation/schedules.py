@@ -1,9 +1,8 @@
 """Which samples a client's local steps see, and in which order.
 
-A schedule is hashable and static. All of them walk through the client's samples in batches; they
-differ in how many steps that takes, where it begins, and whether each epoch is shuffled anew.
-`batch_indices` says the same thing as data: it is public so that other implementations can be fed
-with exactly the batches used here.
+A schedule is hashable and static. It takes a client's samples in batches, and says how many steps
+there are, where they begin, and whether each epoch is shuffled. `batch_indices` gives the same
+batches as data, so that other implementations can use exactly them.
 """
 
 from dataclasses import dataclass, replace
@@ -19,24 +18,24 @@ from fedjax_pfl.typing import Key, Scalar
 
 Count = TypeVar("Count", int, jax.Array, np.ndarray)  # one number, or one for each client
 BATCH_ORDERS = ("shuffled", "partition", "by_class")
-COUNTED = 2**31  # programs count in int32: what is counted must be below
+COUNTED = 2**31  # programs count in int32, so counts must be below
 # Steps of one loop over a client's samples. A round has a few such loops, and their steps add up.
 MAX_STEPS = COUNTED // 64
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Walks a client's samples for a number of epochs, or for a number of steps.
+    """Batches of a client's samples for a number of epochs, or for a number of steps.
 
     Attributes:
       epochs: passes over the client's samples; ignored where `steps` is given.
       steps: local steps, the same for every client, over as many epochs as they need.
       batch_size: B samples in each minibatch; the last one of an epoch may hold fewer.
-      batches_per_step: minibatches a step is handed (2 or 3 for meta-learning), each of B samples.
+      batches_per_step: minibatches of a step (2 or 3 for meta-learning), each of B samples.
       drop_last: leave out the incomplete step at the end of an epoch. A client with fewer samples
         than one step needs then takes no step at all.
       shuffle: a fresh permutation each epoch; otherwise the order of the split, in which a round
-        goes on where the client's last one stopped (a loader's iterator that outlives rounds).
+        continues where the client's last one stopped (as a loader's iterator kept over rounds).
     """
 
     epochs: int = 1
@@ -67,7 +66,7 @@ class Schedule:
         if steps > MAX_STEPS:
             raise InputError(
                 f"A client with {capacity:,} samples would take {steps:,} local steps in a round, "
-                f"but at most {MAX_STEPS:,} can be: take fewer epochs or steps."
+                f"but at most {MAX_STEPS:,} are allowed: take fewer epochs or steps."
             )
         if not self.shuffle and steps * rounds >= COUNTED:
             raise InputError(
@@ -76,9 +75,9 @@ class Schedule:
             )
 
     def fitting(self, capacity: int) -> "Schedule":
-        """The same batches, without room that no client's samples would fill."""
-        # With drop_last alone a batch that the largest client does not fill is no step: nor is it
-        # with one sample more. Of several batches the first then holds all samples, in any case.
+        """The same batches, no larger than the largest client's samples fill."""
+        # With drop_last, a batch that the largest client does not fill is no step; it still is none
+        # with one sample more. With several batches the first holds all samples anyway.
         most = capacity + 1 if self.drop_last and self.batches_per_step == 1 else capacity
         return self if self.batch_size <= most else replace(self, batch_size=most)
 
@@ -104,7 +103,7 @@ class Schedule:
         if not self.shuffle:
             return jnp.arange(capacity, dtype=jnp.int32)
         # A client's order depends on nothing but its own key: element i of `bits` is the same
-        # whatever the capacity, and the sort is stable, so a lot that ties with the padding's wins.
+        # whatever the capacity, and the sort is stable, so a sample wins a tie with the padding.
         lots = jax.random.bits(jax.random.fold_in(key, epoch), (capacity,), jnp.uint32)
         padded = jnp.where(jnp.arange(capacity) < size, lots, jnp.uint32(0xFFFFFFFF))
         return jnp.argsort(padded, stable=True).astype(jnp.int32)
@@ -136,7 +135,7 @@ def batch_indices(
       key: the round's key of the purpose, `keys.of_round(run_key, "train", t)`.
       client_id: permanent id of the client.
       row: its row on the client axis.
-      cursor: steps it has taken before, for unshuffled schedules that go on where they stopped.
+      cursor: steps it has taken before, for unshuffled schedules, which continue there.
 
     Returns:
       For every step a list of `batches_per_step` arrays of indices into the pool of samples, valid

@@ -1,1 +1,1 @@
-"""Networks by name, a family to a file."""
+"""Networks by name, one file for each family."""

@@ -28,7 +28,7 @@ class CNN(nn.Module):
       pooled: how many of the convolutions, from the first, are pooled; all by default.
       norm: batch normalisation "bn_0", "bn_1", ... of the convolutions: None, "before_relu" (right
         after the convolution) or "after_pool" (last).
-      dropout: rate behind the last hidden layer.
+      dropout: rate after the last hidden layer.
     """
 
     num_classes: int
@@ -84,7 +84,7 @@ def _pooled(net: CNN) -> int:
 
 
 def smallest_image(net: CNN) -> int:
-    """Pixels a side that the convolutions and poolings leave at least one of."""
+    """Fewest pixels a side for which convolutions and poolings leave at least one."""
     size = 1
     for i, padding in reversed(list(enumerate(_paddings(net)))):
         size = max((2 * size if i < _pooled(net) else size) + net.kernel - 1 - 2 * padding, 1)
@@ -92,7 +92,7 @@ def smallest_image(net: CNN) -> int:
 
 
 def _image_model(name: str):
-    """`model(name)` for a `CNN`, which refuses images that its poolings leave no pixel of."""
+    """`model(name)` for a `CNN`, which refuses images too small for its poolings."""
 
     def register(make):
         @model(name)
@@ -109,7 +109,7 @@ def _image_model(name: str):
 
 @model("cnn")
 def _cnn(input_shape, num_classes, initializer):
-    """The 4-layer CNN of cwFedAVG and PFLlib; below 16x16 pixels its small sister."""
+    """The 4-layer CNN of cwFedAVG and PFLlib; below 16x16 pixels a smaller one."""
     check_images("cnn", input_shape, 4)
     if min(input_shape[:2]) >= 16:
         return CNN(num_classes, (32, 64), 5, 0, 512, initializer)
@@ -188,7 +188,7 @@ def _pfedla_karhoutam(input_shape, num_classes, initializer):
 
 @_image_model("pfedla_karhoutam_bn")
 def _pfedla_karhoutam_bn(input_shape, num_classes, initializer):
-    """The same with batch-norm after each convolution, as that code has it for CIFAR."""
+    """The same with batch-norm after each convolution, as in that code for CIFAR."""
     return _karhoutam(num_classes, initializer, "before_relu")
 
 

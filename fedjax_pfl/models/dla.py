@@ -11,9 +11,9 @@ from fedjax_pfl.models.resnet import ConvNorm, ResidualBlock
 
 
 class Tree(nn.Module):
-    """Residual blocks one after another, whose outputs a root of 1x1 convolutions joins.
+    """Residual blocks in a row; a root of 1x1 convolutions joins their outputs.
 
-    At level 2 a tree of level 1 comes first, and a block of its own on the input goes to the root.
+    At level 2 a tree of level 1 comes first, and the root also gets a block on the input.
     """
 
     features: int

@@ -15,14 +15,14 @@ HEAD, PERSONAL_HEAD = "head", "personal_head"
 
 @dataclass(frozen=True)
 class TwoHeads(Task):
-    """A network with a personal head beside its own, of the same form: `params[PERSONAL_HEAD]`.
+    """A network with a second, personal head of the same form: `params[PERSONAL_HEAD]`.
 
     Its logits are those of both heads added up; with a personal head of zeros they are the
     network's own (`without_personal`).
 
     Attributes:
       network: the task of the network with one head.
-      fresh: the personal head begins with weights of its own instead of the first one's.
+      fresh: the personal head begins with new weights, not with the first head's.
     """
 
     network: Task
@@ -67,7 +67,7 @@ class TwoHeads(Task):
         valid: jax.Array | None,
         detached: bool = False,
     ) -> tuple[jax.Array, jax.Array, Tree]:
-        """(logits of the network's head, of the personal head, changed statistics), apart.
+        """(logits of the network's head, logits of the personal head, changed statistics).
 
         With `detached` no gradient reaches the features through the personal head. Computed in
         `compute_dtype`, as `outputs` is.

@@ -27,7 +27,7 @@ def initializers(name: str, fan_in: int):
     bound = fan_in**-0.5
 
     def uniform(key, shape, dtype=jnp.float32):
-        # Drawn flat: the same numbers, and several times less to compile.
+        # Drawn flat: the same numbers, and several times faster to compile.
         flat = jax.random.uniform(key, (math.prod(shape),), dtype, -bound, bound)
         return flat.reshape(shape)
 
@@ -38,7 +38,7 @@ def initializers(name: str, fan_in: int):
 
 
 def _slices(x: jax.Array, axis: int, size: int, stride: int) -> list[jax.Array]:
-    """What the 1st, 2nd, ... element of each sliding window along an axis is, `size` arrays."""
+    """The 1st, 2nd, ... element of each sliding window along an axis: `size` arrays."""
     last = (x.shape[axis] - size) // stride * stride
     return [jax.lax.slice_in_dim(x, i, i + last + 1, stride=stride, axis=axis) for i in range(size)]
 

@@ -11,7 +11,7 @@ from fedjax_pfl.models.layers import add_channels, channel_sum, scale_channels
 def masked_moments(
     x: jax.Array, valid: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Mean and biased variance per channel, and the number of values behind them.
+    """Mean and biased variance per channel, and the number of their values.
 
     Args:
       x: [B, ..., C].
@@ -31,7 +31,7 @@ def masked_moments(
 
 
 def _valid_only(x: jax.Array, valid: jax.Array | None) -> jax.Array:
-    """Zeros for invalid samples: nothing in them, NaN included, reaches what is summed."""
+    """Zeros for invalid samples, so that none of their values, NaN included, enters a sum."""
     if valid is None:
         return x
     return jnp.where(trees.expand_to(x, valid), x, 0)
@@ -42,8 +42,8 @@ class BatchNorm(nn.Module):
 
     In training: normalised with the batch's mean and biased variance; the running mean and the
     running *unbiased* variance move towards the batch's by `momentum`. In evaluation: normalised
-    with the running ones. A batch without a valid sample moves nothing, one with a single value
-    per channel has no unbiased variance and moves the mean alone.
+    with the running ones. A batch without a valid sample changes nothing. One with a single value
+    per channel has no unbiased variance and changes only the mean.
 
     Parameters are "scale" and "bias", statistics "mean" and "var" of the collection "batch_stats",
     all [C]. Which of them a server averages is the leaf plan's batch-norm policy.

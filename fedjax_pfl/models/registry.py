@@ -1,6 +1,5 @@
 """Networks by name: how they are registered, checked and made."""
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -8,7 +7,7 @@ import flax.linen as nn
 import numpy as np
 
 from fedjax_pfl.errors import InputError, require, require_name, unknown_name
-from fedjax_pfl.values import LIMIT, number
+from fedjax_pfl.values import LIMIT, keyword_defaults, number
 
 MODELS: dict[str, Callable[..., Any]] = {}
 F = TypeVar("F", bound=Callable[..., Any])
@@ -18,8 +17,8 @@ INITIALIZERS = ("torch", "flax")
 def model(name: str) -> Callable[[F], F]:
     """Registers `factory(input_shape, num_classes, initializer, **options) -> linen module`.
 
-    Keyword-only parameters of the factory are the network's options. One called `vocab_size` says
-    that it takes token ids.
+    Keyword-only parameters of the factory are the network's options. With one called `vocab_size`
+    the network takes token ids.
     """
 
     def register(factory: F) -> F:
@@ -72,8 +71,7 @@ def make_model(
 
 def options_of(name: str) -> tuple[str, ...]:
     """Names of the options of a network."""
-    parameters = inspect.signature(MODELS[name]).parameters.values()
-    return tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
+    return tuple(keyword_defaults(MODELS[name]))
 
 
 def check_images(name: str, input_shape: tuple[int, ...], smallest: int) -> None:

@@ -1,7 +1,7 @@
-"""What a client's model is to the engine: how it starts, predicts, and what its loss is.
+"""A client's model: how it is initialised and predicts, and its loss.
 
 A model is a dict of collections: `"params"`, and statistics where a network keeps any. Everything
-here sees one client's model and one minibatch; the client axis is the executor's business.
+here sees one client's model and one minibatch; the executor adds the client axis.
 """
 
 import inspect
@@ -20,12 +20,12 @@ from fedjax_pfl.typing import Key, Tree
 
 
 class Outputs(NamedTuple):
-    """What a network makes of a minibatch.
+    """A network's outputs on a minibatch.
 
     Attributes:
       logits: [B, C].
       statistics: the collections of statistics that changed; {} if none did.
-      features: what the head sees, [B, d]; None where the network does not say it.
+      features: the head's inputs, [B, d]; None where the network does not name them.
     """
 
     logits: jax.Array
@@ -35,12 +35,12 @@ class Outputs(NamedTuple):
 
 @struct
 class ForwardedBatch(Batch):
-    """A minibatch and what the model made of it: what extra losses see.
+    """A minibatch and the model's outputs, for extra losses.
 
     Attributes:
       logits: [B, C], of the same forward pass as the minibatch loss; rows that are not `valid` are
         padding.
-      said: its features, or None where the model does not say them.
+      said: its features, or None where the model does not name them.
     """
 
     logits: jax.Array
@@ -48,7 +48,7 @@ class ForwardedBatch(Batch):
 
     @property
     def features(self) -> jax.Array:
-        """What the head sees, [B, d], of the same forward pass.
+        """The head's inputs, [B, d], of the same forward pass.
 
         Raises:
           InputError: the model does not say what its features are.
@@ -82,7 +82,7 @@ def _known(features: jax.Array | None) -> jax.Array:
 
 @dataclass(frozen=True)
 class Task:
-    """Classification with one network; hashable and static. Subclasses say how it is called.
+    """Classification with one network; hashable and static. Subclasses define the calls.
 
     Attributes:
       dtype: name of the floating type of parameters and inputs.
@@ -109,7 +109,7 @@ class Task:
         raise NotImplementedError
 
     def features(self, model: Tree, inputs: jax.Array) -> jax.Array:
-        """What the head sees, [B, d], in evaluation mode; of any model, such as a frozen one.
+        """The head's inputs, [B, d], in evaluation mode; of any model, such as a frozen one.
 
         Raises:
           InputError: the model does not say what its features are.
@@ -128,7 +128,7 @@ class Task:
         raise self.no_head()
 
     def classify(self, model: Tree, features: jax.Array) -> jax.Array:
-        """What the head makes of features: logits [B, C]."""
+        """The head's logits [B, C] of features."""
         raise self.no_head()
 
     def no_head(self) -> InputError:
@@ -165,7 +165,7 @@ class Task:
         return Outputs(*self.computed(self.apply, model, inputs, train, rng, valid))
 
     def computed(self, fn: Callable[..., Any], model: Tree, inputs: jax.Array, *rest: Any) -> Any:
-        """`fn(model, inputs, *rest)` in `compute_dtype`; what it returns is in `dtype` again."""
+        """`fn(model, inputs, *rest)` in `compute_dtype`; its results are in `dtype` again."""
         if self.compute_dtype is None:
             return fn(model, inputs, *rest)
 
@@ -185,7 +185,7 @@ class Task:
     def forward(
         self, model: Tree, batch: Batch, rng: jax.Array | None = None, train: bool = True
     ) -> Forward:
-        """One pass over a minibatch, its loss and what extra losses may see."""
+        """One pass over a minibatch: its loss, and the batch for extra losses."""
         out = self.outputs(model, batch.inputs, train, rng, batch.valid)
         losses = jnp.where(batch.valid, self.losses(out.logits, batch.labels), 0)
         count = jnp.sum(batch.valid, dtype=losses.dtype)
@@ -205,10 +205,10 @@ class Task:
 class LinenTask(Task):
     """A linen module, called as `module(inputs)`.
 
-    Where its `__call__` takes `train` or `valid` (bool [B], which samples are no padding) it is
-    handed them. Collections other than "params" are statistics, updated in training; the random
-    stream "dropout" is there in training. What a method `features` returns while `__call__` runs is
-    what the head sees; a module without one may say it by
+    Where its `__call__` takes `train` or `valid` (bool [B], which samples are no padding), it gets
+    them. Collections other than "params" are statistics, updated in training; training
+    has the random stream "dropout". The features are what a method `features` returns while
+    `__call__` runs; a module without one may name them with
     `self.sow("intermediates", "features", x)`. For another head on them (`embed`, `classify`), the
     method takes the inputs, perhaps `train` and `valid`, and `__call__` applies the layer `head`.
     """
@@ -269,7 +269,7 @@ class LinenTask(Task):
             **options,
         )
         changed = dict(changed)
-        # The last of them: a method that calls its super's has said that one's too.
+        # The last one: a method that calls its super's has recorded that one's too.
         (*_, features) = (None, *changed.pop("intermediates", {}).get("features", ()))
         return Outputs(out, changed, features)
 

@@ -1,1 +1,1 @@
-"""What a simulation returns: its numbers, tables, pictures and files."""
+"""The results of a simulation: numbers, tables, pictures and files."""

@@ -1,7 +1,7 @@
 """Models as NPZ files that load back without running any code.
 
 A file holds one array for each leaf, under its path: `NAME/COLLECTION/LAYER/LEAF`, such as
-`personalized/params/fc_0/kernel`. The axes in front of a leaf's own are written beside them, under
+`personalized/params/fc_0/kernel`. The leading axes are stored under
 `axes/NAME`: "seed,client", or "seed" for a model that all clients share and that is stored once.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from fedjax_pfl.aggregation.leaf_plan import path_name
+from fedjax_pfl import trees
 from fedjax_pfl.data.files import as_path
 from fedjax_pfl.data.places import npz_names, read_npz
 from fedjax_pfl.data.whole_files import aside
@@ -33,7 +33,7 @@ def save_models(path: str | Path, models: Mapping[str, Tree | Broadcast]) -> Non
 
     Raises:
       InputError: the path has another ending, or a model has the name "axes".
-      OutputError: it can't be written; a file that was there stays as it was.
+      OutputError: it can't be written; an existing file stays unchanged.
     """
     path = Path(path)
     require(path.suffix == ".npz", "Path of a model file", str(path), "a name that ends in .npz")
@@ -44,8 +44,8 @@ def save_models(path: str | Path, models: Mapping[str, Tree | Broadcast]) -> Non
         arrays[f"{AXES}/{name}"] = np.array("seed" if is_shared else "seed,client")
         leaves = jax.tree_util.tree_flatten_with_path(model.model if is_shared else model)[0]
         for key_path, leaf in leaves:
-            arrays[f"{name}/{path_name(key_path)}"] = _plain(np.asarray(leaf))
-    # Weights don't compress: writing them as they are takes a tenth of the time.
+            arrays[f"{name}/{trees.path_name(key_path)}"] = _plain(np.asarray(leaf))
+    # Weights don't compress: writing them uncompressed takes a tenth of the time.
     with aside(path) as part:
         np.savez(part, **arrays)
 
@@ -105,7 +105,7 @@ def _axes(path: str | Path, arrays: dict[str, np.ndarray]) -> dict[str, tuple[st
 
 
 def _arrays(path: str | Path, beginning: str = "") -> dict[str, np.ndarray]:
-    """The arrays of a file of models whose names begin so."""
+    """The arrays of a file of models whose names have that prefix."""
     path = as_path("Path of a model file", path)
     keys = npz_names(path)
     named = {key.removeprefix(f"{AXES}/") for key in keys if key.startswith(f"{AXES}/")}

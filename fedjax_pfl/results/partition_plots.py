@@ -1,4 +1,4 @@
-"""Pictures of partitions: who holds what, how sizes differ, what alpha does, renamed labels.
+"""Pictures of partitions: clients' samples, sizes, the effect of alpha, renamed labels.
 
 Every function returns a `matplotlib.figure.Figure`, which needs no display and no global state;
 `figure.savefig(path)` writes it. Clients go from left to right, classes from top to bottom.
@@ -17,7 +17,7 @@ from fedjax_pfl.errors import InputError, require, shown
 from fedjax_pfl.results.plots import COLOURS, DPI, SHADES, ticks
 
 _THOUSANDS = "{x:,.0f}"
-_HATCHES = {"train": "", "test": "///", "validation": "..."}  # told apart in grey, too
+_HATCHES = {"train": "", "test": "///", "validation": "..."}  # distinct in grey, too
 
 
 def heatmap(
@@ -30,7 +30,7 @@ def heatmap(
     """Training samples by client and class, and above them the sizes of the clients' splits.
 
     Labels are those that the clients see. The colour scale is that of square roots, so that a
-    client's few samples of a class show beside its many of another.
+    client's few samples of a class are visible beside many of another.
 
     Args:
       partition: of the pool that the labels are of.
@@ -88,7 +88,7 @@ def comparison(
     """Heat maps of several partitions in one row, on one colour scale, with their numbers.
 
     Args:
-      partitions: by what stands above their picture, such as "alpha=0.1".
+      partitions: by the title of their picture, such as "alpha=0.1".
       labels: labels of the pool, the same for all.
       num_classes: C.
       title: of the figure.
@@ -127,7 +127,7 @@ def comparison(
 def label_map(
     partition: Partition, title: str | None = None, class_names: Sequence[str] | None = None
 ) -> Figure:
-    """The label that each client sees in place of a class; what a client keeps stays white.
+    """The label that each client sees in place of a class; unchanged labels are white.
 
     Args:
       partition: with a label map.

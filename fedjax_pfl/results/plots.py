@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from fedjax_pfl.results.result import Result
 
 
-# Okabe and Ito's colours, told apart with any colour vision; yellow is too pale for lines.
+# Okabe and Ito's colours, distinct for any colour vision; yellow is too pale for lines.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", "--", ":", "-.")
 HEAT = "YlGnBu"  # zeros are masked and stay white
-# The same without the palest colours: little must differ from nothing, which is white.
+# The same without the palest colours: small values must differ from zeros, which are white.
 SHADES = ListedColormap(colormaps[HEAT](np.linspace(0.12, 1.0, 256)))
 DPI = 150
 _PANEL = 3.0  # inches, side of one matrix
@@ -54,7 +54,7 @@ def curves(
     Args:
       lines: fractions [S, E] by the name that the legend shows.
       rounds: E numbers, for each of them.
-      model, split: what the title says.
+      model, split: for the title.
     """
     require(len(lines) > 0, "results", lines, "at least one")
     figure = Figure(figsize=(7.5, 4.5), dpi=DPI, layout="constrained")
@@ -94,7 +94,7 @@ def mixing_heatmaps(
 ) -> Figure:
     """Mixing matrices side by side, one column for each round, on one colour scale.
 
-    The scale is that of square roots: weights of others are often small beside a client's own.
+    The scale is that of square roots: weights of others are often small compared to a client's own.
 
     Args:
       matrices: [Q, N, N] (receiver, sender), or [Q, G, N, N] with one row of pictures for each of
@@ -135,7 +135,7 @@ def mixing_heatmaps(
 
 
 def ticks(axis, count: int, most: float = 10, names: Sequence[str] | None = None) -> None:
-    """Round numbers from 0 to `count`, or the names that stand for them.
+    """Round numbers from 0 to `count`, or the names for them.
 
     At most `most` of them, so that labels never touch.
     """

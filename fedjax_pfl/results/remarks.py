@@ -1,4 +1,4 @@
-"""Remarks on the rows of a table: over which clients a mean is, and what did not train."""
+"""Remarks on the rows of a table: the clients of a mean, and which clients did not train."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -8,13 +8,13 @@ import numpy as np
 if TYPE_CHECKING:
     from fedjax_pfl.results.result import Result
 
-MOST = 8  # clients that a sentence names
+MOST = 8  # most clients that a sentence names
 
 
 def scored_clients(
     result: "Result", setting: int = 0, model: str = "personalized", split: str = "test"
 ) -> list[int]:
-    """Permanent ids of the clients whose models have a score: those that means are over."""
+    """Permanent ids of the clients whose models have a score: means are over these."""
     known = np.isfinite(result.accuracy(model, split)[:, setting]).any(axis=(0, 1))
     return result.client_ids[known].tolist()
 
@@ -39,7 +39,7 @@ def without_steps(result: "Result", setting: int = 0) -> list[int]:
 
 
 def row_remarks(result: "Result", setting: int = 0) -> list[str]:
-    """Sentences on one setting: what the algorithm says of itself, then what was recorded."""
+    """Sentences on one setting: the algorithm's own remarks, then recorded facts."""
     said = list(result.remarks)
     idle = without_steps(result, setting)
     if idle:
@@ -60,7 +60,7 @@ def row_remarks(result: "Result", setting: int = 0) -> list[str]:
 
 
 def named(ids: Sequence[int], most: int = MOST) -> str:
-    """ "client 3", "clients 3, 7", or of more than `most` their number and the first ones."""
+    """ "client 3", "clients 3, 7", or for more than `most` their number and the first ones."""
     if len(ids) > most:
         return f"{len(ids)} clients ({', '.join(map(str, ids[:most]))}, ...)"
     return f"{'client' if len(ids) == 1 else 'clients'} {', '.join(map(str, ids))}"
@@ -72,7 +72,7 @@ def over(ids: Sequence[int]) -> str:
 
 
 def grouped(said: Mapping[str, Sequence[str]]) -> list[str]:
-    """Lines "ROW, ROW: sentence." of the sentences on each row; those on all rows name none."""
+    """Lines "ROW, ROW: sentence." from each row's sentences; those on all rows name no row."""
     rows: dict[str, list[str]] = {}
     for row, sentences in said.items():
         for sentence in sentences:

@@ -1,4 +1,4 @@
-"""What a simulation returns: arrays with the axes (seed, setting, round, client), and summaries."""
+"""A simulation's result: arrays with the axes (seed, setting, round, client), and summaries."""
 
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
@@ -36,9 +36,9 @@ class Result:
       train_sizes, test_sizes: int [N] samples; client_ids: int [N], permanent ids.
       eval_rounds: int [E], rounds (counted from 1) after which models were scored.
       scores: "MODEL/SPLIT/accuracy" (a fraction) and "MODEL/SPLIT/loss", [S, H, E, N]. The model
-        is what a client would use after the round's aggregation and before its next training.
+        is the one a client would use after the round's aggregation and before its next training.
       clients: per-client records of every round, [S, H, T, N]: "participated", "diverged",
-        "local_steps" (int32, gradients of a minibatch), "train_loss", and what the algorithm adds.
+        "local_steps" (int32, gradients of a minibatch), "train_loss", and the algorithm's own.
       scalars: per-round records, [S, H, T].
       copies_up, copies_down: int32 [S, H, T, N, G], copies of each block sent and received.
       blocks, block_sizes: names and shared elements of the G blocks; item_bytes: per element.
@@ -47,11 +47,11 @@ class Result:
       seconds_per_round: median wall time of one round of one run, evaluation included.
       padding_efficiency: true local steps over steps executed.
       execution: how the client axis was run.
-      flops_per_step: FLOPs of one of those steps (`costs.step_flops`), or None where they can't be
-        told, as in a result of a version that did not count them.
+      flops_per_step: FLOPs of one of those steps (`costs.step_flops`), or None where they are
+        unknown, as in a result of a version that did not count them.
       flops_per_forward: FLOPs of one of the "forward_samples" of `clients`, the forward passes of
-        candidates' losses (`costs.forward_flops`); None where there are none or they can't be told.
-      remarks: what the algorithm says of its row in a table, see `Algorithm.remarks`.
+        candidates' losses (`costs.forward_flops`); None where there are none or they are unknown.
+      remarks: the algorithm's notes on its row in a table, see `Algorithm.remarks`.
       final: the end state on the device, or None for a result read from a file.
     """
 
@@ -134,8 +134,8 @@ class Result:
 
         Args:
           model, split: as of `accuracy`.
-          coming: over those that take part in the next round instead, before they train in it.
-            Codes that score the selected clients when a round begins report this. NaN after the
+          coming: over the clients of the next round instead, before they train in it. Codes that
+            score the selected clients when a round begins report this. NaN after the
             last round.
           pooled: weighted by test samples, not the plain mean.
 
@@ -177,10 +177,10 @@ class Result:
         return {way: total / present / 1e6 for way, total in sent.items()}
 
     def flops(self) -> np.ndarray | None:
-        """FLOPs of each client's local training, float64 [S, H, T, N]; None if they can't be told.
+        """FLOPs of each client's local training, float64 [S, H, T, N]; None if they are unknown.
 
-        Of those who diverge too. A last minibatch that is not full costs as much as a full one.
-        Losses of candidates that the algorithm has a client compute are part of them.
+        Clients that diverge count too. A last minibatch that is not full costs as much as a full
+        one. The losses of candidates that a client computes are included.
         """
         if self.flops_per_step is None or "local_steps" not in self.clients:
             return None
@@ -217,7 +217,7 @@ class Result:
         return numbers
 
     def summary(self, setting: int = 0) -> dict[str, Any]:
-        """The numbers of one setting that belong in a table; accuracies are fractions."""
+        """The numbers of one setting for a table; accuracies are fractions."""
         curve = self.curve()[:, setting]
         pooled = self.pooled()[:, setting, -1]
         spread = float(curve[:, -1].std(ddof=1)) if len(self.seeds) > 1 else None  # unknown
@@ -260,10 +260,10 @@ class Result:
 
     def table(self, model: str = HEADLINE, form: str = "markdown") -> str:
         """One row for each setting: mean accuracy after the last round with half of its 95 %
-        interval over seeds (Student's t; marked * where it reaches outside the scale), the worst
+        interval over seeds (Student's t; marked * where it extends beyond the scale), the worst
         tenth of the clients, the best round, and the megabytes a participating client sends and
-        receives in a round. Where settings score different clients, a column names them. Below the
-        table stand remarks on its rows.
+        receives in a round. Where settings score different clients, a column names them. Remarks on
+        the rows follow below the table.
 
         Args:
           model: a name that was scored, on test samples.
@@ -290,7 +290,7 @@ class Result:
 
         Raises:
           InputError: the folder holds one of the two already.
-          OutputError: they can't be written; neither is there then.
+          OutputError: they can't be written; then neither exists.
         """
         values = {name: value for name, value in vars(self).items() if name != "final"}
         result_files.save(Path(folder), values)
@@ -301,7 +301,7 @@ class Result:
 
         Raises:
           InputError: no result there, or one that is damaged or another version's: a digest of all
-            values is stored with them, and they have to fit each other.
+            values is stored with them, and they must be consistent.
         """
         needed = {f.name: f.default is MISSING for f in fields(cls) if f.name != "final"}
         return cls(**result_files.load(as_path("Folder of a result", folder), needed))

@@ -1,4 +1,4 @@
-"""The two files of a saved result: written whole, verified when they are read.
+"""The two files of a saved result: written whole, verified when read.
 
 `result.json` has the numbers and words, and a digest of everything; `result.npz` has the arrays,
 those of a dict under DICT:NAME.
@@ -30,7 +30,7 @@ def save(folder: Path, values: Mapping[str, Any]) -> None:
 
     Raises:
       InputError: the folder holds one of the two files already.
-      OutputError: they can't be written; neither is there then.
+      OutputError: they can't be written; then neither exists.
     """
     there = [name for name in (PLAIN, ARRAYS) if (folder / name).exists()]
     if there:
@@ -81,7 +81,7 @@ def load(folder: Path, fields: Mapping[str, bool]) -> dict[str, Any]:
         raise InputError(f"No saved result can be read from {folder}: {error}{more}") from error
     stored = plain.pop(DIGEST, None)
     if stored is not None and stored != digest(plain, arrays):  # older results have none
-        raise damaged(folder / PLAIN, f"what it or {ARRAYS} holds was changed since it was written")
+        raise damaged(folder / PLAIN, f"it or {ARRAYS} was changed after it was written")
     require_version(folder / PLAIN, plain.pop("version", None), remedy(folder))
     values: dict[str, Any] = plain | {group: {} for group in GROUPS}
     for name, value in arrays.items():
@@ -111,8 +111,8 @@ def damaged(path: Path, what: str) -> InputError:
 
 
 def remedy(folder: Path) -> str:
-    """What to do about an algorithm's folder that can't be read."""
-    return f"Delete the folder {folder} and give its run's command again to make it anew."
+    """The remedy for an algorithm's folder that can't be read."""
+    return f"Delete the folder {folder} and give its run's command again."
 
 
 def digest(plain: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> str:
@@ -252,7 +252,7 @@ def out_of_range(array: np.ndarray, low: float, high: float) -> bool:
 
 
 def unordered(rounds: np.ndarray, last: int) -> bool:
-    """Whether these are other than ascending rounds in 1..last."""
+    """Whether these are not ascending rounds in 1..last."""
     return out_of_range(rounds, 1, last) or bool((np.diff(rounds.astype(np.int64)) <= 0).any())
 
 
@@ -289,7 +289,7 @@ def _ranges(values: Mapping[str, Any], rounds: int):
 
 
 def _plain(value) -> float | str:
-    """What JSON has no word for: NumPy's numbers, and functions among hyperparameters, by name."""
+    """Values without a JSON type: NumPy's numbers, and functions among hyperparameters, by name."""
     if callable(value):
         return f"{value.__module__}.{value.__qualname__}"
     return float(value)

@@ -1,4 +1,4 @@
-"""A result for people: its headline numbers as a table, its accuracy as a picture."""
+"""A result for readers: its main numbers as a table, its accuracy as a picture."""
 
 import math
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ def interval(values: np.ndarray) -> float | None:
 
 
 def beyond(mean: float, half: float | None, low: float = 0.0, high: float = 100.0) -> bool:
-    """Whether mean ± half reaches outside the scale, in percent, by more than rounding."""
+    """Whether mean ± half extends beyond the scale, in percent, by more than rounding."""
     return half is not None and (mean - half < low - 0.005 or mean + half > high + 0.005)
 
 
@@ -41,7 +41,7 @@ def half_width(mean: float, half: float | None, low: float = 0.0, high: float = 
 
 
 def interval_note(seeds: int, marked: bool) -> str | None:
-    """A sentence on intervals over few seeds, or on marked ones; None where neither is there.
+    """A sentence on intervals over few seeds, or on marked ones; None if there is neither.
 
     Args:
       seeds: of the row with the fewest among those with an interval.
@@ -54,11 +54,11 @@ def interval_note(seeds: int, marked: bool) -> str | None:
     free = f"{seeds - 1} degree{'' if seeds == 2 else 's'} of freedom"
     factor = stats.t.ppf(0.975, seeds - 1)
     said = (
-        f"With {seeds} seeds a 95 % interval has {free} and reaches {factor:.1f} standard errors "
+        f"With {seeds} seeds a 95 % interval has {free} and extends {factor:.1f} standard errors "
         "to each side."
     )
     if marked:
-        said += " * reaches outside the scale: such an interval says little; more seeds narrow it."
+        said += " * extends beyond the scale: such an interval says little; more seeds narrow it."
     return said
 
 
@@ -76,7 +76,7 @@ def setting_names(result: "Result") -> list[str]:
 
 
 def table(result: "Result", model: str, form: str) -> str:
-    """What `Result.table` returns, see there."""
+    """The table of `Result.table`, see there."""
     require_name("form of a table", form, FORMS)
     finals, best = 100 * result.curve(model)[..., -1], 100 * np.nanmax(result.curve(model), axis=-1)
     worst, body, marked = 100 * result.worst_decile(model), [], False
@@ -122,7 +122,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
 
 
 def plot(result: "Result", model: str, split: str) -> "Figure":
-    """What `Result.plot` returns, see there."""
+    """The picture of `Result.plot`, see there."""
     from fedjax_pfl.results import plots  # matplotlib, slow
 
     curves = result.curve(model, split)

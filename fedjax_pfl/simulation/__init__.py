@@ -1,1 +1,1 @@
-"""Rounds on the device and on the host: what a simulation is."""
+"""A simulation: its rounds on the device, and the host's part."""

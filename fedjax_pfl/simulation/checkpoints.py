@@ -29,12 +29,12 @@ FORMAT = 1
 
 
 class Saved(NamedTuple):
-    """What a checkpoint held.
+    """The content of a checkpoint.
 
     Attributes:
       round: rounds done.
       trees: by name, the leaves of each as host arrays.
-      facts: what was saved beside them, as JSON has it.
+      facts: the JSON that was saved with them.
     """
 
     round: int
@@ -43,14 +43,14 @@ class Saved(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints of one simulation, in a folder of its own.
+    """The checkpoints of one simulation, in their own folder.
 
     Orbax writes each under another name and renames it when it is whole. A digest of all arrays is
-    stored with it and compared when it is read. A damaged checkpoint is passed over for the one
-    before, with a warning. Nothing that is read can run code.
+    stored with it and compared when it is read. A damaged checkpoint is skipped, with a
+    warning, for the one before. Reading never runs code.
 
     Args:
-      folder: made where it is missing; no other simulation may use it.
+      folder: made if it is missing; no other simulation may use it.
       every_seconds: wall time between two checkpoints; 0 saves after every chunk.
       keep: how many are kept.
     """
@@ -70,10 +70,10 @@ class Checkpoints:
     def save(self, done: int, trees: Mapping[str, Tree], facts: Mapping[str, Any]) -> None:
         """Saves pytrees of arrays and some JSON as the state after `done` rounds.
 
-        A checkpoint of that round that exists already stays as it is, unless it is damaged.
+        An existing checkpoint of that round stays unchanged, unless it is damaged.
 
         Raises:
-          OutputError: it can't be written; those before it are still there.
+          OutputError: it can't be written; earlier ones are kept.
         """
         ocp, manager = self._open()
         if done in manager.all_steps():
@@ -114,7 +114,7 @@ class Checkpoints:
             if saved is not None:
                 return saved
             warnings.warn(
-                f"The checkpoint of round {step} in {self.folder} is damaged and is passed over.",
+                f"The checkpoint of round {step} in {self.folder} is damaged and is skipped.",
                 stacklevel=2,
             )
         return None
@@ -125,7 +125,7 @@ class Checkpoints:
             self._manager = None
 
     def check(self) -> None:
-        """Makes the folder, and makes sure that it can be written to.
+        """Makes the folder, and checks that it can be written to.
 
         Raises:
           OutputError: it can't.
@@ -136,13 +136,13 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _writing(self, step: int) -> Iterator[None]:
-        """What Orbax raises, and logs in its threads, is an `OutputError`; nothing stays of it."""
+        """Turns errors that Orbax raises, or logs in its threads, into an `OutputError`."""
         path, logger = self.folder / str(step), logging.getLogger("absl")
         level = logger.level
         logger.setLevel(logging.CRITICAL + 1)
         try:
             yield
-        except Exception as error:  # whatever a full disk makes its writers raise
+        except Exception as error:  # a full disk makes its writers raise anything
             for part in self.folder.glob(f"{step}.*tmp*"):
                 shutil.rmtree(part, ignore_errors=True)
             code = re.search(r"os_error_code='(\d+)'", str(error))
@@ -188,7 +188,7 @@ class Checkpoints:
                 for name, count in described["counts"].items()
             }
             return Saved(described["round"], trees, described["facts"])
-        except Exception:  # whatever a damaged file makes its readers raise
+        except Exception:  # a damaged file makes its readers raise anything
             return None
 
 
@@ -196,7 +196,7 @@ VERSION = "fedjax_pfl's version"
 
 
 def fingerprint(program: Any, matrix_rounds: Sequence[int]) -> dict[str, str]:
-    """What two runs of a simulation must have in common to be the same one, by name."""
+    """By name, everything in which two runs of one simulation agree."""
     runs, federation = program.runs, program.federation
     static = _plain(jax.tree.structure(federation))
     data = [*jax.tree.leaves(federation), federation.rate_factors(program.rounds)]
@@ -222,15 +222,15 @@ def fingerprint(program: Any, matrix_rounds: Sequence[int]) -> dict[str, str]:
 def check_same(saved: Mapping[str, str], now: Mapping[str, str], folder: Path) -> None:
     """Raises `InputError` naming what differs between a checkpoint's simulation and this one."""
     require_version(
-        f"What is in {folder}",
+        f"The content of {folder}",
         saved.get(VERSION),
-        "Give another folder to begin anew.",
+        "Give another folder to start again.",
     )
     other = [name for name in now if saved.get(name) != now[name]]
     if other:
         raise InputError(
             f"The checkpoints in {folder} are another simulation's: its {'; '.join(other)} differ. "
-            "Give the same settings to go on with it, or another folder to begin anew."
+            "Give the same settings to continue it, or another folder to start again."
         )
 
 

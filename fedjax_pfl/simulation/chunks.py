@@ -1,4 +1,4 @@
-"""Rounds in chunks: what the host does between two calls of the program."""
+"""Rounds in chunks: the host's work between two calls of the program."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -12,10 +12,10 @@ from fedjax_pfl.simulation.program import Chunk, Program, placed
 
 
 class Interrupted(Exception):
-    """A simulation that was asked to stop, and did between two chunks.
+    """A simulation was asked to stop, and stopped between two chunks.
 
     Attributes:
-      round: rounds done; kept in the checkpoints, if there are any.
+      round: rounds done; the checkpoints hold them, if there are any.
     """
 
     def __init__(self, done: int):
@@ -24,13 +24,13 @@ class Interrupted(Exception):
 
 
 class Progress(NamedTuple):
-    """What a progress callback is told between chunks.
+    """The argument of a progress callback, called between chunks.
 
     Attributes:
       round: rounds done.
       rounds: rounds of the run.
       accuracy: mean over runs and clients of the last scored personalized test accuracy, or None.
-      seconds: wall time since the first round, compilation apart.
+      seconds: wall time since the first round, without compilation.
     """
 
     round: int
@@ -40,12 +40,12 @@ class Progress(NamedTuple):
 
 
 class Chunks:
-    """The rounds of a program, played in chunks that are measured and kept in checkpoints.
+    """The rounds of a program, run in chunks that are measured and kept in checkpoints.
 
-    Making one compiles the program, and goes on from the newest checkpoint if there is one.
+    Making one compiles the program, and continues from the newest checkpoint if there is one.
 
     Args:
-      program: what is played.
+      program: the compiled program.
       matrix_rounds: rounds, counted from 1, whose mixing matrices are kept.
       checkpoints: where state and measurements are kept, or None.
 
@@ -53,7 +53,7 @@ class Chunks:
       states: after the rounds done, leaves [R, ...].
       done: rounds done.
       collector: their measurements.
-      compile_seconds: what compiling took.
+      compile_seconds: time to compile.
 
     Raises:
       InputError: the checkpoints are another simulation's; before anything is compiled.
@@ -77,7 +77,7 @@ class Chunks:
             if saved is not None:
                 check_same(saved.facts["simulation"], self.mark, checkpoints.folder)
         began = time.perf_counter()
-        # A chunk of no rounds compiles the program and runs nothing of it.
+        # A chunk of no rounds compiles the program and runs no round.
         first = program.advance(program.start(), 0, 0)
         self.compile_seconds = time.perf_counter() - began
         self.states = first.states
@@ -85,7 +85,7 @@ class Chunks:
             self._restore(saved, first)
 
     def _restore(self, saved: Saved, like: Chunk) -> None:
-        """Goes on from a checkpoint, whose trees have the structures of a chunk's."""
+        """Continues from a checkpoint, whose trees have the structures of a chunk's."""
         states, buffers, matrices = map(jax.tree.structure, like)
         leaves = [jax.device_put(leaf) for leaf in saved.trees["states"]]
         self.states = placed(jax.tree.unflatten(states, leaves), self.program.federation)
@@ -98,10 +98,10 @@ class Chunks:
         progress: Callable[[Progress], None] | None = None,
         stop: Callable[[], bool] | None = None,
     ) -> None:
-        """Plays the rounds that are left; for the arguments see `simulate`.
+        """Runs the remaining rounds; for the arguments see `simulate`.
 
         Raises:
-          Interrupted: `stop` said so.
+          Interrupted: `stop` returned true.
           OutputError: a checkpoint can't be written.
         """
         rounds, length = self.program.rounds, 1
@@ -113,7 +113,7 @@ class Chunks:
                 progress(Progress(self.done, rounds, accuracy, self.spent))
             if self.done < rounds:
                 self._pause(stop)
-            # The next chunk takes as long as asked for, if its rounds take as long as these.
+            # The next chunk takes the time asked for, if its rounds take as long as these.
             fitting = chunk_seconds * length / max(seconds, 1e-9)
             length = max(1, int(min(fitting, self.program.capacity)))
 
@@ -123,7 +123,7 @@ class Chunks:
         return min(end for end in ends if end > self.done)
 
     def _advance(self, length: int) -> float:
-        """Plays and measures a chunk; returns the seconds that it took."""
+        """Runs and measures a chunk; returns the seconds that it took."""
         began = time.perf_counter()
         self.states, buffers, matrices = self.program.advance(self.states, self.done, length)
         seconds = time.perf_counter() - began

@@ -43,7 +43,7 @@ class Collector:
         return {"records": whole, "matrices": stacked, "paces": np.asarray(self.paces)}
 
     def restore(self, trees: dict[str, list[Any]], records: Any, matrices: Any) -> None:
-        """The reverse of `trees`, of their leaves; the structures are those of one chunk's."""
+        """The reverse of `trees`, from their leaves; one chunk gives the structures."""
         self.parts = [jax.tree.unflatten(records, trees["records"])]
         self.paces = trees["paces"][0].tolist()
         self.done = len(self.paces)
@@ -62,7 +62,7 @@ class Collector:
         return None
 
     def seconds_per_round(self) -> float:
-        # Whole periods of evaluation, so that it is included whatever the chunks were.
+        # Whole periods of evaluation, so that it is included for all chunk lengths.
         every = min(self.eval_every, len(self.paces))
         whole = len(self.paces) // every * every
         return float(np.median(np.reshape(self.paces[:whole], (-1, every)).mean(axis=1)))

@@ -1,7 +1,7 @@
-"""What computing costs: FLOPs of one local step and of one forward pass, as XLA counts them.
+"""FLOPs of one local step and of one forward pass, as XLA counts them.
 
-The other factor, how many steps each client took, is counted as they happen (`Cohort.steps`) and
-recorded as "local_steps"; the host multiplies the two (`Result.flops`).
+The number of steps that each client took is counted in the round (`Cohort.steps`) and recorded as
+"local_steps"; the host multiplies the two (`Result.flops`).
 """
 
 import math
@@ -26,12 +26,12 @@ from fedjax_pfl.typing import Tree
 def step_flops(federation: Federation) -> float | None:
     """FLOPs of one local step of one client: the gradient of a whole minibatch, and the update.
 
-    Every addition, multiplication and the like counts one. The federation's extra loss is part of
-    it, what an algorithm adds to its steps is not.
+    Every addition, multiplication and the like counts as one. The federation's extra loss is
+    included; an algorithm's additions to its steps are not.
 
     Returns:
-      None where a loop of the step has a length that only running it would tell; and, with a
-      warning, where this version of JAX can't be asked.
+      None where the length of a loop of the step is known only when it runs; and, with a warning,
+      where this version of JAX does not tell.
     """
     return _of_federation(_step, federation)
 
@@ -119,7 +119,7 @@ def flops(fn: Callable[..., Any], *args: Tree) -> float:
 
 def _analysed(fn: Callable[..., Any], args: tuple[Tree, ...]) -> tuple[float, float]:
     """(FLOPs as XLA counts them, the body of a loop once; FLOPs with every turn of the loops)."""
-    with by_definition():  # what a network computes does not depend on how
+    with by_definition():  # the network's function, not its fast form
         traced = jax.jit(fn).trace(*args)
     once = total = (traced.lower().cost_analysis() or {}).get("flops", math.nan)
     for equation in _loops(traced.jaxpr.jaxpr):

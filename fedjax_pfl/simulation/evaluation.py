@@ -1,7 +1,7 @@
 """Scoring models on their clients' samples, adapting them first where an algorithm or a run asks.
 
 "Accuracy" is never one thing here: a score names the model (personalized, global, ...), the split,
-and is kept for every client; how clients are averaged is the result's business.
+and is kept for every client; the result averages over clients.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,8 +25,8 @@ from fedjax_pfl.typing import PerClient, Rows, Stack, State
 def adapt(ctx: Context, models: Stack | Broadcast, rows: Rows, how: Adaptation) -> Stack:
     """Copies of `models` for the clients `rows`, trained locally as `how` says, [k, ...].
 
-    A copy that goes non-finite is the unadapted model. With "head" or "body" all other leaves stay
-    as they are, running statistics of their normalisation layers included.
+    A copy that goes non-finite is the unadapted model. With "head" or "body" all other leaves
+    are unchanged, running statistics of their normalisation layers included.
     """
     federation = ctx.federation
     if how.optimizer is not None:
@@ -86,7 +86,7 @@ def evaluate(
 ) -> dict[str, PerClient]:
     """Scores every model that an algorithm names, for the clients `rows` (all by default).
 
-    An algorithm is asked for the models of as many clients at a time as a round trains (see
+    The algorithm gives the models of as many clients at a time as a round trains (see
     `Execution.width`), so no more copies than that exist. Where these are all clients, it gets
     their rows as a NumPy array.
 

@@ -1,4 +1,4 @@
-"""A program made to fit into the memory there is."""
+"""Makes a program fit into the free memory."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from fedjax_pfl.simulation.program import Program
 
 
 def fitting(program: Program, limit: int | None) -> tuple[Program, Memory | None]:
-    """The program, with fewer clients side by side where their number is ours to choose.
+    """The program, with fewer clients side by side where that number is automatic.
 
     Its estimate as well, None where there is none.
 

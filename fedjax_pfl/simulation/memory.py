@@ -1,4 +1,4 @@
-"""How much device memory a simulation takes at most, estimated before anything is compiled."""
+"""The most device memory that a simulation takes, estimated before anything is compiled."""
 
 import os
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from jax.extend.core import Literal
 
 from fedjax_pfl.errors import gigabytes
 
-# What XLA computes in place or inside its neighbours: no buffer beside that of a dying operand.
+# Operations that XLA computes in place or fuses: no buffer beside that of a dying operand.
 FUSED = frozenset(
     """abs add and broadcast_in_dim ceil clamp concatenate convert_element_type copy cos div
     dynamic_update_slice eq erf exp expand_dims floor ge gt integer_pow iota is_finite le log log1p
@@ -35,12 +35,12 @@ CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "remat2", "checkpo
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on the devices at the fullest moment of a round.
+    """Peak bytes on the devices in a round.
 
     Attributes:
       data: samples, labels and index lists.
       state: the algorithm's state of all runs.
-      working: what a round holds beside them: trained and mixed models, activations, measurements.
+      working: a round's other arrays: trained and mixed models, activations, measurements.
     """
 
     data: int
@@ -77,14 +77,14 @@ def available() -> int | None:
 def peak(jaxpr: Any, owned: frozenset = frozenset(), devices: int = 1) -> int:
     """Most bytes alive at once while a traced program runs, its inputs apart.
 
-    Walks the equations with the buffers that are still needed, into loops, branches and calls.
-    What XLA fuses has no buffer until something needs it as a whole. It then takes over that of an
-    operand that nothing else needs. A loop's carry is counted once: it is updated in place.
+    Visits the equations, also in loops, branches and calls, and tracks the buffers still needed. A
+    fused value has no buffer until an operation needs it as a whole. It then takes over that of an
+    operand with no other use. A loop's carry is counted once: it is updated in place.
 
     Args:
       jaxpr: of the program, not closed.
       owned: inputs that it may use up, which count.
-      devices: over how many of a host's devices stacks are dealt out. Outside a `shard_map` each
+      devices: how many of a host's devices share the stacks. Outside a `shard_map` each
         of them gathers the larger operand of a product.
     """
     last = _last_uses(jaxpr)
@@ -127,7 +127,7 @@ def peak(jaxpr: Any, owned: frozenset = frozenset(), devices: int = 1) -> int:
 
 
 def _last_uses(jaxpr: Any) -> dict[Any, int]:
-    """Index of the last equation that needs each value, through what is fused with it."""
+    """Index of the last equation that needs each value, also through fused operations."""
     last = {v: len(jaxpr.eqns) for v in jaxpr.outvars if not isinstance(v, Literal)}
     for i, equation in reversed(list(enumerate(jaxpr.eqns))):
         until = i
@@ -140,7 +140,7 @@ def _last_uses(jaxpr: Any) -> dict[Any, int]:
 
 
 def _inside(equation: Any, dying: set, devices: int) -> int | None:
-    """Peak of an equation that runs other jaxprs, what it uses up included; None for others."""
+    """Peak of an equation that runs other jaxprs, with the inputs it uses up; None for others."""
     name, params = equation.primitive.name, equation.params
     if name == "while":
         body, skipped = params["body_jaxpr"].jaxpr, params["body_nconsts"]

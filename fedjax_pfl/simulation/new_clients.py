@@ -1,4 +1,4 @@
-"""Clients that take part in nothing, and what a trained federation can do for them afterwards."""
+"""New clients: they take part in no round, and get models from the trained federation."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,13 +10,13 @@ import numpy as np
 from fedjax_pfl.data.federated import FederatedData, Split
 from fedjax_pfl.errors import InputError, require
 from fedjax_pfl.federation.federation import Federation
-from fedjax_pfl.federation.participation import participation
+from fedjax_pfl.federation.participation import ParticipationOptions
 from fedjax_pfl.simulation.program import Final
 from fedjax_pfl.training.scoring import score
 
 
 def without_new_clients(federation: Federation, count: int) -> tuple[Federation, Federation]:
-    """(the federation without its last `count` clients, those clients as one of their own).
+    """(the federation without its last `count` clients, a federation of those clients).
 
     Permanent ids stay, so that no client's samples, batches or initial model change.
 
@@ -28,22 +28,24 @@ def without_new_clients(federation: Federation, count: int) -> tuple[Federation,
     rows, late = np.arange(total - count), np.asarray(federation.participation.delay)
     if late[total - count :].any():
         raise InputError(
-            f"The last {count} clients are to be new, and client "
+            f"The last {count} clients must be new, but client "
             f"{total - count + int(np.argmax(late[total - count :] > 0))} of them is a straggler."
         )
-    fraction = federation.participation.cohort_size / total
-    stragglers = {int(row): int(late[row]) for row in rows if late[row]}
-    schedule = federation.participation.schedule
+    among = ParticipationOptions(
+        federation.participation.cohort_size / total,
+        {int(row): int(late[row]) for row in rows if late[row]},
+        federation.participation.schedule,
+    )
     return (
         replace(
             federation,
             data=_select(federation.data, rows),
-            participation=participation(len(rows), fraction, stragglers or None, schedule),
+            participation=among.cohorts(len(rows)),
         ),
         replace(
             federation,
             data=_select(federation.data, np.arange(total - count, total)),
-            participation=participation(count),
+            participation=ParticipationOptions().cohorts(count),
         ),
     )
 
@@ -86,6 +88,7 @@ def with_samples(federation: Federation, fraction: float) -> Federation:
 def score_new_clients(
     final: Final,
     new_clients: Federation,
+    *,
     steps: Sequence[int] = (0, 5, 20),
     fractions: Sequence[float] = (1.0,),
 ) -> np.ndarray:
@@ -93,9 +96,9 @@ def score_new_clients(
 
     Args:
       final: the end of a simulation in which they took no part.
-      new_clients: their federation, from `without_new_clients`; what it leaves open is the
-        algorithm's, as it was for the clients that trained.
-      steps: local minibatch steps that each may take, in place of the schedule's.
+      new_clients: their federation, from `without_new_clients`; the algorithm prepares it as it
+        did that of the trained clients.
+      steps: numbers of local minibatch steps, instead of the schedule's.
       fractions: parts of its training samples that each has.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The compiled program of a simulation: what is mapped, what is traced, what is donated."""
+"""The compiled program of a simulation: its mapped, traced and donated arguments."""
 
 import warnings
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from fedjax_pfl.typing import Stack, State, Tree
 
 
 class Chunk(NamedTuple):
-    """What one call of the program returns.
+    """The results of one call of the program.
 
     Attributes:
       states: after its last round, leaves [R, ...].
@@ -48,7 +48,7 @@ class Program:
       rounds: T.
       eval_every: models are scored after every so many rounds, and after the last.
       capacity: rounds that the buffers of one call hold.
-      adapt: how copies are adapted before they are scored, or None.
+      adapt: the adaptation of copies before they are scored, or None.
       scored: rows of the clients whose models are scored, or None for all.
     """
 
@@ -67,8 +67,8 @@ class Program:
     def memory(self) -> Memory | None:
         """Estimated from the traced program; nothing is compiled.
 
-        None, with a warning, where this version of JAX describes programs in another way: the
-        estimate reads its internals.
+        None, with a warning, where this version of JAX has other internals, which the estimate
+        reads.
         """
         total = np.int32(self.rounds)
         shapes = jax.eval_shape(_start, self.runs, self.federation, total)
@@ -83,7 +83,7 @@ class Program:
             most = peak(jaxpr, owned, devices)
         except Exception as error:
             warnings.warn(
-                f"How much memory this takes can't be estimated with JAX {jax.__version__} "
+                f"The memory that this takes can't be estimated with JAX {jax.__version__} "
                 f"({type(error).__name__}: {error}), so it is not checked.",
                 stacklevel=2,
             )
@@ -95,9 +95,9 @@ class Program:
         return _start(self.runs, self.federation, np.int32(self.rounds))
 
     def advance(self, states: State, t: int, length: int) -> Chunk:
-        """Plays `length` <= capacity rounds from round `t`; `states` are used up.
+        """Runs `length` <= capacity rounds from round `t`; `states` are donated.
 
-        Waits until the result is there.
+        Waits until the result is ready.
         """
         return jax.block_until_ready(_advance(*self._operands(states, t, length), **self._options))
 
@@ -141,7 +141,7 @@ class Final:
 
 
 def placed(states: State, federation: Federation) -> State:
-    """States [R, ...] with their client axes dealt out over the execution's devices.
+    """States [R, ...] with their client axes sharded over the execution's devices.
 
     Raises:
       TypeError: a field of the state does not declare its client axes.
@@ -200,7 +200,7 @@ def _advance(states, runs, federation, t, length, total, eval_every, capacity, e
 
 
 def _filled(shapes: Tree, value, lead: tuple[int, ...] = ()) -> Tree:
-    """Arrays of those shapes behind the axes `lead`, full of one value."""
+    """Arrays of those shapes with leading axes `lead`, filled with one value."""
     return jax.tree.map(lambda s: jnp.full((*lead, *s.shape), value, s.dtype), shapes)
 
 

@@ -1,4 +1,4 @@
-"""What a user asks `simulate` for, checked in sentences before anything is compiled."""
+"""The arguments of `simulate`, checked before anything is compiled."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,6 +19,8 @@ from fedjax_pfl.simulation.program import Program
 from fedjax_pfl.simulation.runs import MAX_RUNS, Runs, make_runs, served
 from fedjax_pfl.values import is_list, number
 
+CHUNK = 50  # rounds in one call of a program, at most
+
 
 def checked_program(
     algorithm: Algorithm,
@@ -30,14 +32,14 @@ def checked_program(
     adapt: Adaptation | None = None,
     score_clients: Sequence[int] | None = None,
     eval_every: int = 1,
-    chunk: int = 50,
+    chunk: int = CHUNK,
 ) -> Program:
     """The program of a simulation with these arguments of `simulate`; nothing is compiled.
 
-    Its federation is the one that the algorithm has prepared.
+    Its federation is the one prepared by the algorithm.
 
     Raises:
-      InputError: `simulate` would refuse them.
+      InputError: an argument that `simulate` refuses.
     """
     for name, given in (("rounds", rounds), ("eval_every", eval_every), ("chunk", chunk)):
         require_whole(name, given, 1)
@@ -53,7 +55,7 @@ def checked_program(
     added = federation.extra_loss
     if added is not None and not _uses_extra_loss(runs, federation, added):
         raise InputError(
-            f"{algorithm.name} has local steps of its own, to which no extra loss can be added."
+            f"{algorithm.name} has its own local steps, to which no extra loss can be added."
         )
     scored = None if score_clients is None else _scored_rows(score_clients, runs, federation)
     return Program(runs, federation, rounds, eval_every, chunk, adapt, scored)
@@ -63,7 +65,7 @@ def checked_seconds(chunk_seconds: Any) -> float:
     """`chunk_seconds`, a number of at least 0 or infinity.
 
     Raises:
-      InputError: it is none.
+      InputError: another value.
     """
     if isinstance(chunk_seconds, float) and chunk_seconds == math.inf:
         return chunk_seconds
@@ -93,8 +95,8 @@ def _check_seeds(seeds: Sequence[int]) -> None:
 
 
 def _check_steps(algorithm, federation, rounds: int, adapt: Adaptation | None) -> None:
-    """Raises `InputError` where nobody would take a local step, where steps are too many to be
-    counted, and where the schedule of the learning rate has no rate for a round."""
+    """Raises `InputError` where no client would take a local step, where there are too many steps
+    to count, and where the learning rate schedule has no rate for a round."""
     federation.rate_factors(rounds)
     if not algorithm.has_step(federation).any():
         raise InputError(f"No client would take a local step: {_why_no_step(federation)}.")
@@ -121,7 +123,7 @@ def _uses_extra_loss(runs: Runs, federation: Federation, added: ExtraLoss) -> bo
     """Whether a round trains with `added`, the federation's extra loss; it is traced, not run.
 
     Raises:
-      InputError: the loss asks for features that the model does not say.
+      InputError: the loss needs features that the model does not name.
     """
     asked = []
 

@@ -14,12 +14,11 @@ from fedjax_pfl.contract.context import Context
 from fedjax_pfl.contract.registry import is_static
 from fedjax_pfl.errors import InputError, require, unknown_name
 from fedjax_pfl.federation.federation import Federation
-from fedjax_pfl.federation.local_training import check_rates
+from fedjax_pfl.federation.local_training import RATES, check_rates
 from fedjax_pfl.structs import struct
 from fedjax_pfl.typing import Scalar, Tree
 from fedjax_pfl.values import convert, is_list
 
-RATES = ("learning_rate", "learning_rate_decay")
 MAX_RUNS = 2**16  # seeds times settings, however small the model
 
 
@@ -30,7 +29,7 @@ class Runs:
     Attributes:
       algorithm: with its hyperparameters.
       seed: uint32; varies initialisation, cohorts and batches.
-      learning_rate, learning_rate_decay: take the place of the federation's.
+      learning_rate, learning_rate_decay: used instead of the federation's.
     """
 
     algorithm: Algorithm
@@ -69,7 +68,7 @@ def make_runs(
     """All combinations of seeds and settings, seeds outermost, as host arrays [R, ...].
 
     Raises:
-      InputError: a setting that does not exist, is static, or has no valid value; unequal lengths.
+      InputError: an unknown or static setting, an invalid value, or unequal lengths.
     """
     given, allowed = type(settings).__name__, "a dict such as {'learning_rate': [0.1, 0.2]}"
     require(settings is None or isinstance(settings, Mapping), "settings", given, allowed)
@@ -84,7 +83,7 @@ def make_runs(
 
 
 def _count(algorithm: Algorithm, settings: dict[str, Sequence[Any]], seeds: int) -> int:
-    """How many settings there are: the length of each list, once they are checked."""
+    """The number of settings, which is the length of each list, after checks."""
     for name, values in settings.items():
         _check_sweepable(algorithm, name)
         what = f"setting {name!r}"
@@ -97,17 +96,24 @@ def _count(algorithm: Algorithm, settings: dict[str, Sequence[Any]], seeds: int)
     return next(iter(lengths.values()), 1)
 
 
+def sweepable(algorithm: Algorithm) -> tuple[str, ...]:
+    """What `simulate` can sweep inside one program, by name.
+
+    These are the algorithm's traced hyperparameters, "learning_rate" and "learning_rate_decay".
+    """
+    return (*(field.name for field in fields(algorithm) if not is_static(field)), *RATES)
+
+
 def _check_sweepable(algorithm: Algorithm, name: str) -> None:
-    """Raises `InputError` unless a setting is a rate or a traced hyperparameter."""
-    static = {field.name: is_static(field) for field in fields(algorithm)}
-    if static.get(name):
+    """Raises `InputError` unless a setting can be swept."""
+    names = sweepable(algorithm)
+    if name in algorithm.hyperparameters() and name not in names:
         raise InputError(
             f"{name!r} of {algorithm.name!r} is part of the program's structure and can't be "
             "swept inside it; simulate each of its values."
         )
-    traced = [name for name, fixed in static.items() if not fixed]
-    if name not in (*traced, *RATES):
-        raise unknown_name(f"setting of {algorithm.name!r}", name, (*traced, *RATES))
+    if name not in names:
+        raise unknown_name(f"setting of {algorithm.name!r}", name, names)
 
 
 def _variant(algorithm: Algorithm, federation: Federation, chosen: dict[str, Any]) -> Runs:

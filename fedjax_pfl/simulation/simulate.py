@@ -1,4 +1,4 @@
-"""Simulating an algorithm for a number of rounds, or asking what that takes."""
+"""Simulates an algorithm for a number of rounds, or estimates the memory for it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -27,7 +27,7 @@ def simulate(
     seeds: Sequence[int] = (0,),
     settings: Mapping[str, Sequence[Any]] | None = None,
     eval_every: int = 1,
-    chunk: int = 50,
+    chunk: int = request.CHUNK,
     chunk_seconds: float = 2.0,
     matrix_rounds: Sequence[int] | None = None,
     adapt: Adaptation | None = None,
@@ -54,12 +54,12 @@ def simulate(
         the middle and the last.
       adapt: also score copies that were adapted locally, as "adapted".
       score_clients: permanent ids of the clients whose models are scored; means, tables and curves
-        are then over them, and the others' scores are NaN. By default all clients that the
-        algorithm serves.
+        are then over them, and the others' scores are NaN. By default all clients for which the
+        algorithm makes models.
       progress: called between chunks.
       checkpoints: where state and measurements are kept between chunks. A simulation that finds
-        some goes on from there, and ends with the same bits as one that was never interrupted.
-      stop: asked between chunks; once it says yes, a checkpoint is written and `Interrupted`
+        some continues from there, and ends with the same bits as one without interruption.
+      stop: called between chunks; once it returns true, a checkpoint is written and `Interrupted`
         raised.
 
     Returns:
@@ -68,7 +68,7 @@ def simulate(
     Raises:
       InputError: an argument can't be used, or the checkpoints are another simulation's; before
         anything is compiled.
-      Interrupted: `stop` said so.
+      Interrupted: `stop` returned true.
       OutputError: a checkpoint can't be written; those before it are kept.
     """
     program = request.checked_program(
@@ -94,7 +94,7 @@ def simulate(
 def _result(
     algorithm: Algorithm, seeds: tuple[int, ...], settings: dict[str, np.ndarray], played: Chunks
 ) -> Result:
-    """What the rounds left behind, and the facts that tables put beside it."""
+    """The result of the rounds, with the facts for tables."""
     program, collector = played.program, played.collector
     federation = program.federation
     measured = collector.collect((len(seeds), -1))
@@ -133,9 +133,9 @@ def estimate_memory(
     settings: Mapping[str, Sequence[Any]] | None = None,
     adapt: Adaptation | None = None,
     score_clients: Sequence[int] | None = None,
-    chunk: int = 50,
+    chunk: int = request.CHUNK,
 ) -> Memory | None:
-    """What `simulate` with these arguments takes at most; traced, not compiled.
+    """The most memory that `simulate` with these arguments takes; traced, not compiled.
 
     None, with a warning, where this version of JAX gives no estimate.
 
@@ -165,7 +165,7 @@ def check_memory(
     """`estimate_memory`, with fewer clients side by side where only that fits.
 
     Raises:
-      InputError: `simulate` would refuse it, for lack of memory or another reason.
+      InputError: `simulate` would refuse this, for lack of memory or another reason.
     """
     program = request.checked_program(
         algorithm, federation, seeds=seeds, adapt=adapt, score_clients=score_clients

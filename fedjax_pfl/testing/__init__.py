@@ -1,4 +1,4 @@
-"""What an author of an algorithm runs: the suite, and a federation to play on."""
+"""For authors of algorithms: the suite of checks, and a toy federation."""
 
 from fedjax_pfl.testing.suite import CHECKS, check_algorithm
 

@@ -1,11 +1,11 @@
 """The suite every algorithm passes: give `check_algorithm` an algorithm of yours and run it under
 pytest.
 
-Each check plays a few rounds of a tiny federation in double precision: ragged clients, one of
-them with a single sample and one without test samples, under whatever participation it asks for.
+Each check runs a few rounds of a tiny federation in double precision. Its clients are ragged: one
+has a single sample, one no test samples. The check chooses the participation.
 
-A check costs what its programs take to compile. Those that only need some clients to be absent, or
-do not care, take the federation of `_partial`: one program serves all of them.
+The cost of a check is the time to compile its programs. Checks that need absent clients, or any
+federation, use that of `_partial`: they share one program.
 """
 
 from collections.abc import Callable
@@ -58,8 +58,8 @@ def check_algorithm(algorithm: Algorithm, only: str | None = None) -> None:
     Raises:
       InputError: there is no check of that name, or `algorithm` is no registered algorithm's
         instance.
-      TypeError: a function of the algorithm returns what it must not.
-      AssertionError: the algorithm fails; in a sentence.
+      TypeError: a function of the algorithm returns a wrong type.
+      AssertionError: the algorithm fails a check; the message is a sentence.
     """
     if isinstance(algorithm, type):
         raise InputError(
@@ -106,7 +106,7 @@ def partial_participation(algorithm: Algorithm) -> None:
         idle = not steps[~present].any() or not algorithm.absent_idle
         assert idle, f"local steps of absent clients in round {t + 1}: {steps}"
         _finite_and_stochastic(algorithm, states[t + 1], record)
-    assert moved, "nobody took part in any round"
+    assert moved, "no client took part in any round"
 
 
 @check
@@ -160,14 +160,14 @@ def permutation(algorithm: Algorithm) -> None:
 @check
 @in_double_precision
 def divergence(algorithm: Algorithm) -> None:
-    """A client whose training overflows is named; all others and all state stay finite."""
+    """A client whose training overflows is reported; all others and all state stay finite."""
     _diverging(algorithm, _partial)
 
 
 @check
 @in_double_precision
 def divergence_of_one_in_all(algorithm: Algorithm) -> None:
-    """The same where everybody takes part in every round."""
+    """The same with full participation."""
     _diverging(algorithm, toy_for)
 
 
@@ -182,7 +182,7 @@ def _diverging(algorithm: Algorithm, make: Callable[..., Federation]) -> None:
         _finite_and_stochastic(algorithm, state, record)
         expected = ([bad],) if present else ([], [bad])[: 1 if algorithm.absent_idle else 2]
         assert diverged in expected, f"diverged: {diverged}, not client {bad}"
-        weights = record["matrices"].get("mixing")  # what was lost is mixed by nobody else
+        weights = record["matrices"].get("mixing")  # no other client mixes the diverged model
         if diverged and weights is not None:
             others = np.arange(weights.shape[-2]) != bad if weights.shape[-2] > 1 else [True]
             assert not weights[..., others, bad].any(), f"client {bad} was mixed in"
@@ -198,7 +198,7 @@ def _diverging(algorithm: Algorithm, make: Callable[..., Federation]) -> None:
 @check
 @in_double_precision
 def models_of_some(algorithm: Algorithm) -> None:
-    """Whom is asked for makes no difference: some clients' models are their rows of all."""
+    """Models of some clients are the same rows as in the models of all clients."""
     federation = algorithm.prepare(_partial(algorithm))
     runs = make_runs(algorithm, federation, SEEDS)
     program = Program(runs, federation, ROUNDS, capacity=CAPACITY)
@@ -222,7 +222,7 @@ def one_client(algorithm: Algorithm) -> None:
 @check
 @in_double_precision
 def stragglers(algorithm: Algorithm) -> None:
-    """Late clients, and clients too small to take a single step: nothing breaks."""
+    """Late clients, and clients too small for a single step, do no harm."""
     federation = toy_for(algorithm, stragglers={1: 1, 3: 2}, drop_last=True)
     states, records = play(algorithm, federation)
     _finite_and_stochastic(algorithm, states[-1], records[-1])
@@ -242,7 +242,7 @@ def settings_in_one_program(algorithm: Algorithm) -> None:
 
 @check
 def no_recompilation(algorithm: Algorithm) -> None:
-    """Neither seeds, rounds, rates nor traced hyperparameters compile anything anew."""
+    """New seeds, rounds, rates and traced hyperparameters compile nothing again."""
     with jax.enable_x64(True):
         federation = _partial(algorithm)
         simulate(algorithm, federation, 2, seeds=SEEDS, chunk=CAPACITY)

@@ -1,5 +1,4 @@
-"""A tiny federation to test algorithms on, rounds of it on the host, and what to compare them
-by."""
+"""A tiny federation for tests of algorithms, its rounds, and comparisons of their states."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -49,7 +48,7 @@ class OverflowingNormed(Overflowing):
 
 
 def toy_for(algorithm: Algorithm, *sizes, **options) -> Federation:
-    """`toy_federation`, with batch normalisation for an algorithm that is about it."""
+    """`toy_federation`, with batch normalisation for an algorithm that needs it."""
     if algorithm.batch_norm == "local":
         options.setdefault("model", OverflowingNormed(3, (5,)))
     return toy_federation(*sizes, **options)
@@ -70,7 +69,7 @@ def toy_federation(
 
     Args:
       train_sizes, test_sizes: samples of each client.
-      validation_size: of every client; none makes the program smaller, which scores each split.
+      validation_size: of every client; without validation samples the program is smaller.
       model: by default an MLP with 5 hidden units that overflows on huge inputs.
       order: permutation of the clients; they keep their permanent ids.
       diverging: a client whose samples are so large that its training overflows.
@@ -115,7 +114,7 @@ def play(
 ) -> tuple[list[Tree], list[dict]]:
     """(states after 0, 1, ... rounds, what each round recorded), on the host.
 
-    Two seeds run in the program, of which the first is shown.
+    Two seeds run in the program; the first is returned.
     """
     federation = algorithm.prepare(federation)
     runs = make_runs(algorithm, federation, SEEDS)

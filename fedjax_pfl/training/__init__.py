@@ -1,1 +1,1 @@
-"""What a client does with its own samples."""
+"""Local training and scoring: the work of a client on its own samples."""

@@ -1,4 +1,4 @@
-"""What every client does on its own: a local loop of its true length over its own samples."""
+"""Every client's local loop over its own samples, at its true length."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,13 +23,13 @@ Step = Callable[[Tree, Any, jax.Array, Tree, Client], Tree]
 
 
 class ClientRuns(NamedTuple):
-    """What `run_clients` returns.
+    """The results of `run_clients`.
 
     Attributes:
-      carry: [M, ...]. A client whose carry is not finite at the end gets back the one that it began
-        with: no NaN leaves the executor.
+      carry: [M, ...]. A client whose carry is not finite at the end gets its first carry back: no
+        NaN leaves the executor.
       finite: bool [M].
-      steps: int32 [M], how often each client's `step` was called; 0 for the inactive.
+      steps: int32 [M], calls of each client's `step`; 0 for inactive clients.
     """
 
     carry: Tree
@@ -40,8 +40,8 @@ class ClientRuns(NamedTuple):
 class _Lane(NamedTuple):
     """One client's operands: its row, carry, operand, cursor and number of steps.
 
-    The carry is () where all clients begin from the same one; no cursor is 0; no number of steps
-    is the schedule's.
+    The carry is () where all clients begin from the same one. Without a cursor it is 0; without a
+    number of steps it is the schedule's.
     """
 
     row: jax.Array
@@ -52,7 +52,7 @@ class _Lane(NamedTuple):
 
 
 class _Common(NamedTuple):
-    """What all clients have in common: the carry that all begin with, or None, and operands."""
+    """Shared by all clients: the carry that all begin with, or None, and operands."""
 
     carry: Tree
     broadcast: Tree
@@ -82,7 +82,7 @@ class _ClientLoop:
 
     Attributes:
       federation, step, key, schedule, finish: see `run_clients`.
-      part: the split that is walked.
+      part: the split whose samples are used.
       augment: random change of its samples, or None.
       together: whether all clients begin with the same carry.
     """
@@ -107,7 +107,7 @@ class _ClientLoop:
         )
 
     def _walk(self, lane: _Lane) -> _Walk:
-        # Where all sizes are equal any client's is known without looking at the row.
+        # Where all sizes are equal, a client's size does not depend on the row.
         size = self.part.size[0] if self.part.equal else self.part.size[lane.row]
         count = self.schedule.total_steps(size) if lane.steps is None else lane.steps
         start = jnp.int32(0) if lane.start is None else lane.start
@@ -203,15 +203,15 @@ def run_clients(
       operands: read-only operands of each client, leaves [M, ...]; found in `client.operand`.
       split: "train", "validation" or "test".
       active: bool [M]; the others take no step and keep their carry.
-      cursor: int32 [M], steps taken before, for unshuffled schedules that go on where they were.
-      finish: `finish(carry, client)` makes what is returned of a client's last carry, and of its
+      cursor: int32 [M], steps taken before, for unshuffled schedules, which continue there.
+      finish: `finish(carry, client)` makes the result from a client's last carry, and from its
         first where it diverged.
 
     Raises:
       TypeError: a stack does not lead with one row for each of `rows`.
     """
     if not isinstance(carry, Broadcast):
-        trees.check_rows("what local work begins with", carry, rows.shape[0])
+        trees.check_rows("the first carry of local work", carry, rows.shape[0])
     trees.check_rows("operands of local work", operands, rows.shape[0])
     part = federation.data.split(split)
     schedule.check_counts(part.capacity)  # sizes below are traced, and products of them wrap

@@ -1,4 +1,4 @@
-"""What a client does between download and upload: epochs or steps of SGD on its own samples."""
+"""Local training between download and upload: epochs or steps of SGD on a client's samples."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,17 +21,17 @@ from fedjax_pfl.typing import Tree
 
 @struct
 class Trained:
-    """What local training returns: `models, cohort, loss = ctx.train(...)`.
+    """The results of local training: `models, cohort, loss = ctx.train(...)`.
 
-    Where they are asked for, `gradient` and `optimizer_state` follow, in this order.
+    Where requested, `gradient` and `optimizer_state` follow, in this order.
 
     Attributes:
-      models: [M, ...]; a client that diverged or stayed inactive holds the model it began with.
-      cohort: the cohort without those whose training went non-finite, the steps counted.
+      models: [M, ...]; a client that diverged or stayed inactive keeps its first model.
+      cohort: the cohort without clients whose training went non-finite, with the steps counted.
       loss: [M], mean over the local steps of the minibatch loss (0 without steps).
-      gradient: like the parameters, [M, ...], mean of the minibatch gradients that were met on the
-        way: raw gradients, before corrections, momentum or decay (0 without steps).
-      optimizer_state: [M, ...]; a client that diverged or stayed inactive holds what it began with.
+      gradient: like the parameters, [M, ...], mean of the minibatch gradients of all steps: raw
+        gradients, before corrections, momentum or decay (0 without steps).
+      optimizer_state: [M, ...]; a client that diverged or stayed inactive keeps its first one.
     """
 
     models: Tree
@@ -66,21 +66,32 @@ def train(
       key: the round's key for this purpose.
       schedule: batches and their order; the federation's by default.
       broadcast, operands, cursor: see `run_clients`.
-      active: bool [M], who trains; the cohort's mask by default.
-      optimizer_state: [M, ...], what the local optimizers remember of earlier rounds, and return;
-        by default they begin anew.
+      active: bool [M], the members that train; the cohort's mask by default.
+      optimizer_state: [M, ...], states of the local optimizers from earlier rounds, returned
+        updated; by default they are new in each round.
       **step_options: `extra_loss`, `correct`, `trainable`, `mean_gradient`, `updates_per_batch` of
         `LocalStep`.
+
+    Raises:
+      TypeError: a stack does not lead with one row for each member, or the optimizers' state is
+        another optimizer's, or over other leaves.
     """
     step = LocalStep(federation, learning_rate, **step_options)
     if not isinstance(models, Broadcast):
         hint = f"One model for all is Broadcast(model). {trees.MEMBERS}"
         trees.check_rows("models to train", models, cohort.size, hint)
-    elif optimizer_state is not None:  # what clients begin with differs
+    elif optimizer_state is not None:  # clients begin with different states
         models = trees.replicate(models.model, cohort.size)
     carry = step.begin_all(models)
     if optimizer_state is not None:
+        assert isinstance(carry, LocalState)  # each client has a model of its own by now
         trees.check_rows("states of local optimizers", optimizer_state, cohort.size)
+        if jax.tree.structure(optimizer_state) != jax.tree.structure(carry.optimizer):
+            raise TypeError(
+                "optimizer_state must be that of the optimizer that trains, over the leaves that "
+                "it trains: begin with ctx.initial_optimizer_state(trainable=...), with the same "
+                "trainable as in ctx.train."
+            )
         carry = replace(carry, optimizer=optimizer_state)
     if active is None and not cohort.complete:
         active = cohort.mask
@@ -116,11 +127,11 @@ def full_gradient(
     The federation's extra loss is part of it.
 
     Summed over minibatches, so that no batch is as large as a client. Statistics of normalisation
-    layers stay as they are, and samples are not augmented.
+    layers are unchanged, and samples are not augmented.
 
     Returns:
-      (gradients, the cohort without those whose gradient is not finite, one step counted for each
-      minibatch).
+      (gradients, the cohort without clients whose gradient is not finite, with one step counted for
+      each minibatch).
     """
     federation = replace(federation, augment=None)
     schedule = replace(federation.schedule, epochs=1, steps=None, shuffle=False, drop_last=False)

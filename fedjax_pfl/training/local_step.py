@@ -23,7 +23,7 @@ Correction = Callable[[Tree, Tree, Tree, Client], Tree]
 
 @struct
 class LocalState:
-    """What a `LocalStep` carries: a model, its optimizer's state, sums of loss and gradient.
+    """The carry of a `LocalStep`: a model, its optimizer's state, sums of loss and gradient.
 
     The sums are over all steps: divide them by `client.num_steps` for the mean.
     """
@@ -31,11 +31,11 @@ class LocalState:
     model: Tree
     optimizer: Tree
     loss: jax.Array
-    gradient: Tree  # None unless asked for
+    gradient: Tree  # None unless requested
 
 
 class LossAndGradient(NamedTuple):
-    """What one forward and backward pass over a minibatch finds.
+    """The results of one forward and backward pass over a minibatch.
 
     Attributes:
       loss: [], the minibatch loss, without extra losses.
@@ -50,12 +50,12 @@ class LossAndGradient(NamedTuple):
 
 @dataclass(frozen=True)
 class LocalStep:
-    """One minibatch of the local optimizer, the same in `ctx.train` and in loops of one's own.
+    """One minibatch of the local optimizer, the same in `ctx.train` and in an algorithm's own loop.
 
     Momentum, weight decay, the federation's extra loss, dropout and statistics of normalisation
     layers are part of it. `step(state, batch, rng, broadcast, client)` is a step of
     `ctx.run_clients`, with `step.begin(model)` to begin with; an algorithm that carries more than
-    one model calls it for each. What is no plain step is made of its two halves:
+    one model calls it for each. Other steps can be composed of its two halves:
     `loss_and_gradient` at any model, and `update` of a state along the gradient.
 
     Attributes:
@@ -64,11 +64,11 @@ class LocalStep:
       extra_loss: `extra_loss(params, batch, broadcast, client)`, added to the minibatch loss.
         `batch.logits` and `batch.features` are those of the same forward pass.
       correct: `correct(gradient, params, broadcast, client)`, the gradient to use instead.
-      trainable: tree of booleans like the parameters; False leaves stay as they are, and the
-        optimizer does not know them. By default all but the plan's frozen leaves.
+      trainable: tree of booleans like the parameters; False leaves are unchanged, and the
+        optimizer does not see them. By default all but the plan's frozen leaves.
       mean_gradient: also sum up the raw minibatch gradients.
-      updates_per_batch: steps taken one after the other on the same minibatch, the gradient
-        computed anew for each; losses and gradients are averaged over them.
+      updates_per_batch: successive steps on the same minibatch, each with a new gradient; losses
+        and gradients are averaged over them.
     """
 
     federation: Federation
@@ -82,7 +82,7 @@ class LocalStep:
     _optimizer: optax.GradientTransformation = field(init=False)
 
     def __post_init__(self) -> None:
-        # Made here: what it computes of the rate is then not computed in every step.
+        # Made here, so that its computations on the rate are not repeated in every step.
         object.__setattr__(self, "_optimizer", self.federation.optimizer(self.learning_rate))
 
     def begin(self, model: Tree) -> LocalState:
@@ -111,7 +111,7 @@ class LocalStep:
     def loss_and_gradient(
         self, model: Tree, batch: Batch, rng: jax.Array, broadcast: Tree, client: Client
     ) -> LossAndGradient:
-        """Loss and gradient at any model; nothing is moved."""
+        """Loss and gradient at any model; no parameter changes."""
         task, federation = self.federation.task, self.federation
 
         def objective(params):
@@ -138,7 +138,7 @@ class LocalStep:
         Args:
           state: whose parameters move.
           found: at this model or another one; `found._replace(gradient=...)` for another gradient.
-          broadcast, client: what `correct` is to see.
+          broadcast, client: arguments of `correct`.
         """
         parts = self.updates_per_batch
         params, gradient, total = state.model["params"], found.gradient, None

@@ -84,7 +84,7 @@ def _scoring(federation: Federation, part: Split) -> Loop:
 
 
 class LossMatrix(NamedTuple):
-    """Losses of candidates, and what they cost.
+    """Losses of candidates, and their number of forward passes.
 
     Attributes:
       losses: [M, K], mean over a client's samples; 0 for a client without samples, or inactive.
@@ -113,7 +113,7 @@ def loss_matrix(
       active: bool [M]; the others score nothing. All by default.
 
     Raises:
-      InputError: forward passes are too many to be counted.
+      InputError: too many forward passes to count.
     """
     part = federation.data.split(split)
     count = jax.tree.leaves(candidates)[0].shape[0]

@@ -8,7 +8,8 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl import InputError
-from fedjax_pfl.aggregation.leaf_plan import join, leaf_plan
+from fedjax_pfl.aggregation.leaf_plan import join
+from fedjax_pfl.aggregation.planning import leaf_plan
 from fedjax_pfl.aggregation.sharing import SharedLayers, described
 from fedjax_pfl.testing.toys import assert_close, play, toy_federation
 

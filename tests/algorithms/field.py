@@ -1,7 +1,7 @@
-"""Five throwaway algorithms, written against the contract alone: proof that it holds the field.
+"""Five throwaway algorithms that use the contract alone: proof that it is wide enough.
 
-They are no products: simplified forms of what the real algorithms will need. Each names the demand
-that it makes on the engine.
+They are no products: simplified forms of what the real algorithms will need. Each names its demand
+on the engine.
 """
 
 from typing import Any

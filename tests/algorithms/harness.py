@@ -42,7 +42,7 @@ class FourLayers(nn.Module):
 
 
 class Case:
-    """One federation and what a reference needs to know of it, for a number of rounds.
+    """One federation with a reference's inputs, for a number of rounds.
 
     Attributes:
       cohorts: per round, the clients that start and arrive in it.
@@ -86,7 +86,7 @@ class Case:
         return np.asarray(self.federation.data.train.size)
 
     def batches(self, purpose="train", schedule=None, single=True, starts=None):
-        """batches[t][i]: what client i walks through in round t, having begun in `starts`."""
+        """batches[t][i]: the batches of client i in round t, if it began in `starts`."""
         starts = self.starts if starts is None else starts
         schedule = schedule or self.federation.schedule
         split = jax.tree.map(np.asarray, self.federation.data.train)
@@ -164,7 +164,7 @@ def assert_losses(record, case, name, models):
 
 
 def assert_steps(record, who, *walks):
-    """Each client of `who` took a gradient on every batch of `walks`, nobody else on any.
+    """Each client of `who` took a gradient on every batch of `walks`; no other client took any.
 
     A walk holds the batches [i] of client i that a reference is fed with.
     """
@@ -218,14 +218,14 @@ LATE_QUICK = ("code-map", "paper-vmap")
 def over(patterns, quick, variants=(), elsewhere=()):
     """Parametrizes a test with `pattern`, or `pattern` and `variant`; slow but for `quick`.
 
-    All patterns are played with the first variant, all variants under the first two patterns. Every
-    variant is played in CI: those that `quick` leaves out under one of these two in turn.
+    All patterns run with the first variant, all variants under the first two patterns. Every
+    variant runs in CI: those that `quick` leaves out under one of these two in turn.
 
     Args:
       patterns: names of patterns.
       quick: what runs in CI: names of patterns, or pairs (pattern, variant).
       variants: names of variants of the algorithm.
-      elsewhere: variants that another test plays in CI.
+      elsewhere: variants that another test runs in CI.
     """
     if not variants:
         return pytest.mark.parametrize("pattern", [marked(p, p in quick) for p in patterns])

@@ -5,7 +5,7 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.testing.suite import CHECKS
 
-# These are played by one program. The others (one client alone, vmap, chunks, stragglers, ...) need
+# These run in one program. The others (one client alone, vmap, chunks, stragglers, ...) need
 # programs of their own and are slow, but for the algorithms in WHOLE.
 QUICK = (
     "partial_participation",
@@ -28,7 +28,7 @@ CASES = [
 ]
 
 
-# Options that change who works in a round, or on what.
+# Options that change which clients work in a round, or on which samples.
 OPTIONS = {"local": {"who": "drawn"}}
 VARIANTS = [
     pytest.param(name, check, marks=() if check in QUICK else pytest.mark.slow)

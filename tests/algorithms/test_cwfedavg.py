@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.cwfedavg import class_weights
-from fedjax_pfl.federation.extra_losses import class_norms, weight_distribution
+from fedjax_pfl.federation.extra_losses import estimated_class_shares, weight_distribution
 from fedjax_pfl.testing.toys import assert_close
 from tests.algorithms.harness import PATTERNS, QUICK, Case, assert_losses, assert_models
 from tests.references import cwfedavg
@@ -139,7 +139,8 @@ def test_penalty_and_its_slope_at_zero_distance():
         "head": {"bias": np.zeros(3), "kernel": head},
         "hidden": {"bias": np.zeros(5), "kernel": np.ones((4, 5))},
     }
-    np.testing.assert_allclose(class_norms(head), [0.25, 0.5, 0.25])
+    estimated = estimated_class_shares(params, federation.plan, 3)
+    np.testing.assert_allclose(estimated, [0.25, 0.5, 0.25])
     penalty, slope = jax.value_and_grad(weight_distribution)(params, federation.plan, counts, 10.0)
     np.testing.assert_allclose(penalty, 5e-6)  # 10 / 2 times sqrt(0 + 1e-12)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(slope))

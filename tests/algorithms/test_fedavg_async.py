@@ -56,7 +56,7 @@ def double_precision():
 
 
 def compare(case, name, settings, run, options, **changes):
-    """Plays an algorithm and its reference; `changes` are those of `case.asynchronous`."""
+    """Runs an algorithm and its reference; `changes` are those of `case.asynchronous`."""
     common = case.asynchronous(**changes)
     wanted = run(case.initial(), case.clients(), LATE_ROUNDS, **common, **options)
     states, records = case.play(pfl.make_algorithm(name, settings))
@@ -86,7 +86,7 @@ def assert_weights(case, records, arrivals, discount=lambda late: 1):
 
 
 def assert_costs(records, ups, downs, batches, passes=1):
-    """One copy of every block up from `ups[t]` and down to `downs[t]`, who alone train."""
+    """One copy of every block up from `ups[t]` and down to `downs[t]`; only these train."""
     for record, up, down, walk in zip(records, ups, downs, batches, strict=True):
         assert_steps(record, down, *passes * [walk])
         for sent, who in ((record["up"], up), (record["down"], down)):

@@ -62,7 +62,7 @@ def test_batch_norm_stays_and_does_not_travel():
     assert sizes == {"fc_0": 25, "bn": 0, "head": 18}
     states, _ = play(algorithm, toy_for(algorithm), 2)
     for leaf in jax.tree.leaves(states[-1].private):
-        assert leaf.shape == (5, 5) and abs(leaf - leaf[:1]).max() > 1e-6  # everybody's own
+        assert leaf.shape == (5, 5) and abs(leaf - leaf[:1]).max() > 1e-6  # each client's own
 
 
 def test_without_normalisation_it_would_be_fedavg_and_is_refused():

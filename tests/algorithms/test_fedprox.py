@@ -66,7 +66,7 @@ def test_the_term_holds_shared_layers_and_leaves_private_ones_free():
     first = whole(start)
     middle = jax.tree.map(lambda w, g: w - eta * g, first, slope(first))
     last = jax.tree.map(lambda w, g: w - eta * g, middle, slope(middle))
-    for name in ("kernel", "bias"):  # the first step moves the body away, the second feels it
+    for name in ("kernel", "bias"):  # the first step moves the body away, the second one sees it
         pull = 0.7 * (middle["fc_0"][name] - first["fc_0"][name])
         last["fc_0"][name] -= eta * pull
     assert_close(whole(end), last, "body and head")
@@ -89,7 +89,7 @@ def test_the_reference_without_the_term_is_fedavg(setting, cohorts):
 
 
 def test_the_reference_by_hand(setting):
-    """One client, two steps: the first feels the loss alone, the second is pulled back to w."""
+    """One client, two steps: the first follows the loss alone, the second also the term."""
     batches = [[setting["batches"][0][i][:2] for i in range(4)]]
     common = {**setting, "rounds": 1, "cohorts": [[1]], "batches": batches}
     batches[0][1] = [np.arange(9, 11), np.arange(11, 13)]

@@ -87,7 +87,7 @@ def test_lga(pattern, variant):
     [marked((v, True), v in MORE_BLOCKS[:2]) for v in VARIANTS] + [marked(("model", False), True)],
 )
 def test_more_blocks(variant, flush):
-    """Body and head are neither blocks nor tensors; and somebody waits in the last round."""
+    """Body and head are neither blocks nor tensors; and a client waits in the last round."""
     settings, options = VARIANTS[variant]
     settings = settings if flush else {**settings, "flush": False}
     case, wanted, _ = compare("plga", "code-drop", settings, options, model=FourLayers())

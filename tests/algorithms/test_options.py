@@ -1,4 +1,4 @@
-"""Combinations of options in which an algorithm could go wrong without a word."""
+"""Combinations of options in which an algorithm could go wrong silently."""
 
 from dataclasses import replace
 

@@ -100,9 +100,10 @@ def test_with_momentum_and_decay_gradients_are_still_the_raw_ones(name):
     assert_close(after.server["params"], wanted, "server")
 
 
-def test_the_servers_control_is_the_mean_of_the_clients():
-    # From zero, and for any sampling: c moves by the changes over N, not over the cohort.
-    states, _ = Case(participation=0.6).play(pfl.make_algorithm("scaffold"))
+@pytest.mark.parametrize("options", [{"participation": 0.6}, {"stragglers": {4: 1}, "rounds": 5}])
+def test_the_servers_control_is_the_mean_of_the_clients(options):
+    # From zero, and whoever takes part: c moves by the changes over N, not over the cohort.
+    states, _ = Case(**options).play(pfl.make_algorithm("scaffold"))
     for state in states:
         mean = jax.tree.map(lambda leaf: leaf.mean(0), state.controls)
         assert_close(state.control, mean, "control")
@@ -153,19 +154,31 @@ def test_a_client_without_a_step_keeps_its_control():
         assert leaf[[0, 3, 4]].any(), name
 
 
-@pytest.mark.parametrize("name", ["scaffold", "waffle", "weight_erosion"])
 @pytest.mark.parametrize(
-    "policy", ["affine_shared", pytest.param("shared", marks=pytest.mark.slow)]
+    ("name", "policy"),
+    [
+        pytest.param(name, policy, marks=() if policy == quick else pytest.mark.slow)
+        for name, quick in (
+            ("scaffold", "shared"),
+            ("waffle", "affine_shared"),
+            ("weight_erosion", "shared"),
+        )
+        for policy in ("affine_shared", "shared")
+    ],
 )
 def test_running_statistics_follow_the_policy(name, policy):
     federation = toy_federation(model=NormNet(), batch_norm=policy)
     settings = {} if name == "weight_erosion" else {"server_rate": 3.0}
-    first, *_, last = play(pfl.make_algorithm(name, settings), federation)[0]
+    first, second, *_, last = play(pfl.make_algorithm(name, settings), federation)[0]
     if policy == "shared":
         assert not jax.tree.leaves(last.private)
         moved = last.server["batch_stats"]["bn"]
         assert (moved["mean"] != first.server["batch_stats"]["bn"]["mean"]).all()
-        assert (moved["var"] > 0).all()  # a longer step of the server's is none of theirs
+        assert (moved["var"] > 0).all()
+        if settings:  # a longer step of the server's is none of theirs
+            plain = play(pfl.make_algorithm(name), federation, 1)[0][1]
+            statistics = (state.server["batch_stats"] for state in (second, plain))
+            assert_close(*statistics, "statistics after one round", 0)
     else:
         assert not jax.tree.leaves(last.server["batch_stats"])
         mean = last.private["batch_stats"]["bn"]["mean"]
@@ -175,3 +188,5 @@ def test_running_statistics_follow_the_policy(name, policy):
 def test_private_parameters_are_refused():
     with pytest.raises(pfl.InputError, match="scaffold averages whole models"):
         pfl.simulate(pfl.make_algorithm("scaffold"), toy_federation(share="body"), 1)
+    with pytest.raises(pfl.InputError, match="scaffold trains whole models, and params/head/bias"):
+        pfl.check_simulation(pfl.make_algorithm("scaffold"), toy_federation().frozen("head"))

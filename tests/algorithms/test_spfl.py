@@ -54,7 +54,7 @@ def double_precision():
 
 
 def compare(name, pattern, settings, run, options, body):
-    """Plays three rounds, the first and the third with the routine, beside the reference."""
+    """Runs three rounds, the first and the third with the routine, beside the reference."""
     model = FourLayers() if body is FOUR else None
     case = Case(**PATTERNS[pattern], model=model)
     common, routine = case.common(), case.batches("routine")

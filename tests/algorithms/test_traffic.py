@@ -1,4 +1,4 @@
-"""What every algorithm sends, receives and computes in a round, in models and local steps: a table.
+"""A table of every algorithm's traffic and computation in a round, in models and local steps.
 
 A later algorithm joins with a row. That the host turns copies of blocks into bytes is tested with
 results.
@@ -21,8 +21,8 @@ PASS = np.array([2, 1, 1, 3, 1])  # steps of each client in one pass over its sa
 TRAFFIC = [
     ("local", {}, 0, 0, 2),
     ("fedavg", {}, 1, 1, 2),
-    ("fedavg_ft", {}, 1, 1, 2),  # fine-tuning is the client's own business
-    ("fedavgm", {}, 1, 1, 2),  # momentum is the server's own business
+    ("fedavg_ft", {}, 1, 1, 2),  # the client fine-tunes by itself
+    ("fedavgm", {}, 1, 1, 2),  # only the server has momentum
     ("fedprox", {}, 1, 1, 2),
     ("scaffold", {}, 2, 2, 2),  # models and controls
     ("waffle", {}, 2, 2, 2),
@@ -63,8 +63,8 @@ def double_precision():
 
 
 def recorded(name, settings, rounds=1, **options):
-    """What the first rounds with client 0, WAFFLE's Alice, record, played from the first state:
-    copies [N] up and down, who took part [N], and local steps [N]."""
+    """What the first rounds with client 0, WAFFLE's Alice, record, run from the first state:
+    copies [N] up and down, which clients took part [N], and local steps [N]."""
     algorithm = pfl.make_algorithm(name, settings)
     federation = algorithm.prepare(toy_federation(local_epochs=EPOCHS, **options))
 

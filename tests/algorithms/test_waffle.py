@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 import fedjax_pfl as pfl
 from fedjax_pfl import Context, InputError
-from fedjax_pfl.algorithms.waffle import Waffle
+from fedjax_pfl.algorithms.waffle import Waffle, _together
+from fedjax_pfl.contract.context import Record
 from fedjax_pfl.structs import struct
 from fedjax_pfl.testing.suite import CHECKS
 from fedjax_pfl.testing.toys import assert_close, play, toy_federation
@@ -168,6 +169,28 @@ def test_a_round_without_alice_trains_nobody():
         np.testing.assert_array_equal(record["up"][:, 0], [2 * present] * 5)
         if not present:
             assert_close(state, before, "a round that was none", 0)
+
+
+def test_the_runs_of_two_alices_are_one_record():
+    """Arrays [Alices, clients]; neither run's divergence, steps or traffic is lost."""
+    runs = Record(
+        clients={
+            "diverged": jnp.array([[False, True], [False, False]]),
+            "local_steps": jnp.array([[2, 3], [0, 5]]),
+            "train_loss": jnp.array([[0.1, 0.2], [0.3, 0.4]]),
+        },
+        scalars={},
+        up=jnp.array([[[2], [2]], [[0], [2]]]),
+        down=jnp.array([[[2], [0]], [[2], [0]]]),
+        matrices={"mixing": jnp.array([[[0.0, 0.0]], [[0.25, 0.75]]])},
+    )
+    together = _together(runs)
+    wanted = {"diverged": [False, True], "local_steps": [2, 8], "train_loss": [0.1, 0.4]}
+    for name, values in wanted.items():
+        np.testing.assert_array_equal(together.clients[name], values)
+    np.testing.assert_array_equal(together.up, [[2], [4]])
+    np.testing.assert_array_equal(together.down, [[4], [0]])
+    np.testing.assert_array_equal(together.matrices["mixing"], [[1, 0], [0.25, 0.75]])
 
 
 def test_the_specs_vector():
@@ -332,6 +355,13 @@ def test_all_weight_on_alice_at_the_end_of_a_run():
 def test_hyperparameters_are_checked(options, message):
     with pytest.raises(InputError, match=message):
         pfl.make_algorithm("waffle", options)
+
+
+def test_steps_of_everyones_runs_together_can_be_counted():
+    federation = toy_federation((1,) * 64, (1,) * 64, local_steps=2**25)
+    pfl.check_simulation(pfl.make_algorithm("waffle"), federation)
+    with pytest.raises(InputError, match="everyone would take 2,147,483,648 local steps of a cl"):
+        pfl.check_simulation(pfl.make_algorithm("waffle", {"everyone": True}), federation)
 
 
 def test_alice_is_one_of_the_clients():

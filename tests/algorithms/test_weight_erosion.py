@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.testing.toys import assert_close, play, toy_federation
+from fedjax_pfl.testing.toys import OverflowingNormed, assert_close, play, toy_federation
 from tests.algorithms.harness import Case
 from tests.references import weight_erosion
 
@@ -51,6 +51,8 @@ def test_reference(pattern):
         np.testing.assert_allclose(state.alpha, models["alpha"], 1e-9, 1e-9)
         np.testing.assert_allclose(record["matrices"]["mixing"][0], models["weights"], 1e-9, 1e-9)
         np.testing.assert_allclose(record["clients"]["distance"], models["distances"], 1e-9, 1e-9)
+        shown = np.nan_to_num(record["clients"]["weight"])  # NaN for those who are absent
+        np.testing.assert_allclose(shown, models["weights"], 1e-9, 1e-9)
         scores = record["scores"]["personalized/test/loss"]
         loss = case.test_losses([models["alice"]] * 5)[3]
         np.testing.assert_allclose(scores, [np.nan] * 3 + [loss, np.nan], 1e-9)
@@ -100,6 +102,18 @@ def test_a_round_without_alice_trains_nobody():
         if not present:
             assert_close(states[t + 1], states[t], "a round that was none", 0)
     assert (states[3].alpha[[1, 2, 4]] < 1).all() and states[3].alpha[3] == 1
+
+
+def test_where_alice_diverges_nobodys_update_is_used():
+    federation = toy_federation(
+        model=OverflowingNormed(3, (5,)), batch_norm="affine_shared", diverging=1
+    )
+    states, records = play(algorithm(alice=1), federation, rounds=2)
+    for state, record in zip(states[1:], records, strict=True):
+        assert_close(state, states[0], "everybody's", 0)
+        np.testing.assert_array_equal(record["clients"]["diverged"], [0, 1, 0, 0, 0])
+        assert record["clients"]["participated"].all() and (record["up"] == 1).all()
+        assert not record["matrices"]["mixing"].any()
 
 
 @pytest.mark.parametrize("name", ["distance_penalty", "size_penalty"])

@@ -1,4 +1,4 @@
-"""What an algorithm does wrong is said in a sentence, at the place where it does it."""
+"""An algorithm's mistakes raise a sentence where they happen."""
 
 from typing import Any
 
@@ -136,14 +136,14 @@ def registered(cls, name="mine"):
     [
         (NoGather, r"must lead with a row for each of 3 clients.*cohort\.gather"),
         (NoScatter, r"mine\.round must return state.*float64\[5.*got float64\[3.*scatter"),
-        (ScattersAll, "what is scattered must lead with a row for each of 3 clients"),
+        (ScattersAll, "the scattered values must lead with a row for each of 3 clients"),
         (NoRecord, r"round must return \(state, ctx\.record\(\.\.\.\)\), got State"),
         (OtherState, "must return a state of the same structure"),
         (NoState, "init must return a state, a class decorated with struct, got dict"),
         (NoClientAxis, r"init: models.* must lead with 1 client axes of 5"),
         (WrongMatrix, r"weights must be \[receivers, senders\], here \(3, 3\)"),
         (OneModel, r"models to train must lead with a row for each of 3.*Broadcast\(model\)"),
-        (OtherType, r"state\.count as it was, int32\[\], got float32\[\]\. Cast one"),
+        (OtherType, r"state\.count of the same type, int32\[\], got float32\[\]\. Cast one"),
         (NoModels, r"models must name 'personalized', got Broadcast"),
         (NoPersonalized, r"models must name 'personalized', got \['global'\]"),
         (AllModels, "models: personalized must lead with a row for each of 2 clients"),

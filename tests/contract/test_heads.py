@@ -14,7 +14,7 @@ import pytest
 from jax import lax
 
 import fedjax_pfl as pfl
-from fedjax_pfl import mixing
+from fedjax_pfl import keys, mixing
 from fedjax_pfl.algorithms.fedavg import FedAvg
 from fedjax_pfl.simulation.new_clients import score_new_clients, without_new_clients
 from fedjax_pfl.testing.suite import CHECKS
@@ -217,6 +217,14 @@ def test_new_clients_get_what_the_algorithm_asks_for():
     assert score_new_clients(final, new, steps=(1,)).shape == (1, 1, 1, 1)
 
 
+def test_new_clients_train_what_rounds_leave_frozen():
+    federation, new = without_new_clients(toy_federation(model=Apart(), validation_size=0), 1)
+    final = pfl.simulate(FrozenHead(), federation, 1).final
+    first = federation.initial_model(keys.derive(jax.random.key(0), "init"))["params"]
+    head = jax.tree.map(lambda leaf: leaf[0, 0], final.personalize(new))["params"]["head"]
+    assert (abs(head["kernel"] - first["head"]["kernel"]) > 1e-3).any()
+
+
 @pytest.mark.parametrize("check", ["partial_participation", "executions", "divergence"])
 @pytest.mark.parametrize("algorithm", [TwoHeaded, FrozenHead])
 @pytest.mark.slow
@@ -282,6 +290,17 @@ def test_statistics_of_a_frozen_body_stay():
                     zip(jax.tree.leaves(leaves), jax.tree.leaves(after), strict=True)]  # fmt: skip
             assert all(same) == (name != "head"), name
     assert federation.plan.shared_block_sizes().tolist() == [0, 0, 27]
+
+
+def test_what_was_frozen_stays_so_beside_more_and_under_a_second_head():
+    federation = toy_federation(model=Apart()).frozen("head")
+    both = federation.frozen(lambda path: path.endswith("hidden/bias"))
+    named = dict(zip(both.plan.paths, both.plan.frozen, strict=True))
+    kernel = "params/hidden/kernel"
+    assert [path for path, frozen in named.items() if not frozen] == [kernel]
+    plan = both.with_personal_head().plan  # the second head learns
+    named = {path for path, on in zip(plan.paths, plan.frozen, strict=True) if not on}
+    assert named == {kernel, "params/personal_head/bias", "params/personal_head/kernel"}
 
 
 @pytest.mark.parametrize("rule", ["all", pfl.SharedLayers(last=2)])

@@ -1,4 +1,4 @@
-"""The cache of decoded images: when it is used, when it is made anew, and where it lies."""
+"""The cache of decoded images: when it is used, when it is made again, and its place."""
 
 import os
 

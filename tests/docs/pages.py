@@ -1,6 +1,6 @@
 """The fenced blocks of the Markdown pages, and the commands that their shell blocks give.
 
-A block that can't be played as it stands has a comment in the line above its fence,
+A block that can't be run unchanged has a comment in the line above its fence,
 `<!-- needs: WHAT -->`, WHAT being one of `NEEDS`; a command with `--data_dir=` needs data anyway.
 """
 

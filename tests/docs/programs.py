@@ -16,7 +16,7 @@ from experiments.cli import build, console, flags
 from experiments.figures import __main__ as figures
 from experiments.figures.scores import AVERAGES, SCORES
 from fedjax_pfl.data.partitions.importers import IMPORTERS
-from fedjax_pfl.data.partitions.registry import keyword_defaults, parse_options, rule_options
+from fedjax_pfl.data.partitions.registry import parse_options, rule_options
 from tests.docs import pages
 from tests.docs.pages import ROOT
 from tests.fuzz import __main__ as fuzz
@@ -75,7 +75,7 @@ def check_partition(words):
     else:
         source, colon, path = args.import_split.partition(":")
         assert colon and path
-        defaults = keyword_defaults(IMPORTERS[source].load)
+        defaults = IMPORTERS[source].options
     parse_options(partition.given_options(args), defaults, "option")
     for alpha in args.alphas:
         parse_options({"alpha": alpha}, defaults, "option")

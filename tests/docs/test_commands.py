@@ -79,7 +79,7 @@ def test_commands_within_the_text(path):
 
 @every_page
 def test_blocks_say_what_they_are(path):
-    """Whatever reads like a command or like Python is marked as such, and so is played."""
+    """All text that looks like a command or Python is marked as such, so that it is run."""
     for block in pages.blocks(text_of(path)):
         assert block.language in (*pages.SHELLS, "python", "")
         if not block.language:
@@ -215,7 +215,7 @@ def test_commands_run(page, tmp_path, monkeypatch, capsys):
 
 
 def test_what_is_wrong_is_noticed():
-    """The helpers find what they are for."""
+    """The helpers find commands and their flags."""
     page = (
         "# A\n\n<!-- needs: data -->\n```bash\nR='python -m experiments.run'\nfor k in 1 2; do\n"
         "  $R --set=feddwa.top_k=$k \\\n    --rounds=2\ndone\n```\n`x --y`\n```\n`z`\n```\n"

@@ -1,10 +1,12 @@
 """The pages on algorithms say what the code has, and all links are good.
 
-Commands are the matter of `test_commands.py`.
+`test_commands.py` checks the commands.
 """
 
+import inspect
 import re
 import shlex
+import sys
 
 import pytest
 
@@ -21,11 +23,11 @@ ALGORITHMS = sorted(pfl.ALGORITHMS)
 PAGES = sorted(path.stem for path in FOLDER.glob("*.md") if path.stem != "README")
 # The head of a page: where a paper has neither arXiv number nor DOI, its page on OpenReview.
 PAPER = re.compile(
-    r"# .+ \(`\w+`\)\n\n- \*\*Paper:\*\* \*.+\*\n- \*\*Authors:\*\* .+\n"
-    r"- \*\*Venue:\*\* .+ \d{4}\b.*\n- \*\*Link:\*\* \[(?:"
-    r"arXiv:(?P<arxiv>\d{4}\.\d{5}(?:v\d)?)\]\(https://arxiv\.org/abs/(?P=arxiv)\)"
-    r"|doi:(?P<doi>10\.\S+)\]\(https://doi\.org/(?P=doi)\)"
-    r"|OpenReview\]\(https://openreview\.net/forum\?id=\w+\))\n\n"
+    r"# .+ \(`\w+`\)\n\n- \*\*Paper:\*\* \*(?P<title>.+)\*\n- \*\*Authors:\*\* (?P<authors>.+)\n"
+    r"- \*\*Venue:\*\* .+ (?P<year>\d{4})\b.*\n- \*\*Link:\*\* \["
+    r"(?:arXiv:(?P<arxiv>\d{4}\.\d{5}(?:v\d)?)|doi:(?P<doi>10\.[^\s\]]+)|OpenReview)\]"
+    r"\((?P<link>https://(?(arxiv)arxiv\.org/abs/(?P=arxiv)"
+    r"|(?(doi)doi\.org/(?P=doi)|openreview\.net/forum\?id=\w+)))\)\n\n"
 )
 STUDIES = "studies/"
 
@@ -40,7 +42,7 @@ def read(name):
 
 
 def section(text, heading):
-    """What stands under a heading of the second level."""
+    """The text under a heading of the second level."""
     _, found, rest = text.partition(f"\n## {heading}\n")
     assert found, f"no section {heading!r}"
     return rest.partition("\n## ")[0]
@@ -114,8 +116,37 @@ def test_the_paper_on_top(name):
     assert not re.search(r"\bpaper \d|\bspec(ification)? \d", text)
 
 
+def head_of(name):
+    """The docstring of the file that an algorithm is in."""
+    return inspect.getdoc(sys.modules[pfl.ALGORITHMS[name].__module__])
+
+
+@pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - {"local"}))
+def test_the_file_names_the_same_paper(name):
+    """Title, authors, year and link; a file of two papers names both."""
+    page, lines = PAPER.match(read(name)), head_of(name).splitlines()
+    first = [i for i, line in enumerate(lines) if line.startswith(page["title"])]
+    assert first and (first[0] == 0 or not lines[first[0] - 1])
+    title, empty, rest = lines[first[0]], lines[first[0] + 1], " ".join(lines[first[0] + 2 :])
+    assert title.endswith(".") and empty == ""
+    authors, _, rest = rest.partition(f"{page['year']}. https://")
+    link = page["link"].removeprefix("https://")
+    assert rest == link or rest.startswith(f"{link} ")
+    named = re.sub(r"\band\b", "", page["authors"]).split(", ")
+    if "anonymous" in named:
+        named = ["Anonymous authors"]
+    assert all(author.strip() in authors for author in named)
+
+
+def test_no_file_of_an_algorithm_numbers_papers():
+    for name in ALGORITHMS:
+        source = inspect.getsource(sys.modules[pfl.ALGORITHMS[name].__module__])
+        assert not re.search(r"\bpaper \d|\bspec(ification)? \d", source), name
+    assert "without a paper" in head_of("local")
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_commands_play_the_algorithm(name):
+def test_commands_run_the_algorithm(name):
     played = []
     for _, _, script, *words in (command.words for command in pages.commands(read(name))):
         assert script == "experiments.run"
@@ -160,7 +191,7 @@ def test_the_sweep_on_the_page_has_as_many_settings_as_it_says():
 
 
 def test_broken_pages_are_noticed():
-    """The helpers find what they are for."""
+    """The helpers find broken links and missing sections."""
     page = "# A\n\n## B c\n[x](y.md)\n```bash\n[x](z.md)\n```\n"
     assert links(page) == ["y.md"]
     assert anchors(page) == {"a", "b-c"}

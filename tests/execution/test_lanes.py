@@ -84,7 +84,7 @@ def test_on_their_own_device_or_changing_it(chunk, deal):
 
 @pytest.mark.parametrize("lanes", [2, 3, 4, 7])
 def test_lanes_take_the_steps_that_are_announced(lanes):
-    """A lane that is done goes on with the next row at once."""
+    """A lane that is done takes the next row at once."""
     calls = Counter()
     loop = walking(lambda row, k: jax.debug.callback(lambda _: calls.update(steps=1), k))
     run_loops(loop, rows(), 1.0, Execution(lanes, "map"), jnp.asarray(LENGTHS))
@@ -107,7 +107,7 @@ def test_runs_as_lanes_of_rows_as_lanes():
 
 
 def test_fitted():
-    """As many lanes as keep the padding efficiency, by what the rows really take."""
+    """As many lanes as keep the padding efficiency, for the rows' real lengths."""
     rng = np.random.default_rng(0)
     for steps in (rng.pareto(1.5, 100).astype(int), np.array([50] + [1] * 99), np.array([9, 1])):
         execution = fitted(Execution(0, "map"), steps)
@@ -149,6 +149,6 @@ def test_lanes_by_rounding_to_one():
 
 
 def test_equal_lengths_in_unequal_segments():
-    """Lanes of all rows: nobody waits at the end of another's segment for long."""
+    """Lanes of all rows: none waits long at the end of another's segment."""
     done = run_loops(walking(), rows(), 1.0, Execution(0, "map"), jnp.asarray(LENGTHS))
     np.testing.assert_array_equal(done["k"], LENGTHS)

@@ -167,7 +167,7 @@ def finals(*last):
 
 
 def test_an_algorithm_that_serves_one_client(tmp_path):
-    """WAFFLE's Alice stands beside what others give her, not beside their mean."""
+    """WAFFLE's Alice is compared with the others' models of her, not with their mean."""
     write_run(tmp_path / "r" / "local", "local", finals([0.9, 0.3]), [0], **SAME)
     write_run(tmp_path / "r" / "waffle", "waffle", finals([0.8, np.nan]), [0], **SAME)
     folder = str(tmp_path / "r")
@@ -218,7 +218,7 @@ def test_other_samples_under_the_same_name(tmp_path, capsys):
 
 
 def test_the_same_rows_of_other_data_are_other_clients(tmp_path):
-    """Alice of one partition is not who stands in her row of another."""
+    """Alice of one partition is another client than that of her row in another partition."""
     other = SAME | {"partition_hash": "ffff"}
     write_run(tmp_path / "a" / "waffle", "waffle", finals([0.8, np.nan]), [0], **SAME)
     write_run(tmp_path / "b" / "local", "local", finals([0.9, 0.3]), [0], **other)
@@ -244,7 +244,7 @@ def test_what_the_labels_do_not_say(tmp_path, capsys):
     assert "| Rounds |" in out and "| 1 |" in out and "| 10, scored every 5 |" in out
     assert "a/local: all clients train in every round, drawn or not." in out
     assert "The runs also differ in " in out and "batch_size" in out
-    assert "* |" in out and "* reaches outside the scale" in out
+    assert "* |" in out and "* extends beyond the scale" in out
     for name in ("table.md", "table.tex"):
         assert "drawn or not." in (folder / name).read_text()
 

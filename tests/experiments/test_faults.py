@@ -1,4 +1,4 @@
-"""What the system refuses while a run is made: one sentence, exit code 1, and nothing is lost."""
+"""Errors of the system during a run: one sentence, exit code 1, and nothing is lost."""
 
 import contextlib
 import ctypes
@@ -23,7 +23,7 @@ from fedjax_pfl.data import whole_files
 CACHE = "compilation_cache"
 WORDS = f"--dataset=digits --num_clients=4 --num_seeds=2 --model=softmax --rounds=3 --{CACHE}="
 WORDS = ["--algorithms=local,feddwa", *WORDS.split()]
-GOES_ON = "What is finished is kept; once that is mended, the same command goes on from there."
+GOES_ON = "Finished work is kept; once this is fixed, the same command continues from there."
 
 
 def call(folder, *words):
@@ -133,7 +133,7 @@ def test_a_small_disk(whole, tmp_path, capsys):
 
 
 class Saboteur:
-    """In place of the progress display: does something once an algorithm has done a round."""
+    """Replaces the progress display: does something after a round of an algorithm."""
 
     def __init__(self, name, harm):
         self.name, self.harm = name, harm

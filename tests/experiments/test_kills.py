@@ -1,6 +1,6 @@
 """Killed anywhere, again and again, a run ends with the files of one that never was.
 
-Every kill is sent to a process of its own, at a moment of five kinds (`MOMENTS`) drawn from a seed;
+Every kill is sent to its own process, at a moment of five kinds (`MOMENTS`) drawn from a seed;
 then the same command is given again. `-s` shows where each kill fell.
 """
 
@@ -162,7 +162,7 @@ def test_killed_at_random_moments(whole, cache, tmp_path, number):
         fell[name or "table", moment] += 1
         print(f"{number.name:8} {moment:10} {name:9} exit {code:4} at {steps(folder, name)[-1:]}")
         halves += not torn_before.issuperset(torn(folder, name))
-        for other, seen in before.items():  # what was kept is gone on with, never begun anew
+        for other, seen in before.items():  # kept work is continued, never started again
             now = steps(folder, other)
             assert not seen or not now or now[-1] >= seen[-1]
         for path in folder.glob("*/summary.json"):

@@ -130,7 +130,15 @@ def test_epochs_take_the_place_of_steps():
         (("--set=local.batch_size=0",), "local.batch_size must be a whole number of at least 1"),
         (("--set=local.drop_last=maybe",), "local.drop_last must be true or false"),
         (("--set=local.augment=flip",), "Unknown hyperparameter of 'local' 'augment'"),
-        (("--set=local.drop_last=1", "--set=local.batch_size=99"), "No client would take a local"),
+        (
+            ("--set=local.drop_last=1", "--set=local.batch_size=99"),
+            "With --set=local.batch_size=99 --set=local.drop_last=True: No client would take a ",
+        ),
+        (
+            ("--set=local.local_epochs=2", "--set=local.local_steps=3"),
+            "With --set=local.local_epochs=2 --set=local.local_steps=3: local_epochs and "
+            "local_steps can't both be given: steps take the place of epochs",
+        ),
     ],
 )
 def test_settings_that_can_not_be(words, message, capsys, tmp_path):
@@ -142,6 +150,7 @@ def test_settings_that_can_not_be(words, message, capsys, tmp_path):
 
 def test_a_sweep_over_one_algorithms_rate(tmp_path, capsys):
     words = [*QUICK, "--algorithms=fedavg,local", "--validation_fraction=0.2"]
+    words.append("--set=local.batch_size=4")  # which the programs of fedavg know nothing of
     grid = ["--grid=local.learning_rate=0.1,0.5", "--grid=learning_rate=0.1,0.2"]
     folder = tmp_path / "sweep"
     assert sweep.main(["sweep", *words, *grid, f"--output_dir={folder}"]) == 0
@@ -155,6 +164,8 @@ def test_a_sweep_over_one_algorithms_rate(tmp_path, capsys):
     result = pfl.Result.load(folder / "results" / "local")
     np.testing.assert_allclose(result.settings["learning_rate"], [0.1, 0.5])
     assert result.summary(1)["training"]["learning_rate"] == 0.5
+    assert result.training["batch_size"] == 4
+    assert pfl.Result.load(folder / "results" / "fedavg").training["batch_size"] == 10
     chosen = (folder / "local.flags").read_text()
     assert "--set=local.learning_rate=" in chosen
     args = flags.parse(["run", f"--flagfile={folder / 'local.flags'}"])

@@ -5,7 +5,6 @@ import json
 import pytest
 
 import fedjax_pfl as pfl
-from experiments import partition
 from experiments.partition import main
 
 
@@ -123,7 +122,7 @@ def test_help_and_list(capsys):
 
 
 def test_numbers_are_counted_once(tmp_path, monkeypatch):
-    seen, count = [], partition.partition_statistics
-    monkeypatch.setattr(partition, "partition_statistics", lambda *a: seen.append(1) or count(*a))
+    seen, count = [], pfl.partition_statistics
+    monkeypatch.setattr(pfl, "partition_statistics", lambda *a: seen.append(1) or count(*a))
     assert call("--num_clients=4", f"--output_dir={tmp_path / 'new'}") == 0
     assert len(seen) == 1

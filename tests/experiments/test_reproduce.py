@@ -95,7 +95,7 @@ def rows(folder):
 
 
 class Killer:
-    """In place of the progress display: a signal after the first round of the second run."""
+    """Replaces the progress display: a signal after the first round of the second run."""
 
     def __init__(self, runs):
         self.runs = runs
@@ -185,7 +185,7 @@ def test_a_finished_one_is_printed_and_left_alone(tables, finished, monkeypatch,
     monkeypatch.setattr(run, "run", lambda *_, **__: pytest.fail("nothing is left to run"))
     assert call(tables, finished, "--eval_every=1") == 0
     said = capsys.readouterr().out
-    assert "runs to be made" not in said and "DWA (1)" in said and "Not run: CIFAR-10" in said
+    assert "runs to do" not in said and "DWA (1)" in said and "Not run: CIFAR-10" in said
     after = {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.is_file()}
     assert {path.name for path in after if after[path] != before.get(path)} <= {".lock"}
 
@@ -217,19 +217,19 @@ def test_results_of_other_data_are_no_cells_of_the_table(tables, finished, monke
 
 
 def test_another_data_set_stands_in(tables, finished, capsys):
-    """Only the row asked for; no difference is given, the others are kept."""
+    """Only the requested row; no difference is given, the others are kept."""
     words = ("--eval_every=1", "--stand_in=digits", "--columns=cifar", "--rows=local")
     words += ("--test_split=pooled",)
     folder = finished.parent / "other"
     assert call(tables, folder, *words) == 0
     said = capsys.readouterr().out
-    assert "CIFAR-10 (on digits in place of the paper's data set)" in said
+    assert "CIFAR-10 (on digits instead of the paper's data set)" in said
     assert "--train_samples=40" in said and "would mean nothing" in said
     row = rows(folder)["cifar", "local"]
     assert row["state"] == "measured" and row["difference"] == "" and row["ours_percent"]
     assert rows(folder)["cifar", "dwa_1"]["state"] == "not run"
     assert rows(folder)["digits", "local"]["state"] == "not run"
-    (folder / "table.md").unlink()  # made anew, with what was kept of the other column
+    (folder / "table.md").unlink()  # made again, with the kept runs of the other column
     assert call(tables, folder, *words, "--columns=digits", "--rows=nobody") == 0
     assert rows(folder)["cifar", "local"] == row
 

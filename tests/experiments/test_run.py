@@ -31,7 +31,7 @@ def call(*words):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """Folder of a run of two algorithms, with fewer evaluations than rounds asked for."""
+    """Folder of a run of two algorithms, with fewer evaluations than rounds."""
     folder = tmp_path_factory.mktemp("run") / "deep" / "out"
     words = ("--algorithms=fedavg,feddwa", "--set=feddwa.top_k=3", "--validation_fraction=0.1")
     assert call(*QUICK, *words, f"--output_dir={folder}", "--seed=7") == 0
@@ -203,7 +203,7 @@ def test_partition_file_and_part_of_the_clients(finished, tmp_path, capsys):
         assert clients["adapted/test/accuracy"].shape == (1, 2, CLIENTS)
         assert clients["participated"].shape == (1, 3, CLIENTS)
         assert (clients["participated"].sum(axis=-1) <= CLIENTS // 2).all()
-        for t, number in enumerate((2, 3)):  # over those who took part, and in the round after
+        for t, number in enumerate((2, 3)):  # over the clients of this round, and of the next
             scores = clients["personalized/test/accuracy"][0, t].astype(float)
             for shift, name in ((0, "participants"), (1, "next_participants")):
                 metric = f"personalized/test/accuracy_{name}"
@@ -245,7 +245,7 @@ def test_list_and_help(capsys):
         assert name in out
     assert call("--help") == 0
     out = capsys.readouterr().out
-    assert "Data and who holds it:" in out and "--verbosity" not in out
+    assert "Data and partition:" in out and "--verbosity" not in out
     assert call("--helpfull") == 0
     assert "--verbosity" in capsys.readouterr().out
 
@@ -300,6 +300,7 @@ BAD = {
     ("--initializer=keras",): "Unknown initializer 'keras'",
     ("--share=heads",): "Did you mean 'head'",
     ("--batch_size=0",): "--batch_size=0",
+    ("--save_models=shared",): "--save_models must be true or false, got 'shared'.",
     ("--train_samples=5", "--drop_last"): "No client would take a local step: drop_last leaves out",
     ("--local_epochs=0",): "No client would take a local step: local_epochs is 0",
     ("--learning_rate=-1",): "learning_rate must be a finite number of at least 0",

@@ -1,4 +1,4 @@
-"""Commands ask for huge pages before anything is loaded, and nobody else does."""
+"""Only commands request huge pages, before anything is loaded."""
 
 import importlib
 import os

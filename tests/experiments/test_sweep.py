@@ -94,7 +94,7 @@ def test_different_settings_have_different_folders(found):
 
 
 def test_files_in_folders_of_alike_names(tmp_path, monkeypatch, capsys):
-    """From the command: each setting's result is the one that it has alone."""
+    """From the command: each setting's result is the same as alone."""
     monkeypatch.chdir(tmp_path)
     dataset = pfl.load_dataset("digits")
     places = ("p/a.npz", "p_a.npz")
@@ -135,7 +135,7 @@ def test_a_setting_of_the_sweep_is_the_single_run(finished, tmp_path):
 
 
 def test_data_that_change_while_it_runs(tmp_path, monkeypatch, capsys):
-    """Every program loads its data anew: another file of the name is not the sweep's."""
+    """Every program loads its data again: another file of that name is not the sweep's."""
     file, y = tmp_path / "d.npz", np.arange(60) % 3
     np.savez(file, x_train=np.eye(3)[y], y_train=y)
     began = sweep.sweep
@@ -148,7 +148,8 @@ def test_data_that_change_while_it_runs(tmp_path, monkeypatch, capsys):
     words = [f"--dataset=npz:{file}", "--grid=batch_size=5,10", f"--output_dir={tmp_path / 'out'}"]
     assert call("--algorithms=local", *words) == 2
     err = capsys.readouterr().err
-    assert "has changed meanwhile: content of the data set was" in err and err.count("\n") == 1
+    assert "have changed since it began: content of the data set was" in err
+    assert err.count("\n") == 1
     assert not list((tmp_path / "out" / "results").iterdir())
 
 
@@ -190,7 +191,7 @@ def test_what_is_said_below_the_ranking(finished, capsys):
     """In the file and, by the same command, on the terminal."""
     assert call(*GRID, f"--output_dir={finished}") == 0
     out = capsys.readouterr().out
-    said = "With 2 seeds a 95 % interval has 1 degree of freedom and reaches 12.7 standard errors"
+    said = "With 2 seeds a 95 % interval has 1 degree of freedom and extends 12.7 standard errors"
     assert said in out and said in (finished / "sweep.md").read_text()
     # What the grid varies has no one value.
     line = "Training: 1 local epoch, participation 1 (all 4 clients in a round)."
@@ -214,7 +215,7 @@ def test_rows_over_different_clients_or_data():
     assert notes[0] == "m, a=1: x."
     assert notes[1].startswith("Rows are means over different clients")
     assert notes[2].startswith("alpha changes the data")
-    assert "* reaches outside the scale" in notes[3]
+    assert "* extends beyond the scale" in notes[3]
     same = [row({"a": "1"}, (0,)), row({"a": "2"}, (0,))]
     assert "Mean over" not in tables.table(same)
     assert len(tables.footnotes(same)) == 1
@@ -245,7 +246,7 @@ def test_pictures():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "Give what to try"),
+        ([], "Give values to try"),
         (["--grid=learning_rate"], "--grid must read NAME=VALUE"),
         (["--grid=learning_rate=0.1,0.1"], "must list different values"),
         (["--grid=learning_rate=0.1,0.10"], "must list different values"),

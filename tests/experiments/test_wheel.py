@@ -1,4 +1,4 @@
-"""The wheel, as somebody has it who has no checkout: what is in it, and its commands elsewhere."""
+"""The wheel without a checkout: its files, and its commands in another folder."""
 
 import importlib.metadata
 import json
@@ -171,7 +171,7 @@ def test_commands_beside_a_folder_of_the_same_name(call, installed, folder):
 
 @pytest.mark.slow
 def test_tables_beside_it(call, folder):
-    """Those of the papers, and a cell of one's own on a preset of the package."""
+    """The papers' tables, and a user's own cell on a preset of the package."""
     said = call("pfl-reproduce", "--list")
     assert re.findall(r"^(\w+/\w+): ", said, re.MULTILINE) == tables.names()
     said = call("pfl-reproduce", "--table=feddwa/1", "--columns=pathological_cifar10",
@@ -184,7 +184,7 @@ def test_tables_beside_it(call, folder):
 
 @pytest.mark.slow
 def test_commands_beside_a_package_of_the_same_name(call, folder):
-    """The module's form of the command goes on with the command's run."""
+    """The module form of the command continues the command's run."""
     (folder / "experiments" / "__init__.py").write_text("NAME = __name__\n")
     assert call("python", "-c", SEES).startswith("the user's own ")
     for command in (["pfl-run"], ["python", "-m", "fedjax_pfl_experiments.run"]):

@@ -115,7 +115,7 @@ class ByHand(Local):
 
 
 def test_an_algorithm_that_would_ignore_it_is_refused():
-    with pytest.raises(InputError, match="has local steps of its own"):
+    with pytest.raises(InputError, match="has its own local steps"):
         pfl.check_simulation(ByHand(), toy_federation(extra_loss=WDR))
     pfl.check_simulation(ByHand(), toy_federation())
     pfl.check_simulation(TwoModels(), toy_federation(extra_loss=WDR))  # composed of ctx.sgd_step

@@ -24,6 +24,10 @@ def adam(learning_rate):
     return optax.adam(learning_rate)
 
 
+def halved(t, total):
+    return 0.5
+
+
 def test_no_two_groups_have_one_name():
     assert len(KNOWN) == sum(len(pfl.options.declared(group)) for group in pfl.options.GROUPS)
 
@@ -52,12 +56,19 @@ def test_an_unknown_option_is_told_the_nearest():
 
 def test_a_federation_remembers_its_local_training():
     given = {"batch_size": 3, "local_steps": 2, "learning_rate_decay": 0.9, "momentum": 0.5}
-    made = federation(drop_last=True, extra_loss=pfl.WeightDistribution(2.0), **given)
+    made = federation(
+        drop_last=True,
+        extra_loss=pfl.WeightDistribution(2.0),
+        learning_rate_schedule=halved,
+        **given,
+    )
     training = made.training
     assert training.numbers() == given | {
         "local_epochs": 1, "drop_last": True, "learning_rate": 0.1, "weight_decay": 0.0,
     }  # fmt: skip
     assert training.extra_loss.weight == 2 and training.optimizer is None
+    assert training.learning_rate_schedule is halved
+    assert made.with_training(batch_size=2).learning_rate_schedule is halved
     assert federation(optimizer=adam).training.optimizer is adam
     assert federation(optimizer=SGD(nesterov=True)).training.optimizer == SGD(nesterov=True)
 
@@ -103,10 +114,36 @@ def test_other_local_training_that_can_not_be(options, message):
         federation().with_training(**options)
 
 
+def test_epochs_and_steps_exclude_each_other():
+    with pytest.raises(pfl.InputError, match="local_epochs and local_steps can't both be given"):
+        federation().with_training(local_epochs=2, local_steps=3)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        (lambda: adam(0.1), "learning_rate -> optax optimizer: .* takes 0 positional arguments"),
+        (lambda rate: 3, "learning_rate -> optax optimizer, got 'one that makes int'"),
+        (lambda rate: adam(float(rate)), "learning_rate -> optax optimizer: .*"),
+    ],
+)
+def test_functions_that_make_no_optimizer(optimizer, message):
+    with pytest.raises(pfl.InputError, match=message):
+        federation(optimizer=optimizer)
+
+
+def test_what_is_no_data_set_or_partition():
+    built = federation()
+    with pytest.raises(pfl.InputError, match=r"dataset must be a Dataset, .*, got 'str'"):
+        pfl.federate("digits", built)
+    with pytest.raises(pfl.InputError, match=r"partition must be a Partition, .*, got 'str'"):
+        pfl.federate(pfl.load_dataset("digits"), "dirichlet")
+
+
 def test_an_optimizer_has_its_own_momentum():
-    with pytest.raises(pfl.InputError, match="momentum can't be given beside an optimizer"):
+    with pytest.raises(pfl.InputError, match="momentum can't be given with an optimizer"):
         federation(optimizer=adam, momentum=0.5)
-    with pytest.raises(pfl.InputError, match="weight_decay can't be given beside an optimizer"):
+    with pytest.raises(pfl.InputError, match="weight_decay can't be given with an optimizer"):
         federation(optimizer=adam).with_training(weight_decay=0.1)
 
 

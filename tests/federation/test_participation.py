@@ -1,4 +1,4 @@
-"""Who takes part: sampling, stragglers' tables written out, and the masks of a cohort."""
+"""Participation: sampling, stragglers' tables written out, and the masks of a cohort."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_pfl import Context, InputError
-from fedjax_pfl.federation.participation import Participation, participation
+from fedjax_pfl.federation.participation import Participation, ParticipationOptions
 from fedjax_pfl.testing.toys import toy_federation
 
 KEY = jax.random.key(3)
@@ -26,7 +26,7 @@ def _cohorts(part, rounds, ids, key):
 
 
 def test_samples_are_distinct_ascending_and_of_the_right_number():
-    rows = np.asarray(cohorts(participation(10, 0.3), 400).rows)
+    rows = np.asarray(cohorts(ParticipationOptions(0.3).cohorts(10), 400).rows)
     assert rows.shape == (400, 3)
     assert (np.diff(rows, axis=1) > 0).all() and rows.min() >= 0 and rows.max() <= 9
     counts = np.bincount(rows.ravel(), minlength=10)
@@ -34,7 +34,7 @@ def test_samples_are_distinct_ascending_and_of_the_right_number():
 
 
 def test_sampling_is_a_function_of_key_and_round():
-    part = participation(10, 0.3)
+    part = ParticipationOptions(0.3).cohorts(10)
     rows = np.asarray(cohorts(part, 20).rows)
     np.testing.assert_array_equal(cohorts(part, 20).rows, rows)
     assert (np.asarray(cohorts(part, 20, key=jax.random.key(4)).rows) != rows).any()
@@ -42,7 +42,7 @@ def test_sampling_is_a_function_of_key_and_round():
 
 
 def test_the_same_clients_are_sampled_wherever_their_rows_are():
-    part, order = participation(10, 0.4), np.array([7, 2, 9, 0, 4, 1, 8, 3, 6, 5])
+    part, order = ParticipationOptions(0.4).cohorts(10), np.array([7, 2, 9, 0, 4, 1, 8, 3, 6, 5])
     there, here = cohorts(part, 20), cohorts(part, 20, ids=jnp.asarray(order))
     np.testing.assert_array_equal(np.sort(here.ids, 1), np.sort(there.ids, 1))
     np.testing.assert_array_equal(here.ids, order[np.asarray(here.rows)])
@@ -53,11 +53,12 @@ def test_the_same_clients_are_sampled_wherever_their_rows_are():
     [(10, 1.0, 10), (10, 0.01, 1), (10, 0.25, 3), (10, 0.35, 4), (100, 0.29, 29), (1, 0.2, 1)],
 )
 def test_cohort_sizes_round_half_up(count, fraction, size):
-    assert participation(count, fraction).cohort_size == size
+    assert ParticipationOptions(fraction).cohorts(count).cohort_size == size
 
 
 TABLES = {
-    # schedule, delay: rounds of one cycle: who starts, arrives, is in step, and the staleness.
+    # schedule, delay: rounds of one cycle: clients that start, arrive, are in step, and the
+    # staleness.
     ("code", 1): ("101", "011", "001", "x10"),
     ("code", 2): ("1001", "0011", "0001", "xx20"),
     ("code", 3): ("10001", "00011", "00001", "xxx30"),
@@ -69,7 +70,7 @@ TABLES = {
 
 @pytest.mark.parametrize(("schedule", "delay"), TABLES)
 def test_straggler_tables(schedule, delay):
-    part = participation(2, stragglers={1: delay}, schedule=schedule)
+    part = ParticipationOptions(1.0, {1: delay}, schedule).cohorts(2)
     rows = cohorts(part, 20, ids=jnp.arange(2))
     for name, row in zip(("starts", "arrives", "mask"), TABLES[schedule, delay], strict=False):
         wanted = (row * 20)[:20]
@@ -83,7 +84,7 @@ def test_straggler_tables(schedule, delay):
 
 
 DROPPING = {
-    # What is seen if late uploads are dropped: who starts and arrives, in rounds of one cycle.
+    # If late uploads are dropped: clients that start and arrive, in rounds of one cycle.
     ("code", 1): ("011", "001"),
     ("code", 3): ("00011", "00001"),
     ("paper", 2): ("001", "000"),
@@ -92,7 +93,7 @@ DROPPING = {
 
 @pytest.mark.parametrize(("schedule", "delay"), DROPPING)
 def test_dropping_late_uploads(schedule, delay):
-    part = participation(2, stragglers={1: delay}, schedule=schedule)
+    part = ParticipationOptions(1.0, {1: delay}, schedule).cohorts(2)
     rows = cohorts(part, 20, ids=jnp.arange(2)).dropping_late()
     for name, row in zip(("starts", "arrives"), DROPPING[schedule, delay], strict=True):
         seen = "".join(str(int(x)) for x in getattr(rows, name)[:, 1])
@@ -103,17 +104,17 @@ def test_dropping_late_uploads(schedule, delay):
 @pytest.mark.parametrize("schedule", ["code", "paper"])
 def test_another_schedule_is_that_schedules_cohort(schedule):
     late = {1: 1, 2: 2, 4: 5}
-    other, part = (participation(5, stragglers=late, schedule=s) for s in ("paper", schedule))
+    other, part = (ParticipationOptions(1.0, late, s).cohorts(5) for s in ("paper", schedule))
     see = jax.jit(jax.vmap(lambda t: part.cohort(KEY, t, IDS[:5]).on_schedule(t, "paper")))
     found, wanted = see(jnp.arange(20)), cohorts(other, 20, ids=IDS[:5])
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), found, wanted))
-    sampled = participation(10, 0.3).cohort(KEY, 3, IDS)
+    sampled = ParticipationOptions(0.3).cohorts(10).cohort(KEY, 3, IDS)
     np.testing.assert_array_equal(sampled.on_schedule(3, "paper").earlier_starts, [0, 0, 0])
 
 
 def test_flushing_sends_what_is_on_its_way():
     """Delay 3 in a cycle of 5: phases 1 and 2 wait; 0 began just now, 3 and 4 arrive anyway."""
-    rows = cohorts(participation(2, stragglers={1: 3}), 5, ids=jnp.arange(2))
+    rows = cohorts(ParticipationOptions(1.0, {1: 3}).cohorts(2), 5, ids=jnp.arange(2))
     flushed = rows.flushed(jnp.ones((5, 1), bool))
     np.testing.assert_array_equal(flushed.arrives[:, 1], [False, True, True, True, True])
     np.testing.assert_array_equal(flushed.staleness[1:, 1], [1, 2, 3, 0])
@@ -125,12 +126,14 @@ def test_flushing_sends_what_is_on_its_way():
 
 def test_stragglers_and_sampling_exclude_each_other():
     with pytest.raises(InputError, match=r"Stragglers need a participation of 1, got 0\.5"):
-        participation(10, 0.5, {3: 2})
+        ParticipationOptions(0.5, {3: 2}).cohorts(10)
 
 
 def some(rows=(1, 3, 4), mask=(True, False, True), count=5):
     """A cohort of three of five clients, the middle one absent."""
-    cohort = participation(count, len(rows) / count).cohort(KEY, 0, jnp.arange(count))
+    cohort = (
+        ParticipationOptions(len(rows) / count).cohorts(count).cohort(KEY, 0, jnp.arange(count))
+    )
     return replace(cohort, rows=jnp.array(rows), ids=jnp.array(rows), mask=jnp.array(mask))
 
 
@@ -204,26 +207,41 @@ def test_everyone_in_another_order_gathers_in_that_order():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"fraction": 0}, "participation must be a fraction"),
-        ({"fraction": 1.1}, "participation must be a fraction"),
-        ({"fraction": float("nan")}, "participation must be a fraction"),
+        ({"participation": 0}, "participation must be a fraction"),
+        ({"participation": 1.1}, "participation must be a fraction"),
+        ({"participation": float("nan")}, "participation must be a fraction"),
         ({"stragglers": {10: 1}}, r"straggler must be a client in 0\.\.9, got 10"),
         ({"stragglers": {-1: 1}}, "straggler must be a client"),
         ({"stragglers": {3: 0}}, "delay of straggler 3 must be at least 1 round, and whole, got 0"),
-        ({"schedule": "papr"}, "Did you mean 'paper'"),
+        ({"straggler_schedule": "papr"}, "Did you mean 'paper'"),
     ],
 )
 def test_input_errors(options, message):
     with pytest.raises(InputError, match=message):
-        participation(10, **options)
+        ParticipationOptions(**options).cohorts(10)
 
 
 def test_delays_are_whole_rounds():
     with pytest.raises(InputError, match="delay of straggler"):
-        participation(10, stragglers={0: 1.5})
+        ParticipationOptions(1.0, {0: 1.5}).cohorts(10)
 
 
 @pytest.mark.parametrize("given", [[3], "3:2", 1, True])
 def test_stragglers_that_are_no_dict(given):
     with pytest.raises(InputError, match="stragglers must be a dict such as"):
-        participation(4, stragglers=given)
+        ParticipationOptions(1.0, given).cohorts(4)
+
+
+@pytest.mark.parametrize("fraction", [0.6, 1.0])
+def test_pairs_of_the_cohort(fraction):
+    """What is known of pairs changes where both take part, and nowhere else."""
+    pairs = jnp.arange(25.0).reshape(5, 5)
+    cohort = ParticipationOptions(fraction).cohorts(5).cohort(KEY, 0, jnp.arange(5))
+    rows = np.asarray(cohort.rows)
+    there = cohort.gather_pairs({"loss": pairs})["loss"]
+    np.testing.assert_array_equal(there, np.asarray(pairs)[np.ix_(rows, rows)])
+    finite = jnp.arange(cohort.size) != 1
+    after = cohort.keep(finite).scatter_pairs({"loss": pairs}, {"loss": -there - 1})["loss"]
+    both = np.isin(np.arange(5), np.delete(rows, 1))
+    expected = np.where(np.outer(both, both), -np.asarray(pairs) - 1, pairs)
+    np.testing.assert_array_equal(after, expected)

@@ -1,4 +1,4 @@
-"""Plays hostile inputs and counts how they ended: `python -m tests.fuzz --help`, `make fuzz`."""
+"""Runs hostile inputs and counts how they ended: `python -m tests.fuzz --help`, `make fuzz`."""
 
 import argparse
 import re
@@ -20,7 +20,7 @@ SHOWN = 20  # causes whose first failure is printed whole; all are kept
 
 
 def main() -> int:
-    """Plays, prints and keeps; returns 1 if an input was answered badly."""
+    """Runs, prints and keeps; returns 1 if an input had a bad answer."""
     args = parse()
     home = Path.cwd()
     folder = Path(tempfile.mkdtemp(prefix="fuzz-runs-"))
@@ -59,12 +59,12 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--inputs", type=int, default=100_000, help="how many, over all targets")
     parser.add_argument("--seed", type=int, default=0, help="other numbers make other inputs")
-    parser.add_argument("--workers", type=int, default=2, help="processes that play them")
+    parser.add_argument("--workers", type=int, default=2, help="processes that run them")
     parser.add_argument(
         "--target", action="append", choices=sorted(TARGETS), help="only these targets"
     )
     parser.add_argument("--keep", default="fuzz-failures", help="folder for inputs that failed")
-    parser.add_argument("--replay", action="append", metavar="FILE", help="play a kept input again")
+    parser.add_argument("--replay", action="append", metavar="FILE", help="run a kept input again")
     return parser.parse_args(words)
 
 
@@ -116,7 +116,7 @@ def _line(name: str, report: Report, outcomes) -> str:
 
 
 def replay(paths: list[Path], finished: Path) -> int:
-    """Plays kept inputs in this process; returns 1 if one is still answered badly."""
+    """Runs kept inputs in this process; returns 1 if one still has a bad answer."""
     bad = 0
     folder = scratch(finished)
     try:

@@ -32,7 +32,7 @@ UNCLEAR = {
 
 
 class TooLong(BaseException):
-    """No `Exception`, so that nobody's `except Exception` takes it for a bad file."""
+    """No `Exception`, so that no `except Exception` takes it for a bad file."""
 
 
 def attempt(attack: Attack, given: Any, seconds: int = SECONDS) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""The Python interface: calls as source text, with arguments that nobody should give.
+"""The Python interface: calls as source text, with bad arguments.
 
 An attack evaluates the text, so that what fails can be read and pasted into an interpreter.
 """
@@ -19,7 +19,7 @@ from fedjax_pfl.data.scaling import SCALINGS
 from fedjax_pfl.data.sources.registry import dataset_from_arrays, load_dataset
 from fedjax_pfl.execution.strategy import resolve_execution
 from fedjax_pfl.federation.optimizers import SGD
-from fedjax_pfl.federation.participation import participation
+from fedjax_pfl.federation.participation import ParticipationOptions
 from fedjax_pfl.federation.schedules import Schedule
 from fedjax_pfl.simulation import simulate
 from tests.fuzz import values
@@ -39,7 +39,7 @@ def names() -> dict:
         "data": data, "parts": parts, "x": x, "y": y, "federation": pfl.federate(data, parts, "mlp",
         model_options={"hidden": 2}), "fedavg": pfl.make_algorithm("fedavg"), "Schedule": Schedule,
         "SGD": SGD,
-        "participation": participation, "load_dataset": load_dataset,
+        "ParticipationOptions": ParticipationOptions, "load_dataset": load_dataset,
         "dataset_from_arrays": dataset_from_arrays, "resolve_execution": resolve_execution,
         "import_partition": import_partition, "check": check,
     }  # fmt: skip
@@ -221,9 +221,10 @@ def _small():
         }, "))"),
         number.map(lambda one: f"check(pfl.WeightDistribution({one}))"),
         calls("check(SGD(", {"momentum": number, "weight_decay": number}, "))"),
-        calls("participation(4, ", {
-            "fraction": number, "stragglers": FEDERATE["stragglers"], "schedule": text,
-        }),
+        calls("ParticipationOptions(", {
+            "participation": number, "stragglers": FEDERATE["stragglers"],
+            "straggler_schedule": text,
+        }, ").cohorts(4)"),
         st.tuples(FEDERATE["client_execution"], FEDERATE["seed_execution"], number).map(
             lambda one: f"resolve_execution({', '.join(one)})"
         ),

@@ -1,4 +1,4 @@
-"""A seeded part of the fuzzing, and that its verdicts fall on what is bad."""
+"""A seeded part of the fuzzing, and checks that it finds bad answers."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ from fedjax_pfl.errors import InputError
 from tests.fuzz import folders, guard, workers
 from tests.fuzz.target import TARGETS, dealt, keep, kept
 
-INPUTS = 2_000  # `make fuzz` plays 50 times as many
+INPUTS = 2_000  # `make fuzz` runs 50 times as many
 COUNTS = dealt(INPUTS, list(TARGETS))
 
 
@@ -45,7 +45,7 @@ def test_hostile_input_is_taken_or_refused_in_one_sentence(name, at_work):
     workers.play(inputs, f"quick {name}", COUNTS[name], each)
     assert not failures, f"{len(failures)} of {counts}, the first:\n{failures[0]}"
     assert sum(counts.values()) >= COUNTS[name]
-    assert counts[guard.REFUSED] or name == "checkpoints"  # damaged ones are passed over
+    assert counts[guard.REFUSED] or name == "checkpoints"  # damaged ones are skipped
 
 
 def refuses(message):

@@ -1,4 +1,4 @@
-"""Values that nobody should give: text for command lines, source text for Python calls."""
+"""Bad values: text for command lines, source text for Python calls."""
 
 from hypothesis import strategies as st
 

@@ -1,6 +1,6 @@
-"""Processes that play batches of inputs; one that dies or hangs is a failure and is replaced.
+"""Processes that run batches of inputs; one that dies or hangs is a failure and is replaced.
 
-No input costs a process: a worker plays thousands, and says which one it is about to try.
+A worker runs thousands of inputs in one process, and reports each one before it tries it.
 """
 
 import multiprocessing
@@ -129,7 +129,7 @@ class Worker:
         self.process = None
 
     def play(self, task: tuple[str, int, int], report: Report) -> None:
-        """Plays one batch and adds to the report; a worker that ends is replaced by the next."""
+        """Runs one batch and adds to the report; a worker that ends is replaced by the next."""
         if self.process is None:
             context = multiprocessing.get_context("spawn")
             self.pipe, theirs = context.Pipe()

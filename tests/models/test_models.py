@@ -8,7 +8,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl import InputError, keys
-from fedjax_pfl.aggregation.leaf_plan import leaf_plan
+from fedjax_pfl.aggregation.planning import leaf_plan
 from fedjax_pfl.data.sources.registry import dataset_from_arrays
 from fedjax_pfl.models.layers import Conv, Dense, initializers, max_pool
 from fedjax_pfl.models.networks import make_model

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_pfl.aggregation.leaf_plan import leaf_plan
+from fedjax_pfl.aggregation.planning import leaf_plan
 from fedjax_pfl.contract.context import Context
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.sources.registry import dataset_from_arrays

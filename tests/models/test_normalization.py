@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from fedjax_pfl import ALGORITHMS, keys
-from fedjax_pfl.aggregation.leaf_plan import join, leaf_plan
+from fedjax_pfl.aggregation.leaf_plan import join
+from fedjax_pfl.aggregation.planning import leaf_plan
 from fedjax_pfl.algorithms.fedavg import FedAvg
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.sources.registry import dataset_from_arrays

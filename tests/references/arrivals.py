@@ -1,4 +1,4 @@
-"""The bookkeeping of asynchronous rounds: who trained when, and whose upload arrives how late."""
+"""The bookkeeping of asynchronous rounds: when clients train, and how late uploads arrive."""
 
 from tests.references.local_sgd import sgd
 from tests.references.network import combine
@@ -19,7 +19,7 @@ class Clients:
         self.begun = [None] * count
 
     def train(self, who, t, server, batches, x, y, rate, pull=0.0):
-        """Those who start in round t train from the server's model.
+        """Clients that start in round t train from the server's model.
 
         `pull` is rho: the local loss gets rho/2 ||v - w||^2.
         """
@@ -41,7 +41,7 @@ class Clients:
 
 
 def averaged(models, sizes, server):
-    """sum_k (n_k / sum n) model_k over {client: model}; the server's model if nobody arrived."""
+    """sum_k (n_k / sum n) model_k over {client: model}; the server's model if no upload arrived."""
     if not models:
         return server
     total = sum(sizes[k] for k in models)

@@ -29,7 +29,7 @@ def run(
       arrivals: per round, the clients whose last trained model reaches the server.
       batches: batches[t][i] is the list of batches of client i in round t.
       learning_rate: one rate per round.
-      synchronous: nobody waits for late uploads. Whose upload would arrive late trains in that
+      synchronous: late uploads are dropped. A client whose upload would be late trains in that
         round instead of earlier, and sends nothing; its own model is all that moves. `batches` are
         to be those of these rounds.
 

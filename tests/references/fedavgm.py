@@ -23,7 +23,7 @@ def run(
 
     Args:
       initial, clients, rounds, x, y, sizes, cohorts, batches, learning_rate: as in `fedavg.run`;
-        a round in which nobody takes part leaves w and v as they are.
+        a round without clients leaves w and v unchanged.
       server_momentum: beta.
       nesterov: w <- w - eta_s (D + beta v) instead.
       server_rate: eta_s.

@@ -1,4 +1,4 @@
-"""FedUpdate: clients go on from fine-tuned averages (Jiang et al., 2019, as the SPFL paper has it).
+"""FedUpdate: clients continue from fine-tuned averages (Jiang et al., 2019, as in SPFL's paper).
 
 Jiang et al. fine-tune the average in order to score it; the code behind the SPFL paper's table
 also lets a client's next round begin with the fine-tuned model.

@@ -1,4 +1,4 @@
-"""LGA and PLGA: predicting the models of late clients (ICLR 2023 submission, Algorithm 2).
+"""LGA and PLGA: predicting the models of late clients (ICLR 2022 submission, Algorithm 2).
 
 A client that trained from w0 and arrives late sends what its model would be by now. With v its
 trained model, D = v - w0, w1 the server's model one round after w0, and w the present one:
@@ -61,7 +61,7 @@ def predicted(trained, start, after, server, *, stage="tensor", equation=11, raw
       server: w.
       stage: one of `STAGES`.
       equation: 11 or 10.
-      raw_cosine: S in the place of Stilde, as in the published code.
+      raw_cosine: S instead of Stilde, as in the published code.
     """
     if equation not in (10, 11):
         raise ValueError(f"Unknown equation {equation!r}. Valid: 10, 11.")
@@ -104,12 +104,13 @@ def run(
       initial, clients, rounds, x, y, sizes, starts, arrivals, batches, learning_rate: as in
         `fedavg_async.run`.
       stage, equation, raw_cosine: see `predicted`.
-      flush: whether those who wait send in the last round.
+      flush: whether waiting clients send in the last round.
 
     Returns:
       After every round, "global": w; "trained": [N], the clients' own models, which LGA scores: v,
       or the prediction from the round it is sent in; "personal": [N], which PLGA scores; "start"
-      and "after": w0 and w1 [N]; "predicted": {client: model}; "arrived": who did.
+      and "after": w0 and w1 [N]; "predicted": {client: model}; "arrived":
+      clients whose uploads arrived.
     """
     count = len(clients)
     server = initial

@@ -5,7 +5,7 @@ from tests.references.local_sgd import repeated, sgd
 
 
 def timetable(delays, rounds):
-    """(starts, arrivals): per round, who trains and whose upload arrives.
+    """(starts, arrivals): per round, the clients that train and those whose uploads arrive.
 
     The code's clients, as they are written: one that has something to send waits until its counter
     has come to its delay, sends, and trains again in the round after.

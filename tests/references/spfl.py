@@ -1,6 +1,6 @@
-"""SPFL and SPFL-w: clients mixed by the softmax of their updates' cosines (ICLR 2023 submission).
+"""SPFL and SPFL-w: clients mixed by the softmax of their updates' cosines (ICLR 2022 submission).
 
-`run` is what the published code does for the paper's SPFL, `run_paper` equation (7) by stages, and
+`run` is the published code for the paper's SPFL, `run_paper` equation (7) by stages, and
 `run_weights` SPFL-w. They share the routine that measures the similarity every Gamma rounds.
 """
 
@@ -87,7 +87,7 @@ class Rounds:
         return sgd(model, repeated(steps, self.updates), self.x, self.y, self.rates[t])
 
     def routine(self, t):
-        """Alg. 1: all models become their mean; everybody's update from it, as in a round."""
+        """Alg. 1: all models become their mean; every client's update from it, as in a round."""
         count = len(self.models)
         mean = combine([1.0 / count] * count, self.models)
         self.models = [mean] * count

@@ -107,7 +107,7 @@ def run(
       sizes: unused.
 
     Under sampling CalcWeights looks at the cohort alone: absent agents have a raw weight of 0 in
-    that round, and abar is normalised over those who are there. Without Alice there is no round.
+    that round, and abar is normalised over the members present. Without Alice nothing changes.
 
     Returns:
       After every round, "alice": x; "weights": abar [N]; "raw": a [N], normalised but not

@@ -65,7 +65,7 @@ def run(
       x, y: the samples of all clients, addressed by the batches.
       sizes: n_i, the number of training samples of every client.
       cohorts: per round, the participating clients; absent ones keep their alpha and weigh
-        nothing, and a round without Alice is none. The paper has all of them.
+        nothing, and without Alice nothing changes. The paper has all of them.
       batches: batches[t][i] is the list of batches of client i in round t.
       learning_rate: one rate per round.
       distance_penalty, size_penalty, batch_size: as for `eroded`.

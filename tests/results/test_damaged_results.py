@@ -71,7 +71,7 @@ def refused(folder) -> str:
 
 
 def edited(folder, change) -> None:
-    """Changes the JSON, its digest made anew: as another program would write it."""
+    """Changes the JSON and its digest, as another program would write them."""
     plain = json.loads((folder / "result.json").read_text())
     change(plain)
     plain.pop("digest", None)
@@ -149,7 +149,7 @@ def test_no_file_but_something_else(saved, name):
     assert name in refused(saved)
 
 
-OTHER = {  # values of result.json that can't be, and what is said of them
+OTHER = {  # invalid values of result.json, and their sentences
     "algorithm": (None, "", ["fedavg"]),
     "hyperparameters": (None, [1]),
     "seeds": (None, [], 3, ["a"], [1.5], {"0": 1}, [3], [3, 4, 5], [-1, 2]),
@@ -183,7 +183,7 @@ def test_a_changed_number_is_found(saved):
     (saved / "result.json").write_text(
         text.replace('"seconds_per_round": 0.25', '"seconds_per_round": 0.5')
     )
-    assert "was changed since it was written" in refused(saved)
+    assert "was changed after it was written" in refused(saved)
 
 
 def test_another_versions(saved):

@@ -1,4 +1,4 @@
-"""What a result says of its row: who is scored, who never took part, who took no step."""
+"""Remarks of a result: clients that are scored, never took part, or took no step."""
 
 import itertools
 import json
@@ -68,7 +68,7 @@ def test_an_algorithm_with_loops_of_its_own_says_whom_they_reach():
     own = pfl.struct(OwnLoop)
     own.name = "own_loop"
     result = pfl.simulate(own(), federation(local_epochs=0), 1)
-    # It counts no steps at all, so nobody is said to lack one.
+    # It counts no steps at all, so no client is reported without one.
     assert result.summary()["clients_without_steps"] == []
 
 

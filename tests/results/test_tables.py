@@ -78,7 +78,7 @@ def test_plain_text_has_the_same_cells(result):
 
 def test_what_two_seeds_are_worth(result):
     note = result.table().split("\n\n")[-1]
-    assert note.startswith("With 2 seeds a 95 % interval has 1 degree of freedom and reaches 12.7")
+    assert note.startswith("With 2 seeds a 95 % interval has 1 degree of freedom and extends 12.7")
     assert interval_note(2, False) and interval_note(3, True) and interval_note(3, False) is None
     assert interval_note(1, False) is None  # none is shown
     assert "*" in interval_note(2, True) and "*" not in interval_note(2, False)
@@ -88,7 +88,7 @@ def test_what_two_seeds_are_worth(result):
 
 
 def test_settings_that_score_different_clients(result):
-    """Such as two Alices of WAFFLE, or one, beside everybody's mean."""
+    """Such as two Alices of WAFFLE, or one, beside the mean over all clients."""
     name = "personalized/test/accuracy"
     accuracy = result.scores[name].copy()
     accuracy[:, 1, :, 1:] = np.nan

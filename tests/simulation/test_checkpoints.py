@@ -1,4 +1,4 @@
-"""Checkpoints come back bit by bit, and damaged ones are passed over."""
+"""Checkpoints come back bit by bit, and damaged ones are skipped."""
 
 import shutil
 
@@ -94,7 +94,7 @@ def test_a_damaged_checkpoint_is_said_and_written_anew(tmp_path):
     write(tmp_path, [1, 2])
     data = max(files_of(tmp_path, 2), key=lambda p: p.stat().st_size)
     data.write_bytes(cut(data.read_bytes()))
-    with pytest.warns(UserWarning, match="round 2 .* is damaged and is passed over"):
+    with pytest.warns(UserWarning, match="round 2 .* is damaged and is skipped"):
         assert Checkpoints(tmp_path).latest().round == 1
     write(tmp_path, [2])
     assert Checkpoints(tmp_path).latest().round == 2
@@ -115,7 +115,7 @@ def test_a_folder_that_can_not_be(tmp_path):
 
 
 def test_a_full_disk_leaves_the_checkpoints_before(tmp_path, caplog):
-    """A limit on the size of files stands for it: the system refuses in the same way."""
+    """A limit on the size of files replaces it: the system refuses in the same way."""
     resource = pytest.importorskip("resource")
     kept = Checkpoints(tmp_path / "c", 0)
     kept.save(1, trees(1), {})

@@ -42,7 +42,7 @@ NETWORKS = {
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_steps_and_predictions_by_hand(name):
-    """Backward costs twice the forward pass, but nobody asks for the gradient of the inputs.
+    """Backward costs twice the forward pass, but the gradient of the inputs is not needed.
 
     What is more than the products are biases, activations, pooling and normalisation, and two
     operations on every parameter for the update.

@@ -12,6 +12,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl import Adaptation, Broadcast, Context, InputError, keys, trees
 from fedjax_pfl.algorithms.local import State
 from fedjax_pfl.federation.optimizers import SGD
+from fedjax_pfl.federation.schedules import Schedule
 from fedjax_pfl.simulation.evaluation import adapt, evaluate
 from fedjax_pfl.testing.toys import SEEDS, TEST_SIZES, TRAIN_SIZES, assert_close, toy_federation
 from fedjax_pfl.training.scoring import loss_matrix, score
@@ -174,6 +175,10 @@ def test_adapting_some_clients_of_a_shared_model():
     assert_close(some, jax.tree.map(lambda x: x[jnp.array([4, 2])], every), "clients 4 and 2")
 
 
+def quarter(t, total):
+    return 0.25
+
+
 def twice(rate):
     return optax.sgd(2 * rate)
 
@@ -181,7 +186,10 @@ def twice(rate):
 @pytest.mark.parametrize(
     ("how", "trained"),
     [
-        ({}, {"batch_size": 16, "learning_rate": 0.1}),
+        (
+            {},
+            {"batch_size": 16, "learning_rate": 0.4, "learning_rate_schedule": quarter},
+        ),
         ({"batch_size": 16, "learning_rate": 0.1}, {"batch_size": 2, "learning_rate": 0.7}),
         (
             {"batch_size": 16, "learning_rate": 0.05, "optimizer": twice},
@@ -248,7 +256,7 @@ def test_adapted_only_at_the_last_round_and_scored_every_so_often():
         ({"steps": -1}, r"adapt_steps must be .*at least 0, got -1"),
         ({"leaves": "heads"}, "Did you mean 'head'"),
         ({"when": "lasts"}, "Did you mean 'last'"),
-        ({"learning_rate": -0.1}, r"adapt_learning_rate must be at least 0, and finite, got -0\.1"),
+        ({"learning_rate": -0.1}, r"adapt_learning_rate must be .* of at least 0, got -0\.1"),
         ({"learning_rate": float("nan")}, "adapt_learning_rate must be .* got nan"),
         ({"learning_rate": 1e39}, r"adapt_learning_rate must be .* got 1e\+39"),
         ({"batch_size": 0}, "adapt_batch_size must be a whole number of at least 1, got 0"),
@@ -260,6 +268,12 @@ def test_adapted_only_at_the_last_round_and_scored_every_so_often():
 def test_adaptation_is_checked(options, message):
     with pytest.raises(InputError, match=message):
         Adaptation(**options).validate()
+
+
+def test_batches_of_adaptation_are_shuffled_and_drop_what_a_rounds_do():
+    local = Schedule(3, None, 5, drop_last=True, shuffle=False)
+    assert Adaptation(2).schedule(local) == Schedule(2, None, 5, drop_last=True)
+    assert Adaptation(2, 4, batch_size=3).schedule(Schedule()) == Schedule(2, 4, 3)
 
 
 def test_adaptation_says_what_it_is():

@@ -1,4 +1,4 @@
-"""Clients that took part in nothing, and their models afterwards."""
+"""New clients, and their models after the training."""
 
 from dataclasses import replace
 
@@ -39,7 +39,7 @@ def test_who_is_new_changes_nobody_elses_data():
 
 
 def test_local_training_of_those_left_is_what_it_was():
-    """Batches hang on permanent ids: without a server nobody notices who is missing."""
+    """Batches depend on permanent ids: without a server, missing clients change nothing."""
     algorithm, options = pfl.make_algorithm("local"), {"seeds": (0,)}
     whole = pfl.simulate(algorithm, federation(), 3, **options)
     left = pfl.simulate(algorithm, without_new_clients(federation(), 2)[0], 3, **options)

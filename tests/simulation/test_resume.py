@@ -1,4 +1,4 @@
-"""A simulation that was stopped and goes on ends with the bits of one that never was."""
+"""A simulation that was stopped and resumed ends with the same bits as one that was not."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""A simulation from outside: what it refuses, sweeps, counts, reports, saves, and hands on."""
+"""A simulation from outside: its refusals, sweeps, counts, reports, files and callbacks."""
 
 import json
 from dataclasses import replace

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tools.site_docstrings import one_each
+from tools.site_docstrings import annotation, one_each, played
 from tools.site_pages import relinked
 
 PLACES = {
@@ -81,3 +81,11 @@ def test_an_entry_for_each_name():
 def test_docstrings_without_sections_stay():
     text = "One line.\n\nMore, of it: and more."
     assert one_each(text) == text
+
+
+def test_options_declared_elsewhere_are_shown():
+    text, parameters = played("fedjax_pfl.federation.build.federate")
+    assert "**options" not in text
+    named = {one.name: annotation(one) for one in parameters}
+    assert all(f"  {name}: " in text for name in named)
+    assert named["batch_size"] == "int" and named["share"].startswith("str | SharedLayers | ")

@@ -1,4 +1,4 @@
-"""Batches in a fixed order: class after class, and a round goes on where the last one ended."""
+"""Batches in a fixed order: class after class, and a round continues where the last one ended."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl import Broadcast, InputError, batch_indices, keys
-from fedjax_pfl.federation.participation import participation
+from fedjax_pfl.federation.participation import ParticipationOptions
 from fedjax_pfl.testing.toys import assert_close, play, toy_federation
 from tests.algorithms.harness import TwoLayers
 from tests.references import fedavg, local
@@ -28,7 +28,7 @@ def federation(order="by_class", **options):
 
 
 def lists(fed):
-    """Training samples of each client, in the order in which they are walked."""
+    """Training samples of each client, in the order of the batches."""
     data = jax.device_get(fed.data)
     ends = data.train.offset + data.train.size
     return [data.train.index[a:b].tolist() for a, b in zip(data.train.offset, ends, strict=True)]
@@ -48,7 +48,7 @@ class Loader:
 
 
 def loaded(fed, starts):
-    """batches[t][i] of loaders that outlive rounds; `starts[t][i]` says who draws from his."""
+    """batches[t][i] of loaders kept over rounds; `starts[t][i]`: whether the client draws."""
     loaders = [Loader(part) for part in lists(fed)]
     return [
         [
@@ -121,7 +121,7 @@ def test_clients_without_samples_have_no_class():
 
 @pytest.mark.parametrize("schedule", ["code", "paper"])
 def test_fedavg_with_stragglers_goes_on_where_loaders_stopped(schedule):
-    """Late clients start, and draw, in rounds whose upload nobody takes."""
+    """Late clients start, and draw, in rounds whose upload is dropped."""
     fed = federation(stragglers=LATE, straggler_schedule=schedule)
     cohorts, starts = starts_of(fed)
     assert not all(map(all, starts))
@@ -162,7 +162,7 @@ WAYS = {  # in which an algorithm may see its cohort
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("schedule", ["code", "paper"])
 def test_earlier_starts_count_the_starts(schedule, way):
-    part = participation(5, stragglers={1: 1, 2: 2, 4: 5}, schedule=schedule)
+    part = ParticipationOptions(1.0, {1: 1, 2: 2, 4: 5}, schedule).cohorts(5)
 
     def cohort(t):
         return WAYS[way](part.cohort(jax.random.key(0), t, jnp.arange(5)), t)
@@ -197,6 +197,12 @@ def test_run_clients_goes_on_as_well_for_the_cohort_alone():
     assert seen(fed, 1, cursor=jnp.zeros(5, jnp.int32)) == seen(fed, 0)
     assert seen(fed, 1, rows=jnp.arange(5)) == seen(fed, 0)
     assert seen(fed, 1, split="validation") == seen(fed, 0, split="validation")
+
+
+def test_run_clients_leaves_out_those_who_are_late():
+    labels = np.array(seen(federation(stragglers=LATE), 0))
+    met = (labels >= 0).any(axis=(1, 2))
+    assert met.tolist() == [i not in LATE for i in range(5)]
 
 
 def test_new_clients_begin_at_their_first_batch():

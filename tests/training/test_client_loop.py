@@ -193,7 +193,7 @@ def test_a_clients_batches_do_not_depend_on_the_others():
 
 
 def facts(carry, batch, rng, broadcast, client):
-    """Sums up all that a step is told."""
+    """Sums up all arguments of a step."""
     told = jnp.stack(
         [client.row, client.id, client.size, client.num_steps, client.step,
          client.class_counts.sum(), client.operand]

@@ -1,6 +1,8 @@
 """The ready local step composed in a carry of an algorithm's own: nothing of local training is
 lost."""
 
+from functools import partial
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -164,3 +166,19 @@ def test_two_updates_on_a_minibatch_leave_out_frozen_leaves_and_correct_the_grad
     wanted = {**model["params"], **subtract(once, scale(0.5 * RATE, trace))}
     assert_close(state.model["params"], wanted, "parameters")
     assert_close(state.gradient, scale(0.5, add(first, second)), "mean of the raw gradients")
+    loss = jax.jit(lambda model: federation.task.loss(model, batch)[0])
+    both = loss(model) + loss({"params": {**model["params"], **once}})
+    assert_close(state.loss, both / 2, "mean of the losses")
+
+
+def test_every_update_on_a_minibatch_has_dropout_of_its_own():
+    federation = toy_federation(model=Noisy())
+    data, model = federation.data, federation.initial_model(jax.random.key(1))
+    batch = data.fetch(data.train, 0, jnp.arange(SIZE), jnp.ones(SIZE, bool), "float64")
+
+    @partial(jax.jit, static_argnums=0)
+    def loss(updates):
+        step = LocalStep(federation, 0.0, updates_per_batch=updates)
+        return step(step.begin(model), batch, jax.random.key(0), None, None).loss
+
+    assert abs(loss(2) - loss(1)) > 1e-4  # a rate of 0: the model is the same at both

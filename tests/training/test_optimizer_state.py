@@ -1,5 +1,6 @@
 """Local optimizers that remember earlier rounds, and rates that follow the whole simulation."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -13,9 +14,9 @@ from fedjax_pfl import InputError, mixing
 from fedjax_pfl.simulation.checkpoints import fingerprint
 from fedjax_pfl.simulation.program import Program
 from fedjax_pfl.simulation.runs import make_runs
-from fedjax_pfl.structs import per_client, per_server, struct
+from fedjax_pfl.structs import per_client, per_server, static, struct
 from fedjax_pfl.testing.suite import CHECKS
-from fedjax_pfl.testing.toys import SEEDS, assert_close, toy_federation
+from fedjax_pfl.testing.toys import SEEDS, assert_close, play, toy_federation
 from tests.algorithms.harness import Case, assert_models
 from tests.references.local_sgd import sgd
 from tests.references.network import add, combine, loss_and_gradient, scale, subtract
@@ -100,6 +101,39 @@ def test_states_of_others_are_refused():
         pfl.check_memory(struct(Whole)(), federation)
 
 
+@struct
+class OfTheHead(Remembering):
+    """Trains the head alone; what is remembered is over the leaves that `init` says."""
+
+    over_the_head: bool = static(default=True)
+
+    def trainable(self, ctx):
+        return ctx.plan.head_mask(ctx.initial_model())["params"]
+
+    def init(self, ctx):
+        trainable = self.trainable(ctx) if self.over_the_head else None
+        return State(ctx.initial_model(), ctx.initial_optimizer_state(trainable=trainable))
+
+    def round(self, ctx, state):
+        trained = ctx.train(
+            pfl.Broadcast(state.server),
+            trainable=self.trainable(ctx),
+            optimizer_state=ctx.cohort.gather(state.optimizers),
+        )
+        kept = trained.cohort.scatter(state.optimizers, trained.optimizer_state)
+        return replace(state, optimizers=kept), ctx.record(trained.cohort)
+
+
+def test_states_are_over_the_leaves_that_are_trained():
+    federation = toy_federation(momentum=MOMENTUM)
+    start, after = play(OfTheHead(), federation, 1)[0]
+    shapes = [leaf.shape for leaf in jax.tree.leaves(start.optimizers)]
+    assert shapes == [(5, 3), (5, 5, 3)]
+    assert all((leaf != 0).any() for leaf in jax.tree.leaves(after.optimizers))
+    with pytest.raises(TypeError, match=r"over the leaves .* with the same trainable as in ctx"):
+        pfl.check_memory(OfTheHead(over_the_head=False), federation)
+
+
 def falling(t, total):
     return 1 - 0.25 * t.astype(float) / total
 
@@ -133,7 +167,7 @@ def test_a_schedule_is_part_of_a_simulations_fingerprint_by_its_factors():
         return lambda rate: optax.sgd(rate, value)
 
     named = "data, partition or learning rate"
-    # One name, other numbers: functions are told apart by what they compute.
+    # One name, other numbers: functions differ by their computation.
     assert mark(constant(0.5))[named] == mark(constant(0.5))[named] != mark(constant(0.6))[named]
     named = "model, training or execution"
     same = mark(None, momentum(0.5))[named]

@@ -1,1 +1,1 @@
-"""Who holds which samples, one file a paper or family."""
+"""Which client holds which samples: one file for each paper or family."""

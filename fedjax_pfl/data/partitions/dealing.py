@@ -1,16 +1,16 @@
-"""How planned counts become index lists: decks of the classes, cut and handed out."""
+"""Turns planned counts into index lists: each class is a deck that is cut and dealt."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-Strata = list[np.ndarray]  # what one client is dealt: shuffled pool indices
+Strata = list[np.ndarray]  # one client's samples: shuffled pool indices
 
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Samples to deal: pool indices [n], their labels [n], C, and how a sentence calls them."""
+    """Samples to deal: pool indices [n], their labels [n], C, and their name in sentences."""
 
     idx: np.ndarray
     labels: np.ndarray

@@ -1,4 +1,4 @@
-"""The three things called "Dir(alpha)": they differ, so each has a name of its own."""
+"""Three rules called "Dir(alpha)" in papers; they differ, so each has its own name."""
 
 import numpy as np
 
@@ -22,11 +22,11 @@ def dirichlet(
     Class after class, shares of the clients are drawn from Dir(alpha); clients that already hold
     |D|/N samples or more get none and the others' shares are renormalised. The whole draw is
     repeated until every client holds `min_size` samples. If no draw does, the nearest one is kept
-    and samples of the largest clients, of their largest classes, move to those that lack some;
+    and samples of the largest clients' largest classes move to clients that lack some;
     `options["fallback_used"]` says so. FedDWA (IJCAI 2023, B.2) takes test_fraction=0.2.
 
-    As in PFLlib's code, cuts are rounded down and the last open client gets the rest: mostly a
-    single sample of a class that it would hardly have.
+    As in PFLlib's code, cuts are rounded down and the last open client gets the rest, which is
+    mostly a single sample of a class.
 
     Args:
       alpha: concentration, above 0 (FedDWA 0.07 in the text and 0.1 in the code; cwFedAVG 0.1).
@@ -50,7 +50,7 @@ def dirichlet_uncapped(
     """Dir(alpha) per class over clients, without a size cap: FL-bench, Flower's default.
 
     As `dirichlet`, but shares are dealt as drawn: sizes differ far more, a client may hold most
-    of several classes. FedDWA (IJCAI 2023, 5.1) words its practical-2 like this.
+    of several classes. The text of FedDWA (IJCAI 2023, 5.1) describes its practical-2 like this.
 
     Args:
       alpha: concentration, above 0.
@@ -97,9 +97,9 @@ def _apportion(total: int, shares: np.ndarray) -> np.ndarray:
 
 
 def _serve(size: int, shares: np.ndarray, left: np.ndarray) -> np.ndarray:
-    """`size` samples in proportion to `shares` as long as there are any `left` of a class."""
+    """`size` samples in proportion to `shares`, while samples of a class are `left`."""
     served = np.zeros_like(left)
-    for _ in range(2 * len(left)):  # each step ends the need or a class, then at last the shares
+    for _ in range(2 * len(left)):  # each step meets the need or uses up a class
         rest = left - served
         open_shares = np.where(rest > 0, shares, 0)
         if np.rint(open_shares * 2**30).sum() == 0:
@@ -186,7 +186,7 @@ def _raise_to_minimum(counts: np.ndarray, min_size: int) -> None:
     sizes = counts.sum(axis=1)
     for client in np.flatnonzero(sizes < min_size):
         while sizes[client] < min_size:
-            # Each step ends a need, a donor's class or a donor: it is bounded.
+            # Each step meets a need or uses up a donor's class or a donor, so the loop ends.
             donor = np.argmax(sizes)
             c = np.argmax(counts[donor])
             moved = min(min_size - sizes[client], sizes[donor] - min_size, counts[donor, c])

@@ -15,10 +15,10 @@ def shards(
 
     FedDWA (IJCAI 2023, B.2; `noniid_type8` of its code) after McMahan et al. (2017). The samples,
     sorted by label, are cut into N * `shards_per_client` equal shards (+-1 sample), which are dealt
-    at random; the official test samples, sorted and cut alike, are dealt by the same assignment. So
-    the class numbers of the paper are largest ones: of 10 classes and 40 shards a shard holds a
-    quarter of one, and a client one or two classes. What the text says is `pathological`. A class's
-    samples are shuffled before the cut.
+    at random; the official test samples, sorted and cut alike, are dealt by the same assignment.
+    The paper's numbers of classes are therefore the largest possible: with 10 classes and 40 shards
+    a shard holds a quarter of a class, and a client one or two classes. The rule `pathological`
+    follows the text. A class's samples are shuffled before the cut.
 
     Args:
       shards_per_client: 1 or more.

@@ -1,7 +1,7 @@
 """Partitions that other tools saved: PFLlib's folders and Flower's lists or folders.
 
-Nothing is ever unpickled. Tools that save samples instead of indices are matched to the pool by
-content: see `fedjax_pfl.data.partitions.matching`.
+Nothing is ever unpickled. Where a tool saves samples instead of indices, they are matched to the
+pool by content: see `fedjax_pfl.data.partitions.matching`.
 """
 
 import json
@@ -16,19 +16,25 @@ from fedjax_pfl.data.files import as_path, read_bytes, reading
 from fedjax_pfl.data.partitions.arrow import read_rows
 from fedjax_pfl.data.partitions.matching import Matcher, pixels
 from fedjax_pfl.data.partitions.partition import Partition, held_out
-from fedjax_pfl.data.partitions.registry import integer, is_number, keyword_defaults
+from fedjax_pfl.data.partitions.registry import integer, is_number
 from fedjax_pfl.data.sources.registry import Dataset, read_npz
 from fedjax_pfl.errors import InputError, require, unknown_name
+from fedjax_pfl.values import keyword_defaults
 
 
 class Importer(NamedTuple):
     """A row of `IMPORTERS`: one line for people, and `load(path, dataset, *, option=default)`.
 
-    The partition's `options` hold every option that was read: one that is given beside is refused.
+    The partition's `options` hold every option that was read; other options given are refused.
     """
 
     description: str
     load: Callable[..., Partition]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The importer's options and their defaults."""
+        return keyword_defaults(self.load)
 
 
 PFLLIB_EXPORT = """\
@@ -47,12 +53,12 @@ def import_partition(source: str, path: str | Path, dataset: Dataset, **options:
       **options: keyword arguments of the importer.
 
     Raises:
-      InputError: an unknown source, files that are not what they should be, or samples that the
+      InputError: an unknown source, files of another form, or samples that the
         data set doesn't have.
     """
     if source not in IMPORTERS:
         raise unknown_name("source of saved splits", source, IMPORTERS)
-    known = keyword_defaults(IMPORTERS[source].load)
+    known = IMPORTERS[source].options
     for name in options:
         if name not in known:
             raise unknown_name(f"option of importer {source!r}", name, known)
@@ -61,7 +67,7 @@ def import_partition(source: str, path: str | Path, dataset: Dataset, **options:
         partition = IMPORTERS[source].load(place, dataset, **options)
     for name in options:
         if name not in partition.options:
-            raise InputError(f"{name} is of no use for the split in {place}: leave it out.")
+            raise InputError(f"{name} has no effect on the split in {place}: leave it out.")
     partition.validate(len(dataset.labels), dataset.num_classes, dataset.labels)
     return partition
 
@@ -74,7 +80,7 @@ def import_pfllib(
     Those NPZ files hold pickled Python objects, which this project never loads: run the three lines
     of `PFLLIB_EXPORT` where you trust the files. They write `ID.plain.npz` with the plain arrays x
     and y beside each, and those are read here. PFLlib saves normalised copies of the samples, so
-    they are brought back to pixels and looked up in the pool. Where the pool holds a sample several
+    they are turned back into pixels and found in the pool. Where the pool holds a sample several
     times, its copies are taken in order; `options["ambiguous_samples"]` counts such choices.
 
     Args:

@@ -27,7 +27,7 @@ class Matcher:
         Args:
           x: samples.
           y: their labels [n], or None if they aren't known.
-          what: what a sentence calls them.
+          what: their name in sentences.
 
         Raises:
           InputError: a sample that the pool doesn't have, or not that often.
@@ -73,11 +73,11 @@ def pixels(x: np.ndarray, dataset: Dataset, what: str, mean: float, std: float) 
       x: [n, ...], uint8 pixels, or floats 255 * (x * std + mean) of which are pixels. For a pool of
         floats: those floats.
       dataset: the pool.
-      what: what a sentence calls the samples.
+      what: the samples' name in sentences.
       mean, std: of the normalisation.
 
     Raises:
-      InputError: another shape, or values that don't come out as pixels.
+      InputError: another shape, or values that don't give pixels.
     """
     shape = dataset.input_shape
     require(x.dtype.kind in "uif", f"Type of the {what}", str(x.dtype), "numbers")

@@ -1,4 +1,4 @@
-"""Who holds which samples: index lists per client, checked, counted, hashed and saved."""
+"""Which client holds which samples: index lists, checked, counted, hashed and saved."""
 
 import hashlib
 import io
@@ -34,7 +34,7 @@ class Partition:
       validation: validation samples of the N clients; None becomes N empty lists.
       label_map: [N, C] or None; client i sees label `label_map[i, y]` instead of y.
       rule: name of the rule that made it; "file" if it was loaded.
-      options: the rule's options as resolved, and what it reports about itself.
+      options: the rule's options as resolved, and facts that it reports.
       allow_overlap: whether a sample may be held more than once.
     """
 
@@ -106,7 +106,7 @@ class Partition:
           split: "train", "test" or "validation".
 
         Raises:
-          InputError: there are fewer labels than the partition has samples of, or other ones.
+          InputError: labels outside 0..C-1, or fewer labels than the largest index needs.
         """
         self._room_for(num_classes)
         ragged = self.split(split)
@@ -183,7 +183,7 @@ class Partition:
                 with file:
                     file.write(buffer.getvalue())
             except OSError:
-                path.unlink(missing_ok=True)  # nothing is better than half of it
+                path.unlink(missing_ok=True)  # no file is better than half a file
                 raise
 
     @classmethod

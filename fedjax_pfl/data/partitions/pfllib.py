@@ -26,11 +26,11 @@ def pat(
 ) -> Plan:
     """A few classes per client in hidden groups, random sizes: PFLlib's `pat`, cwFedAVG.
 
-    PFLlib's `separate_data`, used by cwFedAVG (its appendix C). Nothing is random about who gets
-    what: class after class, the first ceil(N / C * k) clients that lack classes own it. So clients
-    come in groups that hold the same classes (20 clients, 10 classes, k = 2: five groups of four;
-    100 classes, k = 10: ten groups of two), which `options["client_groups"]` tells. Unless
-    `balance`, each owner of a class but the last gets a random number of its n samples, from a
+    PFLlib's `separate_data`, used by cwFedAVG (its appendix C). Which client holds which class is
+    not random: class after class, the first ceil(N / C * k) clients that lack classes own it. So
+    clients form groups with the same classes (20 clients, 10 classes, k = 2: five groups of four;
+    100 classes, k = 10: ten groups of two), see `options["client_groups"]`. Unless `balance`,
+    each owner of a class but the last gets a random number of its n samples, from a
     tenth of n / owners up to n / owners, and the last one the rest.
 
     Classes may be left over where N * k doesn't divide by C; PFLlib's code fails there.
@@ -65,7 +65,7 @@ def pat(
         if balance:
             sizes = np.full(len(chosen), int(mean))
         else:
-            # Below the mean, so the last owner is left the mean at least.
+            # Below the mean, so that at least the mean is left for the last owner.
             sizes = np.minimum(rng.integers(low, high, len(chosen)), int(mean))
         sizes[-1] = histogram[c] - sizes[:-1].sum()
         counts[chosen, c] = sizes
@@ -93,7 +93,7 @@ def exdir(
     Extended Dirichlet (Li and Lyu, 2023). Every client gets `classes_per_client` distinct classes
     at random, classes being used as evenly as possible; then each class goes to its owners in
     shares from Dir(alpha). The second step is repeated until every client holds `min_size` samples;
-    if no draw does, owners first get what they need at least, in equal parts, and shares of the
+    if no draw does, owners first get the least they need, in equal parts, and then shares of the
     rest (`options["fallback_used"]`). Used by none of the five papers.
 
     Args:

@@ -2,12 +2,11 @@
 
 A rule first plans (which client gets which classes, which shares) and then deals: the same plan is
 dealt to the training samples and to the official test samples, so that a client's test distribution
-follows its training distribution. What a client is dealt comes in shuffled strata, such as one per
-class; hold-outs and caps take the same part of every stratum, to the nearest sample, so they keep
+follows its training distribution. A client's samples come in shuffled strata, such as one per
+class. Hold-outs and caps take the same part of every stratum, to the nearest sample, so they keep
 the shares of the rule.
 """
 
-import inspect
 import operator
 import sys
 from collections.abc import Callable, Mapping
@@ -21,19 +20,19 @@ from fedjax_pfl.data.partitions.dealing import Deal, Samples, Strata, apportion,
 from fedjax_pfl.data.partitions.partition import Partition, held_out
 from fedjax_pfl.data.sources.registry import Dataset
 from fedjax_pfl.errors import InputError, require, require_name, shown, unknown_name
-from fedjax_pfl.values import LIMIT
+from fedjax_pfl.values import LIMIT, keyword_defaults
 
 
 class Plan(NamedTuple):
-    """What a rule decided.
+    """The decisions of a rule.
 
     Attributes:
       deal: deals any samples.
-      resolved: what the partition's options should say beside the rule's options.
+      resolved: further facts for the partition's options, beside the rule's options.
       label_map: [N, C] or None, see `Partition`.
       allow_overlap: whether several clients may be dealt the same sample.
-      unread: options that this mode of the rule doesn't read, and what it takes to have them read;
-        a user who gives one is told so.
+      unread: options that this mode of the rule doesn't read, with the mode that reads them. Giving
+        one is an error.
     """
 
     deal: Deal
@@ -65,7 +64,7 @@ def register_rule(
     Args:
       name: how users call it.
       equal_sizes: whether all clients get the same number of samples; a cap is then met exactly.
-      test_split: what "auto" means where an official test split exists.
+      test_split: the meaning of "auto" where an official test split exists.
       test_fraction: the rule's default of that option.
     """
 
@@ -95,12 +94,6 @@ def rule_options(rule: str) -> dict[str, Any]:
     return keyword_defaults(RULES[rule].plan) | common
 
 
-def keyword_defaults(function: Callable[..., Any]) -> dict[str, Any]:
-    """The keyword-only parameters of a function and their defaults."""
-    parameters = inspect.signature(function).parameters.values()
-    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-
-
 def parse_options(
     given: Mapping[str, str], defaults: Mapping[str, Any], kind: str
 ) -> dict[str, Any]:
@@ -109,7 +102,7 @@ def parse_options(
     Args:
       given: text by name; "none" is None where that is the default.
       defaults: such as `rule_options(rule)`.
-      kind: what a sentence calls an option.
+      kind: an option's name in sentences.
 
     Raises:
       InputError: an unknown name, or text that is not of the type.
@@ -150,16 +143,16 @@ def make_partition(
       **options: the rule's options, and for every rule
         test_split: "official" deals the official test samples by the same plan; "pooled" deals all
           samples together and takes a random part of each client's for testing; "train" does so
-          with the training samples alone; "auto" is what the rule is defined with, and "pooled"
-          where there are no official test samples.
+          with the training samples alone; "auto" is the rule's own choice, and "pooled" where there
+          are no official test samples.
         test_fraction: part held out for testing unless official (FedDWA's Dirichlet has 0.2).
         train_samples, test_samples: largest number per client, or exactly that number for rules of
           equal sizes; None means all.
 
     Returns:
       A partition, each list in ascending order; without overlap unless an option of the rule
-      allows it. Its `options` hold every option as resolved, the seed, and what the rule reports
-      about itself.
+      allows it. Its `options` hold every option as resolved, the seed, and the facts that the
+      rule reports.
 
     Raises:
       InputError: an unknown rule or option, a value out of range, or too few samples.
@@ -204,7 +197,7 @@ def make_partition(
                 f"{num_clients} clients can't share {len(samples.idx)} {samples.what}: "
                 f"at most {len(samples.idx)} clients can."
             )
-    # One stream per purpose: a cap or another test split leaves the plan as it is.
+    # One stream per purpose: a cap or another test split doesn't change the plan.
     plan_rng, train_rng, test_rng = (np.random.default_rng([seed, purpose]) for purpose in range(3))
     what = f"A table of {num_clients:,} clients and {dataset.num_classes:,} classes"
     require_memory(what, 8 * num_clients * dataset.num_classes)
@@ -234,7 +227,7 @@ def check_read(given: Mapping[str, Any], unread: Mapping[str, str]) -> None:
 
     Args:
       given: options by name.
-      unread: what it takes to have an option read, by name.
+      unread: by option, the setting with which it is read.
     """
     for name, needed in unread.items():
         if given.get(name) is not None:
@@ -287,7 +280,7 @@ def _hold_out(clients: list[Strata], fraction: float) -> tuple[list[Strata], lis
     for client, strata in enumerate(clients):
         sizes = np.array([len(stratum) for stratum in strata], np.int64)
         total = held_out(fraction, int(sizes.sum()))
-        # Of strata with equal claims another one comes first in every client.
+        # Among strata with equal claims, the first one differs from client to client.
         turn = np.roll(np.arange(len(sizes)), -client)
         parts = np.empty_like(sizes)
         parts[turn] = apportion(total, sizes[turn])

@@ -128,7 +128,8 @@ def _deal_blocks(group_of: np.ndarray, share: float):
 def _deal_sets(classes: np.ndarray, share: float):
     """Deals by each client's dominant classes [N, k]."""
     num_clients, k = classes.shape
-    # Who gets one more when the dominant samples don't divide by k: another class for every client.
+    # The class that gets one more where the dominant samples don't divide by k: it differs by
+    # client.
     turn = (np.arange(k) + np.arange(num_clients)[:, None]) % k
 
     def deal(samples, rng):

@@ -21,7 +21,7 @@ def spfl(
     Every class is shuffled and cut into N equal parts (what doesn't divide by N is left out). Each
     client draws its own k_c classes and gets the next unused part of each; for `iid` one set of
     classes is drawn for all clients. Parts that nobody drew stay unused. Only the official training
-    samples are used, of every part a fifth for testing: with 10 clients 2,880 + 720 of MNIST (its
+    samples are used, a fifth of every part for testing: with 10 clients 2,880 + 720 of MNIST (its
     table says 2,800 + 700), 6,144 + 1,536 of EMNIST balanced, 2,400 + 600 of CIFAR-10 and -100.
 
     Args:

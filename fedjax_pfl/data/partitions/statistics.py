@@ -85,7 +85,7 @@ def partition_statistics(
       `total_variation`: {mean, max} over pairs of clients of half the L1 distance of their class
         shares: 0 if alike, 1 if they have no class in common;
       `label_disagreement`: with a label map, the mean over pairs of clients of the part of the
-        classes that they call by different labels, otherwise None.
+        classes for which they see different labels, otherwise None.
     """
     counts = partition.class_counts(labels, num_classes, split)
     held = counts[counts.sum(axis=1) > 0]

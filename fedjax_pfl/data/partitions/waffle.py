@@ -37,7 +37,7 @@ def waffle(
 
     WAFFLE (Beaussart et al., 2021), section 3 and appendix B. Agent i has the distribution's ten
     shares moved by i places: A is uniform, B has four labels of 25 %, C has 40, 20, 20, 10, 10 %.
-    Each class is cut in proportion to what the agents should have of it, so the ten agents together
+    Each class is cut in proportion to the agents' shares of it, so the ten agents together
     use every sample and hold |D|/10 each (6,000 of MNIST, up to its uneven classes). The test
     samples are dealt by the same shares.
 
@@ -93,9 +93,9 @@ def waffle(
 
 
 def _cut(held: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Each class in proportion to its weights [N, C], as much of it as the weights ask for.
+    """Each class in proportion to its weights [N, C], up to the amount that the weights need.
 
-    Of agents with equal claims to a last sample, those that hold the least come first.
+    Among agents with equal claims to a last sample, those that hold the least come first.
     """
     wanted = weights.sum(axis=0)
     totals = held * wanted // wanted.max()

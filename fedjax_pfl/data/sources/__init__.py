@@ -1,1 +1,1 @@
-"""Where samples come from, one file a format."""
+"""Where samples come from: one file for each format."""

@@ -15,7 +15,7 @@ from fedjax_pfl.data.image_decoding import SUFFIXES, ImageSize, decode_images, p
 from fedjax_pfl.data.places import not_found
 from fedjax_pfl.errors import InputError, require
 
-# What file managers leave behind.
+# Files that file managers create.
 _IGNORED = ("thumbs.db", "desktop.ini")
 _TEST_NAMES = ("test", "val", "valid", "validation")
 
@@ -103,7 +103,7 @@ def load_tiny_imagenet(data_dir: Path | None, image_size: ImageSize = None) -> D
 
 
 def _refuse_parts(root: Path) -> None:
-    """Raises where folders without `train` are parts of a data set rather than its classes."""
+    """Raises `InputError` where folders without `train` are splits of a data set, not classes."""
     found = _subfolders(root)
     parts = {"train", *_TEST_NAMES}
     if found and parts.issuperset(name.lower() for name in found):

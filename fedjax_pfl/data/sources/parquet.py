@@ -26,7 +26,7 @@ def load_parquet(
     label_column: str | None = None,
     num_classes: int | None = None,
 ) -> Dataset:
-    """A folder with train*.parquet (and test*.parquet) files, there or in its folder `data`.
+    """A folder with train*.parquet (and test*.parquet) files, directly or in its folder `data`.
 
     Args:
       data_dir: the folder.
@@ -38,7 +38,7 @@ def load_parquet(
 
     Raises:
       InputError: no such folder or files, a file that is no Parquet file, or a column or an image
-        that isn't what it should be.
+        of the wrong form.
     """
     if data_dir is None:
         raise InputError(

@@ -1,7 +1,7 @@
 """Where samples come from: every source ends in one checked `Dataset` of NumPy arrays.
 
-The table of sources and the door to them; each kind of file has a module of its own beside this
-one. docs/data_sources.md says where each source looks for its files.
+Here are the table of sources and `load_dataset`; each kind of file has its own module in this
+folder. docs/data_sources.md says where each source looks for its files.
 """
 
 import inspect
@@ -34,7 +34,6 @@ __all__ = [
     "read_idx",
     "read_npz",
     "register_dataset",
-    "text_options",
 ]
 
 
@@ -45,14 +44,20 @@ class Source(NamedTuple):
       description: one line.
       load: `load(data_dir, **options) -> Dataset`, or `load(data_dir, name, **options)` for a
         source that reads many data sets by name.
-      named: whether what follows the colon in "SOURCE:..." is such a name instead of a path.
-      bundled: whether it comes without files, so that nothing may follow the colon.
+      named: whether the text after the colon in "SOURCE:..." is such a name instead of a path.
+      bundled: whether it needs no files, so that nothing may follow the colon.
     """
 
     description: str
     load: Callable[..., Dataset]
     named: bool = False
     bundled: bool = False
+
+    @property
+    def text_options(self) -> list[str]:
+        """Names of its options that are text, such as names of columns."""
+        parameters = inspect.signature(self.load).parameters.values()
+        return [p.name for p in parameters if str in (p.annotation, *get_args(p.annotation))]
 
 
 DATASETS: dict[str, Source] = {}
@@ -71,13 +76,6 @@ def register_dataset(
     return register
 
 
-def text_options(name: str) -> list[str]:
-    """Options of a source that are text, such as names of columns; none of unknown sources."""
-    source = DATASETS.get(name.partition(":")[0])
-    parameters = inspect.signature(source.load).parameters.values() if source else ()
-    return [p.name for p in parameters if str in (p.annotation, *get_args(p.annotation))]
-
-
 def load_dataset(name: str, data_dir: str | Path | None = None, **options: Any) -> Dataset:
     """Loads a data set by name.
 
@@ -86,12 +84,12 @@ def load_dataset(name: str, data_dir: str | Path | None = None, **options: Any) 
         where NAME is one of TFDS's.
       data_dir: folder (for `npz` and `text_csv`: file) that holds the data; sources that need none
         ignore it.
-      **options: what the source takes beside that, such as `image_size` or `max_tokens`; see the
+      **options: further options of the source, such as `image_size` or `max_tokens`; see the
         functions in `DATASETS`.
 
     Raises:
       InputError: unknown name or option, data not found (the sentence lists where it was looked for
-        and how to provide it), or files that are not what they should be.
+        and how to provide it), or files of the wrong form.
     """
     if not isinstance(name, str):
         raise unknown_name("data set", name, DATASETS)
@@ -140,7 +138,7 @@ def _digits(data_dir: Path | None) -> Dataset:
 
 
 def _prepared(name: str, data_dir: Path | None) -> Dataset | None:
-    """The data set as TFDS prepared it, where it did."""
+    """The data set as prepared by TFDS, None where it isn't."""
     folder = find_prepared(name, tfds_folder(data_dir))
     return None if folder is None else read_prepared(name, folder)
 

@@ -93,7 +93,7 @@ def read_prepared(name: str, folder: Path) -> Dataset:
         return _read(name, folder)
     except InputError:
         raise
-    except Exception as error:  # whatever a damaged description leads TFDS's parsers to
+    except Exception as error:  # a damaged description makes TFDS's parsers raise anything
         lines = str(error).strip().splitlines() or [type(error).__name__]
         why = lines[0][:300]
         raise InputError(f"{folder} can't be read as a prepared TFDS data set: {why}") from error
@@ -203,7 +203,7 @@ def _read_split(name: str, builder, split: str, image: str, label: str):
         try:
             # One call for many rows takes less than half the time of one call for each.
             examples = source.__getitems__(list(rows))
-        except Exception as error:  # a damaged record leads its decoders to anything
+        except Exception as error:  # a damaged record makes decoders raise anything
             why = str(error).strip().partition("\n")[0][:300]
             raise InputError(
                 f"Split {split!r} of {builder.data_dir} can't be read: {why}"

@@ -1,9 +1,9 @@
 """TFDS builders of MNIST, Fashion-MNIST, EMNIST and CIFAR that need no TensorFlow.
 
 TFDS's own builders unpack and parse with TensorFlow. These subclasses take name, version, features,
-URLs and checksums from them and replace those two steps, so that what they write is what TFDS's own
-would write (the same records in the same order) and plain `tfds.data_source` reads it.
-Importing this module imports tensorflow_datasets: import it inside functions only.
+URLs and checksums from them and replace those two steps. They write the same records in the same
+order as TFDS's own builders, and plain `tfds.data_source` reads them. Importing this module imports
+tensorflow_datasets: import it inside functions only.
 """
 
 from pathlib import Path

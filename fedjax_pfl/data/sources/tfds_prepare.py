@@ -19,7 +19,7 @@ PREPARABLE = (
     "cifar100",
     *(f"emnist/{config}" for config in EMNIST_CLASSES),
 )
-# A network that drops packets in silence is given this long before it counts as none.
+# Seconds to wait for a network that silently drops packets before it counts as missing.
 _PATIENCE_S = 5.0
 
 
@@ -40,7 +40,7 @@ def prepare_tfds(
 
     The published files are taken from the first of these that has them all: `source_dir`, the
     download cache in `data_dir`/downloads, the network. Sizes and SHA-256 are checked against those
-    that TFDS knows. What is already prepared stays as it is.
+    that TFDS knows. Data sets that are already prepared stay unchanged.
 
     Args:
       name: one of `PREPARABLE`.
@@ -131,7 +131,7 @@ def _unreachable(url: str) -> str | None:
         except requests.exceptions.RequestException as error:
             answer[0] = type(error).__name__
 
-    # In a thread, as looking up a host's name obeys no time limit.
+    # In a thread, as the look-up of a host's name has no time limit.
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(_PATIENCE_S)

@@ -1,1 +1,1 @@
-"""What makes convolutions fast."""
+"""Fast convolutions."""

@@ -3,7 +3,7 @@ Computations", 1980; Lavin & Gray, arXiv:1509.09308).
 
 m neighbouring outputs of a filter with r taps are m + r - 1 products instead of m r, by Toom and
 Cook's way: taps and inputs are evaluated at points, multiplied, and interpolated. Here it is done
-along one axis of the image; the other taps and the channels are summed by matrix products as ever.
+along one axis of the image; the other taps and the channels are summed by matrix products.
 A filter of 5 taps then takes 8 products for 4 outputs instead of 20.
 """
 
@@ -23,18 +23,18 @@ POINTS = tuple(map(Fraction, ("0", "1", "-1", "2", "-2", "1/2", "-1/2")))
 CHANNELS = 16  # below so many, in or out, evaluation costs more than it saves
 Matrix = tuple[tuple[float, ...], ...]
 
-_allowed = jax.make_user_context(True)  # one that JAX's caches know of
+_allowed = jax.make_user_context(True)  # JAX's caches depend on it
 
 
 def by_definition() -> AbstractContextManager:
-    """What is traced inside has every convolution with all products of its definition."""
+    """Convolutions traced inside have all products of their definition."""
     return _allowed(False)
 
 
 def tile(inputs: Sequence[int], kernel: Sequence[int], stride: int, dtype) -> int:
     """How many outputs along the width to make at once; 1 where that saves less than a third.
 
-    More than 1 only on a CPU, where arithmetic is what a convolution waits for, and in float32 or
+    More than 1 only on a CPU, where arithmetic limits a convolution, and only in float32 or
     float64: points and interpolation would cost bfloat16 its few digits.
 
     Args:
@@ -85,7 +85,7 @@ def transforms(m: int, taps: int) -> tuple[Matrix, Matrix, Matrix]:
 
 
 def _inverse(matrix: list[list[Fraction]]) -> list[list[Fraction]]:
-    """Gauss and Jordan's, exact."""
+    """By Gauss-Jordan elimination, exact."""
     size = len(matrix)
     rows = [[*row, *(Fraction(int(i == j)) for j in range(size))] for i, row in enumerate(matrix)]
     for i in range(size):

@@ -1,4 +1,4 @@
-"""What partitions and rules no longer take for something else: fractions, options nobody reads."""
+"""Partitions and rules refuse nonsense: fractions as indices, options that are not read."""
 
 import json
 
@@ -114,12 +114,12 @@ def test_a_federation_without_any_training_sample():
 def test_importers_refuse_options_they_do_not_read(tmp_path):
     path = tmp_path / "split.json"
     path.write_text(json.dumps({"0": [0, 1], "1": [2]}))
-    with pytest.raises(InputError, match=r"^index_column is of no use for the split in .*split\.j"):
+    with pytest.raises(InputError, match=r"^index_column has no effect on the split in .*split\.j"):
         import_partition("flower", path, POOL, index_column="index")
     with pytest.raises(InputError, match=r"Unknown option of importer 'flower' 'sed'\. Did you"):
         import_partition("flower", path, POOL, sed=1)
     path.write_text(json.dumps({"train": {"0": [0]}, "test": {"0": [1]}}))
-    with pytest.raises(InputError, match=r"^seed is of no use"):
+    with pytest.raises(InputError, match=r"^seed has no effect"):
         import_partition("flower", path, OFFICIAL, seed=1)
     path.write_text('{"0": [0, 1], "0": [2]}')
     with pytest.raises(InputError, match="can't be read as JSON: '0' is there twice"):

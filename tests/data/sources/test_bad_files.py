@@ -1,4 +1,4 @@
-"""What each bad file is told: the table of docs/data_sources.md holds these very sentences."""
+"""The sentence for each bad file; the table of docs/data_sources.md has the same sentences."""
 
 import gzip
 import io

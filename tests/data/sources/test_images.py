@@ -13,7 +13,7 @@ from PIL import Image
 
 from experiments.cli import build, flags
 from fedjax_pfl.data import image_decoding, limits
-from fedjax_pfl.data.sources.registry import load_dataset, text_options
+from fedjax_pfl.data.sources.registry import DATASETS, load_dataset
 from fedjax_pfl.errors import InputError
 from tests.data.sources.test_registry import _nothing_of_this_machine  # noqa: F401
 
@@ -274,8 +274,8 @@ def test_columns_whose_names_read_like_numbers(tmp_path):
     assert data.num_classes == 2
     with pytest.raises(InputError, match="num_classes must be a whole number of at least 1, got 0"):
         load_dataset(f"parquet:{tmp_path}", image_column="0", label_column="1.50", num_classes=0)
-    assert text_options("parquet:x") == ["image_size", "image_column", "label_column"]
-    assert text_options("digits") == text_options("unknown") == []
+    assert DATASETS["parquet"].text_options == ["image_size", "image_column", "label_column"]
+    assert DATASETS["digits"].text_options == []
     options = ("image_column=0", "label_column=1.50", "image_size=4")
     words = [f"--data_option={option}" for option in options]
     args = flags.parse(["run", "--dataset=parquet", f"--data_dir={tmp_path}", *words])

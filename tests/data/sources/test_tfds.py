@@ -173,7 +173,7 @@ def test_files_missing(tmp_path):
 
 @pytest.fixture
 def server(tmp_path, monkeypatch):
-    """A web server with tiny MNIST files, and the addresses that it was asked for."""
+    """A web server with tiny MNIST files, and the addresses of its requests."""
     asked = []
 
     class Handler(http.server.SimpleHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""What a run is: no result of another data set, partition or default is shown as its own."""
+"""A run's identity: no result of another data set, partition or default is shown as its own."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ CONTENT = f"{identity.DATA} was"
 
 
 def arrays(path, seed, noise=0.0):
-    """Four classes in eight dimensions; with much noise they can't be told apart."""
+    """Four classes in eight dimensions; with much noise they can't be distinguished."""
     rng = np.random.default_rng(seed)
     y = np.arange(160) % 4
     x = rng.normal(size=(4, 8))[y] + noise * rng.normal(size=(160, 8))
@@ -73,7 +73,7 @@ def test_the_same_data_in_another_place_are_the_same_run(here, capsys):
 
 
 def test_a_run_half_done_never_mixes_two_data_sets(here, capsys, monkeypatch):
-    """The second algorithm would have been played on what the file holds now."""
+    """The second algorithm would have run on the file's new content."""
     words = ("--algorithms=local,fedavg", "--data_dir=easy.npz", "--output_dir=out")
 
     class Stopper:
@@ -160,7 +160,7 @@ def test_defaults_of_the_package_count(here, monkeypatch):
 
 
 def test_every_part_of_the_data_counts(here):
-    """Also what a network never sees of them, such as their number of classes."""
+    """Also facts that a network never sees, such as their number of classes."""
     x, y = np.random.default_rng(0).random((40, 4), np.float32), np.arange(40) % 4
     parts = {"train_x": x, "train_y": y, "test_x": x[:8], "test_y": y[:8], "num_classes": 4}
     changes = [{}, {"train_x": x + 1}, {"train_y": y[::-1]}, {"test_x": x[8:16]}]

@@ -1,4 +1,4 @@
-"""Clients that take no part in a run, and the table of what each algorithm gives them."""
+"""New clients of a run, and the table of the models that each algorithm gives them."""
 
 import csv
 
@@ -42,7 +42,7 @@ def test_every_client_seed_part_and_step(finished):
     assert points == {(s, p, k) for s in "01" for p in ("0.5", "1.0") for k in "03"}
     assert len(rows) == 16
     with np.load(finished / "fedavg" / "clients.npz") as file:
-        assert file["personalized/test/accuracy"].shape[-1] == 3  # only those who took part
+        assert file["personalized/test/accuracy"].shape[-1] == 3  # only the clients that took part
 
 
 def test_the_table_is_their_mean(finished):

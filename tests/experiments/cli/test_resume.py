@@ -1,4 +1,4 @@
-"""A run that is stopped goes on with the same command and ends bit by bit the same.
+"""The same command continues a stopped run, which ends bit by bit the same.
 
 `test_kills.py` kills processes; here signals come in this one.
 """
@@ -52,7 +52,7 @@ def assert_same(folder, whole):
 
 
 class Killer:
-    """In place of the progress display: sends a signal once an algorithm has done some rounds."""
+    """Replaces the progress display: sends a signal after some rounds of an algorithm."""
 
     def __init__(self, name, after, number):
         self.name, self.after, self.number = name, after, number
@@ -108,7 +108,7 @@ def test_other_flags_are_refused_with_the_difference(whole, capsys):
 def test_a_folder_that_is_no_run(tmp_path, capsys):
     (tmp_path / "notes.txt").write_text("mine")
     assert call(TWO, f"--output_dir={tmp_path}") == 2
-    assert "is no run that could go on" in capsys.readouterr().err
+    assert "is no run to continue" in capsys.readouterr().err
     assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
 
 
@@ -143,7 +143,7 @@ def test_killed_before_it_said_which_run_it_is(tmp_path):
             (tmp_path / name).touch()
         resume.check_folder(tmp_path, args)
     (tmp_path / "partition.npz").touch()
-    with pytest.raises(pfl.InputError, match="is no run that could go on"):
+    with pytest.raises(pfl.InputError, match="is no run to continue"):
         resume.check_folder(tmp_path, args)
 
 

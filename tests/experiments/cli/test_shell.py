@@ -26,7 +26,7 @@ LINE = "0.5 ± 0.1, Fußball, ─┃⠋, \ud83d\n"
 
 @pytest.fixture
 def streams(monkeypatch):
-    """`streams(stdout=FILE, ...)` puts files in the places of the process's own."""
+    """`streams(stdout=FILE, ...)` replaces the process's own streams by files."""
     opened = []
 
     def put(**files):
@@ -187,7 +187,7 @@ def test_long_values_are_not_printed_whole(capsys, word):
 
 @needs_full
 def test_a_run_nobody_listens_to_is_made_all_the_same(tmp_path):
-    """In a process of its own: ASCII only, a reader that leaves, and a full disk for errors."""
+    """In its own process: ASCII only, a reader that leaves, and a full disk for errors."""
     words = "--algorithms=fedavg --dataset=digits --num_clients=3 --num_seeds=2 --model=softmax"
     words += f" --rounds=2 --devices=1 --compilation_cache= --output_dir={tmp_path / 'out'}"
     with closed_pipe() as pipe, FULL.open("w") as full:

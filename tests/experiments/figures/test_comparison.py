@@ -71,6 +71,6 @@ def test_bad_input(found):
 
 
 def test_client_against_client_needs_the_same_samples(found):
-    """Four clients each, of other partitions: nobody is the same."""
+    """Four clients each, of different partitions: no client is the same."""
     with pytest.raises(InputError, match="the same clients with the same samples in all runs, got"):
         comparison.scatter([found["main", "local"], found["iid", "fedavg"]])

@@ -1,4 +1,4 @@
-"""What the table of a run says beside its numbers: over whom, after what, and how sure."""
+"""Notes of a run's table: the clients of a mean, local steps before scoring, and intervals."""
 
 import csv
 import json
@@ -68,7 +68,7 @@ def test_rows_over_different_clients_say_so(mixed, results):
         assert float(row[4]) == pytest.approx(hers, abs=0.006)
     assert rows[2][1] == rows[2][4] and rows[0][1] != rows[0][4]
     assert "the clients of the column 'Mean over', not the same in all rows" in text
-    assert "'Common %', over client 3, whom all rows score; --score_clients=3 makes" in text
+    assert "'Common %', over client 3, which all rows score; --score_clients=3 makes" in text
     with (mixed / "comparison.csv").open() as file:
         table = list(csv.DictReader(file))
     ids = [row["mean_over_client_ids"] for row in table]
@@ -125,7 +125,7 @@ def test_what_is_said_below(mixed, results, capsys):
     for s, ids in enumerate(summary["never_took_part"].values()):
         assert ids == np.flatnonzero(~drawn[s]).tolist()
     assert summary["clients_without_steps"] == [5]
-    # The same command shows the same, of what is finished.
+    # The same command shows the same finished results.
     assert run.main(["run", *MIXED, f"--output_dir={mixed}"]) == 0
     out = capsys.readouterr().out
     assert f"Training: {TRAINING}." in out
@@ -175,8 +175,8 @@ def test_intervals_wider_than_the_scale_are_marked(results):
         assert row[at].endswith("*") == (value - half < 0 or value + half > 100)
     assert {row[at][-1] == "*" for row in rows} == {True, False}
     note = comparison_table.footnotes(results)[-1]
-    assert note.startswith("With 2 seeds a 95 % interval has 1 degree of freedom and reaches 12.7")
-    assert "* reaches outside the scale" in note
+    assert note.startswith("With 2 seeds a 95 % interval has 1 degree of freedom and extends 12.7")
+    assert "* extends beyond the scale" in note
     only = {"local": results["local"]}
     assert "*" not in comparison_table.footnotes(only)[-1]  # two seeds, and within the scale
 

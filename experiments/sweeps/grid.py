@@ -1,0 +1,172 @@
+"""What a sweep tries: its grid, and the queue of programs that the grid makes."""
+
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import absl.flags
+
+import fedjax_pfl as pfl
+from fedjax_pfl.errors import cut
+from fedjax_pfl.values import convert
+
+from ..cli import flags
+from ..cli.algorithms import OWN
+from ..cli.flagfiles import value_of
+
+RATES = pfl.options.RATES  # flags that vary inside a program
+
+
+def _read(value: str) -> float | str:
+    """A value of a grid for comparison: 0.1 and 0.10 are the same."""
+    try:
+        return float(value)
+    except ValueError:
+        return value
+
+
+def parse_grid(words: Sequence[str]) -> dict[str, list[str]]:
+    """Values by name, from words such as "feddwa.top_k=1,3,5"."""
+    grid: dict[str, list[str]] = {}
+    for word in words:
+        name, text = flags.name_and_value("grid", word)
+        values = [value.strip() for value in text.split(",")]
+        if name in grid:
+            raise pfl.InputError(f"--grid gives {name} twice.")
+        if len(set(map(_read, values))) < len(values) or not all(values):
+            raise pfl.InputError(f"--grid={cut(word, 100)} must list different values.")
+        grid[name] = values
+    if not grid:
+        raise pfl.InputError("Give values to try, such as --grid=learning_rate=0.03,0.1.")
+    return grid
+
+
+def traced(name: str, algorithms: Mapping[str, pfl.Algorithm]) -> bool:
+    """Whether a name of the grid varies inside the program.
+
+    Raises:
+      InputError: neither a hyperparameter of an algorithm here nor a flag.
+    """
+    if name in RATES:
+        return True
+    algorithm, dot, key = name.partition(".")
+    if not dot:
+        known = flags.parse(["sweep"])
+        allowed = [n for g in ("data", "rule", "training") for n in flags.resolved(known)[g]]
+        owners = [m for m, one in algorithms.items() if name in one.hyperparameters()]
+        if name not in allowed and owners:
+            raise pfl.InputError(
+                f"{name!r} in --grid is a hyperparameter: write "
+                f"{' or '.join(f'{owner}.{name}' for owner in owners)}."
+            )
+        if name not in allowed:
+            raise pfl.unknown_name("name in --grid", name, allowed)
+        return False
+    if algorithm not in algorithms:
+        raise pfl.unknown_name("algorithm in --grid", algorithm, algorithms)
+    names = {*algorithms[algorithm].hyperparameters(), *OWN}
+    if key not in names:
+        raise pfl.unknown_name(f"hyperparameter of {algorithm!r} in --grid", key, names)
+    return key in pfl.sweepable(algorithms[algorithm])
+
+
+def changing_data(grid: Collection[str]) -> list[str]:
+    """Names of the grid whose values change the data."""
+    known = flags.resolved(flags.parse(["sweep"]))
+    return [n for n in grid if n in {**known["data"], **known["rule"]} and n != "input_scaling"]
+
+
+def _numbers(name: str, words: Sequence[str]) -> list[float]:
+    return [convert(f"--grid={name}", word, float) for word in words]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One program: an algorithm with structural settings, and the traced ones inside it."""
+
+    algorithm: str
+    fixed: dict[str, str]
+    inside: list[dict[str, str]]
+
+    def words(self) -> list[str]:
+        """The flags that make its program."""
+        words = [f"--algorithms={self.algorithm}"]
+        for name, value in self.fixed.items():
+            words.append(f"--set={name}={value}" if "." in name else f"--{name}={value}")
+        return words
+
+    def parsed(self, argv: Sequence[str]) -> absl.flags.FlagValues:
+        """The flags of its program, from the sweep's, without what --set gives other algorithms.
+
+        Raises:
+          InputError, absl.flags.Error: see `flags.parse`.
+        """
+        args = flags.parse([*argv, *self.words()])
+        args["set"].value = [
+            word
+            for word in value_of(args, "set")
+            if word.partition(".")[0].strip() == self.algorithm
+        ]
+        return args
+
+    @property
+    def folder(self) -> str:
+        """A name that no other algorithm or setting has, on any file system.
+
+        The words themselves where they are unambiguous: names of settings have no "-" and no "=",
+        and the values have no "=" and no capitals. Otherwise the name ends in "~" and a digest.
+        """
+        name = "-".join([self.algorithm, *(f"{k}={v}" for k, v in self.fixed.items())])
+        values = "".join(self.fixed.values())
+        plain = re.fullmatch(r"[a-z0-9][a-z0-9_.+-]*", self.algorithm)
+        plain = plain and re.fullmatch(r"[a-z0-9_.]*", "".join(self.fixed))
+        if plain and re.fullmatch(r"[a-z0-9_.+-]*", values) and len(name) <= 100:
+            return name
+        exact = json.dumps([self.algorithm, sorted(self.fixed.items())])
+        digest = hashlib.sha256(exact.encode()).hexdigest()[:16]
+        return f"{re.sub(r'[^a-z0-9_.+=-]', '_', name.lower().lstrip('.'))[:80]}~{digest}"
+
+    @property
+    def settings(self) -> dict[str, list]:
+        """The settings that `simulate` sweeps inside the program, or None."""
+        swept = {}
+        for name in self.inside[0]:
+            values = [one[name] for one in self.inside]
+            key = name.rpartition(".")[2]
+            swept[key] = _numbers(name, values) if key in RATES else values
+        return swept
+
+
+def cells(
+    algorithms: Mapping[str, pfl.Algorithm],
+    grid: Mapping[str, Sequence[str]],
+    given: Collection[str] = (),
+) -> list[Cell]:
+    """The queue of programs: structural settings times algorithms.
+
+    An algorithm's own value, in the grid or by --set (`given`, names such as
+    "feddwa.learning_rate"), replaces the flag of that name.
+
+    Raises:
+      InputError: the grid and --set both have one algorithm's option of local training.
+    """
+    twice = [name for name in grid if name in given and name.partition(".")[2] in OWN]
+    if twice:
+        raise pfl.InputError(f"Both --grid and --set give {twice[0]}: leave one of them out.")
+    inside = {name: traced(name, algorithms) for name in grid}
+    queue = []
+    for algorithm in algorithms:
+        mine = [n for n in grid if "." not in n or n.partition(".")[0] == algorithm]
+        mine = [n for n in mine if not {f"{algorithm}.{n}"} & {*grid, *given}]
+
+        def combinations(names):
+            values = itertools.product(*(grid[name] for name in names))
+            return [dict(zip(names, chosen, strict=True)) for chosen in values]
+
+        own = combinations([name for name in mine if inside[name]])
+        for fixed in combinations([name for name in mine if not inside[name]]):
+            queue.append(Cell(algorithm, fixed, own))
+    return queue

@@ -1,0 +1,99 @@
+"""Deriving the plan of a model's leaves from the shapes of the model."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import jax
+import numpy as np
+
+from fedjax_pfl import trees
+from fedjax_pfl.aggregation.leaf_plan import NORM_POLICIES, LeafPlan, block_name, trainable
+from fedjax_pfl.aggregation.sharing import Rule
+from fedjax_pfl.errors import require, require_name
+from fedjax_pfl.typing import Tree
+
+
+def creation_order(model: Tree) -> list[str]:
+    """Blocks of a freshly made model in the order in which the network made its parameters.
+
+    Dictionaries remember it until they are flattened: call this on what `init` returns.
+    """
+    paths = []
+
+    def walk(tree, path):
+        if isinstance(tree, Mapping):
+            for name, part in tree.items():
+                walk(part, (*path, str(name)))
+        else:
+            flat, _ = jax.tree_util.tree_flatten_with_path(tree)
+            paths.extend("/".join((*path, trees.path_name(rest))).rstrip("/") for rest, _ in flat)
+
+    walk(model.get("params", model), ("params",))
+    return list(dict.fromkeys(block_name(path) for path in paths))
+
+
+def leaf_plan(
+    model: Tree,
+    *,
+    share: Rule | None = None,
+    head: str | None = None,
+    batch_norm: str | None = None,
+    order: Sequence[str] = (),
+) -> LeafPlan:
+    """Derives the plan of a model from its shapes.
+
+    Args:
+      model: one client's model or its `jax.eval_shape`.
+      share: the rule of shared leaves, see `sharing`. None is the algorithm's own, which is "all"
+        where it has none.
+      head: the classifier's block, such as "head" or "layers/dense_2"; by default the block named
+        "head" if there is one, else the last block of the parameters in `order`.
+      batch_norm: "shared" averages affine parameters and running statistics, "local" neither,
+        "affine_shared" only the affine parameters. None is the algorithm's default, by default
+        "affine_shared".
+      order: names of blocks as the network makes them (`creation_order`); without it they stand in
+        the alphabetical order of flattening.
+
+    Raises:
+      InputError: unknown name of `share` or `batch_norm`, or no block named `head`.
+    """
+    if batch_norm is not None:
+        require_name("batch-norm policy", batch_norm, NORM_POLICIES)
+    flat, _ = jax.tree_util.tree_flatten_with_path(model)
+    paths = tuple(trees.path_name(path) for path, _ in flat)
+    require(bool(paths), "model", model, "a pytree with at least one array")
+
+    names = [block_name(path) for path in paths]
+    blocks = tuple(dict.fromkeys([*(name for name in order if name in names), *names]))
+    learned = {n for n, p in zip(names, paths, strict=True) if trainable(p)}
+    require(bool(learned), "model", list(paths), "one with trainable leaves")
+    if head is None:
+        head = "head" if "head" in blocks else [b for b in blocks if b in learned][-1]
+    else:
+        require_name("block for the head", head, blocks)
+
+    plan = LeafPlan(
+        paths=paths,
+        sizes=tuple(int(np.prod(leaf.shape)) for _, leaf in flat),
+        block_of=tuple(blocks.index(n) for n in names),
+        blocks=blocks,
+        chosen=None,
+        head=head,
+        batch_norm=batch_norm,
+    )
+    return plan if share is None else plan.with_share(share)
+
+
+def with_personal_head(plan: LeafPlan, model: Tree, name: str) -> LeafPlan:
+    """The plan of a model (or its shapes) that has the block `name` beside all of `plan`'s.
+
+    The block classifies too, and stays private whatever the rule says.
+    """
+    new = leaf_plan(
+        model, share="all", head=plan.head, batch_norm=plan.batch_norm, order=plan.blocks
+    )
+    old = {path: i for i, path in enumerate(plan.paths)}
+    personal = tuple(new.blocks[block] == name for block in new.block_of)
+    chosen = plan.chosen and tuple(path in old and plan.chosen[old[path]] for path in new.paths)
+    frozen = tuple(path in old and plan.is_frozen(old[path]) for path in new.paths)
+    return replace(new, chosen=chosen, personal=personal, frozen=frozen if any(frozen) else ())

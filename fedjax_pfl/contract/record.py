@@ -1,0 +1,80 @@
+"""The metrics of one round, as arrays of all clients."""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_pfl.federation.participation import Cohort
+from fedjax_pfl.structs import struct
+
+
+@struct
+class Record:
+    """The metrics of one round; made by `Context.record`.
+
+    Attributes:
+      clients: arrays [N], one number for each client, NaN or 0 for the absent. `Context.record`
+        adds "participated", "diverged" and "local_steps", the gradients that were computed; a
+        round with a `loss_matrix` "forward_samples", its forward passes of one sample.
+      scalars: arrays [].
+      up, down: int32 [N, num_blocks], copies of each block of the model that the client sent to
+        and received from the server; the host multiplies by block sizes in 64 bit.
+      matrices: [N, N], [num_blocks, N, N] or [1, N]; kept for the rounds that a run asks for.
+    """
+
+    clients: dict[str, jax.Array]
+    scalars: dict[str, jax.Array]
+    up: jax.Array
+    down: jax.Array
+    matrices: dict[str, jax.Array]
+
+
+def recorded(
+    cohort: Cohort,
+    num_blocks: int,
+    *,
+    up: int | jax.Array,
+    down: int | jax.Array,
+    clients: Mapping[str, jax.Array],
+    scalars: Mapping[str, jax.Array],
+    everyone_mixes: bool,
+    matrices: Mapping[str, jax.Array],
+) -> Record:
+    """The record of a round in which `cohort` took part; see `Context.record`."""
+    took_part = cohort.mask | cohort.diverged
+
+    def copies(count: int | jax.Array) -> jax.Array:
+        """int32 [N, num_blocks]."""
+        count = jnp.asarray(count, jnp.int32)
+        if count.ndim == 0:
+            count = count * took_part
+        count = count if count.ndim == 2 else count[:, None]
+        return cohort.spread(jnp.broadcast_to(count, (cohort.size, num_blocks)), 0)
+
+    def full(matrix: jax.Array) -> jax.Array:
+        """Of all clients: [..., N, N] or [1, N]."""
+        if matrix.ndim > 1 and not everyone_mixes:
+            return cohort.expand(matrix)
+        single = matrix.ndim == 1
+        matrix = matrix[None] if single else matrix
+        matrix = jnp.moveaxis(cohort.spread(jnp.moveaxis(matrix, -1, 0), 0), 0, -1)
+        if single:
+            return matrix
+        own = ~jnp.any(matrix != 0, axis=-1, keepdims=True)  # it kept its model
+        return jnp.where(own, jnp.eye(matrix.shape[-1], dtype=matrix.dtype), matrix)
+
+    per_client = {
+        "participated": cohort.spread(took_part, False),
+        "diverged": cohort.spread(cohort.diverged, False),
+        "local_steps": cohort.spread(cohort.steps, 0),
+    }
+    for name, value in clients.items():
+        per_client[name] = cohort.spread(jnp.where(cohort.mask, value, jnp.nan), jnp.nan)
+    return Record(
+        clients=per_client,
+        scalars=dict(scalars),
+        up=copies(up),
+        down=copies(down),
+        matrices={name: full(matrix) for name, matrix in matrices.items()},
+    )
