@@ -118,7 +118,9 @@ def setting(runs: Sequence[Run], name: str) -> list[Run]:
 
 
 def shown(value: Any) -> str:
-    """A setting's value for people."""
+    """A setting's value for people; what nobody gave is no value "none", as --share has one."""
+    if value is None:
+        return "default"
     if isinstance(value, list):
         return ",".join(map(str, value)) or "none"
     if isinstance(value, bool):

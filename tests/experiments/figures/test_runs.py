@@ -127,6 +127,8 @@ def test_what_varies_and_labels(found, variant):
     a, b = variant("a"), variant("b", hyperparameters={"top_k": 1}, batch_size=8)
     assert selection.varying([a, b]) == ["batch_size", "feddwa.top_k"]
     assert selection.labels([a, b]) == ["batch_size=16, top_k=3", "batch_size=8, top_k=1"]
+    private = variant("private", share="none")
+    assert selection.labels([found["main", "feddwa"], private]) == ["share=default", "share=none"]
     measured = variant("measured", adapt_steps=3, num_seeds=9)
     assert selection.varying([a, measured]) == ["num_seeds"]
     assert selection.labels([a, measured]) == ["a/feddwa", "measured/feddwa"]
