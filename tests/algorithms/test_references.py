@@ -1,6 +1,8 @@
 """Every algorithm equals its NumPy float64 reference, model by model and loss by loss."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -125,3 +127,11 @@ def test_feddwa(pattern, guidance):
         )
         up = record["up"][:, 0]
         assert set(up[up > 0]) == ({2} if guidance in ("epochs", "full_gradient") else {1})
+
+
+def test_every_algorithm_has_a_reference():
+    """A test file that imports one makes the algorithm."""
+    texts = [file.read_text(encoding="utf-8") for file in Path(__file__).parent.glob("test_*.py")]
+    compared = "".join(text for text in texts if "\nfrom tests.references import " in text)
+    made = set(re.findall(r'"(\w+)"', compared))
+    assert sorted(set(pfl.ALGORITHMS) - made) == []

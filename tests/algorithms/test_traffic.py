@@ -51,6 +51,7 @@ TRAFFIC = [
     ("fedbn", {}, 1, 1, 2),
     ("pfedla", {}, 1, 1, 2),  # heurpfedla's blocks: tests/algorithms/test_pfedla_limits.py
 ]
+ELSEWHERE = {"heurpfedla"}
 QUICK = ("scaffold", "cwfedavg")  # under sampling
 FURTHER = {"fedupdate": 1}  # steps beside whole passes
 SLOW = ("full_gradient", "received", "labels")
@@ -89,6 +90,10 @@ def recorded(name, settings, rounds=1, **options):
         assert steps.dtype == np.int32
         found.append((up[:, 0], down[:, 0], present, steps))
     return found[0] if rounds == 1 else found
+
+
+def test_every_algorithm_has_a_row():
+    assert {name for name, *_ in TRAFFIC} == set(pfl.ALGORITHMS) - ELSEWHERE
 
 
 def is_slow(case):

@@ -38,7 +38,15 @@ def in_the_root(monkeypatch):
 
 
 def read(name):
-    return (FOLDER / f"{name}.md").read_text(encoding="utf-8")
+    path = FOLDER / f"{name}.md"
+    assert path.exists(), f"docs/algorithms/{name}.md is missing: CONTRIBUTING.md says what to copy"
+    return path.read_text(encoding="utf-8")
+
+
+def assert_all(listed, where):
+    """The list has every algorithm once, and nothing else."""
+    listed = sorted(listed)
+    assert listed == ALGORITHMS, f"{where} differs in {sorted({*listed} ^ {*ALGORITHMS})}"
 
 
 def section(text, heading):
@@ -59,7 +67,7 @@ def anchors(text):
 
 
 def test_every_algorithm_has_a_page_and_every_page_an_algorithm():
-    assert ALGORITHMS == PAGES
+    assert_all(PAGES, "docs/algorithms")
 
 
 @pytest.mark.parametrize(
@@ -70,13 +78,13 @@ def test_the_lists_of_algorithms_are_whole(file, folder):
     listed = re.findall(rf"\[`?(\w+)`?\]\({folder}(\w+)\.md\)", text)
     listed = [(label, page) for label, page in listed if page != "README"]
     assert all(label == page for label, page in listed)
-    assert sorted({page for _, page in listed}) == ALGORITHMS
+    assert_all({page for _, page in listed}, file)
 
 
 def test_the_index_names_them_in_its_first_column():
     names = re.findall(r"^\| `(\w+)` \|.*\[(\w+)\]", read("README"), re.MULTILINE)
     assert all(first == last for first, last in names)
-    assert sorted(first for first, _ in names) == ALGORITHMS
+    assert_all([first for first, _ in names], "docs/algorithms/README.md")
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -125,13 +133,14 @@ def head_of(name):
 def test_the_file_names_the_same_paper(name):
     """Title, authors, year and link; a file of two papers names both."""
     page, lines = PAPER.match(read(name)), head_of(name).splitlines()
+    assert page, "the page's head comes first: test_the_paper_on_top"
     first = [i for i, line in enumerate(lines) if line.startswith(page["title"])]
-    assert first and (first[0] == 0 or not lines[first[0] - 1])
+    assert first and (first[0] == 0 or not lines[first[0] - 1]), f"no line begins {page['title']!r}"
     title, empty, rest = lines[first[0]], lines[first[0] + 1], " ".join(lines[first[0] + 2 :])
-    assert title.endswith(".") and empty == ""
+    assert title.endswith(".") and empty == "", "the title has a full stop and an empty line behind"
     authors, _, rest = rest.partition(f"{page['year']}. https://")
     link = page["link"].removeprefix("https://")
-    assert rest == link or rest.startswith(f"{link} ")
+    assert rest == link or rest.startswith(f"{link} "), f"no '{page['year']}. {page['link']}'"
     named = re.sub(r"\band\b", "", page["authors"]).split(", ")
     if "anonymous" in named:
         named = ["Anonymous authors"]
@@ -153,7 +162,8 @@ def test_commands_run_the_algorithm(name):
         assert name in flags.parse([script, *words]).algorithms, words
         played += [word.partition("=")[2] for word in words if word.startswith("--preset=")]
     small = [preset for preset in played if preset.startswith(STUDIES) or "quick" in preset]
-    assert small and set(played) - set(small), "one command is small, one is a paper's setting"
+    assert small, f"no small command: --preset={STUDIES}NAME, or a preset that has 'quick' in it"
+    assert set(played) - set(small), "no command of a paper's setting: --preset=PAPER/NAME"
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

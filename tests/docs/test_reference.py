@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 import fedjax_pfl as pfl
+from fedjax_pfl.models.networks import MODELS
 from tests.docs import pages
 from tools.site_pages import MOVED
 
@@ -27,6 +28,12 @@ def test_every_public_name_has_its_place():
 def test_every_rule_has_its_place():
     rules = {f"{rule.plan.__module__}.{rule.plan.__qualname__}" for rule in pfl.RULES.values()}
     assert sorted(rules - set(TARGETS)) == []
+
+
+@pytest.mark.parametrize(("page", "known"), [("partitions", pfl.RULES), ("models", MODELS)])
+def test_every_rule_and_network_is_on_its_page(page, known):
+    named = re.findall(r"`(\w+)`", (DOCS / f"{page}.md").read_text(encoding="utf-8"))
+    assert sorted(set(known) - set(named)) == []
 
 
 @pytest.mark.parametrize("target", sorted(TARGETS))

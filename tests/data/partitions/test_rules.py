@@ -86,7 +86,8 @@ def test_golden_hashes(rule):
     y = np.arange(2400) * 7 % 10
     x = np.zeros((2400, 1), np.float32)
     fixed = dataset_from_arrays("fixed", x[:2000], y[:2000], x[2000:], y[2000:])
-    assert make_partition(rule, fixed, 20, 3).hash()[:16] == GOLDEN[rule]
+    # A new rule has none yet: its line is what this test says it got.
+    assert make_partition(rule, fixed, 20, 3).hash()[:16] == GOLDEN.get(rule)
 
 
 @pytest.mark.parametrize(
