@@ -83,7 +83,8 @@ class WithinABranch(ValidationLosses):
 
 
 def test_within_a_branch_nobody_knows_how_often():
-    with pytest.raises(TypeError, match=r"lax\.cond, loop or vmap: call it outside, with active=\[M\]"):
+    said = r"lax\.cond, loop or vmap: call it outside, with active=\[M\]"
+    with pytest.raises(TypeError, match=said):
         pfl.check_memory(WithinABranch(), toy_federation(dtype="float32"))
 
 

@@ -14,7 +14,7 @@ from fedjax_pfl.simulation.collector import Collector
 from fedjax_pfl.testing.toys import toy_federation as toys
 from fedjax_pfl.training.client_loop import run_clients
 
-TOO_MANY = rf"local steps in a round, but at most {MAX_STEPS:,} can be"
+TOO_MANY = rf"local steps in a round, but at most {MAX_STEPS:,} are allowed"
 MANY = 1431655766  # epochs of 3 steps each: 2 steps, modulo 2^32
 
 
@@ -32,7 +32,7 @@ def test_local_training(word, tmp_path, capsys):
     words = ["run", "--dataset=digits", "--algorithms=local", f"--output_dir={tmp_path / 'o'}"]
     assert run.main([*words, word]) == 2
     said = capsys.readouterr().err
-    assert f"at most {MAX_STEPS:,} can be" in said and said.count("\n") == 1
+    assert f"at most {MAX_STEPS:,} are allowed" in said and said.count("\n") == 1
     assert not (tmp_path / "o").exists()
 
 
@@ -64,7 +64,7 @@ def test_adaptation():
 def test_new_clients(tmp_path, capsys):
     words = ["run", "--dataset=digits", "--algorithms=local", f"--output_dir={tmp_path / 'o'}"]
     assert run.main([*words, "--new_clients=2", "--new_client_steps=5,2147483647"]) == 2
-    assert f"at most {MAX_STEPS:,} can be" in capsys.readouterr().err
+    assert f"at most {MAX_STEPS:,} are allowed" in capsys.readouterr().err
     assert not (tmp_path / "o").exists()
 
 
