@@ -261,7 +261,8 @@ class Partition:
         self._check_offsets()
         require_whole("num_classes", num_classes, 1)
         self._room_for(num_classes)
-        shape, kind = np.shape(labels), np.asarray(labels).dtype
+        labels = np.asarray(labels)
+        shape, kind = labels.shape, labels.dtype
         require(shape == (num_samples,), "Shape of the labels", shape, f"({num_samples},)")
         require(kind.kind in "iu", "Type of the labels", str(kind), "integer")
         require(num_samples > 0, "Number of samples", num_samples, "at least 1")
