@@ -44,8 +44,8 @@ def test_fedavg_ft_on_a_budget():
         3,
         **case.common(),
         tuning_batches=case.batches("adapt", schedule),
-        budget=(2, schedule.batch_size),
-        mu=0.7,
+        tuning_budget=(2, schedule.batch_size),
+        tuning_pull=0.7,
     )
     settings = {"fine_tune_epochs": 2, "budget": True, "mu": 0.7}
     _, records = case.run_rounds(pfl.make_algorithm("fedavg_ft", settings))

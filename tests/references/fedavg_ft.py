@@ -5,14 +5,21 @@ from tests.references.local_sgd import sgd
 from tests.references.network import scale, subtract
 
 
-def fine_tune(params, batches, x, y, learning_rate, mu=0.0):
-    """The model one client is scored with: the global one, trained further on its own batches.
+def fine_tune(params, batches, x, y, learning_rate, pull=0.0):
+    """The model one client is scored with: the global one w, trained further on its own batches.
 
-    v <- v - eta (g_b(v) + mu (v - w)), w the global model.
+    v <- v - eta (g_b(v) + pull (v - w)), from v = w on.
     """
-    return sgd(
-        params, batches, x, y, learning_rate, lambda model: scale(mu, subtract(model, params))
-    )
+
+    def towards(model):
+        return scale(pull, subtract(model, params))
+
+    return sgd(params, batches, x, y, learning_rate, towards if pull else None)
+
+
+def budget(factor, size, batch_size):
+    """Steps of the fine-tuning in Ditto's repository: max(F n_i / B, F), F a whole number."""
+    return max(int(factor * size / batch_size), factor)
 
 
 def run(
@@ -22,8 +29,9 @@ def run(
     *,
     tuning_batches=None,
     tuning_rate=None,
-    budget=None,
-    mu=0.0,
+    tuning_budget=None,
+    tuning_pull=0.0,
+    train=fedavg.run,
     **training,
 ):
     """Trains as FedAvg does; fine-tuned models are scored and thrown away.
@@ -31,30 +39,33 @@ def run(
     Args:
       initial, clients, rounds: as in `fedavg.run`.
       tuning_batches: tuning_batches[t][i] is the list of batches that client i fine-tunes on
-        when the model after round t is scored; None leaves the fine-tuned models out.
+        when the model after round t is scored; None leaves the fine-tuned models out, of all
+        rounds or of one.
       tuning_rate: one rate per round; None takes the round's learning rate.
-      budget: (F, B): fine-tune after the last round alone, on the first max(int(F n_i / B), F)
+      tuning_budget: (F, B): fine-tune after the last round alone, on the first `budget(F, n_i, B)`
         batches; None fine-tunes after every round, on all batches.
-      mu: weight of the pull to the global model.
-      **training: x, y, sizes, cohorts, batches, learning_rate, as in `fedavg.run`.
+      tuning_pull: weight of the pull towards the global model while fine-tuning.
+      train: the reference that trains the global model.
+      **training: its other arguments: x, y, sizes, cohorts, batches, learning_rate ...
 
     Returns:
       After every round, {"global": model} and, where asked for, "personalized": [N models].
     """
-    history = fedavg.run(initial, clients, rounds, **training)
-    if tuning_batches is None:
-        return history
+    history = train(initial, clients, rounds, **training)
+    x, y = training["x"], training["y"]
     rates = training["learning_rate"] if tuning_rate is None else tuning_rate
     for t, models in enumerate(history):
-        if budget is not None and t < rounds - 1:
+        if tuning_batches is None or tuning_batches[t] is None:
+            continue
+        if tuning_budget is not None and t < rounds - 1:
             continue
         models["personalized"] = []
         for i, batches in enumerate(tuning_batches[t]):
-            if budget is not None:
-                epochs, batch_size = budget
-                steps = max(int(epochs * training["sizes"][i] / batch_size), epochs)
+            if tuning_budget is not None:
+                epochs, batch_size = tuning_budget
+                steps = budget(epochs, training["sizes"][i], batch_size)
                 assert len(batches) >= steps
                 batches = batches[:steps]
-            tuned = fine_tune(models["global"], batches, training["x"], training["y"], rates[t], mu)
+            tuned = fine_tune(models["global"], batches, x, y, rates[t], tuning_pull)
             models["personalized"].append(tuned)
     return history

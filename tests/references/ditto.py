@@ -1,0 +1,61 @@
+"""Ditto: personal models pulled towards the global one (Li et al., ICML 2021, Algorithm 1)."""
+
+from tests.references.averaging import average
+from tests.references.local_sgd import sgd
+from tests.references.network import scale, subtract
+
+
+def personal_training(own, received, batches, x, y, learning_rate, pull):
+    """v <- v - eta (g_b(v) + lambda (v - w)), where w is the received model throughout."""
+
+    def towards(model):
+        return scale(pull, subtract(model, received))
+
+    return sgd(own, batches, x, y, learning_rate, extra_gradient=towards)
+
+
+def run(
+    initial,
+    clients,
+    rounds,
+    *,
+    x,
+    y,
+    sizes,
+    cohorts,
+    batches,
+    personal_batches,
+    learning_rate,
+    personal_rate=None,
+    pull=1.0,
+    weighting="size",
+):
+    """FedAvg, and beside it a personal model of every client, trained when it takes part.
+
+    The authors' code is `personal_batches=batches` and `weighting="uniform"`: one minibatch serves
+    both models at every step. Which of the two steps comes first does not matter.
+
+    Args:
+      initial, clients, rounds, x, y, sizes, cohorts, batches, learning_rate: as in `fedavg.run`.
+      personal_batches: like `batches`, for the personal models.
+      personal_rate: one rate per round; None takes the round's learning rate.
+      pull: lambda.
+      weighting: of the average, "size" or "uniform".
+
+    Returns:
+      After every round, "global": w, "personalized": [N], the v_i.
+    """
+    personal_rate = learning_rate if personal_rate is None else personal_rate
+    model, own = initial, [initial for _ in clients]
+    history = []
+    for t in range(rounds):
+        cohort, received = list(cohorts[t]), model
+        if cohort:
+            trained = [sgd(received, batches[t][i], x, y, learning_rate[t]) for i in cohort]
+            model = average(trained, sizes, cohort, weighting)
+        for i in cohort:
+            own[i] = personal_training(
+                own[i], received, personal_batches[t][i], x, y, personal_rate[t], pull
+            )
+        history.append({"global": model, "personalized": list(own)})
+    return history

@@ -1,0 +1,94 @@
+"""MOON: model-contrastive federated learning (Li, He, Song, CVPR 2021, Algorithm 1)."""
+
+import numpy as np
+
+from tests.references.averaging import average
+from tests.references.network import (
+    backward,
+    cross_entropy,
+    features,
+    logits,
+    scale,
+    subtract,
+)
+
+
+def cosines(z, others):
+    """(the cosine of every row of z with that of `others` [n], its slope with respect to z).
+
+    A row of zeros has cosine 0 and slope 0.
+    """
+    length = np.linalg.norm(z, axis=1, keepdims=True)
+    product = length * np.linalg.norm(others, axis=1, keepdims=True)
+    defined = product > 0
+    product = np.where(defined, product, 1.0)
+    cosine = np.where(defined, (z * others).sum(axis=1, keepdims=True) / product, 0.0)
+    slope = others / product - cosine * z / np.where(defined, length, 1.0) ** 2
+    return cosine[:, 0], np.where(defined, slope, 0.0)
+
+
+def contrast(z, z_global, z_previous, tau):
+    """(mean over the rows of -log softmax((cos(z, z_g), cos(z, z_p)) / tau)_g, its slope)."""
+    near, to_near = cosines(z, z_global)
+    far, to_far = cosines(z, z_previous)
+    gap = (far - near) / tau
+    losses = np.logaddexp(0.0, gap)
+    weight = np.exp(gap - losses) / (tau * len(z))
+    return float(losses.mean()), weight[:, None] * (to_far - to_near)
+
+
+def loss_and_gradient(params, received, previous, x, y, mu, tau):
+    """Cross-entropy + mu times the contrast of the features, and its gradient."""
+    loss, slope = cross_entropy(logits(params, x), y)
+    apart, feature_slope = contrast(
+        features(params, x), features(received, x), features(previous, x), tau
+    )
+    return loss + mu * apart, backward(params, x, slope, mu * feature_slope)
+
+
+def run(
+    initial,
+    clients,
+    rounds,
+    *,
+    x,
+    y,
+    sizes,
+    cohorts,
+    batches,
+    learning_rate,
+    mu=1.0,
+    tau=0.5,
+    weighting="size",
+):
+    """FedAvg whose clients keep features near the global model's, away from their last model's.
+
+    Features are what the last hidden layer gives; a network with a projection head has its
+    projection there.
+
+    Args:
+      initial, clients, rounds, x, y, sizes, cohorts, batches, learning_rate: as in `fedavg.run`.
+      mu: weight of the contrast.
+      tau: its temperature.
+      weighting: of the average, "size" or "uniform".
+
+    Returns:
+      After every round, "global": w, "previous": [N], every client's last trained model, None
+      before it first takes part: the received model then stands in for it, and the term is a
+      constant.
+    """
+    model, previous = initial, [None for _ in clients]
+    history = []
+    for t in range(rounds):
+        cohort, received = list(cohorts[t]), model
+        for i in cohort:
+            own = received
+            last = received if previous[i] is None else previous[i]
+            for batch in batches[t][i]:
+                _, gradient = loss_and_gradient(own, received, last, x[batch], y[batch], mu, tau)
+                own = subtract(own, scale(learning_rate[t], gradient))
+            previous[i] = own
+        if cohort:
+            model = average([previous[i] for i in cohort], sizes, cohort, weighting)
+        history.append({"global": model, "previous": list(previous)})
+    return history

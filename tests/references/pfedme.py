@@ -1,0 +1,78 @@
+"""pFedMe: personal models by Moreau envelopes (Dinh et al., NeurIPS 2020, Algorithm 1)."""
+
+from tests.references.averaging import average
+from tests.references.network import add, combine, loss_and_gradient, scale, subtract
+
+
+def nearby(start, local, x, y, rate, steps, pull, decay):
+    """theta after `steps` steps on one minibatch towards the least f_b + lambda/2 ||. - w_i||^2.
+
+    theta <- theta - eta_p (g_b(theta) + lambda (theta - w_i) + mu theta).
+    """
+    theta = start
+    for _ in range(steps):
+        _, gradient = loss_and_gradient(theta, x, y)
+        gradient = add(gradient, scale(pull, subtract(theta, local)))
+        gradient = add(gradient, scale(decay, theta))
+        theta = subtract(theta, scale(rate, gradient))
+    return theta
+
+
+def run(
+    initial,
+    clients,
+    rounds,
+    *,
+    x,
+    y,
+    sizes,
+    cohorts,
+    batches,
+    learning_rate,
+    personal_rate,
+    pull=15.0,
+    inner_steps=5,
+    server_rate=1.0,
+    decay=1e-3,
+    weighting="size",
+    who="drawn",
+):
+    """Local models w_i move towards personal ones theta_i, which are nearby minima.
+
+    Args:
+      initial, clients, rounds, x, y, sizes, cohorts, learning_rate: as in `fedavg.run`.
+      batches: batches[t][i] is the list of minibatches of client i in round t. Each serves all
+        inner steps, and then one step w_i <- w_i - eta lambda (w_i - theta).
+      personal_rate: eta_p, one per round.
+      pull: lambda.
+      inner_steps: K.
+      server_rate: beta of w <- (1 - beta) w + beta sum_i p_i w_i.
+      decay: mu of the inner steps, which only the published code has.
+      weighting: p_i by "size" (the published code) or "uniform" (the paper).
+      who: "drawn", the cohort trains; "everyone" trains and the cohort is averaged (the published
+        code).
+
+    Returns:
+      After every round, "global": w, "personalized": [N], the last theta_i (at first the initial
+      model), "trained": {client: w_i} of those that trained.
+    """
+    if who not in ("drawn", "everyone"):
+        raise ValueError(f"Unknown {who!r}. Valid: drawn, everyone.")
+    model, personal = initial, [initial for _ in clients]
+    history = []
+    for t in range(rounds):
+        cohort, trained = list(cohorts[t]), {}
+        for i in cohort if who == "drawn" else range(len(clients)):
+            local = theta = model  # both begin at what was received
+            for batch in batches[t][i]:
+                theta = nearby(
+                    theta, local, x[batch], y[batch], personal_rate[t], inner_steps, pull, decay
+                )
+                away = subtract(local, theta)
+                local = subtract(local, scale(learning_rate[t] * pull, away))
+            trained[i], personal[i] = local, theta
+        if cohort:
+            mean = average([trained[i] for i in cohort], sizes, cohort, weighting)
+            model = combine([1.0 - server_rate, server_rate], [model, mean])
+        history.append({"global": model, "personalized": list(personal), "trained": trained})
+    return history
