@@ -1,0 +1,118 @@
+"""IFCA, the iterative federated clustering algorithm (Ghosh et al., NeurIPS 2020, Algorithm 1)."""
+
+import numpy as np
+
+from tests.references.local_sgd import sgd
+from tests.references.network import combine, loss_and_gradient, scale, subtract
+
+AVERAGING = ("models", "gradients")
+BALANCED = {1: 0.0, 2: 0.35, 4: 0.1}  # the published code's shares
+
+
+def choose(models, samples, x, y):
+    """argmin_k of the mean loss of models[k] on a client's samples; ties to the lower number."""
+    if len(samples) == 0:
+        return 0
+    return int(np.argmin([loss_and_gradient(model, x[samples], y[samples])[0] for model in models]))
+
+
+def balanced(draws, clients, x, y, share=None):
+    """The first of several sets of models of which each fits at least `share` of the clients best.
+
+    Where none does, the set whose least chosen model is chosen most; ties to the earlier set.
+
+    Args:
+      draws: sets of K models.
+      clients: dicts with "samples".
+      share: by default .35 for two models and .1 for four, as published; .4 / K for other K > 1.
+    """
+    best, most = None, -1.0
+    for models in draws:
+        count = len(models)
+        wanted = (BALANCED.get(count, 0.4 / count)) if share is None else share
+        chosen = [choose(models, client["samples"], x, y) for client in clients]
+        least = min(chosen.count(k) for k in range(count)) / len(clients)
+        if least >= wanted:
+            return models
+        if least > most:
+            best, most = models, least
+    return best
+
+
+def run(
+    initial,
+    clients,
+    rounds,
+    *,
+    x,
+    y,
+    sizes,
+    cohorts,
+    batches,
+    learning_rate,
+    averaging="models",
+    weighting="size",
+    scored_by="train",
+    groups=None,
+    warmup=0,
+):
+    """Every participant takes the model that fits it best; each model is the mean of its takers'.
+
+    Args:
+      initial: K models from different draws.
+      clients: one dict per client with "samples", and with "test" where `scored_by` is "test".
+      rounds: how many rounds.
+      x, y: the samples of all clients, addressed by the batches.
+      sizes: n_i, the number of training samples of every client.
+      cohorts: per round, the participating clients; a model that nobody takes stays as it is.
+      batches: batches[t][i] is the list of batches of client i in round t.
+      learning_rate: one rate per round.
+      averaging: "models", or "gradients": theta_k <- theta_k - (eta / M) sum of the full gradients
+        of its takers, M all participants; there is no local training then.
+      weighting: of models, "size", n_i over the takers' sum, or "uniform" as published.
+      scored_by: the samples by which the models to be scored are chosen, "train", or "test" as the
+        published code does for MNIST and CIFAR.
+      groups, warmup: in the first `warmup` rounds client i takes model groups[i] instead; the
+        published code does so for 20 rounds with random groups.
+
+    Returns:
+      After every round, "personalized": [N models], chosen among the new ones, "choices": [N],
+      "models": [K] and "clusters": {client: its model in this round}.
+    """
+    if averaging not in AVERAGING:
+        raise ValueError(f"Unknown averaging {averaging!r}. Valid: {', '.join(AVERAGING)}.")
+    if weighting not in ("size", "uniform"):
+        raise ValueError(f"Unknown weighting {weighting!r}.")
+    models = list(initial)
+    split = {"train": "samples", "test": "test"}[scored_by]
+    history = []
+    for t in range(rounds):
+        clusters = {
+            i: groups[i] if t < warmup else choose(models, clients[i]["samples"], x, y)
+            for i in cohorts[t]
+        }
+        renewed = list(models)
+        for k, model in enumerate(models):
+            takers = [i for i in cohorts[t] if clusters[i] == k]
+            if not takers:
+                continue
+            if averaging == "gradients":
+                samples = [clients[i]["samples"] for i in takers]
+                slopes = [loss_and_gradient(model, x[own], y[own])[1] for own in samples]
+                total = combine([1.0 / len(clusters)] * len(takers), slopes)
+                renewed[k] = subtract(model, scale(learning_rate[t], total))
+                continue
+            trained = [sgd(model, batches[t][i], x, y, learning_rate[t]) for i in takers]
+            parts = [sizes[i] if weighting == "size" else 1.0 for i in takers]
+            renewed[k] = combine([part / sum(parts) for part in parts], trained)
+        models = renewed
+        choices = [choose(models, client[split], x, y) for client in clients]
+        history.append(
+            {
+                "personalized": [models[k] for k in choices],
+                "choices": choices,
+                "models": list(models),
+                "clusters": clusters,
+            }
+        )
+    return history
