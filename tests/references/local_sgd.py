@@ -3,7 +3,7 @@
 from tests.references.network import add, loss_and_gradient, scale, subtract
 
 
-def sgd(params, batches, x, y, learning_rate, extra_gradient=None):
+def sgd(params, batches, x, y, learning_rate, extra_gradient=None, layers=None):
     """theta <- theta - eta (g_b(theta) + extra(theta)), once for every batch, in order.
 
     Args:
@@ -12,6 +12,7 @@ def sgd(params, batches, x, y, learning_rate, extra_gradient=None):
       x, y: all samples [n, d] and labels [n].
       learning_rate: eta.
       extra_gradient: a function of the current parameters, added to every gradient.
+      layers: names of the layers that move; all by default.
     """
     for batch in batches:
         if len(batch) == 0:
@@ -19,7 +20,8 @@ def sgd(params, batches, x, y, learning_rate, extra_gradient=None):
         _, gradient = loss_and_gradient(params, x[batch], y[batch])
         if extra_gradient is not None:
             gradient = add(gradient, extra_gradient(params))
-        params = subtract(params, scale(learning_rate, gradient))
+        moved = subtract(params, scale(learning_rate, gradient))
+        params = moved if layers is None else {**params, **{name: moved[name] for name in layers}}
     return params
 
 

@@ -122,17 +122,22 @@ def hidden_layers(params):
     return sorted(set(params) - {"head"})
 
 
+def linear(layer, inputs):
+    """inputs W + b of one layer."""
+    return inputs @ layer["kernel"] + layer["bias"]
+
+
 def activations(params, x):
     """x, then what every hidden layer gives: h_k = tanh(h_{k-1} W_k + b_k)."""
     values = [x]
     for name in hidden_layers(params):
-        values.append(np.tanh(values[-1] @ params[name]["kernel"] + params[name]["bias"]))
+        values.append(np.tanh(linear(params[name], values[-1])))
     return values
 
 
 def logits(params, x):
     """The network's output before the softmax, [n, C]."""
-    return activations(params, x)[-1] @ params["head"]["kernel"] + params["head"]["bias"]
+    return linear(params["head"], activations(params, x)[-1])
 
 
 def predict(params, x):

@@ -1,5 +1,6 @@
 """A small federation and comparisons that the tests of the references share."""
 
+import inspect
 from itertools import pairwise
 
 import numpy as np
@@ -27,6 +28,12 @@ def assert_same(model, other, **tolerance):
     np.testing.assert_allclose(
         flat(model), flat(other), **{"rtol": 1e-11, "atol": 1e-13, **tolerance}
     )
+
+
+def defaults(function):
+    """{name: default} of a function's arguments that have one."""
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in parameters if p.default is not p.empty}
 
 
 def differences(function, vector, step=1e-5):

@@ -32,6 +32,31 @@ def test_gradient_equals_central_differences(problem, hidden):
     np.testing.assert_allclose(network.flat(gradient), numeric, rtol=1e-7, atol=1e-9)
 
 
+def test_cross_entropy_without_a_class_is_that_of_the_others():
+    rng = np.random.default_rng(3)
+    scores, y = rng.normal(size=(6, 4)), np.array([0, 1, 3, 3, 0, 1])
+    without = scores.copy()
+    without[:, 2] = -np.inf
+    loss, slope = network.cross_entropy(without, y)
+    fewer, slope_of_fewer = network.cross_entropy(scores[:, [0, 1, 3]], np.where(y == 3, 2, y))
+    assert loss == fewer and not slope[:, 2].any()
+    np.testing.assert_array_equal(slope[:, [0, 1, 3]], slope_of_fewer)
+
+
+def test_sgd_moves_the_layers_that_it_is_told(problem):
+    params, x, y = problem
+    batches = [np.array([0, 3]), np.array([1, 2, 5])]
+    for layer, other in (("hidden", "head"), ("head", "hidden")):
+        model = sgd(params, batches, x, y, 0.3, layers=[layer])
+        theta = params
+        for batch in batches:
+            gradient = network.loss_and_gradient(theta, x[batch], y[batch])[1][layer]
+            moved = {name: theta[layer][name] - 0.3 * gradient[name] for name in gradient}
+            theta = {**theta, layer: moved}
+        np.testing.assert_array_equal(network.flat(model), network.flat(theta))
+        assert model[other] is params[other]
+
+
 def test_loss_is_the_mean_over_samples_and_survives_large_scores(problem):
     params, x, y = problem
     loss, _ = network.loss_and_gradient(params, x, y)
