@@ -5,7 +5,7 @@ https://arxiv.org/abs/1602.05629
 """
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -138,3 +138,17 @@ class FedAvg(Algorithm):
         if isinstance(received, Broadcast):
             return {"personalized": received, "global": received}
         return {"personalized": received}
+
+
+class Weighted(FedAvg):
+    """FedAvg whose mean is by the members' numbers of samples, or uniform.
+
+    A subclass has a field `weighting`: "size" or "uniform".
+    """
+
+    weighting: Literal["size", "uniform"]
+
+    def weigh(self, ctx, state, sent):
+        if self.weighting == "size":
+            return super().weigh(ctx, state, sent)
+        return mixing.normalize(sent.cohort.mask.astype(ctx.dtype)), state

@@ -6,26 +6,15 @@ https://arxiv.org/abs/1912.00818
 
 from typing import Literal
 
-from fedjax_pfl.aggregation import mixing
 from fedjax_pfl.aggregation.sharing import SharedLayers
-from fedjax_pfl.algorithms.fedavg import FedAvg
+from fedjax_pfl.algorithms.fedavg import Weighted
 from fedjax_pfl.contract.registry import algorithm
 from fedjax_pfl.errors import require
 from fedjax_pfl.structs import static
 
 
-class PartlyShared(FedAvg):
-    """FedAvg of some layers; subclasses choose which layers are averaged, and how.
-
-    A subclass has a field `weighting`: "size", by the members' numbers of samples, or "uniform".
-    """
-
-    weighting: Literal["size", "uniform"]
-
-    def weigh(self, ctx, state, sent):
-        if self.weighting == "size":
-            return super().weigh(ctx, state, sent)
-        return mixing.normalize(sent.cohort.mask.astype(ctx.dtype)), state
+class PartlyShared(Weighted):
+    """FedAvg of some layers, by size or uniform; subclasses choose which layers are averaged."""
 
     def check_layers(self, name, federation):
         """Raises `InputError` unless the network has as many layers as the field `name` says."""
