@@ -23,6 +23,9 @@ TRAFFIC = [
     ("fedavg", {}, 1, 1, 2),
     ("fedavg_ft", {}, 1, 1, 2),  # the client fine-tunes by itself
     ("fedavgm", {}, 1, 1, 2),  # only the server has momentum
+    ("fedadagrad", {}, 1, 1, 2),  # moments are the server's
+    ("fedadam", {}, 1, 1, 2),
+    ("fedyogi", {}, 1, 1, 2),
     ("fedprox", {}, 1, 1, 2),
     ("ditto", {}, 1, 1, 4),  # two models train, one travels
     ("scaffold", {}, 2, 2, 2),  # models and controls
@@ -59,7 +62,7 @@ SLOW = ("full_gradient", "received", "labels")
 COMPARED = (
     *("fedavgm", "fedprox", "fedupdate", "perfedavg_spfl", "spfl", "spfl_w", "fedavg_sync"),
     *("fedavg_async", "perfedavg_async", "fedasync", "lga", "plga", "fedper", "lg_fedavg"),
-    *("fedbn", "pfedla", "ditto"),
+    *("fedbn", "pfedla", "ditto", "fedadagrad", "fedadam", "fedyogi"),
 )
 SAMPLED = ("local", "scaffold", "cwfedavg")  # quick under sampling, where the same is looked at
 
