@@ -14,7 +14,7 @@ from fedjax_pfl.algorithms.fedavg import Weighted
 from fedjax_pfl.contract.registry import algorithm
 from fedjax_pfl.errors import require
 from fedjax_pfl.structs import static, struct
-from fedjax_pfl.typing import Scalar, Tree
+from fedjax_pfl.typing import Tree
 
 
 class Moments(NamedTuple):
@@ -55,9 +55,9 @@ class FedOpt(Weighted):
             second = jax.tree.map(lambda w: jnp.full_like(w, self.v0 * self.tau**2), params)
             return Moments(jnp.zeros((), jnp.int32), first, second)
 
-        def update(gradient, state, params=None):
+        def update(updates, state, params=None):
             count = state.count + 1
-            change = jax.tree.map(jnp.negative, gradient)
+            change = jax.tree.map(jnp.negative, updates)  # of w - mean
             first = optax.tree.update_moment(change, state.first, self.b1, 1)
             second = jax.tree.map(lambda v, d: self.second_moment(v, d**2), state.second, change)
             rate = self.rate(count)
@@ -70,7 +70,7 @@ class FedOpt(Weighted):
         """The next v, of the last one and of D^2."""
         raise NotImplementedError
 
-    def rate(self, count: jax.Array) -> Scalar:
+    def rate(self, count: jax.Array) -> jax.Array | float:
         """The server's rate in its round number `count`, from 1 on."""
         return self.server_rate
 
