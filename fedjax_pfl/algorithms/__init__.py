@@ -2,11 +2,13 @@
 
 from fedjax_pfl.algorithms.asynchronous import FedAsync, FedAvgAsync, FedAvgSync
 from fedjax_pfl.algorithms.cwfedavg import CwFedAvg
+from fedjax_pfl.algorithms.ditto import Ditto
 from fedjax_pfl.algorithms.fedavg import FedAvg
 from fedjax_pfl.algorithms.fedavg_ft import FedAvgFineTuned
 from fedjax_pfl.algorithms.fedavgm import FedAvgM
 from fedjax_pfl.algorithms.fedbn import FedBN
 from fedjax_pfl.algorithms.feddwa import FedDWA
+from fedjax_pfl.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
 from fedjax_pfl.algorithms.fedper import FedPer
 from fedjax_pfl.algorithms.fedprox import FedProx
 from fedjax_pfl.algorithms.fedupdate import FedUpdate
@@ -23,6 +25,9 @@ from fedjax_pfl.algorithms.weight_erosion import WeightErosion
 
 __all__ = [
     "CwFedAvg",
+    "Ditto",
+    "FedAdagrad",
+    "FedAdam",
     "FedAsync",
     "FedAvg",
     "FedAvgAsync",
@@ -34,6 +39,7 @@ __all__ = [
     "FedPer",
     "FedProx",
     "FedUpdate",
+    "FedYogi",
     "HeurPFedLA",
     "LgFedAvg",
     "Lga",

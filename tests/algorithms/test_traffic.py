@@ -23,7 +23,11 @@ TRAFFIC = [
     ("fedavg", {}, 1, 1, 2),
     ("fedavg_ft", {}, 1, 1, 2),  # the client fine-tunes by itself
     ("fedavgm", {}, 1, 1, 2),  # only the server has momentum
+    ("fedadagrad", {}, 1, 1, 2),  # moments are the server's
+    ("fedadam", {}, 1, 1, 2),
+    ("fedyogi", {}, 1, 1, 2),
     ("fedprox", {}, 1, 1, 2),
+    ("ditto", {}, 1, 1, 4),  # two models train, one travels
     ("scaffold", {}, 2, 2, 2),  # models and controls
     ("waffle", {}, 2, 2, 2),
     ("waffle", {"everyone": True}, 2 * COUNT, 2 * COUNT, 2 * COUNT),  # times Alices
@@ -58,7 +62,7 @@ SLOW = ("full_gradient", "received", "labels")
 COMPARED = (
     *("fedavgm", "fedprox", "fedupdate", "perfedavg_spfl", "spfl", "spfl_w", "fedavg_sync"),
     *("fedavg_async", "perfedavg_async", "fedasync", "lga", "plga", "fedper", "lg_fedavg"),
-    *("fedbn", "pfedla"),
+    *("fedbn", "pfedla", "ditto", "fedadagrad", "fedadam", "fedyogi"),
 )
 SAMPLED = ("local", "scaffold", "cwfedavg")  # quick under sampling, where the same is looked at
 
