@@ -12,7 +12,7 @@ from fedjax_pfl.federation.schedules import client_key
 from fedjax_pfl.models.normalization import BatchNorm
 from fedjax_pfl.simulation.program import Program
 from fedjax_pfl.simulation.runs import make_runs
-from fedjax_pfl.testing.toys import SEEDS, assert_close, states_of, toy_federation
+from fedjax_pfl.testing.toys import SEEDS, assert_close, run_rounds, toy_federation
 from tests.algorithms.harness import (
     PATTERNS,
     Case,
@@ -143,7 +143,7 @@ def test_statistics_momentum_and_noise_of_the_inner_steps():
         (6,), (3,), model=Noisy(), batch_size=6, local_steps=1, momentum=0.5
     )
     settings = {"pull": 4.0, "inner_steps": 2, "personal_rate": 0.1, "decay": 0.2}
-    start, end = states_of(algorithm(**settings), federation, 1)
+    (start, end), (record,) = run_rounds(algorithm(**settings), federation, 1, scored=())
     round_key = keys.of_round(jax.random.key(SEEDS[0]), "train", 0)
     order_key, step_key = client_key(round_key, 0)
     at = federation.schedule.order(order_key, 0, 6, 6)
@@ -157,9 +157,11 @@ def test_statistics_momentum_and_noise_of_the_inner_steps():
 
     @jax.jit
     def by_hand(w):
-        theta, velocity = w, jax.tree.map(jnp.zeros_like, w["params"])
+        theta, velocity, total = w, jax.tree.map(jnp.zeros_like, w["params"]), 0
         for k in range(2):
-            g, after = jax.grad(loss, has_aux=True)(theta["params"], theta, k)
+            value_and_grad = jax.value_and_grad(loss, has_aux=True)
+            (found, after), g = value_and_grad(theta["params"], theta, k)
+            total += found
             g = jax.tree.map(
                 lambda g, p, w: g + 4 * (p - w) + 0.2 * p, g, theta["params"], w["params"]
             )
@@ -167,9 +169,10 @@ def test_statistics_momentum_and_noise_of_the_inner_steps():
             params = jax.tree.map(lambda p, v: p - 0.1 * v, theta["params"], velocity)
             theta = {**after, "params": params}
         moved = jax.tree.map(lambda w, p: w - 0.3 * 4 * (w - p), w["params"], theta["params"])
-        return theta, {**theta, "params": moved}
+        return theta, {**theta, "params": moved}, total / 2
 
-    theta, w = by_hand(start.server)
+    theta, w, mean_loss = by_hand(start.server)
+    np.testing.assert_allclose(record["clients"]["train_loss"], [mean_loss], 1e-9)
     assert_close(jax.tree.map(lambda leaf: leaf[0], end.personal), theta, "theta")
     assert_close(end.server, w, "w")
     assert largest(end.server["batch_stats"], start.server["batch_stats"]) > 1e-3
