@@ -53,6 +53,7 @@ TRAFFIC = [
     ("fedper", {}, 1, 1, 2),
     ("lg_fedavg", {}, 1, 1, 2),
     ("fedbn", {}, 1, 1, 2),
+    ("pfedme", {}, 1, 1, 10),  # five inner steps on every minibatch
     ("pfedla", {}, 1, 1, 2),  # heurpfedla's blocks: tests/algorithms/test_pfedla.py
 ]
 ELSEWHERE = {"heurpfedla"}
@@ -63,6 +64,7 @@ COMPARED = (
     *("fedavgm", "fedprox", "fedupdate", "perfedavg_spfl", "spfl", "spfl_w", "fedavg_sync"),
     *("fedavg_async", "perfedavg_async", "fedasync", "lga", "plga", "fedper", "lg_fedavg"),
     *("fedbn", "pfedla", "ditto", "fedadagrad", "fedadam", "fedyogi"),
+    *("fedbn", "pfedla", "pfedme"),
 )
 SAMPLED = ("local", "scaffold", "cwfedavg")  # quick under sampling, where the same is looked at
 
