@@ -11,7 +11,9 @@ import jax.numpy as jnp
 
 from fedjax_pfl.algorithms import fedavg
 from fedjax_pfl.contract.registry import algorithm
-from fedjax_pfl.errors import require
+from fedjax_pfl.errors import InputError, require
+from fedjax_pfl.federation.federation import Federation
+from fedjax_pfl.federation.schedules import COUNTED
 from fedjax_pfl.structs import Broadcast, per_client, static, struct
 from fedjax_pfl.typing import PerClient, Stack
 
@@ -50,6 +52,12 @@ class Moon(fedavg.Weighted):
 
     def check(self, federation):
         assert federation.num_features  # a model without features is refused
+        most = passes(federation) * int(federation.steps().max())
+        if most >= COUNTED:
+            raise InputError(
+                f"moon would take {most:,} forward passes for a client in a round, but they can be "
+                f"counted below {COUNTED:,}: take fewer local steps or smaller batches."
+            )
 
     def init(self, ctx):
         start, never = super().init(ctx), jnp.zeros((ctx.num_clients,), bool)
@@ -71,7 +79,7 @@ class Moon(fedavg.Weighted):
             mean = jnp.sum(jnp.where(batch.valid, losses, 0)) / count
             return self.mu * jnp.where(took_part, mean, 0)
 
-        return super().local_update(
+        sent = super().local_update(
             ctx,
             state,
             received,
@@ -80,12 +88,19 @@ class Moon(fedavg.Weighted):
             operands=(own, previous, took_part),
             **options,
         )
+        ctx.count_forward(passes(ctx.federation) * sent.cohort.steps)
+        return sent
 
     def server_update(self, ctx, state: State, mean, weights, sent):
         after = super().server_update(ctx, state, mean, weights, sent)
         new = (sent.models, jnp.ones_like(sent.cohort.mask))
         previous, took_part = sent.cohort.scatter((state.previous, state.took_part), new)
         return replace(after, previous=previous, took_part=took_part)
+
+
+def passes(federation: Federation) -> int:
+    """Forward passes of one sample in a local step, of the two frozen networks."""
+    return 2 * federation.schedule.fitting(federation.data.train.capacity).samples_per_step
 
 
 def contrast(features: jax.Array, near: jax.Array, far: jax.Array, tau) -> jax.Array:

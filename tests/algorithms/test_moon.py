@@ -49,6 +49,8 @@ def test_reference(pattern, variant):
         for name in ("global", "personalized"):
             assert_losses(record, case, name, [models["global"]] * case.num_clients)
         assert_steps(record, case.cohorts[t], common["batches"][t])
+        frozen = 2 * 4 * record["clients"]["local_steps"]  # two networks, minibatches of 4
+        np.testing.assert_array_equal(record["clients"]["forward_samples"], frozen)
         present = np.isin(np.arange(case.num_clients), case.cohorts[t])
         np.testing.assert_array_equal(record["up"], np.repeat(present[:, None], 2, axis=1))
         np.testing.assert_array_equal(record["down"], record["up"])
@@ -142,3 +144,13 @@ def test_hyperparameters_are_checked(settings, said):
 def test_a_network_without_features_is_refused():
     with pytest.raises(pfl.InputError, match="does not say what its features are"):
         pfl.check_simulation(algorithm(), toy_federation(model=TwoLayers()))
+
+
+def test_more_forward_passes_than_can_be_counted_are_refused():
+    def check(batch_size):
+        options = {"local_steps": 30_000_000, "batch_size": batch_size}
+        pfl.check_simulation(algorithm(), toy_federation((40,), (3,), **options))
+
+    check(35)
+    with pytest.raises(pfl.InputError, match="moon would take 2,400,000,000 forward passes"):
+        check(40)
