@@ -15,6 +15,7 @@ from fedjax_pfl.algorithms.fedupdate import FedUpdate
 from fedjax_pfl.algorithms.lg_fedavg import LgFedAvg
 from fedjax_pfl.algorithms.lga import Lga, Plga
 from fedjax_pfl.algorithms.local import Local
+from fedjax_pfl.algorithms.moon import Moon
 from fedjax_pfl.algorithms.perfedavg_async import PerFedAvgAsync
 from fedjax_pfl.algorithms.perfedavg_spfl import PerFedAvgSpfl
 from fedjax_pfl.algorithms.pfedla import HeurPFedLA, PFedLA
@@ -45,6 +46,7 @@ __all__ = [
     "LgFedAvg",
     "Lga",
     "Local",
+    "Moon",
     "PFedLA",
     "PFedMe",
     "PerFedAvgAsync",

@@ -28,6 +28,7 @@ TRAFFIC = [
     ("fedyogi", {}, 1, 1, 2),
     ("fedprox", {}, 1, 1, 2),
     ("ditto", {}, 1, 1, 4),  # two models train, one travels
+    ("moon", {}, 1, 1, 2),
     ("scaffold", {}, 2, 2, 2),  # models and controls
     ("waffle", {}, 2, 2, 2),
     ("waffle", {"everyone": True}, 2 * COUNT, 2 * COUNT, 2 * COUNT),  # times Alices
@@ -65,6 +66,7 @@ COMPARED = (
     *("fedavg_async", "perfedavg_async", "fedasync", "lga", "plga", "fedper", "lg_fedavg"),
     *("fedbn", "pfedla", "ditto", "fedadagrad", "fedadam", "fedyogi"),
     *("fedbn", "pfedla", "pfedme"),
+    *("fedbn", "pfedla", "moon"),
 )
 SAMPLED = ("local", "scaffold", "cwfedavg")  # quick under sampling, where the same is looked at
 
