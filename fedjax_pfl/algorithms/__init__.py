@@ -2,6 +2,7 @@
 
 from fedjax_pfl.algorithms.asynchronous import FedAsync, FedAvgAsync, FedAvgSync
 from fedjax_pfl.algorithms.cwfedavg import CwFedAvg
+from fedjax_pfl.algorithms.fedamp import FedAMP, HeurFedAMP
 from fedjax_pfl.algorithms.fedavg import FedAvg
 from fedjax_pfl.algorithms.fedavg_ft import FedAvgFineTuned
 from fedjax_pfl.algorithms.fedavgm import FedAvgM
@@ -23,6 +24,7 @@ from fedjax_pfl.algorithms.weight_erosion import WeightErosion
 
 __all__ = [
     "CwFedAvg",
+    "FedAMP",
     "FedAsync",
     "FedAvg",
     "FedAvgAsync",
@@ -34,6 +36,7 @@ __all__ = [
     "FedPer",
     "FedProx",
     "FedUpdate",
+    "HeurFedAMP",
     "HeurPFedLA",
     "LgFedAvg",
     "Lga",
