@@ -3,6 +3,7 @@
 from fedjax_pfl.algorithms.asynchronous import FedAsync, FedAvgAsync, FedAvgSync
 from fedjax_pfl.algorithms.cwfedavg import CwFedAvg
 from fedjax_pfl.algorithms.ditto import Ditto
+from fedjax_pfl.algorithms.fedamp import FedAMP, HeurFedAMP
 from fedjax_pfl.algorithms.fedavg import FedAvg
 from fedjax_pfl.algorithms.fedavg_ft import FedAvgFineTuned
 from fedjax_pfl.algorithms.fedavgm import FedAvgM
@@ -30,6 +31,7 @@ __all__ = [
     "Ditto",
     "FedAdagrad",
     "FedAdam",
+    "FedAMP",
     "FedAsync",
     "FedAvg",
     "FedAvgAsync",
@@ -42,6 +44,7 @@ __all__ = [
     "FedProx",
     "FedUpdate",
     "FedYogi",
+    "HeurFedAMP",
     "HeurPFedLA",
     "LgFedAvg",
     "Lga",

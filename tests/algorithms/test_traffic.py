@@ -55,6 +55,8 @@ TRAFFIC = [
     ("lg_fedavg", {}, 1, 1, 2),
     ("fedbn", {}, 1, 1, 2),
     ("pfedme", {}, 1, 1, 10),  # five inner steps on every minibatch
+    ("fedamp", {}, 1, 1, 2),  # the server knows the last models
+    ("heurfedamp", {}, 1, 1, 2),
     ("pfedla", {}, 1, 1, 2),  # heurpfedla's blocks: tests/algorithms/test_pfedla.py
 ]
 ELSEWHERE = {"heurpfedla"}
@@ -67,6 +69,7 @@ COMPARED = (
     *("fedbn", "pfedla", "ditto", "fedadagrad", "fedadam", "fedyogi"),
     *("fedbn", "pfedla", "pfedme"),
     *("fedbn", "pfedla", "moon"),
+    *("fedbn", "pfedla", "fedamp", "heurfedamp"),
 )
 SAMPLED = ("local", "scaffold", "cwfedavg")  # quick under sampling, where the same is looked at
 
