@@ -10,6 +10,7 @@ from fedjax_pfl.algorithms.feddwa import FedDWA
 from fedjax_pfl.algorithms.fedper import FedPer
 from fedjax_pfl.algorithms.fedprox import FedProx
 from fedjax_pfl.algorithms.fedupdate import FedUpdate
+from fedjax_pfl.algorithms.ifca import Ifca
 from fedjax_pfl.algorithms.lg_fedavg import LgFedAvg
 from fedjax_pfl.algorithms.lga import Lga, Plga
 from fedjax_pfl.algorithms.local import Local
@@ -35,6 +36,7 @@ __all__ = [
     "FedProx",
     "FedUpdate",
     "HeurPFedLA",
+    "Ifca",
     "LgFedAvg",
     "Lga",
     "Local",
