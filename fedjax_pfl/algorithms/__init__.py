@@ -13,6 +13,7 @@ from fedjax_pfl.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
 from fedjax_pfl.algorithms.fedper import FedPer
 from fedjax_pfl.algorithms.fedprox import FedProx
 from fedjax_pfl.algorithms.fedupdate import FedUpdate
+from fedjax_pfl.algorithms.ifca import Ifca
 from fedjax_pfl.algorithms.lg_fedavg import LgFedAvg
 from fedjax_pfl.algorithms.lga import Lga, Plga
 from fedjax_pfl.algorithms.local import Local
@@ -46,6 +47,7 @@ __all__ = [
     "FedYogi",
     "HeurFedAMP",
     "HeurPFedLA",
+    "Ifca",
     "LgFedAvg",
     "Lga",
     "Local",

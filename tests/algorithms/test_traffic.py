@@ -37,6 +37,8 @@ TRAFFIC = [
     ("feddwa", {"guidance": "full_gradient"}, 2, 1, 3),
     ("feddwa", {"guidance": "last"}, 1, 1, 2),  # the server remembers
     ("feddwa", {"guidance": "received"}, 1, 1, 2),
+    ("ifca", {}, 1, 2, 2),  # every cluster's model comes down
+    ("ifca", {"averaging": "gradients"}, 1, 2, 1),
     ("cwfedavg", {}, 1, 1, 2),  # shares are read off the upload
     ("cwfedavg", {"shares": "labels"}, 1, 1, 2),  # C numbers once, not counted
     ("fedupdate", {}, 1, 1, 2),
@@ -70,6 +72,7 @@ COMPARED = (
     *("fedbn", "pfedla", "pfedme"),
     *("fedbn", "pfedla", "moon"),
     *("fedbn", "pfedla", "fedamp", "heurfedamp"),
+    *("fedbn", "pfedla", "ifca"),
 )
 SAMPLED = ("local", "scaffold", "cwfedavg")  # quick under sampling, where the same is looked at
 
