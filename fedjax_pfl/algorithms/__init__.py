@@ -1,5 +1,6 @@
 """The algorithms, one file each; importing this package registers them all."""
 
+from fedjax_pfl.algorithms.apple import Apple
 from fedjax_pfl.algorithms.asynchronous import FedAsync, FedAvgAsync, FedAvgSync
 from fedjax_pfl.algorithms.cwfedavg import CwFedAvg
 from fedjax_pfl.algorithms.ditto import Ditto
@@ -28,6 +29,7 @@ from fedjax_pfl.algorithms.waffle import Waffle
 from fedjax_pfl.algorithms.weight_erosion import WeightErosion
 
 __all__ = [
+    "Apple",
     "CwFedAvg",
     "Ditto",
     "FedAdagrad",

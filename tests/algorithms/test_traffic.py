@@ -59,6 +59,7 @@ TRAFFIC = [
     ("pfedme", {}, 1, 1, 10),  # five inner steps on every minibatch
     ("fedamp", {}, 1, 1, 2),  # the server knows the last models
     ("heurfedamp", {}, 1, 1, 2),
+    ("apple", {}, 1, COUNT, 2),  # the client's own core counts, as in the paper
     ("pfedla", {}, 1, 1, 2),  # heurpfedla's blocks: tests/algorithms/test_pfedla.py
 ]
 ELSEWHERE = {"heurpfedla"}
@@ -73,6 +74,7 @@ COMPARED = (
     *("fedbn", "pfedla", "moon"),
     *("fedbn", "pfedla", "fedamp", "heurfedamp"),
     *("fedbn", "pfedla", "ifca"),
+    *("fedbn", "pfedla", "apple"),
 )
 SAMPLED = ("local", "scaffold", "cwfedavg")  # quick under sampling, where the same is looked at
 
