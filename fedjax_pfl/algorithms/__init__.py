@@ -9,6 +9,7 @@ from fedjax_pfl.algorithms.fedbn import FedBN
 from fedjax_pfl.algorithms.feddwa import FedDWA
 from fedjax_pfl.algorithms.fedper import FedPer
 from fedjax_pfl.algorithms.fedprox import FedProx
+from fedjax_pfl.algorithms.fedrep import FedRep
 from fedjax_pfl.algorithms.fedupdate import FedUpdate
 from fedjax_pfl.algorithms.lg_fedavg import LgFedAvg
 from fedjax_pfl.algorithms.lga import Lga, Plga
@@ -33,6 +34,7 @@ __all__ = [
     "FedDWA",
     "FedPer",
     "FedProx",
+    "FedRep",
     "FedUpdate",
     "HeurPFedLA",
     "LgFedAvg",
