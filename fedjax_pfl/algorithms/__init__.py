@@ -5,6 +5,7 @@ from fedjax_pfl.algorithms.cwfedavg import CwFedAvg
 from fedjax_pfl.algorithms.fedavg import FedAvg
 from fedjax_pfl.algorithms.fedavg_ft import FedAvgFineTuned
 from fedjax_pfl.algorithms.fedavgm import FedAvgM
+from fedjax_pfl.algorithms.fedbabu import FedBabu
 from fedjax_pfl.algorithms.fedbn import FedBN
 from fedjax_pfl.algorithms.feddwa import FedDWA
 from fedjax_pfl.algorithms.fedper import FedPer
@@ -31,6 +32,7 @@ __all__ = [
     "FedAvgM",
     "FedAvgSync",
     "FedBN",
+    "FedBabu",
     "FedDWA",
     "FedPer",
     "FedProx",

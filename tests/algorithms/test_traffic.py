@@ -48,6 +48,7 @@ TRAFFIC = [
     # Of what is shared, whatever that is.
     ("fedper", {}, 1, 1, 2),
     ("lg_fedavg", {}, 1, 1, 2),
+    ("fedbabu", {}, 1, 1, 2),
     ("fedrep", {}, 1, 1, 3),  # head epoch and body epochs
     ("fedbn", {}, 1, 1, 2),
     ("pfedla", {}, 1, 1, 2),  # heurpfedla's blocks: tests/algorithms/test_pfedla.py
@@ -59,7 +60,7 @@ SLOW = ("full_gradient", "received", "labels")
 COMPARED = (
     *("fedavgm", "fedprox", "fedupdate", "perfedavg_spfl", "spfl", "spfl_w", "fedavg_sync"),
     *("fedavg_async", "perfedavg_async", "fedasync", "lga", "plga", "fedper", "lg_fedavg"),
-    *("fedbn", "fedrep", "pfedla"),
+    *("fedbn", "fedbabu", "fedrep", "pfedla"),
 )
 SAMPLED = ("local", "scaffold", "cwfedavg")  # quick under sampling, where the same is looked at
 
