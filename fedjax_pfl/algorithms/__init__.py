@@ -11,6 +11,7 @@ from fedjax_pfl.algorithms.feddwa import FedDWA
 from fedjax_pfl.algorithms.fedper import FedPer
 from fedjax_pfl.algorithms.fedprox import FedProx
 from fedjax_pfl.algorithms.fedrep import FedRep
+from fedjax_pfl.algorithms.fedrod import FedRod
 from fedjax_pfl.algorithms.fedupdate import FedUpdate
 from fedjax_pfl.algorithms.lg_fedavg import LgFedAvg
 from fedjax_pfl.algorithms.lga import Lga, Plga
@@ -37,6 +38,7 @@ __all__ = [
     "FedPer",
     "FedProx",
     "FedRep",
+    "FedRod",
     "FedUpdate",
     "HeurPFedLA",
     "LgFedAvg",

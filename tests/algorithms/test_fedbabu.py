@@ -105,6 +105,16 @@ def test_new_clients_fine_tune_as_old_ones_do():
     assert_close(steps, stack(one), "one step")
 
 
+@pytest.mark.slow
+def test_rates_of_fine_tuning_are_swept_in_one_program():
+    case, _, records = rounds_of("partial-map", "uniform")
+    rates = {"fine_tune_rate": (1e-3, TUNED["fine_tune_rate"])}
+    swept = pfl.simulate(algorithm(**TUNED), case.federation, 3, settings=rates, seeds=(0,))
+    scores = swept.scores["personalized/test/loss"][0, :, -1]
+    assert_close(scores[1], records[-1]["scores"]["personalized/test/loss"], "one run")
+    assert (abs(scores[0] - scores[1])[:4] > 1e-3).all()
+
+
 def test_it_is_fedrep_without_head_epochs():
     federation = toy_federation(model=TanhNetwork(), participation=0.6, **SGD)
     fedrep = pfl.make_algorithm("fedrep", {"head_epochs": 0, "weighting": "uniform"})
