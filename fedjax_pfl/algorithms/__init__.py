@@ -8,11 +8,14 @@ from fedjax_pfl.algorithms.fedamp import FedAMP, HeurFedAMP
 from fedjax_pfl.algorithms.fedavg import FedAvg
 from fedjax_pfl.algorithms.fedavg_ft import FedAvgFineTuned
 from fedjax_pfl.algorithms.fedavgm import FedAvgM
+from fedjax_pfl.algorithms.fedbabu import FedBabu
 from fedjax_pfl.algorithms.fedbn import FedBN
 from fedjax_pfl.algorithms.feddwa import FedDWA
 from fedjax_pfl.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
 from fedjax_pfl.algorithms.fedper import FedPer
 from fedjax_pfl.algorithms.fedprox import FedProx
+from fedjax_pfl.algorithms.fedrep import FedRep
+from fedjax_pfl.algorithms.fedrod import FedRod
 from fedjax_pfl.algorithms.fedupdate import FedUpdate
 from fedjax_pfl.algorithms.ifca import Ifca
 from fedjax_pfl.algorithms.lg_fedavg import LgFedAvg
@@ -42,9 +45,12 @@ __all__ = [
     "FedAvgM",
     "FedAvgSync",
     "FedBN",
+    "FedBabu",
     "FedDWA",
     "FedPer",
     "FedProx",
+    "FedRep",
+    "FedRod",
     "FedUpdate",
     "FedYogi",
     "HeurFedAMP",

@@ -55,6 +55,9 @@ TRAFFIC = [
     # Of what is shared, whatever that is.
     ("fedper", {}, 1, 1, 2),
     ("lg_fedavg", {}, 1, 1, 2),
+    ("fedbabu", {}, 1, 1, 2),
+    ("fedrod", {}, 1, 1, 2),  # two losses of one forward pass
+    ("fedrep", {}, 1, 1, 3),  # head epoch and body epochs
     ("fedbn", {}, 1, 1, 2),
     ("pfedme", {}, 1, 1, 10),  # five inner steps on every minibatch
     ("fedamp", {}, 1, 1, 2),  # the server knows the last models
@@ -75,6 +78,7 @@ COMPARED = (
     *("fedbn", "pfedla", "fedamp", "heurfedamp"),
     *("fedbn", "pfedla", "ifca"),
     *("fedbn", "pfedla", "apple"),
+    *("fedbn", "fedbabu", "fedrep", "fedrod", "pfedla"),
 )
 SAMPLED = ("local", "scaffold", "cwfedavg")  # quick under sampling, where the same is looked at
 
@@ -112,8 +116,8 @@ def recorded(name, settings, rounds=1, **options):
         cohort = jax.tree.map(lambda leaf, t=t: leaf[t], cohorts)
         up, down, present, steps = jax.device_get(run_rounds(federation, cohort, jnp.int32(t)))
         for count in (up, down):
-            assert count.dtype == np.int32 and count.shape == (COUNT, 2)
-            np.testing.assert_array_equal(count[:, 0], count[:, 1])  # every block alike
+            assert count.dtype == np.int32 and count.shape == (COUNT, federation.plan.num_blocks)
+            assert (count == count[:, :1]).all()  # every block alike
         assert steps.dtype == np.int32
         found.append((up[:, 0], down[:, 0], present, steps))
     return found[0] if rounds == 1 else found
