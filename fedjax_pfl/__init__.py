@@ -49,7 +49,7 @@ from fedjax_pfl.federation.schedules import Schedule, batch_indices
 from fedjax_pfl.models import networks
 from fedjax_pfl.models.heads import TwoHeads
 from fedjax_pfl.models.networks import MODELS, make_model
-from fedjax_pfl.models.task import ForwardedBatch, FunctionTask, LinenTask, Outputs, Task
+from fedjax_pfl.models.task import Forward, ForwardedBatch, FunctionTask, LinenTask, Outputs, Task
 from fedjax_pfl.results.model_files import load_models, model_axes, save_models
 from fedjax_pfl.results.result import Result
 from fedjax_pfl.simulation.checkpoints import Checkpoints
@@ -82,8 +82,8 @@ __all__ = [  # noqa: RUF022 - grouped as the pages of the reference are
     "dataset_from_arrays", "import_partition", "load_dataset", "make_partition", "parse_options",
     "partition_statistics", "prepare_tfds", "register_dataset", "rule_options",
     # Models
-    "ForwardedBatch", "FunctionTask", "LinenTask", "MODELS", "Outputs", "Task", "TwoHeads",
-    "make_model", "networks",
+    "Forward", "ForwardedBatch", "FunctionTask", "LinenTask", "MODELS", "Outputs", "Task",
+    "TwoHeads", "make_model", "networks",
     # Simulating
     "Checkpoints", "Interrupted", "MAX_RUNS", "Memory", "Progress", "check_memory",
     "check_simulation", "estimate_memory", "score_new_clients", "simulate", "sweepable",

@@ -12,12 +12,13 @@ from fedjax_pfl.aggregation import leaf_plan, mixing
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
 from fedjax_pfl.contract.record import Record, recorded
 from fedjax_pfl.contract.tally import Tally
+from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.client import Client
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.participation import Cohort
 from fedjax_pfl.federation.schedules import Schedule
 from fedjax_pfl.structs import Broadcast
-from fedjax_pfl.training import local_sgd, scoring
+from fedjax_pfl.training import adapting, local_sgd, scoring
 from fedjax_pfl.training.client_loop import ClientRuns, run_clients
 from fedjax_pfl.training.local_step import LocalStep
 from fedjax_pfl.typing import Key, Matrix, Model, PerClient, PerMember, Rows, Scalar, Stack, Tree
@@ -115,9 +116,9 @@ class Context:
     ) -> local_sgd.Trained:
         """Local training of the cohort from `models` [M, ...] or one `Broadcast` model.
 
-        `options` are those of `local_sgd.train`: schedule, extra_loss, correct, trainable,
-        mean_gradient, updates_per_batch, operands, broadcast, active, cursor, learning_rate,
-        optimizer_state.
+        `options` are those of `local_sgd.train`: schedule, extra_loss, objective, correct,
+        trainable, mean_gradient, updates_per_batch, operands, broadcast, active, cursor,
+        learning_rate, optimizer_state.
         Unshuffled schedules continue where the client's earlier rounds stopped.
         """
         cohort = self.cohort if cohort is None else cohort
@@ -131,11 +132,22 @@ class Context:
             **options,
         )
 
+    def adapt(self, models: Stack | Broadcast, rows: Rows, how: Adaptation) -> Stack:
+        """Copies of `models` for the clients `rows`, trained locally as `how` says, [k, ...].
+
+        Args:
+          models: [k, ...], or one `Broadcast` model.
+          rows, how: see `adapting.adapt`.
+        """
+        cohort, key = self.everyone(rows), self.key_for("adapt")
+        rate = self.learning_rate
+        return adapting.adapt(self.federation, models, cohort, how, key=key, learning_rate=rate)
+
     def sgd_step(self, **options: Any) -> LocalStep:
         """The ready local step, for a loop with the algorithm's own carry (`run_clients`).
 
-        `options` are those of `LocalStep`: extra_loss, correct, trainable, mean_gradient,
-        updates_per_batch, learning_rate.
+        `options` are those of `LocalStep`: extra_loss, objective, correct, trainable,
+        mean_gradient, updates_per_batch, learning_rate.
         """
         options.setdefault("learning_rate", self.learning_rate)
         return LocalStep(self.federation, **options)
@@ -215,6 +227,14 @@ class Context:
             self.tally.add(rows, samples, self.num_clients)
         return losses
 
+    def count_forward(self, samples: PerMember) -> None:
+        """Counts forward passes of a loop of one's own: of one sample, int32 [M], of the cohort.
+
+        Those of `loss_matrix` and of local steps are counted already.
+        """
+        if self.tally is not None:
+            self.tally.add(self.cohort.rows, samples, self.num_clients)
+
     def mix(
         self, weights: Matrix, senders: Stack, onto: Stack, plan: LeafPlan | None = None
     ) -> Stack:
@@ -270,8 +290,9 @@ class Context:
           **matrices: by name: [.., M, M] of the cohort, or [.., M, N] where all clients' models are
             mixed (shown as [.., N, N] with the identity's rows for clients that kept their model),
             or weights [M] of a single server model (shown as [1, N]).
-          everyone_mixes: the matrices are [.., N, M]: the server makes new models for all N
-            clients. Absent ones receive theirs when they next take part, so nothing is sent now.
+          everyone_mixes: the matrices are [.., N, M], or [.., N, N] where absent clients' models
+            are mixed too: the server makes new models for all N clients. Absent ones receive theirs
+            when they next take part, so nothing is sent now.
         """
         return recorded(
             cohort,

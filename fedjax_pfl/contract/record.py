@@ -58,7 +58,8 @@ def recorded(
             return cohort.expand(matrix)
         single = matrix.ndim == 1
         matrix = matrix[None] if single else matrix
-        matrix = jnp.moveaxis(cohort.spread(jnp.moveaxis(matrix, -1, 0), 0), 0, -1)
+        if single or matrix.shape[-1] == cohort.size < cohort.num_clients:
+            matrix = jnp.moveaxis(cohort.spread(jnp.moveaxis(matrix, -1, 0), 0), 0, -1)
         if single:
             return matrix
         own = ~jnp.any(matrix != 0, axis=-1, keepdims=True)  # it kept its model

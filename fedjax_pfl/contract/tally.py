@@ -26,9 +26,9 @@ class Tally:
         """
         if _trace() != self._trace:
             raise TypeError(
-                "ctx.loss_matrix counts its forward passes, and can't within an algorithm's own "
-                "lax.cond, loop or vmap: call it outside, with active=[M] for the clients "
-                "that score in this round."
+                "Forward passes (of ctx.loss_matrix, ctx.count_forward) can't be counted within an "
+                "algorithm's own lax.cond, loop or vmap: call it outside, with active=[M] for "
+                "the clients that score in this round."
             )
         none = jnp.zeros((num_clients,), jnp.int32)
         before = none if self.samples is None else self.samples

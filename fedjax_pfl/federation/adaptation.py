@@ -42,10 +42,12 @@ class Adaptation(Group):
     learning rate, batch size or optimizer are None, they are the round's and the federation's.
 
     Attributes:
+      learning_rate: an algorithm's may be traced, as may the two numbers below.
+      rate_factor: the rate is multiplied by it; None for 1.
       budget: the minibatches of E epochs are counted over all of them, max(floor(E n / B), E) for n
         samples; otherwise each epoch has ceil(n / B), or floor(n / B) with drop_last.
       proximal: weight mu of a term (mu / 2) |v - w|^2 in the loss, w being the model that the copy
-        v began as; an algorithm's may be traced. None for no such term.
+        v began as; None for no such term.
     """
 
     epochs: int = option(
@@ -81,6 +83,7 @@ class Adaptation(Group):
     optimizer: Callable[..., Any] | None = option(
         None, "hashable function of a learning rate that makes their optax optimizer"
     )
+    rate_factor: float | jax.Array | None = None
     budget: bool = False
     proximal: float | jax.Array | None = None
 
@@ -90,6 +93,8 @@ class Adaptation(Group):
         part = "" if self.leaves == "all" else f" of the {self.leaves}"
         batch = "" if self.batch_size is None else f", minibatches of {self.batch_size}"
         rate = "" if self.learning_rate is None else f", learning rate {self.learning_rate:g}"
+        if self.rate_factor is not None:
+            rate += f", {self.rate_factor:g} times the round's rate"
         how = "" if self.optimizer is None else f", optimizer {optimizer_name(self.optimizer)}"
         pull = "" if self.proximal is None else ", with a proximal term"
         many = "" if count == 1 else "s"
@@ -101,6 +106,8 @@ class Adaptation(Group):
             check_optimizer("optimizer of adaptation", self.optimizer)
         require(isinstance(self.budget, bool), "budget of adaptation", self.budget, "True or False")
         require(not self.budget or self.steps is None, "steps", self.steps, "None with a budget")
+        if self.rate_factor is not None:
+            number("rate_factor of adaptation", self.rate_factor, "a finite number of at least 0")
         if self.proximal is not None:
             number("proximal weight of adaptation", self.proximal, "a finite number of at least 0")
 

@@ -22,6 +22,7 @@ from fedjax_pfl.federation.options import (
     ParticipationOptions,
     SharingOptions,
 )
+from fedjax_pfl.federation.schedules import IN_ORDER
 from fedjax_pfl.models.task import Task
 from fedjax_pfl.typing import Tree
 
@@ -50,7 +51,7 @@ def federate(
     given = gathered(GROUPS, options, "federate")
     training, cohorts = given[LocalTraining], given[ParticipationOptions]
     by_class = training.batch_order == "by_class"
-    if training.batch_order != "shuffled" and cohorts.participation < 1:
+    if training.batch_order in IN_ORDER and cohorts.participation < 1:
         raise InputError(
             f"batch_order {training.batch_order!r} needs a participation of 1, got "
             f"{cohorts.participation}: with sampling no formula tells where a client's last round "

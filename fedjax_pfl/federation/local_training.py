@@ -14,7 +14,7 @@ from fedjax_pfl.federation.augmentation import AUGMENTATIONS, Augmentation, reso
 from fedjax_pfl.federation.extra_losses import ExtraLoss
 from fedjax_pfl.federation.optimizers import SGD, check_optimizer, optimizer_name
 from fedjax_pfl.federation.option import Group, Option, again, declared, option
-from fedjax_pfl.federation.schedules import BATCH_ORDERS, Schedule
+from fedjax_pfl.federation.schedules import BATCH_ORDERS, IN_ORDER, Schedule
 from fedjax_pfl.typing import Tree
 
 if TYPE_CHECKING:
@@ -123,7 +123,8 @@ class LocalTraining(Group):
             self.local_steps,
             self.batch_size,
             drop_last=self.drop_last,
-            shuffle=self.batch_order == "shuffled",
+            shuffle=self.batch_order not in IN_ORDER,
+            fresh=self.batch_order == "fresh",
         )
 
     def parts(

@@ -17,7 +17,8 @@ from fedjax_pfl.errors import InputError, require, require_whole
 from fedjax_pfl.typing import Key, Scalar
 
 Count = TypeVar("Count", int, jax.Array, np.ndarray)  # one number, or one for each client
-BATCH_ORDERS = ("shuffled", "partition", "by_class")
+BATCH_ORDERS = ("shuffled", "fresh", "partition", "by_class")
+IN_ORDER = ("partition", "by_class")
 COUNTED = 2**31  # programs count in int32, so counts must be below
 # Steps of one loop over a client's samples. A round has a few such loops, and their steps add up.
 MAX_STEPS = COUNTED // 64
@@ -31,11 +32,14 @@ class Schedule:
       epochs: passes over the client's samples; ignored where `steps` is given.
       steps: local steps, the same for every client, over as many epochs as they need.
       batch_size: B samples in each minibatch; the last one of an epoch may hold fewer.
-      batches_per_step: minibatches of a step (2 or 3 for meta-learning), each of B samples.
+      batches_per_step: minibatches of a step (2 or 3 for meta-learning), each of B samples. The
+        samples of an incomplete step are shared out evenly, the first ones getting more.
       drop_last: leave out the incomplete step at the end of an epoch. A client with fewer samples
         than one step needs then takes no step at all.
       shuffle: a fresh permutation each epoch; otherwise the order of the split, in which a round
         continues where the client's last one stopped (as a loader's iterator kept over rounds).
+      fresh: a fresh permutation each step, of which it takes the first samples; epochs only count
+        the steps.
     """
 
     epochs: int = 1
@@ -44,6 +48,7 @@ class Schedule:
     batches_per_step: int = 1
     drop_last: bool = False
     shuffle: bool = True
+    fresh: bool = False
 
     def validate(self) -> None:
         require_whole("local_epochs", self.epochs, 0)
@@ -51,9 +56,10 @@ class Schedule:
         require_whole("local steps", 0 if self.steps is None else self.steps, 0)
         require_whole("batches", self.batches_per_step, 1)
         require(self.batches_per_step <= 3, "batches", self.batches_per_step, "1, 2 or 3")
-        for name in ("drop_last", "shuffle"):
+        for name in ("drop_last", "shuffle", "fresh"):
             value = getattr(self, name)
             require(isinstance(value, bool), name, value, "True or False")
+        require(self.shuffle or not self.fresh, "fresh", self.fresh, "False without shuffle")
 
     def check_counts(self, capacity: int, rounds: int = 1) -> None:
         """Raises `InputError` where steps are too many to be counted.
@@ -76,9 +82,9 @@ class Schedule:
 
     def fitting(self, capacity: int) -> "Schedule":
         """The same batches, no larger than the largest client's samples fill."""
-        # With drop_last, a batch that the largest client does not fill is no step; it still is none
-        # with one sample more. With several batches the first holds all samples anyway.
-        most = capacity + 1 if self.drop_last and self.batches_per_step == 1 else capacity
+        # With drop_last, a step that the largest client does not fill is none; it still is none
+        # where one sample is missing.
+        most = -(-(capacity + self.drop_last) // self.batches_per_step)
         return self if self.batch_size <= most else replace(self, batch_size=most)
 
     @property
@@ -91,6 +97,10 @@ class Schedule:
             return size // self.samples_per_step
         return -(-size // self.samples_per_step)
 
+    def steps_per_order(self, size: Count) -> Count | int:
+        """Steps that one permutation serves (int or traced)."""
+        return 1 if self.fresh else self.steps_per_epoch(size)
+
     def total_steps(self, size: Count) -> Count:
         """Local steps of a client with `size` samples (int or traced)."""
         per_epoch = self.steps_per_epoch(size)
@@ -99,7 +109,10 @@ class Schedule:
         return self.steps * (per_epoch > 0)
 
     def order(self, key: Key, epoch: Scalar | int, size: Scalar | int, capacity: int) -> jax.Array:
-        """int32 [capacity]: the positions 0..size-1 in this epoch's order, then the rest."""
+        """int32 [capacity]: the positions 0..size-1 in the order of an epoch, then the rest.
+
+        Where each step has an order of its own, `epoch` counts them.
+        """
         if not self.shuffle:
             return jnp.arange(capacity, dtype=jnp.int32)
         # A client's order depends on nothing but its own key: element i of `bits` is the same
@@ -111,11 +124,15 @@ class Schedule:
     def positions(
         self, order: jax.Array, step: Scalar | int, size: Scalar | int
     ) -> tuple[jax.Array, jax.Array]:
-        """(positions, valid), both [batches_per_step, B], of one step within its epoch."""
+        """(positions, valid), both [batches_per_step, B], of one step within its order."""
         first = step * self.samples_per_step
-        at = first + jnp.arange(self.samples_per_step, dtype=jnp.int32)
-        at = at.reshape(self.batches_per_step, self.batch_size)
-        return order[jnp.minimum(at, order.shape[0] - 1)], at < size
+        left = jnp.minimum(size - first, self.samples_per_step)
+        each = -(-left // self.batches_per_step)
+        number = jnp.arange(self.batches_per_step, dtype=jnp.int32)[:, None]
+        within = jnp.arange(self.batch_size, dtype=jnp.int32)
+        at = number * each + within
+        valid = (within < each) & (at < left)
+        return order[jnp.minimum(first + at, order.shape[0] - 1)], valid
 
 
 def client_key(key: Key, client_id: Scalar | int) -> tuple[Key, Key]:
@@ -143,11 +160,11 @@ def batch_indices(
     """
     size, capacity = int(split.size[row]), split.capacity
     order_key, _ = client_key(key, client_id)
-    per_epoch = schedule.steps_per_epoch(size)
+    per_order = int(schedule.steps_per_order(size))
     steps = []
     for k in range(cursor, cursor + int(schedule.total_steps(size))):
-        order = schedule.order(order_key, k // per_epoch, size, capacity)
-        at, valid = schedule.positions(order, k % per_epoch, size)
+        order = schedule.order(order_key, k // per_order, size, capacity)
+        at, valid = schedule.positions(order, k % per_order, size)
         pool = split.index[split.offset[row] + at]
         steps.append([pool[m][valid[m]] for m in range(schedule.batches_per_step)])
     return steps

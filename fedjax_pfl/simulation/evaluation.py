@@ -5,63 +5,19 @@ and is kept for every client; the result averages over clients.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedjax_pfl import keys, trees
+from fedjax_pfl import trees
 from fedjax_pfl.contract.algorithm import Algorithm
 from fedjax_pfl.contract.context import Context
 from fedjax_pfl.federation.adaptation import Adaptation
-from fedjax_pfl.federation.extra_losses import proximal
 from fedjax_pfl.structs import Broadcast
-from fedjax_pfl.training.local_sgd import train
 from fedjax_pfl.training.scoring import score
 from fedjax_pfl.typing import PerClient, Rows, Stack, State
-
-
-def adapt(ctx: Context, models: Stack | Broadcast, rows: Rows, how: Adaptation) -> Stack:
-    """Copies of `models` for the clients `rows`, trained locally as `how` says, [k, ...].
-
-    A copy that goes non-finite is the unadapted model. With "head" or "body" all other leaves
-    are unchanged, running statistics of their normalisation layers included.
-    """
-    federation = ctx.federation
-    if how.optimizer is not None:
-        federation = replace(federation, optimizer=how.optimizer)
-    schedule = how.schedule(federation.schedule)
-    rate = ctx.learning_rate
-    if how.learning_rate is not None:
-        rate = jnp.asarray(how.learning_rate, rate.dtype)
-    moves = trainable = None
-    model = models.model if isinstance(models, Broadcast) else models
-    if any(federation.plan.frozen):  # in rounds, not here
-        trainable = jax.tree.map(lambda _: True, model["params"])
-    if how.leaves != "all":
-        is_head = federation.plan.head_mask(model)
-        moves = jax.tree.map(lambda head: head == (how.leaves == "head"), is_head)
-        trainable = moves["params"]
-    pull = {}
-    if how.proximal is not None:
-        begun = "broadcast" if isinstance(models, Broadcast) else "operands"
-        pull = {"extra_loss": proximal(how.proximal), begun: model["params"]}
-    adapted = train(
-        federation,
-        models,
-        ctx.everyone(rows),
-        key=keys.of_round(ctx.key, "adapt", ctx.t),
-        learning_rate=rate,
-        schedule=schedule,
-        trainable=trainable,
-        **pull,
-    ).models
-    if moves is None:
-        return adapted
-    given = trees.replicate(model, len(rows)) if isinstance(models, Broadcast) else models
-    return jax.tree.map(lambda on, new, old: new if on else old, moves, adapted, given)
 
 
 def named_models(
@@ -150,10 +106,10 @@ def evaluate(
 def _adapted(ctx, models: Stack | Broadcast, rows: Rows, how: Adaptation, last) -> Stack:
     """Adapted models; zeros, not to be scored, where adaptation is not due."""
     if how.when == "every":
-        return adapt(ctx, models, rows, how)
-    shapes = jax.eval_shape(lambda: adapt(ctx, models, rows, how))
+        return ctx.adapt(models, rows, how)
+    shapes = jax.eval_shape(lambda: ctx.adapt(models, rows, how))
     return lax.cond(
         last,
-        lambda: adapt(ctx, models, rows, how),
+        lambda: ctx.adapt(models, rows, how),
         lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes),
     )

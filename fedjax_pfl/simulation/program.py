@@ -16,7 +16,7 @@ from fedjax_pfl.errors import require
 from fedjax_pfl.execution.mesh import AXIS, place
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.federation import Federation
-from fedjax_pfl.simulation.evaluation import adapt, evaluate, named_models
+from fedjax_pfl.simulation.evaluation import evaluate, named_models
 from fedjax_pfl.simulation.memory import Memory, nbytes, peak
 from fedjax_pfl.simulation.runs import Runs, over_runs
 from fedjax_pfl.structs import Broadcast, client_axes
@@ -218,7 +218,7 @@ def _models(states, runs, federation, total, rows):
         named = named_models(run.algorithm, ctx, state, rows)
         own = run.algorithm.adaptation()
         if own is not None:
-            named = {**named, "personalized": adapt(ctx, named["personalized"], rows, own)}
+            named = {**named, "personalized": ctx.adapt(named["personalized"], rows, own)}
         return named
 
     return over_runs(models_of, federation, (runs, states))

@@ -59,10 +59,11 @@ class _Common(NamedTuple):
 
 
 class _Walk(NamedTuple):
-    """Samples of one client, steps of an epoch, and the steps that it begins and stops at."""
+    """Samples of one client, steps of an epoch (of one order), and those that it begins and stops
+    at."""
 
     size: jax.Array
-    per_epoch: jax.Array
+    per_order: jax.Array
     start: jax.Array
     stop: jax.Array
 
@@ -111,8 +112,8 @@ class _ClientLoop:
         size = self.part.size[0] if self.part.equal else self.part.size[lane.row]
         count = self.schedule.total_steps(size) if lane.steps is None else lane.steps
         start = jnp.int32(0) if lane.start is None else lane.start
-        per_epoch = jnp.maximum(self.schedule.steps_per_epoch(size), 1)
-        return _Walk(size, per_epoch, start, start + count)
+        per_order = jnp.maximum(self.schedule.steps_per_order(size), 1)
+        return _Walk(size, per_order, start, start + count)
 
     def _client(self, lane: _Lane, k: jax.Array) -> Client:
         ours, data = self._walk(lane), self.federation.data
@@ -139,15 +140,15 @@ class _ClientLoop:
 
     def _enter(self, lane: _Lane, at: _Position) -> _Position:
         ours = self._walk(lane)
-        epoch = at.k // ours.per_epoch
+        epoch = at.k // ours.per_order
         order_key, _ = self._keys(lane)
         order = self.schedule.order(order_key, epoch, ours.size, self.part.capacity)
-        end = jnp.minimum((epoch + 1) * ours.per_epoch, ours.stop)
+        end = jnp.minimum((epoch + 1) * ours.per_order, ours.stop)
         return at._replace(end=end, order=order)
 
     def _step(self, lane: _Lane, common: _Common, at: _Position) -> _Position:
         ours = self._walk(lane)
-        within = at.k - at.k // ours.per_epoch * ours.per_epoch
+        within = at.k - at.k // ours.per_order * ours.per_order
         places, valid = self.schedule.positions(at.order, within, ours.size)
         _, step_key = self._keys(lane)
         rng = jax.random.fold_in(step_key, at.k)

@@ -69,8 +69,8 @@ def train(
       active: bool [M], the members that train; the cohort's mask by default.
       optimizer_state: [M, ...], states of the local optimizers from earlier rounds, returned
         updated; by default they are new in each round.
-      **step_options: `extra_loss`, `correct`, `trainable`, `mean_gradient`, `updates_per_batch` of
-        `LocalStep`.
+      **step_options: `extra_loss`, `objective`, `correct`, `trainable`, `mean_gradient`,
+        `updates_per_batch` of `LocalStep`.
 
     Raises:
       TypeError: a stack does not lead with one row for each member, or the optimizers' state is

@@ -11,12 +11,14 @@ import optax
 from fedjax_pfl.data.federated import Batch
 from fedjax_pfl.federation.client import Client
 from fedjax_pfl.federation.federation import Federation
-from fedjax_pfl.models.task import ForwardedBatch
+from fedjax_pfl.models.task import Forward, ForwardedBatch
 from fedjax_pfl.structs import Broadcast, struct
 from fedjax_pfl.typing import Tree
 
 # extra_loss(params, batch, broadcast, client), added to the minibatch loss
 StepLoss = Callable[[Tree, ForwardedBatch, Tree, Client], jax.Array]
+# objective(model, batch, rng, broadcast, client), the loss of a minibatch and its forward pass
+Objective = Callable[[Tree, Batch, jax.Array, Tree, Client], Forward]
 # correct(gradient, params, broadcast, client), the gradient to use instead
 Correction = Callable[[Tree, Tree, Tree, Client], Tree]
 
@@ -63,6 +65,9 @@ class LocalStep:
       learning_rate: scalar.
       extra_loss: `extra_loss(params, batch, broadcast, client)`, added to the minibatch loss.
         `batch.logits` and `batch.features` are those of the same forward pass.
+      objective: `objective(model, batch, rng, broadcast, client)`, a `Forward` with the minibatch
+        loss in place of the task's own, `federation.task.forward(model, batch, rng)`. Extra losses
+        are added to it.
       correct: `correct(gradient, params, broadcast, client)`, the gradient to use instead.
       trainable: tree of booleans like the parameters; False leaves are unchanged, and the
         optimizer does not see them. By default all but the plan's frozen leaves.
@@ -74,6 +79,7 @@ class LocalStep:
     federation: Federation
     learning_rate: jax.Array
     extra_loss: StepLoss | None = None
+    objective: Objective | None = None
     correct: Correction | None = None
     trainable: Tree | None = None
     mean_gradient: bool = False
@@ -112,17 +118,21 @@ class LocalStep:
         self, model: Tree, batch: Batch, rng: jax.Array, broadcast: Tree, client: Client
     ) -> LossAndGradient:
         """Loss and gradient at any model; no parameter changes."""
-        task, federation = self.federation.task, self.federation
+        federation = self.federation
 
-        def objective(params):
-            loss, after, seen = task.forward({**model, "params": params}, batch, rng)
+        def total(params):
+            trial = {**model, "params": params}
+            if self.objective is None:
+                loss, after, seen = federation.task.forward(trial, batch, rng)
+            else:
+                loss, after, seen = self.objective(trial, batch, rng, broadcast, client)
             extra = 0
             if self.extra_loss is not None:
                 extra = self.extra_loss(params, seen, broadcast, client)
             penalty = federation.penalty(params, seen, client)
             return loss + extra + penalty, (loss, after)
 
-        gradient, (loss, after) = jax.grad(objective, has_aux=True)(model["params"])
+        gradient, (loss, after) = jax.grad(total, has_aux=True)(model["params"])
         statistics = {name: tree for name, tree in after.items() if name != "params"}
         return LossAndGradient(loss, gradient, statistics)
 

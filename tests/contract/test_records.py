@@ -26,6 +26,22 @@ def test_a_cohort_of_one_is_no_identity():
         np.testing.assert_array_equal(matrix[0, 0, 0, 0], result.clients["participated"][0, 0, 0])
 
 
+def test_matrices_of_all_clients_and_of_the_members_that_all_mix():
+    federation = toy_federation(participation=0.6, dtype="float32")
+    key = jax.random.key(0)
+    cohort = federation.participation.cohort(key, 0, federation.data.ids)
+    ctx = pfl.Context(federation, key, jnp.int32(0), jnp.int32(1), cohort)
+    whole = jnp.arange(1.0, 26).reshape(5, 5).at[3].set(0)
+    members = whole[:, cohort.rows]
+    record = ctx.record(cohort, everyone_mixes=True, whole=whole, members=members)
+    wanted = np.array(whole)
+    wanted[3] = np.eye(5)[3]  # it kept its model
+    np.testing.assert_array_equal(record.matrices["whole"], wanted)
+    absent = ~np.isin(np.arange(5), cohort.rows)
+    wanted[:3, absent] = wanted[4, absent] = 0
+    np.testing.assert_array_equal(record.matrices["members"], wanted)
+
+
 def test_final_models_are_the_adapted_ones_that_were_scored():
     with jax.enable_x64(True):
         final = final_of(pfl.make_algorithm("fedavg_ft"), toy_federation(), 1, seeds=(0,))

@@ -186,6 +186,29 @@ def test_ranking_and_chosen_flags(finished):
     assert args["set"].value == [f"feddwa.top_k={best[0]}"] and args.algorithms == ["feddwa"]
     assert (args.learning_rate, args.batch_size) == (float(best[1]), int(best[2]))
     assert (finished / "fedavg.flags").exists()
+    args = flags.parse(["run", f"--flagfile={finished / 'chosen.flags'}"])
+    assert args.algorithms == ["fedavg", "feddwa"]
+    common = build.common_training(args)
+    own = build.own_training(args.algorithms, args["set"].value, common)["feddwa"]
+    chosen = common.changed(**own)
+    assert (chosen.learning_rate, chosen.batch_size) == (float(best[1]), int(best[2]))
+    made = build.parse_algorithms(args.algorithms, args["set"].value)
+    assert made["feddwa"].top_k == int(best[0])
+
+
+def test_choices_that_one_run_can_not_have():
+    """A flag that algorithms can't differ in is left out where their choices do, and said."""
+    found = [
+        tables.Outcome(name, {"alpha": alpha, "model": "mlp"}, (0,), *[np.array([50.0])] * 2)
+        for name, alpha in (("fedavg", "0.1"), ("local", "1"))
+    ]
+    assert tables.all_chosen(found).splitlines() == [
+        "--algorithms=fedavg,local",
+        "# alpha can't differ between the algorithms of a run:",
+        "#   fedavg: 0.1",
+        "#   local: 1",
+        "--model=mlp",
+    ]
 
 
 def test_the_same_command_shows_what_is_finished(finished, monkeypatch, capsys):

@@ -1,5 +1,7 @@
 """Adaptation's minibatches, its proximal term, and what it refuses."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.federation.adaptation import Budget
-from fedjax_pfl.testing.toys import toy_federation
+from fedjax_pfl.testing.toys import assert_close, toy_federation
 
 
 @pytest.mark.parametrize("epochs", [0, 1, 3])
@@ -32,6 +34,35 @@ def test_a_budget_that_can_not_be_counted():
 def test_proximal_weights_that_can_not_be(weight):
     with pytest.raises(pfl.InputError, match="proximal weight of adaptation must be a"):
         pfl.Adaptation(proximal=weight).validate()
+
+
+@pytest.mark.parametrize("factor", [-1, "a"])
+def test_factors_of_the_rate_that_can_not_be(factor):
+    with pytest.raises(pfl.InputError, match="rate_factor of adaptation must be a"):
+        pfl.Adaptation(rate_factor=factor).validate()
+
+
+def test_the_rate_of_copies_times_a_factor():
+    """Of the round's rate, or of the adaptation's own; an algorithm's numbers may be traced."""
+    federation = toy_federation(learning_rate=0.3, dtype="float32")
+
+    @jax.jit
+    def adapted(factor, rate):
+        nobody: Any = None
+        ctx = pfl.Context(federation, jax.random.key(0), jnp.int32(0), jnp.int32(1), nobody)
+        model, rows = ctx.initial_model(), jnp.arange(5)
+        ways = (
+            pfl.Adaptation(rate_factor=factor),
+            pfl.Adaptation(learning_rate=rate),
+            pfl.Adaptation(learning_rate=rate, rate_factor=0.5),
+            pfl.Adaptation(learning_rate=rate / 2),
+        )
+        return [ctx.adapt(pfl.Broadcast(model), rows, how) for how in ways]
+
+    one, other, half, halved = adapted(0.5, 0.15)
+    assert_close(one, other, "of the round's rate", 1e-6)
+    assert_close(half, halved, "of its own", 1e-6)
+    assert "0.5 times the round's rate" in str(pfl.Adaptation(rate_factor=0.5))
 
 
 def test_copies_of_clients_own_models_stay_near_them():

@@ -71,6 +71,42 @@ def test_positions():
     np.testing.assert_array_equal(valid, [[True, False], [False, False]])
 
 
+@pytest.mark.parametrize(
+    ("batches", "size", "wanted"),
+    [
+        (1, 2, [[0, 1]]),
+        (2, 2, [[0], [1]]),
+        (2, 5, [[0, 1, 2], [3, 4]]),
+        (2, 9, [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        (3, 4, [[0, 1], [2, 3], []]),
+        (3, 1, [[0], [], []]),
+        (3, 8, [[0, 1, 2], [3, 4, 5], [6, 7]]),
+    ],
+)
+def test_batches_of_an_incomplete_step_are_of_even_size(batches, size, wanted):
+    schedule = Schedule(batch_size=4, batches_per_step=batches)
+    at, valid = map(np.asarray, schedule.positions(jnp.arange(9), 0, size))
+    found = [row[on].tolist() for row, on in zip(at, valid, strict=True)]
+    assert found == wanted
+
+
+def test_fresh_batches_are_the_first_of_an_order_of_their_own():
+    """As many steps as otherwise; with replacement from step to step, without within one."""
+    split, key = make_split(np.arange(10, 17), np.array([0, 7])), jax.random.fold_in(KEY, 3)
+    schedule = Schedule(epochs=30, batch_size=4, fresh=True)
+    (walk,) = zip(*batch_indices(schedule, split, KEY, 0, 0), strict=True)
+    assert len(walk) == 60 and {len(set(batch.tolist())) for batch in walk} == {4}
+    assert any(
+        set(a.tolist()) & set(b.tolist()) for a, b in zip(walk[::2], walk[1::2], strict=True)
+    )
+    drawn = np.bincount(np.concatenate(walk) - 10)
+    assert drawn.min() > 20 and drawn.max() < 50  # 34 expected
+    order = schedule.order(jax.random.fold_in(jax.random.fold_in(KEY, 0), 0), 5, 7, 7)
+    np.testing.assert_array_equal(walk[5], 10 + np.asarray(order)[:4])
+    short = batch_indices(Schedule(batch_size=9, fresh=True), split, key, 0, 0)
+    assert [sorted(batch.tolist()) for (batch,) in short] == [list(range(10, 17))]
+
+
 def test_batch_indices_of_clients_without_a_step():
     split = make_split(np.arange(3), np.array([0, 0, 3]))
     assert batch_indices(Schedule(), split, KEY, 0, 0) == []

@@ -47,7 +47,7 @@ KNOWN = {
     "import_split": [f"{name}:split" for name in IMPORTERS],
     "partition_file": ["split.npz"],
     "share": ["all", "none", "head", "body"],
-    "batch_order": ["shuffled", "partition", "by_class"],
+    "batch_order": ["shuffled", "fresh", "partition", "by_class"],
     "rank_by": ["final", "last_tenth"],
     "output_dir": ["new", "finished/one", "finished"],
 }

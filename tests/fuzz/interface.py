@@ -79,7 +79,7 @@ FEDERATE = {
     "local_epochs": number,
     "local_steps": number,
     "drop_last": values.source("True"),
-    "batch_order": values.source(*_quoted("shuffled", "partition", "by_class")),
+    "batch_order": values.source(*_quoted("shuffled", "fresh", "partition", "by_class")),
     "momentum": number,
     "weight_decay": number,
     "optimizer": values.source("SGD(momentum=0.5)", "SGD(0.5, 0.1)"),

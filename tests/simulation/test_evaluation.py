@@ -13,7 +13,7 @@ from fedjax_pfl import Adaptation, Broadcast, Context, InputError, keys, trees
 from fedjax_pfl.algorithms.local import State
 from fedjax_pfl.federation.optimizers import SGD
 from fedjax_pfl.federation.schedules import Schedule
-from fedjax_pfl.simulation.evaluation import adapt, evaluate
+from fedjax_pfl.simulation.evaluation import evaluate
 from fedjax_pfl.testing.toys import SEEDS, TEST_SIZES, TRAIN_SIZES, assert_close, toy_federation
 from fedjax_pfl.training.scoring import loss_matrix, score
 from tests.models.test_normalization import NormNet
@@ -118,7 +118,7 @@ def context(federation, t=0, total=3):
 
 @partial(jax.jit, static_argnames="how")
 def adapted(federation, models, rows, how):
-    return adapt(context(federation), models, rows, how)
+    return context(federation).adapt(models, rows, how)
 
 
 def test_no_steps_of_adaptation_change_nothing():

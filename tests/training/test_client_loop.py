@@ -116,9 +116,10 @@ def test_each_epoch_covers_a_clients_samples_exactly_once():
         Schedule(steps=5, batch_size=4),
         Schedule(steps=5, batch_size=4, drop_last=True),
         Schedule(batch_size=2, batches_per_step=2),
+        Schedule(epochs=2, batch_size=4, fresh=True),
         Schedule(epochs=2, batch_size=1, batches_per_step=3, drop_last=True),
     ],
-    ids=["drop_last", "steps", "steps-drop_last", "two_batches", "three-drop_last"],
+    ids=["drop_last", "steps", "steps-drop_last", "two_batches", "fresh", "three-drop_last"],
 )
 def test_schedules(schedule):
     federation = numbered()

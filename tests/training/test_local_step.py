@@ -172,6 +172,38 @@ def test_two_updates_on_a_minibatch_leave_out_frozen_leaves_and_correct_the_grad
     assert_close(state.loss, both / 2, "mean of the losses")
 
 
+def test_an_objective_takes_the_place_of_the_minibatch_loss():
+    """Extra losses are added to it, and its statistics and its loss are the ones kept."""
+    federation = toy_federation(model=Noisy(), extra_loss=pfl.WeightDistribution(WDR))
+    data, task = federation.data, federation.task
+    model = federation.initial_model(jax.random.key(1))
+    batch = data.fetch(data.train, 0, jnp.arange(SIZE), jnp.ones(SIZE, bool), "float64")
+    counts = data.class_counts[0]
+    client = pfl.Client(*(jnp.int32(0),) * 3, counts, *(jnp.int32(0),) * 2, None)
+
+    def doubled(model, batch, rng, broadcast, client):
+        found = task.forward(model, batch, rng, train=False)
+        return found._replace(loss=broadcast * found.loss)
+
+    def total(params):
+        loss = task.loss({**model, "params": params}, batch, train=False)[0]
+        return 3 * loss + weight_distribution(params, federation.plan, counts, WDR)
+
+    @jax.jit
+    def both():
+        step = LocalStep(federation, RATE, objective=doubled)
+        rng = jax.random.key(0)
+        return step.loss_and_gradient(model, batch, rng, 3.0, client), jax.grad(total)(
+            model["params"]
+        )
+
+    found, wanted = both()
+    assert_close(found.gradient, wanted, "gradient")
+    assert_close(found.loss, 3 * task.loss(model, batch, train=False)[0], "loss")
+    statistics = {name: tree for name, tree in model.items() if name != "params"}
+    assert_close(found.statistics, statistics, "statistics", 0)
+
+
 def test_every_update_on_a_minibatch_has_dropout_of_its_own():
     federation = toy_federation(model=Noisy())
     data, model = federation.data, federation.initial_model(jax.random.key(1))

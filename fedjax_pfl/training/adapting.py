@@ -1,0 +1,70 @@
+"""Local steps on copies of models: before they are scored, or for clients that come late."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_pfl import trees
+from fedjax_pfl.federation.adaptation import Adaptation
+from fedjax_pfl.federation.extra_losses import proximal
+from fedjax_pfl.federation.federation import Federation
+from fedjax_pfl.federation.participation import Cohort
+from fedjax_pfl.structs import Broadcast
+from fedjax_pfl.training.local_sgd import train
+from fedjax_pfl.typing import Key, Scalar, Stack
+
+
+def adapt(
+    federation: Federation,
+    models: Stack | Broadcast,
+    cohort: Cohort,
+    how: Adaptation,
+    *,
+    key: Key,
+    learning_rate: Scalar,
+) -> Stack:
+    """Copies of `models` for a cohort, trained locally as `how` says, [M, ...].
+
+    A copy that goes non-finite is the unadapted model. With "head" or "body" all other leaves
+    are unchanged, running statistics of their normalisation layers included. Leaves that rounds
+    leave frozen are trained too.
+
+    Args:
+      models: [M, ...], or one `Broadcast` model.
+      key: of the round, for this purpose.
+      learning_rate: the round's.
+    """
+    if how.optimizer is not None:
+        federation = replace(federation, optimizer=how.optimizer)
+    rate = learning_rate
+    if how.learning_rate is not None:
+        rate = jnp.asarray(how.learning_rate, rate.dtype)
+    if how.rate_factor is not None:
+        rate = rate * jnp.asarray(how.rate_factor, rate.dtype)
+    moves = trainable = None
+    model = models.model if isinstance(models, Broadcast) else models
+    if any(federation.plan.frozen):  # in rounds, not here
+        trainable = jax.tree.map(lambda _: True, model["params"])
+    if how.leaves != "all":
+        is_head = federation.plan.head_mask(model)
+        moves = jax.tree.map(lambda head: head == (how.leaves == "head"), is_head)
+        trainable = moves["params"]
+    pull = {}
+    if how.proximal is not None:
+        begun = "broadcast" if isinstance(models, Broadcast) else "operands"
+        pull = {"extra_loss": proximal(how.proximal), begun: model["params"]}
+    adapted = train(
+        federation,
+        models,
+        cohort,
+        key=key,
+        learning_rate=rate,
+        schedule=how.schedule(federation.schedule),
+        trainable=trainable,
+        **pull,
+    ).models
+    if moves is None:
+        return adapted
+    given = trees.replicate(model, cohort.size) if isinstance(models, Broadcast) else models
+    return jax.tree.map(lambda on, new, old: new if on else old, moves, adapted, given)
