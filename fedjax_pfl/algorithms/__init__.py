@@ -8,6 +8,7 @@ from fedjax_pfl.algorithms.fedavgm import FedAvgM
 from fedjax_pfl.algorithms.fedbn import FedBN
 from fedjax_pfl.algorithms.feddwa import FedDWA
 from fedjax_pfl.algorithms.fedper import FedPer
+from fedjax_pfl.algorithms.fedproto import FedProto
 from fedjax_pfl.algorithms.fedprox import FedProx
 from fedjax_pfl.algorithms.fedupdate import FedUpdate
 from fedjax_pfl.algorithms.lg_fedavg import LgFedAvg
@@ -33,6 +34,7 @@ __all__ = [
     "FedBN",
     "FedDWA",
     "FedPer",
+    "FedProto",
     "FedProx",
     "FedUpdate",
     "HeurPFedLA",

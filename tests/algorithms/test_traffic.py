@@ -25,6 +25,7 @@ TRAFFIC = [
     ("fedavgm", {}, 1, 1, 2),  # only the server has momentum
     ("fedprox", {}, 1, 1, 2),
     ("moon", {}, 1, 1, 2),
+    ("fedproto", {}, 0, 0, 2),  # numbers: tests/algorithms/test_fedproto.py
     ("scaffold", {}, 2, 2, 2),  # models and controls
     ("waffle", {}, 2, 2, 2),
     ("waffle", {"everyone": True}, 2 * COUNT, 2 * COUNT, 2 * COUNT),  # times Alices
@@ -59,7 +60,7 @@ SLOW = ("full_gradient", "received", "labels")
 COMPARED = (
     *("fedavgm", "fedprox", "fedupdate", "perfedavg_spfl", "spfl", "spfl_w", "fedavg_sync"),
     *("fedavg_async", "perfedavg_async", "fedasync", "lga", "plga", "fedper", "lg_fedavg"),
-    *("fedbn", "pfedla", "moon"),
+    *("fedbn", "pfedla", "moon", "fedproto"),
 )
 SAMPLED = ("local", "scaffold", "cwfedavg")  # quick under sampling, where the same is looked at
 
