@@ -65,7 +65,7 @@ def test_reference(pattern, variant):
 @pytest.mark.parametrize("steps", [1, 5])
 def test_the_last_steps_that_make_an_epoch(steps):
     """Fewer than an epoch has, and more: of five steps of a client with two in an epoch, two."""
-    case = Case(local_epochs=None, local_steps=steps, scored=False)
+    case = Case(local_steps=steps, scored=False)
     compare(case, VARIANTS["published"])
 
 
