@@ -74,6 +74,7 @@ def compare(case, settings):
     known = {"last_epoch_steps": steps} | options_of(settings)
     wanted = fedproto.run(case.initial(), case.clients(), 3, **common, **known)
     states, records = case.run_rounds(algorithm(**settings))
+    assert_first_losses(records[0], case, common["batches"][0])
     for t, (state, record, models) in enumerate(zip(states[1:], records, wanted, strict=True)):
         assert_models(state.models, models["personalized"], "personalized")
         exist = models["exists"]
@@ -88,6 +89,17 @@ def compare(case, settings):
         if settings.get("moment") != "last_epoch":
             seen = record["clients"]["forward_samples"]
             np.testing.assert_array_equal(seen, case.sizes * present)
+
+
+def assert_first_losses(record, case, batches):
+    """Means over the steps of the first round, in which there is no term."""
+    for i in case.cohorts[0]:
+        model, losses = case.initial(), []
+        for at in batches[i]:
+            loss, slope = network.loss_and_gradient(model, case.x[at], case.y[at])
+            model = network.subtract(model, network.scale(case.rates[0], slope))
+            losses.append(loss)
+        np.testing.assert_allclose(record["clients"]["train_loss"][i], np.mean(losses), 1e-9)
 
 
 def assert_sent(record, case, exist, sent):
