@@ -41,7 +41,7 @@ TRAFFIC = [
     ("ifca", {}, 1, 2, 2),  # every cluster's model comes down
     ("ifca", {"averaging": "gradients"}, 1, 2, 1),
     ("cwfedavg", {}, 1, 1, 2),  # shares are read off the upload
-    ("cwfedavg", {"shares": "labels"}, 1, 1, 2),  # C numbers once, not counted
+    ("cwfedavg", {"shares": "labels"}, 1, 1, 2),  # and C numbers, once: test_cwfedavg.py
     ("fedupdate", {}, 1, 1, 2),
     ("perfedavg_spfl", {}, 1, 1, 4),
     # A round that begins with the measurement of similarities; two steps on every minibatch.
