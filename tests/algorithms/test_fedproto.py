@@ -99,7 +99,8 @@ def assert_first_losses(record, case, batches):
             loss, slope = network.loss_and_gradient(model, case.x[at], case.y[at])
             model = network.subtract(model, network.scale(case.rates[0], slope))
             losses.append(loss)
-        np.testing.assert_allclose(record["clients"]["train_loss"][i], np.mean(losses), 1e-9)
+        mean = sum(losses) / max(len(losses), 1)
+        np.testing.assert_allclose(record["clients"]["train_loss"][i], mean, 1e-9)
 
 
 def assert_sent(record, case, exist, sent):

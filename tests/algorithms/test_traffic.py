@@ -73,14 +73,8 @@ SLOW = ("full_gradient", "received", "labels")
 COMPARED = (
     *("fedavgm", "fedprox", "fedupdate", "perfedavg_spfl", "spfl", "spfl_w", "fedavg_sync"),
     *("fedavg_async", "perfedavg_async", "fedasync", "lga", "plga", "fedper", "lg_fedavg"),
-    *("fedbn", "pfedla", "moon", "fedproto"),
-    *("fedbn", "pfedla", "ditto", "fedadagrad", "fedadam", "fedyogi"),
-    *("fedbn", "pfedla", "pfedme"),
-    *("fedbn", "pfedla", "moon"),
-    *("fedbn", "pfedla", "fedamp", "heurfedamp"),
-    *("fedbn", "pfedla", "ifca"),
-    *("fedbn", "pfedla", "apple"),
-    *("fedbn", "fedbabu", "fedrep", "fedrod", "pfedla"),
+    *("fedbn", "pfedla", "ditto", "fedadagrad", "fedadam", "fedyogi", "pfedme", "moon", "fedamp"),
+    *("heurfedamp", "ifca", "apple", "fedbabu", "fedrep", "fedrod", "fedproto"),
 )
 SAMPLED = ("local", "scaffold", "cwfedavg")  # quick under sampling, where the same is looked at
 
