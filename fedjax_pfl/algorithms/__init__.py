@@ -11,6 +11,7 @@ from fedjax_pfl.algorithms.feddwa import FedDWA
 from fedjax_pfl.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
 from fedjax_pfl.algorithms.fedper import FedPer
 from fedjax_pfl.algorithms.fedprox import FedProx
+from fedjax_pfl.algorithms.fedprox_ft import FedProxFineTuned
 from fedjax_pfl.algorithms.fedupdate import FedUpdate
 from fedjax_pfl.algorithms.lg_fedavg import LgFedAvg
 from fedjax_pfl.algorithms.lga import Lga, Plga
@@ -38,6 +39,7 @@ __all__ = [
     "FedDWA",
     "FedPer",
     "FedProx",
+    "FedProxFineTuned",
     "FedUpdate",
     "FedYogi",
     "HeurPFedLA",
