@@ -8,6 +8,7 @@ from fedjax_pfl.algorithms.fedavg_ft import FedAvgFineTuned
 from fedjax_pfl.algorithms.fedavgm import FedAvgM
 from fedjax_pfl.algorithms.fedbn import FedBN
 from fedjax_pfl.algorithms.feddwa import FedDWA
+from fedjax_pfl.algorithms.feddyn import FedDyn
 from fedjax_pfl.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
 from fedjax_pfl.algorithms.fedper import FedPer
 from fedjax_pfl.algorithms.fedprox import FedProx
@@ -37,6 +38,7 @@ __all__ = [
     "FedAvgSync",
     "FedBN",
     "FedDWA",
+    "FedDyn",
     "FedPer",
     "FedProx",
     "FedProxFineTuned",

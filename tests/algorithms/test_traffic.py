@@ -27,6 +27,7 @@ TRAFFIC = [
     ("fedadam", {}, 1, 1, 2),
     ("fedyogi", {}, 1, 1, 2),
     ("fedprox", {}, 1, 1, 2),
+    ("feddyn", {}, 1, 1, 2),  # both sides know theta
     ("fedprox_ft", {}, 1, 1, 2),
     ("ditto", {}, 1, 1, 4),  # two models train, one travels
     ("scaffold", {}, 2, 2, 2),  # models and controls
@@ -63,7 +64,7 @@ SLOW = ("full_gradient", "received", "labels")
 COMPARED = (
     *("fedavgm", "fedprox", "fedupdate", "perfedavg_spfl", "spfl", "spfl_w", "fedavg_sync"),
     *("fedavg_async", "perfedavg_async", "fedasync", "lga", "plga", "fedper", "lg_fedavg"),
-    *("fedbn", "pfedla", "ditto", "fedprox_ft", "fedadagrad", "fedadam", "fedyogi"),
+    *("fedbn", "pfedla", "ditto", "fedprox_ft", "feddyn", "fedadagrad", "fedadam", "fedyogi"),
 )
 SAMPLED = ("local", "scaffold", "cwfedavg")  # quick under sampling, where the same is looked at
 
