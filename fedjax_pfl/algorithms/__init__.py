@@ -11,11 +11,13 @@ from fedjax_pfl.algorithms.fedavgm import FedAvgM
 from fedjax_pfl.algorithms.fedbabu import FedBabu
 from fedjax_pfl.algorithms.fedbn import FedBN
 from fedjax_pfl.algorithms.feddwa import FedDWA
+from fedjax_pfl.algorithms.feddyn import FedDyn
 from fedjax_pfl.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
 from fedjax_pfl.algorithms.fedper import FedPer
 from fedjax_pfl.algorithms.fedprox import FedProx
 from fedjax_pfl.algorithms.fedrep import FedRep
 from fedjax_pfl.algorithms.fedrod import FedRod
+from fedjax_pfl.algorithms.fedprox_ft import FedProxFineTuned
 from fedjax_pfl.algorithms.fedupdate import FedUpdate
 from fedjax_pfl.algorithms.ifca import Ifca
 from fedjax_pfl.algorithms.lg_fedavg import LgFedAvg
@@ -47,10 +49,12 @@ __all__ = [
     "FedBN",
     "FedBabu",
     "FedDWA",
+    "FedDyn",
     "FedPer",
     "FedProx",
     "FedRep",
     "FedRod",
+    "FedProxFineTuned",
     "FedUpdate",
     "FedYogi",
     "HeurFedAMP",

@@ -27,6 +27,8 @@ TRAFFIC = [
     ("fedadam", {}, 1, 1, 2),
     ("fedyogi", {}, 1, 1, 2),
     ("fedprox", {}, 1, 1, 2),
+    ("feddyn", {}, 1, 1, 2),  # both sides know theta
+    ("fedprox_ft", {}, 1, 1, 2),
     ("ditto", {}, 1, 1, 4),  # two models train, one travels
     ("moon", {}, 1, 1, 2),
     ("scaffold", {}, 2, 2, 2),  # models and controls
@@ -79,6 +81,7 @@ COMPARED = (
     *("fedbn", "pfedla", "ifca"),
     *("fedbn", "pfedla", "apple"),
     *("fedbn", "fedbabu", "fedrep", "fedrod", "pfedla"),
+    *("fedbn", "pfedla", "ditto", "fedprox_ft", "feddyn", "fedadagrad", "fedadam", "fedyogi"),
 )
 SAMPLED = ("local", "scaffold", "cwfedavg")  # quick under sampling, where the same is looked at
 
