@@ -1,5 +1,6 @@
 """The algorithms, one file each; importing this package registers them all."""
 
+from fedjax_pfl.algorithms.apfl import Apfl
 from fedjax_pfl.algorithms.asynchronous import FedAsync, FedAvgAsync, FedAvgSync
 from fedjax_pfl.algorithms.cwfedavg import CwFedAvg
 from fedjax_pfl.algorithms.fedavg import FedAvg
@@ -23,6 +24,7 @@ from fedjax_pfl.algorithms.waffle import Waffle
 from fedjax_pfl.algorithms.weight_erosion import WeightErosion
 
 __all__ = [
+    "Apfl",
     "CwFedAvg",
     "FedAsync",
     "FedAvg",

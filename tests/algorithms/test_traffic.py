@@ -49,6 +49,7 @@ TRAFFIC = [
     ("fedper", {}, 1, 1, 2),
     ("lg_fedavg", {}, 1, 1, 2),
     ("fedbn", {}, 1, 1, 2),
+    ("apfl", {}, 1, 1, 4),  # both models' gradients; alpha stays
     ("pfedme", {}, 1, 1, 10),  # five inner steps on every minibatch
     ("pfedla", {}, 1, 1, 2),  # heurpfedla's blocks: tests/algorithms/test_pfedla.py
 ]
@@ -59,7 +60,7 @@ SLOW = ("full_gradient", "received", "labels")
 COMPARED = (
     *("fedavgm", "fedprox", "fedupdate", "perfedavg_spfl", "spfl", "spfl_w", "fedavg_sync"),
     *("fedavg_async", "perfedavg_async", "fedasync", "lga", "plga", "fedper", "lg_fedavg"),
-    *("fedbn", "pfedla", "pfedme"),
+    *("fedbn", "pfedla", "pfedme", "apfl"),
 )
 SAMPLED = ("local", "scaffold", "cwfedavg")  # quick under sampling, where the same is looked at
 
