@@ -135,7 +135,7 @@ def test_new_clients_train_both_and_keep_the_servers_model(form):
     assert_models({"params": made["params"]["shared"]}, [start] * 5, "shared")
 
 
-@pytest.mark.parametrize("form", ["parameters", pytest.param("logits", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("form", ["parameters", "logits"])
 def test_statistics_and_momentum_by_hand(form):
     """Two steps of one client on all of its samples; each model has a momentum of its own."""
     federation = toy_federation(
