@@ -10,6 +10,7 @@ import numpy as np
 from fedjax_pfl.results.remarks import grouped, over
 from fedjax_pfl.results.tables import beyond, half_width, interval, interval_note
 
+from ..cli.algorithms import OWN
 from ..outputs import run_files
 from .pictures import picture
 
@@ -115,10 +116,33 @@ def chosen_flags(one: Outcome) -> str:
     return "\n".join(lines) + "\n"
 
 
+def all_chosen(found: Sequence[Outcome]) -> str:
+    """A flagfile with all algorithms, each with its chosen values of the grid.
+
+    Flags that can't differ between algorithms of one run are left out where their choices do.
+    """
+    chosen = best(found)
+    lines = [f"--algorithms={','.join(one.algorithm for one in chosen)}"]
+    names = list(dict.fromkeys(name for one in chosen for name in one.setting))
+    for name in names:
+        values = {one.algorithm: one.setting[name] for one in chosen if name in one.setting}
+        if "." in name:
+            lines += [f"--set={name}={value}" for value in values.values()]
+        elif name in OWN:
+            lines += [f"--set={one}.{name}={value}" for one, value in values.items()]
+        elif len(set(values.values())) == 1:
+            lines.append(f"--{name}={next(iter(values.values()))}")
+        else:
+            lines.append(f"# {name} can't differ between the algorithms of a run:")
+            lines += [f"#   {one}: {value}" for one, value in values.items()]
+    return "\n".join(lines) + "\n"
+
+
 def write(
     output: Path, found: Sequence[Outcome], rank_by: str, line: str, data: Sequence[str]
 ) -> None:
-    """Writes `sweep.md`, `sweep.csv` and, by algorithm, its chosen flags and, if any, a picture.
+    """Writes `sweep.md`, `sweep.csv`, all algorithms' chosen flags in `chosen.flags` and, by
+    algorithm, its own and, if any, a picture.
 
     `line` describes local training, `data` is that of `footnotes`.
     """
@@ -130,6 +154,7 @@ def write(
     run_files.write_text(output / "sweep.md", "\n\n".join(text) + "\n")
     for one in best(found):
         run_files.write_text(output / f"{one.algorithm}.flags", chosen_flags(one))
+    run_files.write_text(output / "chosen.flags", all_chosen(found))
     names = list(dict.fromkeys(name for one in found for name in one.setting))
     with run_files.aside(output / "sweep.csv") as part, part.open("w", newline="") as file:
         writer = csv.writer(file)
