@@ -1,5 +1,6 @@
 """The algorithms, one file each; importing this package registers them all."""
 
+from fedjax_pfl.algorithms.apfl import Apfl
 from fedjax_pfl.algorithms.apple import Apple
 from fedjax_pfl.algorithms.asynchronous import FedAsync, FedAvgAsync, FedAvgSync
 from fedjax_pfl.algorithms.cwfedavg import CwFedAvg
@@ -34,6 +35,7 @@ from fedjax_pfl.algorithms.waffle import Waffle
 from fedjax_pfl.algorithms.weight_erosion import WeightErosion
 
 __all__ = [
+    "Apfl",
     "Apple",
     "CwFedAvg",
     "Ditto",

@@ -61,6 +61,7 @@ TRAFFIC = [
     ("fedrod", {}, 1, 1, 2),  # two losses of one forward pass
     ("fedrep", {}, 1, 1, 3),  # head epoch and body epochs
     ("fedbn", {}, 1, 1, 2),
+    ("apfl", {}, 1, 1, 4),  # both models' gradients; alpha stays
     ("pfedme", {}, 1, 1, 10),  # five inner steps on every minibatch
     ("fedamp", {}, 1, 1, 2),  # the server knows the last models
     ("heurfedamp", {}, 1, 1, 2),
@@ -74,6 +75,7 @@ SLOW = ("full_gradient", "received", "labels")
 COMPARED = (
     *("fedavgm", "fedprox", "fedupdate", "perfedavg_spfl", "spfl", "spfl_w", "fedavg_sync"),
     *("fedavg_async", "perfedavg_async", "fedasync", "lga", "plga", "fedper", "lg_fedavg"),
+    *("fedbn", "pfedla", "pfedme", "apfl"),
     *("fedbn", "pfedla", "ditto", "fedadagrad", "fedadam", "fedyogi"),
     *("fedbn", "pfedla", "pfedme"),
     *("fedbn", "pfedla", "moon"),
