@@ -15,6 +15,7 @@ from fedjax_pfl.algorithms.feddwa import FedDWA
 from fedjax_pfl.algorithms.feddyn import FedDyn
 from fedjax_pfl.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
 from fedjax_pfl.algorithms.fedper import FedPer
+from fedjax_pfl.algorithms.fedproto import FedProto
 from fedjax_pfl.algorithms.fedprox import FedProx
 from fedjax_pfl.algorithms.fedrep import FedRep
 from fedjax_pfl.algorithms.fedrod import FedRod
@@ -53,6 +54,7 @@ __all__ = [
     "FedDWA",
     "FedDyn",
     "FedPer",
+    "FedProto",
     "FedProx",
     "FedRep",
     "FedRod",

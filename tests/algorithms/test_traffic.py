@@ -31,6 +31,7 @@ TRAFFIC = [
     ("fedprox_ft", {}, 1, 1, 2),
     ("ditto", {}, 1, 1, 4),  # two models train, one travels
     ("moon", {}, 1, 1, 2),
+    ("fedproto", {}, 0, 0, 2),  # numbers: tests/algorithms/test_fedproto.py
     ("scaffold", {}, 2, 2, 2),  # models and controls
     ("waffle", {}, 2, 2, 2),
     ("waffle", {"everyone": True}, 2 * COUNT, 2 * COUNT, 2 * COUNT),  # times Alices
@@ -42,7 +43,7 @@ TRAFFIC = [
     ("ifca", {}, 1, 2, 2),  # every cluster's model comes down
     ("ifca", {"averaging": "gradients"}, 1, 2, 1),
     ("cwfedavg", {}, 1, 1, 2),  # shares are read off the upload
-    ("cwfedavg", {"shares": "labels"}, 1, 1, 2),  # C numbers once, not counted
+    ("cwfedavg", {"shares": "labels"}, 1, 1, 2),  # and C numbers, once: test_cwfedavg.py
     ("fedupdate", {}, 1, 1, 2),
     ("perfedavg_spfl", {}, 1, 1, 4),
     # A round that begins with the measurement of similarities; two steps on every minibatch.
@@ -84,6 +85,8 @@ COMPARED = (
     *("fedbn", "pfedla", "apple"),
     *("fedbn", "fedbabu", "fedrep", "fedrod", "pfedla"),
     *("fedbn", "pfedla", "ditto", "fedprox_ft", "feddyn", "fedadagrad", "fedadam", "fedyogi"),
+    *("fedbn", "pfedla", "ditto", "fedadagrad", "fedadam", "fedyogi", "pfedme", "moon", "fedamp"),
+    *("heurfedamp", "ifca", "apple", "fedbabu", "fedrep", "fedrod", "fedproto"),
 )
 SAMPLED = ("local", "scaffold", "cwfedavg")  # quick under sampling, where the same is looked at
 
