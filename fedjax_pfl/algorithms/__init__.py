@@ -8,6 +8,7 @@ from fedjax_pfl.algorithms.fedavg_ft import FedAvgFineTuned
 from fedjax_pfl.algorithms.fedavgm import FedAvgM
 from fedjax_pfl.algorithms.fedbn import FedBN
 from fedjax_pfl.algorithms.feddwa import FedDWA
+from fedjax_pfl.algorithms.fedfomo import FedFomo
 from fedjax_pfl.algorithms.fedper import FedPer
 from fedjax_pfl.algorithms.fedprox import FedProx
 from fedjax_pfl.algorithms.fedupdate import FedUpdate
@@ -33,6 +34,7 @@ __all__ = [
     "FedAvgSync",
     "FedBN",
     "FedDWA",
+    "FedFomo",
     "FedPer",
     "FedProx",
     "FedUpdate",
