@@ -30,6 +30,15 @@ def gram(a: Stack, b: Stack, centred: bool = False) -> Matrix:
     return _over_columns(products, a, b)
 
 
+def dots(stack: Stack, one: Tree) -> PerMember:
+    """Inner products <stack_j, one> of models [B, ...] with a single one, over all leaves, [B]."""
+
+    def product(x, y):
+        return jnp.matmul(x.reshape(len(x), -1), y.ravel(), precision=lax.Precision.HIGHEST)
+
+    return _sum_leaves(jax.tree.map(product, stack, one))
+
+
 def squared_norms(a: Stack) -> PerMember:
     """|a_i|^2 over all leaves, [A]."""
     return _sum_leaves(jax.tree.map(lambda x: jnp.sum(jnp.square(x).reshape(len(x), -1), 1), a))

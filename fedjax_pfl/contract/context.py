@@ -274,6 +274,8 @@ class Context:
         *,
         up: int | jax.Array = 1,
         down: int | jax.Array = 1,
+        numbers_up: int | jax.Array | None = None,
+        numbers_down: int | jax.Array | None = None,
         clients: dict[str, jax.Array] | None = None,
         scalars: dict[str, jax.Array] | None = None,
         everyone_mixes: bool = False,
@@ -285,6 +287,8 @@ class Context:
           cohort: as it is after training, so that diverged clients and all steps are known.
           up, down: copies of the model sent and received by each member that took part: a number,
             or int [M] or [M, num_blocks] where members or blocks differ.
+          numbers_up, numbers_down: what is sent and received beside blocks of the model, such as
+            class means, in numbers of the parameters' type: a number, or int [M].
           clients: arrays [M], one number for each member.
           scalars: arrays [].
           **matrices: by name: [.., M, M] of the cohort, or [.., M, N] where all clients' models are
@@ -299,6 +303,8 @@ class Context:
             self.federation.plan.num_blocks,
             up=up,
             down=down,
+            numbers_up=numbers_up,
+            numbers_down=numbers_down,
             clients=clients or {},
             scalars=scalars or {},
             everyone_mixes=everyone_mixes,

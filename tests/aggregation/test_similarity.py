@@ -101,6 +101,8 @@ def test_gram_norms_and_cosines():
     x, y = rows(a), rows(b)
     np.testing.assert_allclose(jax.jit(similarity.gram)(a, b), x @ y.T, 1e-4, 1e-2)
     np.testing.assert_allclose(jax.jit(similarity.squared_norms)(a), (x**2).sum(1), 1e-5)
+    one = jax.tree.map(lambda leaf: leaf[2], a)
+    np.testing.assert_allclose(jax.jit(similarity.dots)(b, one), y @ x[2], 1e-4, 1e-2)
     lengths = np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(y, axis=1)[None]
     np.testing.assert_allclose(cosines(a, b), x @ y.T / lengths, 1e-4, 1e-5)
 

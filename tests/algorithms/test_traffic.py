@@ -23,7 +23,12 @@ TRAFFIC = [
     ("fedavg", {}, 1, 1, 2),
     ("fedavg_ft", {}, 1, 1, 2),  # the client fine-tunes by itself
     ("fedavgm", {}, 1, 1, 2),  # only the server has momentum
+    ("fedadagrad", {}, 1, 1, 2),  # moments are the server's
+    ("fedadam", {}, 1, 1, 2),
+    ("fedyogi", {}, 1, 1, 2),
     ("fedprox", {}, 1, 1, 2),
+    ("ditto", {}, 1, 1, 4),  # two models train, one travels
+    ("moon", {}, 1, 1, 2),
     ("scaffold", {}, 2, 2, 2),  # models and controls
     ("waffle", {}, 2, 2, 2),
     ("waffle", {"everyone": True}, 2 * COUNT, 2 * COUNT, 2 * COUNT),  # times Alices
@@ -32,6 +37,8 @@ TRAFFIC = [
     ("feddwa", {"guidance": "full_gradient"}, 2, 1, 3),
     ("feddwa", {"guidance": "last"}, 1, 1, 2),  # the server remembers
     ("feddwa", {"guidance": "received"}, 1, 1, 2),
+    ("ifca", {}, 1, 2, 2),  # every cluster's model comes down
+    ("ifca", {"averaging": "gradients"}, 1, 2, 1),
     ("cwfedavg", {}, 1, 1, 2),  # shares are read off the upload
     ("cwfedavg", {"shares": "labels"}, 1, 1, 2),  # C numbers once, not counted
     ("fedupdate", {}, 1, 1, 2),
@@ -48,9 +55,14 @@ TRAFFIC = [
     # Of what is shared, whatever that is.
     ("fedper", {}, 1, 1, 2),
     ("lg_fedavg", {}, 1, 1, 2),
+    ("fedbabu", {}, 1, 1, 2),
+    ("fedrod", {}, 1, 1, 2),  # two losses of one forward pass
+    ("fedrep", {}, 1, 1, 3),  # head epoch and body epochs
     ("fedbn", {}, 1, 1, 2),
+    ("pfedme", {}, 1, 1, 10),  # five inner steps on every minibatch
     ("fedamp", {}, 1, 1, 2),  # the server knows the last models
     ("heurfedamp", {}, 1, 1, 2),
+    ("apple", {}, 1, COUNT, 2),  # the client's own core counts, as in the paper
     ("pfedla", {}, 1, 1, 2),  # heurpfedla's blocks: tests/algorithms/test_pfedla.py
 ]
 ELSEWHERE = {
@@ -63,7 +75,13 @@ SLOW = ("full_gradient", "received", "labels")
 COMPARED = (
     *("fedavgm", "fedprox", "fedupdate", "perfedavg_spfl", "spfl", "spfl_w", "fedavg_sync"),
     *("fedavg_async", "perfedavg_async", "fedasync", "lga", "plga", "fedper", "lg_fedavg"),
+    *("fedbn", "pfedla", "ditto", "fedadagrad", "fedadam", "fedyogi"),
+    *("fedbn", "pfedla", "pfedme"),
+    *("fedbn", "pfedla", "moon"),
     *("fedbn", "pfedla", "fedamp", "heurfedamp"),
+    *("fedbn", "pfedla", "ifca"),
+    *("fedbn", "pfedla", "apple"),
+    *("fedbn", "fedbabu", "fedrep", "fedrod", "pfedla"),
 )
 SAMPLED = ("local", "scaffold", "cwfedavg")  # quick under sampling, where the same is looked at
 
@@ -101,8 +119,8 @@ def recorded(name, settings, rounds=1, **options):
         cohort = jax.tree.map(lambda leaf, t=t: leaf[t], cohorts)
         up, down, present, steps = jax.device_get(run_rounds(federation, cohort, jnp.int32(t)))
         for count in (up, down):
-            assert count.dtype == np.int32 and count.shape == (COUNT, 2)
-            np.testing.assert_array_equal(count[:, 0], count[:, 1])  # every block alike
+            assert count.dtype == np.int32 and count.shape == (COUNT, federation.plan.num_blocks)
+            assert (count == count[:, :1]).all()  # every block alike
         assert steps.dtype == np.int32
         found.append((up[:, 0], down[:, 0], present, steps))
     return found[0] if rounds == 1 else found
