@@ -13,6 +13,7 @@ from fedjax_pfl.algorithms.fedbabu import FedBabu
 from fedjax_pfl.algorithms.fedbn import FedBN
 from fedjax_pfl.algorithms.feddwa import FedDWA
 from fedjax_pfl.algorithms.feddyn import FedDyn
+from fedjax_pfl.algorithms.fedfomo import FedFomo
 from fedjax_pfl.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
 from fedjax_pfl.algorithms.fedper import FedPer
 from fedjax_pfl.algorithms.fedproto import FedProto
@@ -53,6 +54,7 @@ __all__ = [
     "FedBabu",
     "FedDWA",
     "FedDyn",
+    "FedFomo",
     "FedPer",
     "FedProto",
     "FedProx",

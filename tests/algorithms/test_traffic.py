@@ -69,7 +69,10 @@ TRAFFIC = [
     ("apple", {}, 1, COUNT, 2),  # the client's own core counts, as in the paper
     ("pfedla", {}, 1, 1, 2),  # heurpfedla's blocks: tests/algorithms/test_pfedla.py
 ]
-ELSEWHERE = {"heurpfedla"}
+ELSEWHERE = {
+    "heurpfedla",
+    "fedfomo",  # what others uploaded: nothing in the first round
+}
 FURTHER = {"fedupdate": 1}  # steps beside whole passes
 SLOW = ("full_gradient", "received", "labels")
 # The comparison with the reference looks at the copies of every round.
