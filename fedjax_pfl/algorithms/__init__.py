@@ -32,6 +32,7 @@ from fedjax_pfl.algorithms.perfedavg_spfl import PerFedAvgSpfl
 from fedjax_pfl.algorithms.pfedla import HeurPFedLA, PFedLA
 from fedjax_pfl.algorithms.pfedme import PFedMe
 from fedjax_pfl.algorithms.scaffold import Scaffold
+from fedjax_pfl.algorithms.sfl import Sfl
 from fedjax_pfl.algorithms.spfl import Spfl, SpflW
 from fedjax_pfl.algorithms.waffle import Waffle
 from fedjax_pfl.algorithms.weight_erosion import WeightErosion
@@ -76,6 +77,7 @@ __all__ = [
     "PerFedAvgSpfl",
     "Plga",
     "Scaffold",
+    "Sfl",
     "Spfl",
     "SpflW",
     "Waffle",

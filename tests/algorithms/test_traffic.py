@@ -42,6 +42,8 @@ TRAFFIC = [
     ("feddwa", {"guidance": "received"}, 1, 1, 2),
     ("ifca", {}, 1, 2, 2),  # every cluster's model comes down
     ("ifca", {"averaging": "gradients"}, 1, 2, 1),
+    ("sfl", {}, 1, 2, 2),  # the mean, and the client's model of the graph
+    ("sfl", {"detached": True}, 1, 1, 2),
     ("cwfedavg", {}, 1, 1, 2),  # shares are read off the upload
     ("cwfedavg", {"shares": "labels"}, 1, 1, 2),  # and C numbers, once: test_cwfedavg.py
     ("fedupdate", {}, 1, 1, 2),
@@ -90,6 +92,7 @@ COMPARED = (
     *("fedbn", "pfedla", "ditto", "fedprox_ft", "feddyn", "fedadagrad", "fedadam", "fedyogi"),
     *("fedbn", "pfedla", "ditto", "fedadagrad", "fedadam", "fedyogi", "pfedme", "moon", "fedamp"),
     *("heurfedamp", "ifca", "apple", "fedbabu", "fedrep", "fedrod", "fedproto"),
+    *("fedbn", "pfedla", "ifca", "sfl"),
 )
 SAMPLED = ("local", "scaffold", "cwfedavg")  # quick under sampling, where the same is looked at
 
