@@ -50,16 +50,17 @@ TRAFFIC = [
     ("lg_fedavg", {}, 1, 1, 2),
     ("fedbn", {}, 1, 1, 2),
     ("apple", {}, 1, COUNT, 2),  # the client's own core counts, as in the paper
+    ("l2c", {}, 1, COUNT, 2),  # all members' updates, its own too: fewer under sampling
     ("pfedla", {}, 1, 1, 2),  # heurpfedla's blocks: tests/algorithms/test_pfedla.py
 ]
 ELSEWHERE = {"heurpfedla"}
-FURTHER = {"fedupdate": 1}  # steps beside whole passes
+FURTHER = {"fedupdate": 1, "l2c": 1}  # steps beside whole passes
 SLOW = ("full_gradient", "received", "labels")
 # The comparison with the reference looks at the copies of every round.
 COMPARED = (
     *("fedavgm", "fedprox", "fedupdate", "perfedavg_spfl", "spfl", "spfl_w", "fedavg_sync"),
     *("fedavg_async", "perfedavg_async", "fedasync", "lga", "plga", "fedper", "lg_fedavg"),
-    *("fedbn", "pfedla", "apple"),
+    *("fedbn", "pfedla", "apple", "l2c"),
 )
 SAMPLED = ("local", "scaffold", "cwfedavg")  # quick under sampling, where the same is looked at
 
@@ -136,7 +137,7 @@ def test_copies_and_steps_of_those_who_take_part(name, settings, up, down, passe
     [
         pytest.param(*case, marks=() if case[0] in SAMPLED and not case[1] else pytest.mark.slow)
         for case in TRAFFIC
-        if case[0] not in ("local", "spfl", "spfl_w") and case[1] != {"everyone": True}
+        if case[0] not in ("local", "spfl", "spfl_w", "l2c") and case[1] != {"everyone": True}
     ],
     ids=label,
 )
