@@ -6,14 +6,15 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl import keys, trees
+from fedjax_pfl import keys, similarity, trees
 from fedjax_pfl.aggregation import leaf_plan
 from fedjax_pfl.algorithms.l2c import nearest
 from fedjax_pfl.federation.schedules import Schedule
-from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
+from fedjax_pfl.testing.toys import OverflowingNormed, assert_close, states_of, toy_federation
 from tests.algorithms.harness import (
     PATTERNS,
     Case,
@@ -94,6 +95,38 @@ def test_even_weights_of_equal_clients_with_private_heads_are_fedper():
     for state, other in zip(states, wanted, strict=True):
         whole = leaf_plan.join(trees.replicate(other.server, 3), other.private)
         assert_close(dict(state.models), dict(whole), "models")
+
+
+def test_statistics_are_own_and_validation_is_in_evaluation_mode():
+    """A round by hand: every weight is 1 / 3, and every validation batch has both samples."""
+    federation = toy_federation((5, 4, 3), (3, 3, 3), model=OverflowingNormed(3, (5,)))
+    _, after = states_of(algorithm(), federation, 1)
+    first, alone = states_of(pfl.make_algorithm("local"), federation, 1)
+    trained = dict(alone.models)
+    assert_close(after.models["batch_stats"], trained["batch_stats"], "statistics", 0)
+    deltas = optax.tree.sub(first.models["params"], trained["params"])
+    mixed = jax.tree.map(lambda w, d: w - d.mean(axis=0), first.models["params"], deltas)
+    assert_close(after.models["params"], mixed, "models")
+    data = federation.data
+
+    @jax.jit
+    def slopes_of(params, statistics, inputs, labels):
+        def loss(params):
+            model = {"params": params, "batch_stats": statistics}
+            return federation.task.loss(model, batch, train=False)[0]
+
+        batch = pfl.Batch(inputs, labels, jnp.ones(2, bool))
+        return -similarity.dots(deltas, jax.grad(loss)(params))
+
+    samples, labels = np.asarray(data.samples, float), np.asarray(data.labels)
+    for i in range(3):
+        params, statistics = (
+            jax.tree.map(lambda leaf, i=i: leaf[i], tree)
+            for tree in (mixed, trained["batch_stats"])
+        )
+        at = np.asarray(data.validation.index)[2 * i : 2 * i + 2]
+        slopes = slopes_of(params, statistics, samples[at], labels[at])
+        np.testing.assert_allclose(after.mean[i], 0.1 * (slopes - slopes.mean()) / 3, 1e-9, 1e-13)
 
 
 def test_the_nearest_go_by_permanent_ids_where_logits_are_equal():
