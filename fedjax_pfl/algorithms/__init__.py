@@ -23,6 +23,7 @@ from fedjax_pfl.algorithms.fedrod import FedRod
 from fedjax_pfl.algorithms.fedprox_ft import FedProxFineTuned
 from fedjax_pfl.algorithms.fedupdate import FedUpdate
 from fedjax_pfl.algorithms.ifca import Ifca
+from fedjax_pfl.algorithms.l2c import L2C
 from fedjax_pfl.algorithms.lg_fedavg import LgFedAvg
 from fedjax_pfl.algorithms.lga import Lga, Plga
 from fedjax_pfl.algorithms.local import Local
@@ -39,6 +40,7 @@ from fedjax_pfl.algorithms.weight_erosion import WeightErosion
 
 __all__ = [
     "Apfl",
+    "L2C",
     "Apple",
     "CwFedAvg",
     "Ditto",

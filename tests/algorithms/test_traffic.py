@@ -69,6 +69,7 @@ TRAFFIC = [
     ("fedamp", {}, 1, 1, 2),  # the server knows the last models
     ("heurfedamp", {}, 1, 1, 2),
     ("apple", {}, 1, COUNT, 2),  # the client's own core counts, as in the paper
+    ("l2c", {}, 1, COUNT, 2),  # all members' updates, its own too: fewer under sampling
     ("pfedla", {}, 1, 1, 2),  # heurpfedla's blocks: tests/algorithms/test_pfedla.py
 ]
 ELSEWHERE = {
@@ -76,6 +77,8 @@ ELSEWHERE = {
     "fedfomo",  # what others uploaded: nothing in the first round
 }
 FURTHER = {"fedupdate": 1}  # steps beside whole passes
+ELSEWHERE = {"heurpfedla"}
+FURTHER = {"fedupdate": 1, "l2c": 1}  # steps beside whole passes
 SLOW = ("full_gradient", "received", "labels")
 # The comparison with the reference looks at the copies of every round.
 COMPARED = (
@@ -93,6 +96,7 @@ COMPARED = (
     *("fedbn", "pfedla", "ditto", "fedadagrad", "fedadam", "fedyogi", "pfedme", "moon", "fedamp"),
     *("heurfedamp", "ifca", "apple", "fedbabu", "fedrep", "fedrod", "fedproto"),
     *("fedbn", "pfedla", "ifca", "sfl"),
+    *("fedbn", "pfedla", "apple", "l2c"),
 )
 SAMPLED = ("local", "scaffold", "cwfedavg")  # quick under sampling, where the same is looked at
 
@@ -169,7 +173,7 @@ def test_copies_and_steps_of_those_who_take_part(name, settings, up, down, passe
     [
         pytest.param(*case, marks=() if case[0] in SAMPLED and not case[1] else pytest.mark.slow)
         for case in TRAFFIC
-        if case[0] not in ("local", "spfl", "spfl_w") and case[1] != {"everyone": True}
+        if case[0] not in ("local", "spfl", "spfl_w", "l2c") and case[1] != {"everyone": True}
     ],
     ids=label,
 )
