@@ -5,6 +5,7 @@ from fedjax_pfl.algorithms.apple import Apple
 from fedjax_pfl.algorithms.asynchronous import FedAsync, FedAvgAsync, FedAvgSync
 from fedjax_pfl.algorithms.cwfedavg import CwFedAvg
 from fedjax_pfl.algorithms.ditto import Ditto
+from fedjax_pfl.algorithms.fedala import FedALA
 from fedjax_pfl.algorithms.fedamp import FedAMP, HeurFedAMP
 from fedjax_pfl.algorithms.fedavg import FedAvg
 from fedjax_pfl.algorithms.fedavg_ft import FedAvgFineTuned
@@ -44,6 +45,7 @@ __all__ = [
     "Apple",
     "CwFedAvg",
     "Ditto",
+    "FedALA",
     "FedAMP",
     "FedAdagrad",
     "FedAdam",

@@ -28,14 +28,14 @@ class _Scored(NamedTuple):
 
 
 def score(
-    federation: Federation, models: Tree | Broadcast, rows: Rows, split: str
+    federation: Federation, models: Tree | Broadcast, rows: Rows, split: str | Split
 ) -> tuple[jax.Array, jax.Array]:
     """Correct predictions and summed cross-entropy of each client's model on its own samples.
 
     Args:
       models: [k, ...] for the clients `rows`, or one `Broadcast` model.
       rows: int32 [k].
-      split: "train", "validation" or "test".
+      split: "train", "validation" or "test", or a `Split`, such as a window of one.
 
     Returns:
       (correct int32 [k], loss [k]).
@@ -101,7 +101,7 @@ def loss_matrix(
     federation: Federation,
     candidates: Tree,
     rows: Rows,
-    split: str = "validation",
+    split: str | Split = "validation",
     choice: jax.Array | None = None,
     active: jax.Array | None = None,
     onto: Stack | None = None,
@@ -111,7 +111,7 @@ def loss_matrix(
     Args:
       candidates: stack of models [Q, ...].
       rows: int32 [M], the clients whose samples are used.
-      split: "train", "validation" or "test".
+      split: "train", "validation" or "test", or a `Split`, such as a window of one.
       choice: int32 [M, K], which candidates each client scores; all of them by default (K = Q).
       active: bool [M]; the others score nothing. All by default.
       onto: models [M, ...] of the clients, whose private leaves take the place of the candidates',

@@ -60,6 +60,8 @@ TRAFFIC = [
     # Of what is shared, whatever that is.
     ("fedper", {}, 1, 1, 2),
     ("lg_fedavg", {}, 1, 1, 2),
+    ("fedala", {}, 1, 1, 2),  # absent clients adapt, too: tests/algorithms/test_fedala.py
+    ("fedala", {"who": "selected"}, 1, 1, 2),
     ("fedbabu", {}, 1, 1, 2),
     ("fedrod", {}, 1, 1, 2),  # two losses of one forward pass
     ("fedrep", {}, 1, 1, 3),  # head epoch and body epochs
@@ -97,6 +99,7 @@ COMPARED = (
     *("heurfedamp", "ifca", "apple", "fedbabu", "fedrep", "fedrod", "fedproto"),
     *("fedbn", "pfedla", "ifca", "sfl"),
     *("fedbn", "pfedla", "apple", "l2c"),
+    *("fedala", "fedbabu", "fedrep", "fedrod"),
 )
 SAMPLED = ("local", "scaffold", "cwfedavg")  # quick under sampling, where the same is looked at
 
@@ -174,6 +177,8 @@ def test_copies_and_steps_of_those_who_take_part(name, settings, up, down, passe
         pytest.param(*case, marks=() if case[0] in SAMPLED and not case[1] else pytest.mark.slow)
         for case in TRAFFIC
         if case[0] not in ("local", "spfl", "spfl_w", "l2c") and case[1] != {"everyone": True}
+        if case[0] not in ("local", "spfl", "spfl_w") and case[1] != {"everyone": True}
+        if case[:2] != ("fedala", {})
     ],
     ids=label,
 )
