@@ -15,6 +15,7 @@ from fedjax_pfl.algorithms.lga import Lga, Plga
 from fedjax_pfl.algorithms.local import Local
 from fedjax_pfl.algorithms.perfedavg_async import PerFedAvgAsync
 from fedjax_pfl.algorithms.perfedavg_spfl import PerFedAvgSpfl
+from fedjax_pfl.algorithms.pfedhn import PFedHN
 from fedjax_pfl.algorithms.pfedla import HeurPFedLA, PFedLA
 from fedjax_pfl.algorithms.scaffold import Scaffold
 from fedjax_pfl.algorithms.spfl import Spfl, SpflW
@@ -38,6 +39,7 @@ __all__ = [
     "LgFedAvg",
     "Lga",
     "Local",
+    "PFedHN",
     "PFedLA",
     "PerFedAvgAsync",
     "PerFedAvgSpfl",
