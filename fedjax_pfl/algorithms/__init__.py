@@ -31,6 +31,7 @@ from fedjax_pfl.algorithms.local import Local
 from fedjax_pfl.algorithms.moon import Moon
 from fedjax_pfl.algorithms.perfedavg_async import PerFedAvgAsync
 from fedjax_pfl.algorithms.perfedavg_spfl import PerFedAvgSpfl
+from fedjax_pfl.algorithms.pfedhn import PFedHN
 from fedjax_pfl.algorithms.pfedla import HeurPFedLA, PFedLA
 from fedjax_pfl.algorithms.pfedme import PFedMe
 from fedjax_pfl.algorithms.scaffold import Scaffold
@@ -75,6 +76,7 @@ __all__ = [
     "Lga",
     "Local",
     "Moon",
+    "PFedHN",
     "PFedLA",
     "PFedMe",
     "PerFedAvgAsync",
