@@ -19,9 +19,9 @@ from fedjax_pfl.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
 from fedjax_pfl.algorithms.fedper import FedPer
 from fedjax_pfl.algorithms.fedproto import FedProto
 from fedjax_pfl.algorithms.fedprox import FedProx
+from fedjax_pfl.algorithms.fedprox_ft import FedProxFineTuned
 from fedjax_pfl.algorithms.fedrep import FedRep
 from fedjax_pfl.algorithms.fedrod import FedRod
-from fedjax_pfl.algorithms.fedprox_ft import FedProxFineTuned
 from fedjax_pfl.algorithms.fedupdate import FedUpdate
 from fedjax_pfl.algorithms.ifca import Ifca
 from fedjax_pfl.algorithms.l2c import L2C
@@ -41,8 +41,8 @@ from fedjax_pfl.algorithms.waffle import Waffle
 from fedjax_pfl.algorithms.weight_erosion import WeightErosion
 
 __all__ = [
-    "Apfl",
     "L2C",
+    "Apfl",
     "Apple",
     "CwFedAvg",
     "Ditto",
@@ -64,9 +64,9 @@ __all__ = [
     "FedPer",
     "FedProto",
     "FedProx",
+    "FedProxFineTuned",
     "FedRep",
     "FedRod",
-    "FedProxFineTuned",
     "FedUpdate",
     "FedYogi",
     "HeurFedAMP",

@@ -1,19 +1,20 @@
 """pFedHN against its reference, which starts from the library's own hypernetwork, and its limits."""
 
-from dataclasses import replace
-
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl import keys, trees
-from fedjax_pfl.algorithms.pfedhn import PFedHN
-from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation
-from tests.algorithms.harness import PATTERNS, Case, assert_losses, assert_models, assert_steps, over
+from fedjax_pfl import keys
+from tests.algorithms.harness import (
+    PATTERNS,
+    Case,
+    assert_losses,
+    assert_models,
+    assert_steps,
+    over,
+)
 from tests.references import pfedhn
-from tests.references.network import loss_and_gradient
 
 # Small, and such that every part of a step shows in three rounds.
 SMALL = {"embedding_size": 2, "hidden_size": 6, "depth": 2, "server_rate": 0.2}
