@@ -1,4 +1,4 @@
-"""pFedHN against its reference, which starts from the library's own hypernetwork, and its limits."""
+"""pFedHN against its reference, which begins with the library's own hypernetwork; its limits."""
 
 import jax
 import numpy as np
