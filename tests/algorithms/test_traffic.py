@@ -86,20 +86,10 @@ SLOW = ("full_gradient", "received", "labels")
 COMPARED = (
     *("fedavgm", "fedprox", "fedupdate", "perfedavg_spfl", "spfl", "spfl_w", "fedavg_sync"),
     *("fedavg_async", "perfedavg_async", "fedasync", "lga", "plga", "fedper", "lg_fedavg"),
-    *("fedbn", "pfedla", "pfedme", "apfl"),
-    *("fedbn", "pfedla", "ditto", "fedadagrad", "fedadam", "fedyogi"),
-    *("fedbn", "pfedla", "pfedme"),
-    *("fedbn", "pfedla", "moon"),
-    *("fedbn", "pfedla", "fedamp", "heurfedamp"),
-    *("fedbn", "pfedla", "ifca"),
-    *("fedbn", "pfedla", "apple"),
-    *("fedbn", "fedbabu", "fedrep", "fedrod", "pfedla"),
-    *("fedbn", "pfedla", "ditto", "fedprox_ft", "feddyn", "fedadagrad", "fedadam", "fedyogi"),
-    *("fedbn", "pfedla", "ditto", "fedadagrad", "fedadam", "fedyogi", "pfedme", "moon", "fedamp"),
-    *("heurfedamp", "ifca", "apple", "fedbabu", "fedrep", "fedrod", "fedproto"),
-    *("fedbn", "pfedla", "ifca", "sfl"),
-    *("fedbn", "pfedla", "apple", "l2c"),
-    *("fedala", "fedbabu", "fedrep", "fedrod"),
+    *("pfedme", "apfl", "ditto", "fedadagrad", "fedadam", "fedyogi", "moon"),
+    *("fedamp", "heurfedamp", "ifca", "apple", "fedbabu", "fedrep", "fedrod"),
+    *("pfedla", "fedprox_ft", "feddyn", "fedproto", "sfl", "l2c", "fedala"),
+    *("fedbn"),
 )
 SAMPLED = ("local", "scaffold", "cwfedavg")  # quick under sampling, where the same is looked at
 
