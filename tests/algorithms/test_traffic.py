@@ -89,7 +89,7 @@ COMPARED = (
     *("pfedme", "apfl", "ditto", "fedadagrad", "fedadam", "fedyogi", "moon"),
     *("fedamp", "heurfedamp", "ifca", "apple", "fedbabu", "fedrep", "fedrod"),
     *("pfedla", "fedprox_ft", "feddyn", "fedproto", "sfl", "l2c", "fedala"),
-    *("fedbn"),
+    "fedbn",
 )
 SAMPLED = ("local", "scaffold", "cwfedavg")  # quick under sampling, where the same is looked at
 
