@@ -218,7 +218,7 @@ class Context:
 
         Args:
           candidates, rows: see `scoring.loss_matrix`.
-          **options: of `scoring.loss_matrix`: split, choice, active.
+          **options: of `scoring.loss_matrix`: split, choice, active, onto.
         """
         if rows is None:
             rows = self.cohort.rows
