@@ -206,14 +206,12 @@ class Noisy(nn.Module):
 def test_who_takes_passes_and_how_many():
     """Each pass draws anew, so losses never settle; what diverged, is late or has no sample stops.
 
-    That is clients 1, 3 and 2. A pass of the last client has no whole minibatch.
+    That is clients 1, 3 and 2.
     """
     ours = algorithm(who="selected", weight_rate=0, threshold=0.01, most_passes=12)
-    federation = toy_federation(
-        (7, 5, 0, 10, 4), model=Noisy(), diverging=1, stragglers={3: 1}, drop_last=True
-    )
+    federation = toy_federation((7, 5, 0, 10, 4), model=Noisy(), diverging=1, stragglers={3: 1})
     _, after, passes = adapting(ours)(ours.prepare(federation))
-    assert passes.tolist() == [12, 1, 0, 0, 0]
+    assert passes.tolist() == [12, 1, 0, 0, 12]
     assert after.begun.tolist() == [True, True, True, False, True]
 
 
