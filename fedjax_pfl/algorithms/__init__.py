@@ -23,6 +23,7 @@ from fedjax_pfl.algorithms.lg_fedavg import LgFedAvg
 from fedjax_pfl.algorithms.lga import Lga, Plga
 from fedjax_pfl.algorithms.local import Local
 from fedjax_pfl.algorithms.moon import Moon
+from fedjax_pfl.algorithms.perfedavg import PerFedAvg
 from fedjax_pfl.algorithms.perfedavg_async import PerFedAvgAsync
 from fedjax_pfl.algorithms.perfedavg_spfl import PerFedAvgSpfl
 from fedjax_pfl.algorithms.pfedla import HeurPFedLA, PFedLA
@@ -64,6 +65,7 @@ __all__ = [
     "Moon",
     "PFedLA",
     "PFedMe",
+    "PerFedAvg",
     "PerFedAvgAsync",
     "PerFedAvgSpfl",
     "Plga",

@@ -59,6 +59,7 @@ TRAFFIC = [
     ("fedrod", {}, 1, 1, 2),  # two losses of one forward pass
     ("fedrep", {}, 1, 1, 3),  # head epoch and body epochs
     ("fedbn", {}, 1, 1, 2),
+    ("perfedavg", {}, 1, 1, 8),  # two passes of two gradients
     ("apfl", {}, 1, 1, 4),  # both models' gradients; alpha stays
     ("pfedme", {}, 1, 1, 10),  # five inner steps on every minibatch
     ("fedamp", {}, 1, 1, 2),  # the server knows the last models
@@ -73,7 +74,7 @@ SLOW = ("full_gradient", "received", "labels")
 COMPARED = (
     *("fedavgm", "fedprox", "fedupdate", "perfedavg_spfl", "spfl", "spfl_w", "fedavg_sync"),
     *("fedavg_async", "perfedavg_async", "fedasync", "lga", "plga", "fedper", "lg_fedavg"),
-    *("fedbn", "pfedla", "pfedme", "apfl"),
+    *("fedbn", "pfedla", "pfedme", "apfl", "perfedavg"),
     *("fedbn", "pfedla", "ditto", "fedadagrad", "fedadam", "fedyogi"),
     *("fedbn", "pfedla", "pfedme"),
     *("fedbn", "pfedla", "moon"),
