@@ -12,6 +12,7 @@ from fedjax_pfl.aggregation import leaf_plan, mixing
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
 from fedjax_pfl.contract.record import Record, recorded
 from fedjax_pfl.contract.tally import Tally
+from fedjax_pfl.data.federated import Split
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.client import Client
 from fedjax_pfl.federation.federation import Federation
@@ -81,7 +82,7 @@ class Context:
         """The same model for all clients, [N, ...]."""
         return trees.replicate(model, self.num_clients)
 
-    def sizes(self, split: str = "train") -> PerMember:
+    def sizes(self, split: str | Split = "train") -> PerMember:
         """int32 [M]: samples of the cohort's clients."""
         return self.federation.data.split(split).size[self.cohort.rows]
 
@@ -217,7 +218,7 @@ class Context:
 
         Args:
           candidates, rows: see `scoring.loss_matrix`.
-          **options: of `scoring.loss_matrix`: split, choice, active.
+          **options: of `scoring.loss_matrix`: split, choice, active, onto.
         """
         if rows is None:
             rows = self.cohort.rows

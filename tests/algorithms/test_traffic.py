@@ -27,8 +27,11 @@ TRAFFIC = [
     ("fedadam", {}, 1, 1, 2),
     ("fedyogi", {}, 1, 1, 2),
     ("fedprox", {}, 1, 1, 2),
+    ("feddyn", {}, 1, 1, 2),  # both sides know theta
+    ("fedprox_ft", {}, 1, 1, 2),
     ("ditto", {}, 1, 1, 4),  # two models train, one travels
     ("moon", {}, 1, 1, 2),
+    ("fedproto", {}, 0, 0, 2),  # numbers: tests/algorithms/test_fedproto.py
     ("scaffold", {}, 2, 2, 2),  # models and controls
     ("waffle", {}, 2, 2, 2),
     ("waffle", {"everyone": True}, 2 * COUNT, 2 * COUNT, 2 * COUNT),  # times Alices
@@ -39,8 +42,10 @@ TRAFFIC = [
     ("feddwa", {"guidance": "received"}, 1, 1, 2),
     ("ifca", {}, 1, 2, 2),  # every cluster's model comes down
     ("ifca", {"averaging": "gradients"}, 1, 2, 1),
+    ("sfl", {}, 1, 2, 2),  # the mean, and the client's model of the graph
+    ("sfl", {"detached": True}, 1, 1, 2),
     ("cwfedavg", {}, 1, 1, 2),  # shares are read off the upload
-    ("cwfedavg", {"shares": "labels"}, 1, 1, 2),  # C numbers once, not counted
+    ("cwfedavg", {"shares": "labels"}, 1, 1, 2),  # and C numbers, once: test_cwfedavg.py
     ("fedupdate", {}, 1, 1, 2),
     ("perfedavg_spfl", {}, 1, 1, 4),
     # A round that begins with the measurement of similarities; two steps on every minibatch.
@@ -55,6 +60,8 @@ TRAFFIC = [
     # Of what is shared, whatever that is.
     ("fedper", {}, 1, 1, 2),
     ("lg_fedavg", {}, 1, 1, 2),
+    ("fedala", {}, 1, 1, 2),  # absent clients adapt, too: tests/algorithms/test_fedala.py
+    ("fedala", {"who": "selected"}, 1, 1, 2),
     ("fedbabu", {}, 1, 1, 2),
     ("fedrod", {}, 1, 1, 2),  # two losses of one forward pass
     ("fedrep", {}, 1, 1, 3),  # head epoch and body epochs
@@ -65,10 +72,16 @@ TRAFFIC = [
     ("fedamp", {}, 1, 1, 2),  # the server knows the last models
     ("heurfedamp", {}, 1, 1, 2),
     ("apple", {}, 1, COUNT, 2),  # the client's own core counts, as in the paper
+    ("l2c", {}, 1, COUNT, 2),  # all members' updates, its own too: fewer under sampling
     ("pfedla", {}, 1, 1, 2),  # heurpfedla's blocks: tests/algorithms/test_pfedla.py
 ]
-ELSEWHERE = {"heurpfedla"}
+ELSEWHERE = {
+    "heurpfedla",
+    "fedfomo",  # what others uploaded: nothing in the first round
+}
 FURTHER = {"fedupdate": 1}  # steps beside whole passes
+ELSEWHERE = {"heurpfedla"}
+FURTHER = {"fedupdate": 1, "l2c": 1}  # steps beside whole passes
 SLOW = ("full_gradient", "received", "labels")
 # The comparison with the reference looks at the copies of every round.
 COMPARED = (
@@ -82,6 +95,12 @@ COMPARED = (
     *("fedbn", "pfedla", "ifca"),
     *("fedbn", "pfedla", "apple"),
     *("fedbn", "fedbabu", "fedrep", "fedrod", "pfedla"),
+    *("fedbn", "pfedla", "ditto", "fedprox_ft", "feddyn", "fedadagrad", "fedadam", "fedyogi"),
+    *("fedbn", "pfedla", "ditto", "fedadagrad", "fedadam", "fedyogi", "pfedme", "moon", "fedamp"),
+    *("heurfedamp", "ifca", "apple", "fedbabu", "fedrep", "fedrod", "fedproto"),
+    *("fedbn", "pfedla", "ifca", "sfl"),
+    *("fedbn", "pfedla", "apple", "l2c"),
+    *("fedala", "fedbabu", "fedrep", "fedrod"),
 )
 SAMPLED = ("local", "scaffold", "cwfedavg")  # quick under sampling, where the same is looked at
 
@@ -158,7 +177,9 @@ def test_copies_and_steps_of_those_who_take_part(name, settings, up, down, passe
     [
         pytest.param(*case, marks=() if case[0] in SAMPLED and not case[1] else pytest.mark.slow)
         for case in TRAFFIC
+        if case[0] not in ("local", "spfl", "spfl_w", "l2c") and case[1] != {"everyone": True}
         if case[0] not in ("local", "spfl", "spfl_w") and case[1] != {"everyone": True}
+        if case[:2] != ("fedala", {})
     ],
     ids=label,
 )
