@@ -82,6 +82,7 @@ ELSEWHERE = {
 FURTHER = {"fedupdate": 1}  # steps beside whole passes
 ELSEWHERE = {"heurpfedla"}
 FURTHER = {"fedupdate": 1, "l2c": 1}  # steps beside whole passes
+FURTHER["perfedavg"] = 8 * np.array([-1, 0, 0, -1, 0])  # of samples two by two minibatches
 SLOW = ("full_gradient", "received", "labels")
 # The comparison with the reference looks at the copies of every round.
 COMPARED = (
