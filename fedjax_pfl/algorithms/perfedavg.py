@@ -2,8 +2,8 @@
 
 Alireza Fallah, Aryan Mokhtari, Asuman Ozdaglar. NeurIPS 2020. https://arxiv.org/abs/2002.07948
 
-At NeurIPS it is called "Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic
-Meta-Learning Approach".
+At NeurIPS it is called "Personalized Federated Learning with Theoretical Guarantees: A
+Model-Agnostic Meta-Learning Approach".
 """
 
 from dataclasses import replace
