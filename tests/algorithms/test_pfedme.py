@@ -8,7 +8,7 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.simulation.program import Program
 from fedjax_pfl.simulation.runs import make_runs
-from fedjax_pfl.testing.toys import SEEDS, assert_close, run_rounds, toy_federation
+from fedjax_pfl.testing.toys import SEEDS, assert_close, run_rounds, states_of, toy_federation
 from tests.algorithms.harness import (
     PATTERNS,
     Case,
@@ -157,6 +157,23 @@ def test_statistics_momentum_and_noise_of_the_inner_steps():
     assert_close(jax.tree.map(lambda leaf: leaf[0], end.personal), theta, "theta")
     assert_close(end.server, w, "w")
     assert largest(end.server["batch_stats"], start.server["batch_stats"]) > 1e-3
+
+
+@pytest.mark.slow
+def test_statistics_may_stay_with_their_clients():
+    """With one client this changes nothing but where they are."""
+    ours = algorithm()
+    federation, apart = (
+        toy_federation((6,), (3,), model=Noisy(), batch_norm=norms)
+        for norms in ("shared", "affine_shared")
+    )
+    together, private = (states_of(ours, fed, 2)[-1] for fed in (federation, apart))
+    assert_close(private.server["params"], together.server["params"], "server", 1e-12)
+    assert_close(private.personal, together.personal, "personal", 1e-12)
+    held = jax.tree.map(lambda leaf: leaf[0], private.private["batch_stats"])
+    assert_close(held, together.server["batch_stats"], "statistics", 1e-12)
+    result = pfl.simulate(ours, apart, 1)
+    assert "global/test/loss" not in result.scores
 
 
 @pytest.mark.parametrize(
