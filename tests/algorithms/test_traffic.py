@@ -102,6 +102,10 @@ COMPARED = (
     *("fedbn", "pfedla", "ifca", "sfl"),
     *("fedbn", "pfedla", "apple", "l2c"),
     *("fedala", "fedbabu", "fedrep", "fedrod"),
+    *("pfedme", "apfl", "ditto", "fedadagrad", "fedadam", "fedyogi", "moon"),
+    *("fedamp", "heurfedamp", "ifca", "apple", "fedbabu", "fedrep", "fedrod"),
+    *("pfedla", "fedprox_ft", "feddyn", "fedproto", "sfl", "l2c", "fedala"),
+    "fedbn",
 )
 SAMPLED = ("local", "scaffold", "cwfedavg")  # quick under sampling, where the same is looked at
 
