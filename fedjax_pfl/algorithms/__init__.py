@@ -1,6 +1,7 @@
 """The algorithms, one file each; importing this package registers them all."""
 
 from fedjax_pfl.algorithms.asynchronous import FedAsync, FedAvgAsync, FedAvgSync
+from fedjax_pfl.algorithms.cfl import Cfl
 from fedjax_pfl.algorithms.cwfedavg import CwFedAvg
 from fedjax_pfl.algorithms.fedavg import FedAvg
 from fedjax_pfl.algorithms.fedavg_ft import FedAvgFineTuned
@@ -24,6 +25,7 @@ from fedjax_pfl.algorithms.waffle import Waffle
 from fedjax_pfl.algorithms.weight_erosion import WeightErosion
 
 __all__ = [
+    "Cfl",
     "CwFedAvg",
     "FedAsync",
     "FedAvg",

@@ -34,6 +34,7 @@ TRAFFIC = [
     ("feddwa", {"guidance": "received"}, 1, 1, 2),
     ("ifca", {}, 1, 2, 2),  # every cluster's model comes down
     ("ifca", {"averaging": "gradients"}, 1, 2, 1),
+    ("cfl", {}, 1, 1, 2),
     ("sfl", {}, 1, 2, 2),  # the mean, and the client's model of the graph
     ("sfl", {"detached": True}, 1, 1, 2),
     ("cwfedavg", {}, 1, 1, 2),  # shares are read off the upload
@@ -62,7 +63,7 @@ SLOW = ("full_gradient", "received", "labels")
 COMPARED = (
     *("fedavgm", "fedprox", "fedupdate", "perfedavg_spfl", "spfl", "spfl_w", "fedavg_sync"),
     *("fedavg_async", "perfedavg_async", "fedasync", "lga", "plga", "fedper", "lg_fedavg"),
-    *("fedbn", "pfedla", "ifca", "sfl"),
+    *("fedbn", "pfedla", "ifca", "sfl", "cfl"),
 )
 SAMPLED = ("local", "scaffold", "cwfedavg")  # quick under sampling, where the same is looked at
 
