@@ -1,6 +1,7 @@
 """CFL against its reference, its bipartition, its thresholds, and the clusters of new clients."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,16 +13,17 @@ from fedjax_pfl import keys
 from fedjax_pfl.algorithms.bipartition import largest_between, second_halves
 from fedjax_pfl.simulation.new_clients import without_new_clients
 from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation
+from fedjax_pfl.training.local_sgd import Trained
 from tests.algorithms.harness import PATTERNS, Case, assert_losses, assert_models, over
 from tests.references import cfl
 from tests.references.local_sgd import sgd
-from tests.references.network import loss_and_gradient
+from tests.references.network import flat, loss_and_gradient, unflat
 from tests.simulation.finals import final_in
 
 ALWAYS = {"mean_below": 1e9, "largest_above": 0.0, "first_split": 0}
 SIZES = (7, 3, 1, 10, 4, 6, 5, 2, 8)
 VARIANTS = {
-    "tree": {"first_split": 1, "max_clusters": 5, "best_of_tree": True},
+    "tree": {"max_clusters": 5, "best_of_tree": True},
     "single": {"linkage": "single", "gamma_max": 0.5, "max_clusters": 3},
 }
 QUICK = [("partial-map", "tree"), ("full-vmap", "single")]
@@ -40,10 +42,10 @@ def algorithm(**settings):
 @over(PATTERNS, QUICK, VARIANTS)
 def test_reference(pattern, variant):
     settings = VARIANTS[variant]
-    case = Case(rounds=4, train_sizes=SIZES, validation_size=2, **PATTERNS[pattern])
+    case = Case(train_sizes=SIZES, validation_size=2, **PATTERNS[pattern])
     common, everybody = case.common(), np.arange(len(SIZES))
     known = {name: settings[name] for name in settings if name != "best_of_tree"}
-    wanted = cfl.run(case.initial(), case.clients(), 4, **common, **ALWAYS | known)
+    wanted = cfl.run(case.initial(), case.clients(), 3, **common, **ALWAYS | known)
     states, records = case.run_rounds(algorithm(**settings))
     for t, (state, record, models) in enumerate(zip(states[1:], records, wanted, strict=True)):
         count = len(models["models"])
@@ -77,6 +79,85 @@ def test_reference(pattern, variant):
 def validation_loss(case, i):
     at = case.samples(i, "validation")
     return lambda model: loss_and_gradient(model, case.x[at], case.y[at])[0]
+
+
+@dataclass(frozen=True)
+class Forged(pfl.Context):
+    """Local training that moves the members' models by `updates`, a stack of parameters."""
+
+    updates: Any = None
+
+    def train(self, models, *args, **options):
+        moved = jax.tree.map(jnp.add, models["params"], self.updates)
+        return Trained({"params": moved}, self.cohort, jnp.zeros(self.cohort.size))
+
+
+@pytest.mark.parametrize("linkage", ["complete", "single"])
+def test_splits_of_forged_updates(linkage, monkeypatch):
+    """Several clusters at once, more than there is room for, some that gamma_max keeps whole."""
+    case = Case(train_sizes=SIZES, validation_size=2)
+    like, everybody = case.initial(), range(len(SIZES))
+    static = {"linkage": linkage, "max_clusters": 4, "best_of_tree": True}
+
+    def context(kind=pfl.Context, t=0, cohort=None, **options):
+        cohort = case.cohort(0) if cohort is None else cohort
+        return kind(case.federation, case.key, t, jnp.int32(4), cohort, **options)
+
+    @jax.jit
+    def advance(chooser, state, updates, mask, t):
+        cohort = replace(case.cohort(0), mask=mask, complete=False)
+        return chooser.round(context(Forged, t, cohort, updates=updates), state)[0]
+
+    @jax.jit
+    def scored(chooser, state):
+        return chooser.models(context(), state, jnp.arange(len(SIZES)))["best_of_tree"]
+
+    def forged(model, batches, x, y, rate):
+        return unflat(flat(model) + batches, like)
+
+    monkeypatch.setattr(cfl, "sgd", forged)
+    sizes = []
+    for seed in range(25):
+        rng = np.random.default_rng(seed)
+        moves = 0.3 * rng.normal(size=(4, len(SIZES), len(flat(like))))
+        moves = np.round(moves) if seed % 5 == 0 else moves  # ties
+        moves[rng.random((4, len(SIZES))) < 0.1] = 0
+        present = rng.random((4, len(SIZES))) < rng.choice([0.6, 0.9, 1])
+        traced = {
+            "mean_below": 1.0,
+            "largest_above": 1.5,
+            "first_split": seed % 2,
+            "gamma_max": (-1.0, 0.6, 0.65)[seed % 3],
+        }
+        wanted = cfl.run(
+            like,
+            [{}] * len(SIZES),
+            4,
+            x=None,
+            y=None,
+            cohorts=[np.flatnonzero(who).tolist() for who in present],
+            batches=moves,
+            learning_rate=[0] * 4,
+            linkage=linkage,
+            max_clusters=4,
+            **traced | {"gamma_max": None if seed % 3 == 0 else traced["gamma_max"]},
+        )
+        chooser = algorithm(**static, **traced)
+        state = chooser.init(context())
+        for t in range(4):
+            updates = [unflat(move, like) for move in moves[t]]
+            updates = jax.tree.map(lambda *leaves: np.stack(leaves), *updates)
+            state = advance(chooser, state, updates, present[t], t)
+            models = wanted[t]["models"]
+            count = len(models)
+            np.testing.assert_array_equal(state.cluster, wanted[t]["clusters"], f"{seed}, {t}")
+            used = jax.tree.map(lambda leaf, count=count: leaf[:count], state.models)
+            assert_models(used, [models[k] for k in range(count)], "models")
+            assert state.count == count
+            sizes.append(count)
+        best = [cfl.best_of_tree(wanted[-1], i, validation_loss(case, i)) for i in everybody]
+        assert_models(scored(chooser, state), best, "best of the tree")
+    assert set(sizes) == {1, 2, 3, 4}
 
 
 @pytest.mark.parametrize("linkage", ["complete", "single"])
