@@ -42,6 +42,7 @@ TRAFFIC = [
     ("feddwa", {"guidance": "received"}, 1, 1, 2),
     ("ifca", {}, 1, 2, 2),  # every cluster's model comes down
     ("ifca", {"averaging": "gradients"}, 1, 2, 1),
+    ("cfl", {}, 1, 1, 2),
     ("sfl", {}, 1, 2, 2),  # the mean, and the client's model of the graph
     ("sfl", {"detached": True}, 1, 1, 2),
     ("cwfedavg", {}, 1, 1, 2),  # shares are read off the upload
@@ -102,6 +103,7 @@ COMPARED = (
     *("fedbn", "pfedla", "ifca", "sfl"),
     *("fedbn", "pfedla", "apple", "l2c"),
     *("fedala", "fedbabu", "fedrep", "fedrod"),
+    *("fedbn", "pfedla", "ifca", "sfl", "cfl"),
     *("pfedme", "apfl", "ditto", "fedadagrad", "fedadam", "fedyogi", "moon"),
     *("fedamp", "heurfedamp", "ifca", "apple", "fedbabu", "fedrep", "fedrod"),
     *("pfedla", "fedprox_ft", "feddyn", "fedproto", "sfl", "l2c", "fedala"),
