@@ -114,6 +114,15 @@ def assert_moments(state, models):
         assert_close(encoder_of(state.encoder), models["encoder"], "encoder")
 
 
+@pytest.mark.slow
+def test_scores_with_a_diverged_client_stay_as_they_were():
+    federation = toy_federation(diverging=1)
+    _, after = states_of(algorithm(weights="attention"), federation, 1)
+    met = np.arange(5) != 1
+    assert (after.logits[np.ix_(met, met)] != 0).all()
+    assert not after.logits[1].any() and not after.logits[:, 1].any()
+
+
 def test_even_weights_of_equal_clients_with_private_heads_are_fedper():
     federation = toy_federation((5, 5, 5), (3, 3, 3), share="body")
     states = states_of(algorithm(logit_rate=0), federation)
