@@ -59,9 +59,7 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
     meaning = "devices that share the client axis; 'auto': a CPU's cores, else 1"
     flags.DEFINE_string("devices", "auto", meaning, **place)
     flags.DEFINE_string("output", None, "JSON file to write; must not exist yet", **place)
-    rest = shell.parsed(values, argv)[1:]
-    if rest:
-        raise flags.Error(f"{rest[0]!r} is no flag: write --NAME=VALUE.")
+    shell.refuse_words(shell.parsed(values, argv)[1:], values)
     return values
 
 

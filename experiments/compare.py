@@ -14,7 +14,7 @@ import numpy as np
 import fedjax_pfl as pfl
 from fedjax_pfl.data.files import as_path
 from fedjax_pfl.data.whole_files import there
-from fedjax_pfl.errors import InputError, require, unknown_name
+from fedjax_pfl.errors import InputError, require
 from fedjax_pfl.results.remarks import over
 from fedjax_pfl.results.tables import interval
 
@@ -130,9 +130,10 @@ def _bare(name: str) -> str:
 def _baseline(word: str, runs: Sequence[Run], names: Sequence[str]) -> int:
     if word in names:
         return names.index(word)
-    found = [k for k, run in enumerate(runs) if run.algorithm == word]
-    if not found:
-        raise unknown_name("baseline", word, names)
+    name = pfl.algorithm_name(word, {*names, *(run.algorithm for run in runs)}, "baseline")
+    if name in names:
+        return names.index(name)
+    found = [k for k, run in enumerate(runs) if run.algorithm == name]
     if len(found) > 1:
         raise InputError(
             f"baseline {word!r} is {len(found)} runs: name one of "
@@ -220,9 +221,7 @@ def parse(argv: Sequence[str]) -> absl.flags.FlagValues:
     meaning = "a new folder for table.md, .csv and .tex (default: printed only)"
     text("output_dir", None, meaning, **place)
     absl.flags.DEFINE_boolean("help", False, "print this", **place)
-    rest = shell.parsed(values, argv)[1:]
-    if rest:
-        raise InputError(f"{rest[0]!r} is no flag: write --NAME=VALUE.")
+    shell.refuse_words(shell.parsed(values, argv)[1:], values)
     return values
 
 

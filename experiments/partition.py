@@ -70,9 +70,7 @@ def parse(argv: Sequence[str]) -> absl.flags.FlagValues:
     place["module_name"] = "options"
     for option in dict.fromkeys(name for rule in pfl.RULES for name in pfl.rule_options(rule)):
         text(_FLAG_OF.get(option, option), None, "option of a rule", **place)
-    rest = shell.parsed(values, argv)[1:]
-    if rest:
-        raise absl.flags.Error(f"{rest[0]!r} is no flag: write --NAME=VALUE.")
+    shell.refuse_words(shell.parsed(values, argv)[1:], values)
     return values
 
 

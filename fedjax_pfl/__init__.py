@@ -8,7 +8,7 @@ from fedjax_pfl.aggregation.sharing import SharedLayers
 from fedjax_pfl.contract.algorithm import Algorithm
 from fedjax_pfl.contract.context import Context
 from fedjax_pfl.contract.record import Record
-from fedjax_pfl.contract.registry import ALGORITHMS, algorithm, make_algorithm
+from fedjax_pfl.contract.registry import ALGORITHMS, algorithm, algorithm_name, make_algorithm
 from fedjax_pfl.data.federated import Batch
 from fedjax_pfl.data.partitions import rules  # noqa: F401 - registers the rules
 from fedjax_pfl.data.partitions.importers import IMPORTERS, import_partition
@@ -69,7 +69,8 @@ __all__ = [  # noqa: RUF022 - grouped as the pages of the reference are
     "__version__",
     # Writing an algorithm
     "ALGORITHMS", "Algorithm", "Broadcast", "Client", "Context", "LeafPlan", "Record", "algorithm",
-    "algorithms", "make_algorithm", "per_client", "per_pair", "per_server", "static", "struct",
+    "algorithm_name", "algorithms", "make_algorithm", "per_client", "per_pair", "per_server",
+    "static", "struct",
     # Aggregation
     "SharedLayers", "mixing", "similarity", "trees",
     # The federation

@@ -1,6 +1,5 @@
 """The errors that users see, and how their sentences are made."""
 
-import difflib
 import operator
 import re
 import reprlib
@@ -8,6 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+
+from fedjax_pfl.spelling import suggestions
 
 LONGEST = 2000  # characters of a message
 MOST = 8  # entries of an array or a list that is shown whole
@@ -101,9 +102,14 @@ def shown(value: object) -> str:
 
 
 def unknown_name(
-    kind: str, given: object, valid: Iterable[str], *, listed: str | None = None
+    kind: str,
+    given: object,
+    valid: Iterable[str],
+    *,
+    listed: str | None = None,
+    hint: str | None = None,
 ) -> InputError:
-    """An `InputError` for a misspelt name: the nearest valid one, and all of them.
+    """An `InputError` for an unknown name: what it may mean, and all valid names.
 
     Args:
       kind: the kind of thing named, in the singular, such as "algorithm" or "data set".
@@ -111,14 +117,16 @@ def unknown_name(
       valid: every name that would have been accepted.
       listed: the command that shows them where there are too many for a sentence, such as
         "run --list".
+      hint: a sentence on this name, in place of the nearest valid one.
     """
     valid = sorted(valid)
-    # The search takes time that grows with both lengths: nothing is near to a text that long.
-    word = given if isinstance(given, str) else shown(given)
-    near = difflib.get_close_matches(word[:200], valid, n=1, cutoff=0.4)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    if hint is None:
+        near = suggestions(given, valid) if isinstance(given, str) else []
+        hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else ""
     every = f"{listed} shows them" if listed else f"Valid: {', '.join(valid)}"
-    return InputError(f"Unknown {kind} {shown(given)}.{hint} {every}.")
+    return InputError(
+        " ".join(filter(None, (f"Unknown {kind} {shown(given)}.", hint, f"{every}.")))
+    )
 
 
 def require_name(kind: str, given: object, valid: Iterable[str]) -> None:

@@ -94,6 +94,29 @@ def common_training(args: absl.flags.FlagValues) -> pfl.LocalTraining:
     ).checked()
 
 
+def canonical(values: absl.flags.FlagValues) -> None:
+    """Writes the names of algorithms in the flags as ours, so that one run has one spelling.
+
+    Names that stand for no algorithm stay as they are; `parse_algorithms` refuses them.
+    """
+    values["algorithms"].value = [_ours(name.strip()) for name in value_of(values, "algorithms")]
+    values["set"].value = [setting_of(word) for word in value_of(values, "set")]
+
+
+def setting_of(word: str) -> str:
+    """A word such as "FedDWA.top_k=5" with the algorithm's name as ours."""
+    target, equals, value = word.partition("=")
+    name, dot, key = target.rpartition(".")
+    return f"{_ours(name.strip())}{dot}{key}{equals}{value}" if dot else word
+
+
+def _ours(name: str) -> str:
+    try:
+        return pfl.algorithm_name(name)
+    except pfl.InputError:
+        return name
+
+
 def _by_algorithm(names: Sequence[str], settings: Sequence[str]) -> dict[str, dict[str, str]]:
     """The values of --set for each algorithm, by name."""
     names = [name.strip() for name in names if name.strip()]
@@ -101,21 +124,20 @@ def _by_algorithm(names: Sequence[str], settings: Sequence[str]) -> dict[str, di
         raise pfl.InputError("--algorithms must name at least one algorithm; --list shows them.")
     chosen: dict[str, dict[str, str]] = {}
     for name in names:
-        if name not in pfl.ALGORITHMS:
-            raise pfl.unknown_name("algorithm", name, pfl.ALGORITHMS)
+        name = pfl.algorithm_name(name)
         if name in chosen:
             raise pfl.InputError(f"--algorithms names {name!r} twice: each algorithm runs once.")
         chosen[name] = {}
     for setting in settings:
         target, equals, value = setting.partition("=")
-        name, dot, key = target.strip().partition(".")
+        name, dot, key = target.strip().rpartition(".")
         if not (equals and dot and name and key and value.strip()):
             raise pfl.InputError(
                 f"--set must read ALGORITHM.HYPERPARAMETER=VALUE, such as feddwa.top_k=5, got "
                 f"{shown(setting)}."
             )
         if name not in pfl.ALGORITHMS:
-            raise pfl.unknown_name("algorithm in --set", name, chosen)
+            name = pfl.algorithm_name(name, chosen, "algorithm in --set")
         if name not in chosen:
             raise pfl.InputError(
                 f"--set={setting} is for {name!r}, which is not in this comparison: --algorithms "

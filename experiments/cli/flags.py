@@ -9,7 +9,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl.errors import cut, shown
 from fedjax_pfl.values import LIMIT, convert, keyword_defaults
 
-from . import flagfiles, own_code, shell
+from . import algorithms, flagfiles, own_code, shell
 
 # Flag names that differ from the option of the partition rule that they set.
 RULE_OPTION = {"dominant_share": "share"}
@@ -245,9 +245,9 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
         raise pfl.InputError(f"--flagfile={name} can't be read: {why or error}.") from None
     except flags.Error as error:
         raise flags.Error(_in_short(str(error))) from None
-    if rest:
-        raise flags.Error(f"{rest[0]!r} is no flag: write --NAME=VALUE.")
+    shell.refuse_words(rest, values)
     own_code.load(values.import_file)
+    algorithms.canonical(values)
     return values
 
 

@@ -17,9 +17,11 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from absl.flags import Error as FlagsError
-from absl.flags import Flag, FlagValues, IllegalFlagValueError
+from absl.flags import Flag, FlagValues, IllegalFlagValueError, UnrecognizedFlagError
 
 from fedjax_pfl.errors import InputError, OutputError, cut, sentence, shown
+
+from . import unknown_flags
 
 FAULT, INPUT = 1, 2
 INTERRUPTED = 128 + signal.SIGINT
@@ -96,9 +98,13 @@ def parsed(values: FlagValues, argv: Sequence[str], **options) -> list[str]:
     Raises:
       InputError: an unknown flag with a name of hundreds of letters, for which absl's search for
         a near name would nest as many calls; a switch with a value that is neither yes nor no.
+      absl.flags.Error: an unknown flag, with ours; another value that can't be.
     """
     try:
         return values(list(argv), **options)
+    except UnrecognizedFlagError as error:
+        hint = unknown_flags.hint(error.flagname, values)
+        raise FlagsError(f"Unknown command line flag {error.flagname!r}. {hint}".strip()) from None
     except RecursionError as error:
         raise InputError("No flag has a name that long: --help shows them.") from error
     except IllegalFlagValueError as error:
@@ -106,6 +112,15 @@ def parsed(values: FlagValues, argv: Sequence[str], **options) -> list[str]:
         if said is None:
             raise
         raise InputError(f"{said[1]} must be true or false, got {shown(said[2])}.") from error
+
+
+def refuse_words(words: Sequence[str], values: FlagValues) -> None:
+    """Raises `absl.flags.Error` if there are any: words that are no flags."""
+    if not words:
+        return
+    name = words[0].partition("=")[0].rpartition(".")[2]  # such as method=fedavg, common.lr=0.1
+    hint = unknown_flags.hint(name, values) if "=" in words[0] else ""
+    raise FlagsError(f"{words[0]!r} is no flag: write --NAME=VALUE. {hint}".strip())
 
 
 def refuse(error: Exception) -> int:

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+import fedjax_pfl as pfl
 from fedjax_pfl.data.files import as_path
-from fedjax_pfl.errors import InputError, unknown_name
+from fedjax_pfl.errors import InputError
 
 from ..cli.flags import RULE_FLAG
 from ..cli.start import called
@@ -250,10 +251,9 @@ def find(folders: Sequence[str], algorithms: Sequence[str] = ()) -> list[Run]:
             for path in summaries:
                 found.setdefault(path.parent.resolve(), read(path.parent))
     runs = sorted_by_given(list(found.values()))
-    for name in algorithms:
-        if name not in {run.algorithm for run in runs}:
-            raise unknown_name("algorithm among the runs", name, {run.algorithm for run in runs})
-    return [run for run in runs if not algorithms or run.algorithm in algorithms]
+    ran = {run.algorithm for run in runs}
+    chosen = {pfl.algorithm_name(name, ran, "algorithm among the runs") for name in algorithms}
+    return [run for run in runs if not chosen or run.algorithm in chosen]
 
 
 def natural(path: str | Path) -> list:

@@ -14,7 +14,7 @@ from fedjax_pfl.errors import cut
 from fedjax_pfl.values import convert
 
 from ..cli import flags
-from ..cli.algorithms import OWN
+from ..cli.algorithms import OWN, setting_of
 from ..cli.flagfiles import value_of
 
 RATES = pfl.options.RATES  # flags that vary inside a program
@@ -32,7 +32,7 @@ def parse_grid(words: Sequence[str]) -> dict[str, list[str]]:
     """Values by name, from words such as "feddwa.top_k=1,3,5"."""
     grid: dict[str, list[str]] = {}
     for word in words:
-        name, text = flags.name_and_value("grid", word)
+        name, text = flags.name_and_value("grid", setting_of(word))
         values = [value.strip() for value in text.split(",")]
         if name in grid:
             raise pfl.InputError(f"--grid gives {name} twice.")
@@ -66,7 +66,7 @@ def traced(name: str, algorithms: Mapping[str, pfl.Algorithm]) -> bool:
             raise pfl.unknown_name("name in --grid", name, allowed)
         return False
     if algorithm not in algorithms:
-        raise pfl.unknown_name("algorithm in --grid", algorithm, algorithms)
+        algorithm = pfl.algorithm_name(algorithm, algorithms, "algorithm in --grid")
     names = {*algorithms[algorithm].hyperparameters(), *OWN}
     if key not in names:
         raise pfl.unknown_name(f"hyperparameter of {algorithm!r} in --grid", key, names)

@@ -2,12 +2,13 @@
 
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import Field, fields, is_dataclass
 from typing import Any, TypeVar, dataclass_transform
 
+from fedjax_pfl import elsewhere, spelling
 from fedjax_pfl.contract.algorithm import Algorithm
-from fedjax_pfl.errors import InputError, require_name, shown, unknown_name
+from fedjax_pfl.errors import InputError, shown, unknown_name
 from fedjax_pfl.federation.local_training import NUMBERS
 from fedjax_pfl.structs import static, struct
 from fedjax_pfl.values import convert
@@ -70,17 +71,51 @@ def is_static(field: Field[Any]) -> bool:
     return bool(field.metadata.get("static"))
 
 
+def algorithm_name(
+    given: object, among: Collection[str] | None = None, kind: str = "algorithm"
+) -> str:
+    """The name of ours that a name stands for, in any spelling and by other libraries' names.
+
+    "FedAvg-FT" and "FedFT" are both "fedavg_ft". Names are the same whatever their capitals,
+    hyphens, underscores, blanks, dots and parentheses; the exact name always wins.
+
+    Args:
+      given: the name.
+      among: our names to choose from, those of all registered algorithms by default.
+      kind: the kind of thing named, for sentences.
+
+    Raises:
+      InputError: it stands for none of them, or for several.
+    """
+    among = ALGORITHMS if among is None else among
+    if not isinstance(given, str):
+        raise unknown_name(kind, given, among)
+    found, word = spelling.meant(given, among, elsewhere.ALGORITHMS), spelling.plain(given)
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise InputError(f"The {kind} {shown(given)} may be any of {', '.join(found)}: name one.")
+    near = spelling.nearest(given, among, spelling.SHARED)
+    hint = f"Did you mean {near!r}?" if near else ""
+    own, key, value = elsewhere.VARIANTS.get(word, ("", "", ""))
+    if own in among:
+        hint = f"It is {own!r} with {own}.{key}={value}."
+    elif word in elsewhere.ABSENT:
+        hint = "It is not in this version."
+    raise unknown_name(kind, given, among, hint=hint)
+
+
 def make_algorithm(name: str, settings: Mapping[str, Any] | None = None) -> Algorithm:
     """An algorithm with its hyperparameters, checked.
 
     Args:
-      name: canonical name.
+      name: its name, in any spelling that `algorithm_name` reads.
       settings: hyperparameters by name; strings are converted to the field's type.
 
     Raises:
       InputError: unknown algorithm or hyperparameter, a value of the wrong type or out of range.
     """
-    require_name("algorithm", name, ALGORITHMS)
+    name = algorithm_name(name)
     cls = ALGORITHMS[name]
     known = {field.name: field for field in fields(cls)}
     values = {}

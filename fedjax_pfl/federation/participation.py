@@ -82,6 +82,15 @@ class Cohort:
         kept = trees.where(where, values, self.gather(stack))
         return kept if self.in_place else trees.put(stack, self.rows, kept)
 
+    def member(self, k: jax.Array | int) -> "Cohort":
+        """The cohort of the single member at position `k`, for work on one after the other."""
+        return replace(jax.tree.map(lambda leaf: leaf[k][None], self), in_place=False)
+
+    def order(self, key: jax.Array) -> jax.Array:
+        """int32 [M]: the positions of the members in a random order, by their permanent ids."""
+        lots = jax.vmap(lambda i: jax.random.bits(jax.random.fold_in(key, i)))(self.ids)
+        return jnp.argsort(lots).astype(jnp.int32)
+
     def keep(self, finite: jax.Array, steps: jax.Array | int = 0) -> "Cohort":
         """The cohort without the members that are not `finite` [M]; they count as diverged.
 

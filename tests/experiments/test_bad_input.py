@@ -3,14 +3,26 @@
 import pytest
 
 import fedjax_pfl as pfl
+from experiments import compare
+from experiments.cli import build, flags
+from fedjax_pfl import elsewhere
 from tests.experiments.test_run import call
 
 BAD = {
     ("--algorithms=fedavgg",): "Unknown algorithm 'fedavgg'. Did you mean 'fedavg'",
     ("--algorithms=",): "must name at least one algorithm",
     ("--algorithms=local,local",): "names 'local' twice",
-    ("--round=3",): "Did you mean: rounds",
-    ("extra",): "'extra' is no flag",
+    ("--algorithms=PerFedSomething",): "Unknown algorithm 'PerFedSomething'. Valid: ",
+    ("--algorithms=GPFL",): "Unknown algorithm 'GPFL'. It is not in this version. Valid: ",
+    ("--algorithms=FedAvg-FT,fedavg_ft",): "--algorithms names 'fedavg_ft' twice",
+    ("--round=3",): "Unknown command line flag 'round'. Did you mean --rounds?",
+    ("--colour=red",): "Unknown command line flag 'colour'.\n",
+    ("extra",): "'extra' is no flag: write --NAME=VALUE.\n",
+    ("method=fedavg",): "is no flag: write --NAME=VALUE. It is --algorithms here.",
+    ("common.join_ratio=0.1",): "is no flag: write --NAME=VALUE. It is --participation here.",
+    ("--set=fedavg.lr=3",): "hyperparameter of 'fedavg' 'lr'. Did you mean 'learning_rate'?",
+    ("--set=Fed-DWA.topk=3",): "Unknown hyperparameter of 'feddwa' 'topk'. Did you mean 'top_k'",
+    ("--set=scafold.x=3",): "Unknown algorithm in --set 'scafold'. Valid: ",
     ("--rounds=0",): "--rounds=0",
     ("--rounds=many",): "--rounds=many",
     ("--set=feddwa.top_k",): "ALGORITHM.HYPERPARAMETER=VALUE",
@@ -28,6 +40,7 @@ BAD = {
     ("--dataset=mnist", "--data_dir=/nowhere"): "looked in: /nowhere",
     ("--input_scaling=halve",): "Did you mean 'half'",
     ("--partition=dirichle",): "Did you mean 'dirichlet'",
+    ("--partition=dir",): "Unknown partition rule 'dir'. Did you mean 'dirichlet'?",
     ("--partition=iid", "--alpha=0.1"): "--alpha is no option of partition rule 'iid'",
     ("--groups=2",): "--groups is no option of partition rule 'dirichlet'",
     ("--alpha=0",): "alpha must be",
@@ -81,6 +94,73 @@ def test_bad_input(words, tmp_path, monkeypatch, capsys):
     assert captured.err.startswith("error: ") and BAD[words] in captured.err
     assert "Traceback" not in captured.err and captured.err.count("\n") == 1
     assert captured.out == "" and list(tmp_path.iterdir()) == []
+
+
+ELSEWHERE = {
+    "algorithms": "--algorithm --algo -algo --method",
+    "alpha": "--dirichlet-alpha",
+    "batch_size": "-lbs --local_bs --bs",
+    "data_dir": "--data_path",
+    "dataset": "-data -d",
+    "eval_every": "--eval_gap -eg --test_gap",
+    "learning_rate": "--lr -lr --local_learning_rate --local_lr --learning-rate",
+    "local_epochs": "-ls --local_epoch --local-epochs --local_ep",
+    "momentum": "-mo",
+    "num_clients": "-nc --num-supernodes --client_num_in_total --num_users",
+    "num_seeds": "-t --times",
+    "output_dir": "-go --goal",
+    "participation": "--join_ratio -jr --fraction-fit --frac --client_num_per_round",
+    "partition": "--partition_method",
+    "rounds": "--global_rounds -gr --num-server-rounds --num_rounds --comm_round --global_epoch",
+    "weight_decay": "--wd",
+}
+
+
+@pytest.mark.parametrize("ours", ELSEWHERE)
+def test_flags_of_other_libraries_are_answered_with_ours(ours, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for word in ELSEWHERE[ours].split():
+        assert call(f"{word}=1") == 2
+        said = f"error: Unknown command line flag {word.lstrip('-')!r}. It is --{ours} here.\n"
+        assert capsys.readouterr().err == said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_flag_that_others_names_stand_for_is_ours():
+    known = set(flags.parse(["run"]))
+    keys = {key for one in pfl.ALGORITHMS.values() for key in one.__dataclass_fields__}
+    assert {name for names in elsewhere.OPTIONS.values() for name in names} <= known | keys
+
+
+def test_flags_without_a_counterpart(capsys):
+    for word, said in {
+        "--gpu=0": "It is not needed here: JAX chooses the device; CUDA_VISIBLE_DEVICES=0 or ",
+        "-nb=10": "It is not needed here: the data set has its number of classes.",
+        "--top_k=3": "A hyperparameter is set as --set=feddwa.top_k=VALUE.",
+        "-slr=1": "A hyperparameter is set as --set=",
+    }.items():
+        assert call(word) == 2
+        assert said in capsys.readouterr().err
+    assert compare.main(["compare", "--lr=1"]) == 2  # which has no such flag
+    assert capsys.readouterr().err == "error: Unknown command line flag 'lr'.\n"
+    assert compare.main(["compare", "--algorithm=fedavg"]) == 2
+    assert "It is --algorithms here." in capsys.readouterr().err
+
+
+def test_names_of_algorithms_are_ours_in_the_flags():
+    words = ("--algorithms= FedAvg-FT,SCAFFOLD,Nobody", "--set=FedAvgFT.learning_rate=0.1")
+    args, same = (
+        flags.parse(["run", *some])
+        for some in (
+            words,
+            ("--algorithms=fedavg_ft,scaffold,Nobody", "--set=fedavg_ft.learning_rate=0.1"),
+        )
+    )
+    assert flags.resolved(args) == flags.resolved(same)
+    assert args.algorithms == ["fedavg_ft", "scaffold", "Nobody"]
+    assert list(build.parse_algorithms(["FedAvg-FT"], ["FedFT.fine_tune_epochs=2"])) == [
+        "fedavg_ft"
+    ]
 
 
 def test_output_below_a_file(tmp_path, capsys):

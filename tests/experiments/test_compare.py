@@ -118,6 +118,10 @@ def test_every_number(runs):
     assert "GFLOP" not in tables.markdown([local])
 
 
+def test_a_baseline_in_another_spelling(runs):
+    assert compare.compare(runs, baseline="Fed-AVG") == compare.compare(runs, baseline="fedavg")
+
+
 def test_best_and_single_clients(runs):
     rows, said, notes = compare.compare(runs, score="best", clients="1")
     assert said.endswith("best round, client 1")
@@ -144,6 +148,7 @@ def test_over_samples(runs):
         (["--score=worst"], "Unknown score 'worst'"),
         (["--model=global"], "None of the runs has test scores of the model 'global'"),
         (["--clients=2"], "clients must be numbers in 0..1, got '2'"),
+        (["--baseline=FedDWA"], "Unknown baseline 'FedDWA'. Valid: "),
         (["--algorithms=feddwa"], "Unknown algorithm among the runs 'feddwa'"),
         (["--runs="], "Give the folders of finished runs"),
         (["--runs=/no/such"], "No folder /no/such"),

@@ -40,6 +40,15 @@ def algorithms(*names):
     return build.parse_algorithms(names, [])
 
 
+def test_algorithms_have_our_names_whatever_was_typed():
+    grid = sweep.parse_grid(["FedDWA.top_k=1,3", "batch_size=5"])
+    assert list(grid) == ["feddwa.top_k", "batch_size"]
+    (cell,) = sweep.cells(algorithms("Fed-DWA"), grid)
+    assert cell.folder == "feddwa-batch_size=5"
+    args = cell.parsed(["sweep", "--set=FEDDWA.guidance=last", "--set=Fed-Avg.server_rate=1"])
+    assert args.set == ["feddwa.guidance=last"]
+
+
 def test_what_is_inside_a_program_and_what_is_queued():
     grid = sweep.parse_grid(["feddwa.top_k=1,3", "feddwa.guidance=epochs,last", "batch_size=5,10"])
     queue = sweep.cells(algorithms("fedavg", "feddwa"), grid)
@@ -282,6 +291,9 @@ def test_pictures():
         (["--grid=learning_rate=0.1", "--rank_by", "test"], "Unknown --rank_by 'test'"),
         (["--grid=learning_rate=0.1", "--grid=learning_rate=1"], "gives learning_rate twice"),
         (["--grid=learning_rat=0.1"], "Did you mean 'learning_rate'?"),
+        (["--grid=lr=0.1,1"], "Unknown name in --grid 'lr'. Did you mean 'learning_rate'?"),
+        (["--grid=Fed-DWA.top_k=1", "--grid=feddwa.top_k=3"], "gives feddwa.top_k twice"),
+        (["--grid=FedDWA.topk=1"], "Unknown hyperparameter of 'feddwa' in --grid 'topk'"),
         (["--grid=fedavgg.x=1"], "Unknown algorithm in --grid 'fedavgg'"),
         (["--grid=feddwa.topk=1"], "Did you mean 'top_k'?"),
         (["--grid=feddwa.guidance=epochs,lost"], "Unknown value of feddwa.guidance 'lost'"),

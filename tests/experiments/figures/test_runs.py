@@ -46,7 +46,8 @@ def test_folders_above_patterns_and_repetitions(folder):
     one = folder / "main" / "feddwa"
     runs = find([str(one), str(folder / "main"), str(one)])
     assert len(runs) == len(ALGORITHMS)
-    assert [run.algorithm for run in find([str(folder)], ["feddwa"])] == ["feddwa"]
+    for name in ("feddwa", "Fed-DWA"):
+        assert [run.algorithm for run in find([str(folder)], [name])] == ["feddwa"]
 
 
 def test_numbers_in_names_are_sorted_as_numbers(folder, tmp_path):

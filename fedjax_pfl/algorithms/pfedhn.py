@@ -1,0 +1,292 @@
+"""Personalized Federated Learning using Hypernetworks.
+
+Aviv Shamsian, Aviv Navon, Ethan Fetaya, Gal Chechik. ICML 2021. https://arxiv.org/abs/2103.04628
+"""
+
+import itertools
+import math
+from dataclasses import replace
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from fedjax_pfl import keys, trees
+from fedjax_pfl.aggregation import leaf_plan
+from fedjax_pfl.contract.algorithm import Algorithm
+from fedjax_pfl.contract.registry import algorithm
+from fedjax_pfl.errors import InputError, require
+from fedjax_pfl.structs import Broadcast, per_client, per_server, static, struct
+from fedjax_pfl.typing import Stack, Tree
+
+
+@struct
+class Hypernetwork:
+    """psi: a trunk, then a linear layer for each tensor of the target network.
+
+    Attributes:
+      trunk: (kernel [d, h], bias [h]), then (kernel [h, h], bias [h]) for each further layer.
+      kernel, bias: like the generated leaves of a model, [h, ...] and [...].
+    """
+
+    trunk: tuple
+    kernel: Tree
+    bias: Tree
+
+    def __call__(self, embedding: jax.Array) -> Tree:
+        """theta = h(v; psi), the generated leaves of one model."""
+        hidden = embedding
+        for k, (kernel, bias) in enumerate(self.trunk):
+            hidden = (jax.nn.relu(hidden) if k else hidden) @ kernel + bias
+        return jax.tree.map(lambda w, b: jnp.tensordot(hidden, w, 1) + b, self.kernel, self.bias)
+
+
+@struct
+class State:
+    embedding: jax.Array = per_client()  # v, [N, d]
+    psi: Hypernetwork = per_server()
+    velocity_v: jax.Array = per_client()  # momentum of the server's optimizer, of v and of psi
+    velocity_psi: Hypernetwork = per_server()
+    private: Stack = per_client()  # leaves that are not generated: statistics, a local head
+    momentum: Any = per_client()  # of the clients' optimizers, of trained private leaves
+
+    @property
+    def generator(self):
+        """What the server's optimizer moves, and its momentum."""
+        return (self.embedding, self.psi), (self.velocity_v, self.velocity_psi)
+
+
+@algorithm("pfedhn")
+class PFedHN(Algorithm):
+    """A hypernetwork on the server makes every client's model from the client's embedding (Alg. 1).
+
+    One client after the other gets theta_i = h(v_i; psi), trains it to theta_i', and sends it back.
+    theta_i - theta_i' stands for the gradient: the server's SGD steps along its vector-Jacobian
+    product, (d theta_i / d(v_i, psi))^T (theta_i - theta_i'), before the next client's turn. The
+    paper's step is a round with one client. Momentum and weight decay also move the embeddings of
+    clients that are not there. A client that is late or diverges leaves the server as it is.
+
+    Local momentum begins anew in each round, but lasts for trained leaves that stay with the client
+    (`local_head`), as in the authors' code. Running statistics stay with the client.
+
+    A new client learns an embedding by local training of v alone, through the frozen psi, from the
+    mean of all embeddings.
+
+    Attributes:
+      server_rate: of the server's SGD.
+      embedding_rate: factor on it for embeddings.
+      server_momentum, server_decay: of the server's SGD.
+      server_clip: largest norm of its gradient, all numbers of v and psi together; 0: no limit.
+      clip: largest norm of a local gradient of theta, before decay and momentum; 0: no limit.
+      embedding_size: d; 0 is 1 + N // 4.
+      hidden_size: h, width of the trunk.
+      depth: layers of the trunk behind its first.
+      form: "sequential" (the paper); "mean_vjp", another algorithm: all members get models from the
+        same psi and train side by side, and the server takes one step along the mean of their
+        products.
+      local_head: pFedHN-PC: the last layer is not generated but stays with its client.
+    """
+
+    absent_kept = False  # momentum and decay move all embeddings
+
+    server_rate: float = 1e-2
+    embedding_rate: float = 1.0
+    server_momentum: float = 0.9
+    server_decay: float = 1e-3
+    server_clip: float = 50.0
+    clip: float = 50.0
+    embedding_size: int = static(default=0)
+    hidden_size: int = static(default=100)
+    depth: int = static(default=3)
+    form: Literal["sequential", "mean_vjp"] = static(default="sequential")
+    local_head: bool = static(default=False)
+
+    def sharing(self):
+        return "body" if self.local_head else "all"
+
+    def validate(self):
+        least = {"hidden_size": 1}
+        names = ("server_rate", "embedding_rate", "server_decay", "server_clip", "clip")
+        for name in (*names, "embedding_size", "hidden_size", "depth"):
+            low = least.get(name, 0)
+            require(getattr(self, name) >= low, name, getattr(self, name), f"at least {low}")
+        require(0 <= self.server_momentum < 1, "server_momentum", self.server_momentum, "in [0, 1)")
+
+    def check(self, federation):
+        plan = federation.plan
+        if not any(map(plan.compared, range(len(plan.paths)))):
+            raise InputError("pfedhn generates what clients share, and that is nothing here.")
+        if plan.normalised and plan.batch_norm == "shared":
+            raise InputError(
+                "pfedhn generates no running statistics: batch_norm must be 'affine_shared' or "
+                "'local', got 'shared'."
+            )
+
+    def remarks(self, federation):
+        how = []
+        if self.form == "mean_vjp":
+            how = ["one step of the hypernetwork a round, along the members' mean product: not the "
+                   "paper's algorithm, which takes one after each client"]  # fmt: skip
+        return [*super().remarks(federation), *how]
+
+    def init(self, ctx):
+        model, dtype = ctx.initial_model(), ctx.dtype
+        like, hidden = ctx.plan.uploaded(model), self.hidden_size
+        size = self.embedding_size or 1 + ctx.num_clients // 4
+        key, drawn = keys.derive(ctx.key, "hypernetwork"), itertools.count()
+
+        def uniform(fan_in, *shape):
+            own = jax.random.fold_in(key, next(drawn))
+            return jax.random.uniform(own, shape, dtype, -1, 1) / math.sqrt(fan_in)
+
+        def begin(client):
+            own = jax.random.fold_in(keys.derive(ctx.key, "embedding"), client)
+            return jax.random.normal(own, (size,), dtype)
+
+        inputs = (size, *[hidden] * self.depth)
+        psi = Hypernetwork(
+            tuple((uniform(fan_in, fan_in, hidden), uniform(fan_in, hidden)) for fan_in in inputs),
+            jax.tree.map(lambda leaf: uniform(hidden, hidden, *leaf.shape), like),
+            jax.tree.map(lambda leaf: uniform(hidden, *leaf.shape), like),
+        )
+        embedding, private = jax.vmap(begin)(ctx.ids), ctx.replicate(self._private(ctx, model))
+        nothing = optax.tree.zeros_like((embedding, psi))
+        momentum = self._lasting(ctx, ctx.initial_optimizer_state())
+        return State(embedding, psi, *nothing, private, momentum)
+
+    def round(self, ctx, state):
+        cohort, own = ctx.cohort, ctx.cohort.gather((state.private, state.momentum))
+        if self.form == "mean_vjp":
+            generator, sent = self._turn(ctx, state.generator, cohort, own)
+        else:
+            order = cohort.order(ctx.key_for("order"))
+
+            def turn(generator, k):
+                return self._turn(ctx, generator, cohort.member(k), trees.take(own, k[None]))
+
+            generator, sent = lax.scan(turn, state.generator, order)
+            sent = jax.tree.map(lambda leaf: leaf[jnp.argsort(order), 0], sent)
+        (private, momentum), finite, steps, loss = sent
+        cohort = cohort.keep(finite, steps)
+        (embedding, psi), (of_v, of_psi) = generator
+        kept = cohort.scatter((state.private, state.momentum), (private, momentum))
+        state = State(embedding, psi, of_v, of_psi, *kept)
+        return state, ctx.record(cohort, clients={"train_loss": loss})
+
+    def _turn(self, ctx, generator, cohort, own):
+        """The members of a cohort train together, then the server takes one step.
+
+        Returns:
+          (what the server's optimizer moves and its momentum, (the members' private leaves and
+          their momentum, bool [M]: not diverged, steps [M], losses [M])).
+        """
+        (embedding, psi), _ = generator
+        private, momentum = own
+
+        def generate(psi, embedding):
+            return jax.vmap(psi)(embedding)
+
+        theta, transpose = jax.vjp(generate, psi, embedding[cohort.rows])
+        trained = self._train(ctx, leaf_plan.join(theta, private), cohort, momentum)
+        members = trained.cohort.mask
+        change = optax.tree.sub(theta, ctx.plan.uploaded(trained.models))
+        share = members / jnp.maximum(members.sum(), 1).astype(ctx.dtype)
+        change = jax.tree.map(lambda leaf: leaf * trees.expand_to(leaf, share), change)
+        d_psi, d_v = transpose(change)
+        gradient = jnp.zeros_like(embedding).at[cohort.rows].set(d_v), d_psi
+        moved, came = self._server_step(generator, gradient), members.any()
+        generator = jax.tree.map(lambda new, old: jnp.where(came, new, old), moved, generator)
+        after = trained.cohort
+        if trained.optimizer_state is not None:
+            momentum = self._lasting(ctx, trained.optimizer_state)
+        own = self._private(ctx, trained.models), momentum
+        return generator, (own, ~after.diverged, after.steps, trained.loss)
+
+    def _train(self, ctx, models, cohort, momentum):
+        """Local training whose gradients of generated leaves are clipped."""
+        generated = jax.tree.map(lambda _: True, ctx.plan.uploaded(models)["params"])
+
+        def correct(gradient, params, broadcast, client):
+            some = jax.tree.map(lambda on, g: g if on else None, generated, gradient,
+                                is_leaf=lambda x: x is None)  # fmt: skip
+            return leaf_plan.join(clipped(some, self.clip), gradient)
+
+        options = {}
+        if jax.tree.leaves(momentum):
+            fresh = trees.take(ctx.initial_optimizer_state(), cohort.rows)
+            options["optimizer_state"] = leaf_plan.join(momentum, fresh)
+        return ctx.train(models, cohort, correct=correct, **options)
+
+    def _server_step(self, generator, gradient):
+        """SGD of v and psi; the momentum of v is all clients'."""
+        moving, velocity = generator
+        rates = (self.server_rate * self.embedding_rate, self.server_rate)
+        sgd = optax.chain(
+            optax.add_decayed_weights(self.server_decay), optax.trace(self.server_momentum)
+        )
+        memory = optax.EmptyState(), optax.TraceState(velocity)
+        step, memory = sgd.update(clipped(gradient, self.server_clip), memory, moving)
+        step = tuple(optax.tree.scale(-r, s) for r, s in zip(rates, step, strict=True))
+        return optax.apply_updates(moving, step), memory[1].trace
+
+    @staticmethod
+    def _private(ctx, models):
+        """The leaves that are not generated, None in place of the others."""
+        return ctx.plan.select(models, lambda i: not ctx.plan.compared(i))
+
+    @staticmethod
+    def _lasting(ctx, memory):
+        """What lasts of states of local optimizers: that of trained leaves that are not generated.
+
+        Optimizers keep trees like the parameters, so the path of such a leaf ends in its own.
+        """
+        names = {path.partition("/")[2]: ctx.plan.compared(i)
+                 for i, path in enumerate(ctx.plan.paths) if leaf_plan.trainable(path)}  # fmt: skip
+
+        def lasts(path, leaf):
+            at = f"/{trees.path_name(path)}"
+            own = [name for name in names if at.endswith(f"/{name}")]
+            return leaf if own and not names[max(own, key=len)] else None
+
+        return jax.tree_util.tree_map_with_path(lasts, memory)
+
+    def models(self, ctx, state, rows):
+        embedding, private = trees.take((state.embedding, state.private), rows)
+        return {"personalized": leaf_plan.join(jax.vmap(state.psi)(embedding), private)}
+
+    def personalize(self, ctx, state, new_clients):
+        mean = jax.tree.map(
+            lambda leaf: jnp.mean(leaf, axis=0).astype(leaf.dtype), (state.embedding, state.private)
+        )
+        federation = new_clients.federation
+
+        def whole(model):
+            learnt = model["params"]
+            own = {**model, "params": learnt["private"]}
+            return leaf_plan.join(state.psi(learnt["embedding"]), own)
+
+        def objective(model, batch, rng, broadcast, client):
+            made = whole(model)
+            found = federation.task.forward(made, batch, rng)
+            penalty = federation.penalty(made["params"], found.batch, client)
+            return found._replace(loss=found.loss + penalty)
+
+        def correct(gradient, params, broadcast, client):
+            return gradient | {"embedding": clipped(gradient["embedding"], self.clip)}
+
+        start = {**mean[1], "params": {"embedding": mean[0], "private": mean[1]["params"]}}
+        learning = replace(new_clients, federation=replace(federation, extra_loss=None))
+        learnt = learning.train(
+            Broadcast(start), new_clients.everyone(), purpose="personalize", cursor=None,
+            objective=objective, correct=correct,
+            trainable=jax.tree.map(lambda _: True, start["params"]),
+        ).models  # fmt: skip
+        return jax.vmap(whole)(learnt)
+
+
+def clipped(gradient: Tree, bound: jax.Array) -> Tree:
+    """The gradient, no longer than `bound`; 0: as it is."""
+    most = jnp.where(bound > 0, bound, jnp.inf)
+    return optax.clip_by_global_norm(most).update(gradient, optax.EmptyState())[0]

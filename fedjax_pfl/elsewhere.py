@@ -1,0 +1,129 @@
+"""Names that other libraries and papers use for what has another name here, as data.
+
+All names are as `spelling.plain` writes them. A name of ours that isn't registered is passed over,
+so the tables may be ahead of the registries.
+"""
+
+
+def _turned(table: dict[str, str]) -> dict[str, tuple[str, ...]]:
+    """Our names by each of the others' names."""
+    ours: dict[str, tuple[str, ...]] = {}
+    for name, others in table.items():
+        for other in others.split():
+            ours[other] = (*ours.get(other, ()), name)
+    return ours
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# The same algorithm under another name. A name with several of ours is a family of algorithms.
+ALGORITHMS = _turned(
+    {
+        "cfl": "clusterfl clusteredfl clusteredfederatedlearning sattler",
+        "fedadagrad": "fedopt adaptivefedopt",
+        "fedadam": "fedopt adaptivefedopt",
+        "fedavg_ft": "fedft fedavg+ft fedavgfinetune fedavgfinetuned fedavgfinetuning",
+        "fedavgm": "fedavgmomentum fedmom fedavg+momentum servermomentum",
+        "fedper": "fedpersonalization",
+        "fedprox_ft": "fedprox+ft fedproxfinetune fedproxfinetuned fedproxfinetuning",
+        "fedyogi": "fedopt adaptivefedopt",
+        "heurfedamp": "fedampheur heuristicfedamp",
+        "lg_fedavg": "lgfed lg",
+        "local": "localonly localtraining onlylocal standalone separate individual",
+        "perfedavg": "peravg permfedavg",
+        "weight_erosion": "erosion",
+    }
+)
+
+# One setting of an algorithm that others give a name: (the algorithm, hyperparameter, value).
+VARIANTS = {
+    "pfedhnpc": ("pfedhn", "local_head", "true"),
+    "perfedavgfo": ("perfedavg", "variant", "first_order"),
+    "perfedavghf": ("perfedavg", "variant", "hessian_free"),
+    "peravgfo": ("perfedavg", "variant", "first_order"),
+    "peravghf": ("perfedavg", "variant", "hessian_free"),
+}
+
+# Algorithms of other libraries that are not here, and resemble none that are.
+ABSENT = _words("""
+    adcol afl bulyan ccvr cfloc dasha dbe depthfl dfl dispfl dpfedavg elastic fd fedah fedap fedas
+    fedavgdbe fedbe fedcac fedcd fedce fedcm fedcp fedcross fedcurv feddc feddf feddisco feddistill
+    feddpa fedem fedetf fedexp fedfa fedfed fedgen fedgc fedgh fedgkt fedgroup fediir fedkd fedlaw
+    fedlc fedlin fedma fedmask fedmd fedmedian fedmix fedmlb fedmtl fednh fednova fedntd fedpac
+    fedpara fedpcl fedpd fedperfix fedphp fedpop fedproc fedrs fedsam fedselect fedsgd fedsim
+    fedsoft fedsplit fedsr fedstar fedtgp fedtp fedtrimmedavg feduv flanders floco flute fml gpfl
+    heterofl hypcluster knnper krum ktpfl lcfedavg mapper metafed mime mocha multikrum partialfed
+    pfedbayes pfedgate pfedgp pfedgraph pfedkd pfedsim powd qffl qfedavg subfedavg tamuna term
+""")
+
+# Options and flags of PFLlib, FL-bench, Flower, FedML, LEAF and the repositories of the papers.
+OPTIONS = _turned(
+    {
+        "adapt_epochs": "finetuneepoch finetuneepochs finetuningepochs fte fe",
+        "algorithms": "algorithm algo alg method methods strategy fedname federatedoptimizer",
+        "alpha": "a dirichletalpha diralpha partitionalpha",
+        "augment": "augmentation dataaugmentation",
+        "batch_size": "bs lbs localbs localbatchsize clientbatchsize trainbatchsize",
+        "classes_per_client": "classes classperclient classesperuser labelsperclient",
+        "data_dir": "datapath dataroot datasetdir datasetpath",
+        "dataset": "d data datasetname",
+        "eval_every": "eg evalgap evalinterval evalfrequency frequencyofthetest testgap "
+        "testinterval tg",
+        "learning_rate": "lr locallr locallearningrate clientlr clientlearningrate",
+        "learning_rate_decay": "lrdecay ldg learningratedecaygamma lrdecayperround",
+        "local_epochs": "ls le localepoch localep epochs numepochs clientepochs numlocalepochs",
+        "local_steps": "localiterations localiters localupdates numlocalsteps",
+        "model": "arch backbone m modelname net network",
+        "momentum": "mo mom clientmomentum",
+        "new_client_steps": "finetuningepochnew ften",
+        "new_clients": "nnc numnewclients",
+        "num_clients": "nc cn clientnum clientnumintotal nclients nparties numparties "
+        "numpartitions numsupernodes numusers totalclients",
+        "num_seeds": "t times numruns numtrials repeats trials",
+        "output_dir": "goal go logdir outdir savedir savefoldername sfn",
+        "participation": "jr joinratio frac fraction fractionfit fractiontrain clientfraction "
+        "samplefraction participationratio participationrate proportion clientsperround "
+        "clientnumperround numclientsperround",
+        "partition": "niid noniid partitioner partitionmethod partitiontype splitmethod",
+        "rounds": "gr ge commround commrounds communicationrounds globalepoch globalepochs "
+        "globalrounds nrounds numglobaliters numrounds numserverrounds serverrounds",
+        "save_models": "savemodel",
+        "seed": "manualseed randomseed rngseed",
+        "server_rate": "slr serverlr serverlearningrate",
+        "shards_per_client": "shards shardperuser shardsperuser",
+        "test_fraction": "testratio testsetratio",
+        "tensorboard": "tb usetensorboard",
+        "validation_fraction": "valfraction valratio valsetratio",
+        "weight_decay": "wd l2",
+    }
+)
+
+# Flags of others without a counterpart here, and what is done instead.
+_DEVICE = (
+    "JAX chooses the device; CUDA_VISIBLE_DEVICES=0 or JAX_PLATFORMS=cpu before the command does"
+)
+WITHOUT = dict.fromkeys(("cuda", "dev", "device", "deviceid", "did", "gpu", "gpuid", "gpus",
+                         "nocuda", "usecuda"), _DEVICE) | dict.fromkeys(
+    ("nb", "numclasses"), "the data set has its number of classes") | dict.fromkeys(
+    ("clientdroprate", "droppercent", "sendslowrate", "trainslowrate"),
+    "--stragglers names late clients, --participation draws clients at random")  # fmt: skip
+
+PARTITIONS = _turned(
+    {
+        "dirichlet": "dir lda hetero labeldir noniidlabeldir niid noniid",
+        "dirichlet_per_client": "innerdirichlet innerdirichletpartitioner",
+        "dirichlet_uncapped": "dirichletpartitioner",
+        "exdir": "extdir extendeddirichlet",
+        "iid": "homo uniform iidpartitioner",
+        "pat": "path patho niid noniid",
+        "pathological": "path patho niid noniid pathologicalpartitioner randomassign",
+        "shards": "shardpartitioner",
+    }
+)
+
+DATASETS = _turned({"fashion_mnist": "fmnist", "tiny_imagenet": "tinyimagenet200"})
+
+# What a name that is unknown here may mean, whatever it names.
+MEANT = OPTIONS | PARTITIONS | DATASETS
