@@ -119,6 +119,8 @@ class L2C(Algorithm):
         return state, ctx.record(
             cohort.counted(counted),
             down=jnp.sum(heard, axis=1) * took_part,  # its own among them, as FedDWA's Table 4
+            numbers_up=source.numbers,
+            numbers_down=source.numbers,
             clients={"train_loss": loss, "self_weight": jnp.diagonal(weights)},
             mixing=weights,
         )

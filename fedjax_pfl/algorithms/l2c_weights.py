@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
@@ -40,9 +41,11 @@ class Logits:
       learnt: what members learn, as it was before the round, [M, ...].
       logits: that gives them, of all clients, [M, N].
       decay: of what they learn.
+      numbers: how many a member sends, and receives, beside updates; None: none.
     """
 
     decay: ClassVar[float] = 0.0
+    numbers: int | None = None
 
     def __init__(self, ctx, cohort, state, trained):
         self.rows = cohort.rows
@@ -86,6 +89,7 @@ class Attention:
         unit = jax.tree.map(lambda leaf: leaf / trees.expand_to(leaf, length), moved)
         self.updates = [units(leaf) for leaf in jax.tree.leaves(unit)]
         self.learnt = trees.replicate(state.encoder, cohort.size)
+        self.numbers = optax.tree.size(state.encoder)
         member = jnp.arange(cohort.size)
         shared = jax.vmap(scores, (None, None, 0))  # all updates are embedded once
         self.logits = self._known_and(shared(state.encoder, self.updates, member))

@@ -92,6 +92,10 @@ def test_reference(pattern, variant):
         heard = (models["active"] & present).sum(axis=1) * present
         np.testing.assert_array_equal(record["up"], np.repeat(present[:, None], 2, axis=1))
         np.testing.assert_array_equal(record["down"], np.repeat(heard[:, None], 2, axis=1))
+        assert ("numbers_up" in record["clients"]) == ("weights" in settings)
+        for way in ("up", "down") if "weights" in settings else ():
+            sent = (1 + 5 + 1 + 4) * 10 + 4 * (10 + 10 * 20 + 20)  # an encoder for each tensor
+            np.testing.assert_array_equal(record["clients"][f"numbers_{way}"], sent * present)
 
 
 def encoder_of(ours):
