@@ -49,6 +49,8 @@ TRAFFIC = [
     ("fedper", {}, 1, 1, 2),
     ("lg_fedavg", {}, 1, 1, 2),
     ("fedbn", {}, 1, 1, 2),
+    ("pfedhn", {}, 1, 1, 2),
+    ("pfedhn", {"form": "mean_vjp"}, 1, 1, 2),
     ("pfedla", {}, 1, 1, 2),  # heurpfedla's blocks: tests/algorithms/test_pfedla.py
 ]
 ELSEWHERE = {"heurpfedla"}
@@ -58,7 +60,7 @@ SLOW = ("full_gradient", "received", "labels")
 COMPARED = (
     *("fedavgm", "fedprox", "fedupdate", "perfedavg_spfl", "spfl", "spfl_w", "fedavg_sync"),
     *("fedavg_async", "perfedavg_async", "fedasync", "lga", "plga", "fedper", "lg_fedavg"),
-    *("fedbn", "pfedla"),
+    *("fedbn", "pfedhn", "pfedla"),
 )
 SAMPLED = ("local", "scaffold", "cwfedavg")  # quick under sampling, where the same is looked at
 
