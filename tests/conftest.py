@@ -87,9 +87,12 @@ def pytest_xdist_make_scheduler(config, log):
             if figures:
                 return folder + figures
             folder, contract, name = nodeid.partition("test_contract.py::test_contract[")
-            own = f"test_{name.partition('-')[0]}.py"
-            if contract and (here / own).exists():
-                return folder + own
+            name = name.partition("-")[0]
+            if contract:  # several names may share a file
+                module = pfl.ALGORITHMS[name].__module__.rpartition(".")[2]
+                for own in (f"test_{name}.py", f"test_{module}.py"):
+                    if (here / own).exists():
+                        return folder + own
             return super()._split_scope(nodeid)
 
     return ByPrograms(config, log)

@@ -138,14 +138,22 @@ def weighted_sum(weights: PerMember, senders: Stack, onto: Tree) -> Tree:
     """
     arrived = jnp.any(weights != 0)
 
-    def combine(leaf, old):
+    def received(leaf, old):
         if not jnp.issubdtype(leaf.dtype, jnp.inexact):
             return old
-        row = weights.astype(leaf.dtype)
-        new = jnp.matmul(row, leaf.reshape(len(leaf), -1), precision=jax.lax.Precision.HIGHEST)
-        return jnp.where(arrived, new.reshape(leaf.shape[1:]), old)
+        return jnp.where(arrived, combine(weights, leaf), old)
 
-    return jax.tree.map(combine, senders, onto)
+    return jax.tree.map(received, senders, onto)
+
+
+def combine(weights: PerMember, senders: Stack) -> Tree:
+    """sum_j weights[j] senders_j of a stack [B, ...], for any real weights [B]."""
+
+    def product(leaf):
+        total = _product(weights.astype(leaf.dtype), leaf.reshape(len(leaf), -1))
+        return total.reshape(leaf.shape[1:])
+
+    return jax.tree.map(product, senders)
 
 
 def check(weights: np.ndarray, tolerance: float = 1e-5) -> None:

@@ -16,7 +16,7 @@ from jax import lax
 
 from fedjax_pfl import trees
 from fedjax_pfl.errors import InputError
-from fedjax_pfl.typing import Matrix, PerMember, Stack, Tree
+from fedjax_pfl.typing import Matrix, PerMember, Rows, Stack, Tree
 
 BLOCK = 2**20  # elements of a block of columns: 4 MB in float32
 
@@ -30,30 +30,47 @@ def gram(a: Stack, b: Stack, centred: bool = False) -> Matrix:
     return _over_columns(products, a, b)
 
 
+def dots(stack: Stack, one: Tree) -> PerMember:
+    """Inner products <stack_j, one> of models [B, ...] with a single one, over all leaves, [B]."""
+
+    def product(x, y):
+        return jnp.matmul(x.reshape(len(x), -1), y.ravel(), precision=lax.Precision.HIGHEST)
+
+    return _sum_leaves(jax.tree.map(product, stack, one))
+
+
 def squared_norms(a: Stack) -> PerMember:
     """|a_i|^2 over all leaves, [A]."""
     return _sum_leaves(jax.tree.map(lambda x: jnp.sum(jnp.square(x).reshape(len(x), -1), 1), a))
 
 
-def squared_distances(a: Stack, b: Stack) -> Matrix:
+def squared_distances(a: Stack, b: Stack, partners: Rows | None = None) -> Matrix:
     """|a_i - b_j|^2, [A, B], right also for models that differ by a small part of their norm.
 
     Expanding the square on raw weights cancels: their norms are 1e2 to 1e3 where the distances
     wanted are 1e-4 to 1e-1. Both stacks are therefore shifted by the mean of `b` first, which
-    changes no distance. Where both have the same length, row i of one usually stands for the same
-    client as row i of the other and is by far its nearest: the diagonal is summed directly. Where
-    some pair is still so near, for its distance to the centre, that digits would be lost (tight
-    clusters far apart, a client about to explode), all pairs are summed directly.
+    changes no distance. A row of `b` that stands for the same client as a row of `a` is by far its
+    nearest: these pairs are summed directly. Where some pair is still so near, for its distance to
+    the centre, that digits would be lost (tight clusters far apart, a client about to explode), all
+    pairs are summed directly.
+
+    Args:
+      a, b: stacks [A, ...] and [B, ...].
+      partners: int [A], the row of `b` that stands for the same client as each row of `a`; by
+        default the same row where both have the same length, and none otherwise.
 
     Raises:
       InputError: trees without leaves: the clients share nothing to compare.
     """
     if not jax.tree.leaves(b):
         raise InputError("Models without a shared trainable leaf can't be compared.")
-    same_length = len(jax.tree.leaves(a)[0]) == len(jax.tree.leaves(b)[0])
+    rows, columns = (len(jax.tree.leaves(side)[0]) for side in (a, b))
+    paired_up = partners is not None or rows == columns
+    partner_of = jnp.arange(rows) if partners is None else partners
 
     def sums(x, y):
-        paired = jnp.sum(jnp.square(x - y), axis=1) if same_length else jnp.zeros((), x.dtype)
+        near = y if partners is None else y[partners]
+        paired = jnp.sum(jnp.square(x - near), axis=1) if paired_up else jnp.zeros((), x.dtype)
         centre = _mean_row(y)
         x, y = x - centre, y - centre
         return _products(x, y), jnp.sum(x * x, axis=1), jnp.sum(y * y, axis=1), paired
@@ -62,8 +79,8 @@ def squared_distances(a: Stack, b: Stack) -> Matrix:
     scale = norms_a[:, None] + norms_b[None, :]
     distances = jnp.maximum(scale - 2 * products, 0)
     trusted = distances >= 1e-3 * scale
-    if same_length:
-        own = jnp.eye(len(distances), dtype=bool)
+    if paired_up:
+        own = partner_of[:, None] == jnp.arange(columns)
         distances = jnp.where(own, paired[:, None], distances)
         trusted |= own
 

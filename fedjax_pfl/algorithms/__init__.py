@@ -1,29 +1,55 @@
 """The algorithms, one file each; importing this package registers them all."""
 
+from fedjax_pfl.algorithms.apfl import Apfl
+from fedjax_pfl.algorithms.apple import Apple
 from fedjax_pfl.algorithms.asynchronous import FedAsync, FedAvgAsync, FedAvgSync
 from fedjax_pfl.algorithms.cwfedavg import CwFedAvg
+from fedjax_pfl.algorithms.ditto import Ditto
+from fedjax_pfl.algorithms.fedala import FedALA
+from fedjax_pfl.algorithms.fedamp import FedAMP, HeurFedAMP
 from fedjax_pfl.algorithms.fedavg import FedAvg
 from fedjax_pfl.algorithms.fedavg_ft import FedAvgFineTuned
 from fedjax_pfl.algorithms.fedavgm import FedAvgM
+from fedjax_pfl.algorithms.fedbabu import FedBabu
 from fedjax_pfl.algorithms.fedbn import FedBN
 from fedjax_pfl.algorithms.feddwa import FedDWA
+from fedjax_pfl.algorithms.feddyn import FedDyn
+from fedjax_pfl.algorithms.fedfomo import FedFomo
+from fedjax_pfl.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
 from fedjax_pfl.algorithms.fedper import FedPer
+from fedjax_pfl.algorithms.fedproto import FedProto
 from fedjax_pfl.algorithms.fedprox import FedProx
+from fedjax_pfl.algorithms.fedprox_ft import FedProxFineTuned
+from fedjax_pfl.algorithms.fedrep import FedRep
+from fedjax_pfl.algorithms.fedrod import FedRod
 from fedjax_pfl.algorithms.fedupdate import FedUpdate
+from fedjax_pfl.algorithms.ifca import Ifca
+from fedjax_pfl.algorithms.l2c import L2C
 from fedjax_pfl.algorithms.lg_fedavg import LgFedAvg
 from fedjax_pfl.algorithms.lga import Lga, Plga
 from fedjax_pfl.algorithms.local import Local
+from fedjax_pfl.algorithms.moon import Moon
 from fedjax_pfl.algorithms.perfedavg_async import PerFedAvgAsync
 from fedjax_pfl.algorithms.perfedavg_spfl import PerFedAvgSpfl
 from fedjax_pfl.algorithms.pfedhn import PFedHN
 from fedjax_pfl.algorithms.pfedla import HeurPFedLA, PFedLA
+from fedjax_pfl.algorithms.pfedme import PFedMe
 from fedjax_pfl.algorithms.scaffold import Scaffold
+from fedjax_pfl.algorithms.sfl import Sfl
 from fedjax_pfl.algorithms.spfl import Spfl, SpflW
 from fedjax_pfl.algorithms.waffle import Waffle
 from fedjax_pfl.algorithms.weight_erosion import WeightErosion
 
 __all__ = [
+    "L2C",
+    "Apfl",
+    "Apple",
     "CwFedAvg",
+    "Ditto",
+    "FedALA",
+    "FedAMP",
+    "FedAdagrad",
+    "FedAdam",
     "FedAsync",
     "FedAvg",
     "FedAvgAsync",
@@ -31,20 +57,33 @@ __all__ = [
     "FedAvgM",
     "FedAvgSync",
     "FedBN",
+    "FedBabu",
     "FedDWA",
+    "FedDyn",
+    "FedFomo",
     "FedPer",
+    "FedProto",
     "FedProx",
+    "FedProxFineTuned",
+    "FedRep",
+    "FedRod",
     "FedUpdate",
+    "FedYogi",
+    "HeurFedAMP",
     "HeurPFedLA",
+    "Ifca",
     "LgFedAvg",
     "Lga",
     "Local",
+    "Moon",
     "PFedHN",
     "PFedLA",
+    "PFedMe",
     "PerFedAvgAsync",
     "PerFedAvgSpfl",
     "Plga",
     "Scaffold",
+    "Sfl",
     "Spfl",
     "SpflW",
     "Waffle",

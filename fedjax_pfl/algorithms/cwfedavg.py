@@ -19,13 +19,14 @@ from fedjax_pfl.federation.extra_losses import (
     estimated_class_shares,
 )
 from fedjax_pfl.structs import Broadcast, per_client, per_server, static, struct
-from fedjax_pfl.typing import Stack
+from fedjax_pfl.typing import PerClient, Stack
 
 
 @struct
 class State:
     models: Stack = per_client()
     classes: Stack | None = per_server()  # [C, ...]; only with score_class_models
+    told: PerClient | None = per_client()  # bool: has sent its labels' shares; only with "labels"
 
 
 @algorithm("cwfedavg")
@@ -73,7 +74,8 @@ class CwFedAvg(Algorithm):
     def init(self, ctx):
         model = ctx.initial_model()
         classes = trees.replicate(model, ctx.federation.data.num_classes)
-        return State(ctx.replicate(model), classes if self.score_class_models else None)
+        told = jnp.zeros((ctx.num_clients,), bool) if self.shares == "labels" else None
+        return State(ctx.replicate(model), classes if self.score_class_models else None, told)
 
     def round(self, ctx, state):
         wdr = WeightDistribution(self.wdr_weight)
@@ -97,8 +99,13 @@ class CwFedAvg(Algorithm):
             models = ctx.mix(weights, trained, onto=held)
         estimate = shares if self.shares == "norms" else self.norm_shares(ctx, held)
         gap = jnp.linalg.norm(estimate - self.true_shares(ctx), axis=1)
-        return State(models, classes if self.score_class_models else None), ctx.record(
+        told, numbers = state.told, None
+        if told is not None:  # C numbers when it first takes part
+            numbers = shares.shape[1] * (ctx.cohort.mask & ~cohort.gather(told))
+            told = cohort.scatter(told, ctx.cohort.mask, where=ctx.cohort.mask)
+        return State(models, classes if self.score_class_models else None, told), ctx.record(
             cohort,
+            numbers_up=numbers,
             clients={"train_loss": loss, "class_share_error": cohort.gather(gap)},
             everyone_mixes=True,
             mixing=weights,

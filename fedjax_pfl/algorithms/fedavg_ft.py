@@ -22,20 +22,21 @@ class FedAvgFineTuned(FedAvg):
       fine_tune_epochs: F, epochs of fine-tuning.
       budget: fine-tune once, after the last round, for max(floor(F n_i / B), F) minibatches, as the
         published code of Ditto does; otherwise F epochs whenever models are scored.
-      mu: with a budget, weight of a term (mu / 2) |v - w|^2 that keeps the copy v near the server's
-        model w.
+      pull: with a budget, weight lambda of a term (lambda / 2) |v - w|^2 that keeps the copy v near
+        the server's model w.
     """
 
     fine_tune_epochs: int = static(default=1)
     budget: bool = static(default=False)
-    mu: float = 0.0
+    pull: float = 0.0
 
     def validate(self):
+        super().validate()
         require(self.fine_tune_epochs >= 0, "fine_tune_epochs", self.fine_tune_epochs, "at least 0")
-        require(self.mu >= 0, "mu", self.mu, "at least 0")
-        require(self.budget or self.mu == 0, "mu", self.mu, "0 without budget=true")
+        require(self.pull >= 0, "pull", self.pull, "at least 0")
+        require(self.budget or self.pull == 0, "pull", self.pull, "0 without budget=true")
 
     def adaptation(self):
         if not self.budget:
             return Adaptation(epochs=self.fine_tune_epochs)
-        return Adaptation(self.fine_tune_epochs, when="last", budget=True, proximal=self.mu)
+        return Adaptation(self.fine_tune_epochs, when="last", budget=True, proximal=self.pull)

@@ -24,6 +24,7 @@ class FedProx(FedAvg):
     mu: float = 1.0
 
     def validate(self):
+        super().validate()
         require(self.mu >= 0, "mu", self.mu, "at least 0")
 
     def local_update(self, ctx, state, received, **options):

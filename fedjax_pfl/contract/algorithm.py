@@ -144,7 +144,9 @@ class Algorithm:
             return models.model
         return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0).astype(leaf.dtype), models)
 
-    def personalize(self, ctx: Context, state: State, new_clients: Context) -> Stack:
+    def personalize(
+        self, ctx: Context, state: State, new_clients: Context, **options: Any
+    ) -> Stack:
         """Models [K, ...] of clients that never took part.
 
         Args:
@@ -152,8 +154,9 @@ class Algorithm:
           state: after its last round.
           new_clients: context of the K new clients' own federation; by default each takes one
             round's local training from `new_client_start`, of leaves too that rounds leave frozen.
+          **options: of `ctx.train`, for a subclass whose new clients train otherwise.
         """
-        start, options = self.new_client_start(ctx, state), {}
+        start = self.new_client_start(ctx, state)
         if any(new_clients.plan.frozen):
             options["trainable"] = jax.tree.map(lambda _: True, start["params"])
         return new_clients.train(

@@ -12,6 +12,7 @@ from fedjax_pfl.aggregation import leaf_plan, mixing
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
 from fedjax_pfl.contract.record import Record, recorded
 from fedjax_pfl.contract.tally import Tally
+from fedjax_pfl.data.federated import Split
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.client import Client
 from fedjax_pfl.federation.federation import Federation
@@ -81,7 +82,7 @@ class Context:
         """The same model for all clients, [N, ...]."""
         return trees.replicate(model, self.num_clients)
 
-    def sizes(self, split: str = "train") -> PerMember:
+    def sizes(self, split: str | Split = "train") -> PerMember:
         """int32 [M]: samples of the cohort's clients."""
         return self.federation.data.split(split).size[self.cohort.rows]
 
@@ -217,7 +218,7 @@ class Context:
 
         Args:
           candidates, rows: see `scoring.loss_matrix`.
-          **options: of `scoring.loss_matrix`: split, choice, active.
+          **options: of `scoring.loss_matrix`: split, choice, active, onto.
         """
         if rows is None:
             rows = self.cohort.rows
@@ -274,6 +275,8 @@ class Context:
         *,
         up: int | jax.Array = 1,
         down: int | jax.Array = 1,
+        numbers_up: int | jax.Array | None = None,
+        numbers_down: int | jax.Array | None = None,
         clients: dict[str, jax.Array] | None = None,
         scalars: dict[str, jax.Array] | None = None,
         everyone_mixes: bool = False,
@@ -285,6 +288,8 @@ class Context:
           cohort: as it is after training, so that diverged clients and all steps are known.
           up, down: copies of the model sent and received by each member that took part: a number,
             or int [M] or [M, num_blocks] where members or blocks differ.
+          numbers_up, numbers_down: what is sent and received beside blocks of the model, such as
+            class means, in numbers of the parameters' type: a number, or int [M].
           clients: arrays [M], one number for each member.
           scalars: arrays [].
           **matrices: by name: [.., M, M] of the cohort, or [.., M, N] where all clients' models are
@@ -299,6 +304,8 @@ class Context:
             self.federation.plan.num_blocks,
             up=up,
             down=down,
+            numbers_up=numbers_up,
+            numbers_down=numbers_down,
             clients=clients or {},
             scalars=scalars or {},
             everyone_mixes=everyone_mixes,

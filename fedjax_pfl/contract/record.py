@@ -16,7 +16,8 @@ class Record:
     Attributes:
       clients: arrays [N], one number for each client, NaN or 0 for the absent. `Context.record`
         adds "participated", "diverged" and "local_steps", the gradients that were computed; a
-        round with a `loss_matrix` "forward_samples", its forward passes of one sample.
+        round with a `loss_matrix` "forward_samples", its forward passes of one sample; one that
+        sends plain numbers "numbers_up" or "numbers_down", int32, how many beside the blocks.
       scalars: arrays [].
       up, down: int32 [N, num_blocks], copies of each block of the model that the client sent to
         and received from the server; the host multiplies by block sizes in 64 bit.
@@ -36,6 +37,8 @@ def recorded(
     *,
     up: int | jax.Array,
     down: int | jax.Array,
+    numbers_up: int | jax.Array | None = None,
+    numbers_down: int | jax.Array | None = None,
     clients: Mapping[str, jax.Array],
     scalars: Mapping[str, jax.Array],
     everyone_mixes: bool,
@@ -44,11 +47,14 @@ def recorded(
     """The record of a round in which `cohort` took part; see `Context.record`."""
     took_part = cohort.mask | cohort.diverged
 
+    def of_members(count: int | jax.Array) -> jax.Array:
+        """int32 [M, ...]; a single number is that of each who took part."""
+        count = jnp.asarray(count, jnp.int32)
+        return count * took_part if count.ndim == 0 else count
+
     def copies(count: int | jax.Array) -> jax.Array:
         """int32 [N, num_blocks]."""
-        count = jnp.asarray(count, jnp.int32)
-        if count.ndim == 0:
-            count = count * took_part
+        count = of_members(count)
         count = count if count.ndim == 2 else count[:, None]
         return cohort.spread(jnp.broadcast_to(count, (cohort.size, num_blocks)), 0)
 
@@ -70,6 +76,9 @@ def recorded(
         "diverged": cohort.spread(cohort.diverged, False),
         "local_steps": cohort.spread(cohort.steps, 0),
     }
+    for name, count in (("numbers_up", numbers_up), ("numbers_down", numbers_down)):
+        if count is not None:
+            per_client[name] = cohort.spread(of_members(count), 0)
     for name, value in clients.items():
         per_client[name] = cohort.spread(jnp.where(cohort.mask, value, jnp.nan), jnp.nan)
     return Record(

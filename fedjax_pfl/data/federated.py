@@ -5,6 +5,7 @@ batches are gathered by index and scaled inside the compiled program.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -35,6 +36,14 @@ class Split:
     capacity: int = static()
     total: int = static()
     equal: bool = static()
+
+    def window(self, start: jax.Array, size: jax.Array) -> "Split":
+        """Of each client the `size` [N] samples from position `start` [N] on; both may be traced.
+
+        They must lie within the client's part: 0 <= start, start + size <= `self.size`. The
+        capacity and the total stay those of the whole.
+        """
+        return replace(self, offset=self.offset + start, size=size, equal=False)
 
 
 @struct
@@ -83,7 +92,10 @@ class FederatedData:
         tokens = self.samples.dtype in (np.uint16, np.int32)
         return jnp.dtype(jnp.int32 if tokens else dtype)
 
-    def split(self, name: str) -> Split:
+    def split(self, name: str | Split) -> Split:
+        """A split by name; one that is given, such as a window, is returned as it is."""
+        if isinstance(name, Split):
+            return name
         return {"train": self.train, "validation": self.validation, "test": self.test}[name]
 
     def fetch(

@@ -22,6 +22,7 @@ from fedjax_pfl.federation.local_training import LocalTraining
 from fedjax_pfl.federation.participation import Participation
 from fedjax_pfl.federation.schedules import Schedule
 from fedjax_pfl.models.heads import PERSONAL_HEAD, TwoHeads, check_features, two_heads
+from fedjax_pfl.models.mixtures import mixture
 from fedjax_pfl.models.task import ForwardedBatch, Task
 from fedjax_pfl.structs import static, struct
 from fedjax_pfl.typing import Tree
@@ -172,6 +173,14 @@ class Federation:
         changed = replace(self, task=two_heads(self.task, fresh))
         model = jax.eval_shape(changed.initial_model, key)
         return replace(changed, plan=planning.with_personal_head(self.plan, model, PERSONAL_HEAD))
+
+    def with_mixtures(self) -> "Federation":
+        """The federation in which a pair of models is a model whose logits are mixed (`pairs`).
+
+        Its task is a `Mixture`, and its models begin as they would. A federation that has one
+        already is returned unchanged.
+        """
+        return replace(self, task=mixture(self.task))
 
     def frozen(self, rule: Rule) -> "Federation":
         """The federation in which no round trains the leaves that a rule names, such as "head".

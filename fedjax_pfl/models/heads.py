@@ -46,8 +46,8 @@ class TwoHeads(Task):
 
     def heads(
         self, model: Tree, inputs: jax.Array, *mode: *Mode, detached: bool = False
-    ) -> tuple[jax.Array, jax.Array, Tree]:
-        """(logits of the network's head, logits of the personal head, changed statistics).
+    ) -> tuple[jax.Array, jax.Array, Tree, jax.Array]:
+        """(logits of the network's head, of the personal head, changed statistics, features).
 
         With `detached` no gradient reaches the features through the personal head. Computed in
         `compute_dtype`, as `outputs` is.
@@ -56,7 +56,7 @@ class TwoHeads(Task):
         def forward(model, inputs):
             features, statistics = self.embed(model, inputs, *mode)
             seen = lax.stop_gradient(features) if detached else features
-            return *self._both(model, features, seen), statistics
+            return *self._both(model, features, seen), statistics, features
 
         return self.computed(forward, model, inputs)
 

@@ -171,14 +171,18 @@ class Task:
         log_p = jax.nn.log_softmax(logits)
         return -jnp.take_along_axis(log_p, labels[:, None], axis=1)[:, 0]
 
+    def mean_loss(self, logits: jax.Array, batch: Batch) -> jax.Array:
+        """Mean cross-entropy of logits [B, C] over a batch's valid samples, []."""
+        losses = jnp.where(batch.valid, self.losses(logits, batch.labels), 0)
+        count = jnp.sum(batch.valid, dtype=losses.dtype)
+        return jnp.sum(losses) / jnp.maximum(count, 1)
+
     def forward(
         self, model: Tree, batch: Batch, rng: jax.Array | None = None, train: bool = True
     ) -> Forward:
         """One pass over a minibatch: its loss, and the batch for extra losses."""
         out = self.outputs(model, batch.inputs, train, rng, batch.valid)
-        losses = jnp.where(batch.valid, self.losses(out.logits, batch.labels), 0)
-        count = jnp.sum(batch.valid, dtype=losses.dtype)
-        loss = jnp.sum(losses) / jnp.maximum(count, 1)
+        loss = self.mean_loss(out.logits, batch)
         seen = ForwardedBatch(batch.inputs, batch.labels, batch.valid, out.logits, out.features)
         return Forward(loss, {**model, **out.statistics}, seen)
 

@@ -1,4 +1,5 @@
 """Names that results, their tables and their pictures share."""
 
 HEADLINE = "personalized"
-COUNTS = ("local_steps", "forward_samples")  # of each client's computation in a round
+# Whole numbers of each client in a round: of its computation, and of its traffic beside blocks.
+COUNTS = ("local_steps", "forward_samples", "numbers_up", "numbers_down")

@@ -38,7 +38,8 @@ class Result:
       scores: "MODEL/SPLIT/accuracy" (a fraction) and "MODEL/SPLIT/loss", [S, H, E, N]. The model
         is the one a client would use after the round's aggregation and before its next training.
       clients: per-client records of every round, [S, H, T, N]: "participated", "diverged",
-        "local_steps" (int32, gradients of a minibatch), "train_loss", and the algorithm's own.
+        "local_steps" (int32, gradients of a minibatch), "train_loss", and the algorithm's own;
+        "numbers_up" and "numbers_down" (int32), if it sends more than blocks of the model.
       scalars: per-round records, [S, H, T].
       copies_up, copies_down: int32 [S, H, T, N, G], copies of each block sent and received.
       blocks, block_sizes: names and shared elements of the G blocks; item_bytes: per element.
@@ -171,8 +172,14 @@ class Result:
     def traffic(self) -> dict[str, np.ndarray]:
         """Bytes sent ("up") and received ("down") by each client, int64 [S, H, T, N]."""
         size = self.block_sizes.astype(np.int64) * self.item_bytes
-        copies = {"up": self.copies_up, "down": self.copies_down}
-        return {way: count.astype(np.int64) @ size for way, count in copies.items()}
+        sent = {
+            "up": self.copies_up.astype(np.int64) @ size,
+            "down": self.copies_down.astype(np.int64) @ size,
+        }
+        for way in sent:
+            if (numbers := self.clients.get(f"numbers_{way}")) is not None:
+                sent[way] += numbers.astype(np.int64) * self.item_bytes
+        return sent
 
     def traffic_mb_per_client_round(self, setting: int = 0) -> dict[str, float]:
         """Megabytes (1e6 bytes) a participating client sends and receives in one round."""

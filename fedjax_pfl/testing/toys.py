@@ -78,7 +78,7 @@ def toy_federation(
     train_sizes=TRAIN_SIZES,
     test_sizes=None,
     *,
-    validation_size: int = 2,
+    validation_size: Any = 2,
     model: Any = None,
     order=None,
     diverging: int | None = None,
@@ -89,7 +89,8 @@ def toy_federation(
 
     Args:
       train_sizes, test_sizes: samples of each client.
-      validation_size: of every client; without validation samples the program is smaller.
+      validation_size: of every client, or of each; without validation samples the program is
+        smaller.
       model: by default an MLP with 5 hidden units that overflows on huge inputs.
       order: permutation of the clients; they keep their permanent ids.
       diverging: a client whose samples are so large that its training overflows.
@@ -99,6 +100,7 @@ def toy_federation(
     count = len(train_sizes)
     if test_sizes is None:
         test_sizes = [TEST_SIZES[i % len(TEST_SIZES)] for i in range(count)]
+    held_out = np.broadcast_to(validation_size, count)
     rng = np.random.default_rng(seed)
     centres = rng.normal(size=(3, 4))
     lists, labels, samples, total = {"train": [], "test": [], "validation": []}, [], [], 0
@@ -107,7 +109,7 @@ def toy_federation(
         for name, size in (
             ("train", train_sizes[i]),
             ("test", test_sizes[i]),
-            ("validation", validation_size),
+            ("validation", held_out[i]),
         ):
             lists[name].append(np.arange(total, total + size))
             total += size

@@ -185,7 +185,7 @@ def run_clients(
     schedule: Schedule,
     broadcast: Tree = None,
     operands: Tree = None,
-    split: str = "train",
+    split: str | Split = "train",
     active: jax.Array | None = None,
     cursor: jax.Array | None = None,
     finish: Callable[[Tree, Client], Tree] | None = None,
@@ -202,7 +202,8 @@ def run_clients(
       schedule: which batches in which order.
       broadcast: operands without a client axis, handed to every step.
       operands: read-only operands of each client, leaves [M, ...]; found in `client.operand`.
-      split: "train", "validation" or "test".
+      split: "train", "validation" or "test", or a `Split`, such as a window of one. Samples are
+        augmented under the name "train" alone.
       active: bool [M]; the others take no step and keep their carry.
       cursor: int32 [M], steps taken before, for unshuffled schedules, which continue there.
       finish: `finish(carry, client)` makes the result from a client's last carry, and from its

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fedjax_pfl import trees
+from fedjax_pfl.aggregation import leaf_plan
 from fedjax_pfl.data.federated import Split
 from fedjax_pfl.errors import require
 from fedjax_pfl.execution.lanes import Loop, run_loops
@@ -13,7 +15,7 @@ from fedjax_pfl.execution.rows import over_rows
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.schedules import COUNTED
 from fedjax_pfl.structs import Broadcast
-from fedjax_pfl.typing import Rows, Tree
+from fedjax_pfl.typing import Rows, Stack, Tree
 
 
 class _Scored(NamedTuple):
@@ -26,14 +28,14 @@ class _Scored(NamedTuple):
 
 
 def score(
-    federation: Federation, models: Tree | Broadcast, rows: Rows, split: str
+    federation: Federation, models: Tree | Broadcast, rows: Rows, split: str | Split
 ) -> tuple[jax.Array, jax.Array]:
     """Correct predictions and summed cross-entropy of each client's model on its own samples.
 
     Args:
       models: [k, ...] for the clients `rows`, or one `Broadcast` model.
       rows: int32 [k].
-      split: "train", "validation" or "test".
+      split: "train", "validation" or "test", or a `Split`, such as a window of one.
 
     Returns:
       (correct int32 [k], loss [k]).
@@ -99,18 +101,21 @@ def loss_matrix(
     federation: Federation,
     candidates: Tree,
     rows: Rows,
-    split: str = "validation",
+    split: str | Split = "validation",
     choice: jax.Array | None = None,
     active: jax.Array | None = None,
+    onto: Stack | None = None,
 ) -> LossMatrix:
     """Mean loss of candidate models on each client's samples.
 
     Args:
       candidates: stack of models [Q, ...].
       rows: int32 [M], the clients whose samples are used.
-      split: "train", "validation" or "test".
+      split: "train", "validation" or "test", or a `Split`, such as a window of one.
       choice: int32 [M, K], which candidates each client scores; all of them by default (K = Q).
       active: bool [M]; the others score nothing. All by default.
+      onto: models [M, ...] of the clients, whose private leaves take the place of the candidates',
+        as in mixing.
 
     Raises:
       InputError: too many forward passes to count.
@@ -125,16 +130,22 @@ def loss_matrix(
     sizes = part.size[rows]
     sizes = sizes if active is None else jnp.where(active, sizes, 0)
 
+    private = None
+    if onto is not None:
+        trees.check_rows("models with the clients' private leaves", onto, rows.shape[0])
+        (candidates, _), (_, private) = map(federation.plan.split, (candidates, onto))
+
     def lane(operand, candidates):
-        row, chosen, size = operand
+        row, chosen, size, private = operand
 
         def one(candidate):
-            model = jax.tree.map(lambda leaf: leaf[candidate], candidates)
+            model = trees.row(candidates, candidate)
+            model = model if private is None else leaf_plan.join(model, private)
             _, loss = scoring.alone(_Scored(row, model, size), None)
             return loss / jnp.maximum(part.size[row], 1)
 
         return lax.map(one, chosen)
 
-    operands = (rows, choice, None if active is None else sizes)
+    operands = (rows, choice, None if active is None else sizes, private)
     losses = over_rows(lane, operands, candidates, federation.execution, sizes)
     return LossMatrix(losses, (sizes * choice.shape[1]).astype(jnp.int32))

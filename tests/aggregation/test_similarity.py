@@ -71,6 +71,19 @@ def test_distances_rectangular_and_never_negative():
     np.testing.assert_allclose(distances[0, 1:], exact_distances(some, trained)[0, 1:], 1e-5)
 
 
+def test_some_clients_among_all_are_known_by_their_partners():
+    """Their own rows, at a distance of 0, would send all pairs the slow way."""
+    trained, partners = models(1e-3), np.array([1, 4])
+    some = jax.tree.map(lambda x: x[partners], trained)
+    known = jax.jit(lambda a, b: similarity.squared_distances(a, b, partners))
+    distances, wanted = np.asarray(known(some, trained)), exact_distances(some, trained)
+    assert (distances[[0, 1], partners] == 0).all()
+    np.testing.assert_allclose(distances, wanted, 1e-5)
+    slow = np.asarray(squared_distances(some, trained))  # differs in its last digits
+    np.testing.assert_allclose(slow, wanted, 1e-5)
+    assert (distances != slow).any()
+
+
 def test_distances_inside_two_clusters_far_apart():
     far = np.array([0.0, 0.0, 0.0, 1.0, 1.0, 1.0])
     clusters = models(1e-4, far=far)
@@ -88,6 +101,8 @@ def test_gram_norms_and_cosines():
     x, y = rows(a), rows(b)
     np.testing.assert_allclose(jax.jit(similarity.gram)(a, b), x @ y.T, 1e-4, 1e-2)
     np.testing.assert_allclose(jax.jit(similarity.squared_norms)(a), (x**2).sum(1), 1e-5)
+    one = jax.tree.map(lambda leaf: leaf[2], a)
+    np.testing.assert_allclose(jax.jit(similarity.dots)(b, one), y @ x[2], 1e-4, 1e-2)
     lengths = np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(y, axis=1)[None]
     np.testing.assert_allclose(cosines(a, b), x @ y.T / lengths, 1e-4, 1e-5)
 

@@ -1,4 +1,4 @@
-"""Five throwaway algorithms that use the contract alone: proof that it is wide enough.
+"""Four throwaway algorithms that use the contract alone: proof that it is wide enough.
 
 They are no products: simplified forms of what the real algorithms will need. Each names its demand
 on the engine.
@@ -154,35 +154,6 @@ class Sequential(Algorithm):
 
 
 @struct
-class ServerModels:
-    models: Any = per_server()
-
-
-@struct
-class ChosenCluster(Algorithm):
-    """Several server models, of which every client takes the one that fits it best, as IFCA."""
-
-    def init(self, ctx):
-        first = [ctx.initial_model(f"init{k}") for k in range(2)]
-        return ServerModels(jax.tree.map(lambda *leaves: jnp.stack(leaves), *first))
-
-    def _choice(self, ctx, state, rows):
-        return jnp.argmin(ctx.loss_matrix(state.models, rows, split="train"), axis=1)
-
-    def round(self, ctx, state):
-        choice = self._choice(ctx, state, ctx.cohort.rows)
-        trained, cohort, _ = ctx.train(trees.take(state.models, choice))
-        members = jax.nn.one_hot(choice, 2).T * ctx.sizes()
-        weights = mixing.normalize(members, cohort.mask)  # [clusters, M]
-        models = ctx.mix(weights, trained, onto=state.models)
-        record = ctx.record(cohort, down=2, clients={"cluster": choice.astype(float)})
-        return ServerModels(models), record
-
-    def models(self, ctx, state, rows):
-        return {"personalized": trees.take(state.models, self._choice(ctx, state, rows))}
-
-
-@struct
 class LateState:
     server: Any = per_server()
     begun: Any = per_client()  # the server model each client last started from
@@ -220,6 +191,4 @@ class Predicted(Algorithm):
         return {"personalized": trees.take(state.trained, rows), "global": Broadcast(state.server)}
 
 
-FIELD = {
-    cls.__name__: cls for cls in (TwoModels, ValidationLosses, Sequential, ChosenCluster, Predicted)
-}
+FIELD = {cls.__name__: cls for cls in (TwoModels, ValidationLosses, Sequential, Predicted)}

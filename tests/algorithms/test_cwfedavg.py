@@ -45,6 +45,7 @@ def test_reference(pattern, variant):
     for state, record, models in zip(states[1:], records, wanted, strict=True):
         assert_models(state.models, models["personalized"], "personalized")
         assert_losses(record, case, "personalized", models["personalized"])
+        assert ("numbers_up" in record["clients"]) == (shares == "labels")
         np.testing.assert_allclose(record["matrices"]["mixing"], models["weights"], 1e-9, 1e-9)
         apart = [  # of the classifier's norms from the true shares, whatever P is made of
             np.linalg.norm(cwfedavg.norm_shares(model) - cwfedavg.label_shares(case.y[own], 3))
@@ -61,8 +62,11 @@ def test_class_models():
                           wdr_weight=0.0)  # fmt: skip
     chosen = {"shares": "labels", "wdr_weight": 0, "score_class_models": "true"}
     states, records = case.run_rounds(pfl.make_algorithm("cwfedavg", chosen))
-    last = [case.initial()] * 3
-    for state, record, models in zip(states[1:], records, wanted, strict=True):
+    last, told = [case.initial()] * 3, set()
+    for t, (state, record, models) in enumerate(zip(states[1:], records, wanted, strict=True)):
+        sent = [3 if i in set(case.cohorts[t]) - told else 0 for i in range(5)]  # shares, once
+        np.testing.assert_array_equal(record["clients"]["numbers_up"], sent)
+        told |= set(case.cohorts[t])
         made = models["class_models"]
         last = [old if new is None else new for old, new in zip(last, made, strict=True)]
         assert_models(state.classes, last, "class models")

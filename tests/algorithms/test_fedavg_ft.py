@@ -47,7 +47,7 @@ def test_fedavg_ft_on_a_budget():
         tuning_budget=(2, schedule.batch_size),
         tuning_pull=0.7,
     )
-    settings = {"fine_tune_epochs": 2, "budget": True, "mu": 0.7}
+    settings = {"fine_tune_epochs": 2, "budget": True, "pull": 0.7}
     _, records = case.run_rounds(pfl.make_algorithm("fedavg_ft", settings))
     for record, models in zip(records, wanted, strict=True):
         assert_losses(record, case, "global", [models["global"]] * case.num_clients)
@@ -60,8 +60,8 @@ def test_fedavg_ft_on_a_budget():
     ("settings", "said"),
     [
         ({"budget": "yes"}, "budget.*'yes'"),
-        ({"budget": True, "mu": -1}, "mu must be at least 0, got -1"),
-        ({"mu": 0.1}, "mu must be 0 without budget=true, got 0.1"),
+        ({"budget": True, "pull": -1}, "pull must be at least 0, got -1"),
+        ({"pull": 0.1}, "pull must be 0 without budget=true, got 0.1"),
     ],
 )
 def test_fine_tuning_that_can_not_be(settings, said):

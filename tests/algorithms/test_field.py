@@ -1,4 +1,4 @@
-"""The contract holds five kinds of algorithms without a change of the engine."""
+"""The contract holds four kinds of algorithms without a change of the engine."""
 
 import jax
 import numpy as np
@@ -7,13 +7,13 @@ import pytest
 from fedjax_pfl.testing import toys
 from fedjax_pfl.testing.suite import CHECKS
 from fedjax_pfl.testing.toys import run_rounds, states_of, toy_federation
-from tests.algorithms.field import FIELD, ChosenCluster, Predicted, TwoModels, ValidationLosses
+from tests.algorithms.field import FIELD, Predicted, TwoModels, ValidationLosses
 from tests.algorithms.harness import Case, stack
 from tests.references.local_sgd import sgd
 from tests.references.network import add, combine, dot, loss_and_gradient, scale, subtract
 
 QUICK = ("partial_participation", "permutation")  # of those that differ most in what they keep
-KINDS = (ChosenCluster, TwoModels, Predicted)
+KINDS = (TwoModels, Predicted)
 
 
 @pytest.fixture(autouse=True)
@@ -77,24 +77,6 @@ def test_validation_losses_are_each_clients_own():
     raised = states[2].affinity > states[1].affinity
     np.testing.assert_array_equal(raised, gain > 0)
     assert raised.any()
-
-
-def test_clients_of_a_cluster_share_its_average():
-    case = Case()
-    states, records = run_rounds(ChosenCluster(), case.federation, case.rounds, scored=())
-    first = [case.initial(f"init{k}") for k in range(2)]
-    losses = [[loss_and_gradient(m, case.x[at], case.y[at])[0] for m in first]
-              for at in (case.samples(i) for i in range(5))]  # fmt: skip
-    choice = np.argmin(losses, axis=1)
-    np.testing.assert_array_equal(records[0]["clients"]["cluster"], choice)
-    batches = case.batches()[0]
-    for k in range(2):
-        members = np.flatnonzero(choice == k)
-        wanted = first[k]
-        if len(members):
-            trained = [sgd(first[k], batches[i], case.x, case.y, case.rates[0]) for i in members]
-            wanted = combine(case.sizes[members] / case.sizes[members].sum(), trained)
-        close(jax.tree.map(lambda x, k=k: x[k], states[1].models["params"]), wanted)
 
 
 def test_a_late_upload_arrives_when_its_delay_is_over():

@@ -53,7 +53,7 @@ class TwoHeaded(FedAvg):
 
         def step(model, batch, rng, broadcast, client):
             def objective(params):
-                generic, personal, statistics = task.heads(
+                generic, personal, statistics, _ = task.heads(
                     {**model, "params": params}, batch.inputs, True, rng, batch.valid, detached=True
                 )
                 both = lax.stop_gradient(generic) + personal

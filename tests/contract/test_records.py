@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
+from experiments.outputs import run_files
 from fedjax_pfl.simulation.costs import forward_flops
 from fedjax_pfl.structs import struct
 from fedjax_pfl.testing.toys import TRAIN_SIZES, toy_federation
@@ -23,6 +24,7 @@ def test_a_cohort_of_one_is_no_identity():
         matrix = result.matrices["mixing"]
         assert matrix.shape == (1, 1, 1, 1, 5)
         assert "forward_samples" not in result.clients and result.flops_per_forward is None
+        assert not {"numbers_up", "numbers_down"} & result.clients.keys()
         np.testing.assert_array_equal(matrix[0, 0, 0, 0], result.clients["participated"][0, 0, 0])
 
 
@@ -111,3 +113,32 @@ def test_scores_of_more_passes_than_can_be_counted_are_refused():
     few = jax.ShapeDtypeStruct((1, 2**29), jnp.int32)
     with pytest.raises(pfl.InputError, match="samples times candidates must be below 2,147"):
         loss_matrix(federation, jnp.zeros(3), jnp.arange(1), split="test", choice=few)
+
+
+@struct
+class Sending(ValidationLosses):
+    """Sends nothing but numbers, 2^28 times its row's; receives two models and 7 numbers."""
+
+    def round(self, ctx, state):
+        numbers = ctx.cohort.rows * 2**28
+        return state, ctx.record(ctx.cohort, up=0, down=2, numbers_up=numbers, numbers_down=7)
+
+
+def test_numbers_beside_the_model_are_bytes_of_its_type(tmp_path):
+    """Bytes of 32 bits would wrap; what is absent receives nothing."""
+    nobody = {"test_sizes": (0,) * 5, "dtype": "float32"}
+    federation = toy_federation(participation=0.8, **nobody)
+    result = replace(pfl.simulate(Sending(), federation, 2, chunk=2), algorithm="sending")
+    rows, present = np.arange(5), result.clients["participated"]
+    assert result.clients["numbers_up"].dtype == np.int32
+    up, down = 4 * 2**28 * rows * present, (2 * 43 * 4 + 7 * 4) * present
+    np.testing.assert_array_equal(result.traffic()["up"], up)
+    np.testing.assert_array_equal(result.traffic()["down"], down)
+    assert result.traffic_mb_per_client_round()["up"] == up.sum() / present.sum() / 1e6
+    result.save(tmp_path / "there")
+    loaded = pfl.Result.load(tmp_path / "there")
+    np.testing.assert_array_equal(loaded.traffic()["up"], up)
+    metrics = {(t, name): value for _, t, name, value in run_files.metric_rows(result)}
+    for t in (1, 2):
+        assert metrics[t, "numbers_up"] == 2**28 * (rows * present[0, 0, t - 1]).sum()
+        assert metrics[t, "traffic/down_bytes"] == down[0, 0, t - 1].sum()

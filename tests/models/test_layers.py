@@ -6,7 +6,15 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_pfl.models.layers import Conv, Embedding, initializers, max_pool
+from fedjax_pfl.models.layers import (
+    Conv,
+    Embedding,
+    add_channels,
+    convolve,
+    initializers,
+    max_pool,
+    scale_channels,
+)
 from fedjax_pfl.models.networks import make_model
 from tests.models.test_networks import TINY
 
@@ -58,6 +66,30 @@ def test_max_pooling_is_xlas(size, stride, padding):
     )  # fmt: skip
     pooled = jax.jit(partial(max_pool, size=size, stride=stride, padding=padding))
     np.testing.assert_array_equal(pooled(x), wanted)
+
+
+def test_layers_with_gradients_of_their_own_have_hessian_vector_products():
+    """Forward over reverse, which a layer's own backward pass could refuse."""
+    with jax.enable_x64(True):
+        x, kernel, d = (
+            jax.random.normal(jax.random.key(k), shape)
+            for k, shape in enumerate([(2, 6, 6, 3), (3, 3, 3, 4), (3, 3, 3, 4)])
+        )
+
+        def loss(kernel):
+            out = convolve(x, kernel, 1)
+            out = scale_channels(out, kernel[0, 0, 0]) + 0.1 * out
+            return jax.numpy.sum(jax.numpy.sin(max_pool(add_channels(out, kernel[0, 0, 1] ** 2))))
+
+        @jax.jit
+        def products(kernel, d):
+            g, e = jax.grad(loss), 1e-6
+            ahead, behind = (g(kernel + s * d) for s in (e, -e))
+            return jax.jvp(g, (kernel,), (d,))[1], (ahead - behind) / (2 * e)
+
+        exact, near = products(kernel, d)
+    assert np.abs(exact).max() > 1
+    np.testing.assert_allclose(exact, near, rtol=1e-5, atol=1e-6)
 
 
 def test_padding_tokens_are_zero_and_learn_nothing():

@@ -111,6 +111,19 @@ def test_loss_matrix(execution):
     np.testing.assert_allclose(chosen, np.take_along_axis(wanted, np.asarray(choice), 1), 1e-10)
 
 
+def test_candidates_get_the_private_leaves_of_the_clients():
+    federation = toy_federation(share="head")
+    models, rows = models_of(), jnp.array([3, 0])
+    own = jax.tree.map(lambda leaf: leaf[rows], models)
+    losses, _ = jax.jit(loss_matrix)(federation, models, rows, onto=own)
+    for k, i in enumerate((3, 0)):
+        body = jax.tree.map(lambda leaf, i=i: leaf[i], models["params"]["fc_0"])
+        everywhere = jax.tree.map(lambda leaf: jnp.stack([leaf] * COUNT), body)
+        mixed = {"params": {**models["params"], "fc_0": everywhere}}
+        wanted = [counted(federation, mixed, i, "validation", q)[1] / 2 for q in range(COUNT)]
+        np.testing.assert_allclose(losses[k], wanted, 1e-10)
+
+
 def context(federation, t=0, total=3):
     cohort = federation.participation.cohort(keys.derive(KEY, "cohort"), t, federation.data.ids)
     return Context(federation, KEY, jnp.int32(t), jnp.int32(total), cohort)

@@ -175,6 +175,27 @@ def test_active_masks_and_cursors_of_an_unshuffled_walk(execution):
     assert finite.all()
 
 
+@pytest.mark.parametrize("execution", ["map", slow("2")])
+def test_a_window_is_a_part_of_each_clients_samples(execution):
+    """In its order, or shuffled; the number of steps is the window's."""
+    federation = numbered(execution)
+    train = jax.device_get(federation.data.train)
+    start, size = (2, 0, 0, 5, 3), (5, 1, 0, 4, 1)
+    parts = [
+        train.index[offset + first : offset + first + count].tolist()
+        for offset, first, count in zip(train.offset, start, size, strict=True)
+    ]
+    window = federation.data.train.window(jnp.array(start), jnp.array(size))
+    seen = []
+    for shuffle in (False, True):
+        schedule = Schedule(batch_size=4, shuffle=shuffle)
+        done, _, steps = run(federation, schedule, split=window)
+        assert steps.tolist() == [2, 1, 0, 1, 1]
+        seen.append([[i for step in client for i in step[0]] for client in walked(done)])
+    assert seen[0] == parts
+    assert [sorted(client) for client in seen[1]] == parts and seen[1] != parts
+
+
 def test_traced_rows_of_length_one_and_in_any_order():
     federation = numbered()
     full = walked(run(federation, EPOCHS)[0])

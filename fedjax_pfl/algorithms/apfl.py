@@ -1,0 +1,187 @@
+"""Adaptive Personalized Federated Learning.
+
+Yuyang Deng, Mohammad Mahdi Kamani, Mehrdad Mahdavi. 2020. https://arxiv.org/abs/2003.13461
+"""
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_pfl import trees
+from fedjax_pfl.aggregation.pairs import Pair, blend, parts
+from fedjax_pfl.algorithms import fedavg
+from fedjax_pfl.contract.registry import algorithm
+from fedjax_pfl.errors import InputError, require
+from fedjax_pfl.structs import Broadcast, per_client, static, struct
+from fedjax_pfl.training.local_sgd import Trained
+
+ALPHA_DECAY = 0.02  # of the published code, in the form "logits" alone
+
+
+@struct
+class State(fedavg.State):
+    own: Any = per_client()  # v_i
+    alphas: Any = per_client()  # [N]
+
+
+@struct
+class Both(Trained):
+    """What members send, their w_i, and what they keep.
+
+    Attributes:
+      own: v_i, [M, ...].
+      alphas: [M].
+    """
+
+    own: Any = None
+    alphas: Any = None
+
+
+@algorithm("apfl")
+class Apfl(fedavg.Weighted):
+    """APFL: each client mixes the server's model with its own, alpha_i v_i + (1 - alpha_i) w.
+
+    On each minibatch b, all from the values before it, with m = alpha v + (1 - alpha) w:
+
+      w <- w - eta grad f_b(w)                  sent, and averaged as by FedAvg
+      v <- v - eta alpha grad f_b(m)            kept
+      alpha <- alpha - eta <v - w, grad f_b(m)>, clipped to [0, 1]
+
+    The personalized model is the mixture with the server's new w. Running statistics of
+    normalisation layers are mixed as parameters are.
+
+    Attributes:
+      alpha: every client's first alpha_i.
+      adapt_alpha: when alpha_i moves: at the "first_step" of a round (the paper), in its
+        "first_epoch", at "every_step", or "never".
+      form: "parameters" are mixed (the paper), or "logits" (the published code). There w steps
+        first; v steps on the loss of alpha f(v) + (1 - alpha) f(w), and alpha moves along
+        <v - w, alpha grad_v + (1 - alpha) grad_w> + .02 alpha of that loss, with the new v and w.
+      weighting: the server's mean by "size", or "uniform" (the published code).
+    """
+
+    alpha: float = 0.5
+    adapt_alpha: Literal["first_step", "first_epoch", "every_step", "never"] = static(
+        default="first_step"
+    )
+    form: Literal["parameters", "logits"] = static(default="parameters")
+    weighting: Literal["size", "uniform"] = static(default="size")
+
+    def validate(self):
+        require(0 <= self.alpha <= 1, "alpha", self.alpha, "in [0, 1]")
+
+    def check(self, federation):
+        self.check_whole_models(federation)
+        if self.form == "logits" and federation.extra_loss is not None:
+            raise InputError(
+                "apfl with form='logits' has one loss of two models, which the federation's "
+                "extra_loss does not know: leave that out, or take form='parameters'."
+            )
+
+    def prepare(self, federation):
+        if self.form == "logits":
+            federation = federation.with_mixtures()
+        return super().prepare(federation)
+
+    def init(self, ctx):
+        own = ctx.replicate(ctx.initial_model())
+        return State(**vars(super().init(ctx)), own=own, alphas=self.first_alphas(ctx))
+
+    def first_alphas(self, ctx):
+        return jnp.broadcast_to(jnp.asarray(self.alpha, ctx.dtype), (ctx.num_clients,))
+
+    def local_update(self, ctx, state: State, received, **options):
+        if isinstance(received, Broadcast):
+            received = trees.replicate(received.model, ctx.cohort.size)
+        own, alphas = ctx.cohort.gather((state.own, state.alphas))
+        return self.train_both(ctx, received, own, alphas, **options)
+
+    def train_both(self, ctx, shared, own, alphas, **options):
+        """The cohort's local steps from w_i and v_i [M, ...] and alpha_i [M]."""
+        cohort, sgd, schedule = ctx.cohort, ctx.sgd_step(), ctx.federation.schedule
+        step_on = {"parameters": on_parameters, "logits": on_logits}[self.form]
+
+        def step(carry, batch, rng, broadcast, client):
+            w, v, alpha = carry
+            w, v, slope = step_on(sgd, w, v, alpha, (batch, rng, broadcast, client))
+            if self.adapt_alpha == "never":
+                return w, v, alpha
+            moving = {
+                "first_step": 1,
+                "first_epoch": jnp.maximum(schedule.steps_per_epoch(client.size), 1),
+                "every_step": client.num_steps,
+            }[self.adapt_alpha]
+            moved = jnp.clip(alpha - ctx.learning_rate * slope, 0, 1)
+            return w, v, jnp.where(client.step < moving, moved, alpha)
+
+        def finish(carry, client):
+            w, v, alpha = carry
+            return w.model, v.model, alpha, w.loss / jnp.maximum(client.num_steps, 1)
+
+        begin = sgd.begin_all(shared), sgd.begin_all(own), alphas
+        active = None if cohort.complete else cohort.mask
+        runs = ctx.run_clients(step, begin, active=active, finish=finish, **options)
+        shared, own, alphas, loss = runs.carry
+        gradients = 3 if self.form == "logits" and self.adapt_alpha != "never" else 2
+        cohort = cohort.keep(runs.finite, gradients * runs.steps)
+        return Both(shared, cohort, loss, own=own, alphas=alphas)
+
+    def server_update(self, ctx, state: State, mean, weights, sent: Both):
+        after = super().server_update(ctx, state, mean, weights, sent)
+        kept = sent.cohort.scatter((state.own, state.alphas), (sent.own, sent.alphas))
+        return replace(after, own=kept[0], alphas=kept[1])
+
+    def record(self, ctx, sent, weights, **noted):
+        return super().record(ctx, sent, weights, alpha=sent.alphas, **noted)
+
+    def models(self, ctx, state: State, rows):
+        named = super().models(ctx, state, rows)
+        shared = named["personalized"]  # as received
+        if isinstance(shared, Broadcast):
+            shared = trees.replicate(shared.model, rows.shape[0])
+        own = trees.take(state.own, rows)
+        return {**named, "personalized": self.mixture(own, shared, state.alphas[rows])}
+
+    def mixture(self, own, shared, alphas):
+        """The personalized models of v_i and w_i [k, ...] and alpha_i [k]."""
+        if self.form == "logits":
+            return Pair(own, shared, alphas).model()
+        return jax.vmap(blend)(own, shared, alphas)
+
+    def new_client_start(self, ctx, state):
+        """The server's model, with the mean of statistics that stay with their clients."""
+        held = self.received(state, jnp.arange(ctx.num_clients, dtype=jnp.int32))
+        if isinstance(held, Broadcast):
+            return held.model
+        return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0).astype(leaf.dtype), held)
+
+    def personalize(self, ctx, state, new_clients):
+        """The mixtures with w of models v_i after one round's local work from v_i = w."""
+        new = replace(new_clients, cohort=new_clients.everyone())
+        start = new.replicate(self.new_client_start(ctx, state))
+        alphas, options = self.first_alphas(new), {"purpose": "personalize", "cursor": None}
+        sent = self.train_both(new, start, start, alphas, **options)
+        return self.mixture(sent.own, start, sent.alphas)
+
+
+def on_parameters(sgd, w, v, alpha, at):
+    """(w, v, slope of alpha) after a step at (batch, rng, broadcast, client), all from old ones."""
+    found = sgd.loss_and_gradient(blend(v.model, w.model, alpha), *at)
+    apart = optax.tree.sub(v.model["params"], w.model["params"])
+    along = found._replace(gradient=optax.tree.scale(alpha, found.gradient))
+    return sgd(w, *at), sgd.update(v, along), optax.tree.vdot(apart, found.gradient)
+
+
+def on_logits(sgd, w, v, alpha, at):
+    """The same as the published code does it: w steps first, and v sees the new one."""
+    w = sgd(w, *at)
+    found = sgd.loss_and_gradient(Pair(v.model, w.model, alpha).model(), *at)
+    own, shared, _ = parts({**found.statistics, "params": found.gradient})
+    by_own, by_shared = own.pop("params"), shared["params"]
+    v = sgd.update(v, found._replace(gradient=by_own, statistics=own))
+    apart = optax.tree.sub(v.model["params"], w.model["params"])
+    slope = optax.tree.vdot(apart, blend(by_own, by_shared, alpha))
+    return w, v, slope + ALPHA_DECAY * alpha

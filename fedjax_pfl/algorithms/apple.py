@@ -1,0 +1,143 @@
+"""Adapt to Adaptation: Learning Personalization for Cross-Silo Federated Learning.
+
+Jun Luo, Shandong Wu. IJCAI 2022. https://arxiv.org/abs/2110.08394
+"""
+
+from functools import partial
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from fedjax_pfl import keys, trees
+from fedjax_pfl.aggregation import leaf_plan, mixing, similarity
+from fedjax_pfl.contract.algorithm import Algorithm
+from fedjax_pfl.contract.registry import algorithm
+from fedjax_pfl.errors import InputError, require
+from fedjax_pfl.structs import per_client, per_pair, static, struct
+from fedjax_pfl.typing import Stack
+
+
+@struct
+class State:
+    cores: Stack = per_client()  # c_i
+    relations: jax.Array = per_pair()  # q, [receiver, sender]
+    personal: Stack = per_client()  # w_i as last trained, with the others' cores as downloaded
+
+
+@algorithm("apple")
+class Apple(Algorithm):
+    """Client i uses w_i = sum_j q_ij c_j, and learns its core c_i and its relations q_i (Alg. 1).
+
+    On every minibatch both take a step along their gradients at the same point, with g the gradient
+    at w_i: c_i moves along q_ii g, and q_ij along <g, c_j> + lambda(t) mu (q_ij - n_j / n). The
+    others' cores stay as downloaded. Only cores are sent. Relations are neither normalised nor
+    kept positive.
+
+    The cores' rate and momentum are those of local training; the published ones are .01 and .9.
+    Private leaves of w_i are c_i's own. So are statistics: a mixture of variances could be < 0.
+
+    Attributes:
+      relation_rate: eta_2, of the relations.
+      mu: of the pull towards the relations' first values n_j / n.
+      penalty_share: L over all rounds; lambda(t) falls from 1 over the first L rounds, then is 0.
+        Rounded down: 0 in short runs.
+      penalty_schedule: of lambda, "exponential", 1000^(-t / L), or "cosine", (1 + cos(pi t / L))/2.
+      relation_momentum: of the relations' steps; new in each round.
+      initial: "independent" first cores, or one "common" to all clients.
+    """
+
+    row_stochastic = False  # relations are free real numbers (section 3.2)
+
+    relation_rate: float = 1e-3
+    mu: float = 0.1
+    penalty_share: float = 0.1
+    penalty_schedule: Literal["exponential", "cosine"] = static(default="exponential")
+    relation_momentum: float = 0.9
+    initial: Literal["independent", "common"] = static(default="independent")
+
+    def validate(self):
+        require(self.relation_rate >= 0, "relation_rate", self.relation_rate, "at least 0")
+        require(self.mu >= 0, "mu", self.mu, "at least 0")
+        share, momentum = self.penalty_share, self.relation_momentum
+        require(0 <= share <= 1, "penalty_share", share, "in [0, 1]")
+        require(0 <= momentum < 1, "relation_momentum", momentum, "at least 0 and below 1")
+
+    def check(self, federation):
+        if not any(federation.plan.shared):
+            raise InputError("apple mixes what clients share, and share is 'none'.")
+
+    def init(self, ctx):
+        cores = ctx.replicate(ctx.initial_model())
+        if self.initial == "independent":
+            key, make = keys.derive(ctx.key, "init"), ctx.federation.initial_model
+            cores = lax.map(lambda i: make(jax.random.fold_in(key, i)), ctx.ids)
+        relations = ctx.replicate(self._first_relations(ctx))
+        rows = jnp.arange(ctx.num_clients)
+        personal = mixtures(ctx.plan, relations, cores, ctx.uploaded(cores), rows)
+        return State(cores, relations, personal)
+
+    def round(self, ctx, state):
+        step, rows, stack = ctx.sgd_step(), ctx.cohort.rows, ctx.uploaded(state.cores)
+        first, penalty = self._first_relations(ctx), self.penalty(ctx.t, ctx.total)
+
+        def both(carry, batch, rng, stack, client):
+            core, q, speed = carry
+            model = mixture(ctx.plan, q, core.model, stack, client.row)
+            found = step.loss_and_gradient(model, batch, rng, None, client)
+            whole = {**model, "params": found.gradient}
+            g, mine = ctx.plan.uploaded(whole), ctx.plan.uploaded(core.model)
+            along = similarity.dots(stack, g).at[client.row].set(optax.tree.vdot(g, mine))
+            speed = self.relation_momentum * speed + along + penalty * (q - first)
+            scaled = leaf_plan.join(optax.tree.scale(q[client.row], g), whole)["params"]
+            core = step.update(core, found._replace(gradient=scaled))
+            return core, q - self.relation_rate * speed, speed
+
+        cores, relations = ctx.cohort.gather((state.cores, state.relations))
+        begin = step.begin_all(cores), relations, jnp.zeros_like(relations)
+        (local, q, _), finite, steps = ctx.run_clients(both, begin, broadcast=stack)
+        cohort = ctx.cohort.keep(finite, steps)
+        personal = mixtures(ctx.plan, q, local.model, stack, rows)
+        kept = cohort.scatter(vars(state), vars(State(local.model, q, personal)))
+        clients = {
+            "train_loss": local.loss / jnp.maximum(steps, 1),
+            "self_relation": jnp.take_along_axis(q, rows[:, None], axis=1)[:, 0],
+        }
+        # The paper counts N cores, the client's own among them.
+        return State(**kept), ctx.record(cohort, down=ctx.num_clients, clients=clients, relations=q)
+
+    def _first_relations(self, ctx):
+        sizes = ctx.federation.data.train.size
+        return mixing.by_size(sizes, sizes >= 0).astype(ctx.dtype)
+
+    def penalty(self, t, total):
+        """lambda(t) mu in round t of `total`."""
+        # The margin is for rounding: .64 of 100 rounds are 64 in single precision too.
+        last = jnp.floor(self.penalty_share * total * (1 + 1e-6))
+        passed = t / jnp.maximum(last, 1)
+        exponential = self.penalty_schedule == "exponential"
+        factor = 1e-3**passed if exponential else (1 + jnp.cos(jnp.pi * passed)) / 2
+        return jnp.where(t < last, self.mu * factor, 0)
+
+    def models(self, ctx, state, rows):
+        return {"personalized": trees.take(state.personal, rows)}
+
+
+def mixture(plan, q, core, stack, row):
+    """w_i = sum_j q_j c_j of the client in that row, with its own core as it is by now.
+
+    Args:
+      q: [N].
+      core: c_i; its private leaves and statistics are those of w_i.
+      stack: the mixed leaves of all cores as downloaded, [N, ...]; c_i's is not looked at.
+    """
+    others = mixing.combine(q.at[row].set(0), stack)
+    mixed = optax.tree.add_scale(others, q[row], plan.uploaded(core))
+    return leaf_plan.join(mixed, core)
+
+
+def mixtures(plan, relations, own, stack, rows):
+    """`mixture` of several clients."""
+    return jax.vmap(partial(mixture, plan), (0, 0, None, 0))(relations, own, stack, rows)

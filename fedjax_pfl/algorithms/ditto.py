@@ -1,0 +1,99 @@
+"""Ditto: Fair and Robust Federated Learning Through Personalization.
+
+Tian Li, Shengyuan Hu, Ahmad Beirami, Virginia Smith. ICML 2021. https://arxiv.org/abs/2012.04221
+"""
+
+from dataclasses import replace
+from typing import Any, Literal
+
+from fedjax_pfl import trees
+from fedjax_pfl.algorithms import fedavg
+from fedjax_pfl.contract.registry import algorithm
+from fedjax_pfl.errors import require
+from fedjax_pfl.federation.extra_losses import proximal
+from fedjax_pfl.structs import per_client, static, struct
+from fedjax_pfl.training.local_sgd import Trained
+from fedjax_pfl.typing import Stack
+
+
+@struct
+class State(fedavg.State):
+    own: Stack = per_client()  # v_i
+
+
+@struct
+class Both(Trained):
+    """What members have after their local work: the models that they send, and their own.
+
+    Attributes:
+      own: v_i, [M, ...].
+    """
+
+    own: Any = None
+
+
+@algorithm("ditto")
+class Ditto(fedavg.Weighted):
+    """FedAvg, and beside it own models near the server's: v <- v - eta (g(v) + lambda (v - w)).
+
+    Algorithm 1. w is the model that the server sent in this round, not what local training or the
+    average make of it. All v_i begin at the common initial model. The server's path is FedAvg's,
+    whatever lambda. The pull applies to shared parameters only. A client that diverges in one of
+    its two models counts as diverged, and keeps neither.
+
+    Attributes:
+      pull: lambda; 1 in the authors' code. Its tables tune over .05, .1, 1 and 2.
+      personal_epochs: local epochs of v_i; 0: the same epochs, or steps, as those of w.
+      batches: "own", minibatches of v_i's own; or "shared", those on which w trains, as in the
+        authors' code: each minibatch serves both models.
+      weighting: of the average, by "size", or "uniform" as in the authors' code.
+    """
+
+    pull: float = 1.0
+    personal_epochs: int = static(default=0)
+    batches: Literal["own", "shared"] = static(default="own")
+    weighting: Literal["size", "uniform"] = static(default="size")
+
+    def validate(self):
+        require(self.pull >= 0, "pull", self.pull, "at least 0")
+        require(self.personal_epochs >= 0, "personal_epochs", self.personal_epochs, "at least 0")
+        own = self.batches == "own" or not self.personal_epochs
+        allowed = "0 with batches=shared, which serve both models"
+        require(own, "personal_epochs", self.personal_epochs, allowed)
+
+    def schedules(self, federation):
+        return federation.schedule, self.personal_schedule(federation)
+
+    def personal_schedule(self, federation):
+        """The minibatches on which v_i trains."""
+        if not self.personal_epochs:
+            return federation.schedule
+        return replace(federation.schedule, epochs=self.personal_epochs, steps=None)
+
+    def init(self, ctx):
+        return State(**vars(super().init(ctx)), own=ctx.replicate(ctx.initial_model()))
+
+    def local_update(self, ctx, state: State, received, **options):
+        trained = super().local_update(ctx, state, received, **options)
+        own, cohort, _ = ctx.train(
+            ctx.cohort.gather(state.own),
+            trained.cohort,
+            purpose="train" if self.batches == "shared" else "personal",
+            schedule=self.personal_schedule(ctx.federation),
+            **self.near(state),
+        )
+        return Both(trained.models, cohort, trained.loss, own=own)
+
+    def near(self, state: State):
+        """Options of `ctx.train` that keep a model near the server's."""
+        return {"extra_loss": proximal(self.pull), "broadcast": state.server["params"]}
+
+    def server_update(self, ctx, state: State, mean, weights, sent: Both):
+        after = super().server_update(ctx, state, mean, weights, sent)
+        return replace(after, own=sent.cohort.scatter(state.own, sent.own))
+
+    def models(self, ctx, state: State, rows):
+        return super().models(ctx, state, rows) | {"personalized": trees.take(state.own, rows)}
+
+    def personalize(self, ctx, state: State, new_clients, **options):
+        return super().personalize(ctx, state, new_clients, **self.near(state), **options)

@@ -1,0 +1,233 @@
+"""FedALA: Adaptive Local Aggregation for Personalized Federated Learning.
+
+Jianqing Zhang, Yang Hua, Hao Wang, Tao Song, Zhengui Xue, Ruhui Ma, Haibing Guan. AAAI 2023.
+https://arxiv.org/abs/2212.01197
+"""
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedjax_pfl import trees
+from fedjax_pfl.aggregation import leaf_plan
+from fedjax_pfl.aggregation.sharing import SharedLayers
+from fedjax_pfl.algorithms import fedavg
+from fedjax_pfl.contract.registry import algorithm
+from fedjax_pfl.errors import require
+from fedjax_pfl.structs import Broadcast, per_client, static, struct
+from fedjax_pfl.training.client_loop import run_clients
+
+WINDOW = 10  # losses of passes that must agree before the first adaptation ends
+
+
+@struct
+class State(fedavg.State):
+    models: Any = per_client()  # theta_hat, what each client trains from
+    trained: Any = per_client()  # theta_i, what it trained last
+    weights: Any = per_client()  # W_i of the upper layers, in [0, 1]; None in place of the others
+    begun: Any = per_client()  # bool: whether it has adapted before
+
+
+@algorithm("fedala")
+class FedALA(fedavg.FedAvg):
+    """FedALA: clients mix the server's model into their own, element by element (Alg. 1).
+
+    theta_hat = theta_i + (w - theta_i) * W_i in the upper layers, w in the lower ones; then local
+    training from theta_hat, and FedAvg. W_i <- clip(W_i - eta dL/dW_i, 0, 1), minibatch by
+    minibatch of a window of the client's samples that each round draws; its first value is 1. The
+    first time passes are repeated until their losses have settled: the last 10 of more than 10,
+    each of a pass's last minibatch, have a standard deviation below the threshold. Later there is
+    one pass. Clients whose model is the server's, such as all in the first round, do not adapt.
+
+    Attributes:
+      weight_rate: eta.
+      layers: p, how many upper layers have weights, counted from the head.
+      percent: s, size of the window in percent of the client's training samples.
+      threshold: of the standard deviation.
+      most_passes: of a first adaptation; the published code has no such bound.
+      who: "everyone" (the published code): at the end of a round, which is the beginning of the
+        next, all clients download the new model, adapt and keep theta_hat. "selected" (the paper):
+        the cohort at the beginning of its round.
+    """
+
+    weight_rate: float = 1.0
+    layers: int = static(default=1)
+    percent: int = static(default=80)
+    threshold: float = 0.1
+    most_passes: int = static(default=30)
+    who: Literal["everyone", "selected"] = static(default="everyone")
+
+    @property
+    def absent_kept(self):
+        return self.who == "selected"
+
+    absent_idle = absent_kept
+
+    def validate(self):
+        require(self.weight_rate >= 0, "weight_rate", self.weight_rate, "at least 0")
+        require(self.layers >= 1, "layers", self.layers, "at least 1")
+        require(1 <= self.percent <= 100, "percent", self.percent, "in 1..100")
+        require(self.threshold >= 0, "threshold", self.threshold, "at least 0")
+        require(self.most_passes >= 1, "most_passes", self.most_passes, "at least 1")
+
+    def check(self, federation):
+        self.check_whole_models(federation)
+        layers = federation.plan.layers
+        names = ", ".join(layer[0] for layer in layers)
+        allowed = f"in 1..{len(layers)}, the layers of the network ({names})"
+        require(self.layers <= len(layers), "layers", self.layers, allowed)
+
+    def remarks(self, federation):
+        sampled = federation.participation.cohort_size < federation.num_clients
+        told = "all clients adapt in every round, drawn or not"
+        return [*super().remarks(federation), *[told] * (sampled and self.who == "everyone")]
+
+    def init(self, ctx):
+        model = ctx.initial_model()
+        models, upper = ctx.replicate(model), self._upper(ctx.plan, model)
+        ones = ctx.replicate(jax.tree.map(jnp.ones_like, upper))
+        start = vars(super().init(ctx))
+        begun = jnp.zeros((ctx.num_clients,), bool)
+        return State(**start, models=models, trained=models, weights=ones, begun=begun)
+
+    def _upper(self, plan, model):
+        """The parameters of the upper layers; None in place of all other leaves."""
+        upper = plan.with_share(SharedLayers(last=self.layers)).chosen
+        return plan.select(model, lambda i: upper[i] and plan.compared(i))
+
+    def round(self, ctx, state):
+        if self.who == "everyone":
+            after, record = super().round(ctx, state)
+            after, passes = self.adapt(ctx, after, after.models, ctx.everyone())
+            record = replace(record, down=jnp.ones_like(record.down))
+        else:
+            begun, passes = self.adapt(ctx, state, state.trained, ctx.cohort)
+            after, record = super().round(ctx, begun)
+            lost = record.clients["diverged"]  # these keep what they had
+            kept = {name: trees.where(lost, getattr(state, name), getattr(after, name))
+                    for name in ("models", "weights", "begun")}  # fmt: skip
+            after = replace(after, **kept)
+        return after, replace(record, clients={**record.clients, "adaptation_passes": passes})
+
+    def received(self, state, rows):
+        return trees.take(state.models, rows)
+
+    def server_update(self, ctx, state, mean, weights, sent):
+        after = super().server_update(ctx, state, mean, weights, sent)
+        after = replace(after, trained=sent.cohort.scatter(state.trained, sent.models))
+        if self.who == "selected":
+            return after
+        return replace(after, models=sent.cohort.scatter(state.models, sent.models))
+
+    def adapt(self, ctx, state, held, cohort):
+        """Adaptive local aggregation of the cohort's own models, rows of `held` [N, ...].
+
+        Returns (the state with theta_hat, W and begun of these clients, passes int32 [N]).
+        """
+        own, weights, begun = cohort.gather((held, state.weights, state.begun))
+        shared, private = ctx.plan.split(own)
+        apart = cohort.mask & ~_equal(shared, state.server, cohort.size)
+        upper = self._upper(ctx.plan, own)
+        limit = jnp.where(begun, 1, self.most_passes)
+        weights, passes = self._learn(ctx, state.server, (upper, private), weights, apart, limit,
+                                      cohort)  # fmt: skip
+        mixed = jax.vmap(theta_hat, (0, None, 0, 0))(upper, state.server, private, weights)
+        models = trees.where(apart, mixed, own)
+        return replace(
+            state,
+            models=cohort.scatter(state.models, models),
+            weights=cohort.scatter(state.weights, weights),
+            begun=cohort.scatter(state.begun, begun | apart),
+        ), cohort.spread(passes, 0)
+
+    def _learn(self, ctx, server, own, weights, apart, limit, cohort):
+        """(W [K, ...], passes int32 [K]) of the clients that stand `apart` [K] from the server."""
+        federation, key = ctx.federation, ctx.key_for("adaptation")
+        schedule = replace(federation.schedule, epochs=1, steps=None, shuffle=False, fresh=False)
+        window = self.window(ctx)
+        sizes, zero = window.size[cohort.rows], jnp.zeros((cohort.size,), ctx.dtype)
+
+        def step(carry, batch, rng, broadcast, client):
+            server, k = broadcast
+            (upper, private), weights = client.operand, carry[0]
+
+            def loss(weights):
+                model = theta_hat(upper, server, private, weights)
+                loss, _, seen = federation.task.forward(model, batch, jax.random.fold_in(rng, k))
+                return loss + federation.penalty(model["params"], seen, client), loss
+
+            slope, loss = jax.grad(loss, has_aux=True)(weights)
+            moved = jax.tree.map(
+                lambda share, g: jnp.clip(share - self.weight_rate * g, 0, 1), weights, slope
+            )
+            return moved, loss
+
+        def one_pass(at):
+            k, weights, losses, passes, going = at
+            (weights, loss), finite, _ = run_clients(
+                federation,
+                step,
+                (weights, zero),
+                rows=cohort.rows,
+                key=key,
+                schedule=schedule,
+                split=window,
+                broadcast=(server, k),
+                operands=own,
+                active=going,
+            )
+            losses = losses.at[:, k % WINDOW].set(loss)
+            settled = (k >= WINDOW) & (jnp.std(losses, axis=1) < self.threshold)
+            stays = going & finite & ~settled & (k + 1 < limit)
+            return k + 1, weights, losses, passes + going, stays
+
+        losses = jnp.zeros((cohort.size, WINDOW), ctx.dtype)
+        going = apart & (schedule.total_steps(sizes) > 0)
+        first = (jnp.int32(0), weights, losses, jnp.zeros_like(sizes), going)
+        _, weights, _, passes, _ = lax.while_loop(lambda at: jnp.any(at[-1]), one_pass, first)
+        seen = jnp.minimum(schedule.total_steps(sizes) * schedule.batch_size, sizes)
+        replace(ctx, cohort=cohort).count_forward(passes * seen)
+        return weights, passes
+
+    def window(self, ctx):
+        """Contiguous training samples of every client, from a start that this round draws."""
+        train, key = ctx.federation.data.train, ctx.key_for("window")
+        whole = jnp.maximum(train.size * self.percent // 100, 1)
+        size = jnp.minimum(whole, train.size)
+
+        def draw(client, most):
+            return jax.random.randint(jax.random.fold_in(key, client), (), 0, most + 1)
+
+        return train.window(jax.vmap(draw)(ctx.ids, train.size - size), size)
+
+    def models(self, ctx, state, rows):
+        named = {"personalized": state.models, "trained": state.trained}
+        named = {name: trees.take(models, rows) for name, models in named.items()}
+        alike = not jax.tree.leaves(state.private)
+        return {**named, "global": Broadcast(state.server)} if alike else named
+
+
+def theta_hat(upper, server, private, weights):
+    """theta + (w - theta) W of the upper layers; w's lower layers, and private leaves.
+
+    Args:
+      upper, weights: None in place of all other leaves.
+      server, private: the two halves of `LeafPlan.split`.
+    """
+    received = leaf_plan.join(server, private)
+    return jax.tree.map(
+        lambda share, theta, w: w if share is None else theta + (w - theta) * share,
+        weights,
+        upper,
+        received,
+        is_leaf=lambda leaf: leaf is None,
+    )
+
+
+def _equal(stack, model, count):
+    """bool [count]: whether a row's leaves are the model's, to the bit."""
+    alike = jax.tree.map(lambda a, b: jnp.all((a == b).reshape(count, -1), axis=1), stack, model)
+    return jnp.all(jnp.stack(jax.tree.leaves(alike)), axis=0)

@@ -1,0 +1,74 @@
+"""FedBABU: Towards Enhanced Representation for Federated Image Classification.
+
+Jaehoon Oh, Sangmook Kim, Se-Young Yun. ICLR 2022. https://arxiv.org/abs/2106.06042
+"""
+
+from dataclasses import replace
+from typing import Literal
+
+from fedjax_pfl import trees
+from fedjax_pfl.aggregation import leaf_plan
+from fedjax_pfl.algorithms.fedper import PartlyShared
+from fedjax_pfl.contract.registry import algorithm
+from fedjax_pfl.errors import require
+from fedjax_pfl.federation.adaptation import Adaptation
+from fedjax_pfl.federation.optimizers import SGD
+from fedjax_pfl.structs import Broadcast, static
+
+
+@algorithm("fedbabu")
+class FedBabu(PartlyShared):
+    """FedBABU: FedAvg of the body under one random head that no round trains.
+
+    Neither momentum nor weight decay moves the head. After the last round each client fine-tunes a
+    copy of the model; before, all are scored with the model itself, as "global".
+
+    Attributes:
+      weighting: "uniform" over the members (the authors), or by "size".
+      fine_tune_epochs: local epochs of fine-tuning; the authors take 5, PFLlib 10.
+      fine_tune_rate: its learning rate, whatever that of the rounds is.
+      fine_tune_momentum: of its SGD, which has no weight decay.
+      part: what it trains: the "full" model, the "head" or the "body".
+    """
+
+    share = "body"
+
+    weighting: Literal["size", "uniform"] = static(default="uniform")
+    fine_tune_epochs: int = static(default=5)
+    fine_tune_rate: float = 1e-3
+    fine_tune_momentum: float = static(default=0.9)
+    part: Literal["full", "head", "body"] = static(default="full")
+
+    def validate(self):
+        require(self.fine_tune_epochs >= 0, "fine_tune_epochs", self.fine_tune_epochs, "at least 0")
+        require(self.fine_tune_rate > 0, "fine_tune_rate", self.fine_tune_rate, "above 0")
+        momentum = self.fine_tune_momentum
+        require(0 <= momentum < 1, "fine_tune_momentum", momentum, "in [0, 1)")
+
+    def prepare(self, federation):
+        return super().prepare(federation.frozen("head"))
+
+    def adaptation(self):
+        return Adaptation(
+            epochs=self.fine_tune_epochs,
+            leaves="all" if self.part == "full" else self.part,
+            when="last",
+            learning_rate=self.fine_tune_rate,
+            optimizer=SGD(momentum=self.fine_tune_momentum),
+        )
+
+    def models(self, ctx, state, rows):
+        plan = ctx.plan
+        if not all(shared or plan.is_frozen(i) for i, shared in enumerate(plan.shared)):
+            return super().models(ctx, state, rows)
+        model = Broadcast(leaf_plan.join(state.server, trees.row(state.private, 0)))
+        return {"personalized": model, "global": model}
+
+    def personalize(self, ctx, state, new_clients):
+        """Copies of the global model, fine-tuned as those of old clients.
+
+        For as many steps as the new clients' schedule counts, else for `fine_tune_epochs`.
+        """
+        how = replace(self.adaptation(), steps=new_clients.federation.schedule.steps)
+        start = Broadcast(self.new_client_start(ctx, state))
+        return new_clients.adapt(start, new_clients.everyone().rows, how)

@@ -1,0 +1,154 @@
+"""Federated Learning Based on Dynamic Regularization.
+
+Durmus Alp Emre Acar, Yue Zhao, Ramon Matas Navarro, Matthew Mattina, Paul N. Whatmough,
+Venkatesh Saligrama. ICLR 2021. https://arxiv.org/abs/2111.04263
+"""
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_pfl import trees
+from fedjax_pfl.aggregation import mixing
+from fedjax_pfl.algorithms import fedavg
+from fedjax_pfl.contract.registry import algorithm
+from fedjax_pfl.errors import require
+from fedjax_pfl.structs import Broadcast, per_client, per_server, static, struct
+from fedjax_pfl.training.local_sgd import Trained
+from fedjax_pfl.typing import Stack
+
+
+@struct
+class State(fedavg.State):
+    drift: Any = per_server()  # h, like the parameters
+    gradients: Any = per_client()  # g_i
+    average: Any = per_server()  # mean of the last cohort's models
+    last: Stack | None = per_client()  # what each client trained last; only with score_last
+
+
+@struct
+class Regularized(Trained):
+    """What members send, their models; and what they keep.
+
+    Attributes:
+      gradients: g_i, [M, ...]; the former ones of members without a step.
+    """
+
+    gradients: Any = None
+
+
+@algorithm("feddyn")
+class FedDyn(fedavg.FedAvg):
+    """Clients descend f_i(y) - <g_i, y> + (alpha / 2) |y - theta|^2; g_i tracks their gradients.
+
+    Algorithm 1: members g_i <- g_i - alpha (y_i - theta); the server h <- h - (alpha / N) sum over
+    members of (y_i - theta), with N all clients, and theta <- mean of the y_i - h / alpha. Means
+    are uniform. From zero, h is the mean of all g_i. A round without uploads changes nothing.
+
+    The published code scores averages of clients' models and never theta itself, which is what
+    clients receive: compare its numbers with "average" or "everyone".
+
+    Attributes:
+      alpha: .1, .01 or .001 in the paper, larger where clients take fewer steps. Where it is too
+        small for the steps, theta runs away.
+      scaling: the same alpha for all clients, "equal" (the paper); or in inverse proportion to the
+        "size", alpha n_mean / n_i with the mean over all clients, as in the code. The server's
+        is alpha.
+      score_last: also score "everyone", the mean of the models that all clients trained last; until
+        a client has, of the initial one. Each client's is then kept.
+    """
+
+    alpha: float = 0.01
+    scaling: Literal["equal", "size"] = static(default="equal")
+    score_last: bool = static(default=False)
+
+    def validate(self):
+        require(self.alpha > 0, "alpha", self.alpha, "above 0")
+
+    def check(self, federation):
+        self.check_whole_models(federation)
+
+    def init(self, ctx):
+        start = super().init(ctx)
+        zero = jax.tree.map(jnp.zeros_like, start.server["params"])
+        return State(
+            **vars(start),
+            drift=zero,
+            gradients=ctx.replicate(zero),
+            average=start.server,
+            last=ctx.replicate(ctx.initial_model()) if self.score_last else None,
+        )
+
+    def strengths(self, ctx):
+        """alpha of each member, [M]."""
+        if self.scaling == "equal":
+            return jnp.full((ctx.cohort.size,), self.alpha, ctx.dtype)
+        mean = jnp.mean(ctx.federation.data.train.size.astype(ctx.dtype))
+        return self.alpha * mean / jnp.maximum(ctx.sizes(), 1).astype(ctx.dtype)
+
+    def local_update(self, ctx, state: State, received, **options):
+        def correct(gradient, params, theta, client):
+            own, alpha = client.operand
+            return jax.tree.map(
+                lambda g, gi, y, w: g - gi + alpha * (y - w), gradient, own, params, theta
+            )
+
+        theta, alphas = state.server["params"], self.strengths(ctx)
+        gradients = ctx.cohort.gather(state.gradients)
+        sent = super().local_update(
+            ctx,
+            state,
+            received,
+            correct=correct,
+            operands=(gradients, alphas),
+            broadcast=theta,
+            **options,
+        )
+        gradients = jax.tree.map(
+            lambda gi, y, w: gi - trees.expand_to(y, alphas) * (y - w),
+            gradients,
+            sent.models["params"],
+            theta,
+        )
+        return Regularized(sent.models, sent.cohort, sent.loss, gradients=gradients)
+
+    def weigh(self, ctx, state, sent):
+        return mixing.normalize(sent.cohort.mask.astype(ctx.dtype)), state  # 1/M
+
+    def server_update(self, ctx, state: State, mean, weights, sent: Regularized):
+        theta, target = state.server["params"], mean["params"]
+        part = jnp.sum(sent.cohort.mask) / ctx.num_clients  # members of all N
+        arrived = part > 0  # else the mean is theta, and h makes no second step
+        drift = jax.tree.map(
+            lambda h, y, w: h - (self.alpha * part * (y - w)).astype(h.dtype),
+            state.drift,
+            target,
+            theta,
+        )
+        params = jax.tree.map(
+            lambda y, h, w: jnp.where(arrived, y - h / self.alpha, w), target, drift, theta
+        )
+        average = jax.tree.map(lambda new, old: jnp.where(arrived, new, old), mean, state.average)
+        last = state.last
+        if last is not None:
+            last = sent.cohort.scatter(last, sent.models)
+        return replace(
+            state,
+            server={**mean, "params": params},
+            drift=drift,
+            gradients=sent.cohort.scatter(state.gradients, sent.gradients),
+            average=average,
+            last=last,
+        )
+
+    def models(self, ctx, state: State, rows):
+        named = super().models(ctx, state, rows)
+        if "global" not in named:  # nobody has the running statistics for an average
+            return named
+        named["average"] = Broadcast(state.average)
+        if state.last is not None:
+            everyone = jax.tree.map(lambda y: jnp.mean(y, axis=0).astype(y.dtype), state.last)
+            named["everyone"] = Broadcast(everyone)
+        return named

@@ -1,0 +1,253 @@
+"""Personalized Federated Learning with First Order Model Optimization.
+
+Michael Zhang, Karan Sapra, Sanja Fidler, Serena Yeung, Jose M. Alvarez. ICLR 2021.
+https://arxiv.org/abs/2012.08565
+"""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedjax_pfl import trees
+from fedjax_pfl.aggregation import leaf_plan, mixing, similarity
+from fedjax_pfl.contract.algorithm import Algorithm
+from fedjax_pfl.contract.registry import algorithm
+from fedjax_pfl.errors import InputError, require
+from fedjax_pfl.structs import per_client, per_pair, static, struct
+from fedjax_pfl.typing import Stack
+
+SELF_AFFINITY = 0.1  # of a client for itself at first, as in the published code
+TINY = 1e-9  # a sum of weights below it is raised by it, as there
+NEAR = 1e-6  # of |s_i|: a model nearer to s_i than that is s_i but for rounding
+
+
+@struct
+class State:
+    starts: Stack = per_client()  # s_i: where each client's last local training began
+    trained: Stack = per_client()  # Theta_i: what it trained from there, its last upload
+    affinity: jax.Array = per_pair()  # P [receiver, sender]
+    last_upload: jax.Array = per_client()  # int32 [N], the round of it; -1 before the first
+
+
+@algorithm("fedfomo")
+class FedFomo(Algorithm):
+    """Every client mixes the models that help on its validation samples, then trains.
+
+    At the start of a round it has its own last model and downloads those of some others, who
+    uploaded in the last round: w_ij = (L_i(s_i) - L_i(Theta_j)) / |Theta_j - s_i|, negative ones
+    dropped, the rest scaled to sum 1, and s_i <- s_i + sum_j w_ij (Theta_j - s_i). L_i is the mean
+    loss on client i's validation samples. What it downloads depends on its affinities, which the
+    weights raise.
+
+    The models scored are s_i ("personalized", mixed and not yet trained) and Theta_i ("trained").
+
+    Attributes:
+      downloads: M, how many models of others a client downloads; at most all.
+      exploration: chance that a download is a random one, in the first round; else it has the
+        largest affinity of those left.
+      exploration_decay: how much that chance falls from round to round, down to 0.
+      norm: of the distances, over all trainable shared parameters: "l2" (the paper), or "l1" (the
+        published code's default).
+      affinity: raised by the "normalized" signed weights w_ij / |sum_k w_ik| (published code), or
+        by the "raw" ones.
+      fallback: without a positive weight a client trains on from its "trained" model, or falls back
+        to its "start" s_i, as the published code does.
+    """
+
+    validates = True
+
+    downloads: int = static(default=4)
+    exploration: float = 0.3
+    exploration_decay: float = 0.05
+    norm: Literal["l2", "l1"] = static(default="l2")
+    affinity: Literal["normalized", "raw"] = static(default="normalized")
+    fallback: Literal["trained", "start"] = static(default="trained")
+
+    def validate(self):
+        require(self.downloads >= 0, "downloads", self.downloads, "at least 0")
+        require(0 <= self.exploration <= 1, "exploration", self.exploration, "in 0..1")
+        decay = self.exploration_decay
+        require(decay >= 0, "exploration_decay", decay, "at least 0")
+
+    def check(self, federation):
+        if not any(federation.plan.shared):
+            raise InputError(f"{self.name} mixes what clients share, and share is 'none'.")
+
+    def remarks(self, federation):
+        return [*super().remarks(federation), "scored before its last local training"]
+
+    def init(self, ctx):
+        models = ctx.replicate(ctx.initial_model())
+        affinity = SELF_AFFINITY * jnp.eye(ctx.num_clients, dtype=ctx.dtype)
+        return State(models, models, affinity, jnp.full(ctx.num_clients, -1, jnp.int32))
+
+    def round(self, ctx, state):
+        rows, everyone = ctx.cohort.rows, jnp.arange(ctx.num_clients)
+        starts, own, affinity = ctx.cohort.gather((state.starts, state.trained, state.affinity))
+        uploaders = (state.last_upload >= 0) & (state.last_upload == jnp.max(state.last_upload))
+        candidates = uploaders & (rows[:, None] != everyone)
+        picks, found = self.download(ctx, ctx.cohort.ids, ctx.ids, affinity, candidates)
+
+        choice = jnp.concatenate([rows[:, None], jnp.where(found, picks, rows[:, None])], axis=1)
+        begun = with_private_of(ctx, starts, own)
+        signed = self.first_order_weights(ctx, begun, state.trained, choice, found)
+        share = self.positive_part(signed)
+        mixed, weights = self.mix(ctx, share, choice, state.trained, begun)
+        trained, cohort, loss = ctx.train(mixed)
+
+        raised = affinity.at[jnp.arange(len(rows))[:, None], choice].add(self.rise(signed))
+        state = State(
+            cohort.scatter(state.starts, mixed),
+            cohort.scatter(state.trained, trained),
+            cohort.scatter(state.affinity, raised),
+            cohort.scatter(state.last_upload, jnp.full(len(rows), ctx.t, jnp.int32)),
+        )
+        took_part = cohort.mask | cohort.diverged
+        return state, ctx.record(
+            cohort,
+            down=found.sum(axis=1) * took_part,
+            clients={"train_loss": loss, "mixed_models": (share > 0).sum(axis=1)},
+            mixing=weights,
+        )
+
+    def download(self, ctx, ids, everyone, affinity, candidates):
+        """(rows of the models [A, D] that clients `ids` [A] download, whether there was one).
+
+        Args:
+          ids, everyone: permanent ids of the receivers [A], and of all clients [N].
+          affinity: [A, N].
+          candidates: bool [A, N], whose models there are.
+        """
+        count = min(self.downloads, ctx.num_clients - 1)
+        luck, priority, ties = draws(ctx.key_for("fedfomo"), ids, everyone, count)
+        chance = jnp.maximum(self.exploration - self.exploration_decay * ctx.t, 0)
+        return pick(affinity, candidates, luck < chance, priority, ties)
+
+    def first_order_weights(self, ctx, starts, candidates, choice, found, rows=None):
+        """w_ij with their signs, [A, 1 + D], of each client's own model and of those it found.
+
+        Args:
+          starts: s_i, [A, ...].
+          candidates: models [Q, ...].
+          choice: int [A, 1 + D], which of those are a client's own and its downloads.
+          found: bool [A, D].
+          rows: int [A], the clients; the cohort by default.
+        """
+        itself = jnp.arange(len(choice))[:, None]
+        before = ctx.loss_matrix(starts, rows, choice=itself)
+        after = ctx.loss_matrix(candidates, rows, choice=choice, onto=starts)
+        reference, models = ctx.uploaded(starts), ctx.uploaded(candidates)
+
+        def distance(chosen):
+            return self.length(jax.tree.map(jnp.subtract, trees.take(models, chosen), reference))
+
+        distances = lax.map(distance, choice.T).T
+        apart = distances > NEAR * self.length(reference)[:, None]
+        weights = (before - after) / jnp.where(apart, distances, 1)
+        there = jnp.concatenate([jnp.ones_like(found, shape=(len(found), 1)), found], axis=1)
+        # A model that overflows on the client's samples is no help, but no harm either.
+        return jnp.where(apart & there & jnp.isfinite(weights), weights, 0)
+
+    def length(self, models):
+        """Norms of models [A, ...] as vectors, [A]."""
+        if self.norm == "l2":
+            return jnp.sqrt(similarity.squared_norms(models))
+        rows = (jnp.sum(jnp.abs(x).reshape(len(x), -1), axis=1) for x in jax.tree.leaves(models))
+        return sum(rows)
+
+    def positive_part(self, signed):
+        """Weights [A, 1 + D] of sum 1, or of 0 for a client that falls back to its start."""
+        share = mixing.normalize(jnp.maximum(signed, 0))
+        if self.fallback == "start":
+            return share
+        none = ~jnp.any(share > 0, axis=1)
+        return share.at[:, 0].set(jnp.where(none, 1, share[:, 0]))
+
+    def rise(self, signed):
+        """What the affinities rise by, [A, 1 + D]."""
+        if self.affinity == "raw":
+            return signed
+        total = jnp.abs(jnp.sum(signed, axis=1, keepdims=True))
+        return signed / jnp.where(total < TINY, total + TINY, total)
+
+    @staticmethod
+    def mix(ctx, share, choice, candidates, starts):
+        """(the mixtures [A, ...], their weights [A, Q]).
+
+        As shares sum to one, s + sum_j w_j (Theta_j - s) is sum_j w_j Theta_j.
+        """
+        count = len(jax.tree.leaves(candidates)[0])
+        at = jnp.arange(len(choice))[:, None], choice
+        weights = jnp.zeros((len(choice), count), share.dtype).at[at].add(share)
+        return ctx.mix(weights, candidates, onto=starts), weights
+
+    def models(self, ctx, state, rows):
+        starts, trained = trees.take((state.starts, state.trained), rows)
+        return {"personalized": starts, "trained": trained}
+
+    def personalize(self, ctx, state, new_clients):
+        """Each trains by itself, and mixes its model once with those of random others.
+
+        Without validation samples it has no weights, and so falls back.
+        """
+        own, count = super().personalize(ctx, state, new_clients), new_clients.num_clients
+        starts = new_clients.replicate(self.new_client_start(ctx, state))
+        begun = with_private_of(new_clients, starts, own)
+        several = jnp.zeros((count, ctx.num_clients))
+        candidates = jnp.broadcast_to(state.last_upload >= 0, several.shape)
+        picks, found = self.download(ctx, new_clients.ids, ctx.ids, several, candidates)
+
+        itself = jnp.arange(count)[:, None]
+        models = jax.tree.map(lambda *each: jnp.concatenate(each), own, state.trained)
+        choice = jnp.concatenate([itself, jnp.where(found, count + picks, itself)], axis=1)
+        rows = jnp.arange(count, dtype=jnp.int32)
+        signed = self.first_order_weights(new_clients, begun, models, choice, found, rows)
+        return self.mix(new_clients, self.positive_part(signed), choice, models, begun)[0]
+
+
+def with_private_of(ctx, starts, own):
+    """The starts [A, ...] with the private leaves of the clients' own models [A, ...]."""
+    return leaf_plan.join(ctx.plan.split(starts)[0], ctx.plan.split(own)[1])
+
+
+def draws(key, ids, everyone, count):
+    """Random numbers of clients `ids` [A]: (for each of their downloads [A, count] in 0..1, twice
+    one for each of `everyone` [A, N] in 0..2^31). They depend on permanent ids alone.
+    """
+    first, second = (jax.random.fold_in(key, k) for k in range(2))
+
+    def of_downloads(i):
+        return jax.random.uniform(jax.random.fold_in(first, i), (count,), jnp.float32)
+
+    def of_pair(i, j):
+        pair = jax.random.fold_in(jax.random.fold_in(second, i), j)
+        return jax.random.bits(pair, (2,), jnp.uint32) >> 1
+
+    pairs = jax.vmap(lambda i: jax.vmap(lambda j: of_pair(i, j))(everyone))(ids)
+    return jax.vmap(of_downloads)(ids), pairs[..., 0], pairs[..., 1]
+
+
+def pick(affinity, candidates, explores, priority, ties):
+    """(models [A, D] picked one after the other, bool [A, D] whether one was left), epsilon-greedy.
+
+    Args:
+      affinity: [A, N].
+      candidates: bool [A, N].
+      explores: bool [A, D], whether a pick is a random one: of those left the first by priority.
+        Else it has the largest affinity, and is the first by ties.
+      priority, ties: uint32 [A, N], below 2^31.
+    """
+    last = jnp.uint32(2**31)
+
+    def one(left, explore):
+        best = jnp.max(jnp.where(left, affinity, -jnp.inf), axis=1, keepdims=True)
+        greedy = jnp.argmin(jnp.where(left & (affinity == best), ties, last), axis=1)
+        random = jnp.argmin(jnp.where(left, priority, last), axis=1)
+        picked = jnp.where(explore, random, greedy).astype(jnp.int32)
+        found = jnp.any(left, axis=1)
+        return left & (jnp.arange(left.shape[1]) != picked[:, None]), (picked, found)
+
+    _, (picks, found) = lax.scan(one, candidates, explores.T)
+    return picks.T, found.T

@@ -1,0 +1,246 @@
+"""FedProto: Federated Prototype Learning across Heterogeneous Clients.
+
+Yue Tan, Guodong Long, Lu Liu, Tianyi Zhou, Qinghua Lu, Jing Jiang, Chengqi Zhang. AAAI 2022.
+https://arxiv.org/abs/2105.00243
+"""
+
+from dataclasses import replace
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_pfl import trees
+from fedjax_pfl.contract.algorithm import Algorithm
+from fedjax_pfl.contract.registry import algorithm
+from fedjax_pfl.errors import InputError, require
+from fedjax_pfl.structs import Broadcast, per_client, per_server, static, struct
+from fedjax_pfl.training.local_sgd import Trained
+from fedjax_pfl.typing import Stack
+
+
+@struct
+class Prototypes:
+    """A vector for each class.
+
+    Attributes:
+      means: [C, d], mean features.
+      exist: bool [C]; where it is false, the vector means nothing.
+    """
+
+    means: jax.Array
+    exist: jax.Array
+
+
+@struct
+class Sums:
+    """Features added up, class by class.
+
+    Attributes:
+      totals: [..., C, d].
+      counts: int32 [..., C], samples.
+    """
+
+    totals: jax.Array
+    counts: jax.Array
+
+    @property
+    def means(self) -> jax.Array:
+        return self.totals / jnp.maximum(self.counts, 1)[..., None]
+
+
+@struct
+class State:
+    models: Stack = per_client()
+    prototypes: Prototypes = per_server()
+
+
+@algorithm("fedproto")
+class FedProto(Algorithm):
+    """No model is averaged: the mean features of classes travel, and clients stay near them.
+
+    Local loss f_i(theta) + weight * the distance of a minibatch's features to the prototypes P_c of
+    their classes; classes without one don't count. Then each client sends the mean feature of every
+    class that it has, with its number of samples, and P_c is the mean over those that sent one.
+
+    Attributes:
+      weight: lambda; the authors take 1, and .1 on CIFAR-10.
+      distance: "matched", |z - P_y|^2 / d, mean over the samples that count; "batch", the same over
+        the number of all samples (the published code); "class_means", the sum over classes of
+        |mean of z - P_c|^2 / d (the paper).
+      moment: when features are averaged: "after" training, in evaluation mode, over all training
+        samples (the paper); in the "last_epoch" of training, before each step (the published code).
+      weighting: a client counts by "size", its samples of the class (the paper), or "uniform" (the
+        published code).
+      rebuilt: a class that nobody has in this round loses its prototype, as in the published code;
+        otherwise it keeps the last one.
+      eligible: the classes among which "prototype" finds the nearest: the client's "own", as in the
+        published code, or "all".
+    """
+
+    weight: float = 1.0
+    distance: Literal["matched", "batch", "class_means"] = static(default="matched")
+    moment: Literal["after", "last_epoch"] = static(default="after")
+    weighting: Literal["size", "uniform"] = static(default="size")
+    rebuilt: bool = static(default=False)
+    eligible: Literal["own", "all"] = static(default="own")
+
+    def validate(self):
+        require(self.weight >= 0, "weight", self.weight, "at least 0")
+
+    def check(self, federation):
+        count, width = federation.data.num_classes, federation.num_features
+        shapes = jax.eval_shape(lambda: federation.initial_model(jax.random.key(0)))
+        leaves = zip(federation.plan.paths, jax.tree.leaves(shapes), strict=True)
+        head = {path: leaf.shape for path, leaf in leaves if path.startswith("params/head/")}
+        if head != {"params/head/kernel": (width, count), "params/head/bias": (count,)}:
+            raise InputError(
+                "fedproto finds the nearest prototype with a head of its own making: the network's "
+                f"must be a layer called head, with kernel [{width}, {count}] and bias [{count}]."
+            )
+
+    def remarks(self, federation):
+        told = "models stay with their clients, mean features of classes travel"
+        return [*super().remarks(federation), told]
+
+    def init(self, ctx):
+        count, width = ctx.federation.data.num_classes, ctx.federation.num_features
+        none = Prototypes(jnp.zeros((count, width), ctx.dtype), jnp.zeros((count,), bool))
+        return State(ctx.replicate(ctx.initial_model()), none)
+
+    def round(self, ctx, state):
+        work = self.train_then_average if self.moment == "after" else self.average_while_training
+        trained, sums = work(ctx, ctx.cohort.gather(state.models), state.prototypes)
+        width = sums.totals.shape[-1]
+        return State(
+            trained.cohort.scatter(state.models, trained.models),
+            self.aggregated(state.prototypes, sums, trained.cohort.mask),
+        ), ctx.record(
+            trained.cohort,
+            up=0,
+            down=0,
+            numbers_up=width * jnp.sum(sums.counts > 0, axis=1),
+            numbers_down=width * jnp.sum(state.prototypes.exist) * ctx.cohort.mask,
+            clients={"train_loss": trained.loss},
+        )
+
+    def pull(self, params, batch, prototypes, client):
+        """The term of the local loss on one minibatch."""
+        z, means, exist = batch.features, prototypes.means, prototypes.exist
+        if self.distance == "class_means":
+            own = class_sums(batch, z, len(exist))
+            counted, apart, count = exist & (own.counts > 0), own.means - means, 1
+        else:
+            counted, apart = exist[batch.labels] & batch.valid, z - means[batch.labels]
+            count = jnp.sum(counted if self.distance == "matched" else batch.valid)
+        squares = jnp.square(jnp.where(counted[:, None], apart, 0).astype(wide(apart)))
+        return self.weight * jnp.sum(squares) / (z.shape[1] * jnp.maximum(count, 1))
+
+    def train_then_average(self, ctx, received, prototypes) -> tuple[Trained, Sums]:
+        """Local training, then a pass over all training samples as they are."""
+        trained = ctx.train(received, extra_loss=self.pull, broadcast=prototypes)
+        federation = replace(ctx.federation, augment=None)
+        once = replace(federation.schedule, epochs=1, steps=None, shuffle=False, drop_last=False)
+
+        def see(sums, batch, rng, broadcast, client):
+            features = federation.task.features(client.operand, batch.inputs)
+            seen = class_sums(batch, features, len(sums.counts))
+            return jax.tree.map(jnp.add, sums, seen)
+
+        sums, finite, _ = replace(ctx, federation=federation).run_clients(
+            see,
+            Broadcast(nothing(prototypes)),
+            purpose="prototypes",
+            schedule=once,
+            cursor=None,
+            operands=trained.models,
+            active=trained.cohort.mask,
+        )
+        ctx.count_forward(ctx.sizes() * trained.cohort.mask)
+        return replace(trained, cohort=trained.cohort.keep(finite)), sums
+
+    def average_while_training(self, ctx, received, prototypes) -> tuple[Trained, Sums]:
+        """Local training; features of the last steps that make an epoch, each before its step."""
+        step = ctx.sgd_step(extra_loss=self.pull)
+        task, schedule = ctx.federation.task, ctx.federation.schedule
+
+        def see_and_step(carry, batch, rng, broadcast, client):
+            state, sums = carry
+            # The same as in the step's own forward pass, so that a compiler can make it once.
+            features = task.outputs(state.model, batch.inputs, True, rng, batch.valid).features
+            late = client.num_steps - client.step <= schedule.steps_per_epoch(client.size)
+            seen = class_sums(batch, features, len(sums.counts))
+            sums = jax.tree.map(lambda s, n: s + jnp.where(late, n, 0), sums, seen)
+            return step(state, batch, rng, broadcast, client), sums
+
+        begin = step.begin_all(received), trees.replicate(nothing(prototypes), ctx.cohort.size)
+        (local, sums), finite, steps = ctx.run_clients(see_and_step, begin, broadcast=prototypes)
+        loss = local.loss / jnp.maximum(steps, 1)
+        return Trained(local.model, ctx.cohort.keep(finite, steps), loss), sums
+
+    def aggregated(self, last: Prototypes, sums: Sums, mask) -> Prototypes:
+        """The server's prototypes of the members' sums [M, ...], and of `last`."""
+        total = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), sums)
+        means, held = total.means, total.counts > 0
+        if self.weighting == "uniform":
+            holders = jnp.sum(sums.counts > 0, axis=0)
+            means = jnp.sum(sums.means, axis=0) / jnp.maximum(holders, 1)[:, None]
+        means = jnp.where(held[:, None], means.astype(last.means.dtype), last.means)
+        kept = last.exist & ~jnp.any(mask) if self.rebuilt else last.exist
+        return Prototypes(means, held | kept)
+
+    def models(self, ctx, state, rows):
+        own = trees.take(state.models, rows)
+        counts = ctx.federation.data.class_counts[rows]
+        eligible = state.prototypes.exist & ((counts > 0) | (self.eligible == "all"))
+        heads = jax.vmap(nearest, in_axes=(None, 0, 0))
+        head = heads(state.prototypes.means, eligible, own["params"]["head"])
+        ranked = {**own, "params": {**own["params"], "head": head}}
+        return {"personalized": own, "prototype": ranked}
+
+    def new_client_start(self, ctx, state):
+        return ctx.initial_model()  # the mean of models that were never averaged means nothing
+
+    def personalize(self, ctx, state, new_clients):
+        return new_clients.train(
+            Broadcast(self.new_client_start(ctx, state)),
+            new_clients.everyone(),
+            purpose="personalize",
+            cursor=None,
+            extra_loss=self.pull,
+            broadcast=state.prototypes,
+        ).models
+
+
+def class_sums(batch, features: jax.Array, num_classes: int) -> Sums:
+    """Of a minibatch's valid samples, whose features are [B, d]."""
+    member = (batch.labels == jnp.arange(num_classes)[:, None]) & batch.valid  # [C, B]
+    features = jnp.where(batch.valid[:, None], features, 0).astype(wide(features))
+    totals = jnp.matmul(member.astype(features.dtype), features, precision="highest")
+    return Sums(totals, jnp.sum(member, axis=1, dtype=jnp.int32))
+
+
+def nothing(prototypes: Prototypes) -> Sums:
+    """The sums over no sample."""
+    means, exist = prototypes.means, prototypes.exist
+    return Sums(jnp.zeros(means.shape, wide(means)), jnp.zeros(exist.shape, jnp.int32))
+
+
+def wide(leaf: jax.Array) -> jnp.dtype:
+    """The type in which numbers of that of a leaf are added up."""
+    return jnp.promote_types(leaf.dtype, jnp.float32)
+
+
+def nearest(means: jax.Array, eligible: jax.Array, own: dict) -> dict:
+    """The linear head whose largest logit is that of the nearest eligible prototype.
+
+    |z - P_c|^2 is, but for what all classes share, |Q_c|^2 + 2 m Q_c - 2 z Q_c with Q_c = P_c - m;
+    m, the mean prototype, keeps the numbers small. Where no class is eligible it is the client's
+    `own` head.
+    """
+    used = eligible[:, None]
+    middle = jnp.sum(jnp.where(used, means, 0), axis=0) / jnp.maximum(jnp.sum(eligible), 1)
+    apart = jnp.where(used, means - middle, 0)
+    bias = -jnp.sum(apart * (apart + 2 * middle), axis=1)
+    found = {"kernel": 2 * apart.T, "bias": jnp.where(eligible, bias, -1e9)}
+    return jax.tree.map(lambda a, b: jnp.where(jnp.any(eligible), a, b), found, dict(own))

@@ -1,0 +1,29 @@
+"""FedProx, then fine-tuning, of two papers.
+
+Federated Optimization in Heterogeneous Networks.
+
+Tian Li, Anit Kumar Sahu, Manzil Zaheer, Maziar Sanjabi, Ameet Talwalkar, Virginia Smith.
+MLSys 2020. https://arxiv.org/abs/1812.06127
+
+Federated Evaluation of On-device Personalization.
+
+Kangkang Wang, Rajiv Mathews, Chloé Kiddon, Hubert Eichner, Françoise Beaufays, Daniel Ramage. 2019.
+https://arxiv.org/abs/1910.10252
+"""
+
+from fedjax_pfl.algorithms.fedavg_ft import FedAvgFineTuned
+from fedjax_pfl.algorithms.fedprox import FedProx
+from fedjax_pfl.contract.registry import algorithm
+
+
+@algorithm("fedprox_ft")
+class FedProxFineTuned(FedAvgFineTuned, FedProx):
+    """FedProx whose clients fine-tune a copy of the global model before they use it.
+
+    The proximal term belongs to training: copies follow the loss alone, unless `pull` holds them.
+    The copies are discarded after evaluation.
+
+    Attributes:
+      mu: of training, as in FedProx.
+      fine_tune_epochs, budget, pull: of the copies, as in FedAvg with fine-tuning.
+    """

@@ -1,0 +1,107 @@
+"""Exploiting Shared Representations for Personalized Federated Learning.
+
+Liam Collins, Hamed Hassani, Aryan Mokhtari, Sanjay Shakkottai. ICML 2021.
+https://arxiv.org/abs/2102.07078
+"""
+
+from dataclasses import replace
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_pfl.aggregation import leaf_plan
+from fedjax_pfl.algorithms.fedper import PartlyShared
+from fedjax_pfl.contract.registry import algorithm
+from fedjax_pfl.errors import InputError, require
+from fedjax_pfl.federation.adaptation import Adaptation
+from fedjax_pfl.structs import Broadcast, static
+from fedjax_pfl.training.local_sgd import Trained
+
+
+@algorithm("fedrep")
+class FedRep(PartlyShared):
+    """FedRep: each client trains its head h_i on the received body, then the body under that head.
+
+    phi <- sum_i p_i phi_i; heads are neither sent nor averaged. Both phases begin with a new
+    optimizer, and running statistics move in both. The body is trained for the federation's local
+    epochs or steps.
+
+    Attributes:
+      head_epochs: tau, epochs of the head in each round; the authors take 10, PFLlib 1.
+      weighting: p_i by "size", or "uniform" over the members (the authors on CIFAR and MNIST).
+      final_head_epochs: epochs of a copy's head before it is scored after the last round; then the
+        models without them are scored in every round, as "before".
+    """
+
+    share = "body"
+
+    head_epochs: int = static(default=1)
+    weighting: Literal["size", "uniform"] = static(default="size")
+    final_head_epochs: int = static(default=0)
+
+    def validate(self):
+        for name in ("head_epochs", "final_head_epochs"):
+            require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
+
+    def check(self, federation):
+        super().check(federation)
+        plan = federation.plan
+        if len(plan.layers) == 1:
+            raise InputError("fedrep learns a body under heads, and this network is only a head.")
+        if any(plan.frozen):
+            path = plan.paths[plan.frozen.index(True)]
+            raise InputError(f"fedrep trains head and body in turn, and {path} is frozen.")
+
+    def has_step(self, federation):
+        sizes = np.asarray(federation.data.train.size).astype(np.int64)
+        return sum(s.total_steps(sizes) for s in self.schedules(federation)) > 0
+
+    def schedules(self, federation):
+        head = replace(federation.schedule, epochs=self.head_epochs, steps=None)
+        return (head, federation.schedule) if self.head_epochs else (federation.schedule,)
+
+    def local_update(self, ctx, state, received, **options):
+        head = self._head(ctx, received)
+        body = jax.tree.map(lambda on: not on, head)
+        *heads, bodies = self.schedules(ctx.federation)
+        models, cohort, loss = received, ctx.cohort, 0
+        for schedule in heads:  # one, or none
+            models, cohort, loss = ctx.train(
+                models, cohort, purpose="head", schedule=schedule, trainable=head, **options
+            )
+        before = cohort.steps
+        models, cohort, body_loss = ctx.train(
+            models, cohort, schedule=bodies, trainable=body, **options
+        )
+        part = before.astype(body_loss.dtype) / jnp.maximum(cohort.steps, 1)
+        return Trained(models, cohort, part * loss + (1 - part) * body_loss)
+
+    @staticmethod
+    def _head(ctx, models):
+        """Which parameters belong to the head: a tree of booleans."""
+        model = models.model if isinstance(models, Broadcast) else models
+        return ctx.plan.head_mask(model)["params"]
+
+    def adaptation(self):
+        if not self.final_head_epochs:
+            return None
+        return Adaptation(epochs=self.final_head_epochs, leaves="head", when="last")
+
+    def models(self, ctx, state, rows):
+        named = super().models(ctx, state, rows)
+        return {**named, "before": named["personalized"]} if self.final_head_epochs else named
+
+    def personalize(self, ctx, state, new_clients):
+        """Heads learnt on the server's body, from the common initial head.
+
+        For as many steps as the new clients' schedule counts, else for `head_epochs`, at least one.
+        """
+        _, private = ctx.plan.split(ctx.initial_model())
+        start = Broadcast(leaf_plan.join(state.server, private))
+        schedule = replace(new_clients.federation.schedule, epochs=max(self.head_epochs, 1))
+        return new_clients.train(
+            start, new_clients.everyone(), purpose="personalize", cursor=None, schedule=schedule,
+            trainable=self._head(ctx, start),
+        ).models  # fmt: skip

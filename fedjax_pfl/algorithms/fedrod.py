@@ -1,0 +1,107 @@
+"""On Bridging Generic and Personalized Federated Learning for Image Classification.
+
+Hong-You Chen, Wei-Lun Chao. ICLR 2022. https://arxiv.org/abs/2107.00778
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from fedjax_pfl import trees
+from fedjax_pfl.aggregation import leaf_plan
+from fedjax_pfl.algorithms import fedavg
+from fedjax_pfl.contract.registry import algorithm
+from fedjax_pfl.errors import require
+from fedjax_pfl.structs import Broadcast, per_client, static, struct
+from fedjax_pfl.training.local_step import Forward, ForwardedBatch
+
+
+@struct
+class State(fedavg.State):
+    trained: Any = per_client()  # what each client trained last; only with score_trained
+
+
+@algorithm("fedrod")
+class FedRod(fedavg.FedAvg):
+    """FedRoD: a generic predictor for all, and a personal head on its features for each client.
+
+    One forward pass serves two losses. The balanced softmax, the cross-entropy of g + log n_ic,
+    trains body and generic head; n_ic are the client's training samples of class c, and a class
+    that it lacks leaves the softmax. The cross-entropy of sg(g) + h_i(sg(features)) trains the
+    personal head h_i alone, which stays with its client and begins as a copy of the generic one.
+
+    Attributes:
+      personal_rate: weight of the personal loss. Body and generic head see none of it, so with SGD
+        it is the rate of the personal head over that of all others (not that of its weight decay).
+      score_trained: keep the models as they were trained, before aggregation, and score them too.
+    """
+
+    personal_rate: float = 1.0
+    score_trained: bool = static(default=False)
+
+    def validate(self):
+        require(self.personal_rate >= 0, "personal_rate", self.personal_rate, "at least 0")
+
+    def prepare(self, federation):
+        return super().prepare(federation.with_personal_head())
+
+    def init(self, ctx):
+        start = super().init(ctx)
+        trained = ctx.replicate(ctx.initial_model()) if self.score_trained else None
+        return State(**vars(start), trained=trained)
+
+    def local_update(self, ctx, state, received, **options):
+        task = ctx.federation.task
+
+        def objective(model, batch, rng, broadcast, client):
+            generic, personal, statistics, features = task.heads(
+                model, batch.inputs, True, rng, batch.valid, detached=True
+            )
+            both = lax.stop_gradient(generic) + personal
+            loss = task.mean_loss(generic + log_counts(client, generic.dtype), batch)
+            loss += self.personal_rate * task.mean_loss(both, batch)
+            seen = ForwardedBatch(batch.inputs, batch.labels, batch.valid, both, features)
+            return Forward(loss, {**model, **statistics}, seen)
+
+        return super().local_update(ctx, state, received, objective=objective, **options)
+
+    def server_update(self, ctx, state, mean, weights, sent):
+        after = super().server_update(ctx, state, mean, weights, sent)
+        if not self.score_trained:
+            return after
+        return replace(after, trained=sent.cohort.scatter(state.trained, sent.models))
+
+    def models(self, ctx, state, rows):
+        plan, received = ctx.plan, self.received(state, rows)
+        named = {"personalized": received}
+        if all(one or own for one, own in zip(plan.shared, plan.personal, strict=True)):
+            first = leaf_plan.join(state.server, trees.row(state.private, 0))
+            named["global"] = Broadcast(ctx.federation.task.without_personal(first))
+        if self.score_trained:
+            named["trained"] = trees.take(state.trained, rows)
+        return named
+
+    def personalize(self, ctx, state, new_clients):
+        """Personal heads from one round's local training; all that is shared stays the server's.
+
+        They begin as the common initial head.
+        """
+        _, private = ctx.plan.split(ctx.initial_model())
+        trained = self.local_update(
+            new_clients,
+            state,
+            Broadcast(leaf_plan.join(state.server, private)),
+            cohort=new_clients.everyone(),
+            purpose="personalize",
+            cursor=None,
+        )
+        _, own = ctx.plan.split(trained.models)
+        return leaf_plan.join(trees.replicate(state.server, new_clients.num_clients), own)
+
+
+def log_counts(client, dtype):
+    """log n_ic, [C]; -inf for a class that the client lacks."""
+    counts = client.class_counts
+    return jnp.where(counts > 0, jnp.log(jnp.maximum(counts, 1).astype(dtype)), -jnp.inf)

@@ -1,0 +1,121 @@
+"""Model-Contrastive Federated Learning.
+
+Qinbin Li, Bingsheng He, Dawn Song. CVPR 2021. https://arxiv.org/abs/2103.16257
+"""
+
+from dataclasses import replace
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_pfl.algorithms import fedavg
+from fedjax_pfl.contract.registry import algorithm
+from fedjax_pfl.errors import InputError, require
+from fedjax_pfl.federation.federation import Federation
+from fedjax_pfl.federation.schedules import COUNTED
+from fedjax_pfl.structs import Broadcast, per_client, static, struct
+from fedjax_pfl.typing import PerClient, Stack
+
+
+@struct
+class State(fedavg.State):
+    previous: Stack = per_client()  # as each client last trained it
+    took_part: PerClient = per_client()  # bool: whether it ever did
+
+
+@algorithm("moon")
+class Moon(fedavg.Weighted):
+    """FedAvg whose clients' features stay near w's and away from those of their last model.
+
+    Local loss f_i(y) + mu l, l = -log(e^{cos(z, z_g) / tau} / (e^{cos(z, z_g) / tau} +
+    e^{cos(z, z_p) / tau})), the mean over a minibatch. z are the features of y, z_g those of the
+    model w as it was received, z_p those of the model that the client sent when it last took part;
+    both are frozen and in evaluation mode. In a client's first round there is no z_p and no term.
+
+    Features are what the network's head sees. The paper's networks have a projection there; a
+    network of that form has it here, too.
+
+    Attributes:
+      mu: weight of the term; the paper tunes it over .1, 1, 5, 10.
+      tau: temperature of the term.
+      weighting: of the average, by "size" (the paper), or "uniform".
+    """
+
+    mu: float = 1.0
+    tau: float = 0.5
+    weighting: Literal["size", "uniform"] = static(default="size")
+
+    def validate(self):
+        require(self.mu >= 0, "mu", self.mu, "at least 0")
+        require(self.tau > 0, "tau", self.tau, "above 0")
+
+    def check(self, federation):
+        assert federation.num_features  # a model without features is refused
+        most = passes(federation) * int(federation.steps().max())
+        if most >= COUNTED:
+            raise InputError(
+                f"moon would take {most:,} forward passes for a client in a round, but they can be "
+                f"counted below {COUNTED:,}: take fewer local steps or smaller batches."
+            )
+
+    def init(self, ctx):
+        start, never = super().init(ctx), jnp.zeros((ctx.num_clients,), bool)
+        return State(**vars(start), previous=ctx.replicate(ctx.initial_model()), took_part=never)
+
+    def local_update(self, ctx, state: State, received, **options):
+        task = ctx.federation.task
+        # With private leaves each member received another model.
+        together = isinstance(received, Broadcast)
+        own = None if together else received
+        previous, took_part = ctx.cohort.gather((state.previous, state.took_part))
+
+        def term(params, batch, broadcast, client):
+            own, previous, took_part = client.operand
+            near = task.features(broadcast if own is None else own, batch.inputs)
+            far = task.features(previous, batch.inputs)
+            losses = contrast(batch.features, near, far, self.tau)
+            count = jnp.maximum(jnp.sum(batch.valid), 1)
+            mean = jnp.sum(jnp.where(batch.valid, losses, 0)) / count
+            return self.mu * jnp.where(took_part, mean, 0)
+
+        sent = super().local_update(
+            ctx,
+            state,
+            received,
+            extra_loss=term,
+            broadcast=received.model if together else None,
+            operands=(own, previous, took_part),
+            **options,
+        )
+        ctx.count_forward(passes(ctx.federation) * sent.cohort.steps)
+        return sent
+
+    def server_update(self, ctx, state: State, mean, weights, sent):
+        after = super().server_update(ctx, state, mean, weights, sent)
+        new = (sent.models, jnp.ones_like(sent.cohort.mask))
+        previous, took_part = sent.cohort.scatter((state.previous, state.took_part), new)
+        return replace(after, previous=previous, took_part=took_part)
+
+
+def passes(federation: Federation) -> int:
+    """Forward passes of one sample in a local step, of the two frozen networks."""
+    return 2 * federation.schedule.fitting(federation.data.train.capacity).samples_per_step
+
+
+def contrast(features: jax.Array, near: jax.Array, far: jax.Array, tau) -> jax.Array:
+    """-log of the softmax of the cosines with `near` and `far`, at `near`, [B]; features [B, d].
+
+    A row of zeros, as ReLU networks have them, has cosine 0 with every other.
+    """
+    z = directions(features)
+    gap = jnp.sum(z * directions(far), axis=1) - jnp.sum(z * directions(near), axis=1)
+    return jax.nn.softplus(gap / tau)
+
+
+def directions(features: jax.Array) -> jax.Array:
+    """Rows [B, d] of length 1; rows of zeros stay zero, with slope 0."""
+    features = features.astype(jnp.promote_types(features.dtype, "float32"))  # squares may be large
+    squares = jnp.sum(jnp.square(features), axis=1, keepdims=True)
+    some = squares > 0
+    return jnp.where(some, features * jax.lax.rsqrt(jnp.where(some, squares, 1)), 0)

@@ -1,0 +1,160 @@
+"""Personalized Federated Learning with Moreau Envelopes.
+
+Canh T. Dinh, Nguyen H. Tran, Tuan Dung Nguyen. NeurIPS 2020. https://arxiv.org/abs/2006.08848
+"""
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_pfl import trees
+from fedjax_pfl.algorithms import fedavg
+from fedjax_pfl.contract.registry import algorithm
+from fedjax_pfl.errors import require
+from fedjax_pfl.structs import Broadcast, per_client, static, struct
+from fedjax_pfl.training.local_sgd import Trained
+
+
+@struct
+class State(fedavg.State):
+    personal: Any = per_client()  # theta_i
+
+
+@struct
+class Nearby(Trained):
+    """What members send, their local models, and what they keep.
+
+    Attributes:
+      personal: theta_i, [M, ...].
+      trained: bool [M], the members that trained and stayed finite, sent or not.
+    """
+
+    personal: Any = None
+    trained: Any = None
+
+
+@algorithm("pfedme")
+class PFedMe(fedavg.Weighted):
+    """pFedMe: w_i descends its Moreau envelope, w_i <- w_i - eta lambda (w_i - theta_i).
+
+    theta_i is near the least f_i(theta) + lambda/2 |theta - w_i|^2: on each minibatch b it takes K
+    steps theta_i <- theta_i - eta_p (grad f_b(theta_i) + lambda (theta_i - w_i) + mu theta_i). Both
+    begin a round at the server's w; theta_i goes on from minibatch to minibatch.
+
+    theta_i is the personalized model, an array of its own. Steps of theta_i are those of the local
+    optimizer, and its running statistics of normalisation layers are what w_i sends.
+
+    Attributes:
+      pull: lambda. w_i may swing where eta lambda is above 2.
+      inner_steps: K, steps of theta_i on a minibatch.
+      personal_rate: eta_p, below 2 / (lambda + mu). It does not decay with the local learning
+        rate eta.
+      server_rate: beta of w <- (1 - beta) w + beta sum_i p_i w_i. Running statistics are averaged.
+      decay: mu, in the published code only; added to the local optimizer's weight decay.
+      weighting: p_i by "size" (the published code), or "uniform" (the paper).
+      who: "drawn", the members of the round train; "everyone", all clients train and the members'
+        w_i are averaged (the published code).
+    """
+
+    pull: float = 15.0
+    inner_steps: int = static(default=5)
+    personal_rate: float = 0.05
+    server_rate: float = 1.0
+    decay: float = 1e-3
+    weighting: Literal["size", "uniform"] = static(default="size")
+    who: Literal["drawn", "everyone"] = static(default="drawn")
+
+    def validate(self):
+        require(self.pull >= 0, "pull", self.pull, "at least 0")
+        require(self.decay >= 0, "decay", self.decay, "at least 0")
+        require(self.inner_steps >= 1, "inner_steps", self.inner_steps, "at least 1")
+        require(0 <= self.server_rate <= 1, "server_rate", self.server_rate, "in [0, 1]")
+        rate, held = self.personal_rate, self.pull + self.decay
+        require(rate > 0, "personal_rate", rate, "above 0")
+        allowed = f"below 2 / (pull + decay) = {2 / held if held else 0:g}: theta would move away"
+        require(rate * held < 2, "personal_rate", rate, allowed)
+
+    def check(self, federation):
+        self.check_whole_models(federation)
+
+    def remarks(self, federation):
+        part = federation.participation
+        sampled = part.cohort_size < federation.num_clients or not part.punctual
+        if self.who == "drawn" or not sampled:
+            return super().remarks(federation)
+        return [*super().remarks(federation), "all clients train in every round, drawn or not"]
+
+    def init(self, ctx):
+        start = super().init(ctx)
+        return State(**vars(start), personal=ctx.replicate(ctx.initial_model()))
+
+    def round(self, ctx, state):
+        if self.who == "everyone":
+            drawn = ctx.cohort.spread(ctx.cohort.mask, False)
+            ctx = replace(ctx, cohort=replace(ctx.everyone(), arrives=drawn))
+        return super().round(ctx, state)
+
+    def local_update(self, ctx, state, received, **options):
+        cohort = ctx.cohort
+
+        def towards(gradient, theta, w, client):
+            def slope(g, p, w):
+                return g + self.pull * (p - w) + self.decay * p
+
+            return jax.tree.map(slope, gradient, theta, w)
+
+        inner = ctx.sgd_step(learning_rate=self.personal_rate, correct=towards)
+        rate = ctx.learning_rate * self.pull
+
+        def step(carry, batch, rng, broadcast, client):
+            theta, w = carry
+
+            def nearer(k, theta):
+                return inner(theta, batch, jax.random.fold_in(rng, k), w, client)
+
+            theta = jax.lax.fori_loop(0, self.inner_steps, nearer, theta)
+            return theta, jax.tree.map(lambda w, p: w - rate * (w - p), w, theta.model["params"])
+
+        def finish(carry, client):
+            theta, w = carry
+            gradients = jnp.maximum(self.inner_steps * client.num_steps, 1)
+            return {**theta.model, "params": w}, theta.model, theta.loss / gradients
+
+        def begin(model):
+            return inner.begin(model), model["params"]
+
+        alike = isinstance(received, Broadcast)
+        carry = Broadcast(begin(received.model)) if alike else jax.vmap(begin)(received)
+        active = None if cohort.complete else cohort.mask
+        runs = ctx.run_clients(step, carry, active=active, finish=finish, **options)
+        local, personal, loss = runs.carry
+        cohort = cohort.keep(runs.finite, self.inner_steps * runs.steps)
+        return Nearby(local, cohort, loss, personal=personal, trained=cohort.mask)
+
+    def admitted(self, ctx, cohort):
+        return cohort.at_work(cohort.mask & cohort.arrives)
+
+    def server_update(self, ctx, state: State, mean, weights, sent: Nearby):
+        beta = self.server_rate
+        params = jax.tree.map(
+            lambda w, m: (1 - beta) * w + beta * m, state.server["params"], mean["params"]
+        )
+        personal = sent.cohort.scatter(state.personal, sent.personal, where=sent.trained)
+        return replace(state, server={**mean, "params": params}, personal=personal)
+
+    def record(self, ctx, sent, weights, **noted):
+        cohort = sent.cohort
+        up = (cohort.mask | cohort.diverged) & cohort.arrives
+        return super().record(ctx, sent, weights, up=up, **noted)
+
+    def models(self, ctx, state: State, rows):
+        personal = trees.take(state.personal, rows)
+        return {**super().models(ctx, state, rows), "personalized": personal}
+
+    def personalize(self, ctx, state, new_clients):
+        """theta_i after one round's local work from w."""
+        new = replace(new_clients, cohort=new_clients.everyone())
+        begin = Broadcast(self.new_client_start(ctx, state))
+        return self.local_update(new, state, begin, purpose="personalize", cursor=None).personal

@@ -1,0 +1,182 @@
+"""Personalized Federated Learning With a Graph.
+
+Fengwen Chen, Guodong Long, Zonghan Wu, Tianyi Zhou, Jing Jiang. IJCAI 2022.
+https://arxiv.org/abs/2203.00829
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedjax_pfl import trees
+from fedjax_pfl.aggregation import mixing
+from fedjax_pfl.algorithms import client_graphs
+from fedjax_pfl.contract.algorithm import Algorithm
+from fedjax_pfl.contract.registry import algorithm
+from fedjax_pfl.errors import InputError, require
+from fedjax_pfl.structs import Broadcast, per_client, per_server, static, struct
+from fedjax_pfl.typing import Model, Stack
+
+
+@struct
+class State:
+    models: Stack = per_client()  # g_i, the models spread over the graph
+    server: Model = per_server()  # u, their mean
+
+
+@algorithm("sfl")
+class Sfl(Algorithm):
+    """The server spreads all models over a graph of clients; their mean is where all begin.
+
+    w_i <- LocalSGD(u) on f_i(w) + graph_weight |w - g_i| + global_weight |w - u|, norms not
+    squared; g <- alpha A^layers w + (1 - alpha) w; u <- mean of all g_i. An absent client is
+    represented by its last g_i.
+
+    Attributes:
+      graph: A. "labels" joins clients that share a training label, themselves included (the
+        published code: the server must know the labels); "neighbours" the nearest by cosine of
+        w_i - u; "learned" mixes "labels" with a graph that is fitted anew in each round (SFL* as
+        published). Rows are divided by their sums.
+      relation: a function of the permanent ids [N], traced, to edges [N, N] of at least 0 that
+        replace those of "labels", here and in "learned": the paper's given graph. From Python only.
+      neighbours: of a client, itself included; only for "neighbours".
+      layers: how often the models are spread in a round.
+      server_alpha: alpha, the part of what is spread.
+      graph_weight, global_weight: lambda, of the two norms.
+      detached: the norms have no gradient, as in the published code: clients train as in FedAvg.
+      learned_share: part of the fitted graph in "learned".
+    """
+
+    batch_norm = "shared"
+    absent_kept = False  # the server spreads all models over the graph in every round (section 4)
+
+    graph: Literal["labels", "neighbours", "learned"] = static(default="labels")
+    relation: Callable | None = static(default=None)
+    neighbours: int = 5
+    layers: int = static(default=3)
+    server_alpha: float = 1.0
+    graph_weight: float = 0.3
+    global_weight: float = 0.3
+    detached: bool = static(default=False)
+    learned_share: float = 0.05
+
+    def validate(self):
+        allowed = "a function of the clients' ids, given from Python"
+        given = self.relation
+        require(given is None or callable(given), "relation", given, allowed)
+        for name in ("neighbours", "layers"):
+            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        for name in ("server_alpha", "learned_share"):
+            require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "in [0, 1]")
+        for name in ("graph_weight", "global_weight"):
+            require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
+
+    def check(self, federation):
+        self.check_whole_models(federation)
+        if self.relation is None:
+            return
+        if self.graph == "neighbours":
+            raise InputError("sfl takes relation or graph=neighbours, not both.")
+        edges = np.asarray(jax.jit(self.relation)(federation.data.ids))
+        count = federation.num_clients
+        fits = edges.shape == (count, count) and bool((edges >= 0).all())
+        require(fits, "relation(ids)", edges, f"edges [{count}, {count}] of at least 0")
+
+    def remarks(self, federation):
+        told = super().remarks(federation)
+        if self.graph != "neighbours" and self.relation is None:
+            told.append("its graph joins clients that share a label")
+        if self.detached:
+            told.append("its norms have no gradient, as in the published code")
+        return told
+
+    def init(self, ctx):
+        model = ctx.initial_model()
+        return State(ctx.replicate(model), model)
+
+    def round(self, ctx, state):
+        held = ctx.cohort.gather(state.models)
+        trained, cohort, loss = self._train(ctx, ctx.cohort, state.server, held)
+        sent = cohort.scatter(state.models, trained)
+        arrived = jnp.any(cohort.mask)
+        weights = self._weights(ctx, cohort, state.server, sent) * arrived
+        models = ctx.mix(weights, sent, onto=sent)
+        parts = jnp.broadcast_to(arrived / ctx.num_clients, ctx.num_clients)
+        server = mixing.weighted_sum(parts.astype(ctx.dtype), models, onto=state.server)
+        return State(models, server), ctx.record(
+            cohort,
+            down=1 if self.detached else 2,  # u, and g_i for its norm
+            clients={"train_loss": loss},
+            everyone_mixes=True,
+            mixing=weights,
+        )
+
+    def _train(self, ctx, cohort, server, held, **options):
+        """Local training from u, held near it and near the graph models [M, ...]."""
+
+        def norms(params, batch, broadcast, client):
+            near_graph, near_mean = (distance(params, to) for to in (client.operand, broadcast))
+            return self.graph_weight * near_graph + self.global_weight * near_mean
+
+        if not self.detached:
+            near = {"broadcast": server["params"], "operands": held["params"]}
+            options |= near | {"extra_loss": norms}
+        return ctx.train(Broadcast(server), cohort, **options)
+
+    def _weights(self, ctx, cohort, server, sent):
+        """alpha A^layers + (1 - alpha) I, [N, N], over what members sent and last models."""
+        own, data = jnp.eye(ctx.num_clients, dtype=ctx.dtype), ctx.federation.data
+        if self.graph == "neighbours":
+            changes = ctx.uploaded(jax.tree.map(jnp.subtract, sent, server))
+            edges = client_graphs.nearest_by_cosine(changes, ctx.ids, self.neighbours)
+        elif self.relation is None:
+            edges = client_graphs.share_a_label(data.class_counts, data.class_counts)
+        else:
+            edges = jnp.asarray(self.relation(ctx.ids))
+        edges = mixing.normalize(edges.astype(ctx.dtype))
+        if self.graph == "learned":
+            generator = client_graphs.first_generator(ctx.key_for("sfl"), ctx.ids, ctx.dtype)
+            learned = client_graphs.fitted(generator, ctx.uploaded(sent), ctx.ids)
+            edges = (1 - self.learned_share) * edges + self.learned_share * learned
+        # A client that diverged is no vertex in this round; one without an edge keeps its model. A
+        # row of the learned graph may be empty: then the other's row counts for all.
+        edges = mixing.normalize(edges, ~cohort.spread(cohort.diverged, False))
+        edges = jnp.where(jnp.any(edges > 0, axis=1, keepdims=True), edges, own)
+        with jax.default_matmul_precision("highest"):
+            spread = jnp.linalg.matrix_power(edges, self.layers)
+        return self.server_alpha * spread + (1 - self.server_alpha) * own
+
+    def models(self, ctx, state, rows):
+        return {"personalized": trees.take(state.models, rows), "global": Broadcast(state.server)}
+
+    def personalize(self, ctx, state, new_clients):
+        """From u, held near it and near the mean g_j of the clients that share a label with it.
+
+        With another graph a new client has no place in it, and is held near u alone.
+        """
+        everyone = new_clients.everyone()
+        held = trees.replicate(state.server, everyone.size)
+        if self.graph == "labels" and self.relation is None:
+            counts = (each.federation.data.class_counts for each in (new_clients, ctx))
+            weights = mixing.normalize(client_graphs.share_a_label(*counts).astype(ctx.dtype))
+            held = ctx.mix(weights, state.models, onto=held)
+        return self._train(
+            new_clients, everyone, state.server, held, purpose="personalize", cursor=None
+        ).models
+
+
+def distance(params, reference):
+    """|w - w_ref|, with gradient 0 at w_ref.
+
+    Nearer than rounding it is 0, too: the gradient has length 1 however near w is, and where all
+    g_i are one model, its direction would be that of rounding errors.
+    """
+    away = optax.tree.sub(params, reference)
+    squares = optax.tree.vdot(away, away)
+    rounding = 16 * jnp.finfo(squares.dtype).eps
+    apart = squares > rounding**2 * optax.tree.vdot(reference, reference)
+    return jnp.where(apart, jnp.sqrt(jnp.where(apart, squares, 1)), 0)

@@ -1,0 +1,149 @@
+"""Ditto against its reference, its limits, and its new clients."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation
+from tests.algorithms.harness import (
+    PATTERNS,
+    Case,
+    assert_losses,
+    assert_models,
+    assert_steps,
+    over,
+    stack,
+)
+from tests.references import ditto
+from tests.simulation.finals import final_in
+
+# Settings of the algorithm; "authors" is their code.
+VARIANTS = {
+    "own": {},
+    "authors": {"batches": "shared", "weighting": "uniform"},
+    "epochs": {"personal_epochs": 1},
+}
+QUICK = [("partial-map", "own"), ("full-vmap", "authors"), ("full-vmap", "epochs")]
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
+def algorithm(**settings):
+    return pfl.make_algorithm("ditto", settings)
+
+
+@over(PATTERNS, QUICK, VARIANTS)
+def test_reference(pattern, variant):
+    """The pull goes to the received model: tools have been seen to pull to the changed one."""
+    case, settings = Case(**PATTERNS[pattern]), VARIANTS[variant]
+    common = case.common()
+    schedule = case.federation.schedule
+    if "personal_epochs" in settings:
+        schedule = replace(schedule, epochs=1)
+    further = case.batches("train" if "batches" in settings else "personal", schedule)
+    wanted = ditto.run(
+        case.initial(),
+        case.clients(),
+        3,
+        **common,
+        personal_batches=further,
+        pull=0.7,
+        weighting=settings.get("weighting", "size"),
+    )
+    states, records = case.run_rounds(algorithm(pull=0.7, **settings))
+    for t, (state, record, models) in enumerate(zip(states[1:], records, wanted, strict=True)):
+        assert_close(state.server["params"], models["global"], "global")
+        assert_models(state.own, models["personalized"], "personalized")
+        assert_losses(record, case, "global", [models["global"]] * case.num_clients)
+        assert_losses(record, case, "personalized", models["personalized"])
+        assert_steps(record, case.cohorts[t], common["batches"][t], further[t])
+        present = np.isin(np.arange(case.num_clients), case.cohorts[t])
+        np.testing.assert_array_equal(record["up"], np.repeat(present[:, None], 2, axis=1))
+        np.testing.assert_array_equal(record["down"], record["up"])
+
+
+def test_without_a_pull_it_is_local_training_and_the_servers_path_never_sees_one():
+    federation = toy_federation(participation=0.6, validation_size=0)
+    free, pulled = (
+        states_of(algorithm(batches="shared", pull=pull), federation) for pull in (0, 2.5)
+    )
+    alone = states_of(pfl.make_algorithm("local", {"who": "drawn"}), federation)
+    averaged = states_of(pfl.make_algorithm("fedavg"), federation)
+    for one, other, local, fedavg in zip(free, pulled, alone, averaged, strict=True):
+        assert_close(one.own, local.models, "own models", 0)
+        assert_close(one.server, fedavg.server, "server", 0)
+        assert_close(other.server, fedavg.server, "server, pulled", 0)
+    apart = jax.tree.map(lambda a, b: abs(a - b).max(), free[-1].own, pulled[-1].own)
+    assert min(jax.tree.leaves(apart)) > 1e-3
+
+
+def test_private_layers_are_not_pulled():
+    """With a private head v's body is held near w's body; its own head is free."""
+    federation = toy_federation((6,), (3,), share="body", batch_size=6, local_steps=2)
+    start, end = states_of(algorithm(pull=0.7), federation, 1)
+    first = jax.tree.map(lambda leaf: leaf[0], start.own["params"])
+    every = federation.data.train.index
+    samples = federation.data.samples[every].astype(float), federation.data.labels[every]
+    batch = pfl.Batch(*samples, jnp.ones(6, bool))
+
+    @jax.jit
+    def step(params):
+        slope = jax.grad(lambda p: federation.task.loss({"params": p}, batch)[0])(params)
+        return jax.tree.map(lambda v, g: v - 0.3 * g, params, slope)
+
+    middle = step(first)
+    last = step(middle)
+    assert_close(end.private["params"]["head"], stack([last["head"]])["params"], "w's head")
+    for name in ("kernel", "bias"):  # the first step moves the body away, the second one sees it
+        last["fc_0"][name] -= 0.3 * 0.7 * (middle["fc_0"][name] - first["fc_0"][name])
+    assert_close(end.own, stack([last]), "v's body and head")
+
+
+def test_who_diverges_in_its_own_model_alone_is_not_averaged():
+    """An absurd pull overflows in the third step, which client 3 alone takes."""
+    federation = toy_federation(dtype="float32", validation_size=0)
+    states, (record,) = run_rounds(algorithm(pull=1e38), federation, 1, scored=())
+    assert np.flatnonzero(record["clients"]["diverged"]).tolist() == [3]
+    np.testing.assert_allclose(record["matrices"]["mixing"], [[7 / 15, 3 / 15, 1 / 15, 0, 4 / 15]])
+    before, after = (state.own["params"]["head"]["bias"] for state in states)
+    np.testing.assert_array_equal((before != after).any(axis=1), [1, 1, 1, 0, 1])
+
+
+def test_new_clients_train_near_the_servers_model():
+    """They are the same clients here, as if they had never taken part."""
+    case = Case(**PATTERNS["full-vmap"])
+    ours = algorithm(pull=0.7, **VARIANTS["epochs"])
+    state = case.states_of(ours)[-1]
+    server = jax.tree.map(np.asarray, state.server["params"])
+    new = final_in(state, ours, case.federation, case.rounds).personalize(case.federation)
+    wanted = [
+        ditto.personal_training(server, server, batches, case.x, case.y, case.rates[-1], 0.7)
+        for batches in case.batches("personalize")[-1]
+    ]
+    assert_models(jax.tree.map(lambda leaf: leaf[0], new), wanted, "new clients")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"pull": -1}, "pull must be at least 0, got -1"),
+        ({"personal_epochs": -1}, "personal_epochs must be at least 0, got -1"),
+        (
+            {"personal_epochs": 2, "batches": "shared"},
+            "personal_epochs must be 0 with batches=shared, which serve both models, got 2",
+        ),
+        ({"batches": "common"}, "batches.*'common'"),
+        ({"weighting": "sizes"}, "weighting.*'sizes'.*'size'"),
+    ],
+)
+def test_hyperparameters_are_checked(settings, said):
+    with pytest.raises(pfl.InputError, match=said):
+        algorithm(**settings)

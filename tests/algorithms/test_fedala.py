@@ -1,0 +1,240 @@
+"""FedALA against its reference: windows, weights, who adapts; and its limits."""
+
+from dataclasses import replace
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl import keys
+from fedjax_pfl.testing.suite import CHECKS
+from fedjax_pfl.testing.toys import TanhNetwork, assert_close, states_of, toy_federation
+from tests.algorithms.harness import (
+    PATTERNS,
+    Case,
+    FourLayers,
+    assert_losses,
+    assert_models,
+    assert_steps,
+    over,
+    stack,
+)
+from tests.algorithms.norms import ConvNorm
+from tests.references import fedala
+from tests.references.local_sgd import sgd
+from tests.simulation.finals import final_in
+
+# Settings, and the network and its upper layers.
+VARIANTS = {
+    "everyone": ({"most_passes": 14}, None, ("head",)),
+    "selected-two-layers": (
+        {"who": "selected", "layers": 2, "percent": 50, "weight_rate": 3.0, "threshold": 0.02},
+        FourLayers,
+        ("hidden_c", "head"),
+    ),
+}
+QUICK = [("partial-map", "everyone"), ("full-vmap", "selected-two-layers")]
+
+
+def algorithm(**settings):
+    return pfl.make_algorithm("fedala", settings)
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
+@cache
+def rounds_of(pattern, variant):
+    settings, network, _ = VARIANTS[variant]
+    case = Case(model=network and network(), **PATTERNS[pattern])
+    return case, *case.run_rounds(algorithm(**settings))
+
+
+def window_batches(case, percent):
+    """[t][i]: one pass over the window that client i draws in round t."""
+    schedule, rounds = case.federation.schedule, []
+    for t in range(case.rounds):
+        key, clients = keys.of_round(case.key, "window", t), []
+        for i in range(case.num_clients):
+            samples = case.samples(i)
+            last = len(samples) - max(1, int(percent / 100 * len(samples)))
+            own = jax.random.fold_in(key, int(case.federation.data.ids[i]))
+            window = fedala.window(samples, percent, int(jax.random.randint(own, (), 0, last + 1)))
+            parts = np.split(window, range(schedule.batch_size, len(window), schedule.batch_size))
+            whole = [len(p) == schedule.batch_size or not schedule.drop_last for p in parts]
+            clients.append([p for p, fits in zip(parts, whole, strict=True) if fits])
+        rounds.append(clients)
+    return rounds
+
+
+def reference(case, settings, top):
+    names = ("weight_rate", "threshold", "most_passes", "who")
+    return fedala.run(
+        case.initial(),
+        case.clients(),
+        case.rounds,
+        **case.common(),
+        adaptation_batches=window_batches(case, settings.get("percent", 80)),
+        top=top,
+        **{name: settings[name] for name in names if name in settings},
+    )
+
+
+@over(PATTERNS, QUICK, VARIANTS)
+def test_reference(pattern, variant):
+    case, states, records = rounds_of(pattern, variant)
+    settings, _, top = VARIANTS[variant]
+    wanted, batches = reference(case, settings, top), case.batches()
+    assert set(states[0].weights["params"]) == {*case.initial()}
+    for t, (state, record, models) in enumerate(zip(states[1:], records, wanted, strict=True)):
+        assert_close(state.server["params"], models["global"], f"round {t}: global")
+        assert_models(state.models, models["personalized"], f"round {t}: personalized")
+        assert_models(state.trained, models["trained"], f"round {t}: trained")
+        weights = {name: state.weights["params"][name] for name in top}
+        assert_close(weights, stack(models["weights"])["params"], f"round {t}: weights")
+        np.testing.assert_array_equal(record["clients"]["adaptation_passes"], models["passes"])
+        for name in ("personalized", "trained"):
+            assert_losses(record, case, name, models[name])
+        assert_losses(record, case, "global", [models["global"]] * case.num_clients)
+        assert_steps(record, case.cohorts[t], batches[t])
+        present = np.isin(np.arange(case.num_clients), case.cohorts[t])[:, None]
+        assert (record["up"] == present).all()
+        received = present if "selected" in variant else np.ones_like(present)
+        assert (record["down"] == received).all()
+        assert record["down"].dtype == record["up"].dtype
+    assert any(np.ptp(own["head"]["kernel"]) > 0.1 for own in wanted[-1]["weights"])
+    assert max(max(models["passes"]) for models in wanted) > 10
+
+
+def test_forward_passes_of_adaptation_are_counted():
+    case, _, records = rounds_of("partial-map", "everyone")
+    batches = window_batches(case, 80)
+    for record, own in zip(records, batches, strict=True):
+        sizes = np.array([sum(map(len, client)) for client in own])
+        wanted = sizes * record["clients"]["adaptation_passes"]
+        np.testing.assert_array_equal(record["clients"]["forward_samples"], wanted)
+
+
+def round_of(algorithm, federation):
+    """A compiled round: (state, t) -> state."""
+    key = jax.random.key(0)
+
+    def context(t):
+        cohort = federation.participation.cohort(key, t, federation.data.ids)
+        return pfl.Context(federation, key, t, jnp.int32(2), cohort)
+
+    step = jax.jit(lambda state, t: algorithm.round(context(t), state)[0])
+    return step, algorithm.init(context(jnp.int32(0))), context
+
+
+def test_weights_of_one_are_fedavg_and_of_zero_local_training():
+    """Both in one program, with weights that do not learn, on all layers."""
+    ours = algorithm(weight_rate=0, layers=2, most_passes=1)
+    federation = ours.prepare(toy_federation(model=TanhNetwork()))
+    step, first, _ = round_of(ours, federation)
+    ends = []
+    for share in (1.0, 0.0):
+        state = replace(first, weights=jax.tree.map(lambda w, s=share: s * w, first.weights))
+        for t in (0, 1):
+            state = step(state, jnp.int32(t))
+        ends.append(state)
+    plain, alone = (states_of(pfl.make_algorithm(name), federation, 2)[-1]
+                    for name in ("fedavg", "local"))  # fmt: skip
+    assert_close(ends[0].server, plain.server, "global", 1e-12)
+    assert_close(ends[1].trained, alone.models, "local", 1e-12)
+    assert_close(ends[1].models, alone.models, "what they hold", 1e-12)
+
+
+def products(jaxpr):
+    """Number of matrix products in a program's text, those of loops once."""
+    inner = [value for eqn in jaxpr.eqns for value in jax.tree.leaves(list(eqn.params.values()))]
+    inner = [getattr(value, "jaxpr", value) for value in inner]
+    return sum(eqn.primitive.name == "dot_general" for eqn in jaxpr.eqns) + sum(
+        products(value) for value in inner if hasattr(value, "eqns")
+    )
+
+
+@pytest.mark.parametrize(("layers", "count"), [(1, 4 + 1), (2, 4 + 3), (4, 4 + 7)])
+def test_no_backward_pass_below_the_upper_layers(layers, count):
+    """Four products forward; for each upper layer one by its weights, and one to the next."""
+    ours = algorithm(layers=layers)
+    federation = ours.prepare(toy_federation(model=FourLayers()))
+    _, state, context = round_of(ours, federation)
+
+    def adapt(state):
+        ctx = context(jnp.int32(0))
+        return ours.adapt(ctx, state, state.models, ctx.everyone())[0]
+
+    assert products(jax.make_jaxpr(adapt)(state).jaxpr) == count
+
+
+@pytest.mark.parametrize("check", ["partial_participation", "divergence"])
+def test_absent_and_diverged_clients_keep_all_where_the_selected_adapt(check):
+    CHECKS[check](algorithm(who="selected"))
+
+
+@pytest.mark.parametrize(
+    "policy", ["affine_shared", pytest.param("shared", marks=pytest.mark.slow)]
+)
+def test_running_statistics_are_the_servers_or_the_clients_own(policy):
+    ours = algorithm(most_passes=1)
+    federation = ours.prepare(toy_federation(model=ConvNorm(), batch_norm=policy))
+    step, first, _ = round_of(ours, federation)
+    state = step(first, jnp.int32(0))
+    statistics, trained = (models["batch_stats"]["bn"]["mean"]
+                           for models in (state.models, state.trained))  # fmt: skip
+    if policy == "affine_shared":
+        np.testing.assert_array_equal(statistics, trained)
+    else:
+        server = state.server["batch_stats"]["bn"]["mean"]
+        np.testing.assert_array_equal(statistics, np.broadcast_to(server, statistics.shape))
+    for name in ("kernel", "bias"):  # below the head
+        body, server = state.models["params"]["conv"][name], state.server["params"]["conv"][name]
+        np.testing.assert_array_equal(body, np.broadcast_to(server, body.shape))
+
+
+def test_new_clients_train_from_the_servers_model():
+    case, states, _ = rounds_of("partial-map", "everyone")
+    final = final_in(states[-1], algorithm(), case.federation, case.rounds)
+    made = jax.tree.map(lambda leaf: leaf[0], final.personalize(case.federation))
+    server = jax.tree.map(np.asarray, states[-1].server["params"])
+    wanted = [sgd(server, own, case.x, case.y, case.rates[-1])
+              for own in case.batches("personalize")[-1]]  # fmt: skip
+    assert_close(made, stack(wanted), "new clients")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"weight_rate": -1}, "weight_rate must be at least 0, got -1"),
+        ({"layers": 0}, "layers must be at least 1, got 0"),
+        ({"layers": 3}, r"layers must be in 1\.\.2.*\(fc_0, head\), got 3"),
+        ({"percent": 0}, r"percent must be in 1\.\.100, got 0"),
+        ({"percent": 101}, r"percent must be in 1\.\.100, got 101"),
+        ({"threshold": -0.1}, r"threshold must be at least 0, got -0\.1"),
+        ({"most_passes": 0}, "most_passes must be at least 1, got 0"),
+        ({"who": "nobody"}, "who.*'nobody'"),
+    ],
+)
+def test_what_can_not_be(settings, said):
+    with pytest.raises(pfl.InputError, match=said):
+        pfl.check_simulation(algorithm(**settings), toy_federation())
+
+
+def test_whole_models_are_mixed():
+    with pytest.raises(pfl.InputError, match="fedala averages whole models"):
+        pfl.check_simulation(algorithm(), toy_federation(share="body"))
+
+
+def test_a_table_says_that_absent_clients_adapt():
+    sampled = toy_federation(participation=0.6)
+    told = "all clients adapt in every round, drawn or not"
+    assert algorithm().remarks(algorithm().prepare(sampled)) == [told]
+    for ours, federation in ((algorithm(who="selected"), sampled), (algorithm(), toy_federation())):
+        assert not ours.remarks(ours.prepare(federation))

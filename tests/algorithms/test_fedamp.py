@@ -1,0 +1,180 @@
+"""FedAMP and HeurFedAMP against their reference, their limits, and models of new clients."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl import Context
+from fedjax_pfl.algorithms.fedamp import State
+from fedjax_pfl.simulation.new_clients import without_new_clients
+from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation
+from tests.algorithms.harness import (
+    PATTERNS,
+    Case,
+    assert_losses,
+    assert_models,
+    assert_steps,
+    over,
+)
+from tests.references import fedamp
+
+# The algorithm, its settings, and the reference's where they differ.
+VARIANTS = {
+    "fedamp": ("fedamp", {"sigma": 3.0, "penalty": 0.5}, {}),
+    "smaller-alpha-from-the-cloud": ("fedamp", {"sigma": 2.0, "alpha": 0.3, "start": "cloud"}, {}),
+    "heurfedamp": ("heurfedamp", {"sigma": 9.0, "penalty": 0.5, "alpha": 2.0}, {}),
+    "heurfedamp-own-weight": ("heurfedamp", {"self_weight": 0.6, "start": "own"}, {}),
+}
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
+@over(PATTERNS, [("partial-map", "fedamp"), ("full-vmap", "heurfedamp")], VARIANTS)
+def test_reference(pattern, variant):
+    name, settings, options = VARIANTS[variant]
+    case = Case(**PATTERNS[pattern])
+    common, heuristic = case.common(), name == "heurfedamp"
+    wanted = fedamp.run(
+        case.initial(), case.clients(), 3, **common, heuristic=heuristic, **settings | options
+    )
+    states, records = case.run_rounds(pfl.make_algorithm(name, settings))
+    for t, (state, record, models) in enumerate(zip(states[1:], records, wanted, strict=True)):
+        assert_models(state.models, models["personalized"], f"round {t}")
+        assert_losses(record, case, "personalized", models["personalized"])
+        assert_steps(record, case.cohorts[t], common["batches"][t])
+        np.testing.assert_allclose(record["matrices"]["attention"], models["weights"], 1e-9, 1e-9)
+        present = np.isin(np.arange(case.num_clients), case.cohorts[t])
+        np.testing.assert_array_equal(record["up"], np.repeat(present[:, None], 2, axis=1))
+        np.testing.assert_array_equal(record["down"], record["up"])
+        own = record["clients"]["self_weight"]
+        np.testing.assert_allclose(own[present], np.diag(models["weights"])[present], 1e-9, 1e-9)
+        assert np.isnan(own[~present]).all()
+
+
+def models_of(name, settings, rounds=2, **options):
+    federation = toy_federation(validation_size=0, participation=0.6, **options)
+    return states_of(pfl.make_algorithm(name, settings), federation, rounds)[-1].models
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("fedamp", {}), ("heurfedamp", {"self_weight": 1.0})],
+)
+def test_without_the_penalty_it_is_local_training_and_else_it_is_not(name, settings):
+    """Public code measures the pull from the model itself: whatever its penalty, it is Local."""
+    alone = models_of("local", {"who": "drawn"})
+    assert_close(models_of(name, {**settings, "penalty": 0}), alone, "no penalty")
+    apart = models_of(name, {"sigma": 10, "penalty": 0.3})["params"]["head"]["kernel"]
+    moved = np.abs(apart - alone["params"]["head"]["kernel"]).max(axis=(1, 2))
+    assert np.sort(moved)[-3:].min() > 1e-3  # the three that took part in both rounds
+
+
+def test_equal_weights_without_the_penalty_are_uniform_fedavg():
+    """Everybody begins at the uniform mean of all models."""
+    federation = toy_federation(validation_size=0)
+    algorithm = pfl.make_algorithm("heurfedamp", {"sigma": 0, "penalty": 0})
+    states = states_of(algorithm, federation, 2)
+    even = toy_federation(validation_size=0, share="all")
+    plain = states_of(pfl.make_algorithm("fedper", {"weighting": "uniform"}), even, 2)
+    means = jax.tree.map(lambda leaf: leaf.mean(axis=0), states[-1].models)
+    assert_close(means, plain[-1].server, "mean of the models")
+
+
+def test_one_client_is_drawn_to_what_it_held_as_by_fedprox():
+    """By its shared layers alone: a private one has no mixture to be near to."""
+    alone = toy_federation((6,), (3,), validation_size=0, share="head")
+    drawn = states_of(pfl.make_algorithm("fedamp", {"sigma": 2, "penalty": 1.4}), alone, 2)[-1]
+    held = states_of(pfl.make_algorithm("fedprox", {"mu": 0.7}), alone, 2)[-1]
+    ours, head, body = drawn.models["params"], held.server["params"], held.private["params"]
+    assert_close(jax.tree.map(lambda leaf: leaf[0], ours["head"]), head["head"], "head")
+    assert_close(ours["fc_0"], body["fc_0"], "body")
+
+
+def test_private_layers_are_not_compared():
+    algorithm = pfl.make_algorithm("fedamp", {"sigma": 3})
+    federation = toy_federation(validation_size=0, share="head")
+    states, records = run_rounds(algorithm, federation, 2, scored=())
+    heads = states[1].models["params"]["head"]
+    known = [{"head": jax.tree.map(lambda leaf, i=i: leaf[i], heads)} for i in range(5)]
+    wanted = fedamp.attention(known, 3.0, fedamp.largest_alpha(3.0, 5))
+    np.testing.assert_allclose(records[1]["matrices"]["attention"], wanted, 1e-9, 1e-9)
+
+
+@pytest.mark.parametrize("name", ["fedamp", "heurfedamp"])
+def test_new_clients_are_mixed_once(name):
+    """Each as one more client beside those that were there, and with no larger alpha."""
+    federation, new = without_new_clients(toy_federation(validation_size=0), 2)
+    settings = {"sigma": 2.0, "alpha": 1.0}  # the largest for three clients, not for four
+    algorithm = pfl.make_algorithm(name, settings)
+
+    @jax.jit
+    def personalize(federation, new):
+        key, t, total = jax.random.key(0), jnp.int32(1), jnp.int32(2)
+        ctx, theirs = (
+            Context(fed, key, t, total, fed.participation.cohort(key, t, fed.data.ids))
+            for fed in (algorithm.prepare(federation), algorithm.prepare(new))
+        )
+        first = [ctx.initial_model(f"client {i}") for i in range(3)]
+        state = State(jax.tree.map(lambda *leaves: jnp.stack(leaves), *first))
+        alone = pfl.Algorithm.personalize(algorithm, ctx, state, theirs)
+        return state.models, alone, algorithm.personalize(ctx, state, theirs)
+
+    known, alone, made = (
+        [jax.tree.map(lambda leaf, i=i: np.asarray(leaf)[i], models["params"]) for i in range(n)]
+        for models, n in zip(personalize(federation, new), (3, 2, 2), strict=True)
+    )
+    for own, model in zip(alone, made, strict=True):
+        wanted = fedamp.newcomer(own, known, **settings, heuristic=name == "heurfedamp")
+        assert_close(model, wanted, "newcomer")
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "said"),
+    [
+        ("fedamp", {"sigma": 0}, "sigma must be above 0, got 0"),
+        ("fedamp", {"alpha": -1}, "alpha must be at least 0"),
+        ("fedamp", {"alpha": "nan"}, "alpha"),
+        ("fedamp", {"alpha": 0.26}, r"at most sigma / \(N - 1\) = 0.25 for 5 clients, got 0.26"),
+        ("fedamp", {"penalty": -1}, "penalty must be at least 0, got -1"),
+        ("fedamp", {"start": "global"}, "start.*'global'"),
+        ("heurfedamp", {"sigma": -1}, "sigma must be at least 0, got -1"),
+        ("heurfedamp", {"alpha": 0}, "alpha must be above 0, got 0"),
+        ("heurfedamp", {"penalty": -1}, "penalty must be at least 0, got -1"),
+        (
+            "heurfedamp",
+            {"self_weight": 1.5},
+            "self_weight must be in 0..1, or -1 for 1/N",
+        ),
+        ("heurfedamp", {"self_weight": -0.5}, "self_weight must be"),
+    ],
+)
+def test_what_can_not_be(name, settings, said):
+    with pytest.raises(pfl.InputError, match=said):
+        pfl.check_simulation(pfl.make_algorithm(name, settings), toy_federation())
+
+
+def test_what_can_not_be_in_a_sweep_or_without_shared_layers():
+    sweep = {"sigma": [4.0, 1.0], "alpha": [1.0, 1.0]}
+    with pytest.raises(pfl.InputError, match="alpha must be at most"):
+        pfl.simulate(pfl.make_algorithm("fedamp"), toy_federation(), 1, settings=sweep)
+    with pytest.raises(pfl.InputError, match="fedamp mixes what clients share"):
+        pfl.check_simulation(pfl.make_algorithm("fedamp"), toy_federation(share="none"))
+
+
+def test_a_pull_that_overshoots_is_told():
+    """With the default alpha it grows with the number of clients."""
+
+    def remarks(settings, **options):
+        algorithm = pfl.make_algorithm("fedamp", settings)
+        return algorithm.remarks(algorithm.prepare(toy_federation(**options)))
+
+    assert remarks({}) == []
+    (told,) = remarks({"penalty": 2})
+    assert told.startswith("a local step overshoots the mixture: rate x penalty / alpha is 2.4")
+    assert remarks({"penalty": 2}, learning_rate=0.1) == []

@@ -1,0 +1,156 @@
+"""FedBABU against its reference, its frozen head, and its fine-tuning."""
+
+from dataclasses import replace
+from functools import cache
+
+import jax
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl.testing.toys import TanhNetwork, assert_close, states_of, toy_federation
+from tests.algorithms.harness import PATTERNS, Case, assert_losses, assert_steps, over, stack
+from tests.algorithms.norms import ConvNorm, assert_everyones, everyones
+from tests.references import fedbabu
+from tests.simulation.finals import final_in
+
+TUNED = {"fine_tune_epochs": 2, "fine_tune_rate": 0.2, "fine_tune_momentum": 0.5}
+VARIANTS = {"uniform": TUNED, "size": {"weighting": "size"}}
+SGD = {"momentum": 0.5, "weight_decay": 0.1}
+
+
+def algorithm(**settings):
+    return pfl.make_algorithm("fedbabu", settings)
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
+@cache
+def rounds_of(pattern, variant):
+    case = Case(**PATTERNS[pattern], **SGD)
+    return case, *case.run_rounds(algorithm(**VARIANTS[variant]))
+
+
+def reference(case, weighting="uniform", **tuning):
+    """Its rounds, and the fine-tuning that a run's hyperparameters say."""
+    schedule = replace(case.federation.schedule, epochs=tuning.get("fine_tune_epochs", 5))
+    names = {"fine_tune_rate": "tuning_rate", "fine_tune_momentum": "tuning_momentum"}
+    return fedbabu.run(
+        case.initial(),
+        case.clients(),
+        3,
+        **case.common(),
+        **SGD,
+        weighting=weighting,
+        tuning_batches=case.batches("adapt", schedule)[-1],
+        part=tuning.get("part", "full"),
+        **{theirs: tuning[ours] for ours, theirs in names.items() if ours in tuning},
+    )
+
+
+@over(PATTERNS, [("partial-map", "uniform"), ("full-vmap", "size")], VARIANTS)
+def test_reference(pattern, variant):
+    case, states, records = rounds_of(pattern, variant)
+    wanted, batches = reference(case, **VARIANTS[variant]), case.batches()
+    for t, (state, record, models) in enumerate(zip(states[1:], records, wanted, strict=True)):
+        assert_everyones(state, models["personalized"], f"round {t}")
+        assert_losses(record, case, "global", models["personalized"])
+        assert_steps(record, case.cohorts[t], batches[t])
+        present = np.isin(np.arange(case.num_clients), case.cohorts[t])
+        assert (record["up"] == present[:, None]).all() and (record["down"] == record["up"]).all()
+        share = present * (case.sizes if variant == "size" else 1)
+        np.testing.assert_allclose(record["matrices"]["mixing"], [share / share.sum()], 1e-9)
+    assert_losses(records[-1], case, "personalized", wanted[-1]["tuned"])
+    if case.scored:
+        assert np.isnan(records[0]["scores"]["personalized/test/loss"]).all()
+
+
+@pytest.mark.parametrize("part", ["full", "head", pytest.param("body", marks=pytest.mark.slow)])
+def test_fine_tuning(part):
+    """By default with the authors' rate and momentum, for five epochs."""
+    case, states, _ = rounds_of("partial-map", "uniform")
+    settings = {} if part == "full" else {**TUNED, "part": part}
+    final = final_in(states[-1], algorithm(**settings), case.federation, case.rounds)
+    models = jax.tree.map(lambda leaf: leaf[0], final.models())
+    tuned = reference(case, **settings)[-1]["tuned"]
+    assert_close(models["personalized"], stack(tuned), part)
+
+
+def test_neither_momentum_nor_decay_moves_the_head():
+    """A published form sets the head's gradient to 0; weight decay still moves it."""
+    case, states, _ = rounds_of("partial-map", "uniform")
+    for state in states:
+        assert_close(state.private, states[0].private, "heads", 0)
+        assert state.server["params"]["head"]["kernel"] is None
+    plan = algorithm().prepare(case.federation).plan
+    assert plan.shared_block_sizes().tolist() == [25, 0]
+
+
+def test_new_clients_fine_tune_as_old_ones_do():
+    case, states, _ = rounds_of("partial-map", "uniform")
+    final = final_in(states[-1], algorithm(**TUNED), case.federation, case.rounds)
+    made = jax.tree.map(lambda leaf: leaf[0], final.personalize(case.federation))
+    wanted = reference(case, **TUNED)[-1]
+    assert_close(made, stack(wanted["tuned"]), "new clients")
+    counted = replace(case.federation, schedule=replace(case.federation.schedule, steps=1))
+    steps = jax.tree.map(lambda leaf: leaf[0], final.personalize(counted))
+    batches = case.batches("adapt", replace(counted.schedule, shuffle=True))[-1]
+    everything = list(wanted["global"])
+    one = [fedbabu.descend(wanted["global"], everything, own, case.x, case.y, 0.2)
+           for own in batches]  # fmt: skip
+    assert_close(steps, stack(one), "one step")
+
+
+@pytest.mark.slow
+def test_rates_of_fine_tuning_are_swept_in_one_program():
+    case, _, records = rounds_of("partial-map", "uniform")
+    rates = {"fine_tune_rate": (1e-3, TUNED["fine_tune_rate"])}
+    swept = pfl.simulate(algorithm(**TUNED), case.federation, 3, settings=rates, seeds=(0,))
+    scores = swept.scores["personalized/test/loss"][0, :, -1]
+    assert_close(scores[1], records[-1]["scores"]["personalized/test/loss"], "one run")
+    assert (abs(scores[0] - scores[1])[:4] > 1e-3).all()
+
+
+def test_it_is_fedrep_without_head_epochs():
+    federation = toy_federation(model=TanhNetwork(), participation=0.6, **SGD)
+    fedrep = pfl.make_algorithm("fedrep", {"head_epochs": 0, "weighting": "uniform"})
+    ours, theirs = (states_of(a, federation, 2)[-1] for a in (algorithm(), fedrep))
+    assert_close(everyones(ours, 5), everyones(theirs, 5), "models", 1e-12)
+
+
+def test_running_statistics_are_averaged_and_the_users_say_keeps_them_apart():
+    for policy, affine in ((None, 8), ("local", 0)):
+        federation = toy_federation(model=ConvNorm(), batch_norm=policy)
+        plan = algorithm().prepare(federation).plan
+        assert plan.shared_block_sizes().tolist() == [20, affine, 0]
+    ours = algorithm()
+    state = states_of(ours, federation, 1)[-1]
+    final = final_in(state, ours, federation, 1)
+    assert "global" not in jax.eval_shape(final.models)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"fine_tune_epochs": -1}, "fine_tune_epochs must be at least 0, got -1"),
+        ({"fine_tune_rate": 0}, r"fine_tune_rate must be above 0, got 0"),
+        ({"fine_tune_momentum": 1}, r"fine_tune_momentum must be in \[0, 1\), got 1"),
+        ({"part": "all"}, "part.*'all'"),
+        ({"weighting": "sizes"}, "weighting.*'sizes'"),
+    ],
+)
+def test_what_can_not_be(settings, said):
+    with pytest.raises(pfl.InputError, match=said):
+        algorithm(**settings)
+
+
+def test_a_table_says_how_models_were_fine_tuned():
+    ours = algorithm(part="head")
+    assert ours.remarks(ours.prepare(toy_federation())) == [
+        "scored after 5 local epochs of the head, learning rate 0.001, optimizer SGD (momentum "
+        "0.9) on a copy, after the last round alone"
+    ]

@@ -1,0 +1,271 @@
+"""FedProto against its reference: the term, the server's means, the nearest prototype."""
+
+from types import SimpleNamespace
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl import keys
+from fedjax_pfl.algorithms import fedproto as ours
+from fedjax_pfl.models.mlp import MLP
+from fedjax_pfl.testing.toys import SEEDS, TanhNetwork, assert_close, states_of, toy_federation
+from tests.algorithms.harness import (
+    PATTERNS,
+    Case,
+    TwoLayers,
+    assert_losses,
+    assert_models,
+    assert_steps,
+    over,
+)
+from tests.references import fedproto, network
+from tests.simulation.finals import final_in
+
+WIDTH, CLASSES = 5, 3
+VARIANTS = {
+    "paper": {"weight": 2.0},
+    "published": {
+        "weight": 0.7,
+        "distance": "batch",
+        "moment": "last_epoch",
+        "weighting": "uniform",
+        "rebuilt": True,
+    },
+    "class-means": {"weight": 0.9, "distance": "class_means", "eligible": "all"},
+}
+SOME = np.array([True, False, True])
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
+def algorithm(**settings):
+    return pfl.make_algorithm("fedproto", settings)
+
+
+def options_of(settings):
+    """The reference's names."""
+    named = {k: v for k, v in settings.items() if k not in ("distance", "eligible")}
+    return named | {"over": settings.get("distance", "matched")}
+
+
+@over(PATTERNS, [("partial-map", "paper"), ("full-vmap", "published")], VARIANTS)
+def test_reference(pattern, variant):
+    compare(Case(**PATTERNS[pattern]), VARIANTS[variant])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [1, 5])
+def test_the_last_steps_that_make_an_epoch(steps):
+    """Fewer than an epoch has, and more: of five steps of a client with two in an epoch, two."""
+    case = Case(local_steps=steps, scored=False)
+    compare(case, VARIANTS["published"])
+
+
+def compare(case, settings):
+    common, steps = case.common(), case.federation.schedule.steps_per_epoch(case.sizes)
+    known = {"last_epoch_steps": steps} | options_of(settings)
+    wanted = fedproto.run(case.initial(), case.clients(), 3, **common, **known)
+    states, records = case.run_rounds(algorithm(**settings))
+    assert_first_losses(records[0], case, common["batches"][0])
+    for t, (state, record, models) in enumerate(zip(states[1:], records, wanted, strict=True)):
+        assert_models(state.models, models["personalized"], "personalized")
+        exist = models["exists"]
+        np.testing.assert_array_equal(state.prototypes.exist, exist)
+        found = state.prototypes.means[exist]
+        np.testing.assert_allclose(found, models["prototypes"][exist], 1e-9)
+        assert_losses(record, case, "personalized", models["personalized"])
+        assert_nearest(record, case, models, settings.get("eligible", "own"))
+        assert_steps(record, case.cohorts[t], common["batches"][t])
+        assert_sent(record, case, states[t].prototypes.exist, models["sent"])
+        present = np.isin(np.arange(case.num_clients), case.cohorts[t])
+        if settings.get("moment") != "last_epoch":
+            seen = record["clients"]["forward_samples"]
+            np.testing.assert_array_equal(seen, case.sizes * present)
+
+
+def assert_first_losses(record, case, batches):
+    """Means over the steps of the first round, in which there is no term."""
+    for i in case.cohorts[0]:
+        model, losses = case.initial(), []
+        for at in batches[i]:
+            loss, slope = network.loss_and_gradient(model, case.x[at], case.y[at])
+            model = network.subtract(model, network.scale(case.rates[0], slope))
+            losses.append(loss)
+        mean = sum(losses) / max(len(losses), 1)
+        np.testing.assert_allclose(record["clients"]["train_loss"][i], mean, 1e-9)
+
+
+def assert_sent(record, case, exist, sent):
+    """C_i means up, those of the server down, and no model."""
+    assert not record["up"].any() and not record["down"].any()
+    up, down = np.zeros((2, case.num_clients), int)
+    for i, (_, counts) in sent.items():
+        up[i], down[i] = WIDTH * (counts > 0).sum(), WIDTH * exist.sum()
+    np.testing.assert_array_equal(record["clients"]["numbers_up"], up)
+    np.testing.assert_array_equal(record["clients"]["numbers_down"], down)
+
+
+def assert_nearest(record, case, models, which):
+    """Test accuracies by nearest prototype; by the model itself where there's none."""
+    if not case.scored:
+        return
+    for i, model in enumerate(models["personalized"]):
+        at = case.samples(i, "test")
+        eligible = models["exists"] & (models["classes"][i] | (which == "all"))
+        found = network.predict(model, case.x[at])
+        if eligible.any():
+            found = fedproto.nearest_prototype(model, case.x[at], models["prototypes"], eligible)
+        accuracy = np.mean(found == case.y[at]) if len(at) else np.nan
+        scored = record["scores"]["prototype/test/accuracy"][i]
+        np.testing.assert_allclose(scored, accuracy, 1e-12)
+
+
+@pytest.mark.parametrize("distance", fedproto.DISTANCES)
+def test_the_term_and_its_slope(distance):
+    """Padding doesn't count, nor do classes without a prototype."""
+    rng = np.random.default_rng(3)
+    z, means = rng.normal(size=(8, WIDTH)), rng.normal(size=(CLASSES, WIDTH))
+    y, valid = np.array([0, 1, 2, 0, 2, 1, 0, 2]), np.arange(8) < 6
+    prototypes = ours.Prototypes(jnp.asarray(means), jnp.asarray(SOME))
+    one = algorithm(distance=distance, weight=0.7)
+
+    def term(z, labels=y):
+        batch = SimpleNamespace(features=z, labels=jnp.asarray(labels), valid=jnp.asarray(valid))
+        return one.pull(None, batch, prototypes, None)
+
+    loss, slope = jax.value_and_grad(term)(jnp.asarray(z))
+    wanted, pull = fedproto.prototype_loss(z[valid], y[valid], means, SOME, distance)
+    np.testing.assert_allclose(loss, 0.7 * wanted, 1e-12)
+    np.testing.assert_allclose(slope[valid], 0.7 * pull, 1e-12)
+    assert not slope[~valid].any()
+    none = np.ones(8, int)
+    assert term(jnp.asarray(z), none) == 0 and not jax.grad(term)(jnp.asarray(z), none).any()
+
+
+@pytest.mark.parametrize("weighting", ["size", "uniform"])
+@pytest.mark.parametrize("rebuilt", [False, True])
+def test_the_servers_means(weighting, rebuilt):
+    """Also of clients that hold alike, whose mean is theirs: not divided by their number again."""
+    rng = np.random.default_rng(5)
+    counts = np.array([[3, 0, 0], [1, 0, 2], [0, 0, 0]])  # the last one is absent
+    totals = rng.normal(size=(3, CLASSES, WIDTH)) * (counts > 0)[..., None]
+    before, exist = rng.normal(size=(CLASSES, WIDTH)), np.array([True, True, False])
+    sent = [(totals[i] / np.maximum(counts[i], 1)[:, None], counts[i]) for i in (0, 1)]
+    wanted, there = fedproto.aggregated(sent, before, exist, weighting, rebuilt)
+    one = algorithm(weighting=weighting, rebuilt=rebuilt)
+    last = ours.Prototypes(jnp.asarray(before), jnp.asarray(exist))
+    sums = ours.Sums(jnp.asarray(totals), jnp.asarray(counts))
+    found = one.aggregated(last, sums, jnp.array([True, True, False]))
+    np.testing.assert_array_equal(found.exist, there)
+    np.testing.assert_allclose(found.means, wanted, 1e-12)
+    assert there.tolist() == [True, not rebuilt, True]
+    alike = ours.Sums(jnp.ones((4, CLASSES, WIDTH)) * 6, jnp.full((4, CLASSES), 4))
+    np.testing.assert_allclose(one.aggregated(last, alike, jnp.ones(4, bool)).means, 1.5, 1e-15)
+    nobody = one.aggregated(last, jax.tree.map(jnp.zeros_like, sums), jnp.zeros(3, bool))
+    assert_close(nobody, last, "nobody", 0)
+
+
+def test_half_precision_adds_up_many_samples():
+    exist, ones = jnp.ones(CLASSES, bool), jnp.ones((4, WIDTH), "bfloat16")
+    last = ours.Prototypes(jnp.zeros((CLASSES, WIDTH), "bfloat16"), exist)
+    batch = SimpleNamespace(labels=jnp.zeros(4, jnp.int32), valid=jnp.ones(4, bool))
+    before = jax.tree.map(lambda leaf: leaf + 4096, ours.nothing(last))
+    sums = jax.tree.map(jnp.add, before, ours.class_sums(batch, ones, CLASSES))
+    np.testing.assert_array_equal(sums.totals[0], 4100)
+    found = algorithm().aggregated(last, jax.tree.map(lambda leaf: leaf[None], sums), exist[:1])
+    assert found.means.dtype == "bfloat16" and (found.means == 1).all()
+
+
+def test_the_head_of_the_nearest_prototype_far_from_zero():
+    """Logits are differences of large numbers, unless the prototypes' mean is taken out."""
+    rng = np.random.default_rng(6)
+    means, z = 300 + rng.normal(size=(CLASSES, WIDTH)), 300 + rng.normal(size=(50, WIDTH))
+    own = {"kernel": jnp.ones((WIDTH, CLASSES), "float32"), "bias": jnp.ones(CLASSES, "float32")}
+    for eligible in (np.ones(CLASSES, bool), SOME):
+        head = ours.nearest(jnp.asarray(means, "float32"), jnp.asarray(eligible), own)
+        assert head["kernel"].dtype == head["bias"].dtype == np.float32
+        found = np.argmax(np.asarray(z, np.float32) @ head["kernel"] + head["bias"], axis=1)
+        distances = np.where(eligible, ((z[:, None] - means) ** 2).sum(axis=2), np.inf)
+        near = np.partition(distances, 1, axis=1)
+        clear = near[:, 1] - near[:, 0] > 0.02
+        assert clear.sum() > 40
+        np.testing.assert_array_equal(found[clear], distances.argmin(axis=1)[clear])
+    nobody = ours.nearest(jnp.asarray(means), jnp.zeros(CLASSES, bool), own)
+    assert_close(nobody, own, "no class is eligible", 0)
+
+
+def test_without_the_term_it_is_local_training_to_the_bit():
+    federation = toy_federation(participation=0.6)
+    alone = states_of(pfl.make_algorithm("local", {"who": "drawn"}), federation, 2)[-1]
+    assert_close(states_of(algorithm(weight=0), federation, 2)[-1].models, alone.models, "", 0)
+
+
+def by_chance(key, images):
+    return images + jax.random.normal(key, images.shape, images.dtype)
+
+
+def test_means_are_over_samples_as_they_are():
+    """Training sees them augmented."""
+    case = Case(rounds=1, model=MLP(3, (5,)), augment=by_chance)
+    state = states_of(algorithm(), case.federation, 1)[-1]
+    total, count = np.zeros((CLASSES, WIDTH)), np.zeros(CLASSES)
+    for i in range(case.num_clients):
+        layer = jax.tree.map(lambda leaf, i=i: leaf[i], state.models["params"]["fc_0"])
+        for k in case.samples(i):
+            total[case.y[k]] += np.maximum(case.x[k] @ layer["kernel"] + layer["bias"], 0)
+            count[case.y[k]] += 1
+    np.testing.assert_allclose(state.prototypes.means, total / count[:, None], 1e-9)
+
+
+def test_a_new_client_begins_with_the_initial_model_and_stays_near_the_prototypes():
+    case = Case()
+    one = algorithm(weight=1.5)
+    means = np.random.default_rng(8).normal(size=(CLASSES, WIDTH))
+    prototypes = ours.Prototypes(jnp.asarray(means), jnp.asarray(SOME))
+    far = jax.tree.map(lambda leaf: np.stack([leaf + 3] * 5), {"params": case.initial()})
+    final = final_in(ours.State(far, prototypes), one, case.federation, rounds=3)
+    new = Case(rounds=1, train_sizes=(6,))
+    found = final.personalize(new.federation)["params"]
+    key = keys.of_round(jax.random.key(SEEDS[0]), "personalize", 2)
+    model, schedule = case.initial(), new.federation.schedule
+    for (batch,) in pfl.batch_indices(schedule, new.federation.data.train, key, 0, 0):
+        x, y = new.x[batch], new.y[batch]
+        slope = fedproto.loss_gradient(model, x, y, means, SOME, 1.5)[1]
+        model = network.subtract(model, network.scale(case.rates[2], slope))
+    assert_close(jax.tree.map(lambda leaf: leaf[0, 0], found), model, "new client")
+
+
+class NoBias(TanhNetwork):
+    def setup(self):
+        self.hidden, self.head = nn.Dense(5), nn.Dense(3, use_bias=False)
+
+
+@pytest.mark.parametrize(
+    ("settings", "network", "said"),
+    [
+        ({}, TwoLayers, "does not say what its features are"),
+        ({}, NoBias, r"a layer called head, with kernel \[5, 3\] and bias \[3\]"),
+        ({"weight": -1}, TanhNetwork, "weight must be at least 0"),
+        ({"weight": "nan"}, TanhNetwork, "weight must be"),
+        ({"distance": "match"}, TanhNetwork, "distance.*'match'"),
+        ({"moment": "before"}, TanhNetwork, "moment.*'before'"),
+        ({"eligible": "mine"}, TanhNetwork, "eligible.*'mine'"),
+    ],
+)
+def test_what_can_not_be(settings, network, said):
+    with pytest.raises(pfl.InputError, match=said):
+        pfl.check_simulation(algorithm(**settings), toy_federation(model=network()))
+
+
+def test_a_reader_of_megabytes_is_told_what_they_are():
+    one = algorithm()
+    told = "models stay with their clients, mean features of classes travel"
+    assert one.remarks(one.prepare(toy_federation())) == [told]

@@ -1,0 +1,201 @@
+"""FedRep against its reference, its phases, and its limits."""
+
+from dataclasses import replace
+from functools import cache
+
+import jax
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation
+from tests.algorithms.harness import (
+    PATTERNS,
+    Case,
+    FourLayers,
+    assert_losses,
+    assert_steps,
+    over,
+    stack,
+)
+from tests.algorithms.norms import ConvNorm, assert_everyones, everyones
+from tests.references import fedrep
+from tests.references.local_sgd import sgd
+from tests.simulation.finals import final_in
+
+VARIANTS = {
+    "size": {},
+    "uniform-and-final-epochs": {
+        "head_epochs": 2,
+        "weighting": "uniform",
+        "final_head_epochs": 3,
+    },
+    "no-head-epochs": {"head_epochs": 0},
+}
+FINAL = "uniform-and-final-epochs"
+QUICK = [("partial-map", FINAL), ("full-vmap", "size")]
+
+
+def algorithm(**settings):
+    return pfl.make_algorithm("fedrep", settings)
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
+@cache
+def rounds_of(pattern, variant):
+    case = Case(**PATTERNS[pattern])
+    return case, *case.run_rounds(algorithm(**VARIANTS[variant]))
+
+
+def epochs(case, count):
+    return replace(case.federation.schedule, epochs=count)
+
+
+@over(PATTERNS, QUICK, VARIANTS, elsewhere=("no-head-epochs",))
+def test_reference(pattern, variant):
+    case, states, records = rounds_of(pattern, variant)
+    settings = VARIANTS[variant]
+    common, last = case.common(), None
+    heads = case.batches("head", epochs(case, settings.get("head_epochs", 1)))
+    if "final_head_epochs" in settings:
+        last = case.batches("adapt", epochs(case, settings["final_head_epochs"]))[-1]
+    wanted = fedrep.run(
+        case.initial(),
+        case.clients(),
+        3,
+        **common,
+        head_batches=heads,
+        weighting=settings.get("weighting", "size"),
+        final_head_batches=last,
+    )
+    every_round = "personalized" if last is None else "before"
+    for t, (state, record, models) in enumerate(zip(states[1:], records, wanted, strict=True)):
+        assert_everyones(state, models["personalized"], f"round {t}")
+        assert_losses(record, case, every_round, models["personalized"])
+        assert_steps(record, case.cohorts[t], common["batches"][t], heads[t])
+        present = np.isin(np.arange(case.num_clients), case.cohorts[t])
+        assert (record["up"] == present[:, None]).all() and (record["down"] == record["up"]).all()
+        share = present * (1 if settings.get("weighting") == "uniform" else case.sizes)
+        np.testing.assert_allclose(record["matrices"]["mixing"], [share / share.sum()], 1e-9)
+    if last is not None:
+        assert_losses(records[-1], case, "personalized", wanted[-1]["tuned"])
+        assert np.isnan(records[0]["scores"]["personalized/test/loss"]).all()
+
+
+def test_the_recorded_loss_is_the_mean_over_the_steps_of_both_phases():
+    federation = toy_federation((6,), (3,), local_epochs=2, batch_size=6)
+    states, (record,) = run_rounds(algorithm(), federation, 1, scored=())
+    start, end = (everyones(state, 1) for state in states)
+    samples = federation.data.train.index
+    batch = pfl.Batch(federation.data.samples[samples].astype(float),
+                      federation.data.labels[samples], np.ones(6, bool))  # fmt: skip
+
+    def slope(model):
+        def loss(params):
+            return federation.task.loss({"params": params}, batch)[0]
+
+        return jax.value_and_grad(loss)(model)
+
+    model, seen = jax.tree.map(lambda leaf: leaf[0], start["params"]), []
+    for part in ("head", "fc_0", "fc_0"):
+        loss, gradient = slope(model)
+        model = {**model, part: jax.tree.map(lambda w, g: w - 0.3 * g, model[part], gradient[part])}
+        seen.append(loss)
+    assert_close(jax.tree.map(lambda leaf: leaf[0], end["params"]), model, "one step, two steps")
+    np.testing.assert_allclose(record["clients"]["train_loss"], [np.mean(seen)], 1e-9)
+
+
+def test_heads_are_neither_sent_nor_averaged():
+    """A published form averages and sends them, and overwrites them later."""
+    case, states, _ = rounds_of("partial-map", FINAL)
+    plan = algorithm().prepare(case.federation).plan
+    sizes = dict(zip(plan.blocks, plan.shared_block_sizes().tolist(), strict=True))
+    assert sizes == {"hidden": 25, "head": 0}
+    assert states[-1].server["params"]["head"]["kernel"] is None
+    for before, after, cohort in zip(states, states[1:], case.cohorts, strict=False):
+        old, new = (s.private["params"]["head"]["kernel"] for s in (before, after))
+        moved = [(a != b).any() for a, b in zip(old, new, strict=True)]
+        assert np.flatnonzero(moved).tolist() == sorted(cohort)
+
+
+def test_new_clients_learn_a_head_on_the_servers_body():
+    case, states, _ = rounds_of("partial-map", FINAL)
+    final = final_in(states[-1], algorithm(**VARIANTS[FINAL]), case.federation, case.rounds)
+    made = jax.tree.map(lambda leaf: leaf[0], final.personalize(case.federation))
+    batches = case.batches("personalize", epochs(case, 2))[-1]
+    body = jax.tree.map(np.asarray, states[-1].server["params"]["hidden"])
+    start = {"hidden": body, "head": case.initial()["head"]}
+    wanted = [sgd(start, own, case.x, case.y, case.rates[-1], layers=["head"]) for own in batches]
+    assert_close(made, stack(wanted), "new clients")
+    counted = replace(case.federation, schedule=replace(case.federation.schedule, steps=0))
+    assert_close(final.personalize(counted)["params"]["head"]["kernel"][0],
+                 stack([start] * 5)["params"]["head"]["kernel"], "no step", 0)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_with_everything_shared_heads_are_averaged_too():
+    case = Case(participation=0.6, model=FourLayers(), share="all")
+    common, heads = case.common(), case.batches("head", epochs(case, 1))
+    states = case.states_of(algorithm())
+    model = case.initial()
+    for t, cohort in enumerate(case.cohorts):
+        trained = []
+        for i in cohort:
+            own = sgd(model, heads[t][i], case.x, case.y, case.rates[t], layers=["head"])
+            body = fedrep.body_of(model)
+            batches = common["batches"][t][i]
+            trained.append(sgd(own, batches, case.x, case.y, case.rates[t], layers=body))
+        share = case.sizes[cohort] / case.sizes[cohort].sum()
+        model = jax.tree.map(lambda *x, s=share: np.tensordot(s, np.stack(x), 1), *trained)
+        assert_close(states[t + 1].server["params"], model, f"round {t}")
+
+
+def test_running_statistics_move_in_both_phases():
+    federation = toy_federation(model=ConvNorm(), local_epochs=0)
+    before, after = states_of(algorithm(), federation, 1)
+    assert_close(after.server["params"], before.server["params"], "body", 1e-12)
+    for name in ("mean", "var"):
+        statistics = [s.server["batch_stats"]["bn"][name] for s in (before, after)]
+        assert abs(statistics[0] - statistics[1]).max() > 1e-3
+
+
+def test_some_phase_has_a_step():
+    quiet = toy_federation(local_epochs=0)
+    pfl.check_simulation(algorithm(), quiet)
+    with pytest.raises(pfl.InputError, match="step"):
+        pfl.check_simulation(algorithm(head_epochs=0), quiet)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"head_epochs": -1}, "head_epochs must be at least 0, got -1"),
+        ({"final_head_epochs": -1}, "final_head_epochs must be at least 0, got -1"),
+        ({"weighting": "sizes"}, "weighting.*'sizes'"),
+    ],
+)
+def test_what_can_not_be(settings, said):
+    with pytest.raises(pfl.InputError, match=said):
+        algorithm(**settings)
+
+
+def test_networks_that_can_not_be():
+    with pytest.raises(pfl.InputError, match="fedrep learns a body under heads"):
+        pfl.check_simulation(algorithm(), toy_federation(model="softmax"))
+    with pytest.raises(pfl.InputError, match="in turn, and params/head/bias is frozen"):
+        pfl.check_simulation(algorithm(), toy_federation().frozen("head"))
+
+
+def test_remarks():
+    ours = algorithm(final_head_epochs=2)
+    assert ours.remarks(ours.prepare(toy_federation())) == [
+        "scored after 2 local epochs of the head on a copy, after the last round alone"
+    ]
+    assert algorithm().remarks(algorithm().prepare(toy_federation(share="all"))) == [
+        "shares all layers, as share says"
+    ]

@@ -1,0 +1,242 @@
+"""IFCA against its reference, in its limits, and the clusters that new clients choose."""
+
+from dataclasses import replace
+from itertools import count
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl import keys
+from fedjax_pfl.algorithms.ifca import enough_takers, random_groups
+from fedjax_pfl.simulation.new_clients import without_new_clients
+from fedjax_pfl.testing.toys import (
+    OverflowingNormed,
+    assert_close,
+    states_of,
+    toy_federation,
+)
+from tests.algorithms.harness import PATTERNS, Case, assert_losses, assert_models, over
+from tests.references import ifca
+from tests.references.local_sgd import sgd
+from tests.simulation.finals import final_in
+
+VARIANTS = {
+    "three": {"clusters": 3},
+    "warm-uniform": {"initial": "group_warmup", "warmup": 1, "weighting": "uniform"},
+    "gradients-by-test": {"averaging": "gradients", "scored_by": "test"},
+    "balanced": {"initial": "balanced_redraw"},
+}
+QUICK = [
+    ("partial-map", "three"),
+    ("full-vmap", "warm-uniform"),
+    ("partial-map", "gradients-by-test"),
+    ("full-vmap", "balanced"),
+]
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
+def algorithm(**settings):
+    return pfl.make_algorithm("ifca", settings)
+
+
+def draw(case, clusters, number=0):
+    """First models as the library draws them for the `number`-th time."""
+    models = []
+    for name in ["init", *(f"init{k}" for k in range(1, clusters))]:
+        key = keys.derive(case.key, name)
+        key = jax.random.fold_in(key, number) if number else key
+        models.append(jax.tree.map(np.asarray, case.federation.initial_model(key)["params"]))
+    return models
+
+
+def clients_of(case):
+    return [
+        {"samples": case.samples(i), "test": case.samples(i, "test")}
+        for i in range(case.num_clients)
+    ]
+
+
+def groups_of(case, clusters):
+    ctx = pfl.Context(case.federation, case.key, jnp.int32(0), jnp.int32(1), case.cohort(0))
+    return np.asarray(random_groups(ctx, clusters))
+
+
+@over(PATTERNS, QUICK, VARIANTS)
+def test_reference(pattern, variant):
+    settings = VARIANTS[variant]
+    case = Case(**PATTERNS[pattern])
+    number, first, common = settings.get("clusters", 2), None, case.common()
+    first = draw(case, number)
+    if variant == "balanced":
+        draws = (draw(case, number, k) for k in count())
+        first = ifca.balanced(draws, clients_of(case), case.x, case.y)
+        kernels = [models[0]["head"]["kernel"] for models in (first, draw(case, number))]
+        assert not np.array_equal(*kernels)  # the first draw does not do
+    known = {name: settings[name] for name in settings if name not in ("clusters", "initial")}
+    if variant == "warm-uniform":
+        known["groups"] = groups_of(case, number)
+    wanted = ifca.run(first, clients_of(case), 3, **common, **known)
+    states, records = case.run_rounds(algorithm(**settings))
+    assert_models(states[0].models, first, "first models")
+    gradients = settings.get("averaging") == "gradients"
+    before = first
+    for t, (state, record, models) in enumerate(zip(states[1:], records, wanted, strict=True)):
+        assert_models(state.models, models["models"], f"models of round {t}")
+        assert_losses(record, case, "personalized", models["personalized"])
+        present = np.isin(np.arange(5), case.cohorts[t])
+        chosen = [models["clusters"].get(i, np.nan) for i in range(5)]
+        np.testing.assert_array_equal(record["clients"]["cluster"], chosen)
+        assert (record["up"] == present[:, None]).all()
+        assert (record["down"] == number * present[:, None]).all()
+        searched = present & (t >= settings.get("warmup", 0))
+        np.testing.assert_array_equal(
+            record["clients"]["forward_samples"], number * case.sizes * searched
+        )
+        steps = -(-case.sizes // 4) if gradients else [len(b) for b in common["batches"][t]]
+        np.testing.assert_array_equal(record["clients"]["local_steps"], present * steps)
+        if gradients:
+            at = [case.samples(i) for i in case.cohorts[t]]
+            lowest = [min(ifca.loss_and_gradient(m, case.x[a], case.y[a])[0] for m in before)
+                      for a in at]  # fmt: skip
+            np.testing.assert_allclose(record["clients"]["train_loss"][present], lowest, 1e-9)
+            assert not record["matrices"]
+        else:
+            same = np.equal.outer(chosen, chosen) * (
+                1 if settings.get("weighting") == "uniform" else case.sizes
+            )
+            mixed = np.where(present[:, None], same / same.sum(1, keepdims=True).clip(1), np.eye(5))
+            np.testing.assert_allclose(record["matrices"]["mixing"], mixed, 1e-9)
+        before = models["models"]
+
+
+def test_the_most_even_first_models_are_kept_where_none_is_even_enough(monkeypatch):
+    """Of three draws each gives one model to too few clients; ties go to the earlier draw."""
+    monkeypatch.setattr("fedjax_pfl.algorithms.ifca.DRAWS", 3)
+    case = Case()
+    ctx = pfl.Context(case.federation, case.key, jnp.int32(0), jnp.int32(1), case.cohort(0))
+    made = jax.jit(lambda: algorithm(initial="balanced_redraw").init(ctx))()
+    draws = [draw(case, 2, k) for k in range(3)]
+    wanted = ifca.balanced(draws, clients_of(case), case.x, case.y)
+    assert wanted is draws[0]
+    assert_models(made.models, wanted, "first models")
+
+
+@pytest.mark.parametrize(
+    ("clusters", "clients", "wanted"),
+    [(1, 20, 0), (2, 20, 7), (2, 21, 8), (4, 20, 2), (4, 21, 3), (5, 50, 4), (3, 15, 2)],
+)
+def test_the_takers_that_every_first_model_must_have(clusters, clients, wanted):
+    assert enough_takers(clusters, clients) == wanted
+
+
+def test_groups_are_even_and_follow_the_clients():
+    case = Case()
+    groups = groups_of(case, 2)
+    assert sorted(np.bincount(groups)) == [2, 3]
+    assert np.bincount(groups_of(case, 3), minlength=3).min() == 1
+    order = np.array([3, 0, 4, 1, 2])
+    np.testing.assert_array_equal(groups_of(Case(order=order), 2), groups[order])
+
+
+def test_one_model_is_fedavg():
+    federation = toy_federation(participation=0.6)
+    ours = states_of(algorithm(clusters=1), federation, 2)[-1]
+    plain = states_of(pfl.make_algorithm("fedavg"), federation, 2)[-1]
+    assert_close(jax.tree.map(lambda leaf: leaf[0], ours.models), plain.server, "server", 1e-12)
+
+
+def test_numbers_of_clusters_mean_nothing_and_ties_go_to_the_lowest():
+    """One round from the first models: as they are, in another order, all equal, one not finite."""
+    case = Case()
+    ctx = pfl.Context(case.federation, case.key, jnp.int32(0), jnp.int32(1), case.cohort(0))
+    chooser = algorithm(clusters=3)
+
+    @jax.jit
+    def one_round(state):
+        after, record = chooser.round(ctx, state)
+        return after.models, record.clients["cluster"]
+
+    first = chooser.init(ctx)
+    order = np.array([2, 0, 1])
+
+    def change(function):
+        return replace(first, models=jax.tree.map(function, first.models))
+
+    models, chosen = one_round(first)
+    moved, others = one_round(change(lambda leaf: leaf[order]))
+    assert len(set(chosen.tolist())) > 1
+    np.testing.assert_array_equal(order[others.astype(int)], chosen)
+    assert_close(moved, jax.tree.map(lambda leaf: leaf[order], models), "relabelled", 1e-12)
+    equal, all_first = one_round(change(lambda leaf: jnp.stack([leaf[0]] * 3)))
+    assert not all_first.any()
+    start = jax.tree.map(lambda leaf: np.asarray(leaf[0]), first.models)
+    for k, unchanged in ((0, False), (1, True), (2, True)):
+        same = jax.tree.map(lambda leaf, old, k=k: np.array_equal(leaf[k], old), equal, start)
+        assert all(jax.tree.leaves(same)) == unchanged
+    _, finite = one_round(change(lambda leaf: leaf.at[0].set(jnp.nan)))
+    assert (finite > 0).all()
+
+
+def test_a_new_client_trains_the_model_that_fits_it_best():
+    case, steps = Case(), 2
+    left, new = without_new_clients(case.federation, 2)
+    states = states_of(algorithm(clusters=3), left, 2)
+    new = replace(new, schedule=replace(new.schedule, steps=steps))
+    made = final_in(states[-1], algorithm(clusters=3), left, 2).personalize(new)
+    models = [jax.tree.map(lambda leaf, k=k: np.asarray(leaf[k]), states[-1].models["params"])
+              for k in range(3)]  # fmt: skip
+    key = keys.of_round(case.key, "personalize", 1)
+    wanted, chosen = [], []
+    for row in range(2):
+        at = case.samples(3 + row)
+        chosen.append(ifca.choose(models, at, case.x, case.y))
+        batches = pfl.batch_indices(new.schedule, new.data.train, key, 3 + row, row)
+        batches = [np.asarray(batch) for (batch,) in batches]
+        wanted.append(sgd(models[chosen[-1]], batches, case.x, case.y, case.rates[1]))
+    assert chosen != [0, 0]
+    assert_models(jax.tree.map(lambda leaf: leaf[0], made), wanted, "new clients")
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "said"),
+    [
+        ({"clusters": 0}, {}, "clusters must be at least 1, got 0"),
+        ({"warmup": -1}, {}, "warmup must be at least 0, got -1"),
+        ({"initial": "seed"}, {}, "Unknown value of ifca.initial 'seed'. Did you mean 'seeds'"),
+        ({}, {"share": "body"}, "ifca averages whole models"),
+        (
+            {"averaging": "gradients"},
+            {"model": OverflowingNormed(3, (5,))},
+            "averaging=gradients updates no running statistics",
+        ),
+    ],
+)
+def test_what_can_not_be(settings, options, said):
+    with pytest.raises(pfl.InputError, match=said):
+        pfl.check_simulation(algorithm(**settings), toy_federation(**options))
+
+
+def test_gradients_need_samples_and_no_local_steps():
+    federation = toy_federation((1, 0), (1, 1), drop_last=True)
+    with pytest.raises(pfl.InputError, match="No client would take a local step"):
+        pfl.check_simulation(algorithm(), federation)
+    assert algorithm(averaging="gradients").has_step(federation).tolist() == [True, False]
+
+
+def test_remarks():
+    def said(**settings):
+        return algorithm(**settings).remarks(toy_federation())
+
+    assert said() == []
+    assert said(averaging="gradients", scored_by="test") == [
+        "one step along full gradients a round, without local training",
+        "each client's model is chosen by its test labels",
+    ]

@@ -1,0 +1,180 @@
+"""L2C against its reference; pruning, its limits."""
+
+import inspect
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl import keys, similarity, trees
+from fedjax_pfl.aggregation import leaf_plan
+from fedjax_pfl.algorithms.l2c import nearest
+from fedjax_pfl.federation.schedules import Schedule
+from fedjax_pfl.testing.toys import OverflowingNormed, assert_close, states_of, toy_federation
+from tests.algorithms.harness import (
+    PATTERNS,
+    Case,
+    assert_losses,
+    assert_models,
+    assert_steps,
+    over,
+)
+from tests.references import l2c
+
+# In the first case clients are pruned in round 2 of 3, in the last one in the first, where all
+# logits are equal. Minibatches have 4 samples: passes have 2, 1, 0, 3 and 1 steps.
+VARIANTS = {
+    "pruned": ({"logit_rate": 0.2, "prune_after": 1, "neighbours": 2}, 2),
+    "whole-pass": ({"logit_rate": 0.2, "whole_pass": True}, (6, 2, 0, 9, 4)),
+    "pruned-at-once": ({"prune_after": 0}, 2),
+    "defaults": ({}, 2),
+}
+QUICK = (("partial-map", "pruned"), ("full-vmap", "whole-pass"))
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
+def algorithm(**settings):
+    return pfl.make_algorithm("l2c", settings)
+
+
+def validation_batches(case):
+    """[t][i]: the minibatches of one pass over the client's validation samples."""
+    data = case.federation.data
+    schedule = Schedule(batch_size=case.federation.schedule.batch_size)
+    split = jax.tree.map(np.asarray, data.validation)
+
+    def walk(t, i):
+        key = keys.of_round(case.key, "validation", t)
+        steps = pfl.batch_indices(schedule, split, key, int(data.ids[i]), i)
+        return [np.asarray(batch) for (batch,) in steps]
+
+    return [[walk(t, i) for i in range(case.num_clients)] for t in range(case.rounds)]
+
+
+@over(PATTERNS, QUICK, VARIANTS, elsewhere=("pruned-at-once", "defaults"))
+def test_reference(pattern, variant):
+    settings, validation_size = VARIANTS[variant]
+    case = Case(**PATTERNS[pattern], validation_size=validation_size)
+    states, records = case.run_rounds(algorithm(**settings))
+    common, further = case.common(), validation_batches(case)
+    options = {k: v for k, v in settings.items() if v or k != "neighbours"}
+    wanted = l2c.run(
+        case.initial(), case.clients(), 3, **common, validation_batches=further, **options
+    )
+    taken = further if settings.get("whole_pass") else [[b[:1] for b in own] for own in further]
+    for t, (models, record) in enumerate(zip(wanted, records, strict=True)):
+        after, who = states[t + 1], case.cohorts[t]
+        assert_models(after.models, models["personalized"], "models")
+        np.testing.assert_allclose(after.logits, models["logits"], 1e-9, 1e-9)
+        np.testing.assert_array_equal(after.active, models["active"])
+        for k, name in enumerate(("mean", "square", "steps")):
+            own = np.array([moments[k] for moments in models["moments"]])
+            np.testing.assert_allclose(getattr(after, name), own, 1e-9, 1e-15)
+        np.testing.assert_allclose(record["matrices"]["mixing"], models["weights"], 1e-9, 1e-12)
+        assert_losses(record, case, "personalized", models["personalized"])
+        assert_steps(record, who, common["batches"][t], taken[t])
+        present = np.isin(np.arange(case.num_clients), who)
+        heard = (models["active"] & present).sum(axis=1) * present
+        np.testing.assert_array_equal(record["up"], np.repeat(present[:, None], 2, axis=1))
+        np.testing.assert_array_equal(record["down"], np.repeat(heard[:, None], 2, axis=1))
+
+
+def test_even_weights_of_equal_clients_with_private_heads_are_fedper():
+    federation = toy_federation((5, 5, 5), (3, 3, 3), share="body")
+    states = states_of(algorithm(logit_rate=0), federation)
+    wanted = states_of(pfl.make_algorithm("fedper"), toy_federation((5, 5, 5), (3, 3, 3)))
+    for state, other in zip(states, wanted, strict=True):
+        whole = leaf_plan.join(trees.replicate(other.server, 3), other.private)
+        assert_close(dict(state.models), dict(whole), "models")
+
+
+def test_statistics_are_own_and_validation_is_in_evaluation_mode():
+    """A round by hand: every weight is 1 / 3, and every validation batch has both samples."""
+    federation = toy_federation((5, 4, 3), (3, 3, 3), model=OverflowingNormed(3, (5,)))
+    _, after = states_of(algorithm(), federation, 1)
+    first, alone = states_of(pfl.make_algorithm("local"), federation, 1)
+    trained = dict(alone.models)
+    assert_close(after.models["batch_stats"], trained["batch_stats"], "statistics", 0)
+    deltas = optax.tree.sub(first.models["params"], trained["params"])
+    mixed = jax.tree.map(lambda w, d: w - d.mean(axis=0), first.models["params"], deltas)
+    assert_close(after.models["params"], mixed, "models")
+    data = federation.data
+
+    @jax.jit
+    def slopes_of(params, statistics, inputs, labels):
+        def loss(params):
+            model = {"params": params, "batch_stats": statistics}
+            return federation.task.loss(model, batch, train=False)[0]
+
+        batch = pfl.Batch(inputs, labels, jnp.ones(2, bool))
+        return -similarity.dots(deltas, jax.grad(loss)(params))
+
+    samples, labels = np.asarray(data.samples, float), np.asarray(data.labels)
+    for i in range(3):
+        params, statistics = (
+            jax.tree.map(lambda leaf, i=i: leaf[i], tree)
+            for tree in (mixed, trained["batch_stats"])
+        )
+        at = np.asarray(data.validation.index)[2 * i : 2 * i + 2]
+        slopes = slopes_of(params, statistics, samples[at], labels[at])
+        np.testing.assert_allclose(after.mean[i], 0.1 * (slopes - slopes.mean()) / 3, 1e-9, 1e-13)
+
+
+def test_the_nearest_go_by_permanent_ids_where_logits_are_equal():
+    rng = np.random.default_rng(0)
+    logits = rng.integers(0, 3, size=(7, 7)).astype(float)  # many ties
+    order = rng.permutation(7)  # clients at these ids
+    for count in (1, 3, 6):
+        found = nearest(
+            jnp.asarray(logits[order][:, order]), jnp.arange(7), jnp.asarray(order), count
+        )
+        wanted = [l2c.neighbours_to_keep(logits[i], i, count)[order] for i in order]
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_neighbours_by_default_are_a_tenth_of_all():
+    """Of 5 clients and of 31; all of them are as good as no pruning."""
+    for count, kept in ((5, 2), (31, 4)):
+        zeros, t = jnp.zeros((count, count)), jnp.int32(3)
+        ctx = SimpleNamespace(
+            num_clients=count, t=t, cohort=SimpleNamespace(rows=jnp.arange(count)),
+            ids=jnp.arange(count),
+        )  # fmt: skip
+        for after, left in ((3, kept), (4, count)):
+            active = algorithm(prune_after=after).pruned(ctx, zeros, zeros == 0)
+            np.testing.assert_array_equal(active.sum(axis=1), left)
+            assert jnp.diagonal(active).all()
+        again = algorithm(prune_after=0, neighbours=1).pruned(ctx, zeros, jnp.eye(count) > 0)
+        np.testing.assert_array_equal(again, np.eye(count))
+
+
+def test_defaults_are_those_of_the_reference():
+    own = algorithm().hyperparameters()
+    assert own.pop("neighbours") == 0  # the reference's None
+    stated = inspect.signature(l2c.run).parameters
+    assert own == {name: stated[name].default for name in own}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("logit_rate", -0.1), ("prune_after", -1), ("neighbours", -1)]
+)
+def test_hyperparameters_are_checked(name, value):
+    with pytest.raises(pfl.InputError, match=f"{name} must be"):
+        algorithm(**{name: value})
+
+
+def test_federations_are_checked():
+    with pytest.raises(pfl.InputError, match="l2c mixes what clients share"):
+        algorithm().check(toy_federation(share="none"))
+    algorithm(neighbours=4).check(toy_federation())
+    with pytest.raises(pfl.InputError, match="neighbours must be at most 4, got 5"):
+        algorithm(neighbours=5).check(toy_federation())

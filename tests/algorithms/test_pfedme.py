@@ -1,0 +1,211 @@
+"""pFedMe against its reference, and in its limits."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl import keys
+from fedjax_pfl.federation.schedules import client_key
+from fedjax_pfl.models.normalization import BatchNorm
+from fedjax_pfl.simulation.program import Program
+from fedjax_pfl.simulation.runs import make_runs
+from fedjax_pfl.testing.toys import SEEDS, assert_close, run_rounds, toy_federation
+from tests.algorithms.harness import (
+    PATTERNS,
+    Case,
+    assert_losses,
+    assert_models,
+    assert_steps,
+    dense,
+    over,
+)
+from tests.algorithms.newcomers import personalized
+from tests.references import pfedme
+
+VARIANTS = {
+    "defaults": {},
+    "published": {
+        "pull": 4.0,
+        "inner_steps": 2,
+        "personal_rate": 0.1,
+        "server_rate": 0.7,
+        "decay": 0.2,
+        "weighting": "uniform",
+        "who": "everyone",
+    },
+}
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
+def algorithm(**settings):
+    return pfl.make_algorithm("pfedme", settings)
+
+
+def reference(initial, case, rounds, settings, **changes):
+    """The reference with the defaults of the page where `settings` say nothing."""
+    own = {"personal_rate": 0.05, **settings}
+    own["personal_rate"] = [own["personal_rate"]] * rounds
+    return pfedme.run(initial, case.clients(), rounds, **case.common(**changes), **own)
+
+
+def largest(one, other):
+    return max(abs(a - b).max() for a, b in zip(*map(jax.tree.leaves, (one, other)), strict=True))
+
+
+@over(PATTERNS, [("partial-map", "published"), ("full-vmap", "defaults")], VARIANTS)
+def test_reference(pattern, variant):
+    settings = VARIANTS[variant]
+    case, everyone = Case(**PATTERNS[pattern]), settings.get("who") == "everyone"
+    wanted = reference(case.initial(), case, 3, settings)
+    states, records = case.run_rounds(algorithm(**settings))
+    batches = case.batches()
+    for t, (state, record, models) in enumerate(zip(states[1:], records, wanted, strict=True)):
+        assert_close(state.server["params"], models["global"], "global")
+        assert_models(state.personal, models["personalized"], f"personal, round {t}")
+        assert_losses(record, case, "personalized", models["personalized"])
+        assert_losses(record, case, "global", [models["global"]] * case.num_clients)
+        trained = range(case.num_clients) if everyone else case.cohorts[t]
+        inner = settings.get("inner_steps", 5)
+        assert_steps(record, trained, *[batches[t]] * inner)
+        drawn, down = (np.isin(range(case.num_clients), who) for who in (case.cohorts[t], trained))
+        np.testing.assert_array_equal(record["up"], np.repeat(drawn[:, None], 2, axis=1))
+        np.testing.assert_array_equal(record["down"], np.repeat(down[:, None], 2, axis=1))
+        share = drawn * (1 if everyone else case.sizes)
+        np.testing.assert_allclose(record["matrices"]["mixing"], [share / share.sum()], 1e-9)
+        # Public codes' personal models are aliases of w_i, or of the model that was received.
+        for i in trained:
+            if not len(batches[t][i]):
+                continue
+            theta = jax.tree.map(lambda leaf, i=i: leaf[i], state.personal["params"])
+            for other in (models["trained"][i], models["global"], wanted[t - 1]["global"]):
+                assert largest(theta, jax.tree.map(np.asarray, other)) > 1e-5
+
+
+def test_new_clients_take_one_rounds_local_work():
+    settings = {"pull": 4.0, "inner_steps": 2}
+    case = Case(1, scored=False)
+    (wanted,) = reference(
+        case.initial("server"), case, 1, settings, batches=case.batches("personalize")
+    )
+    made = personalized(algorithm(**settings), case)
+    assert_models(made, wanted["personalized"], "new clients")
+
+
+def test_limits():
+    """Of one client: no pull, no server rate, and a pull that leaves theta at the local model."""
+    settings = {
+        "pull": [0.0, 4.0, 4.0, 1e4],
+        "server_rate": [1.0, 0.0, 1.0, 1.0],
+        "personal_rate": [0.05, 0.05, 0.05, 1e-4],
+        "learning_rate": [0.3, 0.3, 0.3, 1e-4],
+    }
+    ours = algorithm(decay=0.0)
+    federation = ours.prepare(toy_federation((6,), (3,)))
+    runs = make_runs(ours, federation, SEEDS[:1], settings)
+    program = Program(runs, federation, 2, capacity=2, scored=())
+    first = jax.device_get(program.start())  # before it is donated
+    last, _, _ = program.advance(program.start(), 0, 2)
+    still, moved = slice(0, 2), slice(2, 4)
+
+    def part(tree, rows):
+        return jax.tree.map(lambda leaf: np.asarray(leaf)[rows], tree)
+
+    assert_close(part(last.server, still), part(first.server, still), "server", 1e-12)
+    assert largest(part(last.server, moved), part(first.server, moved)) > 1e-3
+    gap = [
+        largest(part(last.server, r), jax.tree.map(lambda x: x[0], part(last.personal, r)))
+        for r in (2, 3)
+    ]
+    assert gap[1] < 1e-3 < 1e-2 < gap[0]
+
+
+class Noisy(nn.Module):
+    """With statistics, and dropout that another draw changes."""
+
+    @nn.compact
+    def __call__(self, x, train: bool = False, valid=None):
+        x = BatchNorm(name="bn")(x, train, valid)
+        x = nn.Dropout(0.5, deterministic=not train)(nn.tanh(dense(5, "hidden")(x)))
+        return dense(3, "head")(x)
+
+
+def test_statistics_momentum_and_noise_of_the_inner_steps():
+    """One minibatch by hand: each inner step draws anew; theta's statistics travel."""
+    federation = toy_federation(
+        (6,), (3,), model=Noisy(), batch_size=6, local_steps=1, momentum=0.5
+    )
+    settings = {"pull": 4.0, "inner_steps": 2, "personal_rate": 0.1, "decay": 0.2}
+    (start, end), (record,) = run_rounds(algorithm(**settings), federation, 1, scored=())
+    round_key = keys.of_round(jax.random.key(SEEDS[0]), "train", 0)
+    order_key, step_key = client_key(round_key, 0)
+    at = federation.schedule.order(order_key, 0, 6, 6)
+    data, rng = federation.data, jax.random.fold_in(step_key, 0)
+    pool = data.train.index[at]
+    batch = pfl.Batch(data.samples[pool].astype(float), data.labels[pool], jnp.ones(6, bool))
+
+    def loss(params, model, k):
+        noise = jax.random.fold_in(rng, k)
+        return federation.task.loss({**model, "params": params}, batch, noise)
+
+    @jax.jit
+    def by_hand(w):
+        theta, velocity, total = w, jax.tree.map(jnp.zeros_like, w["params"]), 0
+        for k in range(2):
+            value_and_grad = jax.value_and_grad(loss, has_aux=True)
+            (found, after), g = value_and_grad(theta["params"], theta, k)
+            total += found
+            g = jax.tree.map(
+                lambda g, p, w: g + 4 * (p - w) + 0.2 * p, g, theta["params"], w["params"]
+            )
+            velocity = jax.tree.map(lambda v, g: 0.5 * v + g, velocity, g)
+            params = jax.tree.map(lambda p, v: p - 0.1 * v, theta["params"], velocity)
+            theta = {**after, "params": params}
+        moved = jax.tree.map(lambda w, p: w - 0.3 * 4 * (w - p), w["params"], theta["params"])
+        return theta, {**theta, "params": moved}, total / 2
+
+    theta, w, mean_loss = by_hand(start.server)
+    np.testing.assert_allclose(record["clients"]["train_loss"], [mean_loss], 1e-9)
+    assert_close(jax.tree.map(lambda leaf: leaf[0], end.personal), theta, "theta")
+    assert_close(end.server, w, "w")
+    assert largest(end.server["batch_stats"], start.server["batch_stats"]) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"pull": -1}, "pull must be at least 0, got -1"),
+        ({"decay": "nan"}, "decay must be"),
+        ({"inner_steps": 0}, "inner_steps must be at least 1, got 0"),
+        ({"server_rate": 1.1}, r"server_rate must be in \[0, 1\], got 1\.1"),
+        ({"personal_rate": 0}, "personal_rate must be above 0, got 0"),
+        (
+            {"pull": 100, "decay": 0},
+            r"personal_rate must be below 2 / \(pull \+ decay\) = 0\.02: theta .*, got 0\.05",
+        ),
+        ({"who": "all"}, "who.*'all'"),
+        ({"weighting": "sizes"}, "weighting.*'sizes'"),
+    ],
+)
+def test_hyperparameters_are_checked(settings, said):
+    with pytest.raises(pfl.InputError, match=said):
+        algorithm(**settings)
+
+
+def test_whole_models_are_averaged():
+    with pytest.raises(pfl.InputError, match="pfedme averages whole models"):
+        pfl.check_simulation(algorithm(), toy_federation(share="body"))
+
+
+def test_remarks():
+    sampled = toy_federation(participation=0.6)
+    told = ["all clients train in every round, drawn or not"]
+    assert algorithm(who="everyone").remarks(sampled) == told
+    assert algorithm().remarks(sampled) == algorithm(who="everyone").remarks(toy_federation()) == []
