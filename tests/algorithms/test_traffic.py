@@ -68,6 +68,8 @@ TRAFFIC = [
     ("fedrep", {}, 1, 1, 3),  # head epoch and body epochs
     ("fedbn", {}, 1, 1, 2),
     ("perfedavg", {}, 1, 1, 8),  # two passes of two gradients
+    ("pfedhn", {}, 1, 1, 2),
+    ("pfedhn", {"form": "mean_vjp"}, 1, 1, 2),
     ("apfl", {}, 1, 1, 4),  # both models' gradients; alpha stays
     ("pfedme", {}, 1, 1, 10),  # five inner steps on every minibatch
     ("fedamp", {}, 1, 1, 2),  # the server knows the last models
@@ -104,6 +106,7 @@ COMPARED = (
     *("fedbn", "pfedla", "apple", "l2c"),
     *("fedala", "fedbabu", "fedrep", "fedrod"),
     *("fedbn", "pfedla", "ifca", "sfl", "cfl"),
+    *("fedbn", "pfedhn", "pfedla"),
     *("pfedme", "apfl", "ditto", "fedadagrad", "fedadam", "fedyogi", "moon"),
     *("fedamp", "heurfedamp", "ifca", "apple", "fedbabu", "fedrep", "fedrod"),
     *("pfedla", "fedprox_ft", "feddyn", "fedproto", "sfl", "l2c", "fedala"),
