@@ -43,10 +43,10 @@ from fedjax_pfl.algorithms.waffle import Waffle
 from fedjax_pfl.algorithms.weight_erosion import WeightErosion
 
 __all__ = [
-    "Cfl",
     "L2C",
     "Apfl",
     "Apple",
+    "Cfl",
     "CwFedAvg",
     "Ditto",
     "FedALA",
