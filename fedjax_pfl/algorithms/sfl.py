@@ -83,8 +83,8 @@ class Sfl(Algorithm):
             raise InputError("sfl takes relation or graph=neighbours, not both.")
         edges = np.asarray(jax.jit(self.relation)(federation.data.ids))
         count = federation.num_clients
-        fits = edges.shape == (count, count) and bool((edges >= 0).all())
-        require(fits, "relation(ids)", edges, f"edges [{count}, {count}] of at least 0")
+        fits = edges.shape == (count, count) and bool((np.isfinite(edges) & (edges >= 0)).all())
+        require(fits, "relation(ids)", edges, f"edges [{count}, {count}] of at least 0, all finite")
 
     def remarks(self, federation):
         told = super().remarks(federation)
