@@ -70,8 +70,8 @@ class Sfl(Algorithm):
         require(given is None or callable(given), "relation", given, allowed)
         for name in ("neighbours", "layers"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        for name in ("server_alpha", "learned_share"):
-            require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "in [0, 1]")
+        require(0 <= self.server_alpha <= 1, "server_alpha", self.server_alpha, "in [0, 1]")
+        require(0 <= self.learned_share < 1, "learned_share", self.learned_share, "in [0, 1)")
         for name in ("graph_weight", "global_weight"):
             require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
 
