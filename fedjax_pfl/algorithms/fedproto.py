@@ -173,11 +173,5 @@ class FedProto(Algorithm):
         return ctx.initial_model()  # the mean of models that were never averaged means nothing
 
     def personalize(self, ctx, state, new_clients):
-        return new_clients.train(
-            Broadcast(self.new_client_start(ctx, state)),
-            new_clients.everyone(),
-            purpose="personalize",
-            cursor=None,
-            extra_loss=self.pull,
-            broadcast=state.prototypes,
-        ).models
+        near = {"extra_loss": self.pull, "broadcast": state.prototypes}
+        return super().personalize(ctx, state, new_clients, **near)
