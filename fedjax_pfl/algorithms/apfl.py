@@ -152,7 +152,7 @@ class Apfl(fedavg.Weighted):
         return jax.vmap(blend)(own, shared, alphas)
 
     def new_client_start(self, ctx, state):
-        return self.servers_model(ctx, state)
+        return self.servers_model(state)
 
     def personalize(self, ctx, state, new_clients):
         """The mixtures with w of models v_i after one round's local work from v_i = w."""

@@ -96,7 +96,7 @@ class Ditto(fedavg.Weighted):
         return super().models(ctx, state, rows) | {"personalized": trees.take(state.own, rows)}
 
     def new_client_start(self, ctx, state):
-        return self.servers_model(ctx, state)
+        return self.servers_model(state)
 
     def personalize(self, ctx, state: State, new_clients, **options):
         return super().personalize(ctx, state, new_clients, **self.near(state), **options)

@@ -77,15 +77,13 @@ class FedAvg(Algorithm):
         server = trees.replicate(state.server, rows.shape[0])
         return leaf_plan.join(server, trees.take(state.private, rows))
 
-    def servers_model(self, ctx: Context, state: State) -> Tree:
+    def servers_model(self, state: State) -> Tree:
         """The server's model as a new client gets it: private leaves are the mean of all clients'.
 
-        It is `new_client_start` of algorithms whose personalized models are others than these.
+        It is the `new_client_start` of algorithms whose personalized models are others than these.
         """
-        held = self.received(state, jnp.arange(ctx.num_clients, dtype=jnp.int32))
-        if isinstance(held, Broadcast):
-            return held.model
-        return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0).astype(leaf.dtype), held)
+        private = jax.tree.map(lambda x: jnp.mean(x, axis=0).astype(x.dtype), state.private)
+        return leaf_plan.join(state.server, private)
 
     def local_update(
         self, ctx: Context, state: State, received: Tree | Broadcast, **options

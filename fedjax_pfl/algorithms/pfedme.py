@@ -154,7 +154,7 @@ class PFedMe(fedavg.Weighted):
         return {**super().models(ctx, state, rows), "personalized": personal}
 
     def new_client_start(self, ctx, state):
-        return self.servers_model(ctx, state)
+        return self.servers_model(state)
 
     def personalize(self, ctx, state, new_clients):
         """theta_i after one round's local work from w."""
