@@ -96,7 +96,8 @@ class FedFomo(Algorithm):
         mixed, weights = self.mix(ctx, share, choice, state.trained, begun)
         trained, cohort, loss = ctx.train(mixed)
 
-        raised = affinity.at[jnp.arange(len(rows))[:, None], choice].add(self.rise(signed))
+        rise = self.rise(signed).astype(affinity.dtype)
+        raised = affinity.at[jnp.arange(len(rows))[:, None], choice].add(rise)
         state = State(
             cohort.scatter(state.starts, mixed),
             cohort.scatter(state.trained, trained),

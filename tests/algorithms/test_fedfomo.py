@@ -10,6 +10,8 @@ from fedjax_pfl import Context, keys
 from fedjax_pfl.algorithms import downloads
 from fedjax_pfl.algorithms.fedfomo import State
 from fedjax_pfl.simulation.new_clients import without_new_clients
+from fedjax_pfl.simulation.program import Program
+from fedjax_pfl.simulation.runs import make_runs
 from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation
 from tests.algorithms.harness import (
     PATTERNS,
@@ -216,6 +218,16 @@ def test_late_clients_download_nothing_and_are_no_candidates_until_they_upload()
         ].any()
         np.testing.assert_array_equal(state.last_upload == state.last_upload.max(), came)
         before = came
+
+
+def test_half_precision_is_traced_without_a_warning():
+    """Losses are single precision, affinities are not."""
+    algorithm = pfl.make_algorithm("fedfomo")
+    federation = algorithm.prepare(toy_federation(dtype="bfloat16"))
+    program = Program(make_runs(algorithm, federation, [0]), federation, 1, scored=())
+    start = jax.eval_shape(program.start)
+    after = jax.eval_shape(lambda states: program.advance(states, 0, 1).states, start)
+    assert after.affinity.dtype == "bfloat16"
 
 
 @pytest.mark.parametrize(
