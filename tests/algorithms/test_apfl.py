@@ -118,6 +118,14 @@ def test_fixed_weights_are_fedavg_and_local_training():
                  fedavg.server), "mixture", 1e-12)  # fmt: skip
 
 
+def test_logits_mixed_by_a_fixed_weight_take_two_gradients_of_a_minibatch():
+    """The published code's default."""
+    ours = algorithm(form="logits", adapt_alpha="never", alpha=0.3)
+    (start, end), (record,) = run_rounds(ours, toy_federation((6,), (3,)), 1, scored=())
+    np.testing.assert_array_equal(end.alphas, start.alphas)
+    assert record["clients"]["local_steps"] == 2 * 2
+
+
 @pytest.mark.parametrize("form", ["parameters", pytest.param("logits", marks=pytest.mark.slow)])
 def test_new_clients_train_both_and_keep_the_servers_model(form):
     case, settings = Case(1, scored=False), {"alpha": 0.3, "adapt_alpha": "every_step"}
