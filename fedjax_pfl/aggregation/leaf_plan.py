@@ -141,6 +141,10 @@ class LeafPlan:
         shared = self.select(tree, lambda i: self.shared[i])
         return shared, self.select(tree, lambda i: not self.shared[i])
 
+    def with_private(self, models: Tree, private: Tree) -> Tree:
+        """Models whose private leaves are those of `private`, a half of `split`."""
+        return join(self.split(models)[0], private)
+
     def compared(self, leaf: int) -> bool:
         """Whether the leaf of that number is trainable and shared."""
         return self.shared[leaf] and trainable(self.paths[leaf])
