@@ -14,7 +14,9 @@ import fedjax_pfl as pfl
 from experiments import sweep
 from experiments.cli import build, flags
 from experiments.figures import __main__ as figures
+from fedjax_pfl.algorithms.asynchronous import FedAvgAsync
 from fedjax_pfl.data.partitions.registry import parse_options
+from fedjax_pfl.testing.toys import OverflowingNormed, toy_federation
 from tests.docs import pages
 
 ROOT = pages.ROOT
@@ -122,6 +124,28 @@ def test_the_paper_on_top(name):
     else:
         assert PAPER.match(text), text[:400]
     assert not re.search(r"\bpaper \d|\bspec(ification)? \d", text)
+
+
+def test_who_refuses_private_layers():
+    """The index names those that move whole models, one by one or as the asynchronous ones."""
+    (named,) = re.findall(r"so\. ((?:`\w+`,\s)+`\w+`) and the asynchronous", read("README"))
+    normed = OverflowingNormed(3, (5,))
+    federation = toy_federation(share="body", model=normed, dtype="float32")
+    refusing = {
+        name
+        for name in ALGORITHMS
+        if not issubclass(pfl.ALGORITHMS[name], FedAvgAsync) and refuses(name, federation)
+    }
+    assert set(re.findall(r"`(\w+)`", named)) == refusing
+
+
+def refuses(name, federation):
+    algorithm = pfl.make_algorithm(name)
+    try:
+        algorithm.check(algorithm.prepare(federation))
+    except pfl.InputError as error:
+        return "averages whole models" in str(error)
+    return False
 
 
 def head_of(name):
