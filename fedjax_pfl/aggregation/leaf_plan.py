@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_pfl.aggregation import sharing
+from fedjax_pfl.aggregation import pairs, sharing
 from fedjax_pfl.aggregation.sharing import Rule
 from fedjax_pfl.errors import InputError, require_name
 from fedjax_pfl.typing import Tree
@@ -154,7 +154,10 @@ class LeafPlan:
         return self.select(tree, self.compared)
 
     def head_mask(self, tree: Tree) -> Tree:
-        """A tree of Python booleans: True on the leaves of the classifier block, or of both."""
+        """A tree of Python booleans: True on the leaves of the classifier block, or of both.
+
+        Of a pair as one model they are those of either model; its weight is no part of a head.
+        """
         return self._mask(tree, [self.blocks[block] in self.heads for block in self.block_of])
 
     def frozen_mask(self, tree: Tree) -> Tree:
@@ -163,6 +166,9 @@ class LeafPlan:
 
     @staticmethod
     def _mask(tree: Tree, flags: Sequence[bool]) -> Tree:
+        if pairs.is_pair(tree):
+            both = (jax.tree.structure(part).unflatten(flags) for part in pairs.parts(tree)[:2])
+            return pairs.Pair(*both, alpha=False).model()
         return jax.tree.structure(tree).unflatten(flags)
 
     def with_default_share(self, rule: Rule) -> "LeafPlan":

@@ -181,7 +181,7 @@ def distance(params, reference):
     g_i are one model, its direction would be that of rounding errors.
     """
     away = optax.tree.sub(params, reference)
-    squares = optax.tree.vdot(away, away)
+    squares = jnp.asarray(optax.tree.vdot(away, away))
     rounding = 16 * jnp.finfo(squares.dtype).eps
     apart = squares > rounding**2 * optax.tree.vdot(reference, reference)
     return jnp.where(apart, jnp.sqrt(jnp.where(apart, squares, 1)), 0)

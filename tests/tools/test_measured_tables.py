@@ -44,7 +44,9 @@ def test_orders():
     a = np.array([1.0, 2.0, 3.0, 4.0])
     assert measured_tables.tau(a, 10 * a) == 1 and measured_tables.tau(a, -a) == -1
     assert measured_tables.tau(a, np.array([2.0, 1.0, 3.0, 4.0])) == pytest.approx(4 / 6)
-    assert "| Dir(0.1) | 1.00 |" in "\n".join(measured_tables.stability(FOUND))
+    assert "| Dir(0.1) | 1.00 |" in "\n".join(
+        measured_tables.stability({"dirichlet": FOUND["dirichlet"]})
+    )
 
 
 def test_a_page_keeps_other_comparisons_and_is_filled_once():
