@@ -56,11 +56,11 @@ class FedALA(fedavg.FedAvg):
     most_passes: int = static(default=30)
     who: Literal["everyone", "selected"] = static(default="everyone")
 
-    @property
-    def absent_kept(self):
+    @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
+    def absent_kept(self) -> bool:
         return self.who == "selected"
 
-    absent_idle = absent_kept
+    absent_idle = absent_kept  # pyright: ignore[reportAssignmentType]
 
     def validate(self):
         require(self.weight_rate >= 0, "weight_rate", self.weight_rate, "at least 0")
@@ -94,8 +94,9 @@ class FedALA(fedavg.FedAvg):
         upper = plan.with_share(SharedLayers(last=self.layers)).chosen
         return plan.select(model, lambda i: upper[i] and plan.compared(i))
 
-    def round(self, ctx, state):
+    def round(self, ctx, state: State):
         if self.who == "everyone":
+            after: Any
             after, record = super().round(ctx, state)
             after, passes = self.adapt(ctx, after, after.models, ctx.everyone())
             record = replace(record, down=jnp.ones_like(record.down))
@@ -108,17 +109,17 @@ class FedALA(fedavg.FedAvg):
             after = replace(after, **kept)
         return after, replace(record, clients={**record.clients, "adaptation_passes": passes})
 
-    def received(self, state, rows):
+    def received(self, state: State, rows):
         return trees.take(state.models, rows)
 
-    def server_update(self, ctx, state, mean, weights, sent):
+    def server_update(self, ctx, state: State, mean, weights, sent):
         after = super().server_update(ctx, state, mean, weights, sent)
         after = replace(after, trained=sent.cohort.scatter(state.trained, sent.models))
         if self.who == "selected":
             return after
         return replace(after, models=sent.cohort.scatter(state.models, sent.models))
 
-    def adapt(self, ctx, state, held, cohort):
+    def adapt(self, ctx, state: State, held, cohort):
         """Adaptive local aggregation of the cohort's own models, rows of `held` [N, ...].
 
         Returns (the state with theta_hat, W and begun of these clients, passes int32 [N]).
@@ -141,7 +142,7 @@ class FedALA(fedavg.FedAvg):
             begun=cohort.scatter(state.begun, begun | apart),
         ), cohort.spread(passes, 0)
 
-    def models(self, ctx, state, rows):
+    def models(self, ctx, state: State, rows):
         named = {"personalized": state.models, "trained": state.trained}
         named = {name: trees.take(models, rows) for name, models in named.items()}
         alike = not jax.tree.leaves(state.private)

@@ -39,8 +39,8 @@ def learnt_weights(
     apart: Mask,
     *,
     percent: int,
-    rate: Scalar,
-    threshold: Scalar,
+    rate: Scalar | float,
+    threshold: Scalar | float,
     limit: PerMember,
 ) -> tuple[Stack, PerMember]:
     """(W [M, ...], passes int32 [M]) after passes over their windows by the members `apart`.

@@ -146,7 +146,7 @@ class FedFomo(Algorithm):
             return self.length(jax.tree.map(jnp.subtract, trees.take(models, chosen), reference))
 
         distances = lax.map(distance, choice.T).T
-        apart = distances > NEAR * self.length(reference)[:, None]
+        apart = distances > NEAR * jnp.asarray(self.length(reference))[:, None]
         weights = (before - after) / jnp.where(apart, distances, 1)
         there = jnp.concatenate([jnp.ones_like(found, shape=(len(found), 1)), found], axis=1)
         # A model that overflows on the client's samples is no help, but no harm either.

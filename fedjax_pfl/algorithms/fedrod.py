@@ -14,6 +14,7 @@ from fedjax_pfl.aggregation import leaf_plan
 from fedjax_pfl.algorithms import fedavg
 from fedjax_pfl.contract.registry import algorithm
 from fedjax_pfl.errors import require
+from fedjax_pfl.models.heads import TwoHeads
 from fedjax_pfl.structs import Broadcast, per_client, static, struct
 from fedjax_pfl.training.local_step import Forward, ForwardedBatch
 
@@ -53,7 +54,7 @@ class FedRod(fedavg.FedAvg):
         return State(**vars(start), trained=trained)
 
     def local_update(self, ctx, state, received, **options):
-        task = ctx.federation.task
+        task = two_heads(ctx.federation)
 
         def objective(model, batch, rng, broadcast, client):
             generic, personal, statistics, features = task.heads(
@@ -67,18 +68,18 @@ class FedRod(fedavg.FedAvg):
 
         return super().local_update(ctx, state, received, objective=objective, **options)
 
-    def server_update(self, ctx, state, mean, weights, sent):
+    def server_update(self, ctx, state: State, mean, weights, sent):
         after = super().server_update(ctx, state, mean, weights, sent)
         if not self.score_trained:
             return after
         return replace(after, trained=sent.cohort.scatter(state.trained, sent.models))
 
-    def models(self, ctx, state, rows):
+    def models(self, ctx, state: State, rows):
         plan, received = ctx.plan, self.received(state, rows)
         named = {"personalized": received}
         if all(one or own for one, own in zip(plan.shared, plan.personal, strict=True)):
             first = leaf_plan.join(state.server, trees.row(state.private, 0))
-            named["global"] = Broadcast(ctx.federation.task.without_personal(first))
+            named["global"] = Broadcast(two_heads(ctx.federation).without_personal(first))
         if self.score_trained:
             named["trained"] = trees.take(state.trained, rows)
         return named
@@ -99,6 +100,13 @@ class FedRod(fedavg.FedAvg):
         )
         _, own = ctx.plan.split(trained.models)
         return leaf_plan.join(trees.replicate(state.server, new_clients.num_clients), own)
+
+
+def two_heads(federation) -> TwoHeads:
+    """The task with a personal head, as `prepare` made it."""
+    task = federation.task
+    assert isinstance(task, TwoHeads)
+    return task
 
 
 def log_counts(client, dtype):

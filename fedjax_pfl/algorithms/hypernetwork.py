@@ -60,7 +60,7 @@ def linear(key: Key, shape: tuple[int, ...], fan_in: int, dtype: jnp.dtype) -> j
 
 
 def learnt_embeddings(
-    ctx: Context, psi: Hypernetwork, embedding: jax.Array, private: Tree, clip: Scalar
+    ctx: Context, psi: Hypernetwork, embedding: jax.Array, private: Tree, clip: Scalar | float
 ) -> Stack:
     """Models [K, ...] of clients that learn an embedding by local training, through a frozen psi.
 
@@ -96,7 +96,7 @@ def learnt_embeddings(
     return jax.vmap(whole)(learnt)
 
 
-def clipped(gradient: Tree, bound: Scalar) -> Tree:
+def clipped(gradient: Tree, bound: Scalar | float) -> Tree:
     """The gradient, no longer than `bound`; 0: as it is."""
     most = jnp.where(bound > 0, bound, jnp.inf)
     return optax.clip_by_global_norm(most).update(gradient, optax.EmptyState())[0]

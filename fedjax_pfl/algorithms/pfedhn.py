@@ -120,9 +120,9 @@ class PFedHN(Algorithm):
             return jax.random.normal(own, (size,), dtype)
 
         embedding, private = jax.vmap(begin)(ctx.ids), ctx.replicate(self._private(ctx, model))
-        nothing = optax.tree.zeros_like((embedding, psi))
+        of_v, of_psi = (optax.tree.zeros_like(moving) for moving in (embedding, psi))
         momentum = self._lasting(ctx, ctx.initial_optimizer_state())
-        return State(embedding, psi, *nothing, private, momentum)
+        return State(embedding, psi, of_v, of_psi, private, momentum)
 
     def round(self, ctx, state):
         cohort, own = ctx.cohort, ctx.cohort.gather((state.private, state.momentum))
@@ -195,9 +195,11 @@ class PFedHN(Algorithm):
             optax.add_decayed_weights(self.server_decay), optax.trace(self.server_momentum)
         )
         memory = optax.EmptyState(), optax.TraceState(velocity)
-        step, memory = sgd.update(clipped(gradient, self.server_clip), memory, moving)
-        step = tuple(optax.tree.scale(-r, s) for r, s in zip(rates, step, strict=True))
-        return optax.apply_updates(moving, step), memory[1].trace
+        found: Any = sgd.update(clipped(gradient, self.server_clip), memory, moving)
+        step, (_, trace) = found
+        pairs: Any = zip(rates, step, strict=True)  # for v and for psi
+        step = tuple(optax.tree.scale(-rate, along) for rate, along in pairs)
+        return optax.apply_updates(moving, step), trace.trace
 
     @staticmethod
     def _private(ctx, models):
@@ -225,7 +227,7 @@ class PFedHN(Algorithm):
         return {"personalized": leaf_plan.join(jax.vmap(state.psi)(embedding), private)}
 
     def personalize(self, ctx, state, new_clients):
-        mean = jax.tree.map(
+        v, private = jax.tree.map(
             lambda leaf: jnp.mean(leaf, axis=0).astype(leaf.dtype), (state.embedding, state.private)
         )
-        return hypernetwork.learnt_embeddings(new_clients, state.psi, *mean, self.clip)
+        return hypernetwork.learnt_embeddings(new_clients, state.psi, v, private, self.clip)

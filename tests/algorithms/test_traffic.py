@@ -87,11 +87,11 @@ FURTHER["perfedavg"] = 8 * np.array([-1, 0, 0, -1, 0])  # of samples two by two 
 SLOW = ("full_gradient", "received", "labels")
 # The comparison with the reference looks at the copies of every round.
 COMPARED = (
-    *("fedavgm", "fedprox", "fedupdate", "perfedavg_spfl", "spfl", "spfl_w", "fedavg_sync"),
-    *("fedavg_async", "perfedavg_async", "fedasync", "lga", "plga", "fedper", "lg_fedavg"),
-    *("fedbn", "pfedla", "pfedme", "apfl", "perfedavg", "ditto", "fedadagrad", "fedadam"),
-    *("fedyogi", "moon", "fedamp", "heurfedamp", "ifca", "apple", "fedbabu", "fedrep"),
-    *("fedrod", "fedprox_ft", "feddyn", "fedproto", "sfl", "l2c", "fedala", "cfl", "pfedhn"),
+    *("apfl", "apple", "cfl", "ditto", "fedadagrad", "fedadam", "fedala", "fedamp", "fedasync"),
+    *("fedavg_async", "fedavg_sync", "fedavgm", "fedbabu", "fedbn", "feddyn", "fedper"),
+    *("fedproto", "fedprox", "fedprox_ft", "fedrep", "fedrod", "fedupdate", "fedyogi"),
+    *("heurfedamp", "ifca", "l2c", "lg_fedavg", "lga", "moon", "perfedavg", "perfedavg_async"),
+    *("perfedavg_spfl", "pfedhn", "pfedla", "pfedme", "plga", "sfl", "spfl", "spfl_w"),
 )
 SAMPLED = ("local", "scaffold", "cwfedavg")  # quick under sampling, where the same is looked at
 
