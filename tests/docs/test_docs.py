@@ -14,9 +14,8 @@ import fedjax_pfl as pfl
 from experiments import sweep
 from experiments.cli import build, flags
 from experiments.figures import __main__ as figures
-from fedjax_pfl.algorithms.asynchronous import FedAvgAsync
 from fedjax_pfl.data.partitions.registry import parse_options
-from fedjax_pfl.testing.toys import OverflowingNormed, toy_federation
+from fedjax_pfl.testing.toys import toy_federation
 from tests.docs import pages
 
 ROOT = pages.ROOT
@@ -126,28 +125,6 @@ def test_the_paper_on_top(name):
     assert not re.search(r"\bpaper \d|\bspec(ification)? \d", text)
 
 
-def test_who_refuses_private_layers():
-    """The index names those that move whole models, one by one or as the asynchronous ones."""
-    (named,) = re.findall(r"so\. ((?:`\w+`,\s)+`\w+`) and the asynchronous", read("README"))
-    normed = OverflowingNormed(3, (5,))
-    federation = toy_federation(share="body", model=normed, dtype="float32")
-    refusing = {
-        name
-        for name in ALGORITHMS
-        if not issubclass(pfl.ALGORITHMS[name], FedAvgAsync) and refuses(name, federation)
-    }
-    assert set(re.findall(r"`(\w+)`", named)) == refusing
-
-
-def refuses(name, federation):
-    algorithm = pfl.make_algorithm(name)
-    try:
-        algorithm.check(algorithm.prepare(federation))
-    except pfl.InputError as error:
-        return "averages whole models" in str(error)
-    return False
-
-
 def head_of(name):
     """The docstring of the file that an algorithm is in."""
     return inspect.getdoc(sys.modules[pfl.ALGORITHMS[name].__module__])
@@ -231,3 +208,15 @@ def test_broken_pages_are_noticed():
     assert anchors(page) == {"a", "b-c"}
     with pytest.raises(AssertionError, match="no section 'None'"):
         section(page, "None")
+
+
+def test_who_averages_whole_models_is_named():
+    federation, refused = toy_federation(share="body", dtype="float32"), []
+    for name in ALGORITHMS:
+        algorithm = pfl.make_algorithm(name)
+        try:
+            algorithm.check(algorithm.prepare(federation))
+        except pfl.InputError as error:
+            refused += [name] * ("averages whole models" in str(error))
+    (said,) = re.findall(r"average whole models and refuse it: (.+?)\.", read("README"), re.DOTALL)
+    assert sorted(re.findall(r"`(\w+)`", said)) == refused
