@@ -14,7 +14,6 @@ from fedjax_pfl.aggregation import leaf_plan
 from fedjax_pfl.algorithms import fedavg
 from fedjax_pfl.contract.registry import algorithm
 from fedjax_pfl.errors import require
-from fedjax_pfl.models.heads import TwoHeads
 from fedjax_pfl.structs import Broadcast, per_client, static, struct
 from fedjax_pfl.training.local_step import Forward, ForwardedBatch
 
@@ -54,7 +53,7 @@ class FedRod(fedavg.FedAvg):
         return State(**vars(start), trained=trained)
 
     def local_update(self, ctx, state, received, **options):
-        task = two_heads(ctx.federation)
+        task: Any = ctx.federation.task  # of two heads, as `prepare` made it
 
         def objective(model, batch, rng, broadcast, client):
             generic, personal, statistics, features = task.heads(
@@ -79,7 +78,8 @@ class FedRod(fedavg.FedAvg):
         named = {"personalized": received}
         if all(one or own for one, own in zip(plan.shared, plan.personal, strict=True)):
             first = leaf_plan.join(state.server, trees.row(state.private, 0))
-            named["global"] = Broadcast(two_heads(ctx.federation).without_personal(first))
+            task: Any = ctx.federation.task
+            named["global"] = Broadcast(task.without_personal(first))
         if self.score_trained:
             named["trained"] = trees.take(state.trained, rows)
         return named
@@ -100,13 +100,6 @@ class FedRod(fedavg.FedAvg):
         )
         _, own = ctx.plan.split(trained.models)
         return leaf_plan.join(trees.replicate(state.server, new_clients.num_clients), own)
-
-
-def two_heads(federation) -> TwoHeads:
-    """The task with a personal head, as `prepare` made it."""
-    task = federation.task
-    assert isinstance(task, TwoHeads)
-    return task
 
 
 def log_counts(client, dtype):
