@@ -17,7 +17,7 @@ from fedjax_pfl.federation.extra_losses import ExtraLoss
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.local_training import check_hashable
 from fedjax_pfl.simulation.program import Program
-from fedjax_pfl.simulation.runs import MAX_RUNS, Runs, make_runs, served
+from fedjax_pfl.simulation.runs import MAX_RUNS, Runs, converted, make_runs, served
 from fedjax_pfl.values import is_list, number
 
 CHUNK = 50  # rounds in one call of a program, at most
@@ -49,6 +49,7 @@ def checked_program(
         require(isinstance(adapt, Adaptation), "adapt", adapt, "an Adaptation, or None")
         adapt.validate()
         check_hashable("adapt", adapt)
+    algorithm = converted(algorithm)  # before it computes with its numbers
     algorithm.validate()
     federation = algorithm.prepare(federation)
     if algorithm.validates and not federation.data.validation.total:

@@ -119,9 +119,8 @@ def _check_sweepable(algorithm: Algorithm, name: str) -> None:
 def _variant(algorithm: Algorithm, federation: Federation, chosen: dict[str, Any]) -> Runs:
     """One setting's algorithm and rates as host arrays without the axis of runs; seed 0."""
     dtype = federation.task.dtype
-    hints = get_type_hints(type(algorithm))
-    given = {name: chosen.get(name, value) for name, value in algorithm.hyperparameters().items()}
-    variant = replace(algorithm, **{k: convert(k, v, hints[k]) for k, v in given.items()})
+    own = {name: value for name, value in chosen.items() if name in algorithm.hyperparameters()}
+    variant = converted(replace(algorithm, **own))
     variant.validate()
     variant.check(federation)
     rates = [chosen.get(name, np.asarray(getattr(federation, name))) for name in RATES]
@@ -129,6 +128,16 @@ def _variant(algorithm: Algorithm, federation: Federation, chosen: dict[str, Any
     rate, decay = (_strong(number, dtype) for number in check_rates(*rates))
     variant = jax.tree.map(lambda leaf: _strong(leaf, dtype), variant)
     return Runs(variant, seed, rate, decay)
+
+
+def converted(algorithm: Algorithm) -> Algorithm:
+    """The algorithm with hyperparameters that programs can hold.
+
+    Raises:
+      InputError: one that they can't hold, or that has not its field's type.
+    """
+    hints, given = get_type_hints(type(algorithm)), algorithm.hyperparameters()
+    return replace(algorithm, **{k: convert(k, v, hints[k]) for k, v in given.items()})
 
 
 def _strong(leaf: Any, dtype: str) -> Any:

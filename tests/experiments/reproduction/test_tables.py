@@ -142,7 +142,8 @@ def test_every_column_that_another_may_stand_in_for_can_be_built(blank, name, tm
 def test_the_page_names_every_table_and_its_commands_parse():
     text = (ROOT / "docs/reproduce.md").read_text(encoding="utf-8")
     assert sorted(re.findall(r"`(\w+/\d+)`(?=[, |])", text)) == NAMES
-    lines = [shlex.split(line) for line in text.splitlines() if line.startswith("python -m")]
+    lines = text.replace("\\\n", " ").splitlines()
+    lines = [shlex.split(line) for line in lines if line.startswith("python -m")]
     assert len(lines) >= 3
     for words in lines:
         own, more = reproduce.parse(words[2:])
