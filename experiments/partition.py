@@ -30,7 +30,8 @@ from fedjax_pfl.results import partition_plots as plots
 from .cli import shell
 from .cli.build import load_dataset
 from .cli.flagfiles import FlagValues, value_of
-from .cli.flags import RULE_OPTION, name_and_value
+from .cli.flags import RULE_OPTION
+from .cli.pairs import name_and_value
 from .cli.start import called
 from .outputs.run_files import aside, write_json, write_picture
 

@@ -44,7 +44,8 @@ from fedjax_pfl.federation.extra_losses import (
 )
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.local_training import LocalTraining
-from fedjax_pfl.federation.optimizers import SGD
+from fedjax_pfl.federation.optimizers import OPTIMIZERS, SGD, register_optimizer
+from fedjax_pfl.federation.rates import LR_SCHEDULES, register_lr_schedule
 from fedjax_pfl.federation.schedules import Schedule, batch_indices
 from fedjax_pfl.models import networks
 from fedjax_pfl.models.heads import TwoHeads
@@ -74,9 +75,9 @@ __all__ = [  # noqa: RUF022 - grouped as the pages of the reference are
     # Aggregation
     "SharedLayers", "mixing", "similarity", "trees",
     # The federation
-    "Adaptation", "Batch", "ExtraLoss", "Federation", "LocalTraining", "SGD", "Schedule",
-    "WeightDistribution", "batch_indices", "estimated_class_shares", "federate", "options",
-    "padding_efficiency", "proximal",
+    "Adaptation", "Batch", "ExtraLoss", "Federation", "LR_SCHEDULES", "LocalTraining", "OPTIMIZERS",
+    "SGD", "Schedule", "WeightDistribution", "batch_indices", "estimated_class_shares", "federate",
+    "options", "padding_efficiency", "proximal", "register_lr_schedule", "register_optimizer",
     # Data and partitions
     "COMMON_OPTIONS", "DATASETS", "Dataset", "IMPORTERS", "Partition", "RULES", "SCALINGS",
     "dataset_from_arrays", "import_partition", "load_dataset", "make_partition", "parse_options",

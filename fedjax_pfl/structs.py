@@ -1,6 +1,7 @@
 """Frozen dataclasses that are pytrees: how algorithms, states and the federation are written."""
 
 import dataclasses
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar, dataclass_transform
 
@@ -47,8 +48,13 @@ def per_server() -> Any:
     return dataclasses.field(metadata={"client_axes": 0})
 
 
+def nested() -> Any:
+    """A state field that is a state itself, whose fields say their axes."""
+    return dataclasses.field(metadata={"client_axes": None})
+
+
 @dataclass_transform(
-    frozen_default=True, field_specifiers=(static, per_client, per_pair, per_server)
+    frozen_default=True, field_specifiers=(static, per_client, per_pair, per_server, nested)
 )
 def struct(cls: type[T]) -> type[T]:
     """Makes a class a frozen dataclass and a pytree; fields are leaves unless `static`.
@@ -92,8 +98,8 @@ def _getter(names: list[str]) -> Any:
     return lambda node: tuple(getattr(node, name) for name in names)
 
 
-def client_axes(state: Any) -> dict[str, int]:
-    """Number of leading client axes of every field of a state.
+def client_axes(state: Any) -> dict[str, int | None]:
+    """Number of leading client axes of every field of a state; None for a `nested` one.
 
     Raises:
       TypeError: a field was declared without `per_client`, `per_pair` or `per_server`.
@@ -111,12 +117,21 @@ def client_axes(state: Any) -> dict[str, int]:
 
 def permute_clients(state: State, order: Rows) -> State:
     """The same state with the clients in another order: new row i is old row `order[i]`."""
+
+    def permuted(value: Tree, axes: int) -> Tree:
+        for axis in range(axes):
+            value = jax.tree.map(lambda x, axis=axis: x.take(order, axis=axis), value)
+        return value
+
+    return by_field(permuted, state)
+
+
+def by_field(change: Callable[[Tree, int], Tree], state: State) -> State:
+    """The state with `change(value, client axes)` for each field's value, nested ones included."""
     fields = {}
     for name, axes in client_axes(state).items():
         value = getattr(state, name)
-        for axis in range(axes):
-            value = jax.tree.map(lambda x, axis=axis: x.take(order, axis=axis), value)
-        fields[name] = value
+        fields[name] = by_field(change, value) if axes is None else change(value, axes)
     return dataclasses.replace(state, **fields)
 
 

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 import fedjax_pfl as pfl
-from experiments.cli import build, flags, presets, shell
+from experiments.cli import build, flags, pairs, presets, shell
 from experiments.outputs import run_files
 from experiments.reproduction.published import KINDS
 from fedjax_pfl.models.networks import make_model
@@ -100,7 +100,7 @@ def read(name: str, *words: str) -> Preset:
 
 def parameters(args: absl.flags.FlagValues, dataset: pfl.Dataset) -> int:
     """Trainable numbers of the model."""
-    options = {"vocab_size": dataset.vocab_size} | build.parse_pairs(args, "model_option")
+    options = {"vocab_size": dataset.vocab_size} | pairs.parse_pairs(args, "model_option")
     named = (args.model, args.initializer, args.dtype, tuple(sorted(options.items())))
     return _counted(dataset.input_shape, dataset.num_classes, *named)
 

@@ -10,8 +10,9 @@ import fedjax_pfl as pfl
 from fedjax_pfl.errors import shown
 
 from .flagfiles import value_of
+from .pairs import parse_pairs
 
-OWN = pfl.options.NUMBERS  # options of local training that --set takes
+OWN = pfl.options.SETTABLE  # options of local training that --set takes
 
 
 def parse_algorithms(names: Sequence[str], settings: Sequence[str]) -> dict[str, pfl.Algorithm]:
@@ -42,7 +43,7 @@ def own_training(
     Raises:
       InputError: a value that can't be.
     """
-    before, found = common.numbers(), {}
+    before, found = _settable(common), {}
     for name, values in _by_algorithm(names, settings).items():
         options = {
             key: replace(OWN[key], name=f"{name}.{key}").read(text)
@@ -50,7 +51,7 @@ def own_training(
             if key in OWN
         }
         try:
-            after = common.changed(**options).numbers()
+            after = _settable(common.changed(**options))
         except pfl.InputError as error:
             raise pfl.InputError(f"With {' '.join(words(name, options))}: {error}") from None
         differ = {key for key, value in after.items() if value != before[key]}
@@ -58,6 +59,10 @@ def own_training(
             differ.add("local_epochs")  # which replaced the steps
         found[name] = {key: value for key, value in after.items() if key in differ}
     return found
+
+
+def _settable(training: pfl.LocalTraining) -> dict[str, Any]:
+    return {name: getattr(training, name) for name in OWN}
 
 
 def remarked(result: pfl.Result, own: Mapping[str, Any]) -> pfl.Result:
@@ -88,10 +93,21 @@ def common_training(args: absl.flags.FlagValues) -> pfl.LocalTraining:
       InputError: a value that can't be.
     """
     names = [name for name in pfl.options.declared(pfl.LocalTraining) if name in args]
-    loss = pfl.WeightDistribution(args.wdr_weight) if args.wdr_weight else None
-    return pfl.LocalTraining(
-        **{name: value_of(args, name) for name in names}, extra_loss=loss
-    ).checked()
+    given = {name: value_of(args, name) for name in names}
+    return pfl.LocalTraining(**given, **training_options(args)).checked()
+
+
+def training_options(args: absl.flags.FlagValues) -> dict[str, Any]:
+    """Options of local training whose flags have another form.
+
+    Raises:
+      InputError: a word that does not read NAME=VALUE.
+    """
+    return {
+        "extra_loss": pfl.WeightDistribution(args.wdr_weight) if args.wdr_weight else None,
+        "optimizer_options": parse_pairs(args, "optimizer_option"),
+        "lr_schedule_options": parse_pairs(args, "lr_schedule_option"),
+    }
 
 
 def canonical(values: absl.flags.FlagValues) -> None:

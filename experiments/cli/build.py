@@ -1,7 +1,6 @@
 """From flags to a checked experiment: nothing is compiled or written here."""
 
-import contextlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,20 @@ import fedjax_pfl as pfl
 from fedjax_pfl.data.files import as_path
 from fedjax_pfl.data.whole_files import check_name
 from fedjax_pfl.errors import shown
-from fedjax_pfl.values import convert, decimal
+from fedjax_pfl.values import decimal
 
 from ..outputs import tracking
 from . import console, devices, flags, identity, resume
-from .algorithms import common_training, own_training, parse_algorithms, words
+from .algorithms import (
+    common_training,
+    own_training,
+    parse_algorithms,
+    training_options,
+    words,
+)
 from .flagfiles import value_of
 from .new_clients import NewClients, split_new_clients
+from .pairs import parse_pairs
 
 
 @dataclass(frozen=True)
@@ -159,7 +165,7 @@ def federation_options(args: absl.flags.FlagValues) -> dict[str, Any]:
     return {name: value_of(args, name) for name in known if name in args} | {
         "model_options": parse_pairs(args, "model_option"),
         "stragglers": parse_stragglers(args.stragglers),
-        "extra_loss": common_training(args).extra_loss,
+        **training_options(args),
     }
 
 
@@ -169,27 +175,6 @@ def load_dataset(args: absl.flags.FlagValues) -> pfl.Dataset:
     texts = [] if source is None else source.text_options
     options = parse_pairs(args, "data_option", texts)
     return pfl.load_dataset(args.dataset, args.data_dir, **options)
-
-
-def parse_pairs(
-    args: absl.flags.FlagValues, flag: str, texts: Collection[str] = ()
-) -> dict[str, int | float | str]:
-    """Options from words such as "hidden=128"; words that look like numbers become numbers.
-
-    Options named in `texts` stay text: a column may be called "1".
-    """
-    options = {}
-    for word in value_of(args, flag):
-        name, text = flags.name_and_value(flag, word)
-        if name in options:
-            raise pfl.InputError(f"--{flag} gives {name} twice.")
-        options[name] = text
-        for kind in () if name in texts else (float, int):
-            with contextlib.suppress(ValueError):  # Python reads no integers of 4,301 digits
-                options[name] = kind(text)
-        if isinstance(options[name], int | float):
-            convert(f"{name} in --{flag}", text, type(options[name]))
-    return options
 
 
 def parse_rounds(words: list[str] | None, rounds: int) -> list[int] | None:

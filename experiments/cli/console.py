@@ -49,7 +49,7 @@ def catalogue() -> str:
         defaults = {field.name: field.default for field in fields(cls)}
         if defaults:
             lines.append(f"  {'':20} {values(defaults)}")
-    own = ", ".join(pfl.options.NUMBERS)
+    own = ", ".join(pfl.options.SETTABLE)
     lines.append(f"  Each also takes local training of its own (--set=ALGORITHM.NAME=VALUE): {own}")
     lines.append("\nData sets (--dataset):")
     lines += [f"  {name:20} {source.description}" for name, source in sorted(pfl.DATASETS.items())]
@@ -69,6 +69,18 @@ def catalogue() -> str:
     lines += [
         f"  {name:20} {first_line(model)}".rstrip() for name, model in sorted(pfl.MODELS.items())
     ]
+    lines.append("\nOptimizers (--optimizer), with their options (--optimizer_option=NAME=VALUE):")
+    lines += [
+        f"  {name:20} {values(pfl.options.options_of(one))}".rstrip()
+        for name, one in pfl.OPTIMIZERS.items()
+    ]
+    lines.append(
+        "\nLearning rate schedules (--lr_schedule), with theirs (--lr_schedule_option=NAME=VALUE):"
+    )
+    for name, one in pfl.LR_SCHEDULES.items():
+        lines.append(f"  {name:20} {first_line(one)}")
+        if pfl.options.options_of(one):
+            lines.append(f"  {'':20} {values(pfl.options.options_of(one))}")
     lines += ["\nPresets (--preset=NAME):", *presets.catalogue()]
     lines.append(f"\nExamples (--import_file=example:NAME), in {own_code.EXAMPLES}:")
     lines += [f"  {name:20} {about}" for name, about in own_code.examples().items()]

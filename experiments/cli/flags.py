@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from absl import flags
 
 import fedjax_pfl as pfl
-from fedjax_pfl.errors import cut, shown
+from fedjax_pfl.errors import cut
 from fedjax_pfl.values import LIMIT, convert, keyword_defaults
 
 from . import algorithms, flagfiles, own_code, shell
@@ -96,6 +96,12 @@ SPELLED: dict[str, Callable[[_Group], None]] = {
     "model_options": lambda group: group.pairs(
         "model_option", "an option of the network, such as hidden=128"
     ),
+    "optimizer_options": lambda group: group.pairs(
+        "optimizer_option", "an option of the optimizer, such as b1=0.8"
+    ),
+    "lr_schedule_options": lambda group: group.pairs(
+        "lr_schedule_option", "an option of the learning rate's schedule, such as final=0.1"
+    ),
     "extra_loss": lambda group: group.number(
         "wdr_weight",
         0.0,
@@ -127,9 +133,8 @@ def _comparison(group: _Group) -> None:
     flags.DEFINE_multi_string(
         "import_file",
         [],
-        "a Python file of your own that registers algorithms, data sets, partition rules or "
-        "models; "
-        "may be given many times",
+        "a Python file of your own that registers algorithms, data sets, partition rules, models, "
+        "optimizers or schedules; may be given many times",
         **group.place,
     )
     meaning = "allow --import_file in flagfiles too: the code of their authors then runs here"
@@ -254,14 +259,6 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
 def _in_short(message: str) -> str:
     """The message with no word of more than a few letters and digits."""
     return re.sub(r"\S{80,}", lambda word: cut(word[0], 60), message)
-
-
-def name_and_value(flag: str, word: str) -> tuple[str, str]:
-    """The parts of a flag's word such as "hidden=128"."""
-    name, equals, value = (part.strip() for part in word.partition("="))
-    if not (equals and name and value):
-        raise pfl.InputError(f"--{flag} must read NAME=VALUE, got {shown(word)}.")
-    return name, value
 
 
 def given(values: flags.FlagValues, group: str) -> list[str]:

@@ -8,9 +8,10 @@ import fedjax_pfl as pfl
 
 # Named where they differ from the default.
 EXTRAS = (
-    "momentum", "weight_decay", "wdr_weight", "batch_order", "augment", "share", "head",
-    "batch_norm", "stragglers", "straggler_schedule", "initializer", "dtype", "compute_dtype",
-    "new_clients", "set",
+    "lr_schedule", "lr_schedule_option", "optimizer", "optimizer_option", "momentum",
+    "weight_decay", "clip_norm", "keep_optimizer_state", "wdr_weight", "batch_order", "augment",
+    "share", "head", "batch_norm", "stragglers", "straggler_schedule", "initializer", "dtype",
+    "compute_dtype", "new_clients", "set",
 )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from fedjax_pfl.values import convert
 from ..cli import flags
 from ..cli.algorithms import OWN, setting_of
 from ..cli.flagfiles import value_of
+from ..cli.pairs import name_and_value
 
 RATES = pfl.options.RATES  # flags that vary inside a program
 
@@ -32,7 +33,7 @@ def parse_grid(words: Sequence[str]) -> dict[str, list[str]]:
     """Values by name, from words such as "feddwa.top_k=1,3,5"."""
     grid: dict[str, list[str]] = {}
     for word in words:
-        name, text = flags.name_and_value("grid", setting_of(word))
+        name, text = name_and_value("grid", setting_of(word))
         values = [value.strip() for value in text.split(",")]
         if name in grid:
             raise pfl.InputError(f"--grid gives {name} twice.")

@@ -5,8 +5,10 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 
+from fedjax_pfl.contract import kept_optimizers
 from fedjax_pfl.contract.algorithm import Algorithm
 from fedjax_pfl.contract.context import Context
+from fedjax_pfl.contract.kept_optimizers import Kept
 from fedjax_pfl.contract.record import Record
 from fedjax_pfl.contract.tally import Tally
 from fedjax_pfl.structs import client_axes
@@ -14,9 +16,10 @@ from fedjax_pfl.typing import State
 
 
 def checked_init(algorithm: Algorithm, ctx: Context) -> State:
-    """`algorithm.init(ctx)`.
+    """`algorithm.init(ctx)`, with the states of local optimizers where clients keep them.
 
     Raises:
+      InputError: it can't keep them.
       TypeError: it is no `struct`, or a field does not declare its client axes or lacks them.
     """
     state, name = algorithm.init(ctx), algorithm.name
@@ -32,6 +35,8 @@ def checked_init(algorithm: Algorithm, ctx: Context) -> State:
                     f"{name}.init: {field}{jax.tree_util.keystr(path)} must lead with "
                     f"{axes} client axes of {ctx.num_clients}, got {jax.numpy.shape(leaf)}."
                 )
+    if ctx.federation.keep_optimizer_state:
+        return kept_optimizers.begin(algorithm, ctx, state)
     return state
 
 
@@ -42,7 +47,11 @@ def checked_round(algorithm: Algorithm, ctx: Context, state: State) -> tuple[Sta
       TypeError: it does not return a state of the same structure, shapes and types, and a record.
     """
     name, tally = algorithm.name, Tally()
-    returned = algorithm.round(replace(ctx, tally=tally), state)
+    optimizers = None
+    if isinstance(state, Kept):
+        optimizers = kept_optimizers.Optimizers(name, state.optimizers)
+    counting = replace(ctx, tally=tally, optimizers=optimizers)
+    returned = algorithm.round(counting, kept_optimizers.own(state))
     pair = isinstance(returned, tuple | list) and len(returned) == 2
     if not (pair and isinstance(returned[1], Record)):
         kinds = ", ".join(
@@ -51,6 +60,7 @@ def checked_round(algorithm: Algorithm, ctx: Context, state: State) -> tuple[Sta
         )
         raise TypeError(f"{name}.round must return (state, ctx.record(...)), got {kinds}.")
     new, record = returned
+    new = new if optimizers is None else Kept(new, optimizers.phases)
     if jax.tree.structure(new) != jax.tree.structure(state):
         raise TypeError(
             f"{name}.round must return a state of the same structure: "

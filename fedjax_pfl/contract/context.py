@@ -1,7 +1,7 @@
 """What an algorithm's round can use: the cohort, local training, mixing, and the record."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from fedjax_pfl import keys, trees
 from fedjax_pfl.aggregation import leaf_plan, mixing
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
+from fedjax_pfl.contract.kept_optimizers import Optimizers
 from fedjax_pfl.contract.record import Record, recorded
 from fedjax_pfl.contract.tally import Tally
 from fedjax_pfl.data.federated import Split
@@ -37,6 +38,8 @@ class Context:
       total: int32, rounds of the whole run; traced.
       cohort: the clients that take part.
       tally: counts a round's computation apart from local steps; None where nothing is recorded.
+      optimizers: gives local training the optimizers' states that clients keep; None where their
+        optimizers are new in each round.
     """
 
     federation: Federation
@@ -45,6 +48,7 @@ class Context:
     total: Scalar
     cohort: Cohort
     tally: Tally | None = None
+    optimizers: Optimizers | None = None
 
     @property
     def num_clients(self) -> int:
@@ -125,13 +129,10 @@ class Context:
         cohort = self.cohort if cohort is None else cohort
         options.setdefault("learning_rate", self.learning_rate)
         options.setdefault("cursor", self._cursor(cohort, options.get("schedule")))
-        return local_sgd.train(
-            self.federation,
-            models,
-            cohort,
-            key=self.key_for(purpose),
-            **options,
-        )
+        options["key"] = self.key_for(purpose)
+        if self.optimizers is not None and "optimizer_state" not in options:
+            return self.optimizers.train(self.federation, models, cohort, purpose, **options)
+        return local_sgd.train(self.federation, models, cohort, **options)
 
     def adapt(self, models: Stack | Broadcast, rows: Rows, how: Adaptation) -> Stack:
         """Copies of `models` for the clients `rows`, trained locally as `how` says, [k, ...].
@@ -151,7 +152,13 @@ class Context:
         mean_gradient, updates_per_batch, learning_rate.
         """
         options.setdefault("learning_rate", self.learning_rate)
+        if self.optimizers is not None:
+            raise self.optimizers.own_steps()
         return LocalStep(self.federation, **options)
+
+    def with_optimizers(self, optimizers: Optimizers) -> "Context":
+        """The same round with optimizers' states that clients keep."""
+        return replace(self, optimizers=optimizers)
 
     def initial_optimizer_state(
         self, model: Tree | None = None, trainable: Tree | None = None

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, dataclass_transform
 from fedjax_pfl import elsewhere, spelling
 from fedjax_pfl.contract.algorithm import Algorithm
 from fedjax_pfl.errors import InputError, shown, unknown_name
-from fedjax_pfl.federation.local_training import NUMBERS
+from fedjax_pfl.federation.local_training import SETTABLE
 from fedjax_pfl.structs import static, struct
 from fedjax_pfl.values import convert
 
@@ -50,7 +50,7 @@ def algorithm(name: str) -> Callable[[type[A]], type[A]]:
         if known and not again:  # a module run twice may register its own once more
             raise InputError(f"An algorithm named {name!r} is registered already.")
         cls = struct(cls)
-        for key in filter(NUMBERS.__contains__, _names(cls)):
+        for key in filter(SETTABLE.__contains__, _names(cls)):
             raise InputError(
                 f"Algorithm {name!r} can't call a hyperparameter {key!r}: that is an option of "
                 f"local training, which every algorithm has. Rename it, to own_{key} for instance."

@@ -16,7 +16,7 @@ class Tally:
 
     def __init__(self):
         self.samples: jax.Array | None = None
-        self._trace = _trace()
+        self._trace = trace_state()
 
     def add(self, rows: Rows, samples: jax.Array, num_clients: int) -> None:
         """Adds `samples` [M] of the clients `rows` [M].
@@ -24,7 +24,7 @@ class Tally:
         Raises:
           TypeError: within a branch or a loop, whose number of runs is unknown.
         """
-        if _trace() != self._trace:
+        if trace_state() != self._trace:
             raise TypeError(
                 "Forward passes (of ctx.loss_matrix, ctx.count_forward) can't be counted within an "
                 "algorithm's own lax.cond, loop or vmap: call it outside, with active=[M] for "
@@ -35,5 +35,6 @@ class Tally:
         self.samples = before.at[rows].add(samples)
 
 
-def _trace():
+def trace_state():
+    """What tells the body of a loop, branch or vmap from what is around it, while traced."""
     return core.get_opaque_trace_state(convention="fedjax_pfl")

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from fedjax_pfl.aggregation import planning
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
@@ -40,12 +41,14 @@ class Federation:
       participation: sampling and stragglers.
       learning_rate: local learning rate of the first round.
       learning_rate_decay: factor by which it shrinks from one round to the next.
-      learning_rate_schedule: `(t, total) -> factor` of the rate in round `t` (from 0) of `total`,
-        both traced, or None.
+      lr_schedule: `(t, total) -> factor` of the rate in round `t` (from 0) of `total`, both
+        traced, or None.
       task: one client's network and loss.
       plan: blocks of the model and what is shared.
       schedule: local epochs or steps.
       optimizer: factory `learning_rate -> optax.GradientTransformation`.
+      clip_norm: largest norm of the gradients that it sees, or None.
+      keep_optimizer_state: whether its state outlives a client's rounds.
       batch_order: how a client's training samples lie and are drawn, see `LocalTraining`.
       execution: how the client axis is run.
       eval_batch_size: samples scored at once.
@@ -66,7 +69,9 @@ class Federation:
     eval_batch_size: int = static()
     augment: Augmentation | None = static(default=None)
     extra_loss: ExtraLoss | None = None
-    learning_rate_schedule: Callable[..., Any] | None = static(default=None)
+    lr_schedule: Callable[..., Any] | None = static(default=None)
+    clip_norm: jax.Array | None = None
+    keep_optimizer_state: bool = static(default=False)
 
     @property
     def num_clients(self) -> int:
@@ -76,9 +81,9 @@ class Federation:
         """The local learning rate of round `t` of `total`; traced."""
         decay = self.learning_rate_decay
         rate = self.learning_rate * decay ** t.astype(decay.dtype)
-        if self.learning_rate_schedule is None:
+        if self.lr_schedule is None:
             return rate
-        return rate * jnp.asarray(self.learning_rate_schedule(t, total), rate.dtype)
+        return rate * jnp.asarray(self.lr_schedule(t, total), rate.dtype)
 
     def rate_factors(self, total: int) -> np.ndarray:
         """The schedule's factors of the rate in each round, [total]; empty without a schedule.
@@ -86,11 +91,11 @@ class Federation:
         Raises:
           InputError: it can't be traced, or a factor is not one finite number of at least 0.
         """
-        schedule = self.learning_rate_schedule
+        schedule = self.lr_schedule
         if schedule is None:
             return np.ones(0)
         name, allowed = (
-            "learning_rate_schedule",
+            "lr_schedule",
             "a function (t, total) -> factor of traced numbers",
         )
         try:
@@ -107,6 +112,13 @@ class Federation:
             allowed = "finite and at least 0 in each round"
             raise refused(name, f"{factors[bad[0]]} in round {bad[0] + 1}", allowed)
         return factors
+
+    def local_optimizer(self, learning_rate: jax.Array) -> optax.GradientTransformation:
+        """The optimizer of local steps at that rate, which clips gradients first if asked to."""
+        made = self.optimizer(learning_rate)
+        if self.clip_norm is None:
+            return made
+        return optax.chain(optax.clip_by_global_norm(self.clip_norm), made)
 
     @property
     def training(self) -> LocalTraining:

@@ -12,13 +12,23 @@ from fedjax_pfl.data.federated import FederatedData
 from fedjax_pfl.errors import InputError, require, unknown_name
 from fedjax_pfl.federation.augmentation import AUGMENTATIONS, Augmentation, resolve_augmentation
 from fedjax_pfl.federation.extra_losses import ExtraLoss
-from fedjax_pfl.federation.optimizers import SGD, check_optimizer, optimizer_name
+from fedjax_pfl.federation.named import Configured, checked_options
+from fedjax_pfl.federation.optimizers import (
+    SGD,
+    check_optimizer,
+    named_optimizer,
+    optimizer_name,
+)
 from fedjax_pfl.federation.option import Group, Option, again, declared, option
+from fedjax_pfl.federation.rates import named_schedule
 from fedjax_pfl.federation.schedules import BATCH_ORDERS, IN_ORDER, Schedule
 from fedjax_pfl.typing import Tree
 
 if TYPE_CHECKING:
     from fedjax_pfl.federation.federation import Federation
+
+
+PLAIN, CONSTANT = "sgd", "constant"  # the defaults
 
 
 @dataclass(frozen=True)
@@ -30,8 +40,10 @@ class LocalTraining(Group):
     PLGA loader). These two never shuffle, and a round continues where the client's last one
     stopped, so all clients must take part.
 
-    `optimizer` is any hashable function of a learning rate, such as `SGD(nesterov=True)`; momentum
-    and weight decay are then its own.
+    `optimizer` is a name, or any hashable function of a learning rate, such as `optax.adam`;
+    momentum and weight decay are then its own options. Its state is new in each round, unless
+    `keep_optimizer_state`. Gradients are clipped before it sees them: with extra losses and an
+    algorithm's corrections, without weight decay.
     """
 
     local_epochs: int = option(
@@ -49,15 +61,33 @@ class LocalTraining(Group):
     learning_rate_decay: float = option(
         1.0, "factor on the learning rate after each round", within="(0, 1]"
     )
-    learning_rate_schedule: Callable[..., Any] | None = option(
-        None,
-        "function (t, total) -> factor of the learning rate in round t (from 0) of total; both are "
-        "traced",
+    lr_schedule: str | Callable[..., Any] = option(
+        CONSTANT,
+        "of the learning rate over the rounds: 'constant', 'exponential', 'cosine', "
+        "'warmup_cosine', or in Python a function (t, total) -> factor in round t (from 0) of "
+        "total, both traced",
+    )
+    lr_schedule_options: dict[str, Any] | None = option(
+        None, "options of a schedule given by name, such as {'final': 0.1}"
+    )
+    optimizer: str | Callable[..., Any] = option(
+        PLAIN,
+        "of local steps: 'sgd', 'adam', 'adamw' or another one that --list shows; or in Python a "
+        "function of a learning rate that makes an optax optimizer",
+    )
+    optimizer_options: dict[str, Any] | None = option(
+        None, "options of an optimizer given by name, such as {'b1': 0.8}"
     )
     momentum: float = again(SGD, "momentum")
     weight_decay: float = again(SGD, "weight_decay")
-    optimizer: Callable[..., Any] | None = option(
-        None, "function of a learning rate that makes an optax optimizer, instead of SGD"
+    clip_norm: float | None = option(
+        None,
+        "largest L2 norm of a minibatch's gradient; a longer one is scaled down to it",
+        within="(0, inf)",
+        noun="a finite number",
+    )
+    keep_optimizer_state: bool = option(
+        False, "clients keep their optimizers' state, such as momentum, from round to round"
     )
     extra_loss: ExtraLoss | None = option(
         None, "added to the local loss of every algorithm, such as WeightDistribution(10.0)"
@@ -71,32 +101,63 @@ class LocalTraining(Group):
 
     def validate(self) -> None:
         super().validate()
-        if self.optimizer is not None:
-            check_optimizer("optimizer", self.optimizer)
-            for name in ("momentum", "weight_decay"):
+        checked_options("optimizer_options", self.optimizer_options, self.optimizer)
+        check_optimizer("optimizer", self.made_optimizer())
+        if self.optimizer != PLAIN:
+            for name in SGD_OPTIONS:
                 if getattr(self, name):
                     raise InputError(
-                        f"{name} can't be given with an optimizer, which has its own: leave it "
-                        "out, or give SGD's options to the optimizer."
+                        f"{name} can't be given with the optimizer "
+                        f"{optimizer_name(self.made_optimizer())}, which has its own: leave it "
+                        "out, or give the optimizer its options."
                     )
-        schedule = self.learning_rate_schedule
+        checked_options("lr_schedule_options", self.lr_schedule_options, self.lr_schedule)
+        schedule = self.made_schedule()
         if schedule is not None:
-            given, allowed = type(schedule).__name__, "a function (t, total) -> factor"
-            require(callable(schedule), "learning_rate_schedule", given, allowed)
+            given, allowed = type(schedule).__name__, "a name or a function (t, total) -> factor"
+            require(callable(schedule), "lr_schedule", given, allowed)
         if self.extra_loss is not None:
             given = type(self.extra_loss).__name__
             allowed = "an ExtraLoss such as WeightDistribution(10.0)"
             require(isinstance(self.extra_loss, ExtraLoss), "extra_loss", given, allowed)
             self.extra_loss.validate()
-        for name in ("learning_rate_schedule", "augment"):
+        for name in ("lr_schedule", "augment"):
             value = getattr(self, name)
             if callable(value):
                 check_hashable(name, value)
 
+    def made_optimizer(self) -> Any:
+        """The factory of the local optimizer.
+
+        Raises:
+          InputError: no such name or option.
+        """
+        if not isinstance(self.optimizer, str):
+            return self.optimizer
+        options = dict(self.optimizer_options or {})
+        if self.optimizer == PLAIN:
+            own = {name: getattr(self, name) for name in SGD_OPTIONS}
+            for name, value in own.items():
+                if value and name in options:
+                    raise InputError(f"{name} is given twice: also in optimizer_options.")
+            options = own | options
+        return named_optimizer(self.optimizer, options)
+
+    def made_schedule(self) -> Any:
+        """The learning rate's schedule, None for a constant rate.
+
+        Raises:
+          InputError: no such name or option.
+        """
+        if not isinstance(self.lr_schedule, str):
+            return self.lr_schedule
+        return named_schedule(self.lr_schedule, self.lr_schedule_options or {})
+
     def changed(self, **options: Any) -> "LocalTraining":
         """The same with other values, unchecked.
 
-        Epochs given without steps replace the steps; an optimizer replaces SGD's options.
+        Epochs given without steps replace the steps; another optimizer or schedule replaces the
+        options of the one before.
 
         Raises:
           InputError: no such option, or both epochs and steps.
@@ -112,8 +173,10 @@ class LocalTraining(Group):
         instead: dict[str, Any] = {}
         if options.get("local_epochs") is not None:
             instead["local_steps"] = None
-        if options.get("optimizer") is not None:
-            instead |= {"momentum": 0.0, "weight_decay": 0.0}
+        if _differ(options.get("optimizer", self.optimizer), self.optimizer):
+            instead |= {"momentum": 0.0, "weight_decay": 0.0, "optimizer_options": None}
+        if _differ(options.get("lr_schedule", self.lr_schedule), self.lr_schedule):
+            instead["lr_schedule_options"] = None
         return replace(self, **(instead | options))
 
     @property
@@ -146,16 +209,18 @@ class LocalTraining(Group):
         if extra_loss is not None:
             extra_loss.check(params, plan, data.num_classes)
             extra_loss = jax.tree.map(lambda number: np.asarray(number, dtype), extra_loss)
-        sgd = SGD(momentum=self.momentum, weight_decay=self.weight_decay)
+        clip = self.clip_norm
         return {
             "learning_rate": np.asarray(self.learning_rate, dtype),
             "learning_rate_decay": np.asarray(self.learning_rate_decay, dtype),
             "schedule": self.schedule,
             "batch_order": self.batch_order,
-            "optimizer": sgd if self.optimizer is None else self.optimizer,
+            "optimizer": self.made_optimizer(),
+            "clip_norm": None if clip is None else np.asarray(clip, dtype),
+            "keep_optimizer_state": self.keep_optimizer_state,
             "augment": resolve_augmentation(self.augment, tuple(data.samples.shape[1:])),
             "extra_loss": extra_loss,
-            "learning_rate_schedule": self.learning_rate_schedule,
+            "lr_schedule": self.made_schedule(),
         }
 
     @classmethod
@@ -163,6 +228,9 @@ class LocalTraining(Group):
         """The options that made those fields."""
         schedule, optimizer = federation.schedule, federation.optimizer
         plain = type(optimizer) is SGD and not optimizer.nesterov
+        clip, extra = federation.clip_norm, federation.extra_loss
+        by_optimizer, its_options = _said(PLAIN if plain else optimizer)
+        by_schedule, of_schedule = _said(federation.lr_schedule or CONSTANT)
         return cls(
             local_epochs=schedule.epochs,
             local_steps=schedule.steps,
@@ -171,29 +239,49 @@ class LocalTraining(Group):
             batch_order=federation.batch_order,
             learning_rate=_written(federation.learning_rate),
             learning_rate_decay=_written(federation.learning_rate_decay),
-            learning_rate_schedule=federation.learning_rate_schedule,
+            lr_schedule=by_schedule,
+            lr_schedule_options=of_schedule,
+            optimizer=by_optimizer,
+            optimizer_options=its_options,
             momentum=optimizer.momentum if plain else 0.0,
             weight_decay=optimizer.weight_decay if plain else 0.0,
-            optimizer=None if plain else optimizer,
-            extra_loss=federation.extra_loss,
+            clip_norm=None if clip is None else _written(clip),
+            keep_optimizer_state=federation.keep_optimizer_state,
+            extra_loss=extra,
             augment=federation.augment,
         )
 
     def numbers(self) -> dict[str, Any]:
-        """The values of `NUMBERS`, and an optimizer's name instead of SGD's options."""
-        values = {name: getattr(self, name) for name in NUMBERS}
-        if self.optimizer is None:
+        """The numbers of `SETTABLE`, and the names of another optimizer and schedule."""
+        values = {name: getattr(self, name) for name in SETTABLE if name not in NAMES}
+        if self.lr_schedule != CONSTANT:
+            values["lr_schedule"] = optimizer_name(self.made_schedule())
+        if self.optimizer == PLAIN and not self.optimizer_options:
             return values
         own = {name: value for name, value in values.items() if name not in SGD_OPTIONS}
-        return own | {"optimizer": optimizer_name(self.optimizer)}
+        return own | {"optimizer": optimizer_name(self.made_optimizer())}
 
 
-# Numbers and booleans: a run may set these for one algorithm alone.
-NUMBERS: dict[str, Option] = {
-    name: one for name, one in declared(LocalTraining).items() if one.kind in (bool, int, float)
+# What a run may set for one algorithm alone: numbers, booleans, and these names.
+NAMES = ("optimizer", "lr_schedule")
+SETTABLE: dict[str, Option] = {
+    name: one
+    for name, one in declared(LocalTraining).items()
+    if one.kind in (bool, int, float) or name in NAMES
 }
 SGD_OPTIONS = ("momentum", "weight_decay")
 RATES = ("learning_rate", "learning_rate_decay")  # those that vary inside a program
+
+
+def _differ(one: Any, other: Any) -> bool:
+    return type(one) is not type(other) or one != other
+
+
+def _said(function: Any) -> tuple[Any, dict[str, Any] | None]:
+    """An optimizer or schedule as (name, options) where it has a name, else as it is."""
+    if isinstance(function, Configured):
+        return function.name, dict(function.options) or None
+    return function, None
 
 
 def _written(number: Any) -> float:
@@ -208,7 +296,7 @@ def check_rates(rate: Any, decay: Any) -> tuple[float, float]:
       InputError: a value out of range.
     """
     rate, decay = (
-        NUMBERS[name].check(value) for name, value in zip(RATES, (rate, decay), strict=True)
+        SETTABLE[name].check(value) for name, value in zip(RATES, (rate, decay), strict=True)
     )
     return rate, decay
 

@@ -1,7 +1,7 @@
-"""Local optimizers: factories of a learning rate."""
+"""Local optimizers: factories of a learning rate, and those known by name."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,18 +10,19 @@ import numpy as np
 import optax
 
 from fedjax_pfl.errors import InputError, require
+from fedjax_pfl.federation.named import F, Registry, configured, registering
 from fedjax_pfl.federation.option import Group, option
 from fedjax_pfl.typing import Tree
 
 
 @dataclass(frozen=True)
 class SGD(Group):
-    """Factory of the local optimizer; momentum is reset in each round, as the model is.
+    """Factory of the usual local optimizer.
 
     Any hashable `learning_rate -> optax.GradientTransformation` can replace it.
     """
 
-    momentum: float = option(0.0, "of local SGD, reset in each round", within="[0, 1)")
+    momentum: float = option(0.0, "of local SGD", within="[0, 1)")
     nesterov: bool = option(False, "whether its momentum looks ahead")
     weight_decay: float = option(0.0, "L2 penalty of local SGD")
 
@@ -36,6 +37,44 @@ class SGD(Group):
         if not self.weight_decay:
             return sgd
         return optax.chain(optax.add_decayed_weights(self.weight_decay), sgd)
+
+
+def sgd(
+    learning_rate: jax.Array,
+    momentum: float = SGD.momentum,
+    nesterov: bool = SGD.nesterov,
+    weight_decay: float = SGD.weight_decay,
+) -> optax.GradientTransformation:
+    """SGD with momentum and an L2 penalty."""
+    return SGD(momentum, nesterov, weight_decay)(learning_rate)
+
+
+# Those of optax that need nothing but a rate, gradients and parameters.
+OPTAX = (
+    "adabelief", "adadelta", "adagrad", "adam", "adamax", "adamaxw", "adamw", "adan", "amsgrad",
+    "fromage", "lamb", "lion", "nadam", "nadamw", "novograd", "radam", "rmsprop",
+    "sign_sgd", "sm3", "yogi",
+)  # fmt: skip
+OPTIMIZERS: Registry = {"sgd": sgd} | {name: getattr(optax, name) for name in OPTAX}
+
+
+def register_optimizer(name: str) -> Callable[[F], F]:
+    """Decorator that gives a local optimizer a name, for scripts and `federate`.
+
+    The function is `(learning_rate, **options) -> optax.GradientTransformation`; the rate is
+    traced. Its options are the parameters whose default is a number or a boolean.
+    """
+    return registering("optimizer", OPTIMIZERS, name)
+
+
+def named_optimizer(name: str, options: Mapping[str, Any]) -> Callable[..., Any]:
+    """The factory of that name with options: an `SGD`, or a `Configured` one.
+
+    Raises:
+      InputError: no such optimizer or option, or a value that it can't have.
+    """
+    made = configured("optimizer", OPTIMIZERS, name, options)
+    return SGD(**dict(made.options)) if made.function is sgd else made
 
 
 def check_optimizer(name: str, given: Any) -> None:

@@ -17,7 +17,8 @@ from fedjax_pfl.data.sources.registry import Dataset
 from fedjax_pfl.errors import InputError, require
 from fedjax_pfl.execution.packing import fitted
 from fedjax_pfl.execution.strategy import SEED_AXES, Execution, resolve_execution
-from fedjax_pfl.federation.local_training import NUMBERS, RATES, LocalTraining, check_hashable
+from fedjax_pfl.federation.local_training import RATES, SETTABLE, LocalTraining, check_hashable
+from fedjax_pfl.federation.named import options_of
 from fedjax_pfl.federation.option import Group, Option, declared, gathered, option
 from fedjax_pfl.federation.participation import ParticipationOptions
 from fedjax_pfl.models.networks import make_model
@@ -27,8 +28,8 @@ from fedjax_pfl.typing import Tree
 
 __all__ = [
     "GROUPS",
-    "NUMBERS",
     "RATES",
+    "SETTABLE",
     "ExecutionOptions",
     "InputOptions",
     "LocalTraining",
@@ -38,6 +39,7 @@ __all__ = [
     "SharingOptions",
     "declared",
     "gathered",
+    "options_of",
 ]
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedjax_pfl.contract import checks
+from fedjax_pfl.contract import checks, kept_optimizers
 from fedjax_pfl.errors import require
 from fedjax_pfl.execution.mesh import AXIS, place
 from fedjax_pfl.federation.adaptation import Adaptation
@@ -19,7 +19,7 @@ from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.simulation.evaluation import evaluate, named_models
 from fedjax_pfl.simulation.memory import Memory, nbytes, peak
 from fedjax_pfl.simulation.runs import Runs, over_runs
-from fedjax_pfl.structs import Broadcast, client_axes
+from fedjax_pfl.structs import Broadcast, by_field
 from fedjax_pfl.typing import Stack, State, Tree
 
 
@@ -147,11 +147,9 @@ def placed(states: State, federation: Federation) -> State:
       TypeError: a field of the state does not declare its client axes.
     """
     devices = federation.execution.devices
-    fields = {
-        name: place(getattr(states, name), devices, None, *([AXIS] if axes else []))
-        for name, axes in client_axes(states).items()
-    }
-    return replace(states, **fields)
+    return by_field(
+        lambda value, axes: place(value, devices, None, *([AXIS] if axes else [])), states
+    )
 
 
 # For a function whose shapes are asked before it is used: JAX keeps the first trace. The program is
@@ -176,8 +174,9 @@ def _advance(states, runs, federation, t, length, total, eval_every, capacity, e
         """(state after round `now`, its measurements, its matrices) of one run."""
         ctx = run.context(federation, now, total)
         state, record = checks.checked_round(run.algorithm, ctx, state)
+        own = kept_optimizers.own(state)
         due = ((now + 1) % eval_every == 0) | (now + 1 == total)
-        measure = traced_once(partial(evaluate, run.algorithm, ctx, state, extra, scored))
+        measure = traced_once(partial(evaluate, run.algorithm, ctx, own, extra, scored))
         unscored = partial(_filled, jax.eval_shape(measure), jnp.nan)
         kept = {
             "scores": lax.cond(due, measure, unscored),
@@ -215,7 +214,7 @@ def _models(states, runs, federation, total, rows):
     def models_of(operand):
         run, state = operand
         ctx = run.context(federation, total - 1, total)
-        named = named_models(run.algorithm, ctx, state, rows)
+        named = named_models(run.algorithm, ctx, kept_optimizers.own(state), rows)
         own = run.algorithm.adaptation()
         if own is not None:
             named = {**named, "personalized": ctx.adapt(named["personalized"], rows, own)}
@@ -229,6 +228,6 @@ def _personalize(states, runs, federation, new_clients, total):
     def personalize(operand):
         run, state = operand
         ctx, new = (run.context(fed, total - 1, total) for fed in (federation, new_clients))
-        return run.algorithm.personalize(ctx, state, new)
+        return run.algorithm.personalize(ctx, kept_optimizers.own(state), new)
 
     return over_runs(personalize, federation, (runs, states))

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedjax_pfl.contract import checks
 from fedjax_pfl.contract.algorithm import Algorithm
+from fedjax_pfl.contract.context import Context
 from fedjax_pfl.errors import InputError, require, require_whole
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.extra_losses import ExtraLoss
@@ -18,6 +19,7 @@ from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.local_training import check_hashable
 from fedjax_pfl.simulation.program import Program
 from fedjax_pfl.simulation.runs import MAX_RUNS, Runs, converted, make_runs, served
+from fedjax_pfl.typing import State
 from fedjax_pfl.values import is_list, number
 
 CHUNK = 50  # rounds in one call of a program, at most
@@ -66,6 +68,8 @@ def checked_program(
         raise InputError(
             f"{algorithm.name} has its own local steps, to which no extra loss can be added."
         )
+    if federation.keep_optimizer_state:  # traced, so that what can't keep them is refused
+        jax.eval_shape(lambda: _first_state(runs, federation)[-1])
     scored = None if score_clients is None else _scored_rows(score_clients, runs, federation)
     return Program(runs, federation, rounds, eval_every, chunk, adapt, scored)
 
@@ -142,12 +146,22 @@ def _uses_extra_loss(runs: Runs, federation: Federation, added: ExtraLoss) -> bo
             return added(params, batch, client, plan)
 
     def first_round():
-        run = jax.tree.map(lambda leaf: leaf[0], runs)
-        ctx = run.context(replace(federation, extra_loss=Asked()), jnp.int32(0), jnp.int32(1))
-        return checks.checked_round(run.algorithm, ctx, checks.checked_init(run.algorithm, ctx))
+        run, ctx, state = _first_state(runs, replace(federation, extra_loss=Asked()))
+        return checks.checked_round(run.algorithm, ctx, state)
 
     jax.eval_shape(first_round)
     return bool(asked)
+
+
+def _first_state(runs: Runs, federation: Federation) -> tuple[Runs, Context, State]:
+    """(the first run, its first round, its state before it); only to be traced.
+
+    Raises:
+      InputError: see `checked_init`.
+    """
+    run = jax.tree.map(lambda leaf: leaf[0], runs)
+    ctx = run.context(federation, jnp.int32(0), jnp.int32(1))
+    return run, ctx, checks.checked_init(run.algorithm, ctx)
 
 
 def _scored_rows(clients: Sequence[int], runs: Runs, federation: Federation) -> tuple[int, ...]:

@@ -36,7 +36,7 @@ def adapt(
       learning_rate: the round's.
     """
     if how.optimizer is not None:
-        federation = replace(federation, optimizer=how.optimizer)
+        federation = replace(federation, optimizer=how.optimizer, clip_norm=None)
     rate = learning_rate
     if how.learning_rate is not None:
         rate = jnp.asarray(how.learning_rate, rate.dtype)

@@ -58,6 +58,7 @@ def train(
     active: jax.Array | None = None,
     cursor: jax.Array | None = None,
     optimizer_state: Tree = None,
+    begun: jax.Array | bool | None = None,
     **step_options: Any,
 ) -> Trained:
     """Local training of a cohort from `models` [M, ...], or from one `Broadcast` model.
@@ -69,6 +70,8 @@ def train(
       active: bool [M], the members that train; the cohort's mask by default.
       optimizer_state: [M, ...], states of the local optimizers from earlier rounds, returned
         updated; by default they are new in each round.
+      begun: bool [M], the members whose optimizers have those states; the others' are new. False:
+        all are new, and their states are returned.
       **step_options: `extra_loss`, `objective`, `correct`, `trainable`, `mean_gradient`,
         `updates_per_batch` of `LocalStep`.
 
@@ -80,7 +83,7 @@ def train(
     if not isinstance(models, Broadcast):
         hint = f"One model for all is Broadcast(model). {trees.MEMBERS}"
         trees.check_rows("models to train", models, cohort.size, hint)
-    elif optimizer_state is not None:  # clients begin with different states
+    elif optimizer_state is not None or begun is not None:  # clients begin with different states
         models = trees.replicate(models.model, cohort.size)
     carry = step.begin_all(models)
     if optimizer_state is not None:
@@ -92,6 +95,8 @@ def train(
                 "it trains: begin with ctx.initial_optimizer_state(trainable=...), with the same "
                 "trainable as in ctx.train."
             )
+        if begun is not None:
+            optimizer_state = trees.where(begun, optimizer_state, carry.optimizer)
         carry = replace(carry, optimizer=optimizer_state)
     if active is None and not cohort.complete:
         active = cohort.mask
@@ -99,7 +104,7 @@ def train(
     def finish(state: LocalState, client: Client):
         steps = jnp.maximum(client.num_steps, 1)
         mean = jax.tree.map(lambda total: total / steps.astype(total.dtype), state.gradient)
-        kept = None if optimizer_state is None else state.optimizer
+        kept = None if optimizer_state is None and begun is None else state.optimizer
         return state.model, state.loss / steps, mean, kept
 
     (trained, loss, gradient, kept), finite, steps = run_clients(

@@ -89,7 +89,8 @@ class LocalStep:
 
     def __post_init__(self) -> None:
         # Made here, so that its computations on the rate are not repeated in every step.
-        object.__setattr__(self, "_optimizer", self.federation.optimizer(self.learning_rate))
+        made = self.federation.local_optimizer(self.learning_rate)
+        object.__setattr__(self, "_optimizer", made)
 
     def begin(self, model: Tree) -> LocalState:
         """The state of one client's model before its first step."""

@@ -59,16 +59,17 @@ def test_a_federation_remembers_its_local_training():
     made = federation(
         drop_last=True,
         extra_loss=pfl.WeightDistribution(2.0),
-        learning_rate_schedule=halved,
+        lr_schedule=halved,
         **given,
     )
     training = made.training
     assert training.numbers() == given | {
         "local_epochs": 1, "drop_last": True, "learning_rate": 0.1, "weight_decay": 0.0,
+        "clip_norm": None, "keep_optimizer_state": False, "lr_schedule": "halved",
     }  # fmt: skip
-    assert training.extra_loss.weight == 2 and training.optimizer is None
-    assert training.learning_rate_schedule is halved
-    assert made.with_training(batch_size=2).learning_rate_schedule is halved
+    assert training.extra_loss.weight == 2 and training.optimizer == "sgd"
+    assert training.lr_schedule is halved
+    assert made.with_training(batch_size=2).lr_schedule is halved
     assert federation(optimizer=adam).training.optimizer is adam
     assert federation(optimizer=SGD(nesterov=True)).training.optimizer == SGD(nesterov=True)
 
@@ -94,7 +95,7 @@ def test_what_is_given_takes_the_place_of_what_excludes_it():
     assert stepping.with_training(batch_size=2).training.local_steps == 4
     other = stepping.with_training(optimizer=adam)
     assert other.optimizer is adam and other.training.momentum == 0
-    assert other.with_training(optimizer=None, momentum=0.2).optimizer == SGD(0.2)
+    assert other.with_training(optimizer="sgd", momentum=0.2).optimizer == SGD(0.2)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +142,7 @@ def test_what_is_no_data_set_or_partition():
 
 
 def test_an_optimizer_has_its_own_momentum():
-    with pytest.raises(pfl.InputError, match="momentum can't be given with an optimizer"):
+    with pytest.raises(pfl.InputError, match="momentum can't be given with the optimizer adam"):
         federation(optimizer=adam, momentum=0.5)
     with pytest.raises(pfl.InputError, match="weight_decay can't be given with an optimizer"):
         federation(optimizer=adam).with_training(weight_decay=0.1)

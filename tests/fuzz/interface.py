@@ -74,7 +74,7 @@ number = values.source("1", "0.5", "2")
 FEDERATE = {
     "learning_rate": number,
     "learning_rate_decay": number,
-    "learning_rate_schedule": values.source("lambda t, total: 0.5", "lambda t, total: t / total"),
+    "lr_schedule": values.source("lambda t, total: 0.5", "lambda t, total: t / total"),
     "batch_size": number,
     "local_epochs": number,
     "local_steps": number,

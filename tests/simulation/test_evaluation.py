@@ -203,7 +203,7 @@ def twice(rate):
     [
         (
             {},
-            {"batch_size": 16, "learning_rate": 0.4, "learning_rate_schedule": quarter},
+            {"batch_size": 16, "learning_rate": 0.4, "lr_schedule": quarter},
         ),
         ({"batch_size": 16, "learning_rate": 0.1}, {"batch_size": 2, "learning_rate": 0.7}),
         (

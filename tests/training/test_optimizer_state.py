@@ -143,20 +143,20 @@ def cosine(t, total):
 
 
 def test_rates_follow_a_schedule_over_the_whole_simulation():
-    case = Case(learning_rate_schedule=falling)
+    case = Case(lr_schedule=falling)
     states = case.states_of(pfl.make_algorithm("local"))
     models, batches = [case.initial()] * 5, case.batches()
     for t in range(case.rounds):
         rate = case.rates[t] * (1 - 0.25 * t / case.rounds)  # beside the exponential decay
         models = [sgd(models[i], batches[t][i], case.x, case.y, rate) for i in range(5)]
         assert_models(states[t + 1].models, models, f"round {t + 1}")
-    factors = toy_federation(learning_rate_schedule=cosine).rate_factors(4)
+    factors = toy_federation(lr_schedule=cosine).rate_factors(4)
     np.testing.assert_allclose(factors, (1 + np.cos(np.pi * np.arange(4) / 4)) / 2, 1e-6)
 
 
 def test_a_schedule_is_part_of_a_simulations_fingerprint_by_its_factors():
-    def mark(schedule=None, optimizer=None, adapt=None):
-        federation = toy_federation(learning_rate_schedule=schedule, optimizer=optimizer)
+    def mark(schedule="constant", optimizer="sgd", adapt=None):
+        federation = toy_federation(lr_schedule=schedule, optimizer=optimizer)
         runs = make_runs(pfl.make_algorithm("local"), federation, SEEDS)
         return fingerprint(Program(runs, federation, 4, adapt=adapt), (1,))
 
@@ -170,8 +170,8 @@ def test_a_schedule_is_part_of_a_simulations_fingerprint_by_its_factors():
     # One name, other numbers: functions differ by their computation.
     assert mark(constant(0.5))[named] == mark(constant(0.5))[named] != mark(constant(0.6))[named]
     named = "model, training or execution"
-    same = mark(None, momentum(0.5))[named]
-    assert mark(None, momentum(0.5))[named] == same != mark(None, momentum(0.6))[named]
+    same = mark("constant", momentum(0.5))[named]
+    assert mark("constant", momentum(0.5))[named] == same != mark("constant", momentum(0.6))[named]
     for one, other in (
         ({"optimizer": momentum(0.5)}, {"optimizer": momentum(0.6)}),
         ({"when": "every"}, {"when": "last"}),
@@ -184,7 +184,7 @@ def test_a_schedule_is_part_of_a_simulations_fingerprint_by_its_factors():
 @pytest.mark.parametrize(
     ("schedule", "message"),
     [
-        (0.5, r"learning_rate_schedule must be a function \(t, total\) -> factor, got 'float'"),
+        (0.5, r"lr_schedule must be a name or a function \(t, total\) -> factor, got 'float'"),
         (lambda t, total: 1.0 if t < 2 else 0.5, "-> factor of traced numbers: "),
         (lambda t: 1.0, "-> factor of traced numbers: "),
         (lambda t, total: jnp.ones(2), r"got 'a factor of shape \[2\]'"),
@@ -194,7 +194,7 @@ def test_a_schedule_is_part_of_a_simulations_fingerprint_by_its_factors():
 )
 def test_schedules_are_checked(schedule, message):
     with pytest.raises(InputError, match=message):
-        federation = toy_federation(learning_rate_schedule=schedule)
+        federation = toy_federation(lr_schedule=schedule)
         pfl.check_simulation(pfl.make_algorithm("local"), federation, 4)
 
 
@@ -203,5 +203,5 @@ def test_a_schedule_is_hashable():
         def __call__(self, t, total):
             return 1.0
 
-    with pytest.raises(InputError, match="learning_rate_schedule must be hashable"):
-        toy_federation(learning_rate_schedule=Listed())
+    with pytest.raises(InputError, match="lr_schedule must be hashable"):
+        toy_federation(lr_schedule=Listed())

@@ -1,0 +1,110 @@
+"""Runs with an optimizer by name, a schedule, clipping and kept states, by flags."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from experiments import run, sweep
+from experiments.cli import build, flags
+from tests.experiments.test_own_training import QUICK
+
+GIVEN = (
+    "--optimizer=adam",
+    "--optimizer_option=b1=0.8",
+    "--learning_rate=0.01",
+    "--lr_schedule=cosine",
+    "--lr_schedule_option=final=0.1",
+    "--clip_norm=0.5",
+    "--keep_optimizer_state",
+)
+OWN = ("--set=local.optimizer=sgd", "--set=local.momentum=0.5", "--set=local.lr_schedule=constant")
+FILE = """
+import optax
+import fedjax_pfl as pfl
+
+
+@pfl.register_optimizer("of_mine")
+def of_mine(learning_rate, *, part: float = 0.5):
+    return optax.sgd(part * learning_rate)
+"""
+
+
+def federation_of(name, *words):
+    args = flags.parse(["run", *QUICK, *words])
+    return build.prepare(args).federation_of(name)
+
+
+def accuracies(folder, name):
+    with open(folder / name / "metrics.csv", newline="") as file:
+        return list(csv.reader(file))
+
+
+def test_a_run_by_flags(tmp_path, capsys):
+    words = ("--algorithms=fedavg,local", *GIVEN, *OWN)
+    assert run.main(["run", *QUICK, *words, f"--output_dir={tmp_path / 'out'}"]) == 0
+    said = capsys.readouterr().out
+    assert "lr schedule cosine, lr schedule option final=0.1, optimizer adam" in said
+    assert "clip norm 0.5, keep optimizer state True" in said
+    assert (
+        "trained with its own momentum 0.5, optimizer sgd, lr schedule constant"
+        in said.replace("\n", " ")
+        or "optimizer sgd" in said
+    )
+    summary = json.loads((tmp_path / "out" / "fedavg" / "summary.json").read_text())
+    assert summary["training"]["optimizer"] == "adam (b1 0.8)"
+    assert summary["training"]["lr_schedule"] == "cosine (final 0.1)"
+    own = json.loads((tmp_path / "out" / "local" / "config.json").read_text())
+    assert own["training"] == {"optimizer": "sgd", "lr_schedule": "constant", "momentum": 0.5}
+
+
+def test_flags_and_python_make_the_same_federation():
+    one = federation_of("fedavg", *GIVEN, "--algorithms=fedavg")
+    assert one.training.numbers() == pfl.LocalTraining(
+        optimizer="adam", optimizer_options={"b1": 0.8}, learning_rate=0.01, lr_schedule="cosine",
+        lr_schedule_options={"final": 0.1}, clip_norm=0.5, keep_optimizer_state=True,
+    ).numbers()  # fmt: skip
+    assert one.clip_norm == np.float32(0.5) and one.keep_optimizer_state
+    own = federation_of("local", *GIVEN, *OWN, "--algorithms=fedavg,local")
+    assert own.optimizer == pfl.SGD(0.5) and own.lr_schedule is None
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--optimizer=adm",), "Unknown optimizer 'adm'. Did you mean 'adam'"),
+        (("--optimizer=adam", "--optimizer_option=b1"), "--optimizer_option must read NAME=VALUE"),
+        (("--optimizer=adam", "--momentum=0.9"), "momentum can't be given with the optimizer adam"),
+        (("--keep_optimizer_state",), "keep_optimizer_state has nothing to keep"),
+        (
+            ("--keep_optimizer_state", "--momentum=0.9", "--algorithms=fedavg,pfedme"),
+            "pfedme has local steps of its own",
+        ),
+        (("--set=local.optimizer=adm",), "Unknown optimizer 'adm'"),
+        (("--set=local.clip_norm=0",), r"local.clip_norm must be a finite number in \(0, inf\)"),
+    ],
+)
+def test_what_can_not_be_is_said_before_anything_runs(words, message, tmp_path):
+    args = flags.parse(["run", *QUICK, "--algorithms=local", *words])
+    with pytest.raises(pfl.InputError, match=message):
+        build.prepare(args, tmp_path)
+
+
+def test_an_optimizer_of_a_users_file_is_swept_and_continued(tmp_path, capsys):
+    file, folder = tmp_path / "mine.py", tmp_path / "out"
+    file.write_text(FILE)
+    words = ["sweep", *QUICK, "--algorithms=local", f"--import_file={file}",
+             "--grid=optimizer=sgd,of_mine", f"--output_dir={folder}"]  # fmt: skip
+    try:
+        assert sweep.main(words) == 0
+        names = {path.name for path in (folder / "results").iterdir()}
+        assert names == {"local-optimizer=sgd", "local-optimizer=of_mine"}
+        curves = [pfl.Result.load(folder / "results" / name).curve() for name in sorted(names)]
+        assert not np.array_equal(*curves)
+        before = (folder / "sweep.csv").read_bytes()
+        assert sweep.main(words) == 0  # finished: read again
+        assert (folder / "sweep.csv").read_bytes() == before
+    finally:
+        pfl.OPTIMIZERS.pop("of_mine", None)

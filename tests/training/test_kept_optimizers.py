@@ -1,0 +1,113 @@
+"""`keep_optimizer_state`: local optimizers that go on from one of a client's rounds to its next."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl.simulation.program import Program
+from fedjax_pfl.simulation.runs import make_runs
+from fedjax_pfl.testing.toys import SEEDS, assert_close, toy_federation
+from tests.algorithms.harness import Case
+from tests.training.test_optimizer_state import MOMENTUM, Remembering
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
+def test_fedavg_that_keeps_momentum_is_the_algorithm_that_does():
+    """That one is held against plain loops."""
+    known = Case(momentum=MOMENTUM, participation=0.6).states_of(Remembering())
+    kept = Case(momentum=MOMENTUM, participation=0.6, keep_optimizer_state=True)
+    states = kept.states_of(pfl.make_algorithm("fedavg"))
+    seen: set = set()
+    for t, (mine, other) in enumerate(zip(states, known, strict=True)):
+        seen |= set(kept.cohorts[t - 1] if t else ())
+        phase = mine.optimizers["train"]
+        assert np.flatnonzero(phase.begun).tolist() == sorted(seen)
+        assert_close(mine.own.server, other.server, f"server after {t} rounds", 1e-12)
+        assert_close(phase.states, other.optimizers, f"momentum after {t} rounds", 1e-12)
+
+
+def test_only_those_that_train_change_theirs():
+    options = {"optimizer": "adam", "participation": 0.6, "keep_optimizer_state": True}
+    lost = Case(**options).cohorts[1][0]
+    case = Case(**options, diverging=lost)
+    states = case.states_of(pfl.make_algorithm("fedavg"))
+    for t, cohort in enumerate(case.cohorts):
+        before, after = (states[k].optimizers["train"] for k in (t, t + 1))
+        for i in range(5):
+            same = [
+                np.array_equal(a[i], b[i])
+                for a, b in zip(*map(jax.tree.leaves, (before, after)), strict=True)
+            ]
+            assert not all(same) if i in cohort and i != lost else all(same), (t, i)
+
+
+def phases(algorithm, **options):
+    """Shapes of the states of one client's optimizers, by phase."""
+    federation = algorithm.prepare(toy_federation(keep_optimizer_state=True, **options))
+    runs = make_runs(algorithm, federation, SEEDS[:1])
+    states = jax.eval_shape(Program(runs, federation, 2).start)
+    return {
+        name: [leaf.shape[2:] for leaf in jax.tree.leaves(phase.states)]
+        for name, phase in states.optimizers.items()
+    }
+
+
+def test_every_phase_of_a_round_has_its_own():
+    w = [(5,), (4, 5)]
+    found = phases(pfl.make_algorithm("fedrep"), momentum=MOMENTUM)
+    assert found == {"head": [(3,), (5, 3)], "train": w}  # over the leaves that it trains
+    both = [*w, (3,), (5, 3)]
+    ditto = pfl.make_algorithm("ditto")
+    assert phases(ditto, momentum=MOMENTUM) == {"train": both, "personal": both}
+    shared = pfl.make_algorithm("ditto", {"batches": "shared"})
+    assert phases(shared, momentum=MOMENTUM) == {"train": both, "train 2": both}
+
+
+def test_they_are_part_of_the_memory_estimate():
+    def state(**options):
+        one = toy_federation(optimizer=optax.adam, **options)
+        return pfl.estimate_memory(pfl.make_algorithm("local"), one).state
+
+    a_client = 1 + 4 + 2 * 8 * (4 * 5 + 5 + 5 * 3 + 3)  # whether it has begun, count, two moments
+    assert state(keep_optimizer_state=True) - state() == 5 * a_client
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("apfl", {"momentum": 0.5}, "apfl has local steps of its own, .* leave keep_optimizer_sta"),
+        ("pfedhn", {"momentum": 0.5}, "pfedhn has local steps of its own"),
+        ("fedavg", {}, "keep_optimizer_state has nothing to keep: SGD without momentum"),
+    ],
+)
+def test_what_can_not_be_kept_is_refused(name, options, message):
+    federation = toy_federation(keep_optimizer_state=True, **options)
+    with pytest.raises(pfl.InputError, match=message):
+        pfl.check_simulation(pfl.make_algorithm(name), federation)
+
+
+def test_a_stopped_simulation_goes_on_with_them(tmp_path):
+    federation = toy_federation(optimizer="adam", keep_optimizer_state=True, validation_size=0)
+    algorithm, options = pfl.make_algorithm("local"), {"chunk_seconds": 0, "matrix_rounds": []}
+    whole = pfl.simulate(algorithm, federation, 4, **options)
+    asked = iter([False, True])
+
+    def resumed(stop=None):
+        checkpoints = pfl.Checkpoints(tmp_path, every_seconds=0)
+        return pfl.simulate(algorithm, federation, 4, **options, checkpoints=checkpoints, stop=stop)
+
+    with pytest.raises(pfl.Interrupted):
+        resumed(lambda: next(asked))
+    result = resumed()
+    assert_close(result.final.states, whole.final.states, "states", 0)
+    other = federation.with_training(keep_optimizer_state=False)
+    with pytest.raises(pfl.InputError, match="are another simulation's: its model, training"):
+        federation = other
+        resumed()
