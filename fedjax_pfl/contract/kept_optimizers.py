@@ -50,11 +50,12 @@ class Optimizers:
     """Gives the local training of one round its optimizers' states; filled while it is traced.
 
     Attributes:
-      phases: by name, as they are after the calls so far; {} at first where `begin` finds them.
+      phases: by name, as they are after the calls so far; where `begin` finds them, their states
+        alone, [M, ...].
     """
 
     def __init__(self, name: str, phases: dict[str, Phase] | None = None):
-        self.name, self.phases = name, dict(phases or {})
+        self.name, self.phases = name, dict[str, Any](phases or {})
         self._finding, self._seen, self._trace = phases is None, set(), trace_state()
 
     def train(self, federation: Federation, models: Any, cohort: Cohort, purpose: str, **options):
@@ -68,7 +69,7 @@ class Optimizers:
         self._seen.add(phase)
         if self._finding:
             trained = local_sgd.train(federation, models, cohort, begun=False, **options)
-            self.phases[phase] = _unbegun(trained.optimizer_state, federation.num_clients)
+            self.phases[phase] = trained.optimizer_state
             return _without_states(trained)
         before = self.phases[phase]
         mine = cohort.gather(before)
@@ -104,7 +105,8 @@ def begin(algorithm: Any, ctx: Any, state: State) -> Kept:
     """An algorithm's first state with the phases of its rounds, which are traced to find them.
 
     Raises:
-      InputError: the algorithm's local steps are its own, or the optimizer has no state.
+      InputError: the algorithm's local steps are its own, or the optimizer has no state, or one
+        with random keys.
     """
     federation, name = ctx.federation, algorithm.name
 
@@ -116,12 +118,18 @@ def begin(algorithm: Any, ctx: Any, state: State) -> Kept:
         return optimizers.phases
 
     phases = jax.eval_shape(first_round)
-    if not jax.tree.leaves([phase.states for phase in phases.values()]):
+    leaves = jax.tree.leaves(phases)
+    if not leaves:
         raise InputError(
             f"keep_optimizer_state has nothing to keep: {optimizer_name(federation.optimizer)} "
             "without momentum or the like has no state."
         )
-    zeros = {phase: _unbegun(one.states, ctx.num_clients) for phase, one in phases.items()}
+    if any(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in leaves):
+        raise InputError(
+            f"{optimizer_name(federation.optimizer)} draws from a random key in its state, which "
+            "can't be kept: leave keep_optimizer_state out."
+        )
+    zeros = {phase: _unbegun(one, ctx.num_clients) for phase, one in phases.items()}
     return Kept(state, zeros)
 
 

@@ -36,7 +36,7 @@ MAINS = {
 # How many blocks of Python a page has that need nothing, and which test runs them.
 RUN_BY = {
     "README.md": (2, "test_readme.py"),
-    "docs/your_own.md": (11, "test_your_own.py"),
+    "docs/your_own.md": (12, "test_your_own.py"),
     "docs/partitions.md": (1, "test_commands.py"),
     "docs/data_sources.md": (1, "test_commands.py"),
     "docs/results.md": (1, "test_commands.py"),

@@ -144,7 +144,7 @@ def test_what_is_no_data_set_or_partition():
 def test_an_optimizer_has_its_own_momentum():
     with pytest.raises(pfl.InputError, match="momentum can't be given with the optimizer adam"):
         federation(optimizer=adam, momentum=0.5)
-    with pytest.raises(pfl.InputError, match="weight_decay can't be given with an optimizer"):
+    with pytest.raises(pfl.InputError, match="weight_decay can't be given with the optimizer adam"):
         federation(optimizer=adam).with_training(weight_decay=0.1)
 
 

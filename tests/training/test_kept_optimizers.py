@@ -79,12 +79,17 @@ def test_they_are_part_of_the_memory_estimate():
     assert state(keep_optimizer_state=True) - state() == 5 * a_client
 
 
+def noisy(learning_rate):
+    return optax.chain(optax.add_noise(0.01, 0.55, 0), optax.sgd(learning_rate))
+
+
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
         ("apfl", {"momentum": 0.5}, "apfl has local steps of its own, .* leave keep_optimizer_sta"),
         ("pfedhn", {"momentum": 0.5}, "pfedhn has local steps of its own"),
         ("fedavg", {}, "keep_optimizer_state has nothing to keep: SGD without momentum"),
+        ("fedavg", {"optimizer": noisy}, "noisy draws from a random key in its state, which can't"),
     ],
 )
 def test_what_can_not_be_kept_is_refused(name, options, message):
