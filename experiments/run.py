@@ -13,6 +13,7 @@ import tempfile
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -148,7 +149,7 @@ def run_algorithm(experiment: Experiment, name: str, facts: dict, progress, stop
             checkpoints=checkpoints,
             stop=stop,
         )
-    models = result.final.models() if args.save_models else None
+    models = final_models(result) if args.save_models else None
     more = None
     if experiment.new_clients is not None:
         own = experiment.training[name]
@@ -160,6 +161,13 @@ def run_algorithm(experiment: Experiment, name: str, facts: dict, progress, stop
     config = provenance.configuration(experiment, result, facts)
     run_files.write_algorithm(output / name, result, config, facts["summary"], models, more)
     return result
+
+
+def final_models(result: pfl.Result) -> dict[str, Any]:
+    """The models after the last round, by name, and the leaves that none of them holds."""
+    backbone = result.final.backbone()
+    beside = {} if backbone is None else {"backbone": pfl.Broadcast(backbone)}
+    return {**result.final.models(), **beside}
 
 
 def track(args, results: dict[str, pfl.Result], output: Path) -> None:
@@ -204,6 +212,7 @@ def header(experiment: Experiment) -> list[str]:
     device = jax.devices()[0]
     ids = np.asarray(federation.data.ids)
     idle = ids[federation.steps() == 0].tolist()
+    fixed, match = federation.num_frozen, federation.initial_match
     return [
         f"data set   {dataset.name}: {dataset.num_train} training and {dataset.num_test} test "
         f"samples of {shape}, {dataset.num_classes} classes",
@@ -211,7 +220,9 @@ def header(experiment: Experiment) -> list[str]:
             f"{'partition' if k == 0 else '':10} {line}"
             for k, line in enumerate(experiment.partition.summary().splitlines())
         ),
-        f"model      {args.model}: {federation.plan.num_parameters:,} parameters",
+        f"model      {args.model}: {federation.plan.num_parameters:,} parameters"
+        + (f", and {fixed:,} frozen ones, kept once" if fixed else ""),
+        *([f"initial    {args.init_from}: {match}"] if match is not None else []),
         f"training   {training_line.described(args, federation.num_clients)}",
         *([f"no step    {named(idle)}: too few training samples for a local step"] if idle else []),
         f"run        {args.rounds} rounds, {len(experiment.seeds)} seed(s); clients by "

@@ -165,6 +165,7 @@ def federation_options(args: absl.flags.FlagValues) -> dict[str, Any]:
     return {name: value_of(args, name) for name in known if name in args} | {
         "model_options": parse_pairs(args, "model_option"),
         "stragglers": parse_stragglers(args.stragglers),
+        "initial_model": args.init_from,
         **training_options(args),
     }
 

@@ -102,6 +102,11 @@ SPELLED: dict[str, Callable[[_Group], None]] = {
     "lr_schedule_options": lambda group: group.pairs(
         "lr_schedule_option", "an option of the learning rate's schedule, such as final=0.1"
     ),
+    "initial_model": lambda group: group.text(
+        "init_from",
+        None,
+        "NPZ or safetensors file with values that models begin with, matched by leaves' paths",
+    ),
     "extra_loss": lambda group: group.number(
         "wdr_weight",
         0.0,

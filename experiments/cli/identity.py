@@ -13,9 +13,11 @@ from typing import Any
 import absl.flags
 
 import fedjax_pfl as pfl
+from fedjax_pfl.data.files import as_path, reading, require_file
 from fedjax_pfl.errors import cut, shown
 
 DATA, PARTITION, MODEL = "content of the data set", "content of the partition", "the model"
+INITIAL = "content of the initial model"
 REPLACED = object()  # instead of a flag's value: other entries are more exact
 
 
@@ -37,7 +39,7 @@ def describe(
       model_options: of --model_option.
 
     Raises:
-      pfl.InputError: no such model.
+      pfl.InputError: no such model, or no file of initial values.
     """
     scaling = args.input_scaling
     entries = {
@@ -50,7 +52,13 @@ def describe(
         "partition_file": REPLACED,
         "num_clients": partition.num_clients,
         "set": REPLACED,
+        "init_from": REPLACED,
     }
+    if args.init_from is not None:
+        path = as_path("--init_from", args.init_from)
+        require_file(path)
+        with reading(path):
+            entries[INITIAL] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     for name, algorithm in algorithms.items():
         values = {
             "batch_norm": args.batch_norm or algorithm.batch_norm,

@@ -53,6 +53,8 @@ def describe(experiment: Experiment) -> dict[str, Any]:
         "model": {
             "name": experiment.args.model,
             "parameters": federation.plan.num_parameters,
+            "frozen": federation.num_frozen,
+            "initial": None if federation.initial_match is None else str(federation.initial_match),
             "blocks": federation.plan.blocks,
         },
         "execution": {

@@ -116,7 +116,7 @@ def context(federation: pfl.Federation, seed, rounds) -> pfl.Context:
     """The round that would follow after `rounds` rounds."""
     t, key = jnp.asarray(rounds, jnp.int32), jax.random.key(seed)
     cohort = federation.participation.cohort(key, t, federation.data.ids)
-    return pfl.Context(federation, key, t, t, cohort)
+    return pfl.Context(federation.begun(key), key, t, t, cohort)
 
 
 def similarity_by_block(

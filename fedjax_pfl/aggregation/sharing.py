@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedjax_pfl.errors import InputError, require_name, require_whole, shown
+from fedjax_pfl.errors import (
+    InputError,
+    require_name,
+    require_whole,
+    shown,
+    unknown_name,
+)
 
 if TYPE_CHECKING:
     from fedjax_pfl.aggregation.leaf_plan import LeafPlan
@@ -76,6 +83,31 @@ def chosen(rule: Rule, plan: LeafPlan) -> tuple[bool, ...]:
             "body": set(plan.blocks) - plan.heads,
         }[rule]
     return tuple(plan.blocks[block] in blocks for block in plan.block_of)
+
+
+def named(rule: Rule, plan: LeafPlan) -> tuple[bool, ...]:
+    """Whether a rule or a text of patterns names each leaf of a plan.
+
+    Patterns stand between commas, such as "conv_*,fc", and name blocks, modules or single leaves by
+    their paths without the collection.
+
+    Raises:
+      InputError: see `chosen`, or a pattern that names nothing.
+    """
+    if not isinstance(rule, str) or rule in SHARED:
+        return chosen(rule, plan)
+    patterns = [pattern.strip() for pattern in rule.split(",")]
+    inner = [path.partition("/")[2] or path for path in plan.paths]
+
+    def names(pattern: str, path: str) -> bool:
+        parts = path.split("/")
+        above = ("/".join(parts[: k + 1]) for k in range(len(parts)))
+        return any(fnmatch.fnmatchcase(module, pattern) for module in above)
+
+    for pattern in patterns:
+        if not any(names(pattern, path) for path in inner):
+            raise unknown_name("pattern of layers", pattern, plan.blocks)
+    return tuple(any(names(pattern, path) for pattern in patterns) for path in inner)
 
 
 def _said(rule: Callable[[str], bool], path: str) -> bool:

@@ -69,6 +69,11 @@ class Ifca(Algorithm):
 
     def check(self, federation):
         self.check_whole_models(federation)
+        if federation.begins_alike and self.clusters > 1:
+            raise InputError(
+                "ifca begins with different models, but the initial model gives every parameter: "
+                "leave some layer out of it, such as the head."
+            )
         if self.averaging == "gradients" and federation.plan.normalised:
             raise InputError(
                 "ifca's averaging=gradients updates no running statistics of normalisation layers: "

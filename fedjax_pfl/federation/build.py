@@ -60,6 +60,10 @@ def federate(
     task = given[ModelOptions].task(model, dataset)
     data = given[InputOptions].data(dataset, partition, class_sorted=by_class)
     shapes, order = check_model(task, data)
+    network, values, match = given[ModelOptions].started(task, shapes, order)
+    if network is not task:
+        task = network
+        shapes = jax.eval_shape(lambda: initial_model(task, data, jax.random.key(0), values))
     plan = given[SharingOptions].plan(shapes, order)
     trained = training.parts(data, plan, shapes["params"], task.dtype)
     execution = given[ExecutionOptions]
@@ -67,7 +71,9 @@ def federate(
     return Federation(
         data=jax.device_put(data),
         participation=cohorts.cohorts(data.num_clients),
-        task=task,
+        network=task,
+        initial_values=jax.device_put(values),
+        initial_match=match,
         plan=plan,
         execution=execution.execution(steps),
         eval_batch_size=execution.eval_batch_size,
@@ -88,7 +94,7 @@ def check_model(task: Task, data: FederatedData) -> tuple[Tree, list[str]]:
     def first_model():
         key = jax.random.key(0)
         order.extend(creation_order(task.init(key, jnp.zeros(inputs.shape, inputs.dtype))))
-        return initial_model(task, data, key)
+        return initial_model(task, data, key, {})
 
     try:
         model = jax.eval_shape(first_model)

@@ -1,7 +1,8 @@
 """The federation: task, data, local training and execution, as one pytree."""
 
-from collections.abc import Callable
-from dataclasses import replace
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import field, replace
 from typing import Any
 
 import jax
@@ -9,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fedjax_pfl import keys
 from fedjax_pfl.aggregation import planning
-from fedjax_pfl.aggregation.leaf_plan import LeafPlan
+from fedjax_pfl.aggregation.leaf_plan import LeafPlan, trainable
 from fedjax_pfl.aggregation.sharing import Rule
 from fedjax_pfl.data.federated import FederatedData
 from fedjax_pfl.errors import InputError, refused, require
@@ -23,6 +25,7 @@ from fedjax_pfl.federation.local_training import LocalTraining
 from fedjax_pfl.federation.participation import Participation
 from fedjax_pfl.federation.schedules import Schedule
 from fedjax_pfl.models.heads import PERSONAL_HEAD, TwoHeads, check_features, two_heads
+from fedjax_pfl.models.initial_values import Match
 from fedjax_pfl.models.mixtures import mixture
 from fedjax_pfl.models.task import ForwardedBatch, Task
 from fedjax_pfl.structs import static, struct
@@ -43,7 +46,10 @@ class Federation:
       learning_rate_decay: factor by which it shrinks from one round to the next.
       lr_schedule: `(t, total) -> factor` of the rate in round `t` (from 0) of `total`, both
         traced, or None.
-      task: one client's network and loss.
+      network: one client's network and loss; in a run, `task`.
+      initial_values: of leaves that do not begin with drawn values, by path.
+      backbone: leaves that no client's model holds, as a run has them; None outside of runs.
+      initial_match: what of the network is given, or None.
       plan: blocks of the model and what is shared.
       schedule: local epochs or steps.
       optimizer: factory `learning_rate -> optax.GradientTransformation`.
@@ -60,7 +66,7 @@ class Federation:
     participation: Participation
     learning_rate: jax.Array
     learning_rate_decay: jax.Array
-    task: Task = static()
+    network: Task = static()
     plan: LeafPlan = static()
     schedule: Schedule = static()
     batch_order: str = static()
@@ -71,7 +77,37 @@ class Federation:
     extra_loss: ExtraLoss | None = None
     lr_schedule: Callable[..., Any] | None = static(default=None)
     clip_norm: jax.Array | None = None
+    initial_values: dict[str, jax.Array] = field(default_factory=dict)
+    backbone: Tree = None
+    initial_match: Match | None = static(default=None)
     keep_optimizer_state: bool = static(default=False)
+
+    @property
+    def task(self) -> Task:
+        """One client's network and loss, with the fixed leaves that a run has."""
+        return self.network.bound(self.initial_values, self.backbone)
+
+    def begun(self, key: jax.Array) -> "Federation":
+        """The federation of the run of that key, with the fixed leaves."""
+        key = keys.derive(key, "init")
+        backbone = self.task.fixed_leaves(key, _zeros(self.task, self.data))
+        return replace(self, backbone=backbone) if backbone else self
+
+    @property
+    def num_frozen(self) -> int:
+        """Parameters of the network that no client's model holds, as they are never trained."""
+        shapes = jax.eval_shape(lambda: self.begun(jax.random.key(0)).backbone) or {}
+        return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes.get("params", {})))
+
+    @property
+    def begins_alike(self) -> bool:
+        """Whether all initial models are one, as every parameter is given."""
+        paths = filter(trainable, self.plan.paths)
+        return all(path in self.initial_values for path in paths)
+
+    def _shaped(self) -> Task:
+        """The task with any fixed leaves, where only shapes are asked."""
+        return self.begun(jax.random.key(0)).task
 
     @property
     def num_clients(self) -> int:
@@ -162,7 +198,8 @@ class Federation:
         model = jax.eval_shape(lambda: self.initial_model(jax.random.key(0)))
         shape = (1, *data.samples.shape[1:])
         inputs = jax.ShapeDtypeStruct(shape, data.input_dtype(task.dtype))
-        return jax.eval_shape(task.features, model, inputs).shape[-1]
+        features = jax.eval_shape(lambda *given: self._shaped().features(*given), model, inputs)
+        return features.shape[-1]
 
     def with_personal_head(self, fresh: bool = False) -> "Federation":
         """The federation whose models have a second head, which stays with its client.
@@ -176,13 +213,13 @@ class Federation:
         Raises:
           InputError: the model does not say what its features and its head are.
         """
-        if isinstance(self.task, TwoHeads):
+        if isinstance(self.network, TwoHeads):
             return self
         sample = self.data.samples.shape[1:]
         inputs = jax.ShapeDtypeStruct((2, *sample), self.data.input_dtype(self.task.dtype))
         key = jax.random.key(0)
-        check_features(self.task, jax.eval_shape(self.initial_model, key), inputs)
-        changed = replace(self, task=two_heads(self.task, fresh))
+        check_features(self._shaped, jax.eval_shape(self.initial_model, key), inputs)
+        changed = replace(self, network=two_heads(self.network, fresh))
         model = jax.eval_shape(changed.initial_model, key)
         return replace(changed, plan=planning.with_personal_head(self.plan, model, PERSONAL_HEAD))
 
@@ -192,7 +229,7 @@ class Federation:
         Its task is a `Mixture`, and its models begin as they would. A federation that has one
         already is returned unchanged.
         """
-        return replace(self, task=mixture(self.task))
+        return replace(self, network=mixture(self.network))
 
     def frozen(self, rule: Rule) -> "Federation":
         """The federation in which no round trains the leaves that a rule names, such as "head".
@@ -211,10 +248,16 @@ class Federation:
 
     def initial_model(self, key: jax.Array) -> Tree:
         """A fresh model of one client."""
-        return initial_model(self.task, self.data, key)
+        return initial_model(self.network, self.data, key, self.initial_values)
 
 
-def initial_model(task: Task, data: FederatedData, key: jax.Array) -> Tree:
-    """A fresh model of one client for the data's samples."""
+def initial_model(
+    task: Task, data: FederatedData, key: jax.Array, values: Mapping[str, Any]
+) -> Tree:
+    """A fresh model of one client for the data's samples, with given values by path."""
+    return task.bound(values, None).initial_model(key, _zeros(task, data))
+
+
+def _zeros(task: Task, data: FederatedData) -> jax.Array:
     shape = (1, *data.samples.shape[1:])
-    return task.initial_model(key, jnp.zeros(shape, data.input_dtype(task.dtype)))
+    return jnp.zeros(shape, data.input_dtype(task.dtype))

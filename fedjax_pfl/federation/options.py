@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -21,8 +22,10 @@ from fedjax_pfl.federation.local_training import RATES, SETTABLE, LocalTraining,
 from fedjax_pfl.federation.named import options_of
 from fedjax_pfl.federation.option import Group, Option, declared, gathered, option
 from fedjax_pfl.federation.participation import ParticipationOptions
+from fedjax_pfl.models.initial_values import Match, matched, read
 from fedjax_pfl.models.networks import make_model
 from fedjax_pfl.models.registry import INITIALIZERS
+from fedjax_pfl.models.started import started
 from fedjax_pfl.models.task import Task, as_task
 from fedjax_pfl.typing import Tree
 
@@ -56,6 +59,16 @@ class ModelOptions(Group):
         "torch",
         "initial parameters of a network given by name, drawn as in those libraries: {choices}",
         choices=INITIALIZERS,
+    )
+    initial_model: str | Path | Mapping[str, Any] | None = option(
+        None,
+        "values that models begin with, matched by the paths of leaves: a model, or an NPZ or "
+        "safetensors file; the others are drawn",
+    )
+    freeze: Rule | None = option(
+        None,
+        "layers that are never trained nor sent, kept once for all clients: 'head', 'body', or "
+        "patterns of layers' names such as 'conv_*,fc'",
     )
     dtype: str = option("float32", "floating type of models and inputs: {choices}", choices=DTYPES)
     compute_dtype: str | None = option(
@@ -94,6 +107,27 @@ class ModelOptions(Group):
             task = replace(task, compute_dtype=self.compute_dtype)
         check_hashable("model", task)
         return task
+
+    def started(
+        self, task: Task, shapes: Tree, order: Sequence[str]
+    ) -> tuple[Task, dict[str, Any], Match | None]:
+        """(the task with what is given or fixed of its network, given values, what matched).
+
+        Args:
+          task: of the whole network.
+          shapes: of its model.
+          order: its blocks in the network's order.
+
+        Raises:
+          InputError: values that don't fit, or frozen layers that leave nothing to train.
+        """
+        values, match, fixed = {}, None, ()
+        if self.initial_model is not None:
+            values, match = matched(read(self.initial_model), shapes)
+        if self.freeze is not None:
+            plan = leaf_plan(shapes, order=order).with_frozen(self.freeze)
+            fixed = tuple(path for i, path in enumerate(plan.paths) if plan.is_frozen(i))
+        return (started(task, fixed) if values or fixed else task), values, match
 
 
 @dataclass(frozen=True)

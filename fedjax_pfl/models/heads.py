@@ -1,6 +1,8 @@
 """A second head on the features of a network, for algorithms that train one for each client."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +29,12 @@ class TwoHeads(Task):
 
     network: Task
     fresh: bool = False
+
+    def bound(self, values: Mapping[str, Any], backbone: Tree) -> Task:
+        return replace(self, network=self.network.bound(values, backbone))
+
+    def fixed_leaves(self, key: Key, inputs: jax.Array) -> Tree:
+        return self.network.fixed_leaves(key, inputs)
 
     def init(self, key: Key, inputs: jax.Array) -> Tree:
         model = self.network.init(key, inputs)
@@ -84,15 +92,17 @@ def two_heads(task: Task, fresh: bool = False) -> TwoHeads:
     return TwoHeads(task, fresh, dtype=task.dtype, compute_dtype=task.compute_dtype)
 
 
-def check_features(task: Task, model: Tree, inputs: jax.ShapeDtypeStruct) -> None:
+def check_features(made: Callable[[], Task], model: Tree, inputs: jax.ShapeDtypeStruct) -> None:
     """Raises `InputError` unless a task's head, applied to its features, gives its logits.
 
     Args:
+      made: makes the task, while it is traced.
       model: shapes of one client's model.
       inputs: shape of a batch.
     """
 
     def apart(model, inputs):
+        task = made()
         return task.classify(model, task.embed(model, inputs, *EVALUATION)[0])
 
     try:
@@ -100,6 +110,7 @@ def check_features(task: Task, model: Tree, inputs: jax.ShapeDtypeStruct) -> Non
     except InputError:
         raise
     except Exception as error:
-        raise task.no_head() from error
-    if logits.shape != jax.eval_shape(task.predict, model, inputs).shape:
-        raise task.no_head()
+        raise made().no_head() from error
+    wanted = jax.eval_shape(lambda *given: made().predict(*given), model, inputs)
+    if logits.shape != wanted.shape:
+        raise made().no_head()

@@ -1,6 +1,8 @@
 """Predictions of two models of one network, mixed by a weight."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 
@@ -21,6 +23,12 @@ class Mixture(Task):
     """
 
     network: Task
+
+    def bound(self, values: Mapping[str, Any], backbone: Tree) -> Task:
+        return replace(self, network=self.network.bound(values, backbone))
+
+    def fixed_leaves(self, key: Key, inputs: jax.Array) -> Tree:
+        return self.network.fixed_leaves(key, inputs)
 
     def init(self, key: Key, inputs: jax.Array) -> Tree:
         return self.network.init(key, inputs)

@@ -5,7 +5,7 @@ here sees one client's model and one minibatch; the executor adds the client axi
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -126,6 +126,14 @@ class Task:
     def classify(self, model: Tree, features: jax.Array) -> jax.Array:
         """The head's logits [B, C] of features."""
         raise self.no_head()
+
+    def bound(self, values: Mapping[str, Any], backbone: Tree) -> "Task":
+        """The task with given initial values and fixed leaves, see `started`; itself without."""
+        return self
+
+    def fixed_leaves(self, key: Key, inputs: jax.Array) -> Tree:
+        """The leaves of the network that no client's model holds, see `started`; {} without."""
+        return {}
 
     def no_head(self) -> InputError:
         """The error of a model that has no features, or no head of its own."""

@@ -107,7 +107,12 @@ def score_new_clients(
     new_clients = final.program.runs.algorithm.prepare(new_clients)
     size = np.asarray(new_clients.data.test.size)
     rows = jnp.arange(new_clients.num_clients, dtype=jnp.int32)
-    scored = jax.jit(jax.vmap(lambda fed, models: score(fed, models, rows, "test")[0], (None, 0)))
+
+    def correct_of(run, models, federation):
+        own = run.context(federation, jnp.int32(0), jnp.int32(1)).federation
+        return score(own, models, rows, "test")[0]
+
+    runs, scored = final.program.runs, jax.jit(jax.vmap(correct_of, (0, 0, None)))
     table = []
     for fraction in fractions:
         fewer = with_samples(new_clients, fraction)
@@ -115,7 +120,7 @@ def score_new_clients(
             schedule = replace(fewer.schedule, steps=int(count), shuffle=True)
             schedule.validate()
             models = final.personalize(replace(fewer, schedule=schedule))
-            correct = np.asarray(scored(new_clients, models))
+            correct = np.asarray(scored(runs, models, new_clients))
             table.append(np.where(size > 0, correct / np.maximum(size, 1), np.nan))
     runs = table[0].shape[0]
     stacked = np.stack(table, axis=1)

@@ -131,6 +131,10 @@ class Final:
             asked.astype(np.int32),
         )
 
+    def backbone(self) -> Tree | None:
+        """The leaves that no client's model holds, [runs, ...], or None."""
+        return _backbone(self.program.runs, self.program.federation)
+
     def personalize(self, new_clients: Federation) -> Stack:
         """Models of clients that never took part, leaves [runs, K, ...]."""
         program = self.program
@@ -189,6 +193,7 @@ def _advance(states, runs, federation, t, length, total, eval_every, capacity, e
 
     def chunk(operand):
         run, state = operand
+        run = run.begun(federation)
         _, kept, matrices = jax.eval_shape(one_round, run, state, t)
 
         def body(i, carry):
@@ -207,6 +212,11 @@ def _advance(states, runs, federation, t, length, total, eval_every, capacity, e
 def _filled(shapes: Tree, value, lead: tuple[int, ...] = ()) -> Tree:
     """Arrays of those shapes with leading axes `lead`, filled with one value."""
     return jax.tree.map(lambda s: jnp.full((*lead, *s.shape), value, s.dtype), shapes)
+
+
+@jax.jit
+def _backbone(runs, federation):
+    return over_runs(lambda run: run.begun(federation).backbone, federation, runs)
 
 
 @jax.jit

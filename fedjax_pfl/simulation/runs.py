@@ -30,19 +30,31 @@ class Runs:
       algorithm: with its hyperparameters.
       seed: uint32; varies initialisation, cohorts and batches.
       learning_rate, learning_rate_decay: used instead of the federation's.
+      backbone: leaves of the network that no client's model holds, if they are there already.
     """
 
     algorithm: Algorithm
     seed: Scalar
     learning_rate: Scalar
     learning_rate_decay: Scalar
+    backbone: Tree = None
 
     def context(self, federation: Federation, t: Scalar, total: Scalar) -> Context:
         """Round `t` of `total` as the algorithm of this one run sees it."""
         rates = {name: getattr(self, name) for name in RATES}
         key = jax.random.key(self.seed)
         cohort = federation.participation.cohort(keys.derive(key, "cohort"), t, federation.data.ids)
-        return Context(replace(federation, **rates), key, t, total, cohort)
+        begun = self._begun(federation, key)
+        return Context(replace(begun, **rates), key, t, total, cohort)
+
+    def begun(self, federation: Federation) -> "Runs":
+        """The run with its backbone, so that rounds need not make it again."""
+        return replace(self, backbone=self._begun(federation, jax.random.key(self.seed)).backbone)
+
+    def _begun(self, federation: Federation, key: jax.Array) -> Federation:
+        if self.backbone is not None:
+            return replace(federation, backbone=self.backbone)
+        return federation.begun(key)
 
 
 def over_runs(fn: Callable[..., Any], federation: Federation, operands: Tree) -> Tree:

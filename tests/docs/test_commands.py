@@ -41,6 +41,7 @@ RUN_BY = {
     "docs/data_sources.md": (1, "test_commands.py"),
     "docs/results.md": (1, "test_commands.py"),
     "docs/running.md": (1, "test_commands.py"),
+    "docs/models.md": (1, "test_commands.py"),
 }
 # Flags that the pages speak of and that are other programs'.
 FOREIGN = {
@@ -149,8 +150,9 @@ def test_a_source_of_ones_own(monkeypatch):
 
 
 def test_the_python_of_running(capsys):
-    (block,) = python_blocks(ROOT / "docs/running.md")
-    exec(compile(block, "running.md", "exec"), {})
+    for page in ("running.md", "models.md"):
+        (block,) = python_blocks(ROOT / "docs" / page)
+        exec(compile(block, page, "exec"), {})
     assert capsys.readouterr().out.endswith("0.03\n")
 
 

@@ -1,0 +1,176 @@
+"""Initial values of a network: a tree, or an NPZ or safetensors file, matched by path.
+
+Reading never runs code. A path is written with slashes or dots, with or without its collection's
+name for parameters: "params/conv_0/kernel", "conv_0.kernel".
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_pfl import trees
+from fedjax_pfl.data.files import as_path, reading, require_file
+from fedjax_pfl.data.limits import require_memory
+from fedjax_pfl.data.places import npz_names, read_npz
+from fedjax_pfl.errors import InputError, cut, require
+from fedjax_pfl.typing import Tree
+
+TYPES = {
+    "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16,
+    "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8,
+    "U64": np.uint64, "U32": np.uint32, "U16": np.uint16, "U8": np.uint8, "BOOL": np.bool_,
+}  # fmt: skip
+LARGEST_HEADER = 100_000_000
+
+
+@dataclass(frozen=True)
+class Match:
+    """What of a network and of given values belongs together.
+
+    Attributes:
+      found: paths of the leaves that begin with given values.
+      drawn: of those that begin with values drawn from the seed.
+      misfits: shapes, in words, of those drawn for another shape than was given.
+      unused: names of given values that the network has no leaf for.
+      numbers: how many numbers were given, of how many.
+    """
+
+    found: tuple[str, ...]
+    drawn: tuple[str, ...]
+    misfits: tuple[str, ...]
+    unused: tuple[str, ...]
+    numbers: tuple[int, int]
+
+    def __str__(self) -> str:
+        given, count = self.numbers
+        leaves = len(self.found) + len(self.drawn)
+        said = [f"{len(self.found)} of {leaves} leaves given ({given:,} of {count:,} numbers)"]
+        misfits = {one.partition(" ")[0] for one in self.misfits}
+        absent = [path for path in self.drawn if path not in misfits]
+        for what, names in (
+            ("drawn, as none is given", absent),
+            ("drawn, as the shapes differ", self.misfits),
+            ("given, but not in the network", self.unused),
+        ):
+            if names:
+                more = f" and {len(names) - 6} more" if len(names) > 6 else ""
+                said.append(f"{what}: {', '.join(names[:6])}{more}")
+        return "; ".join(said)
+
+
+def read(given: Any) -> dict[str, Any]:
+    """The arrays of a tree or a file, by their names there.
+
+    Raises:
+      InputError: no such file, a damaged one, or a value that is no tree of arrays.
+    """
+    if isinstance(given, str | Path):
+        path = as_path("initial_model", given)
+        if path.suffix == ".safetensors":
+            return read_safetensors(path)
+        allowed = "a file NAME.npz or NAME.safetensors"
+        require(path.suffix == ".npz", "initial_model", str(given), allowed)
+        names = npz_names(path)
+        if any(name.startswith("axes/") for name in names):
+            raise InputError(
+                f"{path} holds the models of several seeds or clients; save one of them: "
+                "np.savez(FILE, **{path: leaf[0] for path, leaf in np.load(MODELS).items() if "
+                "path.startswith('global/')}), the paths without 'global/'."
+            )
+        return read_npz(path, names)
+    allowed = "a model (a dict of arrays), or an NPZ or safetensors file"
+    require(isinstance(given, Mapping) and given, "initial_model", type(given).__name__, allowed)
+    flat, _ = jax.tree_util.tree_flatten_with_path(given)
+    for path, leaf in flat:
+        numeric = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+        name = f"initial_model at {trees.path_name(path)!r}"
+        require(numeric, name, type(leaf).__name__, "an array")
+    return {trees.path_name(path): leaf for path, leaf in flat}
+
+
+def read_safetensors(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of a safetensors file.
+
+    Raises:
+      InputError: no such file, or one that does not read as its format says.
+    """
+    size = require_file(path)
+
+    def damaged(why: str) -> InputError:
+        return InputError(f"{path} isn't a safetensors file: {why}.")
+
+    with reading(path), path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > min(size - 8, LARGEST_HEADER):
+            raise damaged("its header is longer than the file")
+        require_memory(str(path), size)
+        text, content = file.read(length), file.read()
+    try:
+        header = json.loads(text)
+        entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        arrays = {}
+        for name, entry in entries.items():
+            kind, shape = np.dtype(TYPES[entry["dtype"]]), tuple(map(int, entry["shape"]))
+            begin, end = map(int, entry["data_offsets"])
+            fits = 0 <= begin <= end <= len(content) and all(n >= 0 for n in shape)
+            if not fits or end - begin != math.prod(shape) * kind.itemsize:
+                raise damaged(f"{cut(name, 100)!r} has another size than its shape says")
+            arrays[name] = np.frombuffer(content[begin:end], kind).reshape(shape)
+    except InputError:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise damaged("its header can't be read") from error
+    return arrays
+
+
+def matched(given: Mapping[str, Any], model: Tree) -> tuple[dict[str, np.ndarray], Match]:
+    """The values for a network's leaves by path, and what matched.
+
+    Args:
+      given: arrays by name.
+      model: shapes of the network's model, fixed leaves included.
+
+    Raises:
+      InputError: a name that stands for two leaves or is given twice, a value that is not finite,
+        or none that fits.
+    """
+    leaves = {
+        trees.path_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(model)[0]
+    }
+    values, misfits, unused = {}, {}, []
+    for name, value in given.items():
+        path = name.replace(".", "/")
+        path = path if path in leaves else f"params/{path}"
+        if path not in leaves:
+            unused.append(name)
+            continue
+        require(path not in values and path not in misfits, "initial_model", name, "given once")
+        value = np.asarray(value)
+        if value.shape != leaves[path].shape:
+            misfits[path] = f"{path} {list(value.shape)} for {list(leaves[path].shape)}"
+            continue
+        numeric = jnp.issubdtype(value.dtype, jnp.number) and value.dtype.kind != "c"
+        require(numeric, f"initial_model at {name!r}", value.dtype.name, "numbers")
+        kept = value.astype(leaves[path].dtype)
+        finite = bool(np.isfinite(np.asarray(kept, np.float64)).all())
+        require(finite, f"initial_model at {name!r}", "NaN or infinity", f"finite in {kept.dtype}")
+        values[path] = kept
+    sizes = {path: math.prod(leaf.shape) for path, leaf in leaves.items()}
+    match = Match(
+        found=tuple(path for path in leaves if path in values),
+        drawn=tuple(path for path in leaves if path not in values),
+        misfits=tuple(misfits.values()),
+        unused=tuple(unused),
+        numbers=(sum(sizes[path] for path in values), sum(sizes.values())),
+    )
+    if not values:
+        known = ", ".join([*leaves][:6])
+        raise InputError(f"Nothing of initial_model fits the network's {known}: {match}.")
+    return values, match

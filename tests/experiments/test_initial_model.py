@@ -1,0 +1,57 @@
+"""Runs that begin with a file's values, and with frozen layers, by flags."""
+
+import json
+
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from experiments import run
+from experiments.cli import build, flags
+from tests.experiments.test_own_training import QUICK
+
+WORDS = (*QUICK[:1], *QUICK[2:], "--model=mlp", "--model_option=hidden=6", "--algorithms=fedavg")
+
+
+def call(folder, *words):
+    return run.main(["run", *WORDS, "--save_models", *words, f"--output_dir={folder}"])
+
+
+def write(path, number=0.5):
+    np.savez(path, **{"fc_0.kernel": np.full((64, 6), number, np.float32), "other": np.zeros(2)})
+    return f"--init_from={path}"
+
+
+def test_a_run_says_what_matched_and_keeps_what_is_frozen_once(tmp_path, capsys):
+    folder, file = tmp_path / "out", tmp_path / "first.npz"
+    words = (write(file), "--freeze=fc_0")
+    assert call(folder, *words) == 0
+    said = capsys.readouterr().out
+    assert "model      mlp: 70 parameters, and 390 frozen ones, kept once" in said
+    assert f"initial    {file}: 1 of 4 leaves given (384 of 460 numbers); drawn, as none" in said
+    assert "given, but not in the network: other" in said
+    models = pfl.load_models(folder / "fedavg" / "models.npz")
+    assert list(models["global"]["params"]) == ["head"]
+    assert models["backbone"]["params"]["fc_0"]["kernel"].shape == (2, 64, 6)
+    assert (models["backbone"]["params"]["fc_0"]["kernel"] == 0.5).all()
+    summary = json.loads((folder / "fedavg" / "config.json").read_text())["model"]
+    assert summary["parameters"] == 70 and summary["frozen"] == 390
+    assert summary["shared"] == {"head": 70}
+    assert call(folder, *words) == 0  # finished
+    write(file, 0.25)
+    capsys.readouterr()
+    assert call(folder, *words) == 2
+    assert "content of the initial model was" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--init_from=nowhere.npz",), "nowhere.npz can't be read"),
+        (("--freeze=fc_1",), "Unknown pattern of layers 'fc_1'. Did you mean 'fc_0'"),
+    ],
+)
+def test_what_can_not_be(words, message, tmp_path):
+    args = flags.parse(["run", *WORDS, *words])
+    with pytest.raises(pfl.InputError, match=message):
+        build.prepare(args, tmp_path)
