@@ -3,18 +3,24 @@
 from fedjax_pfl.models.cnn import CNN
 from fedjax_pfl.models.dla import DLA
 from fedjax_pfl.models.mlp import MLP
+from fedjax_pfl.models.recurrent import CharLSTM
 from fedjax_pfl.models.registry import MODELS, make_model, model, options_of
 from fedjax_pfl.models.resnet import ResNet
+from fedjax_pfl.models.resnet18 import ResNet18
 from fedjax_pfl.models.text import FastText, TextCNN
+from fedjax_pfl.models.vit import ViT
 
 __all__ = [
     "CNN",
     "DLA",
     "MLP",
     "MODELS",
+    "CharLSTM",
     "FastText",
     "ResNet",
+    "ResNet18",
     "TextCNN",
+    "ViT",
     "make_model",
     "model",
     "options_of",

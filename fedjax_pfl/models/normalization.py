@@ -79,3 +79,47 @@ class BatchNorm(nn.Module):
         old = running.value
         new = (1 - self.momentum) * old + self.momentum * value.astype(old.dtype)
         running.value = jnp.where(on, new, old)
+
+
+class GroupNorm(nn.Module):
+    """Normalisation of each sample over its pixels and the channels of a group, [B, ..., C].
+
+    It keeps no statistics. Parameters are "scale" and "bias", [C].
+    """
+
+    groups: int
+    epsilon: float = 1e-5
+
+    @nn.compact
+    def __call__(self, x):
+        channels = x.shape[-1]
+        scale = self.param("scale", nn.initializers.ones_init(), (channels,))
+        bias = self.param("bias", nn.initializers.zeros_init(), (channels,))
+        exact = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        parts = exact.reshape(x.shape[0], -1, self.groups, channels // self.groups)
+        normal = _standardized(parts, (1, 3), self.epsilon).reshape(exact.shape)
+        normal = scale_channels(normal, scale.astype(exact.dtype))
+        return add_channels(normal, bias.astype(exact.dtype)).astype(x.dtype)
+
+
+class LayerNorm(nn.Module):
+    """Normalisation of every position over its channels, [..., C]; "scale" and "bias", [C]."""
+
+    epsilon: float = 1e-6
+
+    @nn.compact
+    def __call__(self, x):
+        shape = (x.shape[-1],)
+        scale = self.param("scale", nn.initializers.ones_init(), shape)
+        bias = self.param("bias", nn.initializers.zeros_init(), shape)
+        exact = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        normal = _standardized(exact, -1, self.epsilon)
+        normal = scale_channels(normal, scale.astype(exact.dtype))
+        return add_channels(normal, bias.astype(exact.dtype)).astype(x.dtype)
+
+
+def _standardized(x: jax.Array, axis: int | tuple[int, ...], epsilon: float) -> jax.Array:
+    """Mean 0 and, but for epsilon, variance 1 along axes."""
+    away = x - jnp.mean(x, axis=axis, keepdims=True)
+    variance = jnp.mean(jnp.square(away), axis=axis, keepdims=True)
+    return away * jax.lax.rsqrt(variance + epsilon)

@@ -1,6 +1,6 @@
 """Residual networks."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import flax.linen as nn
 
@@ -29,20 +29,28 @@ class ConvNorm(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions beside a shortcut, 1x1 where size or channels change."""
+    """Two 3x3 convolutions beside a shortcut, 1x1 where size or channels change.
+
+    Attributes:
+      features: channels of its output.
+      stride: of the first convolution and the shortcut.
+      initializer: see `initializers`.
+      layer: a normalised convolution, `ConvNorm` or another one that is made and called like it.
+    """
 
     features: int
     stride: int = 1
     initializer: str = "torch"
+    layer: Callable[..., nn.Module] = ConvNorm
 
     @nn.compact
     def __call__(self, x, train: bool = False, valid=None):
         init = self.initializer
-        first = ConvNorm(self.features, 3, self.stride, init, name="first")
-        second = ConvNorm(self.features, 3, 1, init, name="second")
+        first = self.layer(self.features, 3, self.stride, init, name="first")
+        second = self.layer(self.features, 3, 1, init, name="second")
         out = second(nn.relu(first(x, train, valid)), train, valid)
         if self.stride != 1 or x.shape[-1] != self.features:
-            shortcut = ConvNorm(self.features, 1, self.stride, init, name="shortcut")
+            shortcut = self.layer(self.features, 1, self.stride, init, name="shortcut")
             x = shortcut(x, train, valid)
         return nn.relu(out + x)
 

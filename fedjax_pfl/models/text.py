@@ -68,7 +68,8 @@ class TextCNN(nn.Module):
         return self.head(self.features(ids, train))
 
 
-def _check_texts(name: str, input_shape: tuple[int, ...], shortest: int) -> None:
+def check_texts(name: str, input_shape: tuple[int, ...], shortest: int) -> None:
+    """Raises `InputError` unless samples are texts of at least so many tokens."""
     if len(input_shape) != 1 or input_shape[0] < shortest:
         raise InputError(
             f"Model {name!r} takes texts [length] of at least {shortest} tokens; the data set's "
@@ -79,7 +80,7 @@ def _check_texts(name: str, input_shape: tuple[int, ...], shortest: int) -> None
 @model("fasttext")
 def _fasttext(input_shape, num_classes, initializer, *, vocab_size: int, hidden: int = 512):
     """PFLlib's fastText: mean of embeddings, one linear layer of 512 units."""
-    _check_texts("fasttext", input_shape, 1)
+    check_texts("fasttext", input_shape, 1)
     return FastText(num_classes, vocab_size, check_width("hidden", hidden), initializer)
 
 
@@ -94,7 +95,7 @@ def _textcnn(
     dropout: float = 0.8,
 ):
     """PFLlib's TextCNN: 100 kernels each of widths 3, 4 and 5 over embeddings of 512."""
-    _check_texts("textcnn", input_shape, 5)
+    check_texts("textcnn", input_shape, 5)
     dropout = check_dropout(dropout)
     return TextCNN(
         num_classes,

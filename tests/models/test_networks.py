@@ -14,6 +14,7 @@ from fedjax_pfl.models.networks import MODELS, make_model
 from fedjax_pfl.models.task import EVALUATION, LinenTask
 
 GREY, COLOUR, TINY, TEXT = (28, 28, 1), (32, 32, 3), (64, 64, 3), (200,)
+LARGE = (224, 224, 3)
 SMALL_TEXT, LARGE_TEXT = (
     {"vocab_size": 32_000, "hidden": 32},
     {"vocab_size": 32_000, "hidden": 512},
@@ -67,6 +68,17 @@ PAPERS = [
     ("textcnn", TEXT, 4, SMALL_TEXT, 1_063_904,
      {"conv_0": 9_700, "conv_1": 12_900, "conv_2": 16_100, "head": 1_204}),
     ("textcnn", TEXT, 4, LARGE_TEXT, 16_999_904, {}),
+    ("resnet18", LARGE, 1000, {"stem": "large"}, 11_689_512, {"stem": 9_536}),
+    ("resnet18", COLOUR, 10, {}, 11_173_962,
+     {"stem": 1_856, "block_0": 73_984, "block_2": 230_144, "head": 5_130}),
+    ("resnet18", COLOUR, 100, {}, 11_220_132, {}),
+    ("resnet18_gn", COLOUR, 10, {}, 11_173_962, {"stem": 1_856}),
+    ("vit_tiny", LARGE, 1000, {"patch": 16}, 5_717_416,
+     {"embed": 147_648 + 192 + 197 * 192, "block_0": 444_864, "norm": 384, "head": 193_000}),
+    ("vit_tiny", COLOUR, 10, {}, 5_362_762, {"embed": 9_408 + 192 + 65 * 192, "head": 1_930}),
+    ("char_lstm", (80,), 90, {"vocab_size": 90}, 820_522,
+     {"embedding": 720, "lstm_0": 271_360, "lstm_1": 525_312, "head": 23_130}),
+    ("char_lstm", (80,), 80, {"vocab_size": 80}, 817_872, {}),
     ("mlp", (8, 8, 1), 10, {}, 64 * 64 + 64 + 650, {}),
     ("softmax", (8, 8, 1), 10, {}, 650, {"head": 650}),
 ]  # fmt: skip
@@ -202,6 +214,11 @@ def test_groups_keep_what_is_shared(policy):
         ("mlp", (200,), {"vocab_size": 9}, "takes no texts. Use 'fasttext' or 'textcnn'"),
         ("fasttext", (200,), {}, "takes texts"),
         ("textcnn", (4,), {"vocab_size": 9}, "at least 5 tokens"),
+        ("resnet18", COLOUR, {"stem": "huge"}, "Unknown stem of 'resnet18' 'huge'"),
+        ("resnet18_gn", COLOUR, {"groups": 3}, "groups must be a divisor of 64, got 3"),
+        ("vit_tiny", (30, 30, 1), {}, "patches of 4x4, and 30x30 pixels are no whole number"),
+        ("vit_tiny", COLOUR, {"heads": 5}, "heads must be a divisor of the 192 hidden units"),
+        ("char_lstm", (80,), {"vocab_size": 9, "layers": 0}, "layers must be an integer of at"),
     ],
 )
 def test_networks_say_what_they_take(name, shape, options, sentence):

@@ -1,0 +1,99 @@
+"""ResNet-18, with batch or group normalisation."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import flax.linen as nn
+
+from fedjax_pfl.errors import require, require_name
+from fedjax_pfl.models.layers import Conv, Dense, global_mean, max_pool
+from fedjax_pfl.models.normalization import GroupNorm
+from fedjax_pfl.models.registry import check_images, check_width, model
+from fedjax_pfl.models.resnet import ConvNorm, ResidualBlock
+
+STEMS = ("small", "large")
+
+
+class ConvGroupNorm(nn.Module):
+    """A convolution without bias, then group normalisation; odd kernels keep the size."""
+
+    features: int
+    kernel: int = 3
+    stride: int = 1
+    initializer: str = "torch"
+    groups: int = 2
+
+    def setup(self):
+        size = (self.kernel, self.kernel)
+        self.conv = Conv(
+            self.features, size, self.kernel // 2, self.initializer, self.stride, use_bias=False
+        )
+        self.gn = GroupNorm(self.groups)
+
+    def __call__(self, x, train: bool = False, valid=None):
+        return self.gn(self.conv(x))
+
+
+class ResNet18(nn.Module):
+    """A stem, two residual blocks for each width, mean, head.
+
+    The first block of every width but the first halves the image.
+
+    Attributes:
+      num_classes: C.
+      widths: channels of the four stages.
+      large: begin with a 7x7 convolution of stride 2 and 3x3 max pooling of stride 2, for large
+        images; otherwise with a 3x3 convolution.
+      groups: of group normalisation; 0 for batch normalisation.
+      initializer: "torch" or "flax".
+    """
+
+    num_classes: int
+    widths: Sequence[int] = (64, 128, 256, 512)
+    large: bool = False
+    groups: int = 0
+    initializer: str = "torch"
+
+    def setup(self):
+        grouped: Any = partial(ConvGroupNorm, groups=self.groups)
+        layer: Callable[..., nn.Module] = grouped if self.groups else ConvNorm
+        kernel, stride = (7, 2) if self.large else (3, 1)
+        self.stem = layer(self.widths[0], kernel, stride, self.initializer)
+        self.block = [
+            ResidualBlock(width, 2 if i > 0 and first else 1, self.initializer, layer)
+            for i, width in enumerate(self.widths)
+            for first in (True, False)
+        ]
+        self.head = Dense(self.num_classes, self.initializer)
+
+    def features(self, x, train: bool = False, valid=None):
+        x = nn.relu(self.stem(x, train, valid))
+        if self.large:
+            x = max_pool(x, 3, 2, 1)
+        for block in self.block:
+            x = block(x, train, valid)
+        return global_mean(x)
+
+    def __call__(self, x, train: bool = False, valid=None):
+        return self.head(self.features(x, train, valid))
+
+
+def _made(name, input_shape, num_classes, initializer, stem, groups) -> ResNet18:
+    require_name(f"stem of {name!r}", stem, STEMS)
+    check_images(name, input_shape, 32 if stem == "large" else 8)
+    return ResNet18(num_classes, large=stem == "large", groups=groups, initializer=initializer)
+
+
+@model("resnet18")
+def _resnet18(input_shape, num_classes, initializer, *, stem: str = "small"):
+    """ResNet-18; stem=small as usual for CIFAR, stem=large as torchvision's for ImageNet."""
+    return _made("resnet18", input_shape, num_classes, initializer, stem, 0)
+
+
+@model("resnet18_gn")
+def _resnet18_gn(input_shape, num_classes, initializer, *, stem: str = "small", groups: int = 2):
+    """ResNet-18 with group normalisation, of two groups as in adaptive federated optimization."""
+    check_width("groups", groups)
+    require(64 % groups == 0, "groups", groups, "a divisor of 64")
+    return _made("resnet18_gn", input_shape, num_classes, initializer, stem, groups)

@@ -1,0 +1,100 @@
+"""ResNet-18, a vision transformer and an LSTM: their layers by hand, and a step of each."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.special import erf
+
+from fedjax_pfl.models.networks import CharLSTM, ResNet18, ViT
+from fedjax_pfl.models.normalization import GroupNorm
+from tests.models.test_client_axis import small_federation, trained
+
+
+def made(net, inputs):
+    """(parameters as NumPy arrays, outputs)."""
+    model = jax.jit(net.init)(jax.random.key(0), inputs)
+    model = jax.tree.map(lambda x: x + 0.1 * np.arange(x.size).reshape(x.shape) / x.size, model)
+    return jax.tree.map(np.asarray, model["params"]), np.asarray(jax.jit(net.apply)(model, inputs))
+
+
+def test_group_norm_by_hand():
+    x = np.random.default_rng(0).normal(size=(2, 3, 2, 4)).astype(np.float32)
+    w, out = made(GroupNorm(2), x)
+    parts = x.reshape(2, 6, 2, 2)
+    normal = parts - parts.mean((1, 3), keepdims=True)
+    normal /= np.sqrt((normal**2).mean((1, 3), keepdims=True) + 1e-5)
+    np.testing.assert_allclose(out, normal.reshape(x.shape) * w["scale"] + w["bias"], 1e-5, 1e-5)
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def test_lstm_by_hand_passes_over_padding():
+    ids = jnp.array([[1, 2, 0, 3], [4, 4, 1, 2], [0, 0, 0, 0]])
+    w, out = made(CharLSTM(3, 5, hidden=4, embedding_size=2), ids)
+    for row, logits in zip(np.asarray(ids), out, strict=True):
+        x = [w["embedding"]["table"][token] for token in row if token]
+        h = np.zeros(4)
+        for layer in ("lstm_0", "lstm_1"):
+            h, c, outputs = np.zeros(4), np.zeros(4), []
+            for now in x:
+                part = w[layer]
+                gates = now @ part["kernel"] + h @ part["recurrent"] + part["bias"]
+                i, f, g, o = np.split(gates, 4)
+                c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+                h = sigmoid(o) * np.tanh(c)
+                outputs.append(h)
+            x = outputs
+        wanted = h @ w["head"]["kernel"] + w["head"]["bias"]
+        np.testing.assert_allclose(logits, wanted, 1e-5, 1e-5)
+
+
+def dense(x, layer):
+    return x @ layer["kernel"] + layer["bias"]
+
+
+def layer_norm(x, layer):
+    x = x - x.mean(-1, keepdims=True)
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * layer["scale"] + layer["bias"]
+
+
+def test_vit_by_hand():
+    image = np.random.default_rng(1).normal(size=(1, 4, 6, 2)).astype(np.float32)
+    w, out = made(ViT(3, patch=2, width=6, depth=1, heads=2), image)
+    patches = [image[0, i : i + 2, j : j + 2].ravel() for i in (0, 2) for j in (0, 2, 4)]
+    embed, block = w["embed"], w["block_0"]
+    x = np.concatenate([embed["class_token"][0], dense(np.stack(patches), embed["patches"])])
+    x = x + embed["positions"][0]
+    q, k, v = np.split(dense(layer_norm(x, block["norm_0"]), block["attention"]["qkv"]), 3, -1)
+    heads = []
+    for at in (slice(0, 3), slice(3, 6)):
+        weights = np.exp(q[:, at] @ k[:, at].T / np.sqrt(3))
+        heads.append(weights / weights.sum(-1, keepdims=True) @ v[:, at])
+    x = x + dense(np.concatenate(heads, -1), block["attention"]["proj"])
+    hidden = dense(layer_norm(x, block["norm_1"]), block["fc_0"])
+    x = x + dense(hidden * (1 + erf(hidden / np.sqrt(2))) / 2, block["fc_1"])
+    wanted = dense(layer_norm(x[0], w["norm"]), w["head"])
+    np.testing.assert_allclose(out[0], wanted, 2e-5, 2e-5)
+
+
+@pytest.mark.parametrize(
+    ("net", "tokens"),
+    [
+        (ResNet18(3, (2, 4), groups=2), False),
+        (ViT(3, patch=3, width=4, depth=1, heads=2), False),
+        (CharLSTM(3, 9, hidden=3, embedding_size=2), True),
+    ],
+    ids=["resnet18_gn", "vit", "char_lstm"],
+)
+def test_a_step_of_each_moves_every_layer(net, tokens):
+    options = {"tokens": tokens, "client_execution": "vmap", "dtype": "float32"}
+    federation = small_federation(net, local_steps=1, **options)
+    first = federation.initial_model(jax.random.key(7))["params"]
+    models = trained(federation)["params"]
+    for path, leaf in jax.tree_util.tree_flatten_with_path(models)[0]:
+        assert np.isfinite(leaf).all(), path
+    moved = jax.tree.map(lambda a, b: not np.array_equal(a[0], b), models, first)
+    still = [p for p, on in jax.tree_util.tree_flatten_with_path(moved)[0] if not on]
+    assert not still, still
