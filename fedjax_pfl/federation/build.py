@@ -11,7 +11,7 @@ from fedjax_pfl.data.federated import FederatedData
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.sources.registry import Dataset
 from fedjax_pfl.errors import InputError, require
-from fedjax_pfl.federation.federation import Federation, initial_model
+from fedjax_pfl.federation.federation import Federation, initial_model, sample_inputs
 from fedjax_pfl.federation.option import documented, gathered
 from fedjax_pfl.federation.options import (
     GROUPS,
@@ -60,7 +60,8 @@ def federate(
     task = given[ModelOptions].task(model, dataset)
     data = given[InputOptions].data(dataset, partition, class_sorted=by_class)
     shapes, order = check_model(task, data)
-    network, values, match = given[ModelOptions].started(task, shapes, order)
+    inputs = jax.eval_shape(lambda: sample_inputs(task, data))
+    network, values, match = given[ModelOptions].started(task, shapes, order, inputs)
     if network is not task:
         task = network
         shapes = jax.eval_shape(lambda: initial_model(task, data, jax.random.key(0), values))

@@ -90,7 +90,7 @@ class Federation:
     def begun(self, key: jax.Array) -> "Federation":
         """The federation of the run of that key, with the fixed leaves."""
         key = keys.derive(key, "init")
-        backbone = self.task.fixed_leaves(key, _zeros(self.task, self.data))
+        backbone = self.task.fixed_leaves(key, sample_inputs(self.task, self.data))
         return replace(self, backbone=backbone) if backbone else self
 
     @property
@@ -255,9 +255,10 @@ def initial_model(
     task: Task, data: FederatedData, key: jax.Array, values: Mapping[str, Any]
 ) -> Tree:
     """A fresh model of one client for the data's samples, with given values by path."""
-    return task.bound(values, None).initial_model(key, _zeros(task, data))
+    return task.bound(values, None).initial_model(key, sample_inputs(task, data))
 
 
-def _zeros(task: Task, data: FederatedData) -> jax.Array:
+def sample_inputs(task: Task, data: FederatedData) -> jax.Array:
+    """A batch of one sample of zeros, from which a network learns its inputs' shape."""
     shape = (1, *data.samples.shape[1:])
     return jnp.zeros(shape, data.input_dtype(task.dtype))

@@ -5,12 +5,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl.aggregation.leaf_plan import NORM_POLICIES, LeafPlan
 from fedjax_pfl.aggregation.planning import leaf_plan
-from fedjax_pfl.aggregation.sharing import SHARED, Rule
+from fedjax_pfl.aggregation.sharing import SHARED, Rule, named
 from fedjax_pfl.data.federated import FederatedData, by_class, make_split
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.scaling import SCALINGS, input_scaling
@@ -22,6 +23,7 @@ from fedjax_pfl.federation.local_training import RATES, SETTABLE, LocalTraining,
 from fedjax_pfl.federation.named import options_of
 from fedjax_pfl.federation.option import Group, Option, declared, gathered, option
 from fedjax_pfl.federation.participation import ParticipationOptions
+from fedjax_pfl.models.adapters import adapted
 from fedjax_pfl.models.initial_values import Match, matched, read
 from fedjax_pfl.models.networks import make_model
 from fedjax_pfl.models.registry import INITIALIZERS
@@ -70,6 +72,18 @@ class ModelOptions(Group):
         "layers that are never trained nor sent, kept once for all clients: 'head', 'body', or "
         "patterns of layers' names such as 'conv_*,fc'",
     )
+    lora_rank: int | None = option(
+        None,
+        "train low-rank adapters of that rank on frozen dense layers, beside the head; the body is "
+        "frozen unless freeze says otherwise",
+        low=1,
+    )
+    lora_alpha: float | None = option(
+        None, "what adapters add is multiplied by alpha / rank; default: the rank"
+    )
+    lora_layers: str = option(
+        "*", "patterns of the frozen dense layers that have adapters, such as '*qkv,*proj'"
+    )
     dtype: str = option("float32", "floating type of models and inputs: {choices}", choices=DTYPES)
     compute_dtype: str | None = option(
         None, "type that networks compute in, such as bfloat16; models stay in dtype",
@@ -82,6 +96,10 @@ class ModelOptions(Group):
             raise InputError(
                 "dtype float64 needs JAX's 64-bit types: jax.config.update('jax_enable_x64', True)."
             )
+        for name in ("lora_alpha", "lora_layers"):
+            value = getattr(self, name)
+            useless = self.lora_rank is None and value != declared(type(self))[name].default
+            require(not useless, name, value, "absent without lora_rank")
         given = self.model_options
         fits = given is None or isinstance(given, Mapping)
         fits = fits and all(isinstance(name, str) for name in given or ())
@@ -109,7 +127,7 @@ class ModelOptions(Group):
         return task
 
     def started(
-        self, task: Task, shapes: Tree, order: Sequence[str]
+        self, task: Task, shapes: Tree, order: Sequence[str], inputs: jax.ShapeDtypeStruct
     ) -> tuple[Task, dict[str, Any], Match | None]:
         """(the task with what is given or fixed of its network, given values, what matched).
 
@@ -117,17 +135,27 @@ class ModelOptions(Group):
           task: of the whole network.
           shapes: of its model.
           order: its blocks in the network's order.
+          inputs: shape of a batch.
 
         Raises:
           InputError: values that don't fit, or frozen layers that leave nothing to train.
         """
-        values, match, fixed = {}, None, ()
+        values, match, fixed = {}, None, self._fixed(shapes, order)
         if self.initial_model is not None:
             values, match = matched(read(self.initial_model), shapes)
-        if self.freeze is not None:
-            plan = leaf_plan(shapes, order=order).with_frozen(self.freeze)
-            fixed = tuple(path for i, path in enumerate(plan.paths) if plan.is_frozen(i))
+        if self.lora_rank is not None:
+            alpha = self.lora_alpha
+            task = adapted(task, inputs, fixed, self.lora_rank, alpha, self.lora_layers)
         return (started(task, fixed) if values or fixed else task), values, match
+
+    def _fixed(self, shapes: Tree, order: Sequence[str]) -> tuple[str, ...]:
+        """Paths of the frozen leaves; with adapters the body's, if nothing else is said."""
+        plan = leaf_plan(shapes, order=order)
+        if self.lora_rank is not None:  # which are trained in any case
+            frozen = named("body" if self.freeze is None else self.freeze, plan)
+        else:
+            frozen = () if self.freeze is None else plan.with_frozen(self.freeze).frozen
+        return tuple(path for path, on in zip(plan.paths, frozen, strict=False) if on)
 
 
 @dataclass(frozen=True)

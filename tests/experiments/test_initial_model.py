@@ -44,10 +44,18 @@ def test_a_run_says_what_matched_and_keeps_what_is_frozen_once(tmp_path, capsys)
     assert "content of the initial model was" in capsys.readouterr().err
 
 
+def test_adapters_by_flags(tmp_path):
+    args = flags.parse(["run", *WORDS, write(tmp_path / "first.npz"), "--lora_rank=2"])
+    one = build.prepare(args, tmp_path / "out").federation
+    assert one.plan.num_parameters == 2 * (64 + 6) + 70 and one.num_frozen == 390
+    assert "given (384 of 460 numbers)" in str(one.initial_match)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (("--init_from=nowhere.npz",), "nowhere.npz can't be read"),
+        (("--lora_layers=fc_0",), "lora_layers must be absent without lora_rank"),
         (("--freeze=fc_1",), "Unknown pattern of layers 'fc_1'. Did you mean 'fc_0'"),
     ],
 )

@@ -74,7 +74,10 @@ number = values.source("1", "0.5", "2")
 FEDERATE = {
     "learning_rate": number,
     "learning_rate_decay": number,
-    "lr_schedule": values.source("lambda t, total: 0.5", "lambda t, total: t / total"),
+    "lr_schedule": values.source(
+        "'cosine'", "'warmup_cosine'", "lambda t, total: 0.5", "lambda t, total: t / total"
+    ),
+    "lr_schedule_options": values.source("{'final': 0.5}", "{'warmup': 1}", "{'final': -1}"),
     "batch_size": number,
     "local_epochs": number,
     "local_steps": number,
@@ -82,7 +85,15 @@ FEDERATE = {
     "batch_order": values.source(*_quoted("shuffled", "fresh", "partition", "by_class")),
     "momentum": number,
     "weight_decay": number,
-    "optimizer": values.source("SGD(momentum=0.5)", "SGD(0.5, 0.1)"),
+    "optimizer": values.source("'adam'", "'sgd'", "SGD(momentum=0.5)", "SGD(0.5, 0.1)"),
+    "optimizer_options": values.source("{'b1': 0.5}", "{'momentum': 0.5}", "{'b1': 'a'}"),
+    "clip_norm": number,
+    "keep_optimizer_state": values.source("True"),
+    "initial_model": values.source("{'w': 1}", "{'head': {'bias': np.zeros(3)}}", "'none.npz'"),
+    "freeze": values.source(*_quoted("head", "body", "fc_*", "head/bias")),
+    "lora_rank": number,
+    "lora_alpha": number,
+    "lora_layers": values.source("'*'", "'head'"),
     "extra_loss": values.source("pfl.WeightDistribution(1.0)"),
     "participation": number,
     "stragglers": values.source("{0: 1}", "{3: 2}", "{4: 1}"),

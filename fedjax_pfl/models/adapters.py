@@ -1,0 +1,144 @@
+"""Low-rank adapters (LoRA) on the dense layers of a linen network.
+
+A layer with a fixed kernel W computes x W + scale (x A) B, with A [inputs, rank] and B [rank,
+outputs] in its own dict beside the kernel. B begins at zero, so a network begins as it is without
+adapters. Clients have adapters of their own on one W, which all their samples share.
+"""
+
+import fnmatch
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from fedjax_pfl import keys
+from fedjax_pfl.errors import InputError
+from fedjax_pfl.models.layers import Dense
+from fedjax_pfl.models.task import Mode, Outputs, Task
+from fedjax_pfl.typing import Key, Tree
+
+DENSE = (Dense, nn.Dense, nn.DenseGeneral)
+A, B = "lora_a", "lora_b"
+Layer = tuple[tuple[str, ...], int, int]  # path of the module, inputs, outputs
+
+
+@dataclass(frozen=True)
+class Adapted(Task):
+    """A network with adapters.
+
+    Attributes:
+      network: the task of the network without.
+      layers: those that have adapters.
+      rank: of the adapters.
+      scale: factor of what they add.
+    """
+
+    network: Task
+    layers: tuple[Layer, ...]
+    rank: int
+    scale: float
+
+    def init(self, key: Key, inputs: jax.Array) -> Tree:
+        model = self.network.init(key, inputs)
+        params = model["params"]
+        for path, width, out in self.layers:
+            bound = width**-0.5
+            of_layer = keys.derive(key, f"adapter {'/'.join(path)}")
+            first = jax.random.uniform(of_layer, (width, self.rank), minval=-bound, maxval=bound)
+            params = _with(params, path, {A: first, B: jnp.zeros((self.rank, out))})
+        return {**model, "params": params}
+
+    def apply(self, model: Tree, inputs: jax.Array, *mode: *Mode) -> Outputs:
+        with nn.intercept_methods(self._added):
+            return Outputs(*self.network.apply(model, inputs, *mode))
+
+    def embed(self, model: Tree, inputs: jax.Array, *mode: *Mode) -> tuple[jax.Array, Tree]:
+        with nn.intercept_methods(self._added):
+            return self.network.embed(model, inputs, *mode)
+
+    def classify(self, model: Tree, features: jax.Array) -> jax.Array:
+        with nn.intercept_methods(self._added):
+            return self.network.classify(model, features)
+
+    def losses(self, logits: jax.Array, labels: jax.Array) -> jax.Array:
+        return self.network.losses(logits, labels)
+
+    def _added(self, call: Callable[..., Any], args, kwargs, context) -> Any:
+        module = context.module
+        out = call(*args, **kwargs)
+        dense = isinstance(module, DENSE) and context.method_name == "__call__"
+        if not (dense and module.has_variable("params", A)):
+            return out
+        a, b = (module.get_variable("params", name).astype(out.dtype) for name in (A, B))
+        x = args[0] if args else kwargs["inputs"]
+        lead = x.shape[: x.ndim - _axes(module)]
+        more = x.reshape(*lead, -1).astype(out.dtype) @ a @ b
+        return out + self.scale * more.reshape(out.shape)
+
+
+def adapted(task: Task, inputs: jax.ShapeDtypeStruct, fixed: tuple[str, ...], rank: int,
+            alpha: float | None, pattern: str) -> Adapted:  # fmt: skip
+    """`Adapted` of a task: adapters on its dense layers with a fixed kernel.
+
+    Args:
+      inputs: shape of a batch.
+      fixed: paths of leaves that are not trained.
+      rank: of the adapters.
+      alpha: their sum is multiplied by alpha / rank; by 1 for None.
+      pattern: of the layers' names; several between commas.
+
+    Raises:
+      InputError: there is no such layer.
+    """
+    known = [layer for layer in dense_layers(task, inputs)
+             if f"params/{'/'.join(layer[0])}/kernel" in fixed]  # fmt: skip
+    names = ["/".join(path) for path, _, _ in known]
+    patterns = [one.strip() for one in pattern.split(",")]
+    layers = tuple(
+        layer
+        for name, layer in zip(names, known, strict=True)
+        if any(fnmatch.fnmatchcase(name, one) for one in patterns)
+    )
+    if not layers:
+        there = f"; those that are frozen: {', '.join(names)}" if names else ""
+        raise InputError(
+            f"There is no frozen dense layer for adapters that {pattern!r} names{there}."
+        )
+    same = {one.name: getattr(task, one.name) for one in fields(Task)}
+    scale = 1.0 if alpha is None else alpha / rank
+    return Adapted(task, layers, rank, scale, **same)
+
+
+def dense_layers(task: Task, inputs: jax.ShapeDtypeStruct) -> list[Layer]:
+    """The dense layers of a linen network, in the order in which they are called."""
+    found: dict[tuple[str, ...], tuple[int, int]] = {}
+
+    def noted(call, args, kwargs, context):
+        out, module = call(*args, **kwargs), context.module
+        if isinstance(module, DENSE) and context.method_name == "__call__":
+            x = args[0] if args else kwargs["inputs"]
+            width = math.prod(x.shape[x.ndim - _axes(module) :])
+            kernel = math.prod(module.get_variable("params", "kernel").shape)
+            found[module.path] = width, kernel // width
+        return out
+
+    with nn.intercept_methods(noted):
+        jax.eval_shape(task.init, jax.random.key(0), inputs)
+    return [(path, *sizes) for path, sizes in found.items()]
+
+
+def _axes(module: nn.Module) -> int:
+    """How many last axes of its inputs a layer contracts."""
+    axis = getattr(module, "axis", -1)
+    return len(axis) if isinstance(axis, tuple | list) else 1
+
+
+def _with(params: Mapping[str, Any], path: tuple[str, ...], leaves: dict[str, Any]) -> Tree:
+    """The nested dicts with further leaves in the dict at a path."""
+    if not path:
+        return {**params, **leaves}
+    return {**params, path[0]: _with(params[path[0]], path[1:], leaves)}

@@ -1,0 +1,102 @@
+"""Low-rank adapters on the dense layers of networks, attention's among them."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl.models.networks import ViT
+from fedjax_pfl.testing.toys import toy_federation
+from tests.models.test_client_axis import small_federation, trained
+
+
+def federation(**options):
+    return toy_federation(**{"dtype": "float32", "validation_size": 0, "lora_rank": 2} | options)
+
+
+def begun(one):
+    """(the federation of a run, its first model)."""
+    key = jax.random.key(0)
+    return one.begun(key), one.initial_model(pfl.keys.derive(key, "init"))
+
+
+def test_a_layer_with_an_adapter_by_hand():
+    one, model = begun(federation(lora_alpha=6.0))
+    assert one.plan.paths == (
+        "params/fc_0/lora_a", "params/fc_0/lora_b", "params/head/bias", "params/head/kernel"
+    )  # fmt: skip
+    assert one.plan.num_parameters == 4 * 2 + 2 * 5 + 18 and one.num_frozen == 25
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 4)), jnp.float32)
+    plain, first = begun(federation(lora_rank=None))
+    np.testing.assert_array_equal(one.task.predict(model, x), plain.task.predict(first, x))
+    b = jnp.ones((2, 5))
+    params = model["params"]
+    moved = {**params, "fc_0": {**params["fc_0"], "lora_b": b}}
+    whole = one.backbone["params"]["fc_0"]
+    kernel = whole["kernel"] + 6.0 / 2 * params["fc_0"]["lora_a"] @ b
+    hidden = jnp.maximum(x @ kernel + whole["bias"], 0)
+    wanted = hidden @ params["head"]["kernel"] + params["head"]["bias"]
+    np.testing.assert_allclose(one.task.predict({"params": moved}, x), wanted, 1e-5, 1e-5)
+
+
+class WithAttention(nn.Module):
+    """Flax's own layers, whose kernels have several axes."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = x.reshape(x.shape[0], 6, 6)
+        x = nn.MultiHeadDotProductAttention(2, qkv_features=4, name="mix")(x)
+        return nn.Dense(3, name="head")(x.mean(1))
+
+
+def test_attention_of_flax_by_merged_kernels():
+    one, model = begun(small_federation(WithAttention(), lora_rank=1, dtype="float32"))
+    assert set(model["params"]["mix"]) == {"query", "key", "value", "out"}
+    plain, _ = begun(small_federation(WithAttention(), dtype="float32"))
+    moved = jax.tree.map(lambda leaf: leaf + 0.3, model)
+    merged = {"mix": {}, "head": moved["params"]["head"]}
+    for name, layer in one.backbone["params"]["mix"].items():
+        own = moved["params"]["mix"][name]
+        more = (own["lora_a"] @ own["lora_b"]).reshape(layer["kernel"].shape)
+        merged["mix"][name] = {**layer, "kernel": layer["kernel"] + more}
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 6, 6, 1)), jnp.float32)
+    wanted = plain.task.predict({"params": merged}, x)
+    np.testing.assert_allclose(one.task.predict(moved, x), wanted, 1e-5, 1e-5)
+
+
+def test_clients_train_adapters_beside_one_backbone():
+    net = ViT(3, patch=3, width=4, depth=1, heads=2)
+    options = {"client_execution": "vmap", "dtype": "float32", "local_steps": 2}
+    one = small_federation(net, lora_rank=1, lora_layers="*qkv,*proj", **options)
+    names = {path for path in one.plan.paths if "lora" in path}
+    at = "params/block_0/attention"
+    assert names == {f"{at}/{layer}/lora_{x}" for layer in ("qkv", "proj") for x in "ab"}
+    models = trained(one.begun(jax.random.key(0)))["params"]
+    first = one.initial_model(jax.random.key(7))["params"]
+    moved = jax.tree.map(lambda a, b: not np.array_equal(a[0], b), models, first)
+    # With B = 0 the first step moves B, the second one A too.
+    assert all(jax.tree.leaves(moved))
+    pfl.check_memory(pfl.make_algorithm("fedrod"), federation())
+    assert federation(freeze="all").plan.blocks == ("fc_0", "head")
+    assert federation(freeze="all").plan.num_parameters == 18 + 2 * (5 + 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lora_rank": 0}, "lora_rank must be a whole number of at least 1, got 0"),
+        ({"lora_rank": None, "lora_alpha": 2.0}, "lora_alpha must be absent without lora_rank"),
+        ({"lora_rank": None, "lora_layers": "fc"}, "lora_layers must be absent without lora_rank"),
+        ({"lora_layers": "head"}, "no frozen dense layer for adapters that 'head' names; .*: fc_0"),
+        ({"freeze": "none"}, r"no frozen dense layer for adapters that '\*' names\."),
+        (
+            {"model": (lambda key, x: {"w": jnp.zeros((4, 3))}, lambda w, x: x @ w["w"])},
+            "There is no frozen dense layer for adapters",
+        ),
+    ],
+)
+def test_what_can_not_be(options, message):
+    with pytest.raises(pfl.InputError, match=message):
+        federation(**options)
