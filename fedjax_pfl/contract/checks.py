@@ -28,7 +28,8 @@ def checked_init(algorithm: Algorithm, ctx: Context) -> State:
             f"{name}.init must return a state, a class decorated with struct, got "
             f"{type(state).__name__}."
         )
-    for field, axes in client_axes(state).items():
+    for field, declared in client_axes(state).items():
+        axes = declared or 0
         for path, leaf in jax.tree_util.tree_flatten_with_path(getattr(state, field))[0]:
             if jax.numpy.shape(leaf)[:axes] != (ctx.num_clients,) * axes:
                 raise TypeError(

@@ -24,7 +24,7 @@ from fedjax_pfl.federation.extra_losses import ExtraLoss
 from fedjax_pfl.federation.local_training import LocalTraining
 from fedjax_pfl.federation.participation import Participation
 from fedjax_pfl.federation.schedules import Schedule
-from fedjax_pfl.models.heads import PERSONAL_HEAD, TwoHeads, check_features, two_heads
+from fedjax_pfl.models.heads import HEAD, PERSONAL_HEAD, TwoHeads, check_features, two_heads
 from fedjax_pfl.models.initial_values import Match
 from fedjax_pfl.models.mixtures import mixture
 from fedjax_pfl.models.task import ForwardedBatch, Task
@@ -219,6 +219,10 @@ class Federation:
         inputs = jax.ShapeDtypeStruct((2, *sample), self.data.input_dtype(self.task.dtype))
         key = jax.random.key(0)
         check_features(self._shaped, jax.eval_shape(self.initial_model, key), inputs)
+        if HEAD not in jax.eval_shape(self.initial_model, key)["params"]:
+            raise InputError(
+                "A frozen head can't have a personal one beside it: freeze other layers."
+            )
         changed = replace(self, network=two_heads(self.network, fresh))
         model = jax.eval_shape(changed.initial_model, key)
         return replace(changed, plan=planning.with_personal_head(self.plan, model, PERSONAL_HEAD))

@@ -62,7 +62,7 @@ def configured(kind: str, registry: Registry, name: str, options: Mapping[str, A
 
 def registering(kind: str, registry: Registry, name: str) -> Callable[[F], F]:
     """The decorator that puts a function into a registry under a name."""
-    require(isinstance(name, str) and name.strip(), f"name of the {kind}", name, "text")
+    require(isinstance(name, str) and bool(name.strip()), f"name of the {kind}", name, "text")
 
     def register(function: F) -> F:
         require(callable(function), f"{kind} {name!r}", type(function).__name__, "a function")

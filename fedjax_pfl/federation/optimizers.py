@@ -74,7 +74,8 @@ def named_optimizer(name: str, options: Mapping[str, Any]) -> Callable[..., Any]
       InputError: no such optimizer or option, or a value that it can't have.
     """
     made = configured("optimizer", OPTIMIZERS, name, options)
-    return SGD(**dict(made.options)) if made.function is sgd else made
+    own: dict[str, Any] = dict(made.options)
+    return SGD(**own) if made.function is sgd else made
 
 
 def check_optimizer(name: str, given: Any) -> None:

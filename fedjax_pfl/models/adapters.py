@@ -54,7 +54,8 @@ class Adapted(Task):
 
     def apply(self, model: Tree, inputs: jax.Array, *mode: *Mode) -> Outputs:
         with nn.intercept_methods(self._added):
-            return Outputs(*self.network.apply(model, inputs, *mode))
+            out: Any = self.network.apply(model, inputs, *mode)
+        return Outputs(*out)
 
     def embed(self, model: Tree, inputs: jax.Array, *mode: *Mode) -> tuple[jax.Array, Tree]:
         with nn.intercept_methods(self._added):

@@ -78,21 +78,30 @@ def read(given: Any) -> dict[str, Any]:
         allowed = "a file NAME.npz or NAME.safetensors"
         require(path.suffix == ".npz", "initial_model", str(given), allowed)
         names = npz_names(path)
-        if any(name.startswith("axes/") for name in names):
-            raise InputError(
-                f"{path} holds the models of several seeds or clients; save one of them: "
-                "np.savez(FILE, **{path: leaf[0] for path, leaf in np.load(MODELS).items() if "
-                "path.startswith('global/')}), the paths without 'global/'."
-            )
-        return read_npz(path, names)
+        arrays = read_npz(path, names)
+        return _of_a_run(path, arrays) if any(n.startswith("axes/") for n in names) else arrays
     allowed = "a model (a dict of arrays), or an NPZ or safetensors file"
-    require(isinstance(given, Mapping) and given, "initial_model", type(given).__name__, allowed)
+    filled = isinstance(given, Mapping) and len(given) > 0
+    require(filled, "initial_model", type(given).__name__, allowed)
     flat, _ = jax.tree_util.tree_flatten_with_path(given)
     for path, leaf in flat:
         numeric = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
         name = f"initial_model at {trees.path_name(path)!r}"
         require(numeric, name, type(leaf).__name__, "an array")
     return {trees.path_name(path): leaf for path, leaf in flat}
+
+
+def _of_a_run(path: Path, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The global model of the first seed in a run's file of final models.
+
+    Raises:
+      InputError: the run has no global model.
+    """
+    shared = {name for name in ("global", "backbone") if str(arrays.get(f"axes/{name}")) == "seed"}
+    if "global" not in shared:
+        raise InputError(f"{path} holds models of single clients, and no global one to begin with.")
+    parts = ((name.partition("/"), value) for name, value in arrays.items())
+    return {inner: value[0] for (model, _, inner), value in parts if model in shared and len(value)}
 
 
 def read_safetensors(path: Path) -> dict[str, np.ndarray]:

@@ -38,6 +38,8 @@ class Started(Task):
         return without(self._whole(key, inputs), self.fixed)
 
     def fixed_leaves(self, key: Key, inputs: jax.Array) -> Tree:
+        if not self.fixed:
+            return {}
         whole = self.network.initial_model(key, inputs)
         return only(_replaced(whole, self.values), self.fixed)
 
@@ -58,7 +60,8 @@ class Started(Task):
         return joined(model, backbone)
 
     def apply(self, model: Tree, inputs: jax.Array, *mode: *Mode) -> Outputs:
-        out = Outputs(*self.network.apply(self.whole(model), inputs, *mode))
+        found: Any = self.network.apply(self.whole(model), inputs, *mode)
+        out = Outputs(*found)
         return out._replace(statistics=without(out.statistics, self.fixed))
 
     def embed(self, model: Tree, inputs: jax.Array, *mode: *Mode) -> tuple[jax.Array, Tree]:

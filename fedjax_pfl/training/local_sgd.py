@@ -96,7 +96,7 @@ def train(
                 "trainable as in ctx.train."
             )
         if begun is not None:
-            optimizer_state = trees.where(begun, optimizer_state, carry.optimizer)
+            optimizer_state = trees.where(jnp.asarray(begun), optimizer_state, carry.optimizer)
         carry = replace(carry, optimizer=optimizer_state)
     if active is None and not cohort.complete:
         active = cohort.mask

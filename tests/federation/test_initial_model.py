@@ -146,10 +146,20 @@ def test_damaged_safetensors_are_refused(damage, tmp_path):
         read_safetensors(path)
 
 
-def test_a_file_of_final_models_is_told_apart(tmp_path):
-    pfl.save_models(tmp_path / "models.npz", {"global": {"params": {"w": np.zeros((1, 2, 3))}}})
-    with pytest.raises(pfl.InputError, match="holds the models of several seeds or clients"):
-        federation(initial_model=tmp_path / "models.npz")
+def test_of_a_runs_models_the_global_one_is_taken(tmp_path):
+    bias, kernel = np.arange(6.0).reshape(2, 3), np.arange(40.0).reshape(2, 4, 5)
+    models = {
+        "global": pfl.Broadcast({"params": {"head": {"bias": bias}}}),
+        "backbone": pfl.Broadcast({"params": {"fc_0": {"kernel": kernel}}}),
+        "personalized": {"params": {"head": {"bias": np.ones((2, 5, 3))}}},
+    }
+    pfl.save_models(tmp_path / "models.npz", models)
+    one = federation(initial_model=tmp_path / "models.npz")
+    assert_given(one, {"head/bias": bias[0], "fc_0/kernel": kernel[0]})
+    assert one.initial_match.unused == ()
+    pfl.save_models(tmp_path / "own.npz", {"personalized": models["personalized"]})
+    with pytest.raises(pfl.InputError, match="holds models of single clients, and no global one"):
+        federation(initial_model=tmp_path / "own.npz")
 
 
 def test_ifca_needs_models_that_differ():
@@ -201,6 +211,11 @@ def test_other_tasks_are_made_of_what_is_left(name):
             pfl.check_memory(pfl.make_algorithm(name), one)
     else:
         pfl.check_memory(pfl.make_algorithm(name), one)
+
+
+def test_a_frozen_head_has_no_personal_one_beside_it():
+    with pytest.raises(pfl.InputError, match="A frozen head can't have a personal one beside it"):
+        pfl.check_simulation(pfl.make_algorithm("fedrod"), federation(freeze="head"))
 
 
 def test_frozen_statistics_stay_too():
