@@ -119,8 +119,9 @@ class Sfl(Algorithm):
         """Local training from u, held near it and near the graph models [M, ...]."""
 
         def pull(gradient, params, broadcast, client):
-            near_graph = slope(params, *client.operand, self.graph_weight)
-            near_mean = slope(params, *broadcast, self.global_weight)
+            (graph, of_graph), (mean, of_mean) = client.operand, broadcast
+            near_graph = slope(params, graph, of_graph, self.graph_weight)
+            near_mean = slope(params, mean, of_mean, self.global_weight)
             return optax.tree.add(gradient, optax.tree.add(near_graph, near_mean))
 
         if not self.detached:
@@ -181,15 +182,15 @@ def squares(params):
     return sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(params))
 
 
-def slope(params, reference, length, weight):
-    """The gradient of weight |w - w_ref|, 0 at w_ref; `length` is |w_ref|^2.
+def slope(params, reference, of_reference, weight):
+    """The gradient of weight |w - w_ref|, 0 at w_ref; `of_reference` is |w_ref|^2.
 
     Nearer than rounding it is 0, too: the gradient has length 1 however near w is, and where all
     g_i are one model, its direction would be that of rounding errors.
     """
     away = optax.tree.sub(params, reference)
     apart = squares(away)
-    rounding = 16 * jnp.finfo(length.dtype).eps
-    far = apart > rounding**2 * length
+    rounding = 16 * jnp.finfo(of_reference.dtype).eps
+    far = apart > rounding**2 * of_reference
     factor = jnp.where(far, jax.lax.rsqrt(jnp.where(far, apart, 1)), 0)
     return optax.tree.scale(weight * factor, away)
