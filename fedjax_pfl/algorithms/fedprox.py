@@ -36,7 +36,6 @@ class FedProx(FedAvg):
         require(0 <= self.slow_fraction <= 1, "slow_fraction", self.slow_fraction, "in [0, 1]")
 
     def check(self, federation):
-        super().check(federation)
         schedule = federation.schedule
         if self.slow_fraction and schedule.steps is not None:
             raise InputError(

@@ -56,13 +56,19 @@ def test_slow_clients_train_some_of_their_epochs_and_count_as_all_do():
 
 def test_how_many_are_slow_and_how_slow():
     """Of the members present alone; halves are rounded to even, as the authors' code does."""
-    federation = algorithm().prepare(toy_federation((4,) * 9, (2,) * 9, local_epochs=4))
-    mask = jnp.arange(9) < 5
+    order = np.array([8, 3, 0, 7, 2, 1, 4, 6, 5])
+    here, there = (
+        algorithm().prepare(toy_federation((4,) * 9, (2,) * 9, local_epochs=4, order=rows))
+        for rows in (None, order)
+    )
 
-    def epochs(part, t):
+    def epochs(part, t, federation=here):
         ctx = pfl.Context(federation, jax.random.key(3), t, jnp.int32(1), None)
-        cohort = replace(ctx.everyone(), mask=mask)
+        cohort = replace(ctx.everyone(), mask=ctx.ids < 5)
         return algorithm(slow_fraction=part).epochs(replace(ctx, cohort=cohort))
+
+    for t in range(3):  # whatever a client's row
+        np.testing.assert_array_equal(epochs(0.5, t, there), epochs(0.5, t)[order])
 
     for part, count in ((0.1, 1), (0.3, 1), (0.5, 3), (0.7, 3), (1, 5)):
         drawn = np.asarray(jax.vmap(lambda t, part=part: epochs(part, t))(jnp.arange(300)))
@@ -70,6 +76,9 @@ def test_how_many_are_slow_and_how_slow():
         np.testing.assert_array_equal(slow[:, :5].sum(axis=1), count)
         shares = slow[:, :5].mean(axis=0)
         np.testing.assert_allclose(shares, count / 5, atol=0.12)
+        apart = drawn[:, :5].max(axis=1, where=slow[:, :5], initial=0)
+        apart = apart - drawn[:, :5].min(axis=1, where=slow[:, :5], initial=4)
+        assert (apart > 0).any() == (count > 1)  # each draws its own number
         found, times = np.unique(drawn[:, :5][slow[:, :5]], return_counts=True)
         assert found.tolist() == [1, 2, 3]
         np.testing.assert_allclose(times / times.sum(), 1 / 3, atol=0.1)
