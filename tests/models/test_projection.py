@@ -69,3 +69,12 @@ def test_it_is_an_option_of_every_network_given_by_name():
     assert federation.num_features == 4
     blocks = ("fc_0", "projection/first", "projection/second", "head")
     assert federation.plan.blocks == blocks and federation.plan.head == "head"
+
+
+@pytest.mark.parametrize("initializer", ["torch", "flax"])
+def test_it_begins_as_the_network_does(initializer):
+    """Flax's biases are zeros."""
+    network = make_model("mlp", (8,), 5, initializer, projection=4)
+    params = network.init(jax.random.key(0), jnp.ones((1, 8)))["params"]
+    for layer in (params["projection"]["first"], params["projection"]["second"], params["head"]):
+        assert layer["bias"].any() == (initializer == "torch")
