@@ -179,7 +179,7 @@ class Sfl(Algorithm):
 
 def squares(params):
     """|w|^2."""
-    return sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(params))
+    return jnp.asarray(optax.tree.vdot(params, params))
 
 
 def slope(params, reference, of_reference, weight):
