@@ -118,7 +118,7 @@ class Context:
         """Local training of the cohort from `models` [M, ...] or one `Broadcast` model.
 
         `options` are those of `local_sgd.train`: schedule, extra_loss, objective, correct,
-        trainable, mean_gradient, updates_per_batch, operands, broadcast, active, cursor,
+        trainable, mean_gradient, updates_per_batch, operands, broadcast, active, cursor, epochs,
         learning_rate, optimizer_state.
         Unshuffled schedules continue where the client's earlier rounds stopped.
         """
