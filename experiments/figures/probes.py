@@ -85,6 +85,13 @@ def saved_models(run: Run, row: int, federation: pfl.Federation, name: str) -> T
         raise unknown_name(f"model in {path}", name, axes)
     held = pfl.load_models(path)[name]
     shapes = jax.eval_shape(lambda: federation.initial_model(jax.random.key(0)))
+    if jax.tree.leaves(held) and all(_within(held, at) is None for at in _paths(shapes)):
+        others = [repr(other) for other in axes if other != name]
+        known = f": it has {', '.join(others)} too" if others else ""
+        raise InputError(
+            f"The models {name!r} of {path} are no single networks, but what an algorithm made of "
+            f"several. This figure needs single ones{known}."
+        )
 
     def leaf(key_path, shape):
         leaf_name = trees.path_name(key_path)
@@ -97,6 +104,10 @@ def saved_models(run: Run, row: int, federation: pfl.Federation, name: str) -> T
         return jnp.broadcast_to(one, (run.num_clients, *shape.shape)) if shared else one
 
     return jax.tree_util.tree_map_with_path(leaf, shapes)
+
+
+def _paths(model: Tree) -> list[str]:
+    return [trees.path_name(path) for path, _ in jax.tree_util.tree_flatten_with_path(model)[0]]
 
 
 def _within(model: Tree, path: str) -> np.ndarray | None:

@@ -9,6 +9,7 @@ import pytest
 from experiments.figures import cwfedavg, probes, spfl
 from experiments.figures.runs import find
 from fedjax_pfl import Broadcast, Partition, load_dataset, save_models
+from fedjax_pfl.aggregation.pairs import Pair
 from fedjax_pfl.errors import InputError
 from fedjax_pfl.results.model_files import load_models
 
@@ -154,6 +155,20 @@ def test_what_a_probe_needs(found, tmp_path):
         spfl.similarity([run])
     with pytest.raises(InputError, match=r"--client must be in 0\.\.3"):
         cwfedavg.minibatches([found["main", "cwfedavg"]], client=9)
+
+
+def test_saved_models_that_are_pairs_of_networks(found, tmp_path):
+    """As apfl's with form=logits: nothing is damaged."""
+    folder = tmp_path / "run"
+    shutil.copytree(found["main", "local"].folder.parent, folder)
+    (run,) = find([str(folder / "local")])
+    federation, path = probes.federation_of(run), run.folder / "models.npz"
+    own = load_models(path)["personalized"]
+    pair = Pair(own, own, np.ones((len(run.seeds), run.num_clients))).model()
+    save_models(path, {"personalized": pair, "global": own})
+    with pytest.raises(InputError, match=r"no single networks.* it has 'global' too"):
+        probes.saved_models(run, 0, federation, "personalized")
+    probes.saved_models(run, 0, federation, "global")
 
 
 def test_saved_models_that_are_not_the_runs(found, tmp_path):
