@@ -83,11 +83,11 @@ def make_runs(
 
 
 def remarks(
-    algorithm: Algorithm, federation: Federation, settings: Mapping[str, Sequence[Any]]
+    algorithm: Algorithm, federation: Federation, settings: Mapping[str, Any]
 ) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
     """(the algorithm's remarks with every one of the settings, further ones with each alone).
 
-    The settings are valid ones. The second is () where there are none.
+    Each of the settings lists its values, which are valid. The second is () where there are none.
     """
     said = []
     for h in range(_count(algorithm, dict(settings), 1)):
