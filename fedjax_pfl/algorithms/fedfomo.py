@@ -75,7 +75,11 @@ class FedFomo(Algorithm):
             raise InputError(f"{self.name} mixes what clients share, and share is 'none'.")
 
     def remarks(self, federation):
-        return [*super().remarks(federation), "scored before its last local training"]
+        told, others = super().remarks(federation), federation.num_clients - 1
+        if self.downloads > others:
+            many = f"all {others} others" if others > 1 else f"{others or 'no'} other"
+            told.append(f"downloads {many}: there are no {self.downloads}")
+        return [*told, "scored before its last local training"]
 
     def init(self, ctx):
         models = ctx.replicate(ctx.initial_model())
@@ -102,10 +106,9 @@ class FedFomo(Algorithm):
             cohort.scatter(state.affinity, raised),
             cohort.scatter(state.last_upload, jnp.full(len(rows), ctx.t, jnp.int32)),
         )
-        took_part = cohort.mask | cohort.diverged
         return state, ctx.record(
             cohort,
-            down=found.sum(axis=1) * took_part,
+            down=found.sum(axis=1),
             clients={"train_loss": loss, "mixed_models": (share > 0).sum(axis=1)},
             mixing=weights,
         )

@@ -257,4 +257,9 @@ def test_what_federations_can_not_be_and_what_tables_are_told():
     with pytest.raises(pfl.InputError, match="fedfomo mixes what clients share"):
         pfl.check_simulation(algorithm, toy_federation(share="none"))
     remarks = algorithm.remarks(algorithm.prepare(toy_federation()))
-    assert remarks == ["scored before its last local training"]
+    last = "scored before its last local training"
+    assert remarks == [last]
+    all_told = "downloads all 4 others: there are no 9"
+    many = pfl.make_algorithm("fedfomo", {"downloads": 9})
+    assert many.remarks(toy_federation()) == [all_told, last]
+    assert "downloads no other: there are no 4" in algorithm.remarks(toy_federation((4,), (2,)))
