@@ -15,6 +15,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl.data.files import as_path
 from fedjax_pfl.data.whole_files import there
 from fedjax_pfl.errors import InputError, require
+from fedjax_pfl.results.headlines import FIRST, HEADLINES, headline_of
 from fedjax_pfl.results.remarks import over
 from fedjax_pfl.results.tables import interval
 
@@ -215,6 +216,8 @@ def parse(argv: Sequence[str]) -> absl.flags.FlagValues:
     text("score", "final", f"{', '.join(SCORES)}", **place)
     text("model", "personalized", "model that was scored", **place)
     text("split", "test", "samples it was scored on", **place)
+    meaning = f"--score and --average by a name: {', '.join(HEADLINES)}"
+    text("headline", FIRST, meaning, **place)
     text("average", "clients", f"mean over {' or '.join(AVERAGES)}", **place)
     text("clients", "", "numbers of the clients (default: those that all runs score)", **place)
     absl.flags.DEFINE_boolean("different_data", False, "rows on other data or partitions", **place)
@@ -222,6 +225,12 @@ def parse(argv: Sequence[str]) -> absl.flags.FlagValues:
     text("output_dir", None, meaning, **place)
     absl.flags.DEFINE_boolean("help", False, "print this", **place)
     shell.refuse_words(shell.parsed(values, argv)[1:], values)
+    if values["headline"].present:
+        how = headline_of(value_of(values, "headline"))
+        twice = [name for name in ("score", "average") if values[name].present]
+        if twice:
+            raise InputError(f"--headline says what --{twice[0]} does: leave one of them out.")
+        values["score"].value, values["average"].value = how.score, how.average
     return values
 
 

@@ -184,14 +184,13 @@ def interrupted(error, stop: "resume.Stopper", results: dict, output: Path) -> i
 def report(results: dict[str, pfl.Result], args, output: Path) -> int:
     """Prints the table and its notes."""
     print()
-    shown.print_table(Console(), comparison_table.comparison_rows(results))
-    notes = comparison_table.footnotes(results)
+    shown.print_table(Console(), comparison_table.comparison_rows(results, args.headline))
+    notes = comparison_table.footnotes(results, args.headline)
     print("".join(f"\n{line}" for line in notes) + "\n" * bool(notes))
     clients = max(result.num_clients for result in results.values())
-    print(
-        "Training: "
-        f"{training_line.described(args, clients)}.\n{comparison_table.headline(results)}\n"
-    )
+    said = [*comparison_table.said_of_headline(args.headline), comparison_table.headline(results)]
+    training = f"Training: {training_line.described(args, clients)}."
+    print("\n".join([training, *said]) + "\n")
     print(f"Table, pictures and a folder for each algorithm: {output}")
     return 0
 

@@ -143,6 +143,8 @@ def main(argv: list[str]) -> int:
         return 0
     argv, words, rank_by = own_words(argv)
     args = flags.parse(argv)
+    if args["headline"].present:
+        raise pfl.InputError("--headline is for tables of runs: a sweep ranks by --rank_by.")
     if not args["validation_fraction"].present:
         argv.append("--validation_fraction=0.2")
         args = flags.parse(argv)

@@ -11,6 +11,7 @@ from fedjax_pfl.contract.record import Record
 from fedjax_pfl.contract.registry import ALGORITHMS, algorithm, algorithm_name, make_algorithm
 from fedjax_pfl.data.federated import Batch
 from fedjax_pfl.data.partitions import rules  # noqa: F401 - registers the rules
+from fedjax_pfl.data.partitions.foreign import read_partition, recognised
 from fedjax_pfl.data.partitions.importers import IMPORTERS, import_partition
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.partitions.registry import (
@@ -80,7 +81,8 @@ __all__ = [  # noqa: RUF022 - grouped as the pages of the reference are
     # Data and partitions
     "COMMON_OPTIONS", "DATASETS", "Dataset", "IMPORTERS", "Partition", "RULES", "SCALINGS",
     "dataset_from_arrays", "import_partition", "load_dataset", "make_partition", "parse_options",
-    "partition_statistics", "prepare_tfds", "register_dataset", "rule_options",
+    "partition_statistics", "prepare_tfds", "read_partition", "recognised", "register_dataset",
+    "rule_options",
     # Models
     "Forward", "ForwardedBatch", "FunctionTask", "LinenTask", "MODELS", "Outputs", "Task",
     "TwoHeads", "make_model", "networks",

@@ -28,7 +28,7 @@ LOCK = ".lock"
 FIRST = {LOCK, f".part-{RECORD}"}  # files that may exist before the record
 # Flags that change neither numbers nor which files are written; event files can be added later.
 NEUTRAL = ("data_dir", "output_dir", "compilation_cache", "checkpoint_seconds", "tensorboard")
-NEUTRAL += ("trust_flagfiles",)
+NEUTRAL += ("headline", "trust_flagfiles")
 
 try:
     import fcntl

@@ -25,7 +25,7 @@ from . import run_files
 PLACES = {
     "algorithms", "set", "data_dir", "partition_file", "output_dir", "save_models",
     "compilation_cache", "checkpoint_seconds", "matrix_rounds", "client_execution",
-    "seed_execution", "devices", "eval_batch_size", "tensorboard",
+    "seed_execution", "devices", "eval_batch_size", "headline", "tensorboard",
 }  # fmt: skip
 ALGORITHM = "algorithm"
 SCALING = "input_scaling"  # of the same samples

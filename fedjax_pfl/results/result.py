@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_pfl.data.files import as_path
 from fedjax_pfl.errors import InputError
-from fedjax_pfl.results import result_files, tables
+from fedjax_pfl.results import headlines, result_files, tables
 from fedjax_pfl.results.names import HEADLINE
 from fedjax_pfl.results.remarks import (
     named,
@@ -131,6 +131,23 @@ class Result:
         accuracy = self.accuracy(model).astype(np.float64)
         correct = np.rint(np.nan_to_num(accuracy) * self.test_sizes).sum(-1)
         return correct / np.maximum((np.isfinite(accuracy) * self.test_sizes).sum(-1), 1)
+
+    def headline(self, name: str = headlines.FIRST, model: str = HEADLINE) -> np.ndarray:
+        """One number for each run, a fraction [S, H].
+
+        Args:
+          name: "final", "best" or "last_tenth" of the rounds' plain means over clients; "pfllib"
+            and "flbench", the best round's accuracy over all test samples pooled, as these
+            libraries report it; "flower", the last round's.
+          model: a name that was scored.
+
+        Raises:
+          InputError: an unknown headline, or a model without scores.
+        """
+        how, curve = headlines.headline_of(name), self.curve(model).astype(np.float64)
+        if how.average == "samples":
+            curve = np.where(np.isfinite(curve), self.pooled(model), np.nan)
+        return headlines.one_number(curve, how.score)
 
     def participants(
         self, model: str = HEADLINE, split: str = "test", coming: bool = False, pooled: bool = False

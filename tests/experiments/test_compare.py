@@ -300,3 +300,12 @@ def test_help_says_every_default(capsys):
     silent = [line.split()[0] for line in options if "(default: " not in line]
     assert silent == ["--runs", "--help"] and "must be given" in options[0]
     assert any(line.endswith("last_tenth (default: final)") for line in options)
+
+
+def test_a_headline_is_score_and_average(runs, capsys):
+    folder = str(runs[0].folder.parent)
+    args = compare.parse(["compare", f"--runs={folder}", "--headline=pfllib"])
+    assert (args.score, args.average) == ("best", "samples")
+    words = [f"--runs={folder}", "--headline=pfllib", "--score=best"]
+    assert compare.main(["compare", *words]) == 2
+    assert "--headline says what --score does" in capsys.readouterr().err
