@@ -23,7 +23,7 @@ from fedjax_pfl.results.remarks import row_remarks, scored_clients
 from .cli import build, flags, identity, kept, resume, shell
 from .cli import console as shown
 from .cli.algorithms import parse_algorithms, remarked
-from .cli.flagfiles import value_of
+from .cli.flagfiles import given, value_of
 from .cli.start import called
 from .outputs import tracking, training_line
 from .sweeps.grid import Cell, cells, changing_data, parse_grid
@@ -152,8 +152,8 @@ def main(argv: list[str]) -> int:
         raise pfl.InputError("--validation_fraction must be above 0: the ranking needs it.")
     grid = parse_grid(words)
     chosen = value_of(args, "set")
-    given = {word.partition("=")[0].strip() for word in chosen}
-    queue = cells(parse_algorithms(args.algorithms, chosen), grid, given)
+    own = {word.partition("=")[0].strip() for word in chosen}
+    queue = cells(parse_algorithms(args.algorithms, chosen), grid, own)
     found, counts = {}, set()
     for cell in queue:  # all before the first begins
         check_name("The folder of a setting,", cell.folder)
@@ -205,7 +205,7 @@ def sweep(
             print(message, file=sys.stderr)
             return 128 + (stop.signal or signal.SIGINT)
         data = changing_data(more["grid"])
-        write(output, found, rank_by, line, data)
+        write(output, found, rank_by, line, data, given(args))
         shutil.rmtree(output / resume.CHECKPOINTS, ignore_errors=True)
     notes = "".join(f"\n{line}\n" for line in footnotes(found, data))
     print(f"\n{table(found)}{notes}\nTable, numbers and pictures: {output}")

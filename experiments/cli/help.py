@@ -35,5 +35,6 @@ def help_text(values: flags.FlagValues) -> str:
     parts.append(
         "\n  --preset=NAME           read the flags of a preset (--list shows them)"
         "\n  --flagfile=FILE         read flags from a file, one on each line"
+        "\n  --settings_from=DIR     run a sweep's algorithms, each with its chosen settings"
     )
     return "\n".join(parts)
