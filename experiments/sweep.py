@@ -89,7 +89,9 @@ def run_cell(
             progress=display.algorithm(cell.folder, args.rounds),
             checkpoints=checkpoints,
             stop=stop,
+            patience=value_of(args, "patience"),
         )
+    result = resume.went_on(result)
     result = remarked(replace(result, final=None), experiment.training[cell.algorithm])
     part = folder.with_name(f".part-{folder.name}")
     shutil.rmtree(part, ignore_errors=True)
@@ -163,6 +165,7 @@ def main(argv: list[str]) -> int:
             one.federation_of(cell.algorithm),
             settings=cell.settings or None,
             score_clients=one.score_clients,
+            patience=value_of(args, "patience"),
         )
         found[cell.folder] = one.identity
         counts.add(one.federation.num_clients)
@@ -200,7 +203,7 @@ def sweep(
                 for cell in queue:
                     result = run_cell(cell, argv, output, display, stop, described[cell.folder])
                     found += outcomes(cell, result, rank_by)
-        except (pfl.Interrupted, KeyboardInterrupt):
+        except (resume.Stopped, KeyboardInterrupt):
             message = f"Interrupted. Kept in {output}: the same command continues from there."
             print(message, file=sys.stderr)
             return 128 + (stop.signal or signal.SIGINT)

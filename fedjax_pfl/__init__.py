@@ -54,7 +54,7 @@ from fedjax_pfl.models.task import Forward, ForwardedBatch, FunctionTask, LinenT
 from fedjax_pfl.results.model_files import load_models, model_axes, save_models
 from fedjax_pfl.results.result import Result
 from fedjax_pfl.simulation.checkpoints import Checkpoints
-from fedjax_pfl.simulation.chunks import Interrupted, Progress
+from fedjax_pfl.simulation.chunks import Progress
 from fedjax_pfl.simulation.memory import Memory
 from fedjax_pfl.simulation.new_clients import score_new_clients, without_new_clients
 from fedjax_pfl.simulation.runs import MAX_RUNS, sweepable
@@ -87,7 +87,7 @@ __all__ = [  # noqa: RUF022 - grouped as the pages of the reference are
     "Forward", "ForwardedBatch", "FunctionTask", "LinenTask", "MODELS", "Outputs", "Task",
     "TwoHeads", "make_model", "networks",
     # Simulating
-    "Checkpoints", "Interrupted", "MAX_RUNS", "Memory", "Progress", "check_memory",
+    "Checkpoints", "MAX_RUNS", "Memory", "Progress", "check_memory",
     "check_simulation", "estimate_memory", "score_new_clients", "simulate", "sweepable",
     "without_new_clients",
     # Results

@@ -94,6 +94,7 @@ OPTIONS = _turned(
         "samplefraction participationratio participationrate proportion clientsperround "
         "clientnumperround numclientsperround",
         "partition": "niid noniid partitioner partitionmethod partitiontype splitmethod",
+        "patience": "ab autobreak earlystop earlystopping earlystoppingrounds",
         "penalty": "lam lambda lamda",
         "percent": "s randpercent",
         "personal_epochs": "plocalepochs pls",

@@ -138,6 +138,7 @@ def prepare(
     )
     for name, algorithm in algorithms.items():
         more = {"adapt": adapt, "score_clients": score_clients}
+        more["patience"] = value_of(args, "patience")
         try:
             own = experiment.federation_of(name)
             pfl.check_simulation(algorithm, own, args.rounds, **more)

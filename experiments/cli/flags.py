@@ -193,6 +193,8 @@ def _run(group: _Group) -> None:
     )
     meaning = "score the models after every so many rounds, and the last"
     group.whole("eval_every", SIMULATED["eval_every"], meaning, 1)
+    meaning = "end after so many rounds without a better mean validation accuracy (default: never)"
+    group.whole("patience", None, meaning, 1)
     group.names(
         "score_clients", None, "clients whose models are scored (default: all that have one)"
     )
@@ -208,6 +210,8 @@ def _run(group: _Group) -> None:
     group.text("output_dir", None, meaning)
     meaning = "seconds between checkpoints, where the same command continues; 0: every chunk"
     group.number("checkpoint_seconds", 60.0, meaning, 0.0)
+    meaning = "keep the last checkpoint, so that a finished run is lengthened without a new start"
+    group.switch("keep_state", False, meaning)
     meaning = f"number that the table leads with: {', '.join(HEADLINES)}; see docs/migrating.md"
     group.text("headline", FIRST, meaning)
     group.switch("save_models", True, "write the final models")

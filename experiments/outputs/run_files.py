@@ -47,6 +47,8 @@ from fedjax_pfl.results.tables import markdown
 
 from . import comparison_table
 
+HEADING = ("seed", "round", "metric", "value")  # of metrics.csv
+
 
 def write_text(path: Path, text: str) -> None:
     with aside(path) as part:
@@ -97,7 +99,7 @@ def write_algorithm(
     result.save(folder)
     with aside(folder / "metrics.csv") as part, part.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(("seed", "round", "metric", "value"))
+        writer.writerow(HEADING)
         writer.writerows(metric_rows(result))
     write_text(folder / "metrics.jsonl", metric_lines(result))
     with aside(folder / "clients.npz") as part, part.open("wb") as file:

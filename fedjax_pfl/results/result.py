@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure  # slow import: only where it is drawn
 
 
+IMPATIENT, ASKED = "patience", "asked"  # why rounds may have ended early
+
+
 @dataclass(frozen=True)
 class Result:
     """Everything measured in a simulation.
@@ -53,6 +56,9 @@ class Result:
       flops_per_forward: FLOPs of one of the "forward_samples" of `clients`, the forward passes of
         candidates' losses (`costs.forward_flops`); None where there are none or they are unknown.
       remarks: the algorithm's notes on its row in a table, see `Algorithm.remarks`.
+      stopped: "" where all rounds were simulated; "patience" where they ended early by patience,
+        "asked" where `stop` ended them.
+      rounds_asked: how many there would have been then; None otherwise.
       final: the end state on the device, or None for a result read from a file.
     """
 
@@ -84,6 +90,8 @@ class Result:
     flops_per_step: float | None = None
     flops_per_forward: float | None = None
     remarks: tuple[str, ...] = ()
+    stopped: str = ""
+    rounds_asked: int | None = None
     final: Any = field(default=None, repr=False, compare=False)
 
     @property
@@ -95,6 +103,8 @@ class Result:
             f"{self.algorithm}: {self.num_clients} clients, {self.rounds} rounds, "
             f"{len(self.seeds)} seed(s), {self.num_settings} setting(s)"
         )
+        if not len(self.eval_rounds):
+            return f"Result({said}; none was scored yet)"
         if f"{HEADLINE}/test/accuracy" not in self.scores:
             return f"Result({said}; no test samples)"
         final, worst = self.curve()[:, :, -1].mean(), self.worst_decile().mean()
@@ -117,6 +127,14 @@ class Result:
             known = sorted(key for key in self.scores if key.endswith("/accuracy"))
             raise InputError(f"No scores {name!r} in this result; it has {', '.join(known)}.")
         return self.scores[name]
+
+    def require_scores(self) -> None:
+        """Raises `InputError` where the rounds ended before the first that is scored."""
+        if not len(self.eval_rounds):
+            raise InputError(
+                f"No round of this result was scored: it ends after round {self.rounds}, before "
+                "the first one that eval_every asks for."
+            )
 
     def curve(self, model: str = HEADLINE, split: str = "test") -> np.ndarray:
         """Plain mean over clients, [S, H, E]; NaN in rounds without scores."""
@@ -245,7 +263,12 @@ class Result:
         return numbers
 
     def summary(self, setting: int = 0) -> dict[str, Any]:
-        """The numbers of one setting for a table; accuracies are fractions."""
+        """The numbers of one setting for a table; accuracies are fractions.
+
+        Raises:
+          InputError: no round was scored.
+        """
+        self.require_scores()
         curve = self.curve()[:, setting]
         scored = np.isfinite(curve).any(axis=0)  # an adaptation may come after the last round alone
         curve = curve[:, scored] if scored.any() else curve

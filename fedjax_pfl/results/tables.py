@@ -78,6 +78,7 @@ def setting_names(result: "Result") -> list[str]:
 def table(result: "Result", model: str, form: str) -> str:
     """The table of `Result.table`, see there."""
     require_name("form of a table", form, FORMS)
+    result.require_scores()
     finals, best = 100 * result.curve(model)[..., -1], 100 * np.nanmax(result.curve(model), axis=-1)
     worst, body, marked = 100 * result.worst_decile(model), [], False
     names, settings = setting_names(result), range(result.num_settings)

@@ -41,7 +41,7 @@ RUN_BY = {
     "docs/migrating.md": (1, "test_migrating.py"),
     "docs/data_sources.md": (1, "test_commands.py"),
     "docs/results.md": (1, "test_commands.py"),
-    "docs/running.md": (1, "test_commands.py"),
+    "docs/running.md": (2, "test_commands.py"),
 }
 # Flags that the pages speak of and that are other programs'.
 FOREIGN = {
@@ -151,8 +151,10 @@ def test_a_source_of_ones_own(monkeypatch):
 
 
 def test_the_python_of_running(capsys):
-    (block,) = python_blocks(ROOT / "docs/running.md")
-    exec(compile(block, "running.md", "exec"), {})
+    watched, training = python_blocks(ROOT / "docs/running.md")
+    exec(compile(watched, "running.md", "exec"), {})
+    assert re.search(r"^(patience \d+ of 30| 30 of None)$", capsys.readouterr().out, re.MULTILINE)
+    exec(compile(training, "running.md", "exec"), {})
     assert capsys.readouterr().out.endswith("0.03\n")
 
 
