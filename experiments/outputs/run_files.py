@@ -45,7 +45,7 @@ from fedjax_pfl.results.headlines import FIRST
 from fedjax_pfl.results.names import COUNTS
 from fedjax_pfl.results.tables import markdown
 
-from . import comparison_table
+from . import comparison_table, looks
 
 HEADING = ("seed", "round", "metric", "value")  # of metrics.csv
 
@@ -234,9 +234,9 @@ def write_comparison(
     seeds = max(len(result.seeds) for result in results.values())
     notes = comparison_table.footnotes(results, headline)
     below = [*notes, comparison_table.NOTES.format(seeds=seeds)]
-    write_picture(
-        folder / "accuracy.png", plots.accuracy_curves(comparison_table.labelled(results))
-    )
+    drawn = comparison_table.labelled(results)
+    styles = dict(zip(drawn, looks.numbers(list(results)), strict=True))
+    write_picture(folder / "accuracy.png", plots.accuracy_curves(drawn, styles=styles))
     above = [f"# {title}", *([f"Training: {training}."] if training else [])]
     above += comparison_table.said_of_headline(headline)
     text = [*above, comparison_table.headline(results), table, *below]

@@ -128,4 +128,4 @@ def plot(result: "Result", model: str, split: str) -> "Figure":
 
     curves = result.curve(model, split)
     lines = {name: curves[:, h] for h, name in enumerate(setting_names(result))}
-    return plots.curves(lines, dict.fromkeys(lines, result.eval_rounds), model, split)
+    return plots.curves(lines, dict.fromkeys(lines, result.eval_rounds))
