@@ -22,7 +22,7 @@ from fedjax_pfl.data.partitions.registry import (
     rule_options,
 )
 from fedjax_pfl.data.partitions.statistics import partition_statistics
-from fedjax_pfl.data.scaling import SCALINGS
+from fedjax_pfl.data.scaling import SCALINGS, input_scaling
 from fedjax_pfl.data.sources.registry import (
     DATASETS,
     Dataset,
@@ -80,9 +80,9 @@ __all__ = [  # noqa: RUF022 - grouped as the pages of the reference are
     "padding_efficiency", "proximal",
     # Data and partitions
     "COMMON_OPTIONS", "DATASETS", "Dataset", "IMPORTERS", "Partition", "RULES", "SCALINGS",
-    "dataset_from_arrays", "import_partition", "load_dataset", "make_partition", "parse_options",
-    "partition_statistics", "prepare_tfds", "read_partition", "recognised", "register_dataset",
-    "rule_options",
+    "dataset_from_arrays", "import_partition", "input_scaling", "load_dataset", "make_partition",
+    "parse_options", "partition_statistics", "prepare_tfds", "read_partition", "recognised",
+    "register_dataset", "rule_options",
     # Models
     "Forward", "ForwardedBatch", "FunctionTask", "LinenTask", "MODELS", "Outputs", "Task",
     "TwoHeads", "make_model", "networks",

@@ -39,6 +39,7 @@ RUN_BY = {
     "docs/your_own.md": (11, "test_your_own.py"),
     "docs/partitions.md": (1, "test_commands.py"),
     "docs/migrating.md": (1, "test_migrating.py"),
+    "docs/using_models.md": (4, "test_using_models.py"),
     "docs/data_sources.md": (1, "test_commands.py"),
     "docs/results.md": (1, "test_commands.py"),
     "docs/running.md": (2, "test_commands.py"),
@@ -189,8 +190,8 @@ def in_reach(page):
     return [(c.words[2], list(c.words[3:])) for c in given if c.words[1:2] == ("-m",)]
 
 
-RUNNING = ("README.md", "docs/running.md", "docs/migrating.md", "docs/your_own.md",
-           "docs/partitions.md",
+RUNNING = ("README.md", "docs/running.md", "docs/migrating.md", "docs/using_models.md",
+           "docs/your_own.md", "docs/partitions.md",
            "docs/algorithms/local.md", "docs/algorithms/fedala.md",
            "docs/algorithms/fedbabu.md", "docs/algorithms/fedper.md",
            "docs/algorithms/fedrep.md", "docs/algorithms/lg_fedavg.md", "docs/figures.md",
