@@ -9,6 +9,8 @@ import fedjax_pfl as pfl
 from fedjax_pfl import elsewhere, spelling
 from fedjax_pfl.data.files import as_path
 
+from .flagfiles import value_of
+
 PREFIX = "pfllib:"
 
 
@@ -22,7 +24,7 @@ def adopt(values: absl.flags.FlagValues, others: Collection[str] = ("partition",
     Raises:
       InputError: the folder is FL-bench's, which has indices and no samples.
     """
-    given = values["dataset"].value
+    given = value_of(values, "dataset")
     if given not in pfl.DATASETS and ":" not in given and given.strip():
         place = as_path("--dataset", given)
         source = pfl.recognised(place)
@@ -30,7 +32,7 @@ def adopt(values: absl.flags.FlagValues, others: Collection[str] = ("partition",
             raise _of_flbench(place)
         if source == "pfllib":
             values["dataset"].value = f"{PREFIX}{given}"
-    given = values["dataset"].value
+    given = value_of(values, "dataset")
     dealt = values["partition_file"].value is not None or any(values[n].present for n in others)
     if given.startswith(PREFIX) and not dealt:
         values["partition_file"].value = given.removeprefix(PREFIX)

@@ -9,6 +9,7 @@ import csv
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import absl.flags
 
@@ -145,14 +146,15 @@ def new_file(flag: str, text: str | None, endings: Sequence[str]) -> Path | None
 
 def finish(drawing: Drawing, title: str | None, size: tuple[float, float] | None) -> str:
     """Gives the picture its title and size; returns the sentence on what it shows."""
-    said = " ".join(drawing.figure.get_suptitle().split())
-    if title is None and drawing.figure._suptitle is not None:
-        drawing.figure._suptitle.remove()
-        drawing.figure._suptitle = None
+    chart: Any = drawing.figure
+    said = " ".join(chart.get_suptitle().split())
+    if title is None and chart._suptitle is not None:
+        chart._suptitle.remove()
+        chart._suptitle = None
     elif title not in (None, "auto"):
-        drawing.figure.suptitle(title, fontsize=10, wrap=True)
+        chart.suptitle(title, fontsize=10, wrap=True)
     if size is not None:
-        drawing.figure.set_size_inches(*size)
+        chart.set_size_inches(*size)
     return said
 
 

@@ -19,9 +19,9 @@ def depends_on_rounds(program: Program, done: int, before: int) -> bool:
     Scores are not looked at: that of the last round may be another one.
     """
     federation = program.federation
-    factors = (federation.rate_factors(total)[:done] for total in (before, program.rounds))
     if federation.learning_rate_schedule is not None:
-        if not np.array_equal(*factors):
+        one, other = (federation.rate_factors(n)[:done] for n in (before, program.rounds))
+        if not np.array_equal(one, other):
             return True
         program = replace(program, federation=replace(federation, learning_rate_schedule=None))
     return _traced(program, ONE) != _traced(program, OTHER)

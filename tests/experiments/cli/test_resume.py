@@ -156,7 +156,7 @@ def test_killed_before_it_said_which_run_it_is(tmp_path):
 def test_the_file_that_says_finished_comes_last(whole, tmp_path, monkeypatch):
     results = {"local": pfl.Result.load(whole / "local")}
 
-    def killed(_):
+    def killed(*arguments, **options):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
