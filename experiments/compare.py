@@ -272,8 +272,8 @@ def tabulate(args: absl.flags.FlagValues, output: Path | None) -> int:
             raise InputError(f"--{useless[0]} has no column in the table of --pivot: leave it out.")
         del chosen["baseline"], chosen["target"]
         made = pivoted(runs, args.pivot, spread=value_of(args, "spread"), **chosen)
-        said = f"{args.model} model, {args.split} samples, {SCORES[args.score]}, mean over "
-        said += f"{args.average}, %, by {args.pivot}"
+        said = f"{args.model} model, {args.split} samples, {SCORES[args.score]}, {made.over}"
+        said += f", %, by {args.pivot}"
         print("\n\n".join([said, made.markdown().rstrip(), *made.notes]))
         if output is not None:
             made.write(output, said)

@@ -14,7 +14,7 @@ from fedjax_pfl.results.tables import beyond, half_width, interval, interval_not
 
 from ..outputs.run_files import write_text
 from .runs import ALGORITHM, Run, same_data
-from .scores import chosen_clients, curve, one_number
+from .scores import chosen_clients, curve, one_number, who
 from .selection import REPEATS, renamed, setting, shown, varying, with_scores
 from .tables import escaped
 
@@ -50,6 +50,7 @@ class Pivot:
       cells: by (row, column).
       spread: "std" or "interval".
       notes: below the table, a line each.
+      over: the clients of the means, in words.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Pivot:
     cells: dict[tuple[str, str], Cell]
     spread: str
     notes: list[str]
+    over: str
 
     def places(self, column: str) -> dict[str, int]:
         """The best rows of a column (0) and the second best (1), by means as they are printed."""
@@ -91,7 +93,8 @@ class Pivot:
         return [["", *self.columns], *body]
 
     def markdown(self) -> str:
-        return markdown(self.lines(("**{}**", "<u>{}</u>"))) + "\n"
+        lines = self.lines(("\0{}\0", "<u>{}</u>"))  # a * that marks an interval is none of bold's
+        return markdown(lines).replace("*", r"\*").replace("\0", "**") + "\n"
 
     def latex(self) -> str:
         """A tabular for the package booktabs."""
@@ -201,7 +204,8 @@ def pivoted(
         marked = any(beyond(cell.mean, cell.spread(spread)) for cell in several)
         note = interval_note(min(len(cell.scores) for cell in several), marked)
         notes += [] if note is None else [note]
-    return Pivot(name, rows, [renamed(column) for column in columns], made, spread, notes)
+    over = who(runs, chosen, average)
+    return Pivot(name, rows, [renamed(column) for column in columns], made, spread, notes, over)
 
 
 def _apart(runs: Sequence[Run], at: Sequence[str], name: str) -> list[str]:
