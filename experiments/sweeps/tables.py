@@ -143,20 +143,21 @@ def write(
     output: Path,
     found: Sequence[Outcome],
     rank_by: str,
-    line: str,
+    heading: Sequence[str],
     data: Sequence[str],
     given: Sequence[str] = (),
 ) -> None:
     """Writes `sweep.md`, `sweep.csv`, all algorithms' chosen flags in `chosen.flags`, the same
     after the sweep's own in `settings.flags` and, by algorithm, its own and, if any, a picture.
 
-    `line` describes local training, `data` is that of `footnotes`; `given` are the sweep's flags.
+    `heading` are sentences on all settings, `data` is that of `footnotes`; `given` are the sweep's
+    flags.
     """
     said = (
         f"Ranked by the mean over clients and seeds of the validation accuracy ({rank_by}); test "
         "accuracy is not used to choose. ±: half of the 95 % interval over seeds."
     )
-    text = [f"Training: {line}.", said, table(found).rstrip(), *footnotes(found, data)]
+    text = [*heading, said, table(found).rstrip(), *footnotes(found, data)]
     run_files.write_text(output / "sweep.md", "\n\n".join(text) + "\n")
     for one in best(found):
         run_files.write_text(output / f"{one.algorithm}.flags", chosen_flags(one))

@@ -59,6 +59,8 @@ class Result:
       stopped: "" where all rounds were simulated; "patience" where they ended early by patience,
         "asked" where `stop` ended them.
       rounds_asked: how many there would have been then; None otherwise.
+      setting_remarks: further ones on the rows of single settings, by setting; () where there are
+        none.
       final: the end state on the device, or None for a result read from a file.
     """
 
@@ -92,6 +94,7 @@ class Result:
     remarks: tuple[str, ...] = ()
     stopped: str = ""
     rounds_asked: int | None = None
+    setting_remarks: tuple[tuple[str, ...], ...] = ()
     final: Any = field(default=None, repr=False, compare=False)
 
     @property

@@ -20,6 +20,7 @@ from fedjax_pfl.simulation.fitting import fitting
 from fedjax_pfl.simulation.memory import Memory, available
 from fedjax_pfl.simulation.patience import checked_patience
 from fedjax_pfl.simulation.program import Final
+from fedjax_pfl.simulation.runs import remarks
 
 
 def simulate(
@@ -117,6 +118,7 @@ def _result(
     program, collector = chunks.program, chunks.collector
     federation = program.federation
     measured = collector.collect((len(seeds), -1))
+    common, single = remarks(algorithm, federation, settings)
     scored_candidates = "forward_samples" in measured["clients"]
     return Result(
         algorithm=algorithm.name,
@@ -138,7 +140,8 @@ def _result(
         execution=str(federation.execution),
         flops_per_step=counted("step"),
         flops_per_forward=counted("forward") if scored_candidates else None,
-        remarks=tuple(algorithm.remarks(federation)),
+        remarks=common,
+        setting_remarks=single,
         stopped=chunks.stopped,
         rounds_asked=program.rounds if chunks.stopped else None,
         **measured,
