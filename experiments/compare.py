@@ -7,6 +7,7 @@ if __name__ == "__main__":  # before anything is loaded
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import absl.flags
 import numpy as np
@@ -15,15 +16,17 @@ import fedjax_pfl as pfl
 from fedjax_pfl.data.files import as_path
 from fedjax_pfl.data.whole_files import there
 from fedjax_pfl.errors import InputError, require
+from fedjax_pfl.results.headlines import FIRST, HEADLINES, headline_of
 from fedjax_pfl.results.remarks import over
 from fedjax_pfl.results.tables import interval
 
 from .cli import shell
 from .cli.flagfiles import FlagValues, value_of
 from .cli.start import called
+from .figures.pivots import SPREADS, pivoted
 from .figures.runs import ALGORITHM, Run, find, same_data
 from .figures.scores import AVERAGES, SCORES, chosen_clients, curve, one_number, who
-from .figures.selection import REPEATS, labels, varying, with_scores
+from .figures.selection import REPEATS, labelled, labels, read_labels, varying, with_scores
 from .figures.tables import Row, footnotes, markdown, write
 
 USAGE = f"""\
@@ -31,6 +34,7 @@ Compares finished runs of {called("run")} and prints one table.
 
   {called("compare")} --runs=runs/a,runs/b --baseline=fedavg --target=80
   {called("compare")} --runs='runs/*' --algorithms=feddwa --output_dir=tables/feddwa
+  {called("compare")} --runs='runs/*' --pivot=dataset --labels=labels.txt --output_dir=tables/all
 
 --runs takes folders of an algorithm, of a comparison (all its algorithms), or folders above
 those. Runs on other data sets or partitions need --different_data."""
@@ -215,13 +219,26 @@ def parse(argv: Sequence[str]) -> absl.flags.FlagValues:
     text("score", "final", f"{', '.join(SCORES)}", **place)
     text("model", "personalized", "model that was scored", **place)
     text("split", "test", "samples it was scored on", **place)
+    meaning = f"--score and --average by a name: {', '.join(HEADLINES)}"
+    text("headline", FIRST, meaning, **place)
     text("average", "clients", f"mean over {' or '.join(AVERAGES)}", **place)
     text("clients", "", "numbers of the clients (default: those that all runs score)", **place)
     absl.flags.DEFINE_boolean("different_data", False, "rows on other data or partitions", **place)
+    meaning = "a setting, such as dataset: algorithms by its values, as papers print it"
+    text("pivot", None, f"{meaning} (default: a row for each run)", **place)
+    text("spread", SPREADS[0], f"of the cells of --pivot: {' or '.join(SPREADS)}", **place)
+    meaning = "a file with lines NAME=LABEL for algorithms and columns (default: their names)"
+    text("labels", None, meaning, **place)
     meaning = "a new folder for table.md, .csv and .tex (default: printed only)"
     text("output_dir", None, meaning, **place)
     absl.flags.DEFINE_boolean("help", False, "print this", **place)
     shell.refuse_words(shell.parsed(values, argv)[1:], values)
+    if values["headline"].present:
+        how = headline_of(value_of(values, "headline"))
+        twice = [name for name in ("score", "average") if values[name].present]
+        if twice:
+            raise InputError(f"--headline says what --{twice[0]} does: leave one of them out.")
+        values["score"].value, values["average"].value = how.score, how.average
     return values
 
 
@@ -239,13 +256,34 @@ def main(argv: list[str]) -> int:
     output = as_path("--output_dir", args.output_dir) if named else None
     if output is not None and there("output_dir", output):
         raise InputError(f"{output} exists already and nothing is ever overwritten.")
+    with labelled(read_labels(value_of(args, "labels"))):
+        return tabulate(args, output)
+
+
+def tabulate(args: absl.flags.FlagValues, output: Path | None) -> int:
+    """Prints the table, and writes it if there is a folder for it; returns the exit code."""
     options = ("baseline", "target", "score", "model", "split", "average", "clients")
     options += ("different_data",)
-    rows, said, notes = compare(
-        find(args.runs, args.algorithms), **{name: value_of(args, name) for name in options}
-    )
-    print("\n\n".join([said, markdown(rows).rstrip(), *notes]))
+    runs = find(args.runs, args.algorithms)
+    chosen = {name: value_of(args, name) for name in options}
+    if args.pivot is not None:
+        useless = [name for name in ("baseline", "target") if args[name].present]
+        if useless:
+            raise InputError(f"--{useless[0]} has no column in the table of --pivot: leave it out.")
+        del chosen["baseline"], chosen["target"]
+        made = pivoted(runs, args.pivot, spread=value_of(args, "spread"), **chosen)
+        said = f"{args.model} model, {args.split} samples, {SCORES[args.score]}, {made.over}"
+        said += f", %, by {args.pivot}"
+        print("\n\n".join([said, made.markdown().rstrip(), *made.notes]))
+        if output is not None:
+            made.write(output, said)
+    else:
+        if args["spread"].present:
+            raise InputError("--spread is for --pivot: other tables have both columns' intervals.")
+        rows, said, notes = compare(runs, **chosen)
+        print("\n\n".join([said, markdown(rows).rstrip(), *notes]))
+        if output is not None:
+            write(output, rows, said, notes)
     if output is not None:
-        write(output, rows, said, notes)
         print(f"\n{output}/table.md, .csv, .tex, seeds.csv")
     return 0

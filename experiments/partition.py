@@ -27,7 +27,7 @@ from fedjax_pfl.data.files import as_path
 from fedjax_pfl.data.whole_files import there, writing
 from fedjax_pfl.results import partition_plots as plots
 
-from .cli import shell
+from .cli import foreign_data, shell
 from .cli.build import load_dataset
 from .cli.flagfiles import FlagValues, value_of
 from .cli.flags import RULE_OPTION
@@ -61,7 +61,12 @@ def parse(argv: Sequence[str]) -> absl.flags.FlagValues:
     text("partition", "dirichlet", "rule that deals samples to clients", **place)
     whole("num_clients", 20, "number of clients", lower_bound=1, **place)
     whole("partition_seed", 0, "fixes the partition", lower_bound=0, **place)
-    text("partition_file", None, "NPZ file of a partition, instead of a rule", **place)
+    text(
+        "partition_file",
+        None,
+        "NPZ file of a partition, or another tool's split, instead of a rule",
+        **place,
+    )
     text("import_split", None, "SOURCE:PATH of a split of another tool, instead of a rule", **place)
     absl.flags.DEFINE_list("alphas", [], "several values of the rule's alpha to compare", **place)
     text("output_dir", None, "a new folder (default: runs/partition-RULE-DATE-TIME)", **place)
@@ -72,6 +77,7 @@ def parse(argv: Sequence[str]) -> absl.flags.FlagValues:
     for option in dict.fromkeys(name for rule in pfl.RULES for name in pfl.rule_options(rule)):
         text(_FLAG_OF.get(option, option), None, "option of a rule", **place)
     shell.refuse_words(shell.parsed(values, argv)[1:], values)
+    foreign_data.adopt(values, ("partition", "import_split", "alphas"))
     return values
 
 
@@ -106,9 +112,7 @@ def build(args: absl.flags.FlagValues, dataset: pfl.Dataset) -> dict[str, pfl.Pa
         if useless:
             raise pfl.InputError(f"--{useless[0]} is for rules: it can't be given with a file.")
     if args.partition_file is not None:
-        partition = pfl.Partition.load(as_path("--partition_file", args.partition_file))
-        partition.validate(len(dataset.labels), dataset.num_classes, dataset.labels)
-        return {"": partition}
+        return {"": pfl.read_partition(as_path("--partition_file", args.partition_file), dataset)}
     if args.import_split is not None:
         source, _, path = args.import_split.partition(":")
         if source not in pfl.IMPORTERS:

@@ -28,8 +28,9 @@ from .cli import console as shown
 from .cli import flags, kept, new_clients, provenance, resume, shell
 from .cli.algorithms import remarked
 from .cli.build import Experiment, material, output_folder, prepare
+from .cli.flagfiles import value_of
 from .cli.help import help_text
-from .outputs import comparison_table, run_files, tracking, training_line
+from .outputs import comparison_table, live, run_files, tracking, training_line
 
 
 @shell.script(shell.GOES_ON, "from what is kept")
@@ -43,7 +44,8 @@ def main(argv: list[str]) -> int:
     else:
         made = material(args)  # the content of the data identifies the run
         output = output_folder(args, made.identity)
-        if resume.finished(output, made.algorithms):
+        shorter = resume.lengthened(output, args, **made.identity)
+        if shorter is None and resume.finished(output, made.algorithms):
             print(f"This run is finished. Its results, from {output}:")
             results = {name: load(args, name, output) for name in made.algorithms}
             track(args, results, output)
@@ -65,7 +67,8 @@ def run(experiment: Experiment, quiet: bool = False) -> int:
     if not quiet:
         print("\n".join(header(experiment)), flush=True)
     results: dict[str, pfl.Result] = {}
-    pending = [name for name in experiment.algorithms if not kept.whole(output / name)]
+    longer = resume.lengthened(output, args, **experiment.identity) is not None
+    pending = [n for n in experiment.algorithms if longer or not kept.whole(output / n)]
     memory = {name: memory_of(experiment, name) for name in pending}  # before a folder is made
     with resume.opened(output, args, **experiment.identity):
         done = [name for name in experiment.algorithms if kept.whole(output / name)]
@@ -80,14 +83,15 @@ def run(experiment: Experiment, quiet: bool = False) -> int:
                         shower = display.algorithm(name, args.rounds, memory.get(name))
                         results[name] = run_algorithm(experiment, name, facts, shower, stop)
                     track(args, {name: results[name]}, output)
-        except (pfl.Interrupted, KeyboardInterrupt) as error:
+        except (resume.Stopped, KeyboardInterrupt) as error:
             return interrupted(error, stop, results, output)
         if experiment.new_clients is not None:
             print(f"\n{new_clients.write_table(output, results)}")
         title = f"{', '.join(results)} on {facts['summary']['dataset']}"
         if experiment.score_clients is not None:
             title += f", scored on client {', '.join(map(str, experiment.score_clients))}"
-        shutil.rmtree(output / resume.CHECKPOINTS, ignore_errors=True)
+        if not args.keep_state:
+            shutil.rmtree(output / resume.CHECKPOINTS, ignore_errors=True)
         line = training_line.described(args, experiment.federation.num_clients)
         run_files.write_comparison(
             output, results, title, line
@@ -132,10 +136,17 @@ def load(args, name: str, output: Path) -> pfl.Result:
 def run_algorithm(experiment: Experiment, name: str, facts: dict, progress, stop) -> pfl.Result:
     """Simulates one algorithm, from its checkpoints if there are any, and writes its folder."""
     args, output = experiment.args, experiment.output
-    algorithm = experiment.algorithms[name]
-    with contextlib.closing(
-        pfl.Checkpoints(output / resume.CHECKPOINTS / name, args.checkpoint_seconds)
-    ) as checkpoints:
+    algorithm, growing = experiment.algorithms[name], live.Live(output, name)
+
+    def measured(chunk: pfl.Progress) -> None:
+        progress(chunk)
+        growing.add(chunk)
+
+    place = output / resume.CHECKPOINTS / name
+    kept_for_more = pfl.Checkpoints(
+        place, args.checkpoint_seconds, extendable=value_of(args, "keep_state")
+    )
+    with contextlib.closing(kept_for_more) as checkpoints:
         result = pfl.simulate(
             algorithm,
             experiment.federation_of(name),
@@ -145,10 +156,12 @@ def run_algorithm(experiment: Experiment, name: str, facts: dict, progress, stop
             matrix_rounds=experiment.matrix_rounds,
             adapt=experiment.adapt,
             score_clients=experiment.score_clients,
-            progress=progress,
+            progress=measured,
             checkpoints=checkpoints,
             stop=stop,
+            patience=value_of(args, "patience"),
         )
+    result = resume.went_on(result)
     models = final_models(result) if args.save_models else None
     more = None
     if experiment.new_clients is not None:
@@ -160,6 +173,7 @@ def run_algorithm(experiment: Experiment, name: str, facts: dict, progress, stop
     )  # frees device memory for the next algorithm
     config = provenance.configuration(experiment, result, facts)
     run_files.write_algorithm(output / name, result, config, facts["summary"], models, more)
+    growing.remove()
     return result
 
 
@@ -192,14 +206,13 @@ def interrupted(error, stop: "resume.Stopper", results: dict, output: Path) -> i
 def report(results: dict[str, pfl.Result], args, output: Path) -> int:
     """Prints the table and its notes."""
     print()
-    shown.print_table(Console(), comparison_table.comparison_rows(results))
-    notes = comparison_table.footnotes(results)
+    shown.print_table(Console(), comparison_table.comparison_rows(results, args.headline))
+    notes = comparison_table.footnotes(results, args.headline)
     print("".join(f"\n{line}" for line in notes) + "\n" * bool(notes))
     clients = max(result.num_clients for result in results.values())
-    print(
-        "Training: "
-        f"{training_line.described(args, clients)}.\n{comparison_table.headline(results)}\n"
-    )
+    said = [*comparison_table.said_of_headline(args.headline), comparison_table.headline(results)]
+    training = f"Training: {training_line.described(args, clients)}."
+    print("\n".join([training, *said]) + "\n")
     print(f"Table, pictures and a folder for each algorithm: {output}")
     return 0
 

@@ -24,7 +24,7 @@ from fedjax_pfl.results.remarks import row_remarks, scored_clients
 from .cli import build, flags, identity, kept, resume, shell
 from .cli import console as shown
 from .cli.algorithms import parse_algorithms, remarked
-from .cli.flagfiles import value_of
+from .cli.flagfiles import given, value_of
 from .cli.start import called
 from .outputs import tracking, training_line
 from .sweeps.grid import Cell, cells, changing_data, parse_grid
@@ -49,7 +49,7 @@ queue of programs. A fifth of every client's training samples is set aside for v
 All other flags are those of {called("run")}. New clients (--new_clients) take no part and are not
 scored; models are neither adapted nor kept."""
 # Beginnings of flags for what a sweep does not do: adapt, score new clients, keep models.
-UNUSED = ("adapt_", "matrix_rounds", "new_client_", "save_models")
+UNUSED = ("adapt_", "keep_state", "matrix_rounds", "new_client_", "save_models")
 RANKINGS = ("final", "last_tenth")
 MODEL = "personalized"
 
@@ -93,7 +93,9 @@ def run_cell(
             progress=display.algorithm(cell.folder, args.rounds),
             checkpoints=checkpoints,
             stop=stop,
+            patience=value_of(args, "patience"),
         )
+    result = resume.went_on(result)
     result = remarked(replace(result, final=None), experiment.training[cell.algorithm])
     part = folder.with_name(f".part-{folder.name}")
     shutil.rmtree(part, ignore_errors=True)
@@ -147,6 +149,8 @@ def main(argv: list[str]) -> int:
         return 0
     argv, words, rank_by = own_words(argv)
     args = flags.parse(argv)
+    if args["headline"].present:
+        raise pfl.InputError("--headline is for tables of runs: a sweep ranks by --rank_by.")
     if not args["validation_fraction"].present:
         argv.append("--validation_fraction=0.2")
         args = flags.parse(argv)
@@ -154,8 +158,8 @@ def main(argv: list[str]) -> int:
         raise pfl.InputError("--validation_fraction must be above 0: the ranking needs it.")
     grid = parse_grid(words)
     chosen = value_of(args, "set")
-    given = {word.partition("=")[0].strip() for word in chosen}
-    queue = cells(parse_algorithms(args.algorithms, chosen), grid, given)
+    own = {word.partition("=")[0].strip() for word in chosen}
+    queue = cells(parse_algorithms(args.algorithms, chosen), grid, own)
     found, counts = {}, set()
     for cell in queue:  # all before the first begins
         check_name("The folder of a setting,", cell.folder)
@@ -165,6 +169,7 @@ def main(argv: list[str]) -> int:
             one.federation_of(cell.algorithm),
             settings=cell.settings or None,
             score_clients=one.score_clients,
+            patience=value_of(args, "patience"),
         )
         found[cell.folder] = one.identity
         counts.add(one.federation.num_clients)
@@ -213,12 +218,12 @@ def sweep(
                 for cell in queue:
                     result = run_cell(cell, argv, output, display, stop, described[cell.folder])
                     found += outcomes(cell, result, rank_by)
-        except (pfl.Interrupted, KeyboardInterrupt):
+        except (resume.Stopped, KeyboardInterrupt):
             message = f"Interrupted. Kept in {output}: the same command continues from there."
             print(message, file=sys.stderr)
             return 128 + (stop.signal or signal.SIGINT)
         data = changing_data(more["grid"])
-        write(output, found, rank_by, heading, data)
+        write(output, found, rank_by, heading, data, given(args))
         shutil.rmtree(output / resume.CHECKPOINTS, ignore_errors=True)
     notes = "".join(f"\n{line}\n" for line in footnotes(found, data))
     print(f"\n{table(found)}{notes}\nTable, numbers and pictures: {output}")

@@ -11,6 +11,7 @@ from fedjax_pfl.contract.record import Record
 from fedjax_pfl.contract.registry import ALGORITHMS, algorithm, algorithm_name, make_algorithm
 from fedjax_pfl.data.federated import Batch
 from fedjax_pfl.data.partitions import rules  # noqa: F401 - registers the rules
+from fedjax_pfl.data.partitions.foreign import read_partition, recognised
 from fedjax_pfl.data.partitions.importers import IMPORTERS, import_partition
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.partitions.registry import (
@@ -21,7 +22,7 @@ from fedjax_pfl.data.partitions.registry import (
     rule_options,
 )
 from fedjax_pfl.data.partitions.statistics import partition_statistics
-from fedjax_pfl.data.scaling import SCALINGS
+from fedjax_pfl.data.scaling import SCALINGS, input_scaling
 from fedjax_pfl.data.sources.registry import (
     DATASETS,
     Dataset,
@@ -54,7 +55,7 @@ from fedjax_pfl.models.task import Forward, ForwardedBatch, FunctionTask, LinenT
 from fedjax_pfl.results.model_files import load_models, model_axes, save_models
 from fedjax_pfl.results.result import Result
 from fedjax_pfl.simulation.checkpoints import Checkpoints
-from fedjax_pfl.simulation.chunks import Interrupted, Progress
+from fedjax_pfl.simulation.chunks import Progress
 from fedjax_pfl.simulation.memory import Memory
 from fedjax_pfl.simulation.new_clients import score_new_clients, without_new_clients
 from fedjax_pfl.simulation.runs import MAX_RUNS, sweepable
@@ -80,13 +81,14 @@ __all__ = [  # noqa: RUF022 - grouped as the pages of the reference are
     "options", "padding_efficiency", "proximal", "register_lr_schedule", "register_optimizer",
     # Data and partitions
     "COMMON_OPTIONS", "DATASETS", "Dataset", "IMPORTERS", "Partition", "RULES", "SCALINGS",
-    "dataset_from_arrays", "import_partition", "load_dataset", "make_partition", "parse_options",
-    "partition_statistics", "prepare_tfds", "register_dataset", "rule_options",
+    "dataset_from_arrays", "import_partition", "input_scaling", "load_dataset", "make_partition",
+    "parse_options", "partition_statistics", "prepare_tfds", "read_partition", "recognised",
+    "register_dataset", "rule_options",
     # Models
     "Forward", "ForwardedBatch", "FunctionTask", "LinenTask", "MODELS", "Outputs", "Task",
     "TwoHeads", "make_model", "networks",
     # Simulating
-    "Checkpoints", "Interrupted", "MAX_RUNS", "Memory", "Progress", "check_memory",
+    "Checkpoints", "MAX_RUNS", "Memory", "Progress", "check_memory",
     "check_simulation", "estimate_memory", "score_new_clients", "simulate", "sweepable",
     "without_new_clients",
     # Results

@@ -67,19 +67,21 @@ OPTIONS = _turned(
         "algorithms": "algorithm algo alg method methods strategy fedname federatedoptimizer",
         "alpha": "a dirichletalpha diralpha partitionalpha",
         "augment": "augmentation dataaugmentation",
+        "batch_norm": "buffers",
         "batch_size": "bs lbs localbs localbatchsize clientbatchsize trainbatchsize",
-        "classes_per_client": "classes classperclient classesperuser labelsperclient",
+        "classes_per_client": "c classes classperclient classesperuser labelsperclient",
         "clusters": "clusternum nclusters numclusters",
         "data_dir": "datapath dataroot datasetdir datasetpath",
         "dataset": "d data datasetname",
-        "eval_every": "eg evalgap evalinterval evalfrequency frequencyofthetest testgap "
+        "eval_every": "eg ti evalgap evalinterval evalfrequency frequencyofthetest testgap "
         "testinterval tg",
         "head_epochs": "plocalepochs pls",
         "inner_steps": "k",
         "learning_rate": "lr locallr locallearningrate clientlr clientlearningrate",
-        "learning_rate_decay": "lrdecay ldg learningratedecaygamma lrdecayperround",
+        "learning_rate_decay": "lrdecay ld ldg learningratedecaygamma lrdecayperround",
         "local_epochs": "ls le localepoch localep epochs numepochs clientepochs numlocalepochs",
         "local_steps": "localiterations localiters localupdates numlocalsteps",
+        "min_size": "leastsamples minpartitionsize minsamplesperclient ms",
         "model": "arch backbone m modelname net network",
         "momentum": "mo mom clientmomentum",
         "new_client_steps": "finetuningepochnew ften",
@@ -92,8 +94,9 @@ OPTIONS = _turned(
         "samplefraction participationratio participationrate proportion clientsperround "
         "clientnumperround numclientsperround",
         "partition": "niid noniid partitioner partitionmethod partitiontype splitmethod",
+        "patience": "ab autobreak earlystop earlystopping earlystoppingrounds",
         "penalty": "lam lambda lamda",
-        "percent": "randpercent",
+        "percent": "s randpercent",
         "personal_epochs": "plocalepochs pls",
         "personal_rate": "lrp plearningrate personallearningrate",
         "pull": "lam lambda lamda",
@@ -103,10 +106,10 @@ OPTIONS = _turned(
         "save_models": "savemodel",
         "seed": "manualseed randomseed rngseed",
         "server_rate": "slr serverlr serverlearningrate",
-        "shards_per_client": "shards shardperuser shardsperuser",
-        "test_fraction": "testratio testsetratio",
-        "tensorboard": "tb usetensorboard",
-        "validation_fraction": "valfraction valratio valsetratio",
+        "shards_per_client": "s shards shardperuser shardsperuser",
+        "test_fraction": "tr testratio testsetratio",
+        "tensorboard": "tb usetensorboard visible",
+        "validation_fraction": "vr valfraction valratio valsetratio",
         "weight": "lam lambda lamda",
         "weight_rate": "et eta",
         "weight_decay": "wd l2",
@@ -129,11 +132,31 @@ HYPERPARAMETERS = {
 _DEVICE = (
     "JAX chooses the device; CUDA_VISIBLE_DEVICES=0 or JAX_PLATFORMS=cpu before the command does"
 )
-WITHOUT = dict.fromkeys(("cuda", "dev", "device", "deviceid", "did", "gpu", "gpuid", "gpus",
-                         "nocuda", "usecuda"), _DEVICE) | dict.fromkeys(
-    ("nb", "numclasses"), "the data set has its number of classes") | dict.fromkeys(
-    ("clientdroprate", "droppercent", "sendslowrate", "trainslowrate"),
-    "--stragglers names late clients, --participation draws clients at random")  # fmt: skip
+_LATE = "--stragglers names late clients, --participation draws clients at random"
+_TOGETHER = "all clients train inside one program, and --client_execution says how"
+_ALL = "all clients with test samples are scored, and every round has as many clients"
+_WRITTEN = "metrics, the table and pictures are always written"
+_ON = "the same command continues a run that was stopped"
+
+
+def _said(table: dict[str, str]) -> dict[str, str]:
+    """A sentence by each of the others' names."""
+    return {other: why for others, why in table.items() for other in others.split()}
+
+
+WITHOUT = _said(
+    {
+        "clientresources cuda dev device deviceid did gpu gpuid gpus nocuda usecuda": _DEVICE,
+        "clientdroprate cdr droppercent sendslowrate ssr stragglerratio trainslowrate tsr": _LATE,
+        "fractionevaluate minavailableclients minavailablenodes minevaluateclients "
+        "minevaluatenodes minfitclients mintrainnodes": _ALL,
+        "mode numworkers": _TOGETHER,
+        "nb numclasses": "the data set has its number of classes",
+        "prev pv": _ON,
+        "savefig savelog savemetrics": _WRITTEN,
+        "selfbalancing": "--partition=dirichlet caps the sizes, dirichlet_uncapped does not",
+    }
+)
 
 PARTITIONS = _turned(
     {

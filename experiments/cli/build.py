@@ -144,6 +144,7 @@ def prepare(
     )
     for name, algorithm in algorithms.items():
         more = {"adapt": adapt, "score_clients": score_clients}
+        more["patience"] = value_of(args, "patience")
         try:
             own = experiment.federation_of(name)
             pfl.check_simulation(algorithm, own, args.rounds, **more)
@@ -249,13 +250,12 @@ def make_partition(args: absl.flags.FlagValues, dataset: pfl.Dataset) -> pfl.Par
             raise pfl.InputError(
                 f"--{given[0]} can't be given with --partition_file: the file has the partition."
             )
-        partition = pfl.Partition.load(as_path("--partition_file", args.partition_file))
+        partition = pfl.read_partition(as_path("--partition_file", args.partition_file), dataset)
         if args["num_clients"].present and args.num_clients != partition.num_clients:
             raise pfl.InputError(
                 f"--num_clients is {args.num_clients}, but {args.partition_file} has "
                 f"{partition.num_clients} clients: leave the flag out."
             )
-        partition.validate(len(dataset.labels), dataset.num_classes, dataset.labels)
     else:
         own = console.rule_flags(args.partition)
         for name in given:

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from absl import flags
@@ -15,6 +16,11 @@ from . import presets
 LARGEST_FLAGFILE = 2**20
 MOST_FLAGFILES = 1000
 PRESET = re.compile(r"--?preset(=|\s*\Z)")
+SWEPT = re.compile(r"--?settings_from(=|\s*\Z)")
+SETTINGS = "settings.flags"  # of a sweep: all flags of a run with what it chose
+CONFLICT = "can't differ between the algorithms of a run"  # in it, of a flag that was left out
+# Flags that a sweep doesn't hand on: places of its own, and code, which the command line names.
+OWN_PLACES = ("output_dir", "import_file", "trust_flagfiles", "preset", "settings_from")
 
 
 def value_of(values: flags.FlagValues, name: str) -> Any:
@@ -25,7 +31,7 @@ def value_of(values: flags.FlagValues, name: str) -> Any:
 class FlagValues(flags.FlagValues):
     """Flag values that read flagfiles only where those are small regular files of text.
 
-    `--preset=NAME` is this package's flagfile of that name.
+    `--preset=NAME` is this package's flagfile of that name, `--settings_from=DIR` that of a sweep.
     """
 
     def __init__(self):
@@ -33,21 +39,26 @@ class FlagValues(flags.FlagValues):
         meaning = "flags of a preset, by name (--list shows them)"
         place = {"flag_values": self, "module_name": "flagfiles"}
         flags.DEFINE_string("preset", None, meaning, **place)  # suggested for misspelt flags
+        meaning = "folder of a finished sweep: its flags, with each algorithm's chosen settings"
+        flags.DEFINE_string("settings_from", None, meaning, **place)
 
     def read_flags_from_files(self, argv, force_gnu=True):
         joined, words = [], iter(argv)
         for word in words:
-            if re.fullmatch("--?preset", word):  # its name is the next word
-                word = f"--preset={next(words, '')}"
+            if re.fullmatch("--?(preset|settings_from)", word):  # its value is the next word
+                word = f"--{word.lstrip('-')}={next(words, '')}"
             joined.append(word)
         return super().read_flags_from_files(joined, force_gnu)
 
     def _is_flag_file_directive(self, flag_string):
-        return bool(PRESET.match(flag_string)) or super()._is_flag_file_directive(flag_string)
+        ours = PRESET.match(flag_string) or SWEPT.match(flag_string)
+        return bool(ours) or super()._is_flag_file_directive(flag_string)
 
     def _extract_filename(self, flagfile_str):
         if PRESET.match(flagfile_str):
             return str(presets.file(flagfile_str.partition("=")[2].strip()))
+        if SWEPT.match(flagfile_str):
+            return str(settings_of(flagfile_str.partition("=")[2].strip()))
         return super()._extract_filename(flagfile_str)
 
     def _get_flag_file_lines(self, filename, parsed_file_stack=None):
@@ -69,6 +80,38 @@ class FlagValues(flags.FlagValues):
         return super()._get_flag_file_lines(filename, parsed_file_stack)
 
 
+def settings_of(folder: str) -> Path:
+    """The flagfile of a finished sweep.
+
+    Raises:
+      InputError: no such sweep, or its algorithms' choices don't fit into one run.
+    """
+    place = as_path("--settings_from", folder)
+    path = place / SETTINGS
+    if not path.is_file():
+        raise pfl.InputError(
+            f"--settings_from takes the folder of a finished sweep, and {place} has no {SETTINGS}."
+        )
+    text = read_bytes(path).decode(errors="replace")
+    apart = re.findall(rf"^# (\S+) {CONFLICT}", text, re.MULTILINE)
+    if apart:
+        raise pfl.InputError(
+            f"The algorithms of {place} chose different values of {', '.join(apart)}, which "
+            f"{CONFLICT}: give --flagfile={path} and a value of your own for it."
+        )
+    return path
+
+
+def given(values: flags.FlagValues) -> list[str]:
+    """The flags that were given, as words of a flagfile; without `OWN_PLACES`."""
+    words = []
+    for name in values:
+        flag = values[name]
+        if flag.present and name == flag.name and name not in (*OWN_PLACES, "flagfile"):
+            words += flag.serialize().splitlines()
+    return words
+
+
 def check_trust(argv: Sequence[str]) -> None:
     """Raises `InputError` where a flagfile, perhaps a stranger's, gives --import_file.
 
@@ -76,9 +119,9 @@ def check_trust(argv: Sequence[str]) -> None:
     """
     own, words = [], iter(argv[1:])
     for word in words:
-        if re.fullmatch("--?(flagfile|preset)", word):
+        if re.fullmatch("--?(flagfile|preset|settings_from)", word):
             next(words, None)
-        elif not re.match("--?(flagfile|preset)=", word):
+        elif not re.match("--?(flagfile|preset|settings_from)=", word):
             own.append(word)
     said = [re.fullmatch("--?(no)?trust_flagfiles(=true|=1)?", word) for word in own]
     said = [match[1] is None for match in said if match]

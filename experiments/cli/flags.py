@@ -7,9 +7,10 @@ from absl import flags
 
 import fedjax_pfl as pfl
 from fedjax_pfl.errors import cut
+from fedjax_pfl.results.headlines import FIRST, HEADLINES
 from fedjax_pfl.values import LIMIT, convert, keyword_defaults
 
-from . import algorithms, flagfiles, own_code, shell
+from . import algorithms, flagfiles, foreign_data, own_code, shell
 
 # Flag names that differ from the option of the partition rule that they set.
 RULE_OPTION = {"dominant_share": "share"}
@@ -91,7 +92,7 @@ class _Group:
 
 
 # Options of which runs allow only some choices, and options with another form as flags.
-CHOICES = {"dtype": ("float32", "float64")}
+CHOICES = {"dtype": ("float32", "float64"), "headline": tuple(HEADLINES)}
 SPELLED: dict[str, Callable[[_Group], None]] = {
     "model_options": lambda group: group.pairs(
         "model_option", "an option of the network, such as hidden=128"
@@ -154,7 +155,11 @@ def _data(group: _Group) -> None:
     group.text("partition", "dirichlet", "rule that deals samples to clients")
     group.whole("num_clients", 20, "number of clients", 1)
     group.whole("partition_seed", 0, "fixes the partition, for all seeds of the run", 0)
-    group.text("partition_file", None, "NPZ file with each client's samples, instead of a rule")
+    meaning = (
+        "NPZ file with each client's samples, or a folder of PFLlib's or FL-bench's, instead of a "
+        "rule"
+    )
+    group.text("partition_file", None, meaning)
     group.number("validation_fraction", 0.0, "part of each client's training samples set aside")
 
 
@@ -198,6 +203,8 @@ def _run(group: _Group) -> None:
     )
     meaning = "score the models after every so many rounds, and the last"
     group.whole("eval_every", SIMULATED["eval_every"], meaning, 1)
+    meaning = "end after so many rounds without a better mean validation accuracy (default: never)"
+    group.whole("patience", None, meaning, 1)
     group.names(
         "score_clients", None, "clients whose models are scored (default: all that have one)"
     )
@@ -213,6 +220,10 @@ def _run(group: _Group) -> None:
     group.text("output_dir", None, meaning)
     meaning = "seconds between checkpoints, where the same command continues; 0: every chunk"
     group.number("checkpoint_seconds", 60.0, meaning, 0.0)
+    meaning = "keep the last checkpoint, so that a finished run is lengthened without a new start"
+    group.switch("keep_state", False, meaning)
+    meaning = f"number that the table leads with: {', '.join(HEADLINES)}; see docs/migrating.md"
+    group.text("headline", FIRST, meaning)
     group.switch("save_models", True, "write the final models")
     group.switch("tensorboard", False, "also write TensorBoard's event files")
     group.text(
@@ -258,6 +269,7 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
     shell.refuse_words(rest, values)
     own_code.load(values.import_file)
     algorithms.canonical(values)
+    foreign_data.adopt(values)
     return values
 
 

@@ -27,7 +27,7 @@ def help_text(values: flags.FlagValues) -> str:
                 f"  --[no]{flag.name}" if flag.boolean and name != "help" else f"  --{flag.name}"
             )
             gap = "\n" + " " * 26 if len(label) > 24 else " " * (26 - len(label))
-            text = textwrap.wrap(meaning(flag), 72)
+            text = textwrap.wrap(meaning(flag, "the rule's" if name == "rule" else "none"), 72)
             lines.append(label + gap + ("\n" + " " * 26).join(text))
         parts.append("\n".join(lines))
     if values["helpfull"].value:
@@ -35,5 +35,6 @@ def help_text(values: flags.FlagValues) -> str:
     parts.append(
         "\n  --preset=NAME           read the flags of a preset (--list shows them)"
         "\n  --flagfile=FILE         read flags from a file, one on each line"
+        "\n  --settings_from=DIR     run a sweep's algorithms, each with its chosen settings"
     )
     return "\n".join(parts)

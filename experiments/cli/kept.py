@@ -49,7 +49,7 @@ def result(
     wanted = {
         "algorithm": (found.algorithm, algorithm),
         "seeds": (list(found.seeds), list(seeds)),
-        "rounds": (found.rounds, rounds),
+        "rounds": (found.rounds_asked if found.stopped else found.rounds, rounds),
     }
     for what, (has, needs) in wanted.items():
         if has != needs:

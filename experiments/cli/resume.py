@@ -8,6 +8,7 @@ continues; another configuration is refused.
 import contextlib
 import hashlib
 import json
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -28,7 +29,11 @@ LOCK = ".lock"
 FIRST = {LOCK, f".part-{RECORD}"}  # files that may exist before the record
 # Flags that change neither numbers nor which files are written; event files can be added later.
 NEUTRAL = ("data_dir", "output_dir", "compilation_cache", "checkpoint_seconds", "tensorboard")
-NEUTRAL += ("trust_flagfiles",)
+NEUTRAL += ("headline", "keep_state", "trust_flagfiles")
+# Flags in which a run may differ that continues another.
+LENGTHENED = {"rounds", "patience", "matrix_rounds"}
+EARLIER = "earlier"  # folder of the results of a run before it was lengthened
+KEPT_IN_PLACE = {LOCK, RECORD, CHECKPOINTS, EARLIER, "partition.npz", "partition.png"}
 
 try:
     import fcntl
@@ -64,12 +69,46 @@ def check_folder(output: Path, args: absl.flags.FlagValues, **more) -> None:
         return
     if output.is_dir() and {path.name for path in output.iterdir()} <= FIRST:
         return  # empty, or of a run that was killed before its record was written
-    changed = identity.difference(_flags(output), configuration(args, **more))
-    if changed:
+    before, now = _flags(output), configuration(args, **more)
+    changed = identity.difference(before, now)
+    if changed and not _is_longer(before, now):
         raise pfl.InputError(
             f"{output} is another run: {changed}. Give the same flags and data to continue it, "
             "or another --output_dir."
         )
+
+
+def _is_longer(before: dict[str, Any], now: dict[str, Any]) -> bool:
+    """Whether a run goes on where another ended: more rounds, or another patience."""
+    changed = {name for name in before.keys() | now.keys() if before.get(name) != now.get(name)}
+    more = now.get("rounds", 0) > before.get("rounds", 0)
+    return changed == {"patience"} or (more and changed <= LENGTHENED)
+
+
+def lengthened(output: Path, args: absl.flags.FlagValues, **more) -> int | None:
+    """The rounds of the run in a folder that this one makes longer; None where it makes none."""
+    if not (output / RECORD).exists():
+        return None
+    before = _flags(output)
+    return before["rounds"] if _is_longer(before, configuration(args, **more)) else None
+
+
+def _set_aside(output: Path, rounds: int) -> None:
+    """Moves the results of so many rounds to a folder of their own, the table first.
+
+    If the process is killed meanwhile, the same command moves the rest.
+    """
+    files = [path for path in output.iterdir() if path.name not in KEPT_IN_PLACE]
+    files = [path for path in files if not path.name.startswith(".part-")]
+    place, k = output / EARLIER / f"rounds_{rounds}", 1
+    while any((place / path.name).exists() for path in files):
+        k += 1
+        place = output / EARLIER / f"rounds_{rounds}-{k}"
+    with writing(place):
+        place.mkdir(parents=True, exist_ok=True)
+        for path in sorted(files, key=lambda path: path.name != "comparison.md"):
+            path.replace(place / path.name)
+        shutil.copy(output / RECORD, place / RECORD)
 
 
 def _flags(output: Path) -> dict[str, Any]:
@@ -118,13 +157,35 @@ def opened(output: Path, args: absl.flags.FlagValues, **more) -> Iterator[None]:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise pfl.InputError(f"Another process is writing to {output}.") from None
+        record = {"version": pfl.__version__, "flags": configuration(args, **more)}
         if (output / RECORD).exists():
             check_folder(output, args, **more)
+            shorter = lengthened(output, args, **more)
+            if shorter is not None:
+                _set_aside(output, shorter)
+                run_files.write_json(output / RECORD, record)
         else:
-            run_files.write_json(
-                output / RECORD, {"version": pfl.__version__, "flags": configuration(args, **more)}
-            )
+            run_files.write_json(output / RECORD, record)
         yield
+
+
+class Stopped(Exception):
+    """A simulation ended early because it was asked to.
+
+    Attributes:
+      round: rounds done; the checkpoints hold them.
+    """
+
+    def __init__(self, done: int):
+        super().__init__(f"Stopped after round {done}.")
+        self.round = done
+
+
+def went_on(result: pfl.Result) -> pfl.Result:
+    """The result of a simulation; raises `Stopped` where it was asked to end early."""
+    if result.stopped == "asked":
+        raise Stopped(result.rounds)
+    return result
 
 
 class Stopper:

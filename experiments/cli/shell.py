@@ -81,12 +81,19 @@ def described(values: FlagValues, name: str, width: int) -> str:
     )
 
 
-def meaning(flag: Flag) -> str:
-    """What a flag's help says in its first line, and its default where it has one to show."""
+def meaning(flag: Flag, nothing: str = "none") -> str:
+    """What a flag's help says in its first line, and its default.
+
+    Args:
+      nothing: the word for the default of a flag that has no value unless it is given.
+    """
     said = flag.help.partition("\n")[0].removesuffix(";").strip()
     default = flag.default
-    if flag.name in ACTIONS or default in (None, "", []) or "(default: " in said:
+    told = any(words in said for words in ("(default: ", "must be given", "'auto': "))
+    if flag.name in ACTIONS or told:
         return said
+    if default in (None, "", []):
+        default = nothing
     if isinstance(default, bool):
         default = str(default).lower()
     return f"{said} (default: {','.join(default) if isinstance(default, list) else default})"

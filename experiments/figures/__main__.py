@@ -6,8 +6,10 @@ if __name__ == "__main__":  # before anything is loaded
     launch("figures")
 
 import csv
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import absl.flags
 
@@ -33,6 +35,7 @@ from . import (  # noqa: F401 - their figures are registered on import
 )
 from .drawing import FIGURES, Drawing
 from .runs import find
+from .selection import labelled, read_labels
 
 USAGE = f"""\
 Draws a figure from finished runs of {called("run")}; docs/figures.md has examples of all of them.
@@ -58,6 +61,12 @@ def parse(argv: Sequence[str]) -> tuple[str | None, absl.flags.FlagValues]:
     absl.flags.DEFINE_string(
         "data_dir", None, "folder with the data set, if it was moved after the runs", **place
     )
+    meaning = "a title of your own, or 'auto' for what the picture shows (default: none)"
+    absl.flags.DEFINE_string("title", None, meaning, **place)
+    meaning = "width and height in inches, such as 3.5x2.5 (default: the figure's)"
+    absl.flags.DEFINE_string("size", None, meaning, **place)
+    meaning = "a file with lines NAME=LABEL for legends (default: names)"
+    absl.flags.DEFINE_string("labels", None, meaning, **place)
     absl.flags.DEFINE_boolean("list", False, "print all figures and their options", **place)
     absl.flags.DEFINE_boolean("help", False, "print this", **place)
     place["module_name"] = "options"
@@ -135,6 +144,37 @@ def new_file(flag: str, text: str | None, endings: Sequence[str]) -> Path | None
     return path
 
 
+def finish(drawing: Drawing, title: str | None, size: tuple[float, float] | None) -> str:
+    """Gives the picture its title and size; returns the sentence on what it shows."""
+    chart: Any = drawing.figure
+    said = " ".join(chart.get_suptitle().split())
+    if title is None and chart._suptitle is not None:
+        chart._suptitle.remove()
+        chart._suptitle = None
+    elif title not in (None, "auto"):
+        chart.suptitle(title, fontsize=10, wrap=True)
+    if size is not None:
+        chart.set_size_inches(*size)
+    return said
+
+
+def inches(text: str | None) -> tuple[float, float] | None:
+    """Width and height, of words such as 3.5x2.5.
+
+    Raises:
+      InputError: other words, or numbers outside 1..50.
+    """
+    if text is None:
+        return None
+    try:
+        width, height = (float(word) for word in text.lower().split("x"))
+    except ValueError:
+        width = height = 0.0
+    if not (1 <= width <= 50 and 1 <= height <= 50):
+        raise InputError(f"--size must be WIDTHxHEIGHT in inches, 1 to 50 each, got {text!r}.")
+    return width, height
+
+
 def write(drawing: Drawing, output: Path | None, data: Path | None) -> None:
     """Writes the picture and the numbers."""
     for path in filter(None, (output, data)):
@@ -165,7 +205,13 @@ def main(argv: list[str]) -> int:
     data = new_file("data", args.data, (".csv",))
     if output is None and data is None and name in FIGURES:
         raise InputError("Give a new file for the picture with --output=FILE.png.")
-    write(draw(name, args), output, data)
+    size = inches(args.size)
+    with labelled(read_labels(args.labels)):
+        drawing = draw(name, args)
+    said = finish(drawing, args.title, size)
+    write(drawing, output, data)
+    if said:
+        print(f"caption: {said}", file=sys.stderr)
     for path in filter(None, (output, data)):
         print(path)
     return 0

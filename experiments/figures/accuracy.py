@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..outputs import looks
 from . import drawing
 from .drawing import Drawing, figure
 from .runs import Run
@@ -38,10 +39,14 @@ def by_round(
     for run in runs:
         title = f"{panel} = {shown(run.settings[panel])}" if panel else ""
         groups.setdefault(title, []).append(run)
+    drawing.require_rounds(runs, "accuracy/rounds")
     names = {}
     for group in groups.values():
         names |= dict(zip(group, labels(group), strict=True))
     order = list(dict.fromkeys(names.values()))
+    named = {name: {r.algorithm for r in runs if names[r] == name} for name in order}
+    single = [next(iter(found)) if len(found) == 1 else "" for found in named.values()]
+    styles = looks.numbers(single)
     rows = dict(zip(runs, chosen_clients(runs, clients, model, split), strict=True))
     size = (5.8, 4.0) if len(groups) == 1 else (3.6, 3.0)
     chart, grid = drawing.panels(len(groups), *size)
@@ -52,7 +57,7 @@ def by_round(
             if best_so_far:
                 values = np.fmax.accumulate(values, axis=1)
             k = order.index(names[run])
-            lines[k] = drawing.band(axes, run.eval_rounds, values, k, names[run])
+            lines[k] = drawing.band(axes, run.eval_rounds, values, styles[k], names[run])
             lasts[k] = np.nanmean(values[:, -1])
             table += _rows(run, names[run], title, model, values)
         axes.set_title(title, fontsize=10)

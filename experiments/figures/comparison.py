@@ -6,6 +6,7 @@ import numpy as np
 
 from fedjax_pfl.errors import InputError
 
+from ..outputs import looks
 from . import drawing
 from .drawing import Drawing, figure
 from .runs import Run, same_data
@@ -61,14 +62,16 @@ def by_cost(
     """
     drawing.check_choice("x", x, tuple(COSTS))
     runs = with_scores(runs, [model], split)
+    drawing.require_rounds(runs, "accuracy/cost")
     names, chosen = labels(runs), chosen_clients(runs, clients, model, split)
+    styles = looks.numbers([run.algorithm for run in runs])
     chart = drawing.canvas(6.4, 4.2)
     axes = chart.add_subplot()
     lines, table = [], []
     for k, (run, name, rows) in enumerate(zip(runs, names, chosen, strict=True)):
         values, cost = curve(run, rows, model, split, average), spent(run, x)
         # Seeds differ in traffic only where their cohorts do: the mean places the line.
-        lines.append(drawing.band(axes, cost.mean(axis=0), values, k, name))
+        lines.append(drawing.band(axes, cost.mean(axis=0), values, styles[k], name))
         table += [
             (str(run.folder), name, seed, int(number), float(c), float(value))
             for seed, paid, line in zip(run.seeds, cost, values, strict=True)

@@ -9,8 +9,11 @@ import numpy as np
 from matplotlib.colors import Colormap, Normalize
 from matplotlib.figure import Figure
 
-from fedjax_pfl.errors import require, unknown_name
-from fedjax_pfl.results.plots import COLOURS, DASHES, DPI, SHADES
+from fedjax_pfl.errors import InputError, require, unknown_name
+from fedjax_pfl.results.plots import COLOURS as COLOURS
+from fedjax_pfl.results.plots import DASHES as DASHES
+from fedjax_pfl.results.plots import DPI, SHADES
+from fedjax_pfl.results.plots import style as style
 from fedjax_pfl.results.plots import ticks as ticks
 from fedjax_pfl.values import keyword_defaults
 
@@ -95,14 +98,6 @@ def panels(
     for axes in grid.flat[count:]:
         axes.remove()
     return chart, list(grid.flat[:count])
-
-
-def style(k: int) -> dict[str, Any]:
-    """Colour and dash of line k; the first 28 all differ."""
-    return {
-        "color": colour(k),
-        "linestyle": DASHES[k // len(COLOURS) % len(DASHES)],
-    }
 
 
 def band(axes, x, values: np.ndarray, k: int | None = 0, label: str | None = None, **options):
@@ -192,6 +187,15 @@ def title(chart: Figure, text: str) -> None:
     fitting = (textwrap.wrap(text, min(width, most)) for width in widths)
     fewest = len(textwrap.wrap(text, most))
     chart.suptitle("\n".join(next(w for w in fitting if len(w) == fewest)), fontsize=10)
+
+
+def require_rounds(runs: Sequence, name: str) -> None:
+    """Raises `InputError` where no run has two scored rounds: a picture of one point."""
+    if all(len(run.eval_rounds) < 2 for run in runs):
+        raise InputError(
+            f"{name} would be a picture of one point, as these runs scored one round: run with a "
+            "smaller --eval_every or more --rounds, or draw accuracy/clients."
+        )
 
 
 def over_seeds(count: int) -> str:

@@ -18,6 +18,7 @@ from fedjax_pfl.data.files import as_path
 from fedjax_pfl.errors import InputError
 
 from ..cli.flags import RULE_FLAG
+from ..cli.resume import EARLIER
 from ..cli.start import called
 from . import run_files
 
@@ -25,7 +26,8 @@ from . import run_files
 PLACES = {
     "algorithms", "set", "data_dir", "partition_file", "output_dir", "save_models",
     "compilation_cache", "checkpoint_seconds", "matrix_rounds", "client_execution",
-    "seed_execution", "devices", "eval_batch_size", "tensorboard",
+    "seed_execution", "devices", "eval_batch_size", "headline", "keep_state",
+    "tensorboard",
 }  # fmt: skip
 ALGORITHM = "algorithm"
 SCALING = "input_scaling"  # of the same samples
@@ -240,7 +242,8 @@ def find(folders: Sequence[str], algorithms: Sequence[str] = ()) -> list[Run]:
                      for k in range(DEPTH)]  # fmt: skip
             summaries = sorted(
                 (path for paths in below for path in paths
-                 if not path.parent.name.startswith(".")),  # half-written
+                 if not path.parent.name.startswith(".")  # half-written
+                 and EARLIER not in path.relative_to(match).parts),
                 key=natural,
             )  # fmt: skip
             if not summaries:

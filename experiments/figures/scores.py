@@ -5,16 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedjax_pfl.errors import InputError, unknown_name
+from fedjax_pfl.results.headlines import AVERAGES, SCORES, one_number
 from fedjax_pfl.results.remarks import named
 
 from .runs import Run, same_data
 
-SCORES = {
-    "final": "after the last round",
-    "best": "best round",
-    "last_tenth": "mean of the last tenth of rounds",
-}
-AVERAGES = ("clients", "samples")
+__all__ = ["AVERAGES", "SCORES", "chosen_clients", "curve", "one_number", "who"]
 
 
 def chosen_clients(runs: Sequence[Run], words: str, model: str, split: str) -> list[np.ndarray]:
@@ -95,15 +91,3 @@ def curve(
     total = weights.sum(axis=-1)
     mean = (np.where(known, values, 0) * weights).sum(axis=-1) / np.where(total > 0, total, 1)
     return np.where(total > 0, 100 * mean, np.nan)
-
-
-def one_number(curves: np.ndarray, score: str) -> np.ndarray:
-    """[S, E] to [S], as `score` says; rounds without scores are left out."""
-    if score not in SCORES:
-        raise unknown_name("score", score, SCORES)
-    curves = curves[:, np.isfinite(curves).all(axis=0)]
-    if score == "best":
-        return curves.max(axis=1)
-    if score == "final":
-        return curves[:, -1]
-    return curves[:, -max(1, curves.shape[1] // 10) :].mean(axis=1)

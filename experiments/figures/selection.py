@@ -1,9 +1,13 @@
 """Selects the runs that a figure can draw, and names them by their differences."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
+from fedjax_pfl.data.files import as_path, read_bytes
 from fedjax_pfl.errors import InputError, unknown_name
+from fedjax_pfl.errors import shown as shown_text
 
 from .runs import ALGORITHM, Run, same_data
 
@@ -151,4 +155,50 @@ def labels(runs: Sequence[Run]) -> list[str]:
         chosen = [str(run.folder) for run in runs]
     if hidden:
         chosen = [f"{name} ({run.data_name})" for name, run in zip(chosen, runs, strict=True)]
-    return chosen
+    return [renamed(name) for name in chosen]
+
+
+_LABELS: ContextVar[Mapping[str, str] | None] = ContextVar("labels", default=None)
+
+
+@contextlib.contextmanager
+def labelled(labels: Mapping[str, str]) -> Iterator[None]:
+    """A context in which `labels` and `renamed` write these in place of names."""
+    token = _LABELS.set(labels)
+    try:
+        yield
+    finally:
+        _LABELS.reset(token)
+
+
+def renamed(name: str) -> str:
+    """A label as --labels writes it: the whole of it, or the algorithm that it begins with."""
+    labels = _LABELS.get() or {}
+    first, comma, rest = name.partition(", ")
+    return labels.get(name) or f"{labels.get(first, first)}{comma}{rest}"
+
+
+def read_labels(file: str | None) -> dict[str, str]:
+    """Labels by name, from lines NAME=LABEL; lines that begin with # are passed over.
+
+    Raises:
+      InputError: no such file, or a line of another form.
+    """
+    if not file:
+        return {}
+    path, found = as_path("--labels", file), {}
+    try:
+        lines = read_bytes(path).decode().splitlines()
+    except UnicodeDecodeError as error:
+        raise InputError(f"--labels={path} is no UTF-8 text: {error}.") from None
+    for number, line in enumerate(lines, 1):
+        name, equals, label = (part.strip() for part in line.partition("="))
+        if not line.strip() or line.startswith("#"):
+            continue
+        if not (equals and name and label) or name in found:
+            raise InputError(
+                f"Line {number} of {path} must read NAME=LABEL, each name once, such as "
+                f"feddwa=FedDWA, got {shown_text(line)}."
+            )
+        found[name] = label
+    return found

@@ -7,11 +7,12 @@ import numpy as np
 
 from fedjax_pfl.errors import InputError
 
+from ..outputs import looks
 from . import drawing
 from .drawing import Drawing, figure
 from .runs import ALGORITHM, Run
 from .scores import SCORES, chosen_clients, curve, one_number, who
-from .selection import REPEATS, setting, shown, varying, with_record, with_scores
+from .selection import REPEATS, renamed, setting, shown, varying, with_record, with_scores
 
 TRAFFIC = "traffic"
 LOG_FROM = 20  # largest over smallest value from which an axis is logarithmic
@@ -83,11 +84,15 @@ def against_setting(
     ordered = list(points.items())  # words, such as algorithms, in the order of the runs
     if all(isinstance(value, int | float) for key in points for value in key):
         ordered.sort()
+    algorithms = line_names == [ALGORITHM] or tuple(line_names) == (ALGORITHM,)
+    styles = (
+        looks.numbers([str(key[0]) for key, _ in ordered]) if algorithms else range(len(ordered))
+    )
     for k, (key, line) in enumerate(ordered):
         shift = 0.0 if scale != "places" else 0.5 * ((k + 0.5) / len(points) - 0.5)
         for axes, metric in zip(grid, values[runs[0]], strict=True):
-            drawn = _draw(axes, line, places, shift, values, metric, k, scale)
-        lines.append((drawn, _text(key)))
+            drawn = _draw(axes, line, places, shift, values, metric, styles[k], scale)
+        lines.append((drawn, renamed(_text(key))))
     for axes, metric in zip(grid, values[runs[0]], strict=True):
         drawing.tidy(axes, xlabel=", ".join(axes_names), ylabel=_unit(metric))
         if scale == "log":

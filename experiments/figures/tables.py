@@ -120,14 +120,15 @@ def markdown(rows: Sequence[Row]) -> str:
     return tables.markdown(cells(rows)) + "\n"
 
 
+def escaped(text: str) -> str:
+    """A cell as LaTeX writes it."""
+    return "".join(f"\\{c}" if c in "%_&#" else c for c in text).replace("±", r"$\pm$")
+
+
 def latex(rows: Sequence[Row]) -> str:
     """A tabular for the package booktabs, the best accuracy in bold."""
     keys, (heading, *body) = columns(rows), cells(rows)
     at, best = keys.index("accuracy"), max(row.accuracy for row in rows)
-
-    def escaped(text):
-        text = text.replace("±", r"$\pm$")
-        return "".join(f"\\{c}" if c in "%_&#" else c for c in text)
 
     lines = [rf"\begin{{tabular}}{{l{'r' * (len(heading) - 1)}}}", r"\toprule"]
     lines += [" & ".join(map(escaped, heading)) + r" \\", r"\midrule"]

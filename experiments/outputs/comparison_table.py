@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 import fedjax_pfl as pfl
-from fedjax_pfl.results import remarks
+from fedjax_pfl.results import headlines, remarks
 from fedjax_pfl.results.tables import beyond, half_width, interval, interval_note
 
 ACCURACY = (
@@ -17,6 +17,8 @@ ACCURACY = (
 # Heading of a column, and whether its number is a percentage.
 COLUMNS = {
     "algorithm": "Algorithm",
+    "headline": "Headline %",
+    "headline_interval": "± 95 %",
     "accuracy": "Accuracy %",
     "interval": "± 95 %",
     "clients": "Mean over",
@@ -46,6 +48,7 @@ NOTES = (
     "finite."
 )
 _WHAT = "personalized_test_accuracy_last_round"
+HALF_WIDTHS = {"interval": "accuracy", "headline_interval": "headline"}  # of which column
 # A column's name in comparison.csv, where it isn't its key.
 CSV_NAMES = {
     "accuracy": f"{_WHAT}_mean_over_clients",
@@ -64,11 +67,14 @@ CSV_NAMES = {
 }
 
 
-def comparison_rows(results: Mapping[str, pfl.Result]) -> list[dict[str, Any]]:
+def comparison_rows(
+    results: Mapping[str, pfl.Result], headline: str = headlines.FIRST
+) -> list[dict[str, Any]]:
     """One row for each algorithm with the keys of `COLUMNS`; accuracies are fractions.
 
     "clients" are the ids of the clients that the row's means are over; "common" is the mean over
-    the clients that all rows have, None where there is no such client.
+    the clients that all rows have, None where there is no such client. Rows have a headline where
+    it is another one than the accuracy after the last round.
     """
     rows = []
     common = _common(results)
@@ -100,6 +106,9 @@ def comparison_rows(results: Mapping[str, pfl.Result]) -> list[dict[str, Any]]:
                 "diverged_clients": len(summary["diverged_clients"]),
             }
         )
+        if headline != headlines.FIRST:
+            lead = result.headline(headline)[:, 0]
+            rows[-1] |= {"headline": float(lead.mean()), "headline_interval": interval(lead)}
     return rows
 
 
@@ -117,7 +126,7 @@ def columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         silent.add("common")
     if not any(row["never_drawn"] for row in rows):
         silent.add("never_drawn")
-    return [key for key in COLUMNS if key not in silent]
+    return [key for key in COLUMNS if key in rows[0] and key not in silent]
 
 
 def table_cells(
@@ -132,8 +141,8 @@ def table_cells(
             value = row[key]
             if value is None:
                 line.append("-")
-            elif key == "interval":
-                line.append(half_width(100 * row["accuracy"], 100 * value))
+            elif key in HALF_WIDTHS:
+                line.append(half_width(100 * row[HALF_WIDTHS[key]], 100 * value))
             elif key == "clients":
                 line.append(remarks.over(value))
             elif COLUMNS[key].endswith("%"):
@@ -144,14 +153,19 @@ def table_cells(
     return cells
 
 
-def csv_cells(rows: Sequence[Mapping[str, Any]]) -> list[list]:
+def csv_cells(rows: Sequence[Mapping[str, Any]], headline: str = headlines.FIRST) -> list[list]:
     """Heading and rows for machines: fractions, ids with spaces between them, "-" for None."""
+    keys = [key for key in COLUMNS if key in rows[0]]
+    lead = f"personalized_test_accuracy_headline_{headline}"
+    names = CSV_NAMES | {
+        "headline": lead, "headline_interval": f"{lead}_ci95_half_width_over_seeds"
+    }  # fmt: skip
 
     def text(value):
         return " ".join(map(str, value)) if isinstance(value, list) else value
 
-    body = [["-" if row[key] is None else text(row[key]) for key in COLUMNS] for row in rows]
-    return [[CSV_NAMES.get(key, key) for key in COLUMNS], *body]
+    body = [["-" if row[key] is None else text(row[key]) for key in keys] for row in rows]
+    return [[names.get(key, key) for key in keys], *body]
 
 
 def labelled(results: Mapping[str, pfl.Result]) -> dict[str, pfl.Result]:
@@ -160,6 +174,15 @@ def labelled(results: Mapping[str, pfl.Result]) -> dict[str, pfl.Result]:
     if len(set(map(tuple, each.values()))) == 1:
         return dict(results)
     return {f"{name} ({remarks.over(each[name])})": result for name, result in results.items()}
+
+
+def said_of_headline(headline: str) -> list[str]:
+    """A sentence on the headline, where it is another one than the accuracy."""
+    if headline == headlines.FIRST:
+        return []
+    how = headlines.headline_of(headline)
+    warning = f"; {headlines.CHOSEN_ON_TEST}" if how.score == "best" else ""
+    return [f"Headline ({headline}): the personalized model, {how.meaning}{warning}."]
 
 
 def headline(results: Mapping[str, pfl.Result]) -> str:
@@ -185,10 +208,12 @@ def headline(results: Mapping[str, pfl.Result]) -> str:
     )
 
 
-def footnotes(results: Mapping[str, pfl.Result]) -> list[str]:
+def footnotes(results: Mapping[str, pfl.Result], headline: str = headlines.FIRST) -> list[str]:
     """Notes below the table, a line each: on single rows, then on intervals."""
     said = {name: remarks.row_remarks(result) for name, result in results.items()}
     finals = [100 * result.curve()[:, 0, -1] for result in results.values()]
+    if headline != headlines.FIRST:
+        finals += [100 * result.headline(headline)[:, 0] for result in results.values()]
     marked = any(beyond(values.mean(), interval(values)) for values in finals)
     note = interval_note(min(len(result.seeds) for result in results.values()), marked)
     return [*remarks.grouped(said), *([] if note is None else [note])]

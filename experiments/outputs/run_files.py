@@ -41,10 +41,13 @@ import fedjax_pfl as pfl
 from fedjax_pfl.data.files import save_arrays
 from fedjax_pfl.data.whole_files import aside, writing
 from fedjax_pfl.results import partition_plots, plots
+from fedjax_pfl.results.headlines import FIRST
 from fedjax_pfl.results.names import COUNTS
 from fedjax_pfl.results.tables import markdown
 
-from . import comparison_table
+from . import comparison_table, looks
+
+HEADING = ("seed", "round", "metric", "value")  # of metrics.csv
 
 
 def write_text(path: Path, text: str) -> None:
@@ -96,7 +99,7 @@ def write_algorithm(
     result.save(folder)
     with aside(folder / "metrics.csv") as part, part.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(("seed", "round", "metric", "value"))
+        writer.writerow(HEADING)
         writer.writerows(metric_rows(result))
     write_text(folder / "metrics.jsonl", metric_lines(result))
     with aside(folder / "clients.npz") as part, part.open("wb") as file:
@@ -210,7 +213,11 @@ def client_arrays(result: pfl.Result) -> dict[str, np.ndarray]:
 
 
 def write_comparison(
-    folder: Path, results: Mapping[str, pfl.Result], title: str, training: str = ""
+    folder: Path,
+    results: Mapping[str, pfl.Result],
+    title: str,
+    training: str = "",
+    headline: str = FIRST,
 ) -> None:
     """Writes the table, as CSV (fractions) and Markdown (percentages), and the accuracy curves.
 
@@ -218,17 +225,20 @@ def write_comparison(
 
     Args:
       training: how clients train, in a line.
+      headline: the number that rows lead with, a name in `HEADLINES`.
     """
-    rows = comparison_table.comparison_rows(results)
+    rows = comparison_table.comparison_rows(results, headline)
     with aside(folder / "comparison.csv") as part, part.open("w", newline="") as file:
-        csv.writer(file).writerows(comparison_table.csv_cells(rows))
+        csv.writer(file).writerows(comparison_table.csv_cells(rows, headline))
     table = markdown(comparison_table.table_cells(rows))
     seeds = max(len(result.seeds) for result in results.values())
-    below = [*comparison_table.footnotes(results), comparison_table.NOTES.format(seeds=seeds)]
-    write_picture(
-        folder / "accuracy.png", plots.accuracy_curves(comparison_table.labelled(results))
-    )
+    notes = comparison_table.footnotes(results, headline)
+    below = [*notes, comparison_table.NOTES.format(seeds=seeds)]
+    drawn = comparison_table.labelled(results)
+    styles = dict(zip(drawn, looks.numbers(list(results)), strict=True))
+    write_picture(folder / "accuracy.png", plots.accuracy_curves(drawn, styles=styles))
     above = [f"# {title}", *([f"Training: {training}."] if training else [])]
+    above += comparison_table.said_of_headline(headline)
     text = [*above, comparison_table.headline(results), table, *below]
     write_text(folder / "comparison.md", "\n\n".join(text) + "\n")
 

@@ -11,6 +11,7 @@ from fedjax_pfl.results.remarks import grouped, over
 from fedjax_pfl.results.tables import beyond, half_width, interval, interval_note
 
 from ..cli.algorithms import OWN
+from ..cli.flagfiles import CONFLICT, SETTINGS
 from ..outputs import run_files
 from .pictures import picture
 
@@ -133,7 +134,7 @@ def all_chosen(found: Sequence[Outcome]) -> str:
         elif len(set(values.values())) == 1:
             lines.append(f"--{name}={next(iter(values.values()))}")
         else:
-            lines.append(f"# {name} can't differ between the algorithms of a run:")
+            lines.append(f"# {name} {CONFLICT}:")
             lines += [f"#   {one}: {value}" for one, value in values.items()]
     return "\n".join(lines) + "\n"
 
@@ -144,11 +145,13 @@ def write(
     rank_by: str,
     heading: Sequence[str],
     data: Sequence[str],
+    given: Sequence[str] = (),
 ) -> None:
-    """Writes `sweep.md`, `sweep.csv`, all algorithms' chosen flags in `chosen.flags` and, by
-    algorithm, its own and, if any, a picture.
+    """Writes `sweep.md`, `sweep.csv`, all algorithms' chosen flags in `chosen.flags`, the same
+    after the sweep's own in `settings.flags` and, by algorithm, its own and, if any, a picture.
 
-    `heading` are sentences on all settings, `data` is that of `footnotes`.
+    `heading` are sentences on all settings, `data` is that of `footnotes`; `given` are the sweep's
+    flags.
     """
     said = (
         f"Ranked by the mean over clients and seeds of the validation accuracy ({rank_by}); test "
@@ -158,7 +161,10 @@ def write(
     run_files.write_text(output / "sweep.md", "\n\n".join(text) + "\n")
     for one in best(found):
         run_files.write_text(output / f"{one.algorithm}.flags", chosen_flags(one))
-    run_files.write_text(output / "chosen.flags", all_chosen(found))
+    chosen = all_chosen(found)
+    run_files.write_text(output / "chosen.flags", chosen)
+    whole = "".join(f"{word}\n" for word in ("# The sweep's flags, then its choices.", *given))
+    run_files.write_text(output / SETTINGS, whole + chosen)
     names = list(dict.fromkeys(name for one in found for name in one.setting))
     with run_files.aside(output / "sweep.csv") as part, part.open("w", newline="") as file:
         writer = csv.writer(file)

@@ -162,4 +162,6 @@ def check(weights: np.ndarray, tolerance: float = 1e-5) -> None:
     require(bool((weights >= -tolerance).all()), "weights", weights.min(), "non-negative")
     sums = weights.sum(-1).ravel()
     worst = float(sums[np.argmax(np.abs(sums - 1))])
-    require(abs(worst - 1) <= tolerance, "row sums of the mixing matrix", worst, "one")
+    allowed = "one (mixing.normalize(weights) divides each row by its sum; an algorithm whose rows "
+    allowed += "need not sum to one says row_stochastic = False)"
+    require(abs(worst - 1) <= tolerance, "row sums of the mixing matrix", worst, allowed)

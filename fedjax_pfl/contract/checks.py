@@ -1,6 +1,12 @@
 """Checks of what an algorithm's functions take and return, made while they are traced."""
 
-from dataclasses import replace
+import contextlib
+import linecache
+import re
+import sys
+import traceback
+from collections.abc import Iterator
+from dataclasses import fields, replace
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +16,56 @@ from fedjax_pfl.contract.algorithm import Algorithm
 from fedjax_pfl.contract.context import Context
 from fedjax_pfl.contract.kept_optimizers import Kept
 from fedjax_pfl.contract.record import Record
+from fedjax_pfl.contract.registry import is_static
 from fedjax_pfl.contract.tally import Tally
+from fedjax_pfl.errors import InputError
 from fedjax_pfl.structs import client_axes
 from fedjax_pfl.typing import State
+
+UNKNOWN_YET = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+
+
+@contextlib.contextmanager
+def while_traced(algorithm: Algorithm, function: str) -> Iterator[None]:
+    """Runs a function of an algorithm, and explains a decision in Python on a traced number.
+
+    Raises:
+      InputError: the function asked for the value of a number that is not known while it is traced;
+        with the line, and what to write instead.
+    """
+    try:
+        yield
+    except UNKNOWN_YET as error:
+        raise _explained(algorithm, function, error) from error
+
+
+def _explained(algorithm: Algorithm, function: str, error: Exception) -> InputError:
+    file = getattr(sys.modules.get(type(algorithm).__module__), "__file__", None)
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename == file or frame.name == function]
+    where, line = "", ""
+    if own:
+        line = (own[-1].line or linecache.getline(own[-1].filename, own[-1].lineno or 0)).strip()
+        where = f" in line {own[-1].lineno}, `{line}`," if line else f" in line {own[-1].lineno}"
+    traced = [f.name for f in fields(algorithm) if not is_static(f)]
+    named = [key for key in traced if re.search(rf"\bself\.{key}\b", line)]
+    remedy = "Compute both ways and choose with jax.numpy.where, or branch with jax.lax.cond"
+    if named:
+        value = getattr(type(algorithm), named[0], ...)
+        default = "..." if value is ... else repr(value)
+        remedy += (
+            f"; or, where {named[0]} need not be swept inside one program, make it part of it: "
+            f"{named[0]}: {type(value).__name__ if value is not ... else 'float'} = "
+            f"pfl.static(default={default})"
+        )
+    return InputError(
+        f"{algorithm.name}.{function} asks{where} for the value of a traced number, as `if` and "
+        f"`int()` do: while a program is traced it has none. {remedy}."
+    )
 
 
 def checked_init(algorithm: Algorithm, ctx: Context) -> State:
@@ -22,7 +75,8 @@ def checked_init(algorithm: Algorithm, ctx: Context) -> State:
       InputError: it can't keep them.
       TypeError: it is no `struct`, or a field does not declare its client axes or lacks them.
     """
-    state, name = algorithm.init(ctx), algorithm.name
+    with while_traced(algorithm, "init"):
+        state, name = algorithm.init(ctx), algorithm.name
     if not hasattr(type(state), "__dataclass_fields__"):
         raise TypeError(
             f"{name}.init must return a state, a class decorated with struct, got "
@@ -52,7 +106,8 @@ def checked_round(algorithm: Algorithm, ctx: Context, state: State) -> tuple[Sta
     if isinstance(state, Kept):
         optimizers = kept_optimizers.Optimizers(name, state.optimizers)
     counting = replace(ctx, tally=tally, optimizers=optimizers)
-    returned = algorithm.round(counting, kept_optimizers.own(state))
+    with while_traced(algorithm, "round"):
+        returned = algorithm.round(counting, kept_optimizers.own(state))
     pair = isinstance(returned, tuple | list) and len(returned) == 2
     if not (pair and isinstance(returned[1], Record)):
         kinds = ", ".join(

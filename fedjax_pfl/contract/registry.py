@@ -14,6 +14,9 @@ from fedjax_pfl.structs import static, struct
 from fedjax_pfl.values import convert
 
 ALGORITHMS: dict[str, type[Algorithm]] = {}
+OF_ONES_OWN = (
+    "One of your own is known once its file is imported, in commands by --import_file=FILE.py."
+)
 A = TypeVar("A", bound=Algorithm)
 
 
@@ -103,6 +106,8 @@ def algorithm_name(
         hint = "It is not in this version." if among is ALGORITHMS else ""
     else:
         hint = f"Did you mean {near!r}?" if near else ""
+    if among is ALGORITHMS and word not in elsewhere.ABSENT:
+        hint = f"{hint} {OF_ONES_OWN}".strip()
     raise unknown_name(kind, given, among, hint=hint)
 
 

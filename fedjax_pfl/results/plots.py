@@ -4,7 +4,7 @@ Every function returns a `matplotlib.figure.Figure`; `figure.savefig(path)` writ
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib import colormaps
@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's colours, distinct for any colour vision; yellow is too pale for lines.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-DASHES = ("-", "--", ":", "-.")
+DASHES: tuple[Any, ...] = (
+    "-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)), (0, (8, 3)), (0, (1, 3)),
+)  # fmt: skip
+MARKERS = (None, "o", "s", "^")  # of further lines
+STYLES = len(COLOURS) * len(DASHES) * len(MARKERS)  # so many all differ
 HEAT = "YlGnBu"  # zeros are masked and stay white
 # The same without the palest colours: small values must differ from zeros, which are white.
 SHADES = ListedColormap(colormaps[HEAT](np.linspace(0.12, 1.0, 256)))
@@ -29,8 +33,23 @@ DPI = 150
 _PANEL = 3.0  # inches, side of one matrix
 
 
+def style(k: int) -> dict[str, Any]:
+    """Colour, dash and marker of line k: the first 49 differ without a marker."""
+    plain = len(COLOURS) * len(DASHES)
+    marker = MARKERS[k // plain % len(MARKERS)]
+    return {
+        "color": COLOURS[k % len(COLOURS)],
+        "linestyle": DASHES[k // len(COLOURS) % len(DASHES)],
+        **({} if marker is None else {"marker": marker, "markevery": 0.1, "markersize": 4}),
+    }
+
+
 def accuracy_curves(
-    results: Mapping[str, "Result"], model: str = HEADLINE, split: str = "test", setting: int = 0
+    results: Mapping[str, "Result"],
+    model: str = HEADLINE,
+    split: str = "test",
+    setting: int = 0,
+    styles: Mapping[str, int] | None = None,
 ) -> Figure:
     """Mean accuracy over clients against the round, one line for each result.
 
@@ -40,21 +59,24 @@ def accuracy_curves(
       results: by the name that the legend shows.
       model, split: which accuracy.
       setting: index of the swept setting.
+      styles: numbers of the lines' styles by name; by default they are counted.
     """
     lines = {name: one.curve(model, split)[:, setting] for name, one in results.items()}
     rounds = {name: one.eval_rounds for name, one in results.items()}
-    return curves(lines, rounds, model, split)
+    return curves(lines, rounds, styles)
 
 
 def curves(
-    lines: Mapping[str, np.ndarray], rounds: Mapping[str, np.ndarray], model: str, split: str
+    lines: Mapping[str, np.ndarray],
+    rounds: Mapping[str, np.ndarray],
+    styles: Mapping[str, int] | None = None,
 ) -> Figure:
     """Accuracy against the round: mean over seeds, and a band from the lowest to the highest.
 
     Args:
       lines: fractions [S, E] by the name that the legend shows.
       rounds: E numbers, for each of them.
-      model, split: for the title.
+      styles: numbers of the lines' styles by name; by default they are counted.
     """
     require(len(lines) > 0, "results", lines, "at least one")
     figure = Figure(figsize=(7.5, 4.5), dpi=DPI, layout="constrained")
@@ -62,14 +84,15 @@ def curves(
     finals = {}
     for k, (name, fractions) in enumerate(lines.items()):
         curve = 100 * fractions
-        colour, dash = COLOURS[k % len(COLOURS)], DASHES[k // len(COLOURS) % len(DASHES)]
+        look = style(k if styles is None else styles[name])
         mean, x = curve.mean(axis=0), rounds[name]
         shown = np.isfinite(mean).sum()
-        marker = "o" if shown < 3 else None  # a line of one point shows nothing
-        (line,) = axes.plot(x, mean, dash, color=colour, label=name, marker=marker, ms=4)
+        if shown < 3:  # a line of one point shows nothing
+            look |= {"marker": "o", "markersize": 4}
+        (line,) = axes.plot(x, mean, label=name, **look)
         if len(curve) > 1:
             low, high = curve.min(axis=0), curve.max(axis=0)
-            axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
+            axes.fill_between(x, low, high, color=look["color"], alpha=0.18, linewidth=0)
         finals[line] = mean[-1]
     ranked = sorted(finals, key=lambda line: -np.nan_to_num(finals[line], nan=-1.0))
     labels = [f"{line.get_label()}  {finals[line]:.1f}" for line in ranked]
@@ -77,10 +100,7 @@ def curves(
         ranked, labels, title="last round, %", loc="center left", bbox_to_anchor=(1.01, 0.5),
         frameon=False, alignment="left",
     )  # fmt: skip
-    seeds = max(map(len, lines.values()))
-    band = f"; mean of {seeds} seeds, band from lowest to highest" if seeds > 1 else ""
     axes.set(xlabel="round", ylabel="accuracy, %")
-    figure.suptitle(f"{model} model, {split} samples, mean over clients{band}", fontsize=10)
     axes.locator_params("x", integer=True)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)

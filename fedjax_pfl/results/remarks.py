@@ -41,6 +41,12 @@ def without_steps(result: "Result", setting: int = 0) -> list[int]:
 def row_remarks(result: "Result", setting: int = 0) -> list[str]:
     """Sentences on one setting: the algorithm's own remarks, then recorded facts."""
     said = [*result.remarks, *(result.setting_remarks or {setting: ()})[setting]]
+    if result.stopped:
+        why = {"patience": "its validation accuracy had stopped rising"}
+        said.append(
+            f"stopped after round {result.rounds} of {result.rounds_asked}: "
+            f"{why.get(result.stopped, 'it was asked to')}"
+        )
     idle = without_steps(result, setting)
     if idle:
         said.append(f"{named(idle)} took part without a local step")

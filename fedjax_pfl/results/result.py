@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_pfl.data.files import as_path
 from fedjax_pfl.errors import InputError
-from fedjax_pfl.results import result_files, tables
+from fedjax_pfl.results import headlines, result_files, tables
 from fedjax_pfl.results.names import HEADLINE
 from fedjax_pfl.results.remarks import (
     named,
@@ -20,6 +20,9 @@ from fedjax_pfl.results.remarks import (
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure  # slow import: only where it is drawn
+
+
+IMPATIENT, ASKED = "patience", "asked"  # why rounds may have ended early
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,9 @@ class Result:
       flops_per_forward: FLOPs of one of the "forward_samples" of `clients`, the forward passes of
         candidates' losses (`costs.forward_flops`); None where there are none or they are unknown.
       remarks: the algorithm's notes on its row in a table, see `Algorithm.remarks`.
+      stopped: "" where all rounds were simulated; "patience" where they ended early by patience,
+        "asked" where `stop` ended them.
+      rounds_asked: how many there would have been then; None otherwise.
       setting_remarks: further ones on the rows of single settings, by setting; () where there are
         none.
       final: the end state on the device, or None for a result read from a file.
@@ -86,6 +92,8 @@ class Result:
     flops_per_step: float | None = None
     flops_per_forward: float | None = None
     remarks: tuple[str, ...] = ()
+    stopped: str = ""
+    rounds_asked: int | None = None
     setting_remarks: tuple[tuple[str, ...], ...] = ()
     final: Any = field(default=None, repr=False, compare=False)
 
@@ -98,6 +106,8 @@ class Result:
             f"{self.algorithm}: {self.num_clients} clients, {self.rounds} rounds, "
             f"{len(self.seeds)} seed(s), {self.num_settings} setting(s)"
         )
+        if not len(self.eval_rounds):
+            return f"Result({said}; none was scored yet)"
         if f"{HEADLINE}/test/accuracy" not in self.scores:
             return f"Result({said}; no test samples)"
         final, worst = self.curve()[:, :, -1].mean(), self.worst_decile().mean()
@@ -121,6 +131,14 @@ class Result:
             raise InputError(f"No scores {name!r} in this result; it has {', '.join(known)}.")
         return self.scores[name]
 
+    def require_scores(self) -> None:
+        """Raises `InputError` where the rounds ended before the first that is scored."""
+        if not len(self.eval_rounds):
+            raise InputError(
+                f"No round of this result was scored: it ends after round {self.rounds}, before "
+                "the first one that eval_every asks for."
+            )
+
     def curve(self, model: str = HEADLINE, split: str = "test") -> np.ndarray:
         """Plain mean over clients, [S, H, E]; NaN in rounds without scores."""
         accuracy = self.accuracy(model, split)
@@ -134,6 +152,23 @@ class Result:
         accuracy = self.accuracy(model).astype(np.float64)
         correct = np.rint(np.nan_to_num(accuracy) * self.test_sizes).sum(-1)
         return correct / np.maximum((np.isfinite(accuracy) * self.test_sizes).sum(-1), 1)
+
+    def headline(self, name: str = headlines.FIRST, model: str = HEADLINE) -> np.ndarray:
+        """One number for each run, a fraction [S, H].
+
+        Args:
+          name: "final", "best" or "last_tenth" of the rounds' plain means over clients; "pfllib"
+            and "flbench", the best round's accuracy over all test samples pooled, as these
+            libraries report it; "flower", the last round's.
+          model: a name that was scored.
+
+        Raises:
+          InputError: an unknown headline, or a model without scores.
+        """
+        how, curve = headlines.headline_of(name), self.curve(model).astype(np.float64)
+        if how.average == "samples":
+            curve = np.where(np.isfinite(curve), self.pooled(model), np.nan)
+        return headlines.one_number(curve, how.score)
 
     def participants(
         self, model: str = HEADLINE, split: str = "test", coming: bool = False, pooled: bool = False
@@ -231,7 +266,12 @@ class Result:
         return numbers
 
     def summary(self, setting: int = 0) -> dict[str, Any]:
-        """The numbers of one setting for a table; accuracies are fractions."""
+        """The numbers of one setting for a table; accuracies are fractions.
+
+        Raises:
+          InputError: no round was scored.
+        """
+        self.require_scores()
         curve = self.curve()[:, setting]
         scored = np.isfinite(curve).any(axis=0)  # an adaptation may come after the last round alone
         curve = curve[:, scored] if scored.any() else curve

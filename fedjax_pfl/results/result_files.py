@@ -151,6 +151,8 @@ def words_trouble(values: Mapping[str, Any]) -> str | None:
         "seconds_per_round": (number, "a number of at least 0"),
         "padding_efficiency": (number, "a number of at least 0"),
         "execution": (_word, "a text"),
+        "stopped": (lambda v: v in ("", "patience", "asked"), "patience, asked or nothing"),
+        "rounds_asked": (lambda v: v is None or whole(v, 1), "a whole number, or null"),
         "remarks": (lambda v: _list(v, _word), "a list of sentences"),
         "setting_remarks": (
             lambda v: _list(v, lambda some: _list(some, _word)),
@@ -209,7 +211,7 @@ def _arrays(values: Mapping[str, Any]):
         "clients": (*runs, rounds, clients),
         "scalars": (*runs, rounds),
     }
-    if min(seeds, settings, rounds, evaluations) < 1:
+    if min(seeds, settings, rounds, evaluations + bool(values.get("stopped"))) < 1:
         yield f"it has no seeds, settings, rounds or scored rounds: copies_up is {_form(up)}"
         return
     if len(values.get("setting_remarks", ())) not in (0, settings):

@@ -78,6 +78,7 @@ def setting_names(result: "Result") -> list[str]:
 def table(result: "Result", model: str, form: str) -> str:
     """The table of `Result.table`, see there."""
     require_name("form of a table", form, FORMS)
+    result.require_scores()
     finals, best = 100 * result.curve(model)[..., -1], 100 * np.nanmax(result.curve(model), axis=-1)
     worst, body, marked = 100 * result.worst_decile(model), [], False
     names, settings = setting_names(result), range(result.num_settings)
@@ -127,4 +128,4 @@ def plot(result: "Result", model: str, split: str) -> "Figure":
 
     curves = result.curve(model, split)
     lines = {name: curves[:, h] for h, name in enumerate(setting_names(result))}
-    return plots.curves(lines, dict.fromkeys(lines, result.eval_rounds), model, split)
+    return plots.curves(lines, dict.fromkeys(lines, result.eval_rounds))

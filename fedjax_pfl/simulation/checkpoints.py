@@ -53,13 +53,22 @@ class Checkpoints:
       folder: made if it is missing; no other simulation may use it.
       every_seconds: wall time between two checkpoints; 0 saves after every chunk.
       keep: how many are kept.
+      extendable: whether the state before the last round is saved too, from which a simulation of
+        more rounds continues.
     """
 
-    def __init__(self, folder: str | Path, every_seconds: float = 60.0, keep: int = 2):
+    def __init__(
+        self,
+        folder: str | Path,
+        every_seconds: float = 60.0,
+        keep: int = 2,
+        extendable: bool = False,
+    ):
         every_seconds = number("every_seconds", every_seconds, "at least 0")
         self.folder: Path = as_path("The checkpoint folder", folder).absolute()
         self.every_seconds = every_seconds
         self.keep = keep
+        self.extendable = extendable
         self._manager = None
         self._last = time.monotonic()
 
@@ -118,6 +127,12 @@ class Checkpoints:
                 stacklevel=2,
             )
         return None
+
+    def clear(self) -> None:
+        """Deletes all of them."""
+        manager = self._open()[1]
+        for step in manager.all_steps():
+            manager.delete(step)
 
     def close(self) -> None:
         if self._manager is not None:

@@ -1,26 +1,20 @@
 """Rounds in chunks: the host's work between two calls of the program."""
 
+import json
 import time
+import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax
 
+from fedjax_pfl.results.result import ASKED, IMPATIENT, Result
 from fedjax_pfl.simulation.checkpoints import Checkpoints, Saved, check_same, fingerprint
 from fedjax_pfl.simulation.collector import Collector
+from fedjax_pfl.simulation.horizon import depends_on_rounds
+from fedjax_pfl.simulation.patience import WATCHED, earliest_stop
 from fedjax_pfl.simulation.program import Chunk, Program, placed
-
-
-class Interrupted(Exception):
-    """A simulation was asked to stop, and stopped between two chunks.
-
-    Attributes:
-      round: rounds done; the checkpoints hold them, if there are any.
-    """
-
-    def __init__(self, done: int):
-        super().__init__(f"Stopped after round {done}.")
-        self.round = done
 
 
 class Progress(NamedTuple):
@@ -31,12 +25,16 @@ class Progress(NamedTuple):
       rounds: rounds of the run.
       accuracy: mean over runs and clients of the last scored personalized test accuracy, or None.
       seconds: wall time since the first round, without compilation.
+      since: rounds that were done before this chunk.
+      result: makes the `Result` of the rounds done so far, without models.
     """
 
     round: int
     rounds: int
     accuracy: float | None
     seconds: float
+    since: int = 0
+    result: Callable[[], Result] | None = None
 
 
 class Chunks:
@@ -47,13 +45,16 @@ class Chunks:
     Args:
       program: the compiled program.
       matrix_rounds: rounds, counted from 1, whose mixing matrices are kept.
-      checkpoints: where state and measurements are kept, or None.
+      checkpoints: where state and measurements are kept, or None. Those of a simulation of fewer
+        rounds are continued, if its rounds are the same as the first ones of this.
+      patience: rounds without a better validation accuracy after which the simulation stops.
 
     Attributes:
       states: after the rounds done, leaves [R, ...].
       done: rounds done.
       collector: their measurements.
       compile_seconds: time to compile.
+      stopped: why the rounds ended before the last one, "" where they did not (see `Result`).
 
     Raises:
       InputError: the checkpoints are another simulation's; before anything is compiled.
@@ -65,17 +66,19 @@ class Chunks:
         program: Program,
         matrix_rounds: Sequence[int],
         checkpoints: Checkpoints | None = None,
+        patience: int | None = None,
     ):
-        self.program, self.checkpoints = program, checkpoints
-        self.done, self.spent = 0, 0.0
-        self.collector = Collector(program.eval_every, program.rounds, matrix_rounds)
-        self.mark, saved = {}, None
+        self.program, self.checkpoints, self.patience = program, checkpoints, patience
+        self.done, self.spent, self.stopped = 0, 0.0, ""
+        self.mark, saved, kept = {}, None, list(matrix_rounds)
         if checkpoints is not None:
             checkpoints.check()
             self.mark = fingerprint(program, matrix_rounds)
-            saved = checkpoints.latest()
-            if saved is not None:
-                check_same(saved.facts["simulation"], self.mark, checkpoints.folder)
+            saved = self._continued(checkpoints)
+        if saved is not None:
+            past = saved.facts.get("matrices", kept)
+            kept = [r for r in past if r <= saved.round] + [r for r in kept if r > saved.round]
+        self.collector = Collector(program.eval_every, program.rounds, kept)
         began = time.perf_counter()
         # A chunk of no rounds compiles the program and runs no round.
         first = program.advance(program.start(), 0, 0)
@@ -83,6 +86,32 @@ class Chunks:
         self.states = first.states
         if saved is not None:
             self._restore(saved, first)
+
+    def _continued(self, checkpoints: Checkpoints) -> Saved | None:
+        """The checkpoint to continue from; None where all rounds are to be simulated.
+
+        Raises:
+          InputError: the checkpoints are another simulation's.
+        """
+        saved = checkpoints.latest()
+        if saved is None:
+            return None
+        mark, program = saved.facts["simulation"], self.program
+        before = int(mark.get("rounds", 0))
+        if before >= program.rounds:
+            check_same(mark, self.mark, checkpoints.folder)
+            return saved
+        shorter = fingerprint(replace(program, rounds=before), saved.facts.get("asked", []))
+        check_same(mark, shorter, checkpoints.folder)
+        if not depends_on_rounds(program, saved.round, before):
+            return saved
+        warnings.warn(
+            f"{type(program.runs.algorithm).name} begins with the first round again: what it does "
+            f"in a round depends on how many there are, and these checkpoints are of {before}.",
+            stacklevel=2,
+        )
+        checkpoints.clear()
+        return None
 
     def _restore(self, saved: Saved, like: Chunk) -> None:
         """Continues from a checkpoint, whose trees have the structures of a chunk's."""
@@ -97,20 +126,25 @@ class Chunks:
         chunk_seconds: float,
         progress: Callable[[Progress], None] | None = None,
         stop: Callable[[], bool] | None = None,
+        result: Callable[[], Result] | None = None,
     ) -> None:
-        """Runs the remaining rounds; for the arguments see `simulate`.
+        """Runs the remaining rounds, or fewer; for the arguments see `simulate`.
+
+        Args:
+          result: makes the result of the rounds done so far.
 
         Raises:
-          Interrupted: `stop` returned true.
           OutputError: a checkpoint can't be written.
         """
         rounds, length = self.program.rounds, 1
-        while self.done < rounds:
-            length = min(length, self._next_stop() - self.done)
+        self._judge()
+        while self.done < rounds and not self.stopped:
+            length, since = min(length, self._next_stop() - self.done), self.done
             seconds = self._advance(length)
             if progress is not None:
                 accuracy = self.collector.accuracy()
-                progress(Progress(self.done, rounds, accuracy, self.spent))
+                progress(Progress(self.done, rounds, accuracy, self.spent, since, result))
+            self._judge()
             if self.done < rounds:
                 self._pause(stop)
             # The next chunk takes the time asked for, if its rounds take as long as these.
@@ -118,9 +152,33 @@ class Chunks:
             length = max(1, int(min(fitting, self.program.capacity)))
 
     def _next_stop(self) -> int:
-        """The next round after which a chunk ends: its matrices are kept, or it is the last."""
-        ends = (*self.collector.matrix_rounds, self.program.rounds)
+        """The next round after which a chunk ends.
+
+        Its matrices are kept, it is the last, patience may end there, or it is the one before the
+        last, from which a longer simulation continues: that one scores the last as any other.
+        """
+        ends = [*self.collector.matrix_rounds, self.program.rounds]
+        if self._extendable:
+            ends.append(self.program.rounds - 1)
+        if self.patience is not None:
+            ends.append(self._patience_ends())
         return min(end for end in ends if end > self.done)
+
+    @property
+    def _extendable(self) -> bool:
+        return self.checkpoints is not None and self.checkpoints.extendable
+
+    def _patience_ends(self) -> int:
+        """The first round after which the simulation may stop, as far as is known."""
+        assert self.patience is not None
+        every, last = self.program.eval_every, self.program.rounds
+        rounds, accuracy = self.collector.curve(WATCHED)
+        return earliest_stop(rounds, accuracy, self.patience, every, last)
+
+    def _judge(self) -> None:
+        """Notes that patience has ended."""
+        if self.patience is not None and 0 < self.done < self.program.rounds:
+            self.stopped = IMPATIENT if self.done >= self._patience_ends() else ""
 
     def _advance(self, length: int) -> float:
         """Runs and measures a chunk; returns the seconds that it took."""
@@ -133,10 +191,12 @@ class Chunks:
         return seconds
 
     def _pause(self, stop: Callable[[], bool] | None) -> None:
-        """Writes a checkpoint where one is due, and stops if asked to."""
-        stopped = stop is not None and stop()
-        if self.checkpoints is not None and (stopped or self.checkpoints.due()):
+        """Writes a checkpoint where one is due, and notes that the simulation was asked to stop."""
+        if not self.stopped and stop is not None and stop():
+            self.stopped = ASKED
+        last = self._extendable and self.done == self.program.rounds - 1
+        if self.checkpoints is not None and (self.stopped or last or self.checkpoints.due()):
             trees = {"states": self.states, **self.collector.trees()}
-            self.checkpoints.save(self.done, trees, {"simulation": self.mark})
-        if stopped:
-            raise Interrupted(self.done)
+            kept, asked = self.collector.matrix_rounds, self.mark["kept matrices"]
+            facts = {"simulation": self.mark, "matrices": kept, "asked": json.loads(asked)}
+            self.checkpoints.save(self.done, trees, facts)

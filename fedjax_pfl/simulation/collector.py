@@ -61,6 +61,22 @@ class Collector:
                 return float(np.nanmean(scores[:, np.flatnonzero(seen)[-1]]))
         return None
 
+    def curve(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """(rounds [E] scored so far, means over clients [R, E]), NaN where nobody was."""
+        due = self._due()
+        if not self.parts:
+            return np.zeros(0, int), np.zeros((1, 0))
+        values = np.concatenate([part["scores"][name] for part in self.parts], axis=1)[:, due]
+        known = np.isfinite(values)
+        total = np.where(known, values, 0).sum(axis=-1, dtype=np.float64)
+        count = known.sum(axis=-1)
+        return np.flatnonzero(due) + 1, np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+    def _due(self) -> np.ndarray:
+        """bool [done]: which of the rounds done were scored."""
+        every = np.arange(1, self.done + 1)
+        return (every % self.eval_every == 0) | (every == self.rounds)
+
     def seconds_per_round(self) -> float:
         # Whole periods of evaluation, so that it is included for all chunk lengths.
         every = min(self.eval_every, len(self.paces))
@@ -68,13 +84,12 @@ class Collector:
         return float(np.median(np.reshape(self.paces[:whole], (-1, every)).mean(axis=1)))
 
     def collect(self, axes: tuple[int, int]) -> dict[str, Any]:
-        """Fields of `Result`: [R, T, ...] becomes [S, H, T, ...]."""
+        """Fields of `Result` for the rounds done: [R, T, ...] becomes [S, H, T, ...]."""
 
         def split(leaf):
             return leaf.reshape(axes[0], leaf.shape[0] // axes[0], *leaf.shape[1:])
 
-        every = np.arange(1, self.rounds + 1)
-        due = (every % self.eval_every == 0) | (every == self.rounds)
+        due = self._due()
         whole = jax.tree.map(lambda *leaves: split(np.concatenate(leaves, axis=1)), *self.parts)
         stacked = {}
         if self.matrices:
@@ -88,5 +103,5 @@ class Collector:
             "copies_up": whole["up"],
             "copies_down": whole["down"],
             "matrices": stacked,
-            "matrix_rounds": np.asarray(self.matrix_rounds),
+            "matrix_rounds": np.asarray([r for r in self.matrix_rounds if r <= self.done], int),
         }

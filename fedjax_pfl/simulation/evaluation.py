@@ -13,6 +13,7 @@ from jax import lax
 
 from fedjax_pfl import trees
 from fedjax_pfl.contract.algorithm import Algorithm
+from fedjax_pfl.contract.checks import while_traced
 from fedjax_pfl.contract.context import Context
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.structs import Broadcast
@@ -26,9 +27,11 @@ def named_models(
     """`algorithm.models(ctx, state, rows)`.
 
     Raises:
+      InputError: see `while_traced`.
       TypeError: "personalized" is not among them, or a stack is not of the clients asked for.
     """
-    named = algorithm.models(ctx, state, rows)
+    with while_traced(algorithm, "models"):
+        named = algorithm.models(ctx, state, rows)
     if not isinstance(named, Mapping) or "personalized" not in named:
         given = list(named) if isinstance(named, Mapping) else type(named).__name__
         raise TypeError(f"{algorithm.name}.models must name 'personalized', got {given}.")

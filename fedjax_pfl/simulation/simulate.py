@@ -1,6 +1,8 @@
 """Simulates an algorithm for a number of rounds, or estimates the memory for it."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from fedjax_pfl.simulation.chunks import Chunks, Progress
 from fedjax_pfl.simulation.costs import forward_flops, step_flops
 from fedjax_pfl.simulation.fitting import fitting
 from fedjax_pfl.simulation.memory import Memory, available
+from fedjax_pfl.simulation.patience import checked_patience
 from fedjax_pfl.simulation.program import Final
 from fedjax_pfl.simulation.runs import remarks
 
@@ -36,6 +39,7 @@ def simulate(
     progress: Callable[[Progress], None] | None = None,
     checkpoints: Checkpoints | None = None,
     stop: Callable[[], bool] | None = None,
+    patience: int | None = None,
 ) -> Result:
     """Runs an algorithm for a number of rounds, for all seeds and settings in one program.
 
@@ -57,19 +61,22 @@ def simulate(
       score_clients: permanent ids of the clients whose models are scored; means, tables and curves
         are then over them, and the others' scores are NaN. By default all clients for which the
         algorithm makes models.
-      progress: called between chunks.
+      progress: called between chunks with a `Progress`: `progress.result()` has all measurements so
+        far.
       checkpoints: where state and measurements are kept between chunks. A simulation that finds
-        some continues from there, and ends with the same bits as one without interruption.
-      stop: called between chunks; once it returns true, a checkpoint is written and `Interrupted`
-        raised.
+        some continues from there, and ends with the same bits as one without interruption; also if
+        they are of fewer rounds.
+      stop: called between chunks; once it returns true, a checkpoint is written and the rounds end.
+      patience: the rounds end after so many without a new best mean validation accuracy, of any
+        run (seed and setting). Which round that is depends on nothing but the measurements.
 
     Returns:
-      A `Result`; its arrays have the axes (seed, setting, round, client).
+      A `Result`; its arrays have the axes (seed, setting, round, client). Where the rounds ended
+      early it has those that were simulated, and `result.stopped` says why.
 
     Raises:
       InputError: an argument can't be used, or the checkpoints are another simulation's; before
         anything is compiled.
-      Interrupted: `stop` returned true.
       OutputError: a checkpoint can't be written; those before it are kept.
     """
     program = request.checked_program(
@@ -85,17 +92,29 @@ def simulate(
     )
     chunk_seconds = request.checked_seconds(chunk_seconds)
     matrix_rounds = request.checked_matrix_rounds(matrix_rounds, rounds)
+    patience = checked_patience(patience, algorithm, program.federation, adapt)
     program, _ = fitting(program, available())
-    chunks = Chunks(program, matrix_rounds, checkpoints)
-    chunks.run(chunk_seconds, progress, stop)
+    chunks = Chunks(program, matrix_rounds, checkpoints, patience)
     swept = {name: np.asarray(values) for name, values in (settings or {}).items()}
-    return _result(algorithm, tuple(int(seed) for seed in seeds), swept, chunks)
+    numbers = tuple(int(seed) for seed in seeds)
+    counted = cache(lambda name: COUNTED[name](chunks.program.federation))
+    so_far = partial(_result, algorithm, numbers, swept, chunks, counted)
+    chunks.run(chunk_seconds, progress, stop, so_far)
+    end = Final(replace(program, rounds=chunks.done), chunks.states)
+    return replace(so_far(), final=end)
+
+
+COUNTED = {"step": step_flops, "forward": forward_flops}  # FLOPs, by tracing
 
 
 def _result(
-    algorithm: Algorithm, seeds: tuple[int, ...], settings: dict[str, np.ndarray], chunks: Chunks
+    algorithm: Algorithm,
+    seeds: tuple[int, ...],
+    settings: dict[str, np.ndarray],
+    chunks: Chunks,
+    counted: Callable[[str], float | None],
 ) -> Result:
-    """The result of the rounds, with the facts for tables."""
+    """The result of the rounds done, with the facts for tables and without models."""
     program, collector = chunks.program, chunks.collector
     federation = program.federation
     measured = collector.collect((len(seeds), -1))
@@ -119,11 +138,12 @@ def _result(
         seconds_per_round=collector.seconds_per_round() / program.num_runs,
         padding_efficiency=padding_efficiency(federation.steps(), federation.execution),
         execution=str(federation.execution),
-        flops_per_step=step_flops(federation),
-        flops_per_forward=forward_flops(federation) if scored_candidates else None,
+        flops_per_step=counted("step"),
+        flops_per_forward=counted("forward") if scored_candidates else None,
         remarks=common,
         setting_remarks=single,
-        final=Final(program, chunks.states),
+        stopped=chunks.stopped,
+        rounds_asked=program.rounds if chunks.stopped else None,
         **measured,
     )
 
@@ -184,9 +204,10 @@ def check_simulation(
     settings: Mapping[str, Sequence[Any]] | None = None,
     adapt: Adaptation | None = None,
     score_clients: Sequence[int] | None = None,
+    patience: int | None = None,
 ) -> None:
     """Raises `InputError` where `simulate` would for these; nothing is compiled."""
-    request.checked_program(
+    program = request.checked_program(
         algorithm,
         federation,
         rounds,
@@ -194,3 +215,4 @@ def check_simulation(
         adapt=adapt,
         score_clients=score_clients,
     )
+    checked_patience(patience, algorithm, program.federation, adapt)

@@ -53,8 +53,20 @@ def check(fn: Callable[[Algorithm], None]) -> Callable[[Algorithm], None]:
     return fn
 
 
-def check_algorithm(algorithm: Algorithm, only: str | None = None) -> None:
+def check_algorithm(
+    algorithm: Algorithm,
+    only: str | None = None,
+    show: Callable[[str], None] | None = print,
+) -> tuple[str, ...]:
     """Runs the whole suite, or the check called `only`, on an algorithm.
+
+    Args:
+      algorithm: with its hyperparameters.
+      only: a name in `CHECKS`.
+      show: is given a line as each check begins, and one at the end; None for silence.
+
+    Returns:
+      The names of the checks, all of which it passed.
 
     Raises:
       InputError: there is no check of that name, or `algorithm` is no registered algorithm's
@@ -76,9 +88,15 @@ def check_algorithm(algorithm: Algorithm, only: str | None = None) -> None:
         )
     if only is not None and only not in CHECKS:
         raise unknown_name("check", only, CHECKS)
-    for name, fn in CHECKS.items():
-        if only in (None, name):
-            fn(algorithm)
+    show = show or (lambda line: None)
+    names = tuple(name for name in CHECKS if only in (None, name))
+    for k, name in enumerate(names, 1):
+        said = " ".join((CHECKS[name].__doc__ or "").split())
+        show(f"{k}/{len(names)} {name}: {said}")
+        CHECKS[name](algorithm)
+    count = "1 check" if len(names) == 1 else f"{len(names)} checks"
+    show(f"{algorithm.name} passes {count}: {', '.join(names)}.")
+    return names
 
 
 @check

@@ -173,6 +173,57 @@ def test_nothing_is_said_of_a_right_one(cls):
         check_algorithm(algorithm, only=name)
 
 
+class Deciding(Right):
+    mu: float = 0.5
+
+    def round(self, ctx, state):
+        if self.mu > 0:
+            return super().round(ctx, state)
+        return state, ctx.record(ctx.cohort)
+
+
+class Counted(Right):
+    def models(self, ctx, state, rows):
+        return {"personalized": trees.take(state.models, rows[: int(ctx.t)])}
+
+
+class Unnormalized(Right):
+    def round(self, ctx, state):
+        state, _ = super().round(ctx, state)
+        weights = jax.numpy.ones((ctx.cohort.size, ctx.cohort.size))
+        return state, ctx.record(ctx.cohort, mixing=weights)
+
+
+def test_decisions_on_traced_numbers_are_explained():
+    with pytest.raises(pfl.InputError) as error:
+        check_algorithm(pfl.algorithm("mine")(Deciding)(), only="partial_participation")
+    said = str(error.value)
+    assert said.startswith("mine.round asks in line ")
+    assert "`if self.mu > 0:`, for the value of a traced number" in said
+    assert "mu: float = pfl.static(default=0.5)." in said and "jax.lax.cond" in said
+    with pytest.raises(pfl.InputError, match=r"counted\.models asks in line .*int\(ctx\.t\)"):
+        check_algorithm(pfl.algorithm("counted")(Counted)(), only="partial_participation")
+
+
+def test_rows_that_do_not_sum_to_one_are_answered_with_the_fix():
+    with pytest.raises(pfl.InputError, match=r"must be one \(mixing\.normalize\(weights\).*got 3"):
+        check_algorithm(registered(Unnormalized)(), only="partial_participation")
+
+
+def test_the_suite_shows_what_it_does(capsys, monkeypatch):
+    ran = []
+    checks = {"first": lambda a: ran.append("first"), "second": lambda a: ran.append("second")}
+    checks["first"].__doc__ = "One of them."
+    monkeypatch.setattr("fedjax_pfl.testing.suite.CHECKS", checks)
+    algorithm = registered(Right)()
+    assert check_algorithm(algorithm) == ("first", "second") == tuple(ran)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "1/2 first: One of them."
+    assert lines[-1] == "mine passes 2 checks: first, second."
+    assert check_algorithm(algorithm, only="second", show=None) == ("second",)
+    assert capsys.readouterr().out == ""
+
+
 def test_what_is_no_algorithm():
     class Other(Right):
         pass

@@ -12,7 +12,7 @@ BAD = {
     ("--algorithms=fedavgg",): "Unknown algorithm 'fedavgg'. Did you mean 'fedavg'",
     ("--algorithms=",): "must name at least one algorithm",
     ("--algorithms=local,local",): "names 'local' twice",
-    ("--algorithms=PerFedSomething",): "Unknown algorithm 'PerFedSomething'. Valid: ",
+    ("--algorithms=PerFedSomething",): "--import_file=FILE.py. Valid: ",
     ("--algorithms=GPFL",): "Unknown algorithm 'GPFL'. It is not in this version. Valid: ",
     ("--algorithms=FedAvg-FT,fedavg_ft",): "--algorithms names 'fedavg_ft' twice",
     ("--round=3",): "Unknown command line flag 'round'. Did you mean --rounds?",

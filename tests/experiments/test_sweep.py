@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import fedjax_pfl as pfl
 from experiments import run, sweep
 from experiments.cli import build, flags
+from experiments.cli.flagfiles import CONFLICT
 from experiments.sweeps import tables
 from experiments.sweeps.pictures import picture
 
@@ -194,6 +195,24 @@ def test_ranking_and_chosen_flags(finished):
     assert (chosen.learning_rate, chosen.batch_size) == (float(best[1]), int(best[2]))
     made = build.parse_algorithms(args.algorithms, args["set"].value)
     assert made["feddwa"].top_k == int(best[0])
+
+
+def test_a_run_with_the_chosen_settings(finished, tmp_path):
+    """One flag: the sweep's own flags, then its choices; what is given later wins."""
+    alone = flags.parse(["run", f"--flagfile={finished / 'chosen.flags'}"])
+    given = ["run", f"--settings_from={finished}", "--num_seeds=5"]
+    for words in (given, ["run", "--settings_from", str(finished), "--num_seeds=5"]):
+        args = flags.parse(words)
+        assert (args.algorithms, args["set"].value) == (alone.algorithms, alone["set"].value)
+        assert (args.model, args.num_clients, args.rounds) == ("softmax", 4, 3)
+        assert (args.validation_fraction, args.num_seeds) == (0.2, 5)
+        assert args.output_dir is None
+    build.check_flags(args)
+    with pytest.raises(pfl.InputError, match=r"takes the folder of a finished sweep, and"):
+        flags.parse(["run", f"--settings_from={tmp_path}"])
+    (tmp_path / "settings.flags").write_text(f"# alpha {CONFLICT}:\n#   local: 1\n")
+    with pytest.raises(pfl.InputError, match="chose different values of alpha, which can't differ"):
+        flags.parse(["run", f"--settings_from={tmp_path}"])
 
 
 def test_choices_that_one_run_can_not_have():

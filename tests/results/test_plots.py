@@ -57,14 +57,18 @@ def test_a_single_score_is_a_point():
     once = np.full((2, 4), np.nan)
     once[:, -1] = 0.5
     lines = {"once": once, "always": np.full((2, 4), 0.4)}
-    drawn = plots.curves(lines, dict.fromkeys(lines, np.arange(1, 5)), "personalized", "test")
+    drawn = plots.curves(lines, dict.fromkeys(lines, np.arange(1, 5)))
     assert [line.get_marker() for line in drawn.axes[0].lines] == ["o", "None"]
 
 
 def test_more_algorithms_than_colours():
-    results = {f"algorithm_{k}": result(level=k / 20) for k in range(15)}
-    lines = plots.accuracy_curves(results).axes[0].lines
-    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 15
+    looks = [(str(one["color"]), str(one["linestyle"])) for one in map(plots.style, range(49))]
+    assert len(set(looks)) == 49
+    every = [tuple(map(str, one.items())) for one in map(plots.style, range(plots.STYLES))]
+    assert len(set(every)) == plots.STYLES
+    results = {name: result(level=0.5) for name in ("a", "b")}
+    lines = plots.accuracy_curves(results, styles={"a": 8, "b": 3}).axes[0].lines
+    assert [line.get_color() for line in lines] == [plots.COLOURS[1], plots.COLOURS[3]]
 
 
 @pytest.mark.parametrize("n", [1, 5, 20, 100])

@@ -1,5 +1,7 @@
 """A simulation that was stopped and resumed ends with the same bits as one that was not."""
 
+import contextlib
+from dataclasses import replace
 from functools import cache
 
 import jax
@@ -7,7 +9,9 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
+from fedjax_pfl.simulation import chunks, request
 from fedjax_pfl.simulation.checkpoints import Checkpoints
+from fedjax_pfl.simulation.horizon import depends_on_rounds
 from fedjax_pfl.testing.toys import toy_federation
 
 ROUNDS = 7
@@ -54,21 +58,20 @@ def test_stopped_again_and_again_it_ends_bit_by_bit_the_same(tmp_path, name):
     algorithm, stopped = pfl.make_algorithm(name), []
     while True:
         kept = Checkpoints(tmp_path, every_seconds=1e9)
-        try:
-            result = pfl.simulate(
-                algorithm,
-                federation(),
-                ROUNDS,
-                **OPTIONS,
-                chunk_seconds=0,
-                checkpoints=kept,
-                stop=stops_after(2),
-            )
+        result = pfl.simulate(
+            algorithm,
+            federation(),
+            ROUNDS,
+            **OPTIONS,
+            chunk_seconds=0,
+            checkpoints=kept,
+            stop=stops_after(2),
+        )
+        kept.close()
+        if not result.stopped:
             break
-        except pfl.Interrupted as error:
-            stopped.append(error.round)
-        finally:
-            kept.close()
+        assert (result.stopped, result.rounds_asked) == ("asked", ROUNDS)
+        stopped.append(result.rounds)
     assert stopped == [2, 4, 6]
     assert_same(result, whole(name))
 
@@ -86,7 +89,7 @@ def test_checkpoints_between_chunks_change_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"rounds": 8}, "rounds"),
+        ({"rounds": 6}, "rounds"),
         ({"seeds": (0, 4)}, "seeds and settings"),
         ({"eval_every": 1}, "evaluation"),
         ({"matrix_rounds": (1,)}, "kept matrices"),
@@ -101,11 +104,65 @@ def test_another_simulation_is_refused(tmp_path, changes, said):
         fed = federation(**options.pop("federation", {}))
         kept = Checkpoints(tmp_path)
         options = OPTIONS | options
-        pfl.simulate(
+        return pfl.simulate(
             pfl.make_algorithm(algorithm), fed, rounds, checkpoints=kept, stop=stop, **options
         )
 
-    with pytest.raises(pfl.Interrupted):
-        run(stop=lambda: True)
+    assert run(stop=lambda: True).rounds == 1
     with pytest.raises(pfl.InputError, match=f"are another simulation's: its {said}"):
         run(**changes)
+
+
+def shorter(folder, rounds, name="feddwa", **options):
+    """Simulates fewer rounds, and closes its checkpoints."""
+    kept_rounds = [number for number in OPTIONS["matrix_rounds"] if number <= rounds]
+    options = OPTIONS | {"matrix_rounds": kept_rounds} | options
+    with contextlib.closing(Checkpoints(folder, 1e9, extendable=True)) as kept:
+        return pfl.simulate(
+            pfl.make_algorithm(name), federation(), rounds, checkpoints=kept, **options
+        )
+
+
+def test_a_finished_simulation_is_lengthened_to_the_same_bits(tmp_path):
+    """Its last round, which is scored as the last, is not; matrices that it kept stay."""
+    first = shorter(tmp_path, 5, matrix_rounds=(1, 3))
+    assert first.eval_rounds.tolist() == [2, 4, 5]
+    assert Checkpoints(tmp_path).latest().round == 4
+    longer = shorter(tmp_path, ROUNDS)
+    assert longer.matrix_rounds.tolist() == [1, 3, 6] and longer.eval_rounds.tolist() == [
+        2,
+        4,
+        6,
+        7,
+    ]
+    wanted = whole("feddwa")
+    same = [k for k, number in enumerate(wanted.matrix_rounds) if number in (1, 6)]
+    for name, matrix in longer.matrices.items():
+        np.testing.assert_array_equal(matrix[:, :, [0, 2]], wanted.matrices[name][:, :, same])
+    nothing = {"matrices": {}, "matrix_rounds": np.zeros(0, int)}
+    assert_same(replace(longer, **nothing), replace(wanted, **nothing))
+    again = shorter(tmp_path, ROUNDS)  # from its own checkpoint
+    assert_same(again, longer)
+
+
+@pytest.mark.parametrize(
+    ("name", "depends"), [("feddwa", False), ("scaffold", False), ("waffle", True), ("apple", True)]
+)
+def test_which_rounds_depend_on_their_number(name, depends):
+    program = request.checked_program(pfl.make_algorithm(name), federation(), ROUNDS)
+    assert depends_on_rounds(program, 4, 5) is depends
+
+
+def test_rates_may_depend_on_the_number_of_rounds():
+    for factor, depends in ((lambda t, n: 1 / (1 + t), False), (lambda t, n: 1 - t / n, True)):
+        fed = federation(learning_rate_schedule=factor)
+        program = request.checked_program(pfl.make_algorithm("fedavg"), fed, ROUNDS)
+        assert depends_on_rounds(program, 4, 5) is depends
+
+
+def test_rounds_that_depend_on_their_number_begin_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(chunks, "depends_on_rounds", lambda *arguments: True)
+    shorter(tmp_path, 5)
+    with pytest.warns(UserWarning, match="feddwa begins with the first round again"):
+        longer = shorter(tmp_path, ROUNDS)
+    assert_same(longer, whole("feddwa"))

@@ -1,10 +1,9 @@
-"""Partitions that other tools saved: PFLlib's folders and Flower's lists or folders.
+"""Partitions that other tools saved: folders of PFLlib's and FL-bench's, Flower's lists or folders.
 
 Nothing is ever unpickled. Where a tool saves samples instead of indices, they are matched to the
 pool by content: see `fedjax_pfl.data.partitions.matching`.
 """
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +11,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_pfl.data.files import as_path, read_bytes, reading
+from fedjax_pfl.data.files import as_path, reading
+from fedjax_pfl.data.json_files import read_json
 from fedjax_pfl.data.partitions.arrow import read_rows
+from fedjax_pfl.data.partitions.flbench import import_flbench
 from fedjax_pfl.data.partitions.matching import Matcher, pixels
 from fedjax_pfl.data.partitions.partition import Partition, held_out
 from fedjax_pfl.data.partitions.registry import integer, is_number
-from fedjax_pfl.data.sources.registry import Dataset, read_npz
+from fedjax_pfl.data.pfllib_files import read_clients, read_config
+from fedjax_pfl.data.sources.registry import Dataset
 from fedjax_pfl.errors import InputError, require, unknown_name
 from fedjax_pfl.values import keyword_defaults
 
@@ -35,12 +37,6 @@ class Importer(NamedTuple):
     def options(self) -> dict[str, Any]:
         """The importer's options and their defaults."""
         return keyword_defaults(self.load)
-
-
-PFLLIB_EXPORT = """\
-import numpy as np, pathlib
-for f in pathlib.Path({folder!r}).glob("t*/*[0-9].npz"):
-    d = np.load(f, allow_pickle=True)["data"].item(); np.savez(f.with_suffix(".plain.npz"), **d)"""
 
 
 def import_partition(source: str, path: str | Path, dataset: Dataset, **options: Any) -> Partition:
@@ -78,10 +74,11 @@ def import_pfllib(
     """A split that PFLlib's `generate_*.py` wrote: config.json, train/ID.npz, test/ID.npz.
 
     Those NPZ files hold pickled Python objects, which this project never loads: run the three lines
-    of `PFLLIB_EXPORT` where you trust the files. They write `ID.plain.npz` with the plain arrays x
-    and y beside each, and those are read here. PFLlib saves normalised copies of the samples, so
-    they are turned back into pixels and found in the pool. Where the pool holds a sample several
-    times, its copies are taken in order; `options["ambiguous_samples"]` counts such choices.
+    of `pfllib_files.PFLLIB_EXPORT` where you trust the files. They write `ID.plain.npz` with the
+    plain arrays x and y beside each, and those are read here. PFLlib saves normalised copies of the
+    samples, so they are turned back into pixels and found in the pool. Where the pool holds a
+    sample several times, its copies are taken in order; `options["ambiguous_samples"]` counts such
+    choices.
 
     Args:
       folder: with config.json, train and test.
@@ -97,39 +94,22 @@ def import_pfllib(
             f"own, from which no text of data set {dataset.name!r} can be told. Its rules are here "
             "too: partition 'pat' and 'dirichlet'."
         )
-    config = _read_json(folder / "config.json")
-    n = config.get("num_clients") if isinstance(config, dict) else None
-    n = integer(f"num_clients in {folder / 'config.json'}", n, 1)
+    config = read_config(folder)
     for name, value in (("mean", mean), ("std", std)):
         require(is_number(value) and np.isfinite(value), name, value, "a finite number")
     matcher = Matcher(dataset)
     lists, scaled = {}, False
     for split in ("train", "test"):
         lists[split] = []
-        for client in range(n):
-            path = folder / split / f"{client}.plain.npz"
-            if not path.exists():
-                _explain_missing(path, folder)
-            arrays = read_npz(path, ("x", "y"))
-            what = f"{split} samples of client {client} in {path}"
-            x = pixels(arrays["x"], dataset, what, mean, std)
-            scaled |= arrays["x"].dtype != x.dtype
-            lists[split].append(matcher.match(x, arrays["y"], what))
+        for what, x, y in read_clients(folder, split, config["num_clients"]):
+            found = pixels(x, dataset, what, mean, std)
+            scaled |= x.dtype != found.dtype
+            lists[split].append(matcher.match(found, y, what))
     _check_counts(config, lists, dataset)
     options = {"path": str(folder), "ambiguous_samples": matcher.ambiguous}
     if scaled:
         options |= {"mean": mean, "std": std}
     return Partition.from_lists(**lists, rule="pfllib", options=options)
-
-
-def _explain_missing(path: Path, folder: Path) -> None:
-    if path.with_name(path.name.replace(".plain", "")).is_file():
-        raise InputError(
-            f"The files in {folder} hold pickled objects, which are never loaded here. If you "
-            "trust them, export plain arrays with these three lines of Python, and try again:",
-            script=PFLLIB_EXPORT.format(folder=str(folder)),
-        )
-    raise InputError(f"No file {path}, though config.json counts on it: is the split complete?")
 
 
 def _check_counts(config: dict, lists: dict, dataset: Dataset) -> None:
@@ -213,7 +193,7 @@ def import_flower(
 
 
 def _read_indices(path: Path, dataset: Dataset) -> tuple[list, list | None]:
-    content = _read_json(path)
+    content = read_json(path)
     named = isinstance(content, dict) and len(content) > 0
     require(named, f"Content of {path}", type(content).__name__,
             "an object with the indices of each partition")  # fmt: skip
@@ -280,30 +260,12 @@ def _hold_out(lists: list[np.ndarray], fraction: float, seed: int):
     return train, test
 
 
-def _read_json(path: Path):
-    if not path.exists():
-        raise InputError(f"No file {path}: give the folder or file that the tool wrote.")
-    try:
-        return json.loads(read_bytes(path).decode(), object_pairs_hook=_distinct)
-    except InputError:
-        raise
-    except (ValueError, RecursionError) as error:  # the last: brackets without end
-        raise InputError(f"{path} can't be read as JSON: {error}") from error
-
-
-def _distinct(pairs: list[tuple]) -> dict:
-    """An object of JSON whose names differ: of equal ones Python would keep the last."""
-    content = dict(pairs)
-    if len(content) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{twice!r:.100} is there twice")
-    return content
-
-
 IMPORTERS: dict[str, Importer] = {
     "pfllib": Importer(
         "a folder of PFLlib's, its NPZ files exported as plain arrays", import_pfllib
+    ),
+    "flbench": Importer(
+        "a folder of FL-bench's data, its partition exported as JSON", import_flbench
     ),
     "flower": Importer("flwr-datasets: a JSON file of indices, or a folder", import_flower),
 }

@@ -19,6 +19,7 @@ from fedjax_pfl.data.sources import cifar, idx
 from fedjax_pfl.data.sources.idx import EMNIST_CLASSES, read_idx
 from fedjax_pfl.data.sources.images import load_cinic10, load_folder, load_tiny_imagenet
 from fedjax_pfl.data.sources.parquet import load_cifar10_jpeg, load_parquet
+from fedjax_pfl.data.sources.pfllib import load_pfllib
 from fedjax_pfl.data.sources.text import load_ag_news, load_text_csv
 from fedjax_pfl.data.sources.tfds import find_prepared, load_tfds, read_prepared
 from fedjax_pfl.data.sources.tfds_prepare import prepare_tfds, tfds_folder
@@ -223,6 +224,9 @@ DATASETS |= {
     "text_csv": Source("your own texts, text_csv:PATH of a CSV file or folder", load_text_csv),
     "npz": Source(
         "your own arrays, npz:PATH with x_train, y_train (and x_test, y_test)", _load_npz
+    ),
+    "pfllib": Source(
+        "a folder that PFLlib wrote, pfllib:PATH, with its samples and their clients", load_pfllib
     ),
     "tfds": Source("anything TFDS prepared, tfds:NAME such as tfds:kmnist", load_tfds, named=True),
 }

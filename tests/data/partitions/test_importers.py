@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from fedjax_pfl.data.partitions.importers import PFLLIB_EXPORT, import_partition
+from fedjax_pfl.data.partitions.importers import import_partition
+from fedjax_pfl.data.pfllib_files import PFLLIB_EXPORT
 from fedjax_pfl.data.sources.registry import dataset_from_arrays
 from fedjax_pfl.errors import InputError
 

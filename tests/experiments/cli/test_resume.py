@@ -3,10 +3,14 @@
 `test_kills.py` kills processes; here signals come in this one.
 """
 
+import csv
 import json
 import os
+import re
+import shutil
 import signal
 
+import jax
 import numpy as np
 import pytest
 
@@ -14,7 +18,9 @@ import fedjax_pfl as pfl
 from experiments import run
 from experiments.cli import build, resume
 from experiments.cli import console as shown
-from experiments.outputs import run_files
+from experiments.figures.runs import find
+from experiments.outputs import live, run_files
+from fedjax_pfl.results.model_files import load_models
 
 ROUNDS = 6
 WORDS = (
@@ -150,7 +156,7 @@ def test_killed_before_it_said_which_run_it_is(tmp_path):
 def test_the_file_that_says_finished_comes_last(whole, tmp_path, monkeypatch):
     results = {"local": pfl.Result.load(whole / "local")}
 
-    def killed(_):
+    def killed(*arguments, **options):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -162,3 +168,80 @@ def test_the_file_that_says_finished_comes_last(whole, tmp_path, monkeypatch):
     assert not resume.finished(tmp_path, ["local"])
     run_files.write_comparison(tmp_path, results, "title")
     assert resume.finished(tmp_path, ["local"])
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_finished_run_is_lengthened(whole, tmp_path, capsys, kept):
+    """From its last state or from the beginning: the same bits as one long run, and the shorter
+    run's results are kept beside it."""
+    folder = tmp_path / "out"
+    words = [TWO, f"--output_dir={folder}", *["--keep_state"] * kept]
+    assert call(*words, "--rounds=4") == 0
+    assert (folder / resume.CHECKPOINTS / "feddwa").exists() is kept
+    before = (folder / "feddwa" / "result.json").read_bytes()
+    capsys.readouterr()
+    assert call(*words) == 0
+    said = capsys.readouterr().out
+    first = min(int(n) for n in re.findall(rf"feddwa: round (\d+)/{ROUNDS}", said))
+    assert first >= (4 if kept else 1)
+    shutil.rmtree(folder / resume.CHECKPOINTS, ignore_errors=True)
+    for name in ("local", "feddwa"):
+        ours, theirs = (pfl.Result.load(place / name) for place in (folder, whole))
+        for key in theirs.scores:
+            np.testing.assert_array_equal(ours.scores[key], theirs.scores[key])
+        models = [load_models(place / name / "models.npz") for place in (folder, whole)]
+        leaves = zip(*map(jax.tree.leaves, models), strict=True)
+        assert all(np.array_equal(a, b) for a, b in leaves)
+    earlier = folder / resume.EARLIER / "rounds_4"
+    assert (earlier / "feddwa" / "result.json").read_bytes() == before
+    assert (earlier / "comparison.md").exists() and (earlier / "run.json").exists()
+    assert {run.folder.parent for run in find([str(folder)])} == {folder}
+    assert {run.folder.parent for run in find([str(earlier)])} == {earlier}
+    assert call(TWO, f"--output_dir={folder}", "--rounds=4") == 2
+    assert f"--rounds was {ROUNDS} and is 4" in capsys.readouterr().err
+
+
+def test_metrics_grow_while_it_runs(whole, tmp_path, monkeypatch):
+    """As many rounds as are done; stopped, the file stays, and the next process begins it anew."""
+    folder, counts = tmp_path / "out", []
+    monkeypatch.setattr(live, "EVERY", 0.0)
+    add = live.Live.add
+
+    def looked(self, progress):
+        add(self, progress)
+        with (self.folder / "metrics.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        numbers = {(row["seed"], row["round"], row["metric"]) for row in rows}
+        assert len(numbers) == len(rows)
+        counts.append(max(int(row["round"]) for row in rows))
+        assert counts[-1] == progress.round
+        last = {(row["seed"], row["round"], row["metric"]): row["value"] for row in rows}
+        if progress.round == ROUNDS:
+            with (whole / self.folder.name / "metrics.csv").open() as file:
+                wanted = {(r["seed"], r["round"], r["metric"]): r["value"]
+                          for r in csv.DictReader(file)}  # fmt: skip
+            assert last == wanted
+
+    monkeypatch.setattr(live.Live, "add", looked)
+    with monkeypatch.context() as patch:
+        patch.setattr(shown, "progress_display", lambda _: Killer("feddwa", 1, signal.SIGINT))
+        assert call(TWO, f"--output_dir={folder}") == 130
+    assert (folder / live.FOLDER / "feddwa" / "metrics.csv").exists()
+    assert not (folder / live.FOLDER / "local").exists()
+    assert call(TWO, f"--output_dir={folder}") == 0
+    assert not (folder / live.FOLDER).exists() and counts.count(ROUNDS) == 2
+
+
+def test_patience_ends_a_run_with_a_whole_result(tmp_path, capsys):
+    words = (TWO, f"--output_dir={tmp_path / 'out'}", "--rounds=60", "--patience=4")
+    assert call(*words) == 2
+    assert "no client has validation samples" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert call(*words, "--validation_fraction=0.2") == 0
+    result = pfl.Result.load(tmp_path / "out" / "local")
+    assert result.stopped == "patience" and result.rounds < 60
+    said = f"stopped after round {result.rounds} of 60: its validation accuracy had stopped rising"
+    assert said in capsys.readouterr().out
+    assert said in (tmp_path / "out" / "comparison.md").read_text()
+    assert call(*words, "--validation_fraction=0.2") == 0
+    assert "This run is finished" in capsys.readouterr().out

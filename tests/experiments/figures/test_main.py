@@ -5,14 +5,18 @@ import re
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import experiments
+import fedjax_pfl as pfl
 from experiments.cli import flags
 from experiments.cli.build import prepare
 from experiments.figures.__main__ import main, parse
 from experiments.figures.drawing import FIGURES
+from experiments.figures.runs import Run
 from fedjax_pfl.data.partitions.registry import parse_options
+from fedjax_pfl.results import plots
 
 DOCUMENT = Path(experiments.__file__).parents[1] / "docs" / "figures.md"
 
@@ -135,3 +139,57 @@ def test_the_documents_runs_can_be_run():
     for line in lines:
         words = [w for w in shlex.split(line)[1:] if not w.startswith("--output_dir")]
         prepare(flags.parse(["run", *common.split(), *words]))
+
+
+def test_title_size_and_labels(folder, tmp_path, capsys, monkeypatch):
+    """No sentence in the picture unless it is asked for; it is printed instead."""
+    from experiments.figures import __main__ as command
+
+    seen = []
+    monkeypatch.setattr(command, "write", lambda drawing, *files: seen.append(drawing.figure))
+    (tmp_path / "labels").write_text("feddwa=FedDWA (ours)\n")
+    words = ("accuracy/rounds", f"--runs={folder / 'main'}", f"--output={tmp_path / 'a.png'}")
+    assert call(*words) == 0
+    assert (
+        "caption: personalized model, test samples, client 1; mean of 2 seeds"
+        in capsys.readouterr().err
+    )
+    assert call(*words, "--title=Mine", "--size=3.5x2.5", f"--labels={tmp_path / 'labels'}") == 0
+    assert call(*words, "--title=auto") == 0
+    assert [chart.get_suptitle()[:4] for chart in seen] == ["", "Mine", "pers"]
+    assert seen[1].get_size_inches().tolist() == [3.5, 2.5]
+    texts = [text.get_text() for text in seen[1].legends[0].get_texts()]
+    assert any(text.startswith("FedDWA (ours)  ") for text in texts)
+    assert call(*words, "--size=3") == 2
+    assert "--size must be WIDTHxHEIGHT in inches" in capsys.readouterr().err
+
+
+def test_an_algorithm_has_one_style_everywhere(folder):
+    from experiments.figures import accuracy, comparison
+    from experiments.figures.runs import find
+    from experiments.outputs import looks
+
+    runs = find([str(folder / "main")])
+    for some in (runs, runs[::-1], runs[1:3]):
+        for draw in (accuracy.by_round, comparison.by_cost):
+            lines = {line.get_label(): line for line in draw(some).figure.axes[0].get_lines()}
+            for run in some:
+                wanted = plots.style(looks.number(run.algorithm))
+                assert lines[run.algorithm].get_color() == wanted["color"]
+    assert len({looks.number(name) for name in pfl.ALGORITHMS}) == len(pfl.ALGORITHMS)
+    assert looks.number("mine") == looks.number("mine") >= len(pfl.ALGORITHMS)
+    assert looks.numbers(["fedavg", "fedavg"]) == [0, 1]
+
+
+def test_a_picture_of_one_point_is_refused(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(Run, "eval_rounds", np.array([3]))
+    for figure in ("accuracy/rounds", "accuracy/cost"):
+        assert call(figure, f"--runs={folder / 'main'}", f"--output={tmp_path / 'a.png'}") == 2
+        assert f"{figure} would be a picture of one point" in capsys.readouterr().err
+
+
+def test_help_says_every_default(capsys):
+    assert call("--help") == 0
+    options = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  --")]
+    silent = [line.split()[0] for line in options if "(default: " not in line]
+    assert silent == ["--list", "--help"]

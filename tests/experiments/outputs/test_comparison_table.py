@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -199,3 +200,35 @@ def test_what_marks_a_row_is_never_left_out(results, capsys):
     console.print_table(narrow, rows)
     out = capsys.readouterr().out
     assert "Diverged" in out and "10 clients" in out and "…" not in out
+
+
+def test_another_headline_leads_the_table(mixed, results, capsys):
+    """Of a finished run: nothing is written."""
+    before = {path: path.stat().st_mtime_ns for path in mixed.rglob("*")}
+    assert run.main(["run", *MIXED, f"--output_dir={mixed}", "--headline=pfllib"]) == 0
+    out = capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in mixed.rglob("*")} == before
+    assert "Headline (pfllib): the personalized model, the best round's accuracy over all" in out
+    (heading,) = [line for line in out.splitlines() if line.startswith("Algorithm")]
+    columns = ["Algorithm", "Headline %", "± 95 %", "Accuracy %", "± 95 %"]
+    assert re.split(r"\s{2,}", heading)[:5] == columns
+    (row,) = [line for line in out.splitlines() if line.startswith("fedavg ")]
+    result = results["fedavg"]
+    known = np.isfinite(result.accuracy()[:, 0])
+    right = np.where(known, result.accuracy()[:, 0] * result.test_sizes, 0).sum(axis=-1)
+    best = (right / (known * result.test_sizes).sum(axis=-1)).max(axis=-1)  # [S]
+    assert float(row.split()[1]) == pytest.approx(100 * best.mean(), abs=0.006)
+    np.testing.assert_allclose(result.headline("pfllib")[:, 0], best, rtol=1e-6)
+    rows = comparison_table.comparison_rows(results, "flower")
+    names, *cells = comparison_table.csv_cells(rows, "flower")
+    assert names[1] == "personalized_test_accuracy_headline_flower"
+    assert float(cells[1][1]) == pytest.approx(result.pooled()[:, 0, -1].mean())
+
+
+def test_headlines_of_the_rounds(results):
+    result = results["fedavg"]
+    for name in ("best", "last_tenth", "final"):
+        last = result.curve()[..., -1] if name != "best" else result.curve().max(axis=-1)
+        np.testing.assert_allclose(result.headline(name), last, rtol=1e-6)
+    with pytest.raises(pfl.InputError, match=r"Unknown headline 'pflib'\. Did you mean 'pfllib'"):
+        result.headline("pflib")

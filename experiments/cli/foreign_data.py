@@ -1,0 +1,51 @@
+"""A folder of another library's, given as a data set."""
+
+from collections.abc import Collection
+from pathlib import Path
+
+import absl.flags
+
+import fedjax_pfl as pfl
+from fedjax_pfl import elsewhere, spelling
+from fedjax_pfl.data.files import as_path
+
+from .flagfiles import value_of
+
+PREFIX = "pfllib:"
+
+
+def adopt(values: absl.flags.FlagValues, others: Collection[str] = ("partition",)) -> None:
+    """Writes --dataset=FOLDER of PFLlib's as pfllib:FOLDER, split as that folder splits it.
+
+    Args:
+      values: flags; changed in place.
+      others: flags that, like --partition_file, say another split.
+
+    Raises:
+      InputError: the folder is FL-bench's, which has indices and no samples.
+    """
+    given = value_of(values, "dataset")
+    if given not in pfl.DATASETS and ":" not in given and given.strip():
+        place = as_path("--dataset", given)
+        source = pfl.recognised(place)
+        if source == "flbench":
+            raise _of_flbench(place)
+        if source == "pfllib":
+            values["dataset"].value = f"{PREFIX}{given}"
+    given = value_of(values, "dataset")
+    dealt = values["partition_file"].value is not None or any(values[n].present for n in others)
+    if given.startswith(PREFIX) and not dealt:
+        values["partition_file"].value = given.removeprefix(PREFIX)
+
+
+def _of_flbench(place: Path) -> pfl.InputError:
+    """FL-bench's folders are called like its data sets; torchvision unpacks some of them there."""
+    name = place.resolve().name
+    ours = spelling.meant(name, pfl.DATASETS, elsewhere.DATASETS)
+    raw = next((path for path in place.glob("*/raw") if path.is_dir()), None)
+    where = "FOLDER" if raw is None else raw
+    return pfl.InputError(
+        f"{place} is a folder of FL-bench's, which holds a split: give the data set by name, "
+        f"--dataset={ours[0] if ours else 'NAME'} --data_dir={where}, and "
+        f"--partition_file={place}."
+    )

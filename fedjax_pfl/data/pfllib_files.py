@@ -1,0 +1,64 @@
+"""The folders that PFLlib's `generate_*.py` write: config.json, train/ID.npz, test/ID.npz.
+
+Those NPZ files hold pickled Python objects, which are never loaded here. Three lines of Python,
+`PFLLIB_EXPORT`, write `ID.plain.npz` with the plain arrays x and y beside each.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedjax_pfl.data.json_files import read_json
+from fedjax_pfl.data.places import read_npz
+from fedjax_pfl.errors import InputError, require_whole
+
+CONFIG = "config.json"
+PFLLIB_EXPORT = """\
+import numpy as np, pathlib
+for f in pathlib.Path({folder!r}).glob("t*/*[0-9].npz"):
+    d = np.load(f, allow_pickle=True)["data"].item(); np.savez(f.with_suffix(".plain.npz"), **d)"""
+
+
+def is_pfllib(folder: Path) -> bool:
+    """Whether PFLlib wrote it, as far as the names in it say."""
+    return (folder / CONFIG).is_file() and (folder / "train").is_dir()
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Its config.json, with a whole number `num_clients`.
+
+    Raises:
+      InputError: it is missing, damaged, or lacks that number.
+    """
+    path = folder / CONFIG
+    config = read_json(path)
+    count = config.get("num_clients") if isinstance(config, dict) else None
+    return config | {"num_clients": require_whole(f"num_clients in {path}", count, 1)}
+
+
+def read_clients(
+    folder: Path, split: str, count: int
+) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Yields (their name in sentences, samples, labels) of each client's "train" or "test" file.
+
+    Raises:
+      InputError: a file is missing, or was not exported.
+    """
+    for client in range(count):
+        path = folder / split / f"{client}.plain.npz"
+        if not path.exists():
+            raise _missing(path, folder)
+        arrays = read_npz(path, ("x", "y"))
+        yield f"{split} samples of client {client} in {path}", arrays["x"], arrays["y"]
+
+
+def _missing(path: Path, folder: Path) -> InputError:
+    if path.with_name(path.name.replace(".plain", "")).is_file():
+        return InputError(
+            f"The files in {folder} hold pickled objects, which are never loaded here. If you "
+            "trust them, export plain arrays with these three lines of Python, and try again:",
+            script=PFLLIB_EXPORT.format(folder=str(folder)),
+        )
+    return InputError(f"No file {path}, though config.json counts on it: is the split complete?")

@@ -1,0 +1,43 @@
+"""The samples of a folder that PFLlib's `generate_*.py` wrote, as a data set of their own."""
+
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
+from fedjax_pfl.data.pfllib_files import read_clients, read_config
+from fedjax_pfl.errors import InputError, require
+
+CHANNELS = (1, 3)
+
+
+def load_pfllib(folder: Path | None) -> Dataset:
+    """All clients' training samples, then all their test samples, as PFLlib normalised them.
+
+    Images, which it stores channels first, are turned. The folder is its clients' split too:
+    `read_partition(folder, dataset)`.
+
+    Raises:
+      InputError: no such folder, files that are missing or not exported, samples of several
+        shapes, or texts.
+    """
+    if folder is None:
+        raise InputError("Data set 'pfllib' needs the folder that PFLlib wrote: pfllib:PATH.")
+    config = read_config(folder)
+    parts = {}
+    for split in ("train", "test"):
+        samples, labels = [], []
+        for what, x, y in read_clients(folder, split, config["num_clients"]):
+            require(x.dtype.kind == "f", f"Type of the {what}", str(x.dtype), "floats, no texts")
+            same = not samples or x.shape[1:] == samples[0].shape[1:]
+            require(same, f"Shape of the {what}", x.shape[1:], "that of the first client's")
+            samples.append(x)
+            labels.append(y)
+        x = np.concatenate(samples)
+        if x.ndim == 4 and x.shape[1] in CHANNELS and x.shape[3] not in CHANNELS:
+            x = np.moveaxis(x, 1, -1)
+        parts[split] = x, np.concatenate(labels)
+    return dataset_from_arrays(
+        folder.resolve().name, *parts["train"], *parts["test"],
+        num_classes=config.get("num_classes"), note="normalised by PFLlib",
+    )  # fmt: skip

@@ -1,0 +1,58 @@
+"""Stopping a simulation early, once its validation accuracy rises no more."""
+
+from typing import Any
+
+import numpy as np
+
+from fedjax_pfl.contract.algorithm import Algorithm
+from fedjax_pfl.errors import InputError, require_whole
+from fedjax_pfl.federation.adaptation import Adaptation
+from fedjax_pfl.federation.federation import Federation
+
+WATCHED = "personalized/validation/accuracy"
+
+
+def checked_patience(
+    patience: Any, algorithm: Algorithm, federation: Federation, adapt: Adaptation | None
+) -> int | None:
+    """A number of rounds without a better validation accuracy, or None.
+
+    Raises:
+      InputError: no whole number of at least 1, nobody has validation samples, or models are only
+        scored after the last round, which is not known.
+    """
+    if patience is None:
+        return None
+    patience = require_whole("patience", patience, 1)
+    if not federation.data.validation.total:
+        raise InputError(
+            "patience watches the validation accuracy, and no client has validation samples: "
+            "partition.split_validation(0.2, seed=0), or --validation_fraction=0.2, sets training "
+            "samples aside."
+        )
+    for how in filter(None, (algorithm.adaptation(), adapt)):
+        if how.when == "last":
+            raise InputError(
+                f"{algorithm.name} is scored after {how}, after the last round alone, which is not "
+                "known beforehand with patience: leave one of them out."
+            )
+    return patience
+
+
+def earliest_stop(
+    rounds: np.ndarray, accuracy: np.ndarray, patience: int, every: int, last: int
+) -> int:
+    """The first scored round after which patience ends unless a run gets better until then.
+
+    Args:
+      rounds: [E], numbers of the rounds scored so far.
+      accuracy: [R, E], of each run; NaN where there is none.
+      patience: rounds without a new best, of every run.
+      every, last: rounds are scored after each `every`-th, and after the last.
+    """
+    known = np.where(np.isfinite(accuracy), accuracy, -np.inf)
+    best = 0
+    if len(rounds):
+        some = np.isfinite(accuracy).any(axis=1)
+        best = int(np.where(some, rounds[np.argmax(known, axis=1)], 0).max())
+    return min(last, -(-(best + patience) // every) * every)

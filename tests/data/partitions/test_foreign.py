@@ -1,0 +1,103 @@
+"""Other tools' folders, recognised by the names in them."""
+
+import json
+import pickle
+import runpy
+
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl.data.partitions.flbench import FLBENCH_EXPORT
+from fedjax_pfl.data.pfllib_files import PFLLIB_EXPORT
+
+from .test_importers import DATA, EXPECTED, lists_of, write_pfllib
+
+CLIENTS = [
+    {"train": [0, 3, 7], "val": [44], "test": [41, 2]},
+    {"train": [9, 1], "val": [], "test": [5]},
+    {"train": [20, 45], "val": [], "test": []},
+]
+
+
+def write_flbench(folder, dataset=DATA, clients=CLIENTS):
+    folder.mkdir(parents=True)
+    indices = [{name: np.array(part, np.int64) for name, part in one.items()} for one in clients]
+    (folder / "partition.pkl").write_bytes(pickle.dumps({"data_indices": indices}))
+    stats = {"samples_per_client": {"mean": 3.0, "stddev": 1.0}}
+    for client, one in enumerate(clients):
+        held, count = np.unique(dataset.labels[np.concatenate(list(one.values())).astype(int)],
+                                return_counts=True)  # fmt: skip
+        counted = zip(held.tolist(), count.tolist(), strict=True)
+        stats[str(client)] = {"x": int(count.sum()), "y": dict(counted)}
+    (folder / "all_stats.json").write_text(json.dumps(stats))
+
+
+def exported(folder, script):
+    (folder / "export.py").write_text(script.format(folder=str(folder)))
+    runpy.run_path(str(folder / "export.py"))
+
+
+def test_flbench_refuses_the_pickle_and_reads_what_its_script_exports(tmp_path):
+    write_flbench(folder := tmp_path / "colours")
+    with pytest.raises(pfl.InputError, match="is a pickle, which is never loaded here") as error:
+        pfl.read_partition(folder, DATA)
+    assert FLBENCH_EXPORT.format(folder=str(folder)) in str(error.value)
+    exported(folder, FLBENCH_EXPORT)
+    for place in (folder, folder / "partition.json"):
+        partition = pfl.read_partition(place, DATA)
+        for name, theirs in (("train", "train"), ("validation", "val"), ("test", "test")):
+            lists = [one.tolist() for one in partition.split(name).lists()]
+            assert lists == [sorted(one[theirs]) for one in CLIENTS]
+        assert partition.rule == "flbench"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"0": []}, "must be a list with an object for each client"),
+        ([[1, 2]], "Client 0 in .* must be an object with lists train, val, test"),
+        ([{"train": [50]}], "'train' of client 0 in .* must be a list of integers 0..49"),
+        ([{"train": [1.0]}], "must be a list of integers"),
+        ([{"train": [1], "test": [2]}], "Client 0 holds other classes than .*all_stats.json says"),
+    ],
+)
+def test_flbench_files_of_another_form(tmp_path, content, said):
+    write_flbench(folder := tmp_path / "colours")
+    (folder / "partition.json").write_text(json.dumps(content))
+    with pytest.raises(pfl.InputError, match=said):
+        pfl.read_partition(folder, DATA)
+
+
+def test_pfllibs_folder_is_a_partition_and_a_data_set(tmp_path):
+    write_pfllib(tmp_path, DATA)
+    with pytest.raises(pfl.InputError, match="pickled objects, which are never loaded here"):
+        pfl.load_dataset(f"pfllib:{tmp_path}")
+    exported(tmp_path, PFLLIB_EXPORT)
+    assert pfl.recognised(tmp_path) == "pfllib"
+    assert lists_of(pfl.read_partition(tmp_path, DATA)) == EXPECTED
+    own = pfl.load_dataset(f"pfllib:{tmp_path}")
+    sizes = [sum(map(len, lists)) for lists in EXPECTED]
+    assert [own.num_train, own.num_test] == sizes
+    assert own.input_shape == DATA.input_shape and own.num_classes == 4
+    partition = pfl.read_partition(tmp_path, own)
+    for split, lists in zip(("train", "test"), EXPECTED, strict=True):
+        for client, wanted in enumerate(lists):
+            found = partition.client(split, client)
+            ours = np.rint(255 * (own.pool()[0][found] * 0.5 + 0.5))
+            assert as_sets(ours) == as_sets(DATA.pool()[0][wanted])
+
+
+def as_sets(images):
+    return {image.astype(np.uint8).tobytes() for image in images}
+
+
+def test_files_of_ours_and_folders_of_nobody(tmp_path):
+    partition = pfl.Partition.from_lists(EXPECTED[0], EXPECTED[1])
+    partition.save(tmp_path / "ours.npz")
+    assert pfl.read_partition(tmp_path / "ours.npz", DATA).hash() == partition.hash()
+    (tmp_path / "split.json").write_text(json.dumps({"0": [1, 2], "1": [3]}))
+    assert pfl.read_partition(tmp_path / "split.json", DATA).rule == "flower"
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(pfl.InputError, match=r"is no split of PFLlib .*, FL-bench .* or flwr"):
+        pfl.read_partition(tmp_path / "empty", DATA)

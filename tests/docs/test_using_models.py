@@ -1,0 +1,48 @@
+"""The Python of docs/using_models.md runs as written, on the run that its command makes."""
+
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from experiments import run
+from tests.docs import pages
+
+PAGE = (pages.ROOT / "docs/using_models.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def names(tmp_path_factory):
+    """What the blocks define, one after the other."""
+    place, names = tmp_path_factory.mktemp("models"), {}
+    (command,) = pages.commands(PAGE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        words = [*command.words[3:], "--rounds=2", "--nokeep_state", "--compilation_cache="]
+        assert run.main(["run", *words]) == 0
+        for block in pages.blocks(PAGE):
+            if block.language == "python" and not block.need:
+                exec(compile(block.text, "using_models.md", "exec"), names)
+        names["result"] = pfl.Result.load("runs/models/feddwa")
+    return names
+
+
+def test_predictions_are_those_that_the_run_scored(names):
+    right = np.mean(names["predict"](names["images"]) == names["labels"])
+    wanted = names["result"].accuracy()[names["seed"], 0, -1, names["client"]]
+    assert right == pytest.approx(wanted) and len(names["labels"]) > 5
+
+
+def test_what_is_exported_says_the_same_of_any_number_of_images(names):
+    for count in (1, 4):
+        some = names["images"][:count]
+        np.testing.assert_array_equal(names["exported"].call(some), names["predict"](some))
+    assert set(names["exported"].platforms) == {"cpu", "cuda", "tpu"}
+
+
+def test_the_file_says_the_same(names, tmp_path, monkeypatch):
+    pytest.importorskip("flatbuffers")
+    monkeypatch.chdir(tmp_path)
+    (block,) = [one.text for one in pages.blocks(PAGE) if one.need]
+    exec(compile(block, "using_models.md", "exec"), names)
+    some = names["images"][:3]
+    np.testing.assert_array_equal(names["again"].call(some), names["predict"](some))

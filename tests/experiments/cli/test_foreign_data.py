@@ -1,0 +1,61 @@
+"""A folder of another library's, given as a data set or a partition."""
+
+import pytest
+
+import fedjax_pfl as pfl
+from experiments import run
+from experiments.cli import build, flags
+from fedjax_pfl.data.partitions.flbench import FLBENCH_EXPORT
+from fedjax_pfl.data.pfllib_files import PFLLIB_EXPORT
+from tests.data.partitions.test_foreign import exported, write_flbench
+from tests.data.partitions.test_importers import DATA, write_pfllib
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_pfllib(folder := tmp_path / "Colours", DATA)
+    exported(folder, PFLLIB_EXPORT)
+    return folder
+
+
+def parsed(*words):
+    return flags.parse(["run", "--model=mlp", *words])
+
+
+def test_pfllibs_folder_as_a_data_set_brings_its_clients(folder):
+    for dataset in (f"{folder}", f"pfllib:{folder}"):
+        made = build.material(parsed(f"--dataset={dataset}"))
+        assert made.dataset.name == "Colours" and made.dataset.num_train == 8
+        assert made.partition.rule == "pfllib" and made.partition.num_clients == 3
+        assert made.identity["dataset"] == "pfllib"
+    other = build.material(
+        parsed(f"--dataset={folder}", "--partition=iid", "--num_clients=2", "--test_split=pooled")
+    )
+    assert other.partition.rule == "iid" and other.partition.num_clients == 2
+
+
+def test_a_split_for_a_data_set_of_ours(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "load_dataset", lambda args: DATA)
+    made = build.material(parsed("--dataset=digits", f"--partition_file={folder}"))
+    assert made.partition.rule == "pfllib"
+    write_flbench(other := tmp_path / "fmnist")
+    exported(other, FLBENCH_EXPORT)
+    made = build.material(parsed("--dataset=digits", f"--partition_file={other}"))
+    assert made.partition.rule == "flbench" and made.partition.sizes("validation").sum() == 1
+
+
+def test_flbenchs_folder_is_no_data_set(tmp_path, capsys):
+    write_flbench(folder := tmp_path / "fmnist")
+    (folder / "FashionMNIST" / "raw").mkdir(parents=True)
+    assert run.main(["run", f"--dataset={folder}"]) == 2
+    said = capsys.readouterr().err
+    raw = folder / "FashionMNIST" / "raw"
+    assert f"--dataset=fashion_mnist --data_dir={raw}, and --partition_file={folder}." in said
+
+
+def test_names_of_data_sets_are_no_folders(folder, monkeypatch):
+    monkeypatch.chdir(folder.parent)
+    folder.rename(folder.parent / "digits")
+    assert parsed("--dataset=digits").dataset == "digits"
+    with pytest.raises(pfl.InputError, match="Unknown data set"):
+        build.load_dataset(parsed("--dataset=nowhere"))
