@@ -19,11 +19,11 @@ def depends_on_rounds(program: Program, done: int, before: int) -> bool:
     Scores are not looked at: that of the last round may be another one.
     """
     federation = program.federation
-    if federation.learning_rate_schedule is not None:
+    if federation.lr_schedule is not None:
         one, other = (federation.rate_factors(n)[:done] for n in (before, program.rounds))
         if not np.array_equal(one, other):
             return True
-        program = replace(program, federation=replace(federation, learning_rate_schedule=None))
+        program = replace(program, federation=replace(federation, lr_schedule=None))
     return _traced(program, ONE) != _traced(program, OTHER)
 
 

@@ -155,7 +155,7 @@ def test_which_rounds_depend_on_their_number(name, depends):
 
 def test_rates_may_depend_on_the_number_of_rounds():
     for factor, depends in ((lambda t, n: 1 / (1 + t), False), (lambda t, n: 1 - t / n, True)):
-        fed = federation(learning_rate_schedule=factor)
+        fed = federation(lr_schedule=factor)
         program = request.checked_program(pfl.make_algorithm("fedavg"), fed, ROUNDS)
         assert depends_on_rounds(program, 4, 5) is depends
 
