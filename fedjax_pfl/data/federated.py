@@ -60,8 +60,9 @@ class FederatedData:
     """All clients' data.
 
     Attributes:
-      samples: [n, ...] as stored: training samples, then test samples. uint16 and int32 are token
-        ids, which are never scaled.
+      samples: [n, d], each in one row: training samples, then test samples, in the type that they
+        are stored in. uint16 and int32 are token ids, which are never scaled. In rows, because
+        accelerators pad short last axes: a TPU would hold 28x28 pixels as 32x128.
       labels: int32 [n].
       scale, shift: float, broadcast against one sample: input = sample * scale + shift.
       train, validation, test: the splits; `validation` may hold no samples.
@@ -69,6 +70,7 @@ class FederatedData:
       ids: int32 [N], permanent client ids.
       label_map: int32 [N, C] or None: the label that each client sees in place of a class.
       num_classes: C.
+      sample_shape: of one sample, such as (28, 28, 1); d numbers.
     """
 
     samples: jax.Array
@@ -82,6 +84,7 @@ class FederatedData:
     ids: jax.Array
     label_map: jax.Array | None
     num_classes: int = static()
+    sample_shape: tuple[int, ...] = static()
 
     @property
     def num_clients(self) -> int:
@@ -114,7 +117,7 @@ class FederatedData:
         samples has no batch. `augment` changes the samples [B, ...] before they are scaled.
         """
         pool = split.index[split.offset[row] + jnp.where(valid, positions, 0)]
-        inputs = self.samples[pool]
+        inputs = self.samples[pool].reshape(*pool.shape, *self.sample_shape)
         if augment is not None:
             inputs = augment(inputs)
         inputs = inputs.astype(self.input_dtype(dtype))

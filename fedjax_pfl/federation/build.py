@@ -81,7 +81,7 @@ def check_model(task: Task, data: FederatedData) -> tuple[Tree, list[str]]:
     Raises:
       InputError: the model can't take the data's samples, or does not return [B, C] logits.
     """
-    sample = tuple(data.samples.shape[1:])
+    sample = data.sample_shape
     inputs = jax.ShapeDtypeStruct((2, *sample), data.input_dtype(task.dtype))
     order = []
 

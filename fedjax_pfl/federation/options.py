@@ -164,7 +164,7 @@ class InputOptions(Group):
             index = by_class(*train, np.asarray(labels)[train[0]], ids, dataset.num_classes)
             train = index, train[1]
         return FederatedData(
-            samples=jnp.asarray(samples),
+            samples=jnp.asarray(samples.reshape(len(samples), -1)),
             labels=jnp.asarray(labels, np.int32),
             scale=jnp.asarray(scale, np.float32),
             shift=jnp.asarray(shift, np.float32),
@@ -175,6 +175,7 @@ class InputOptions(Group):
             ids=jnp.asarray(ids, np.int32),
             label_map=None if label_map is None else jnp.asarray(label_map, np.int32),
             num_classes=dataset.num_classes,
+            sample_shape=tuple(dataset.input_shape),
         )
 
     def _ids(self, count: int) -> np.ndarray:
