@@ -133,7 +133,7 @@ class FedProto(Algorithm):
         else:
             counted, apart = exist[batch.labels] & batch.valid, z - means[batch.labels]
             count = jnp.sum(counted if self.distance == "matched" else batch.valid)
-        squares = jnp.square(jnp.where(counted[:, None], apart, 0))
+        squares = jnp.square(jnp.where(counted[:, None], apart, 0).astype(wide(apart)))
         return self.weight * jnp.sum(squares) / (z.shape[1] * jnp.maximum(count, 1))
 
     def train_then_average(self, ctx, received, prototypes) -> tuple[Trained, Sums]:
@@ -180,14 +180,14 @@ class FedProto(Algorithm):
 
     def aggregated(self, last: Prototypes, sums: Sums, mask) -> Prototypes:
         """The server's prototypes of the members' sums [M, ...], and of `last`."""
-        held = jnp.any(sums.counts > 0, axis=0)
-        if self.weighting == "size":
-            means = Sums(jnp.sum(sums.totals, axis=0), jnp.sum(sums.counts, axis=0)).means
-        else:
+        total = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), sums)
+        means, held = total.means, total.counts > 0
+        if self.weighting == "uniform":
             holders = jnp.sum(sums.counts > 0, axis=0)
             means = jnp.sum(sums.means, axis=0) / jnp.maximum(holders, 1)[:, None]
+        means = jnp.where(held[:, None], means.astype(last.means.dtype), last.means)
         kept = last.exist & ~jnp.any(mask) if self.rebuilt else last.exist
-        return Prototypes(jnp.where(held[:, None], means, last.means), held | kept)
+        return Prototypes(means, held | kept)
 
     def models(self, ctx, state, rows):
         own = trees.take(state.models, rows)
@@ -215,15 +215,20 @@ class FedProto(Algorithm):
 def class_sums(batch, features: jax.Array, num_classes: int) -> Sums:
     """Of a minibatch's valid samples, whose features are [B, d]."""
     member = (batch.labels == jnp.arange(num_classes)[:, None]) & batch.valid  # [C, B]
-    features = jnp.where(batch.valid[:, None], features, 0)
+    features = jnp.where(batch.valid[:, None], features, 0).astype(wide(features))
     totals = jnp.matmul(member.astype(features.dtype), features, precision="highest")
     return Sums(totals, jnp.sum(member, axis=1, dtype=jnp.int32))
 
 
 def nothing(prototypes: Prototypes) -> Sums:
     """The sums over no sample."""
-    count = len(prototypes.exist)
-    return Sums(jnp.zeros_like(prototypes.means), jnp.zeros((count,), jnp.int32))
+    means, exist = prototypes.means, prototypes.exist
+    return Sums(jnp.zeros(means.shape, wide(means)), jnp.zeros(exist.shape, jnp.int32))
+
+
+def wide(leaf: jax.Array) -> jnp.dtype:
+    """The type in which numbers of that of a leaf are added up."""
+    return jnp.promote_types(leaf.dtype, jnp.float32)
 
 
 def nearest(means: jax.Array, eligible: jax.Array, own: dict) -> dict:

@@ -115,6 +115,7 @@ def contrast(features: jax.Array, near: jax.Array, far: jax.Array, tau) -> jax.A
 
 def directions(features: jax.Array) -> jax.Array:
     """Rows [B, d] of length 1; rows of zeros stay zero, with slope 0."""
+    features = features.astype(jnp.promote_types(features.dtype, "float32"))  # squares may be large
     squares = jnp.sum(jnp.square(features), axis=1, keepdims=True)
     some = squares > 0
     return jnp.where(some, features * jax.lax.rsqrt(jnp.where(some, squares, 1)), 0)

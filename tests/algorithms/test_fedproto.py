@@ -173,6 +173,17 @@ def test_the_servers_means(weighting, rebuilt):
     assert_close(nobody, last, "nobody", 0)
 
 
+def test_half_precision_adds_up_many_samples():
+    exist, ones = jnp.ones(CLASSES, bool), jnp.ones((4, WIDTH), "bfloat16")
+    last = ours.Prototypes(jnp.zeros((CLASSES, WIDTH), "bfloat16"), exist)
+    batch = SimpleNamespace(labels=jnp.zeros(4, jnp.int32), valid=jnp.ones(4, bool))
+    before = jax.tree.map(lambda leaf: leaf + 4096, ours.nothing(last))
+    sums = jax.tree.map(jnp.add, before, ours.class_sums(batch, ones, CLASSES))
+    np.testing.assert_array_equal(sums.totals[0], 4100)
+    found = algorithm().aggregated(last, jax.tree.map(lambda leaf: leaf[None], sums), exist[:1])
+    assert found.means.dtype == "bfloat16" and (found.means == 1).all()
+
+
 def test_the_head_of_the_nearest_prototype_far_from_zero():
     """Logits are differences of large numbers, unless the prototypes' mean is taken out."""
     rng = np.random.default_rng(6)

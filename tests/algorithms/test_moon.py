@@ -127,6 +127,13 @@ def test_rows_without_a_direction_have_cosine_and_slope_zero(zeros):
         assert losses[1] == pytest.approx(np.log(2)) and not slope[1].any()
 
 
+def test_half_precision_holds_the_squares_of_large_features():
+    rng = np.random.default_rng(1)
+    found = [jnp.asarray(rng.normal(size=(4, 5)) * 200, "float16") for _ in range(3)]
+    loss, _ = moon.contrast(*(np.asarray(leaf, float) for leaf in found), 0.5)
+    np.testing.assert_allclose(jnp.mean(contrast(*found, 0.5)), loss, 1e-5)
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
