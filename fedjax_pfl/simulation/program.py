@@ -248,9 +248,7 @@ def _advance(states, runs, federation, t, length, total, eval_every, capacity, e
 def _at(sharding: Sharding | None, tree: Tree) -> Tree:
     """Shapes of arrays that lie there; nowhere in particular for None."""
     shapes = jax.eval_shape(lambda tree: tree, tree)
-    return jax.tree.map(
-        lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), shapes
-    )
+    return jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), shapes)
 
 
 def _filled(shapes: Tree, value, lead: tuple[int, ...] = ()) -> Tree:
