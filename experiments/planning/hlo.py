@@ -15,7 +15,7 @@ _HEADING = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
 _LINE = re.compile(r"\s+(ROOT )?%?(?P<name>[\w.\-]+) = (?P<shape>.*?) (?P<kind>[a-z][\w\-]*)\(")
 _ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
-_LESS = re.compile(r"compare\((?P<left>[^)]*), (?P<right>[^),]*)\), direction=LT")
+_LESS = re.compile(r" compare\((?P<operands>.*)\), direction=LT")
 
 
 class Instruction(NamedTuple):
@@ -85,8 +85,8 @@ class Module:
         for one in condition:
             less = _LESS.search(one.text) if one.text.lstrip().startswith("ROOT") else None
             if less:
-                bound = less["right"].split("%")[-1].strip()
-                return self._constants.get(bound)
+                bound = less["operands"].rpartition(", ")[2]
+                return self._constants.get(bound.split()[-1].removeprefix("%"))
         return None
 
     @cached_property
