@@ -110,6 +110,7 @@ SPELLED: dict[str, Callable[[_Group], None]] = {
         "auto",
         "devices that share the client axis; 'auto': a CPU's cores, else 1",
     ),
+    "platform": lambda group: None,  # a run is made for the devices that it runs on
 }
 
 
