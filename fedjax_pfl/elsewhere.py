@@ -67,10 +67,13 @@ OPTIONS = _turned(
         "augment": "augmentation dataaugmentation",
         "batch_size": "bs lbs localbs localbatchsize clientbatchsize trainbatchsize",
         "classes_per_client": "classes classperclient classesperuser labelsperclient",
+        "clusters": "clusternum nclusters numclusters",
         "data_dir": "datapath dataroot datasetdir datasetpath",
         "dataset": "d data datasetname",
         "eval_every": "eg evalgap evalinterval evalfrequency frequencyofthetest testgap "
         "testinterval tg",
+        "head_epochs": "plocalepochs pls",
+        "inner_steps": "k",
         "learning_rate": "lr locallr locallearningrate clientlr clientlearningrate",
         "learning_rate_decay": "lrdecay ldg learningratedecaygamma lrdecayperround",
         "local_epochs": "ls le localepoch localep epochs numepochs clientepochs numlocalepochs",
@@ -87,6 +90,11 @@ OPTIONS = _turned(
         "samplefraction participationratio participationrate proportion clientsperround "
         "clientnumperround numclientsperround",
         "partition": "niid noniid partitioner partitionmethod partitiontype splitmethod",
+        "penalty": "lam lambda lamda",
+        "percent": "randpercent",
+        "personal_rate": "lrp plearningrate personallearningrate",
+        "pull": "lam lambda lamda",
+        "relation_rate": "dlr drlearningrate",
         "rounds": "gr ge commround commrounds communicationrounds globalepoch globalepochs "
         "globalrounds nrounds numglobaliters numrounds numserverrounds serverrounds",
         "save_models": "savemodel",
@@ -96,6 +104,7 @@ OPTIONS = _turned(
         "test_fraction": "testratio testsetratio",
         "tensorboard": "tb usetensorboard",
         "validation_fraction": "valfraction valratio valsetratio",
+        "weight": "lam lambda lamda",
         "weight_decay": "wd l2",
     }
 )

@@ -129,6 +129,12 @@ def test_ambiguous_names_are_refused_in_a_sentence():
     assert pfl.algorithm_name("myown", ["my_own", "myown"]) == "myown"
 
 
+def test_synonyms_of_what_is_missing_resemble_nothing():
+    with pytest.raises(pfl.InputError) as caught:
+        pfl.algorithm_name("PerAvg", ["fedavg", "local"], "algorithm among the runs")
+    assert str(caught.value) == "Unknown algorithm among the runs 'PerAvg'. Valid: fedavg, local."
+
+
 def test_an_own_algorithm_wins_over_other_libraries_names():
     assert pfl.algorithm_name("gpfl", ["gpfl", "fedavg"]) == "gpfl"
     assert pfl.algorithm_name("GPFL", ["gpfl", "fedavg"]) == "gpfl"

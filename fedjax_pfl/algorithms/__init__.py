@@ -3,6 +3,7 @@
 from fedjax_pfl.algorithms.apfl import Apfl
 from fedjax_pfl.algorithms.apple import Apple
 from fedjax_pfl.algorithms.asynchronous import FedAsync, FedAvgAsync, FedAvgSync
+from fedjax_pfl.algorithms.cfl import Cfl
 from fedjax_pfl.algorithms.cwfedavg import CwFedAvg
 from fedjax_pfl.algorithms.ditto import Ditto
 from fedjax_pfl.algorithms.fedala import FedALA
@@ -29,6 +30,7 @@ from fedjax_pfl.algorithms.lg_fedavg import LgFedAvg
 from fedjax_pfl.algorithms.lga import Lga, Plga
 from fedjax_pfl.algorithms.local import Local
 from fedjax_pfl.algorithms.moon import Moon
+from fedjax_pfl.algorithms.perfedavg import PerFedAvg
 from fedjax_pfl.algorithms.perfedavg_async import PerFedAvgAsync
 from fedjax_pfl.algorithms.perfedavg_spfl import PerFedAvgSpfl
 from fedjax_pfl.algorithms.pfedhn import PFedHN
@@ -44,6 +46,7 @@ __all__ = [
     "L2C",
     "Apfl",
     "Apple",
+    "Cfl",
     "CwFedAvg",
     "Ditto",
     "FedALA",
@@ -79,6 +82,7 @@ __all__ = [
     "PFedHN",
     "PFedLA",
     "PFedMe",
+    "PerFedAvg",
     "PerFedAvgAsync",
     "PerFedAvgSpfl",
     "Plga",

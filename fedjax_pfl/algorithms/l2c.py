@@ -5,6 +5,7 @@ https://doi.org/10.1109/CVPR52688.2022.00954
 """
 
 from dataclasses import replace
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from jax import lax
 
 from fedjax_pfl import trees
 from fedjax_pfl.aggregation import mixing, similarity
-from fedjax_pfl.algorithms.l2c_weights import Logits
+from fedjax_pfl.algorithms.l2c_weights import Attention, Logits
 from fedjax_pfl.contract.algorithm import Algorithm
 from fedjax_pfl.contract.registry import algorithm
 from fedjax_pfl.errors import InputError, require
@@ -21,6 +22,7 @@ from fedjax_pfl.federation.schedules import Schedule
 from fedjax_pfl.structs import static
 
 BETAS = (0.9, 0.99)  # Adam's, as in the authors' later code
+SOURCES = {"learnt": Logits, "attention": Attention}
 
 
 @algorithm("l2c")
@@ -38,11 +40,13 @@ class L2C(Algorithm):
     validation samples keeps a_i.
 
     Attributes:
-      logit_rate: of Adam.
+      logit_rate: of Adam; the authors' later code has .2 for attention.
       prune_after: T_0.
       neighbours: how many, besides the client itself; 0 is a tenth of all clients, at least one.
       whole_pass: a step on each minibatch of a pass over the validation samples, at the model that
         a_i then gives; the model that is kept is mixed before all of them. By default a single one.
+      weights: "learnt", a_i itself; or by "attention" (meta-L2C): a_i is what an encoder, averaged
+        over the members after each round, gives for their updates. It is what is learnt.
     """
 
     validates = True
@@ -51,6 +55,7 @@ class L2C(Algorithm):
     prune_after: int = 10
     neighbours: int = static(default=0)
     whole_pass: bool = static(default=False)
+    weights: Literal["learnt", "attention"] = static(default="learnt")
 
     def validate(self):
         for name in ("logit_rate", "prune_after", "neighbours"):
@@ -64,7 +69,7 @@ class L2C(Algorithm):
 
     def init(self, ctx):
         pairs = (ctx.num_clients, ctx.num_clients)
-        return Logits.begin(
+        return SOURCES[self.weights].begin(
             ctx,
             models=ctx.replicate(ctx.initial_model()),
             logits=jnp.zeros(pairs, ctx.dtype),
@@ -76,9 +81,8 @@ class L2C(Algorithm):
         received, active = ctx.cohort.gather((state.models, state.active))
         trained, cohort, loss = ctx.train(received)
         deltas = optax.tree.sub(received, trained)
-        source = Logits(ctx, state, trained)
-        logits = source.logits(source.learnt)
-        active = self.pruned(ctx, logits, active)
+        source = SOURCES[self.weights](ctx, cohort, state, trained)
+        active = self.pruned(ctx, source.logits, active)
         heard = active[:, cohort.rows] & cohort.mask  # [M, M]
 
         def mixed(logits):
@@ -89,7 +93,7 @@ class L2C(Algorithm):
         def learn(k, carry, at=None):
             """Adam's step of every member that has a validation minibatch k."""
             learnt, moments, counted = carry
-            weights, models = mixed(source.logits(learnt)) if at is None else at
+            weights, models = mixed(source.logits_of(learnt)) if at is None else at
             gradient, finite, steps = self.validation_gradient(ctx, cohort, models, k)
             slopes = -similarity.gram(ctx.uploaded(gradient), ctx.uploaded(deltas))
             slopes = weights * (slopes - jnp.sum(weights * slopes, axis=1, keepdims=True))
@@ -97,10 +101,10 @@ class L2C(Algorithm):
             step, after = jax.vmap(optax.scale_by_adam(*BETAS).update)(found, moments)
             step = optax.tree.add_scale(step, source.decay, learnt)
             moved = optax.tree.add_scale(learnt, -self.logit_rate, step), after
-            took = finite & (steps > 0)
+            took = finite & (steps > 0) & trees.rows_finite(moved, cohort.size)
             return *trees.where(took, moved, (learnt, moments)), counted + steps
 
-        weights, models = mixed(logits)
+        weights, models = mixed(source.logits)
         moments = ctx.cohort.gather((state.steps, state.mean, state.square))
         begin = source.learnt, optax.ScaleByAdamState(*moments), jnp.zeros_like(cohort.steps)
         carry = learn(0, begin, (weights, models))
@@ -110,11 +114,13 @@ class L2C(Algorithm):
         learnt, (steps, mean, square), counted = carry
         kept = {"models": models, "active": active, "steps": steps, "mean": mean, "square": square}
         kept = {name: cohort.scatter(getattr(state, name), new) for name, new in kept.items()}
-        state = replace(state, **kept, **source.kept(cohort, state, learnt, logits))
+        state = replace(state, **kept, **source.kept(cohort, state, learnt))
         took_part = cohort.mask | cohort.diverged
         return state, ctx.record(
             cohort.counted(counted),
             down=jnp.sum(heard, axis=1) * took_part,  # its own among them, as FedDWA's Table 4
+            numbers_up=source.numbers,
+            numbers_down=source.numbers,
             clients={"train_loss": loss, "self_weight": jnp.diagonal(weights)},
             mixing=weights,
         )

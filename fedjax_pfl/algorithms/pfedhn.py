@@ -107,10 +107,9 @@ class PFedHN(Algorithm):
         return "body" if self.local_head else "all"
 
     def validate(self):
-        least = {"hidden_size": 1}
-        names = ("server_rate", "embedding_rate", "server_decay", "server_clip", "clip")
-        for name in (*names, "embedding_size", "hidden_size", "depth"):
-            low = least.get(name, 0)
+        numbers = ("server_rate", "embedding_rate", "server_decay", "server_clip", "clip")
+        for name in (*numbers, "embedding_size", "hidden_size", "depth"):
+            low = int(name == "hidden_size")
             require(getattr(self, name) >= low, name, getattr(self, name), f"at least {low}")
         require(0 <= self.server_momentum < 1, "server_momentum", self.server_momentum, "in [0, 1)")
 
@@ -191,17 +190,17 @@ class PFedHN(Algorithm):
         theta, transpose = jax.vjp(generate, psi, embedding[cohort.rows])
         trained = self._train(ctx, leaf_plan.join(theta, private), cohort, momentum)
         members = trained.cohort.mask
+        # 0 for the late and the diverged, who keep theta.
         change = optax.tree.sub(theta, ctx.plan.uploaded(trained.models))
-        share = members / jnp.maximum(members.sum(), 1).astype(ctx.dtype)
-        change = jax.tree.map(lambda leaf: leaf * trees.expand_to(leaf, share), change)
-        d_psi, d_v = transpose(change)
+        count = jnp.maximum(members.sum(), 1).astype(ctx.dtype)
+        d_psi, d_v = transpose(optax.tree.scale(1 / count, change))
         gradient = jnp.zeros_like(embedding).at[cohort.rows].set(d_v), d_psi
         moved, came = self._server_step(generator, gradient), members.any()
         generator = jax.tree.map(lambda new, old: jnp.where(came, new, old), moved, generator)
-        after = trained.cohort
         if trained.optimizer_state is not None:
             momentum = self._lasting(ctx, trained.optimizer_state)
         own = self._private(ctx, trained.models), momentum
+        after = trained.cohort
         return generator, (own, ~after.diverged, after.steps, trained.loss)
 
     def _train(self, ctx, models, cohort, momentum):
@@ -238,7 +237,7 @@ class PFedHN(Algorithm):
 
     @staticmethod
     def _lasting(ctx, memory):
-        """What lasts of states of local optimizers: that of trained leaves that are not generated.
+        """What lasts of the local optimizers' states: that of trained leaves not generated.
 
         Optimizers keep trees like the parameters, so the path of such a leaf ends in its own.
         """

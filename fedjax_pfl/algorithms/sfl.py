@@ -70,8 +70,8 @@ class Sfl(Algorithm):
         require(given is None or callable(given), "relation", given, allowed)
         for name in ("neighbours", "layers"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        for name in ("server_alpha", "learned_share"):
-            require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "in [0, 1]")
+        require(0 <= self.server_alpha <= 1, "server_alpha", self.server_alpha, "in [0, 1]")
+        require(0 <= self.learned_share < 1, "learned_share", self.learned_share, "in [0, 1)")
         for name in ("graph_weight", "global_weight"):
             require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
 
@@ -176,7 +176,7 @@ def distance(params, reference):
     g_i are one model, its direction would be that of rounding errors.
     """
     away = optax.tree.sub(params, reference)
-    squares = optax.tree.vdot(away, away)
+    squares = jnp.asarray(optax.tree.vdot(away, away))
     rounding = 16 * jnp.finfo(squares.dtype).eps
     apart = squares > rounding**2 * optax.tree.vdot(reference, reference)
     return jnp.where(apart, jnp.sqrt(jnp.where(apart, squares, 1)), 0)

@@ -95,13 +95,14 @@ def algorithm_name(
         return found[0]
     if found:
         raise InputError(f"The {kind} {shown(given)} may be any of {', '.join(found)}: name one.")
-    near = spelling.nearest(given, among, spelling.SHARED)
-    hint = f"Did you mean {near!r}?" if near else ""
     own, key, value = elsewhere.VARIANTS.get(word, ("", "", ""))
+    near = spelling.nearest(given, among, spelling.SHARED)
     if own in among:
         hint = f"It is {own!r} with {own}.{key}={value}."
-    elif word in elsewhere.ABSENT:
-        hint = "It is not in this version."
+    elif word in elsewhere.ABSENT or word in elsewhere.ALGORITHMS:
+        hint = "It is not in this version." if among is ALGORITHMS else ""
+    else:
+        hint = f"Did you mean {near!r}?" if near else ""
     raise unknown_name(kind, given, among, hint=hint)
 
 

@@ -93,7 +93,7 @@ class Adaptation(Group):
         part = "" if self.leaves == "all" else f" of the {self.leaves}"
         batch = "" if self.batch_size is None else f", minibatches of {self.batch_size}"
         rate = "" if self.learning_rate is None else f", learning rate {self.learning_rate:g}"
-        if self.rate_factor is not None:
+        if self.rate_factor is not None and self.rate_factor != 1:
             rate += f", {self.rate_factor:g} times the round's rate"
         how = "" if self.optimizer is None else f", optimizer {optimizer_name(self.optimizer)}"
         pull = "" if self.proximal is None else ", with a proximal term"

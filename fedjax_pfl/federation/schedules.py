@@ -165,6 +165,6 @@ def batch_indices(
     for k in range(cursor, cursor + int(schedule.total_steps(size))):
         order = schedule.order(order_key, k // per_order, size, capacity)
         at, valid = schedule.positions(order, k % per_order, size)
-        pool = split.index[split.offset[row] + at]
-        steps.append([pool[m][valid[m]] for m in range(schedule.batches_per_step)])
+        places = (at[m][valid[m]] for m in range(schedule.batches_per_step))
+        steps.append([split.index[split.offset[row] + place] for place in places])
     return steps

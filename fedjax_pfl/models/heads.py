@@ -44,6 +44,9 @@ class TwoHeads(Task):
         common, personal = self._both(model, features, features)
         return common + personal
 
+    def losses(self, logits: jax.Array, labels: jax.Array) -> jax.Array:
+        return self.network.losses(logits, labels)
+
     def heads(
         self, model: Tree, inputs: jax.Array, *mode: *Mode, detached: bool = False
     ) -> tuple[jax.Array, jax.Array, Tree, jax.Array]:

@@ -71,7 +71,8 @@ def evaluate(
         for name, how in (("personalized", algorithm.adaptation()), ("adapted", extra)):
             if how is not None:
                 named = {**named, name: _adapted(ctx, named["personalized"], rows, how, last)}
-                late |= {name} if how.when == "last" else set()
+                # Copies of models that are only there after the last round are too.
+                late |= {name} if how.when == "last" or late else set()
         scores, seen = {}, {}
         for name, models in named.items():
             for split in splits:

@@ -112,8 +112,8 @@ class Case:
                 )
                 for i in range(self.num_clients)
             ]
-            steps = [[s[0] if single else s for s in client] for client in walked]
-            rounds.append([[np.asarray(b) for b in client] for client in steps])
+            walked = [[[np.asarray(b) for b in s] for s in client] for client in walked]
+            rounds.append([[s[0] if single else s for s in client] for client in walked])
         return rounds
 
     def _walked(self, schedule, i, starts):

@@ -197,6 +197,24 @@ def test_statistics_and_momentum_by_hand(form):
     np.testing.assert_allclose(record["clients"]["train_loss"], [loss], 1e-9)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["parameters", "logits"])
+def test_statistics_may_stay_with_their_clients(form):
+    """With one client this changes nothing but where they are; a new one gets their mean."""
+    ours, sizes = algorithm(form=form), ((6,), (3,))
+    norms = ("shared", "affine_shared")
+    federations = [toy_federation(*sizes, model=NormNet(), batch_norm=norm) for norm in norms]
+    together, private = (pfl.simulate(ours, federation, 2) for federation in federations)
+    name = "personalized/test/loss"
+    np.testing.assert_allclose(private.scores[name], together.scores[name], 1e-9)
+    assert "global/test/loss" not in private.scores
+    made = [
+        result.final.personalize(federation)
+        for result, federation in zip((together, private), federations, strict=True)
+    ]
+    assert_close(made[1], made[0], "new clients", 1e-9)
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

@@ -31,8 +31,11 @@ CASES = [
 ]
 
 
-# Options that change which clients work in a round, or on which samples.
-OPTIONS = {"local": {"who": "drawn"}}
+# Options that change which clients work in a round, on which samples, or what a server does.
+OPTIONS = {
+    "local": {"who": "drawn"},
+    "cfl": {"mean_below": 1e9, "largest_above": 0, "first_split": 0},  # splits in every round
+}
 VARIANTS = [
     pytest.param(name, check, marks=() if check in QUICK else pytest.mark.slow)
     for name in OPTIONS

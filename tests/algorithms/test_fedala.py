@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import cache
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +20,7 @@ from tests.algorithms.harness import (
     assert_losses,
     assert_models,
     assert_steps,
+    dense,
     over,
     stack,
 )
@@ -112,8 +114,11 @@ def test_reference(pattern, variant):
     assert max(max(models["passes"]) for models in wanted) > 10
 
 
-def test_forward_passes_of_adaptation_are_counted():
-    case, _, records = rounds_of("partial-map", "everyone")
+@pytest.mark.parametrize(
+    "pattern", ["partial-map", pytest.param("full-map-drop", marks=pytest.mark.slow)]
+)
+def test_forward_passes_of_adaptation_are_counted(pattern):
+    case, _, records = rounds_of(pattern, "everyone")
     batches = window_batches(case, 80)
     for record, own in zip(records, batches, strict=True):
         sizes = np.array([sum(map(len, client)) for client in own])
@@ -121,23 +126,40 @@ def test_forward_passes_of_adaptation_are_counted():
         np.testing.assert_array_equal(record["clients"]["forward_samples"], wanted)
 
 
-def round_of(algorithm, federation):
-    """A compiled round: (state, t) -> state."""
-    key = jax.random.key(0)
+def first_context(federation, t=0):
+    key, t = jax.random.key(0), jnp.int32(t)
+    cohort = federation.participation.cohort(key, t, federation.data.ids)
+    return pfl.Context(federation, key, t, jnp.int32(2), cohort)
 
-    def context(t):
-        cohort = federation.participation.cohort(key, t, federation.data.ids)
-        return pfl.Context(federation, key, t, jnp.int32(2), cohort)
 
-    step = jax.jit(lambda state, t: algorithm.round(context(t), state)[0])
-    return step, algorithm.init(context(jnp.int32(0))), context
+def round_of(ours, federation):
+    """(a compiled round, (state, t) -> state; the first state)."""
+    step = jax.jit(lambda state, t: ours.round(first_context(federation, t), state)[0])
+    return step, ours.init(first_context(federation))
+
+
+def adapting(ours):
+    """A compiled adaptation to 1.1 times the first model, from weights of one half."""
+
+    @jax.jit
+    def adapt(federation):
+        ctx = first_context(federation)
+        state = ours.init(ctx)
+        state = replace(
+            state,
+            server=jax.tree.map(lambda leaf: 1.1 * leaf, state.server),
+            weights=jax.tree.map(lambda leaf: 0.5 * leaf, state.weights),
+        )
+        return state, *ours.adapt(ctx, state, state.models, ctx.cohort)
+
+    return adapt
 
 
 def test_weights_of_one_are_fedavg_and_of_zero_local_training():
     """Both in one program, with weights that do not learn, on all layers."""
     ours = algorithm(weight_rate=0, layers=2, most_passes=1)
     federation = ours.prepare(toy_federation(model=TanhNetwork()))
-    step, first, _ = round_of(ours, federation)
+    step, first = round_of(ours, federation)
     ends = []
     for share in (1.0, 0.0):
         state = replace(first, weights=jax.tree.map(lambda w, s=share: s * w, first.weights))
@@ -165,13 +187,61 @@ def test_no_backward_pass_below_the_upper_layers(layers, count):
     """Four products forward; for each upper layer one by its weights, and one to the next."""
     ours = algorithm(layers=layers)
     federation = ours.prepare(toy_federation(model=FourLayers()))
-    _, state, context = round_of(ours, federation)
+    begun = jax.make_jaxpr(lambda fed: ours.init(first_context(fed)))(federation)
+    whole = jax.make_jaxpr(adapting(ours))(federation)
+    assert products(whole.jaxpr) - products(begun.jaxpr) == count
 
-    def adapt(state):
-        ctx = context(jnp.int32(0))
-        return ours.adapt(ctx, state, state.models, ctx.everyone())[0]
 
-    assert products(jax.make_jaxpr(adapt)(state).jaxpr) == count
+class Noisy(nn.Module):
+    """In training its logits are drawn; overflows on inputs beyond 1e20."""
+
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        logits = dense(3, "head")(jnp.where(jnp.abs(x) > 1e20, jnp.inf, x))
+        if not train:
+            return logits
+        return logits + jax.random.normal(self.make_rng("dropout"), logits.shape)
+
+
+def test_who_takes_passes_and_how_many():
+    """Each pass draws anew, so losses never settle; what diverged, is late or has no sample stops.
+
+    That is clients 1, 3 and 2.
+    """
+    ours = algorithm(who="selected", weight_rate=0, threshold=0.01, most_passes=12)
+    federation = toy_federation((7, 5, 0, 10, 4), model=Noisy(), diverging=1, stragglers={3: 1})
+    _, after, passes = adapting(ours)(ours.prepare(federation))
+    assert passes.tolist() == [12, 1, 0, 0, 12]
+    assert after.begun.tolist() == [True, True, True, False, True]
+
+
+@pfl.struct
+class Tilt(pfl.ExtraLoss):
+    """A slope of the head."""
+
+    weight: float = 1.0
+
+    def __call__(self, params, batch, client, plan):
+        return self.weight * jnp.sum(params["head"]["kernel"])
+
+
+def test_extra_losses_are_part_of_what_weights_learn():
+    ours, ends = algorithm(weight_rate=0.1, most_passes=1), []
+    adapt = adapting(ours)
+    for weight in (0.0, 1.0):
+        federation = toy_federation((4, 3), model=TanhNetwork(), extra_loss=Tilt(weight))
+        state, after, _ = adapt(ours.prepare(federation))
+        ends.append(after.weights["params"]["head"]["kernel"])
+    server, own = (m["params"]["head"]["kernel"] for m in (state.server, state.models))
+    assert_close(ends[0] - ends[1], 0.1 * (server - own), "weights")
+
+
+def test_running_statistics_have_no_weights():
+    ours = algorithm(layers=2)
+    federation = ours.prepare(toy_federation(model=ConvNorm()))
+    weights = jax.eval_shape(lambda: ours.init(first_context(federation))).weights
+    assert set(weights["params"]) == {"conv", "bn", "head"}
+    assert not jax.tree.leaves(weights["batch_stats"])
 
 
 @pytest.mark.parametrize("check", ["partial_participation", "divergence"])
@@ -185,7 +255,7 @@ def test_absent_and_diverged_clients_keep_all_where_the_selected_adapt(check):
 def test_running_statistics_are_the_servers_or_the_clients_own(policy):
     ours = algorithm(most_passes=1)
     federation = ours.prepare(toy_federation(model=ConvNorm(), batch_norm=policy))
-    step, first, _ = round_of(ours, federation)
+    step, first = round_of(ours, federation)
     state = step(first, jnp.int32(0))
     statistics, trained = (models["batch_stats"]["bn"]["mean"]
                            for models in (state.models, state.trained))  # fmt: skip

@@ -82,7 +82,7 @@ def test_reference(pattern, variant):
         assert (record["up"] == present[:, None]).all() and (record["down"] == record["up"]).all()
         share = present * (1 if settings.get("weighting") == "uniform" else case.sizes)
         np.testing.assert_allclose(record["matrices"]["mixing"], [share / share.sum()], 1e-9)
-    if last is not None:
+    if last is not None and case.scored:
         assert_losses(records[-1], case, "personalized", wanted[-1]["tuned"])
         assert np.isnan(records[0]["scores"]["personalized/test/loss"]).all()
 
@@ -123,18 +123,29 @@ def test_heads_are_neither_sent_nor_averaged():
         assert np.flatnonzero(moved).tolist() == sorted(cohort)
 
 
-def test_new_clients_learn_a_head_on_the_servers_body():
+@pytest.mark.parametrize(("tau", "count"), [(2, 2), (0, 1)])
+def test_new_clients_learn_a_head_on_the_servers_body(tau, count):
     case, states, _ = rounds_of("partial-map", FINAL)
-    final = final_in(states[-1], algorithm(**VARIANTS[FINAL]), case.federation, case.rounds)
+    final = final_in(states[-1], algorithm(head_epochs=tau), case.federation, case.rounds)
     made = jax.tree.map(lambda leaf: leaf[0], final.personalize(case.federation))
-    batches = case.batches("personalize", epochs(case, 2))[-1]
+    batches = case.batches("personalize", epochs(case, count))[-1]
     body = jax.tree.map(np.asarray, states[-1].server["params"]["hidden"])
     start = {"hidden": body, "head": case.initial()["head"]}
     wanted = [sgd(start, own, case.x, case.y, case.rates[-1], layers=["head"]) for own in batches]
     assert_close(made, stack(wanted), "new clients")
+
+
+def test_new_clients_take_as_many_steps_as_are_asked_for():
+    case, states, _ = rounds_of("partial-map", FINAL)
+    final = final_in(states[-1], algorithm(), case.federation, case.rounds)
     counted = replace(case.federation, schedule=replace(case.federation.schedule, steps=0))
-    assert_close(final.personalize(counted)["params"]["head"]["kernel"][0],
-                 stack([start] * 5)["params"]["head"]["kernel"], "no step", 0)  # fmt: skip
+    heads = final.personalize(counted)["params"]["head"]["kernel"][0]
+    assert (heads == case.initial()["head"]["kernel"]).all()
+
+
+def test_local_steps_are_those_of_the_body():
+    head, body = algorithm(head_epochs=2).schedules(toy_federation(local_steps=3))
+    assert (head.epochs, head.steps, body.steps) == (2, None, 3)
 
 
 @pytest.mark.slow

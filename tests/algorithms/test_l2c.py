@@ -23,7 +23,7 @@ from tests.algorithms.harness import (
     assert_steps,
     over,
 )
-from tests.references import l2c
+from tests.references import l2c, l2c_encoder
 
 # In the first case clients are pruned in round 2 of 3, in the last one in the first, where all
 # logits are equal. Minibatches have 4 samples: passes have 2, 1, 0, 3 and 1 steps.
@@ -32,8 +32,11 @@ VARIANTS = {
     "whole-pass": ({"logit_rate": 0.2, "whole_pass": True}, (6, 2, 0, 9, 4)),
     "pruned-at-once": ({"prune_after": 0}, 2),
     "defaults": ({}, 2),
+    "attention": ({"logit_rate": 0.2, "prune_after": 1, "weights": "attention"}, 2),
+    "attention-pass": ({"weights": "attention", "whole_pass": True}, (6, 2, 0, 9, 4)),
 }
-QUICK = (("partial-map", "pruned"), ("full-vmap", "whole-pass"))
+ALIKE = ("pruned-at-once", "defaults", "attention-pass")  # made of what the others show
+QUICK = (("partial-map", "pruned"), ("full-vmap", "whole-pass"), ("partial-map", "attention"))
 
 
 @pytest.fixture(autouse=True)
@@ -60,13 +63,18 @@ def validation_batches(case):
     return [[walk(t, i) for i in range(case.num_clients)] for t in range(case.rounds)]
 
 
-@over(PATTERNS, QUICK, VARIANTS, elsewhere=("pruned-at-once", "defaults"))
+@over(PATTERNS, QUICK, VARIANTS, elsewhere=ALIKE)
 def test_reference(pattern, variant):
     settings, validation_size = VARIANTS[variant]
-    case = Case(**PATTERNS[pattern], validation_size=validation_size)
+    options = {"validation_size": validation_size, "scored": variant == "pruned"}
+    case = Case(**options | PATTERNS[pattern])
     states, records = case.run_rounds(algorithm(**settings))
     common, further = case.common(), validation_batches(case)
-    options = {k: v for k, v in settings.items() if v or k != "neighbours"}
+    options = {k: v for k, v in settings.items() if k != "weights"}
+    if settings.get("weights"):
+        options["encoder"] = encoder_of(states[0].encoder)
+        kernel = states[0].encoder[1][0]["kernel"]  # of the head's kernel, rows of 5 inputs
+        assert kernel.shape == (5, 10) and 0.4 < abs(kernel).max() <= 5**-0.5
     wanted = l2c.run(
         case.initial(), case.clients(), 3, **common, validation_batches=further, **options
     )
@@ -76,9 +84,7 @@ def test_reference(pattern, variant):
         assert_models(after.models, models["personalized"], "models")
         np.testing.assert_allclose(after.logits, models["logits"], 1e-9, 1e-9)
         np.testing.assert_array_equal(after.active, models["active"])
-        for k, name in enumerate(("mean", "square", "steps")):
-            own = np.array([moments[k] for moments in models["moments"]])
-            np.testing.assert_allclose(getattr(after, name), own, 1e-9, 1e-15)
+        assert_moments(after, models)
         np.testing.assert_allclose(record["matrices"]["mixing"], models["weights"], 1e-9, 1e-12)
         assert_losses(record, case, "personalized", models["personalized"])
         assert_steps(record, who, common["batches"][t], taken[t])
@@ -86,6 +92,39 @@ def test_reference(pattern, variant):
         heard = (models["active"] & present).sum(axis=1) * present
         np.testing.assert_array_equal(record["up"], np.repeat(present[:, None], 2, axis=1))
         np.testing.assert_array_equal(record["down"], np.repeat(heard[:, None], 2, axis=1))
+        assert ("numbers_up" in record["clients"]) == ("weights" in settings)
+        for way in ("up", "down") if "weights" in settings else ():
+            sent = (1 + 5 + 1 + 4) * 10 + 4 * (10 + 10 * 20 + 20)  # an encoder for each tensor
+            np.testing.assert_array_equal(record["clients"][f"numbers_{way}"], sent * present)
+
+
+def encoder_of(ours):
+    """An encoder in the reference's form."""
+    layers, tensors = iter(ours), ("bias", "kernel")
+    return {name: {leaf: next(layers) for leaf in tensors} for name in ("head", "hidden")}
+
+
+def assert_moments(state, models):
+    """Adam's states of what clients learn, and the encoder where they learn one."""
+    *known, steps = zip(*models["moments"], strict=True)
+    np.testing.assert_array_equal(state.steps, steps)
+    for name, moments in zip(("mean", "square"), known, strict=True):
+        for i, moment in enumerate(moments):
+            own = jax.tree.map(lambda leaf, i=i: leaf[i], getattr(state, name))
+            if models["encoder"] is not None:
+                own = l2c_encoder.numbers(encoder_of(own))
+            np.testing.assert_allclose(own, moment, 1e-9, 1e-15)
+    if models["encoder"] is not None:
+        assert_close(encoder_of(state.encoder), models["encoder"], "encoder")
+
+
+@pytest.mark.slow
+def test_scores_with_a_diverged_client_stay_as_they_were():
+    federation = toy_federation(diverging=1)
+    _, after = states_of(algorithm(weights="attention"), federation, 1)
+    met = np.arange(5) != 1
+    assert (after.logits[np.ix_(met, met)] != 0).all()
+    assert not after.logits[1].any() and not after.logits[:, 1].any()
 
 
 def test_even_weights_of_equal_clients_with_private_heads_are_fedper():
@@ -142,24 +181,20 @@ def test_the_nearest_go_by_permanent_ids_where_logits_are_equal():
 
 
 def test_neighbours_by_default_are_a_tenth_of_all():
-    """Of 5 clients and of 31; all of them are as good as no pruning."""
-    for count, kept in ((5, 2), (31, 4)):
-        zeros, t = jnp.zeros((count, count)), jnp.int32(3)
-        ctx = SimpleNamespace(
-            num_clients=count, t=t, cohort=SimpleNamespace(rows=jnp.arange(count)),
-            ids=jnp.arange(count),
-        )  # fmt: skip
-        for after, left in ((3, kept), (4, count)):
-            active = algorithm(prune_after=after).pruned(ctx, zeros, zeros == 0)
-            np.testing.assert_array_equal(active.sum(axis=1), left)
-            assert jnp.diagonal(active).all()
-        again = algorithm(prune_after=0, neighbours=1).pruned(ctx, zeros, jnp.eye(count) > 0)
-        np.testing.assert_array_equal(again, np.eye(count))
+    ids, even = jnp.arange(31), jnp.zeros((31, 31))
+    cohort = SimpleNamespace(rows=ids)
+    ctx = SimpleNamespace(num_clients=31, t=jnp.int32(3), cohort=cohort, ids=ids)
+    for after, left in ((3, 4), (4, 31)):
+        active = algorithm(prune_after=after).pruned(ctx, even, even == 0)
+        np.testing.assert_array_equal(active.sum(axis=1), left)
+        assert jnp.diagonal(active).all()
+    few = algorithm(prune_after=0).pruned(ctx, even, jnp.eye(31) > 0)
+    np.testing.assert_array_equal(few, np.eye(31))  # who listens to few is never asked again
 
 
 def test_defaults_are_those_of_the_reference():
     own = algorithm().hyperparameters()
-    assert own.pop("neighbours") == 0  # the reference's None
+    assert (own.pop("neighbours"), own.pop("weights")) == (0, "learnt")  # the reference's None
     stated = inspect.signature(l2c.run).parameters
     assert own == {name: stated[name].default for name in own}
 

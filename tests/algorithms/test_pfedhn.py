@@ -1,11 +1,16 @@
-"""pFedHN against its reference, which begins with the library's own hypernetwork; its limits."""
+"""pFedHN against its reference, which starts from the library's own hypernetwork; its limits."""
+
+from dataclasses import replace
+from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl import keys
+from fedjax_pfl import keys, trees
+from fedjax_pfl.testing.toys import TanhNetwork, assert_close, toy_federation
 from tests.algorithms.harness import (
     PATTERNS,
     Case,
@@ -14,7 +19,9 @@ from tests.algorithms.harness import (
     assert_steps,
     over,
 )
+from tests.algorithms.norms import ConvNorm
 from tests.references import pfedhn
+from tests.references.network import loss_and_gradient
 
 # Small, and such that every part of a step shows in three rounds.
 SMALL = {"embedding_size": 2, "hidden_size": 6, "depth": 2, "server_rate": 0.2}
@@ -24,14 +31,13 @@ LOCAL = {"momentum": 0.8, "weight_decay": 0.02}
 VARIANTS = {
     "sequential": ({**BITING, "embedding_rate": 3.0}, {**BITING, "embedding_rate": 0.6}, LOCAL),
     "mean": (
-        {"form": "mean_vjp", **BITING},
+        {"form": "mean_vjp", "local_head": True, **BITING},
         {"form": "mean_vjp", **BITING},
         {**LOCAL, "batch_order": "fresh"},
     ),
     "local-head": ({"local_head": True, **BITING}, BITING, LOCAL),
-    "defaults": ({}, {}, {}),
 }
-QUICK = (("partial-map", "sequential"), ("full-vmap", "mean"), ("partial-map", "local-head"))
+QUICK = (("partial-map", "sequential"), ("partial-map", "mean"), ("full-vmap", "local-head"))
 
 
 @pytest.fixture(autouse=True)
@@ -65,8 +71,10 @@ def in_order(case):
     return orders
 
 
-def whole(model):
-    return {"params": model}
+def context(federation, t=1, cohort=None):
+    """A round of all clients."""
+    ctx = pfl.Context(federation, jax.random.key(3), jnp.int32(t), jnp.int32(9), cohort)
+    return ctx if cohort is not None else replace(ctx, cohort=ctx.everyone())
 
 
 @over(PATTERNS, QUICK, VARIANTS)
@@ -103,3 +111,222 @@ def test_reference(pattern, variant):
         present = np.isin(np.arange(case.num_clients), case.cohorts[t])
         for copies in (record["up"], record["down"]):
             np.testing.assert_array_equal(copies, np.repeat(present[:, None], 2, axis=1))
+
+
+def constant(state, model):
+    """The state whose hypernetwork makes `model` for everybody, from biases alone."""
+    nothing = jax.tree.map(jnp.zeros_like, (state.embedding, state.psi))
+    psi = replace(nothing[1], bias=jax.tree.map(jnp.asarray, model))
+    return replace(state, embedding=nothing[0], psi=psi)
+
+
+def test_biases_alone_are_fedavg_or_pass_the_model_from_client_to_client():
+    """Without momentum, decay and clipping, at the server's rate 1."""
+    plain = {"server_rate": 1.0, "server_momentum": 0.0, "server_decay": 0.0}
+    plain |= {"server_clip": 0.0, "clip": 0.0}
+    forms = [made(form=form, **plain) for form in ("mean_vjp", "sequential")]
+    federation = forms[0].prepare(toy_federation(validation_size=0, local_epochs=1))
+
+    @jax.jit
+    def both():
+        ctx = context(federation)
+        model, order = ctx.initial_model(), ctx.cohort.order(ctx.key_for("order"))
+        mean, passed = (form.round(ctx, constant(form.init(ctx), model))[0] for form in forms)
+        trained = ctx.train(pfl.Broadcast(model)).models
+
+        def turn(model, k):
+            one = ctx.cohort.member(k)
+            return trees.row(ctx.train(pfl.Broadcast(model), one).models, 0), None
+
+        last, _ = jax.lax.scan(turn, model, order)
+        average = jax.tree.map(lambda leaf: leaf.mean(axis=0), trained)
+        return mean.psi.bias, average, passed.psi.bias, last
+
+    mean, average, passed, last = both()
+    assert_close(mean, average, "uniform FedAvg")
+    assert_close(passed, last, "one after the other")
+    assert abs(mean["params"]["head"]["bias"] - passed["params"]["head"]["bias"]).max() > 1e-3
+
+
+def test_a_step_descends_and_the_published_other_sign_ascends():
+    """A public re-implementation steps along theta' - theta."""
+    algorithm = made(server_decay=0.0, server_rate=1e-2)
+    ctx = context(algorithm.prepare(toy_federation(validation_size=0)))
+
+    @jax.jit
+    def losses():
+        state, target = algorithm.init(ctx), ctx.initial_model("another")
+
+        def loss(generator):
+            embedding, psi = generator
+            apart = jax.tree.map(jnp.subtract, psi(embedding[2]), target)
+            return 0.5 * sum(jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(apart))
+
+        moving, _ = state.generator
+        slope = jax.grad(loss)(moving)  # the product with theta - target
+        other = jax.tree.map(jnp.negative, slope)
+        ahead, back = (algorithm._server_step(state.generator, s)[0] for s in (slope, other))
+        return loss(ahead), loss(moving), loss(back)
+
+    ahead, still, back = losses()
+    assert ahead < still < back
+
+
+def test_without_a_server_rate_all_models_are_constant():
+    federation = toy_federation(validation_size=0, participation=0.6)
+    rates = {"server_rate": [0.0, 0.2], "embedding_rate": [1.0, 1.0]}
+    found = pfl.simulate(made(), federation, 3, settings=rates, chunk=4)
+    still, moving = found.scores["personalized/test/loss"][0]
+    kept = np.isfinite(still[0])
+    assert (still[:, kept] == still[0, kept]).all()
+    assert (moving[0, kept] != moving[-1, kept]).all()
+
+
+def test_who_diverges_leaves_everything_as_it_was():
+    settings = {"local_head": True, "server_decay": 0.1}
+    algorithm = made(**settings)
+    options = {"model": TanhNetwork(), "momentum": 0.5, "diverging": 0}
+    federation = algorithm.prepare(toy_federation((6,), (3,), **options))
+
+    ctx = context(federation)
+    first = jax.jit(partial(algorithm.init, ctx))()
+    last, record = jax.jit(partial(algorithm.round, ctx))(first)
+    assert record.clients["diverged"].all()
+    assert_close(last, first, "the state", 0)
+
+
+def test_new_clients_learn_an_embedding_through_the_frozen_hypernetwork():
+    algorithm = made(local_head=True, clip=0.001)
+    whole = algorithm.prepare(toy_federation(model=TanhNetwork(), local_epochs=2))
+    left, new = pfl.without_new_clients(whole, 2)
+    ctx = context(left)
+
+    @jax.jit
+    def personalized():
+        state = algorithm.init(ctx)
+        noise = jax.random.normal(jax.random.key(1), (3,))
+        private = jax.tree.map(lambda leaf: leaf + trees.expand_to(leaf, noise), state.private)
+        state = replace(state, private=private)
+        return state, algorithm.personalize(ctx, state, context(new))
+
+    state, found = personalized()
+    psi, like = written(state.psi), {"hidden": ctx.initial_model()["params"]["hidden"]}
+    x, y = np.asarray(new.data.samples, np.float64), np.asarray(new.data.labels)
+    key = keys.of_round(ctx.key, "personalize", 1)
+    split = jax.tree.map(np.asarray, new.data.train)
+    for k, client in enumerate(np.asarray(new.data.ids)):
+        vector = np.mean(state.embedding, axis=0)
+        head = jax.tree.map(lambda leaf: np.mean(leaf, axis=0), state.private["params"]["head"])
+        steps = 0
+        for (batch,) in pfl.batch_indices(new.schedule, split, key, int(client), k):
+            model = {**pfedhn.generate(vector, psi, like), "head": head}
+            _, gradient = loss_and_gradient(model, x[batch], y[batch])
+            slope, _ = pfedhn.generate_vjp(vector, psi, gradient)
+            length = np.linalg.norm(slope)
+            assert length > 0.001
+            slope *= 0.001 / length
+            vector = vector - 0.3 * slope
+            head = jax.tree.map(lambda h, g: h - 0.3 * g, head, gradient["head"])
+            steps += 1
+        assert steps > 1
+        wanted = {"params": {**pfedhn.generate(vector, psi, like), "head": head}}
+        assert_close(trees.row(found, k), wanted, f"new client {client}")
+
+
+def test_running_statistics_stay_with_their_client_and_extra_losses_are_of_models():
+    algorithm = made()
+    federation = algorithm.prepare(toy_federation(model=ConvNorm(), participation=0.6))
+
+    @jax.jit
+    def one_round():
+        key = jax.random.key(0)
+        cohort = federation.participation.cohort(key, jnp.int32(0), federation.data.ids)
+        ctx = context(federation, cohort=cohort)
+        state = algorithm.init(ctx)
+        after, _ = algorithm.round(ctx, state)
+        regularized = replace(federation, extra_loss=pfl.WeightDistribution(5.0))
+        new, other = (
+            algorithm.personalize(ctx, after, replace(ctx, federation=fed))
+            for fed in (federation, regularized)
+        )
+        return state.private, after.private, after.psi, cohort.mask, cohort.rows, new, other
+
+    before, after, psi, mask, rows, new, other = one_round()
+    assert (new["params"]["head"]["bias"] != other["params"]["head"]["bias"]).all()
+    assert not jax.tree.leaves(after["params"]) and not jax.tree.leaves(psi.bias["batch_stats"])
+    present = np.isin(np.arange(5), rows[mask])
+    old, now, newest = (tree["batch_stats"]["bn"]["mean"] for tree in (before, after, new))
+    np.testing.assert_array_equal((old != now).any(axis=1), present)
+    assert (newest != now).any(axis=1).all()  # they are trained with
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "said"),
+    [
+        ({"server_rate": -1}, {}, "server_rate must be at least 0, got -1"),
+        ({"embedding_rate": -1}, {}, "embedding_rate must be at least 0"),
+        ({"server_decay": -1}, {}, "server_decay must be at least 0"),
+        ({"server_clip": -1}, {}, "server_clip must be at least 0"),
+        ({"clip": -1}, {}, "clip must be at least 0"),
+        ({"server_momentum": 1}, {}, r"server_momentum must be in \[0, 1\), got 1"),
+        ({"embedding_size": -1}, {}, "embedding_size must be at least 0"),
+        ({"hidden_size": 0}, {}, "hidden_size must be at least 1"),
+        ({"depth": -1}, {}, "depth must be at least 0"),
+        ({"form": "mean"}, {}, "Unknown value of pfedhn.form 'mean'. Did you mean 'mean_vjp'"),
+        ({}, {"share": "none"}, "generates what clients share, and that is nothing here"),
+        (
+            {},
+            {"model": ConvNorm(), "batch_norm": "shared"},
+            "batch_norm must be 'affine_shared' or 'local', got 'shared'",
+        ),
+    ],
+)
+def test_what_can_not_be(settings, options, said):
+    with pytest.raises(pfl.InputError, match=said):
+        pfl.check_simulation(made(**settings), toy_federation(**options))
+
+
+def test_defaults_are_the_papers():
+    algorithm = pfl.make_algorithm("pfedhn")
+    ctx = context(algorithm.prepare(toy_federation()))
+    state = jax.eval_shape(lambda: algorithm.init(ctx))
+    assert state.embedding.shape == (5, 2)  # 1 + 5 // 4
+    assert [kernel.shape for kernel, _ in state.psi.trunk] == [(2, 100)] + [(100, 100)] * 3
+    assert state.psi.kernel["params"]["head"]["kernel"].shape == (100, 5, 3)
+    rates = (algorithm.server_rate, algorithm.embedding_rate, algorithm.server_momentum)
+    assert rates == (1e-2, 1.0, 0.9)
+    assert (algorithm.server_decay, algorithm.server_clip, algorithm.clip) == (1e-3, 50, 50)
+
+
+def test_the_first_hypernetwork_is_uniform_within_its_bounds():
+    algorithm = made(embedding_size=4, hidden_size=25)
+    state, moved = jax.device_get(
+        [
+            jax.jit(
+                partial(algorithm.init, context(algorithm.prepare(toy_federation(order=order))))
+            )()
+            for order in (None, [3, 0, 4, 1, 2])
+        ]
+    )
+    (first, _), (second, shift), *_ = state.psi.trunk
+    for leaf, bound in (
+        (first, 1 / 2),
+        (second, 1 / 5),
+        (shift, 1 / 5),
+        (state.psi.kernel["params"]["fc_0"]["kernel"], 1 / 5),
+        (state.psi.bias["params"]["fc_0"]["kernel"], 1 / 5),
+    ):
+        assert 0.8 * bound < abs(leaf).max() <= bound
+    assert not np.array_equal(second[:4], first)
+    np.testing.assert_array_equal(moved.embedding, state.embedding[np.array([3, 0, 4, 1, 2])])
+    assert 0.5 < np.std(state.embedding) < 1.6
+
+
+def test_the_batched_form_says_that_it_is_another_algorithm():
+    federation = toy_federation()
+    assert made().remarks(made().prepare(federation)) == []
+    other = made(form="mean_vjp")
+    (told,) = other.remarks(other.prepare(federation))
+    assert "not the paper's algorithm" in told
+    plan = made(local_head=True).prepare(federation).plan
+    assert plan.shared_block_sizes().tolist() == [25, 0]

@@ -1,28 +1,24 @@
 """pFedMe against its reference, and in its limits."""
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl import keys
-from fedjax_pfl.federation.schedules import client_key
-from fedjax_pfl.models.normalization import BatchNorm
 from fedjax_pfl.simulation.program import Program
 from fedjax_pfl.simulation.runs import make_runs
-from fedjax_pfl.testing.toys import SEEDS, assert_close, run_rounds, toy_federation
+from fedjax_pfl.testing.toys import SEEDS, assert_close, run_rounds, states_of, toy_federation
 from tests.algorithms.harness import (
     PATTERNS,
     Case,
     assert_losses,
     assert_models,
     assert_steps,
-    dense,
     over,
 )
 from tests.algorithms.newcomers import personalized
+from tests.algorithms.noisy import Noisy, batches_of_a_step
 from tests.references import pfedme
 
 VARIANTS = {
@@ -127,16 +123,6 @@ def test_limits():
     assert gap[1] < 1e-3 < 1e-2 < gap[0]
 
 
-class Noisy(nn.Module):
-    """With statistics, and dropout that another draw changes."""
-
-    @nn.compact
-    def __call__(self, x, train: bool = False, valid=None):
-        x = BatchNorm(name="bn")(x, train, valid)
-        x = nn.Dropout(0.5, deterministic=not train)(nn.tanh(dense(5, "hidden")(x)))
-        return dense(3, "head")(x)
-
-
 def test_statistics_momentum_and_noise_of_the_inner_steps():
     """One minibatch by hand: each inner step draws anew; theta's statistics travel."""
     federation = toy_federation(
@@ -144,12 +130,7 @@ def test_statistics_momentum_and_noise_of_the_inner_steps():
     )
     settings = {"pull": 4.0, "inner_steps": 2, "personal_rate": 0.1, "decay": 0.2}
     (start, end), (record,) = run_rounds(algorithm(**settings), federation, 1, scored=())
-    round_key = keys.of_round(jax.random.key(SEEDS[0]), "train", 0)
-    order_key, step_key = client_key(round_key, 0)
-    at = federation.schedule.order(order_key, 0, 6, 6)
-    data, rng = federation.data, jax.random.fold_in(step_key, 0)
-    pool = data.train.index[at]
-    batch = pfl.Batch(data.samples[pool].astype(float), data.labels[pool], jnp.ones(6, bool))
+    (batch,), rng = batches_of_a_step(federation)
 
     def loss(params, model, k):
         noise = jax.random.fold_in(rng, k)
@@ -176,6 +157,23 @@ def test_statistics_momentum_and_noise_of_the_inner_steps():
     assert_close(jax.tree.map(lambda leaf: leaf[0], end.personal), theta, "theta")
     assert_close(end.server, w, "w")
     assert largest(end.server["batch_stats"], start.server["batch_stats"]) > 1e-3
+
+
+@pytest.mark.slow
+def test_statistics_may_stay_with_their_clients():
+    """With one client this changes nothing but where they are."""
+    ours = algorithm()
+    federation, apart = (
+        toy_federation((6,), (3,), model=Noisy(), batch_norm=norms)
+        for norms in ("shared", "affine_shared")
+    )
+    together, private = (states_of(ours, fed, 2)[-1] for fed in (federation, apart))
+    assert_close(private.server["params"], together.server["params"], "server", 1e-12)
+    assert_close(private.personal, together.personal, "personal", 1e-12)
+    held = jax.tree.map(lambda leaf: leaf[0], private.private["batch_stats"])
+    assert_close(held, together.server["batch_stats"], "statistics", 1e-12)
+    result = pfl.simulate(ours, apart, 1)
+    assert "global/test/loss" not in result.scores
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ TRAFFIC = [
     ("feddwa", {"guidance": "received"}, 1, 1, 2),
     ("ifca", {}, 1, 2, 2),  # every cluster's model comes down
     ("ifca", {"averaging": "gradients"}, 1, 2, 1),
+    ("cfl", {}, 1, 1, 2),
     ("sfl", {}, 1, 2, 2),  # the mean, and the client's model of the graph
     ("sfl", {"detached": True}, 1, 1, 2),
     ("cwfedavg", {}, 1, 1, 2),  # shares are read off the upload
@@ -66,6 +67,9 @@ TRAFFIC = [
     ("fedrod", {}, 1, 1, 2),  # two losses of one forward pass
     ("fedrep", {}, 1, 1, 3),  # head epoch and body epochs
     ("fedbn", {}, 1, 1, 2),
+    ("perfedavg", {}, 1, 1, 8),  # two passes of two gradients
+    ("pfedhn", {}, 1, 1, 2),
+    ("pfedhn", {"form": "mean_vjp"}, 1, 1, 2),
     ("apfl", {}, 1, 1, 4),  # both models' gradients; alpha stays
     ("pfedme", {}, 1, 1, 10),  # five inner steps on every minibatch
     ("fedamp", {}, 1, 1, 2),  # the server knows the last models
@@ -81,11 +85,28 @@ ELSEWHERE = {
 FURTHER = {"fedupdate": 1}  # steps beside whole passes
 ELSEWHERE = {"heurpfedla"}
 FURTHER = {"fedupdate": 1, "l2c": 1}  # steps beside whole passes
+FURTHER["perfedavg"] = 8 * np.array([-1, 0, 0, -1, 0])  # of samples two by two minibatches
 SLOW = ("full_gradient", "received", "labels")
 # The comparison with the reference looks at the copies of every round.
 COMPARED = (
     *("fedavgm", "fedprox", "fedupdate", "perfedavg_spfl", "spfl", "spfl_w", "fedavg_sync"),
     *("fedavg_async", "perfedavg_async", "fedasync", "lga", "plga", "fedper", "lg_fedavg"),
+    *("fedbn", "pfedla", "pfedme", "apfl", "perfedavg"),
+    *("fedbn", "pfedla", "ditto", "fedadagrad", "fedadam", "fedyogi"),
+    *("fedbn", "pfedla", "pfedme"),
+    *("fedbn", "pfedla", "moon"),
+    *("fedbn", "pfedla", "fedamp", "heurfedamp"),
+    *("fedbn", "pfedla", "ifca"),
+    *("fedbn", "pfedla", "apple"),
+    *("fedbn", "fedbabu", "fedrep", "fedrod", "pfedla"),
+    *("fedbn", "pfedla", "ditto", "fedprox_ft", "feddyn", "fedadagrad", "fedadam", "fedyogi"),
+    *("fedbn", "pfedla", "ditto", "fedadagrad", "fedadam", "fedyogi", "pfedme", "moon", "fedamp"),
+    *("heurfedamp", "ifca", "apple", "fedbabu", "fedrep", "fedrod", "fedproto"),
+    *("fedbn", "pfedla", "ifca", "sfl"),
+    *("fedbn", "pfedla", "apple", "l2c"),
+    *("fedala", "fedbabu", "fedrep", "fedrod"),
+    *("fedbn", "pfedla", "ifca", "sfl", "cfl"),
+    *("fedbn", "pfedhn", "pfedla"),
     *("pfedme", "apfl", "ditto", "fedadagrad", "fedadam", "fedyogi", "moon"),
     *("fedamp", "heurfedamp", "ifca", "apple", "fedbabu", "fedrep", "fedrod"),
     *("pfedla", "fedprox_ft", "feddyn", "fedproto", "sfl", "l2c", "fedala"),

@@ -1,5 +1,7 @@
 """A second head beside the generic one: plain loops, its plan, traffic, new clients, refusals."""
 
+from dataclasses import dataclass
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -176,6 +178,17 @@ def test_a_model_that_does_not_say_its_features_is_refused(model):
     pfl.check_simulation(FedAvg(), federation)
     with pytest.raises(pfl.InputError, match="does not say what its features and its head are; a"):
         pfl.check_simulation(TwoHeaded(), federation)
+
+
+def test_two_heads_have_the_losses_of_their_network():
+    @dataclass(frozen=True)
+    class Doubled(pfl.LinenTask):
+        def losses(self, logits, labels):
+            return 2 * super().losses(logits, labels)
+
+    logits, labels = jnp.ones((2, 3)), jnp.zeros(2, int)
+    task = toy_federation(model=Doubled(Apart())).with_personal_head().task
+    np.testing.assert_allclose(task.losses(logits, labels), 2 * np.log(3) * np.ones(2), 1e-12)
 
 
 def test_two_heads_compute_in_the_type_that_networks_compute_in():

@@ -162,6 +162,31 @@ def test_scatter_refuses_rows_that_are_not_finite(bad):
     np.testing.assert_array_equal(put["a"].sum(1), [0, 2, 0, 0, 0])
 
 
+def test_one_member_at_a_time():
+    cohort = ParticipationOptions(stragglers={1: 1}).cohorts(5).cohort(KEY, jnp.int32(0), IDS[:5])
+    stack = jnp.arange(10.0).reshape(5, 2)
+    for k in range(5):
+        one = cohort.member(k)
+        assert (one.size, one.num_clients, one.in_place) == (1, 5, False)
+        assert one.ids.tolist() == [k] and one.mask.tolist() == [k != 1]
+        np.testing.assert_array_equal(one.gather(stack), stack[k : k + 1])
+        wanted = stack.at[k].set(-1.0) if k != 1 else stack
+        np.testing.assert_array_equal(one.scatter(stack, jnp.full((1, 2), -1.0)), wanted)
+    assert ParticipationOptions().cohorts(1).cohort(KEY, jnp.int32(0), IDS[:1]).member(0).size == 1
+
+
+def test_an_order_of_the_members_is_their_ids_order():
+    rows = jnp.array([3, 0, 4, 1, 2])
+    plain, moved = (
+        ParticipationOptions().cohorts(5).cohort(KEY, jnp.int32(0), ids) for ids in (IDS[:5], rows)
+    )
+    order = plain.order(KEY)
+    assert sorted(order.tolist()) == list(range(5)) and order.tolist() != list(range(5))
+    np.testing.assert_array_equal(moved.ids[moved.order(KEY)], plain.ids[order])
+    orders = {tuple(plain.order(jax.random.key(k)).tolist()) for k in range(10)}
+    assert len(orders) > 5
+
+
 def test_keep_moves_members_from_the_mask_to_the_diverged():
     cohort = some().keep(jnp.array([False, True, True]))
     np.testing.assert_array_equal(cohort.mask, [False, False, True])

@@ -87,7 +87,8 @@ def run(
       logits: [N, N], the first ones; 0 by default.
       encoder: the first attention of meta-L2C (see `l2c_encoder`): logits are its scores of pairs
         of updates. Each member of a cohort takes Adam's steps on a copy of its own, and all go on
-        from the mean of the copies. Scores with absent clients stay what they were.
+        from the mean of the copies. Logits are the scores by which clients mixed; scores with
+        absent clients stay what they were.
       encoder_decay: its weight decay (AdamW).
       sizes: unused: the weights don't look at the amount of data.
 
@@ -122,9 +123,10 @@ def run(
             models[i] = mixed(before, weights[i], deltas)
             walk, own = validation_batches[t][i], encoder
             for batch in walk if whole_pass else walk[:1]:
+                current = logits[i].copy()
                 if encoder is not None:
-                    logits[i, cohort] = l2c_encoder.scores(own, updates, i)
-                slope = logit_gradient(logits[i], heard, before, deltas, x[batch], y[batch])
+                    current[cohort] = l2c_encoder.scores(own, updates, i)
+                slope = logit_gradient(current, heard, before, deltas, x[batch], y[batch])
                 if encoder is None:
                     logits[i], moments[i] = adam_step(
                         logits[i], slope, moments[i], logit_rate, *betas

@@ -1,0 +1,210 @@
+"""Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization Under Privacy Constraints.
+
+Felix Sattler, Klaus-Robert Müller, Wojciech Samek. IEEE TNNLS 2021.
+https://arxiv.org/abs/1910.01991
+"""  # noqa: E501
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedjax_pfl import trees
+from fedjax_pfl.aggregation import mixing, similarity
+from fedjax_pfl.algorithms.bipartition import largest_between, second_halves
+from fedjax_pfl.algorithms.ifca import best_fitting
+from fedjax_pfl.contract.algorithm import Algorithm
+from fedjax_pfl.contract.registry import algorithm
+from fedjax_pfl.errors import InputError, require
+from fedjax_pfl.structs import per_client, per_server, static, struct
+from fedjax_pfl.typing import Stack
+
+
+@struct
+class Tree:
+    """The splits so far.
+
+    Attributes:
+      parent: int32 [K], the cluster from which each was split.
+      before: [K, ...], that cluster's model before the split.
+    """
+
+    parent: Any
+    before: Stack
+
+
+@struct
+class State:
+    models: Stack = per_server()  # [K, ...]; those of numbers not in use mean nothing
+    cluster: Any = per_client()  # int32 [N]
+    count: Any = per_server()  # int32 [], clusters in use: 0, ..., count - 1
+    tree: Tree | None = per_server()  # only with best_of_tree
+
+
+@algorithm("cfl")
+class Cfl(Algorithm):
+    """FedAvg with equal weights within clusters; one that stands still is split in two.
+
+    A cluster is split where, of its members' updates, the mean's norm is below `mean_below`, the
+    largest norm above `largest_above`, and there are more than two: before they are averaged, and
+    at most once in a round. The half with the lowest permanent id keeps the cluster's number, as do
+    absent clients.
+
+    Attributes:
+      mean_below: eps_1. Like eps_2 it has the scale of updates, of learning rate and model: the
+        result's `mean_norm` and `update_norm` show it.
+      largest_above: eps_2.
+      first_split: rounds before which no cluster is split.
+      max_clusters: K; with so many clusters no other is split, lower numbers come first. The
+        published code has no bound, which N is.
+      linkage: distance of two groups when members are joined by -cos of their updates: "complete",
+        the largest of their members' (the published code), or "single", the smallest (the paper's
+        optimal bipartition).
+      gamma_max: the halves must have sqrt((1 - alpha) / 2) > gamma_max, alpha the largest cosine
+        between them (the paper's test); -1 asks nothing.
+      best_of_tree: also score, for each client, the best on its validation samples of the models
+        that its clusters had before each split, and its own.
+    """
+
+    batch_norm = "shared"
+
+    mean_below: float = 0.4
+    largest_above: float = 1.6
+    first_split: int = 20
+    max_clusters: int = static(default=10)
+    linkage: Literal["complete", "single"] = static(default="complete")
+    gamma_max: float = -1.0
+    best_of_tree: bool = static(default=False)
+
+    def validate(self):
+        for name in ("mean_below", "largest_above", "first_split"):
+            require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
+        require(self.max_clusters >= 1, "max_clusters", self.max_clusters, "at least 1")
+        given = self.gamma_max == -1 or self.gamma_max >= 0
+        require(given, "gamma_max", self.gamma_max, "at least 0, or -1 for no test")
+
+    def check(self, federation):
+        self.check_whole_models(federation)
+        if self.best_of_tree and not federation.data.validation.total:
+            raise InputError(
+                "cfl's best_of_tree chooses by validation samples, and the federation has none: "
+                "partition.split_validation(0.2, seed=0), or --validation_fraction=0.2, sets "
+                "training samples aside."
+            )
+
+    def remarks(self, federation):
+        told = super().remarks(federation)
+        if federation.participation.cohort_size < federation.num_clients:
+            told.append("made for full participation: a split moves only clients that take part")
+        return told
+
+    def init(self, ctx):
+        most = min(self.max_clusters, ctx.num_clients)  # each has a member
+        models = trees.replicate(ctx.initial_model(), most)
+        tree = Tree(jnp.zeros((most,), jnp.int32), models) if self.best_of_tree else None
+        return State(models, jnp.zeros((ctx.num_clients,), jnp.int32), jnp.int32(1), tree)
+
+    def round(self, ctx, state):
+        own = ctx.cohort.gather(state.cluster)
+        received = trees.take(state.models, own)
+        trained, cohort, loss = ctx.train(received)
+        update = ctx.uploaded(jax.tree.map(jnp.subtract, trained, received))
+        norms = jnp.sqrt(similarity.squared_norms(update))
+        members = self._members(state, own, cohort)
+        mean_norms = jnp.sqrt(similarity.squared_norms(_means(members, update)))
+        largest = jnp.max(jnp.where(members, norms, 0), axis=1)
+        stands = (mean_norms < self.mean_below) & (largest > self.largest_above)
+        wants = stands & (jnp.sum(members, axis=1) > 2) & (ctx.t >= self.first_split)
+        state, now = lax.cond(
+            jnp.any(wants & (state.count < len(wants))),
+            lambda: self._split(state, own, update, cohort.ids, members & wants[:, None]),
+            lambda: (state, own),
+        )
+        weights = mixing.normalize(self._members(state, now, cohort).astype(ctx.dtype))
+        models = ctx.mix(weights, trained, onto=state.models)
+        clusters = cohort.scatter(state.cluster, now)
+        return replace(state, models=models, cluster=clusters), ctx.record(
+            cohort,
+            clients={
+                "train_loss": loss,
+                "cluster": now,
+                "update_norm": norms,
+                "mean_norm": mean_norms[own],
+            },
+            scalars={"clusters": state.count},
+            mixing=weights[now],
+        )
+
+    @staticmethod
+    def _members(state, own, cohort):
+        """bool [K, M]: who of those that trained is in which cluster."""
+        numbers = jnp.arange(len(jax.tree.leaves(state.models)[0]))
+        return (own == numbers[:, None]) & cohort.mask
+
+    def _split(self, state, own, update, ids, members):
+        """(the state with more clusters, the clusters [M] of the cohort); `members` [K, M] of
+        those that are to be split."""
+        cosines = similarity.cosines(update, update)
+        second = second_halves(cosines, ids, members, self.linkage)
+        between = largest_between(cosines, members, second)
+        apart = jnp.sqrt(jnp.maximum(1 - between, 0) / 2) > self.gamma_max
+        granted = jnp.any(members, axis=1) & ((self.gamma_max < 0) | apart)
+        number = state.count + jnp.cumsum(granted, dtype=jnp.int32) - 1
+        most = len(number)
+        granted &= number < most
+        moves = second & jnp.any(members & granted[:, None], axis=0)
+        target = jnp.where(granted, number, most)  # beyond the last one nothing is written
+
+        def written(leaf, values):
+            return leaf.at[target].set(values, mode="drop")
+
+        tree = state.tree
+        if tree is not None:
+            before = jax.tree.map(written, tree.before, state.models)
+            tree = Tree(written(tree.parent, jnp.arange(most, dtype=jnp.int32)), before)
+        return replace(
+            state,
+            models=jax.tree.map(written, state.models, state.models),
+            count=state.count + jnp.sum(granted, dtype=jnp.int32),
+            tree=tree,
+        ), jnp.where(moves, number[own], own)
+
+    def models(self, ctx, state, rows):
+        own = state.cluster[rows]
+        named = {"personalized": trees.take(state.models, own)}
+        if self.best_of_tree:
+            named["best_of_tree"] = self._best_of_tree(ctx, state, own, rows)
+        return named
+
+    @staticmethod
+    def _best_of_tree(ctx, state, own, rows):
+        """Of each client's clusters before their splits, and its own: the model of least loss on
+        its validation samples; ties go to the later one."""
+        parent, most = state.tree.parent, len(state.tree.parent)
+        both = jax.tree.map(lambda *s: jnp.concatenate(s), state.tree.before, state.models)
+        at, path = own, [most + own]
+        for k in range(most - 1, 0, -1):  # the newest split first
+            at = jnp.where(at == k, parent[k], at)
+            path.append(jnp.where((k < state.count) & (parent[k] == at), k, most + own))
+        choice = jnp.stack(path, axis=1)
+        best, _ = best_fitting(ctx, both, rows, split="validation", choice=choice)
+        return trees.take(both, jnp.take_along_axis(choice, best[:, None], axis=1)[:, 0])
+
+    def personalize(self, ctx, state, new_clients):
+        """The cluster's model that fits a new client's training samples best, trained by it."""
+        everyone = new_clients.everyone()
+        numbers = jnp.arange(len(jax.tree.leaves(state.models)[0]))
+        used = jnp.where(numbers < state.count, numbers, 0)
+        choice = jnp.broadcast_to(used, (everyone.size, len(used)))
+        best, _ = best_fitting(new_clients, state.models, everyone.rows, choice=choice)
+        start = trees.take(state.models, best)
+        return new_clients.train(start, everyone, purpose="personalize", cursor=None).models
+
+
+def _means(members, update):
+    """The mean update [K, ...] of each cluster's members [K, M]; 0 without any."""
+    weights = mixing.normalize(members.astype(jnp.result_type(float)))
+    none = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), update)
+    return jax.vmap(mixing.weighted_sum, (0, None, None))(weights, update, none)

@@ -1,0 +1,129 @@
+"""Personalized Federated Learning: A Meta-Learning Approach.
+
+Alireza Fallah, Aryan Mokhtari, Asuman Ozdaglar. NeurIPS 2020. https://arxiv.org/abs/2002.07948
+
+At NeurIPS it is called "Personalized Federated Learning with Theoretical Guarantees: A
+Model-Agnostic Meta-Learning Approach".
+"""
+
+from dataclasses import replace
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedjax_pfl.algorithms.fedavg import Weighted
+from fedjax_pfl.contract.registry import algorithm
+from fedjax_pfl.errors import InputError, require
+from fedjax_pfl.federation.adaptation import Adaptation
+from fedjax_pfl.federation.optimizers import SGD
+from fedjax_pfl.structs import Broadcast, static
+from fedjax_pfl.training.local_sgd import Trained
+
+
+@algorithm("perfedavg")
+class PerFedAvg(Weighted):
+    """Per-FedAvg: FedAvg of a first model, from which one local step leads to a client's own.
+
+    A local step takes two minibatches, or three, of a client's samples:
+
+      g_2 = grad f_b2(w - alpha grad f_b1(w))          after a trial step, which is taken back
+      w <- w - beta g_2                                "first_order"
+      w <- w - beta (g_2 - alpha H_b3(w) g_2)          "hessian_free", H the Hessian
+
+    alpha is `inner_factor` times the local learning rate of the round, beta that rate itself. The
+    trial step is plain SGD; the second one is the local optimizer's. Clients with one sample learn
+    nothing. The personalized model is a copy of w after one step at rate alpha on one minibatch.
+
+    Attributes:
+      variant: "first_order" (FO), or "hessian_free" (HF), which sees how the trial step changes
+        with w.
+      product: H g_2 of "hessian_free" "exact", or by "differences" of gradients at w +- delta g_2
+        (the paper's HF).
+      delta: of the differences.
+      inner_factor: alpha / beta.
+      passes: over the federation's local epochs, as a step takes more than one minibatch. Where the
+        federation counts local steps, it has no effect.
+      weighting: the server's mean by "size", or "uniform" (the paper).
+    """
+
+    variant: Literal["first_order", "hessian_free"] = static(default="first_order")
+    product: Literal["exact", "differences"] = static(default="exact")
+    delta: float = 1e-3
+    inner_factor: float = 1.0
+    passes: int = static(default=2)
+    weighting: Literal["size", "uniform"] = static(default="size")
+
+    def validate(self):
+        require(self.delta > 0, "delta", self.delta, "above 0")
+        require(self.inner_factor >= 0, "inner_factor", self.inner_factor, "at least 0")
+        require(self.passes >= 1, "passes", self.passes, "at least 1")
+        if self.variant == "first_order":
+            require(self.product == "exact", "product", self.product, "'exact' in first order")
+
+    def check(self, federation):
+        if any(federation.plan.frozen):
+            raise InputError(
+                "perfedavg takes its trial steps with all leaves, and some are frozen."
+            )
+
+    def schedule(self, federation):
+        """The local schedule: two or three minibatches in a step."""
+        local, count = federation.schedule, 2 if self.variant == "first_order" else 3
+        return replace(local, epochs=self.passes * local.epochs, batches_per_step=count)
+
+    def schedules(self, federation):
+        return (self.schedule(federation),)
+
+    def has_step(self, federation):
+        sizes = np.asarray(federation.data.train.size).astype(np.int64)
+        return (self.schedule(federation).total_steps(sizes) > 0) & (sizes > 1)
+
+    def adaptation(self):
+        return Adaptation(steps=1, rate_factor=self.inner_factor, optimizer=SGD())
+
+    def local_update(self, ctx, state, received, **options):
+        cohort, sgd, alpha = ctx.cohort, ctx.sgd_step(), self.inner_factor * ctx.learning_rate
+
+        def step(local, batches, rng, broadcast, client):
+            def found_at(params, m):
+                """Loss and gradient on minibatch m, which has noise of its own."""
+                model, noise = {**local.model, "params": params}, jax.random.fold_in(rng, m)
+                return sgd.loss_and_gradient(model, batches[m], noise, broadcast, client)
+
+            w = local.model["params"]
+            first = found_at(w, 0)
+            second = found_at(optax.tree.add_scale(w, -alpha, first.gradient), 1)
+            meta = second.gradient
+            if self.variant == "hessian_free":
+                bent = self.hessian_product(lambda p: found_at(p, 2).gradient, w, meta)
+                meta = optax.tree.add_scale(meta, -alpha, bent)
+            moved = sgd.update(local, second._replace(loss=first.loss, gradient=meta))
+            stayed = replace(local, loss=moved.loss)  # where one sample fills the first minibatch
+            some = jnp.any(batches[1].valid)
+            return jax.tree.map(lambda new, old: jnp.where(some, new, old), moved, stayed)
+
+        def finish(local, client):
+            return local.model, local.loss / jnp.maximum(client.num_steps, 1)
+
+        options.setdefault("active", None if cohort.complete else cohort.mask)
+        options.setdefault("schedule", self.schedule(ctx.federation))
+        runs = ctx.run_clients(step, sgd.begin_all(received), finish=finish, **options)
+        models, loss = runs.carry
+        gradients = 2 if self.variant == "first_order" else 4  # a product is worth two
+        return Trained(models, cohort.keep(runs.finite, gradients * runs.steps), loss)
+
+    def hessian_product(self, gradient, w, d):
+        """H(w) d of the Hessian H whose function's `gradient` is given."""
+        if self.product == "exact":
+            return jax.jvp(gradient, (w,), (d,))[1]
+        ahead, behind = (gradient(optax.tree.add_scale(w, s, d)) for s in (self.delta, -self.delta))
+        return optax.tree.scale(0.5 / self.delta, optax.tree.sub(ahead, behind))
+
+    def personalize(self, ctx, state, new_clients):
+        """Copies of w after the federation's local steps, each as that of the members' copies."""
+        local, rows = new_clients.federation.schedule, np.arange(new_clients.num_clients)
+        how = replace(self.adaptation(), epochs=local.epochs, steps=local.steps)
+        return new_clients.adapt(Broadcast(self.new_client_start(ctx, state)), rows, how)

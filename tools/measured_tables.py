@@ -1,0 +1,161 @@
+"""The comparisons of all algorithms as tables: `python -m tools.measured_tables docs runs/all`.
+
+Takes the finished runs of the presets studies/all_NAME from the folders NAME in the second
+argument, and fills the marks in docs/measured.md and the section "Measured" of each algorithm's
+page. Folders that are missing are left out.
+"""
+
+import itertools
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+import fedjax_pfl as pfl
+from experiments.cli import shell
+from experiments.outputs.run_files import write_text
+from fedjax_pfl.results.tables import half_width, interval
+
+SETTINGS = {
+    "dirichlet": "Dir(0.1)",
+    "practical1": "practical-1",
+    "dirichlet_sampled": "Dir(0.1), 100 clients",
+    "practical1_sampled": "practical-1, 100 clients",
+    "pathological_cifar10": "CIFAR-10, 2 classes",
+}
+MARKS = ("<!-- all algorithms -->\n", "\n<!-- end of all algorithms -->")
+PAGE = "- [All algorithms' comparison](../measured.md#all-algorithms)"
+Found = Mapping[str, Mapping[str, pfl.Result]]  # by setting and algorithm
+
+
+def load(folder: Path) -> dict[str, dict[str, pfl.Result]]:
+    """The results of the settings that are there."""
+    return {
+        name: {part.parent.name: pfl.Result.load(part.parent)
+               for part in sorted((folder / name).glob("*/summary.json"))}
+        for name in SETTINGS if (folder / name).is_dir()
+    }  # fmt: skip
+
+
+def accuracy(result: pfl.Result) -> str:
+    """Percent after the last round, with half of the 95 % interval over seeds."""
+    last = 100 * result.curve()[:, 0, -1]
+    half = interval(last)
+    return f"{last.mean():.2f}" + ("" if half is None else f" ± {half_width(last.mean(), half)}")
+
+
+def worst(result: pfl.Result) -> str:
+    return f"{100 * result.summary()['accuracy']['worst_decile']:.2f}"
+
+
+def in_order(found: Found) -> list[str]:
+    """The algorithms, the best mean accuracy over the settings first."""
+    names = dict.fromkeys(itertools.chain.from_iterable(found.values()))
+
+    def mean(name: str) -> float:
+        return float(
+            np.mean([own[name].curve()[:, 0, -1] for own in found.values() if name in own])
+        )
+
+    return sorted(names, key=mean, reverse=True)
+
+
+def grid(found: Found, cell) -> list[str]:
+    """Markdown: a row for each algorithm, a column for each setting."""
+    lines = [f"| Algorithm | {' | '.join(SETTINGS[name] for name in found)} |"]
+    lines.append("| --- |" + " ---: |" * len(found))
+    for name in in_order(found):
+        cells = [cell(own[name]) if name in own else "-" for own in found.values()]
+        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+    return lines
+
+
+def costs(own: Mapping[str, pfl.Result]) -> list[str]:
+    """Traffic, computation and time of a round, in one setting."""
+    base = own["fedavg"].summary()
+    heads = ("Algorithm", "Rate", "MB up", "MB down", "GFLOP", "Time", "Time for its GFLOP")
+    lines = [f"| {' | '.join(heads)} |", "| --- |" + " ---: |" * (len(heads) - 1)]
+    gflop = base["computation"]["gflop_per_client_round"]
+    for name, result in own.items():
+        said = result.summary()
+        sent, work = said["traffic_mb_per_client_round"], said["computation"]
+        time = said["seconds_per_round"] / base["seconds_per_round"]
+        share = work["gflop_per_client_round"] / gflop
+        cells = (
+            f"{result.training['learning_rate']:g}",
+            f"{sent['up']:.3f}",
+            f"{sent['down']:.3f}",
+            f"{work['gflop_per_client_round']:.3f}",
+            f"{time:.2f}",
+            f"{time / share:.2f}",
+        )
+        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+    return lines
+
+
+def tau(a: np.ndarray, b: np.ndarray) -> float:
+    """Kendall's tau of two lists of scores; ties count half."""
+    i, j = np.triu_indices(len(a), 1)
+    return float(np.mean(np.sign(a[i] - a[j]) * np.sign(b[i] - b[j])))
+
+
+def stability(found: Found) -> list[str]:
+    """How well orders agree: of pairs of seeds, and of the middle of the run with its end."""
+    lines = ["| Setting | two seeds | the middle and the end |", "| --- | ---: | ---: |"]
+    for name, own in found.items():
+        curves = np.stack([result.curve()[:, 0] for result in own.values()])  # [A, S, E]
+        pairs = itertools.combinations(range(curves.shape[1]), 2)
+        seeds = np.mean([tau(curves[:, a, -1], curves[:, b, -1]) for a, b in pairs])
+        mean = curves.mean(axis=1)
+        mean = mean[np.isfinite(mean).all(axis=1)]  # some are scored at the end alone
+        halves = tau(mean[:, (mean.shape[1] - 1) // 2], mean[:, -1])
+        lines.append(f"| {SETTINGS[name]} | {seeds:.2f} | {halves:.2f} |")
+    return lines
+
+
+def text(found: Found) -> str:
+    """All tables."""
+    first = next(iter(found))
+    parts = [
+        ["Accuracy:", "", *grid(found, accuracy)],
+        ["Worst tenth of the clients:", "", *grid(found, worst)],
+        ["Kendall's tau between the orders of the algorithms:", "", *stability(found)],
+        [f"A client's traffic and computation in a round, {SETTINGS[first]}; the wall time of a "
+         "round over FedAvg's, and the same for as many GFLOP:", "", *costs(found[first])],
+    ]  # fmt: skip
+    return "\n\n".join("\n".join(part) for part in parts)
+
+
+def page(old: str, name: str, found: Found) -> str:
+    """An algorithm's page with its accuracies."""
+    head, mark, tail = old.partition(f"<!-- measured:{name} -->\n")
+    kept = [line for line in tail.splitlines() if not line.startswith(PAGE)]
+    lines = [f"{PAGE} ({SETTINGS[key]}): {accuracy(own[name])} %"
+             for key, own in found.items() if name in own]  # fmt: skip
+    rest = "\n".join(kept).strip()
+    rest = "" if lines and rest == "Not measured yet." else rest
+    body = "\n".join([*([rest] if rest else []), *lines])
+    return f"{head}{mark}\n{body}\n"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Fills the pages in the folder of the first argument."""
+    _, docs, runs = sys.argv if argv is None else argv
+    found = load(Path(runs))
+    if not found:
+        raise pfl.InputError(f"{runs} has no folder {', '.join(SETTINGS)}.")
+    measured = Path(docs) / "measured.md"
+    head, first, rest = measured.read_text(encoding="utf-8").partition(MARKS[0])
+    _, last, tail = rest.partition(MARKS[1])
+    if not last:
+        raise pfl.InputError(f"{measured} has no marks {MARKS[0].strip()}, {MARKS[1].strip()}.")
+    write_text(measured, head + first + text(found) + last + tail)
+    for name in in_order(found):
+        path = Path(docs) / "algorithms" / f"{name}.md"
+        write_text(path, page(path.read_text(encoding="utf-8"), name, found))
+    return 0
+
+
+if __name__ == "__main__":
+    shell.leave(main)
