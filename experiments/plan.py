@@ -11,7 +11,6 @@ if __name__ == "__main__":  # before anything is loaded
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import absl.flags
@@ -82,7 +81,7 @@ def main(argv: list[str]) -> int:
 def plan(args: absl.flags.FlagValues, target: targets.Target, output: Path | None) -> int:
     """Compiles everything, prints the table, writes the file; returns the exit code."""
     devices = target.devices()
-    experiment = prepare(args, devices)
+    experiment = prepare(args, target)
     devices = devices[: _count(args.devices, len(devices), experiment.federation.num_clients)]
     print("\n".join(header(experiment, target, devices)), flush=True)
     found = {}
@@ -98,18 +97,9 @@ def plan(args: absl.flags.FlagValues, target: targets.Target, output: Path | Non
     return shell.FAULT if any(one.error for one in found.values()) else 0
 
 
-def prepare(args: absl.flags.FlagValues, devices: Sequence[jax.Device]) -> build.Experiment:
-    """The experiment as it would be on the devices.
-
-    On an accelerator "auto" runs clients and seeds side by side.
-    """
-    chosen = {"devices": 1}
-    for name in ("client_execution", "seed_execution"):
-        chosen[name] = "vmap" if args[name].value == "auto" else args[name].value
-    experiment = build.prepare(args, Path(), options=chosen)
-    auto = args.client_execution == "auto"
-    execution = replace(experiment.federation.execution, auto=auto)
-    return replace(experiment, federation=replace(experiment.federation, execution=execution))
+def prepare(args: absl.flags.FlagValues, target: targets.Target) -> build.Experiment:
+    """The experiment as it would be on the target; how many devices share it is chosen later."""
+    return build.prepare(args, Path(), options={"devices": 1, "platform": target.chip.platform})
 
 
 def header(

@@ -26,7 +26,7 @@ QUIET = {
 }
 PLUGINS = ("xla_cuda13", "xla_cuda12")  # JAX's for CUDA, in the package jax_plugins
 # Without a GPU no kernel can be tried.
-OPTIONS = {"tpu": {}, "cuda": {"xla_gpu_autotune_level": 0}}
+OPTIONS = {"tpu": {}, "gpu": {"xla_gpu_autotune_level": 0}}
 
 
 @dataclass(frozen=True)

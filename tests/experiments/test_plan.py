@@ -122,8 +122,8 @@ def test_lanes_are_halved_where_they_may_be(execution, fits, tried, here, monkey
                        f"--client_execution={execution}"])  # fmt: skip
     step = Step(fits)
     monkeypatch.setattr(plans, "_compiled", step)
-    experiment = plan.prepare(args, [])
-    found = plans.make(experiment, "fedavg", targets.parse("v5e"), jax.local_devices()[:1])
+    target = targets.parse("v5e")
+    found = plans.make(plan.prepare(args, target), "fedavg", target, jax.local_devices()[:1])
     assert step.tried == tried
     assert found.fits == (fits > 0 if execution == "auto" else False)
 

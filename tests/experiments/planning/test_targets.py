@@ -52,7 +52,7 @@ def test_facts(chip):
     """Everything has a source; only TPUs have a clock; what a GPU is described by is its own."""
     assert chip.source and chip.memory > 2**32
     assert (chip.clock is not None) == (chip.platform == "tpu")
-    assert (chip.description is not None) == (chip.platform == "cuda")
+    assert (chip.description is not None) == (chip.platform == "gpu")
     if chip.description:
         text = (targets.FOLDER / chip.description).read_text()
         whole = int(re.search(r"device_memory_size: (\d+)", text)[1])
