@@ -37,7 +37,7 @@ def test_counts_of_scopes(scope, count):
 
 @pytest.mark.parametrize("ways", ["vmap", "map", "2"])
 def test_local_steps_of_a_real_program(ways):
-    """As many as the schedule has, found by the names of the loops alone."""
+    """As many as the schedule has, of both seeds, found by the names of the loops alone."""
     federation = toy_federation(
         dtype="float32", local_epochs=3, client_execution=ways, validation_size=0
     )
@@ -50,8 +50,8 @@ def test_local_steps_of_a_real_program(ways):
     lanes = lowered.federation.execution.lanes(federation.num_clients)
     steps = federation.steps()
     # Sizes are not known to the program: it takes all clients for as large as the mean.
-    bound = max(steps.max(), steps.sum() / lanes)
-    assert 0.8 * bound <= found.steps <= 1.4 * bound + lanes
+    bound = 2 * max(steps.max(), steps.sum() / lanes)
+    assert 0.8 * bound <= found.steps <= 1.4 * bound
     assert found.transfers == {} and not found.evaluation
 
 

@@ -71,8 +71,10 @@ def test_a_program_of_this_machine():
         return jax.lax.cond(y[0, 0] > 0, jnp.sort, jnp.cos, y)
 
     module = hlo.parse(jax.jit(f).lower(jnp.ones((3, 3))).compile().as_text())
-    begin = {one.kind: one for one in module.computations[module.entry]}
-    assert module.trip_count(begin["while"]) == 7
-    assert begin["while"].attribute("body") in module.computations
-    assert len(begin["conditional"].branches) == 2
-    assert set(begin["conditional"].branches) <= set(module.computations)
+    every = [one for lines in module.computations.values() for one in lines]
+    (loop,) = (one for one in every if one.kind == "while" and one.scope.endswith("jit(f)/while"))
+    assert module.trip_count(loop) == 7
+    assert loop.attribute("body") in module.computations
+    (choice,) = (one for one in every if one.kind == "conditional")
+    assert len(choice.branches) == 2
+    assert set(choice.branches) <= set(module.computations)
