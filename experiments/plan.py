@@ -82,7 +82,14 @@ def plan(args: absl.flags.FlagValues, target: targets.Target, output: Path | Non
     """Compiles everything, prints the table, writes the file; returns the exit code."""
     devices = target.devices()
     experiment = prepare(args, target)
-    devices = devices[: _count(args.devices, len(devices), experiment.federation.num_clients)]
+    count = _count(args.devices, len(devices), experiment.federation.num_clients)
+    if count < len(devices) and count > 1 and target.chip.platform == "tpu":  # libtpu would hang
+        raise pfl.InputError(
+            f"--target={target.name} has {len(devices)} devices, but {count} would share the "
+            "clients, and a TPU's program takes one device or all: name a smaller target, or "
+            "--devices=1."
+        )
+    devices = devices[:count]
     print("\n".join(header(experiment, target, devices)), flush=True)
     found = {}
     for name in experiment.algorithms:

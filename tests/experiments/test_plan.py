@@ -31,7 +31,11 @@ def here(monkeypatch):
     """This machine's devices in place of those described."""
     monkeypatch.setattr(targets, "check_installed", lambda target: None)
     monkeypatch.setattr(
-        targets.Target, "devices", lambda self: jax.local_devices()[: 1 if self.single else 2]
+        targets.Target,
+        "devices",
+        lambda self: (
+            jax.local_devices()[: 1 if self.single else 2] * (1 + (self.topology == "4x8"))
+        ),
     )
 
 
@@ -46,6 +50,7 @@ def here(monkeypatch):
         (["--target=h100"], "needs JAX's plugin for CUDA"),
         (["--target=v5e", "--devices=2", *SMALL], "--devices must be 'auto' or in 1..1"),
         (["--target=v5e", "--algorithms=fedavgg", *SMALL], "Unknown algorithm 'fedavgg'"),
+        (["--target=v5e:4x8", "--devices=3", *SMALL], "v5e:4x8 has 4 devices, but 3 would share"),
         (["--targt=v5e"], "Did you mean --target?"),
     ],
 )
@@ -179,7 +184,7 @@ def small(chip):
 def test_a_described_tpu(name, played, capsys):
     pytest.importorskip("libtpu", reason="libtpu, the compiler of TPUs, is not installed")
     code, out, err = played(capsys, f"--target={name}", "--algorithms=fedavg", "--output=p.json",
-                            "--num_clients=32", *SMALL)  # fmt: skip
+                            *SMALL, "--num_clients=32")  # fmt: skip
     assert code == 0, err
     assert "rounds/s" in out and "Loops of unknown length" not in out
     with open("p.json") as file:
