@@ -96,6 +96,12 @@ class Cell:
     def args(self) -> absl.flags.FlagValues:
         return flags.parse(["run", *self.words])
 
+    def check(self) -> None:
+        """Raises `InputError` where the run can't begin: an algorithm lacks what it needs."""
+        args = self.args()
+        dataset = _loaded(args.dataset, args.data_dir, tuple(args.data_option))
+        build.prepare(args, made=build.material(args, dataset))
+
 
 @lru_cache(maxsize=1)  # the rows of a column share theirs
 def _loaded(name: str, data_dir: str | None, options: tuple[str, ...]) -> pfl.Dataset:
@@ -172,7 +178,8 @@ def plan(asked: Command, column: Column, rows: Sequence[str]) -> tuple[Section, 
     """(the table's section of a column, its missing runs).
 
     Raises:
-      InputError: invalid flags, or a data set of --stand_in that isn't there.
+      InputError: invalid flags, a data set of --stand_in that isn't there, or a run that can't
+        begin.
     """
 
     def missing(cells: list[Cell]) -> list[Cell]:
@@ -190,8 +197,8 @@ def plan(asked: Command, column: Column, rows: Sequence[str]) -> tuple[Section, 
         if absent:
             raise pfl.InputError(absent)
     todo = [] if section.problem else todo
-    if todo:
-        build.prepare(todo[0].args())  # errors show before anything compiles
+    for cell in todo:
+        cell.check()  # errors show before anything compiles
     return section, todo
 
 

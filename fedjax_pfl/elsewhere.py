@@ -39,6 +39,7 @@ ALGORITHMS = _turned(
 
 # One setting of an algorithm that others give a name: (the algorithm, hyperparameter, value).
 VARIANTS = {
+    "metal2c": ("l2c", "weights", "attention"),
     "pfedhnpc": ("pfedhn", "local_head", "true"),
     "perfedavgfo": ("perfedavg", "variant", "first_order"),
     "perfedavghf": ("perfedavg", "variant", "hessian_free"),
@@ -49,13 +50,14 @@ VARIANTS = {
 # Algorithms of other libraries that are not here, and resemble none that are.
 ABSENT = _words("""
     adcol afl bulyan ccvr cfloc dasha dbe depthfl dfl dispfl dpfedavg elastic fd fedah fedap fedas
-    fedavgdbe fedbe fedcac fedcd fedce fedcm fedcp fedcross fedcurv feddc feddf feddisco feddistill
-    feddpa fedem fedetf fedexp fedfa fedfed fedgen fedgc fedgh fedgkt fedgroup fediir fedkd fedlaw
-    fedlc fedlin fedma fedmask fedmd fedmedian fedmix fedmlb fedmtl fednh fednova fedntd fedpac
-    fedpara fedpcl fedpd fedperfix fedphp fedpop fedproc fedrs fedsam fedselect fedsgd fedsim
-    fedsoft fedsplit fedsr fedstar fedtgp fedtp fedtrimmedavg feduv flanders floco flute fml gpfl
-    heterofl hypcluster knnper krum ktpfl lcfedavg mapper metafed mime mocha multikrum partialfed
-    pfedbayes pfedgate pfedgp pfedgraph pfedkd pfedsim powd qffl qfedavg subfedavg tamuna term
+    fedavgdbe fedbe fedcac fedcd fedce fedcm fedcp fedcross fedcurv feddbe feddc feddf feddisco
+    feddistill feddpa fedem fedetf fedexp fedfa fedfed fedgc fedgen fedgh fedgkt fedgroup fediir
+    fedkd fedlaw fedlc fedlin fedma fedmask fedmd fedmedian fedmix fedmlb fedmtl fednh fednova
+    fedntd fedpac fedpara fedpcl fedpd fedperfix fedphp fedpop fedproc fedrap fedrs fedsam
+    fedselect fedsgd fedsim fedsoft fedsplit fedsr fedstar fedtgp fedtp fedtrimmedavg feduv
+    flanders floco flute fml gpfl heterofl hypcluster knnper krum ktpfl lcfedavg mapper metafed
+    mime mocha multikrum partialfed pfedbayes pfedgate pfedgp pfedgraph pfedkd pfedsim powd qfedavg
+    qffl subfedavg tamuna term
 """)
 
 # Options and flags of PFLlib, FL-bench, Flower, FedML, LEAF and the repositories of the papers.
@@ -92,6 +94,7 @@ OPTIONS = _turned(
         "partition": "niid noniid partitioner partitionmethod partitiontype splitmethod",
         "penalty": "lam lambda lamda",
         "percent": "randpercent",
+        "personal_epochs": "plocalepochs pls",
         "personal_rate": "lrp plearningrate personallearningrate",
         "pull": "lam lambda lamda",
         "relation_rate": "dlr drlearningrate",
@@ -105,6 +108,7 @@ OPTIONS = _turned(
         "tensorboard": "tb usetensorboard",
         "validation_fraction": "valfraction valratio valsetratio",
         "weight": "lam lambda lamda",
+        "weight_rate": "et eta",
         "weight_decay": "wd l2",
     }
 )

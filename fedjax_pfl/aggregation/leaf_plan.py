@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_pfl.aggregation import sharing
+from fedjax_pfl.aggregation import pairs, sharing
 from fedjax_pfl.aggregation.sharing import Rule
 from fedjax_pfl.errors import InputError, require_name
 from fedjax_pfl.typing import Tree
@@ -141,6 +141,10 @@ class LeafPlan:
         shared = self.select(tree, lambda i: self.shared[i])
         return shared, self.select(tree, lambda i: not self.shared[i])
 
+    def with_private(self, models: Tree, private: Tree) -> Tree:
+        """Models whose private leaves are those of `private`, a half of `split`."""
+        return join(self.split(models)[0], private)
+
     def compared(self, leaf: int) -> bool:
         """Whether the leaf of that number is trainable and shared."""
         return self.shared[leaf] and trainable(self.paths[leaf])
@@ -150,7 +154,10 @@ class LeafPlan:
         return self.select(tree, self.compared)
 
     def head_mask(self, tree: Tree) -> Tree:
-        """A tree of Python booleans: True on the leaves of the classifier block, or of both."""
+        """A tree of Python booleans: True on the leaves of the classifier block, or of both.
+
+        Of a pair as one model they are those of either model; its weight is no part of a head.
+        """
         return self._mask(tree, [self.blocks[block] in self.heads for block in self.block_of])
 
     def frozen_mask(self, tree: Tree) -> Tree:
@@ -159,6 +166,9 @@ class LeafPlan:
 
     @staticmethod
     def _mask(tree: Tree, flags: Sequence[bool]) -> Tree:
+        if pairs.is_pair(tree):
+            both = (jax.tree.structure(part).unflatten(flags) for part in pairs.parts(tree)[:2])
+            return pairs.Pair(*both, alpha=False).model()
         return jax.tree.structure(tree).unflatten(flags)
 
     def with_default_share(self, rule: Rule) -> "LeafPlan":

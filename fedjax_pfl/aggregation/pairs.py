@@ -19,7 +19,7 @@ class Pair(NamedTuple):
 
     own: Tree
     shared: Tree
-    alpha: jax.Array
+    alpha: Tree
 
     def model(self) -> Tree:
         """The pair as one model, leaf by leaf; of stacks [k, ...] and weights [k] their stack."""

@@ -152,11 +152,7 @@ class Apfl(fedavg.Weighted):
         return jax.vmap(blend)(own, shared, alphas)
 
     def new_client_start(self, ctx, state):
-        """The server's model, with the mean of statistics that stay with their clients."""
-        held = self.received(state, jnp.arange(ctx.num_clients, dtype=jnp.int32))
-        if isinstance(held, Broadcast):
-            return held.model
-        return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0).astype(leaf.dtype), held)
+        return self.servers_model(state)
 
     def personalize(self, ctx, state, new_clients):
         """The mixtures with w of models v_i after one round's local work from v_i = w."""

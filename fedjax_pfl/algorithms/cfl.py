@@ -14,7 +14,8 @@ from jax import lax
 from fedjax_pfl import trees
 from fedjax_pfl.aggregation import mixing, similarity
 from fedjax_pfl.algorithms.bipartition import largest_between, second_halves
-from fedjax_pfl.algorithms.ifca import best_fitting
+from fedjax_pfl.algorithms.cluster_tree import ClusterTree, written
+from fedjax_pfl.algorithms.fitting import best_fitting, mean_private
 from fedjax_pfl.contract.algorithm import Algorithm
 from fedjax_pfl.contract.registry import algorithm
 from fedjax_pfl.errors import InputError, require
@@ -23,24 +24,12 @@ from fedjax_pfl.typing import Stack
 
 
 @struct
-class Tree:
-    """The splits so far.
-
-    Attributes:
-      parent: int32 [K], the cluster from which each was split.
-      before: [K, ...], that cluster's model before the split.
-    """
-
-    parent: Any
-    before: Stack
-
-
-@struct
 class State:
-    models: Stack = per_server()  # [K, ...]; those of numbers not in use mean nothing
+    models: Stack = per_server()  # [K, ...]; neither private leaves nor unused numbers matter
+    private: Any = per_client()  # statistics that stay with their clients
     cluster: Any = per_client()  # int32 [N]
     count: Any = per_server()  # int32 [], clusters in use: 0, ..., count - 1
-    tree: Tree | None = per_server()  # only with best_of_tree
+    tree: ClusterTree | None = per_server()  # only with best_of_tree
 
 
 @algorithm("cfl")
@@ -103,12 +92,14 @@ class Cfl(Algorithm):
     def init(self, ctx):
         most = min(self.max_clusters, ctx.num_clients)  # each has a member
         models = trees.replicate(ctx.initial_model(), most)
-        tree = Tree(jnp.zeros((most,), jnp.int32), models) if self.best_of_tree else None
-        return State(models, jnp.zeros((ctx.num_clients,), jnp.int32), jnp.int32(1), tree)
+        tree = ClusterTree.begin(models) if self.best_of_tree else None
+        _, private = ctx.plan.split(ctx.replicate(ctx.initial_model()))
+        clusters = jnp.zeros((ctx.num_clients,), jnp.int32)
+        return State(models, private, clusters, jnp.int32(1), tree)
 
     def round(self, ctx, state):
-        own = ctx.cohort.gather(state.cluster)
-        received = trees.take(state.models, own)
+        own, private = ctx.cohort.gather((state.cluster, state.private))
+        received = ctx.plan.with_private(trees.take(state.models, own), private)
         trained, cohort, loss = ctx.train(received)
         update = ctx.uploaded(jax.tree.map(jnp.subtract, trained, received))
         norms = jnp.sqrt(similarity.squared_norms(update))
@@ -124,8 +115,9 @@ class Cfl(Algorithm):
         )
         weights = mixing.normalize(self._members(state, now, cohort).astype(ctx.dtype))
         models = ctx.mix(weights, trained, onto=state.models)
-        clusters = cohort.scatter(state.cluster, now)
-        return replace(state, models=models, cluster=clusters), ctx.record(
+        _, private = ctx.plan.split(trained)
+        kept = cohort.scatter((state.private, state.cluster), (private, now))
+        return replace(state, models=models, private=kept[0], cluster=kept[1]), ctx.record(
             cohort,
             clients={
                 "train_loss": loss,
@@ -157,40 +149,29 @@ class Cfl(Algorithm):
         moves = second & jnp.any(members & granted[:, None], axis=0)
         target = jnp.where(granted, number, most)  # beyond the last one nothing is written
 
-        def written(leaf, values):
-            return leaf.at[target].set(values, mode="drop")
-
-        tree = state.tree
-        if tree is not None:
-            before = jax.tree.map(written, tree.before, state.models)
-            tree = Tree(written(tree.parent, jnp.arange(most, dtype=jnp.int32)), before)
+        models, tree = state.models, state.tree
         return replace(
             state,
-            models=jax.tree.map(written, state.models, state.models),
+            models=written(models, target, models),
             count=state.count + jnp.sum(granted, dtype=jnp.int32),
-            tree=tree,
+            tree=None if tree is None else tree.split(target, models),
         ), jnp.where(moves, number[own], own)
 
     def models(self, ctx, state, rows):
-        own = state.cluster[rows]
+        own, private = trees.take((state.cluster, state.private), rows)
         named = {"personalized": trees.take(state.models, own)}
         if self.best_of_tree:
-            named["best_of_tree"] = self._best_of_tree(ctx, state, own, rows)
-        return named
+            named["best_of_tree"] = self._best_of_tree(ctx, state, own, private, rows)
+        return {name: ctx.plan.with_private(models, private) for name, models in named.items()}
 
     @staticmethod
-    def _best_of_tree(ctx, state, own, rows):
+    def _best_of_tree(ctx, state, own, private, rows):
         """Of each client's clusters before their splits, and its own: the model of least loss on
         its validation samples; ties go to the later one."""
-        parent, most = state.tree.parent, len(state.tree.parent)
-        both = jax.tree.map(lambda *s: jnp.concatenate(s), state.tree.before, state.models)
-        at, path = own, [most + own]
-        for k in range(most - 1, 0, -1):  # the newest split first
-            at = jnp.where(at == k, parent[k], at)
-            path.append(jnp.where((k < state.count) & (parent[k] == at), k, most + own))
-        choice = jnp.stack(path, axis=1)
-        best, _ = best_fitting(ctx, both, rows, split="validation", choice=choice)
-        return trees.take(both, jnp.take_along_axis(choice, best[:, None], axis=1)[:, 0])
+        models = state.tree.with_latest(state.models)
+        path = state.tree.path(own, state.count)
+        best, _ = best_fitting(ctx, models, private, rows, split="validation", choice=path)
+        return trees.take(models, jnp.take_along_axis(path, best[:, None], axis=1)[:, 0])
 
     def personalize(self, ctx, state, new_clients):
         """The cluster's model that fits a new client's training samples best, trained by it."""
@@ -198,8 +179,9 @@ class Cfl(Algorithm):
         numbers = jnp.arange(len(jax.tree.leaves(state.models)[0]))
         used = jnp.where(numbers < state.count, numbers, 0)
         choice = jnp.broadcast_to(used, (everyone.size, len(used)))
-        best, _ = best_fitting(new_clients, state.models, everyone.rows, choice=choice)
-        start = trees.take(state.models, best)
+        own = mean_private(state, everyone.size)
+        best, _ = best_fitting(new_clients, state.models, own, everyone.rows, choice=choice)
+        start = ctx.plan.with_private(trees.take(state.models, best), own)
         return new_clients.train(start, everyone, purpose="personalize", cursor=None).models
 
 

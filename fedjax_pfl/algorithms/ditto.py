@@ -95,5 +95,8 @@ class Ditto(fedavg.Weighted):
     def models(self, ctx, state: State, rows):
         return super().models(ctx, state, rows) | {"personalized": trees.take(state.own, rows)}
 
+    def new_client_start(self, ctx, state):
+        return self.servers_model(state)
+
     def personalize(self, ctx, state: State, new_clients, **options):
         return super().personalize(ctx, state, new_clients, **self.near(state), **options)

@@ -9,18 +9,14 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from fedjax_pfl import trees
-from fedjax_pfl.aggregation import leaf_plan
 from fedjax_pfl.aggregation.sharing import SharedLayers
 from fedjax_pfl.algorithms import fedavg
+from fedjax_pfl.algorithms.fedala_weights import learnt_weights, theta_hat
 from fedjax_pfl.contract.registry import algorithm
 from fedjax_pfl.errors import require
 from fedjax_pfl.structs import Broadcast, per_client, static, struct
-from fedjax_pfl.training.client_loop import run_clients
-
-WINDOW = 10  # losses of passes that must agree before the first adaptation ends
 
 
 @struct
@@ -60,11 +56,11 @@ class FedALA(fedavg.FedAvg):
     most_passes: int = static(default=30)
     who: Literal["everyone", "selected"] = static(default="everyone")
 
-    @property
-    def absent_kept(self):
+    @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
+    def absent_kept(self) -> bool:
         return self.who == "selected"
 
-    absent_idle = absent_kept
+    absent_idle = absent_kept  # pyright: ignore[reportAssignmentType]
 
     def validate(self):
         require(self.weight_rate >= 0, "weight_rate", self.weight_rate, "at least 0")
@@ -98,8 +94,9 @@ class FedALA(fedavg.FedAvg):
         upper = plan.with_share(SharedLayers(last=self.layers)).chosen
         return plan.select(model, lambda i: upper[i] and plan.compared(i))
 
-    def round(self, ctx, state):
+    def round(self, ctx, state: State):
         if self.who == "everyone":
+            after: Any
             after, record = super().round(ctx, state)
             after, passes = self.adapt(ctx, after, after.models, ctx.everyone())
             record = replace(record, down=jnp.ones_like(record.down))
@@ -112,17 +109,17 @@ class FedALA(fedavg.FedAvg):
             after = replace(after, **kept)
         return after, replace(record, clients={**record.clients, "adaptation_passes": passes})
 
-    def received(self, state, rows):
+    def received(self, state: State, rows):
         return trees.take(state.models, rows)
 
-    def server_update(self, ctx, state, mean, weights, sent):
+    def server_update(self, ctx, state: State, mean, weights, sent):
         after = super().server_update(ctx, state, mean, weights, sent)
         after = replace(after, trained=sent.cohort.scatter(state.trained, sent.models))
         if self.who == "selected":
             return after
         return replace(after, models=sent.cohort.scatter(state.models, sent.models))
 
-    def adapt(self, ctx, state, held, cohort):
+    def adapt(self, ctx, state: State, held, cohort):
         """Adaptive local aggregation of the cohort's own models, rows of `held` [N, ...].
 
         Returns (the state with theta_hat, W and begun of these clients, passes int32 [N]).
@@ -131,9 +128,11 @@ class FedALA(fedavg.FedAvg):
         shared, private = ctx.plan.split(own)
         apart = cohort.mask & ~_equal(shared, state.server, cohort.size)
         upper = self._upper(ctx.plan, own)
-        limit = jnp.where(begun, 1, self.most_passes)
-        weights, passes = self._learn(ctx, state.server, (upper, private), weights, apart, limit,
-                                      cohort)  # fmt: skip
+        weights, passes = learnt_weights(
+            replace(ctx, cohort=cohort), state.server, (upper, private), weights, apart,
+            percent=self.percent, rate=self.weight_rate, threshold=self.threshold,
+            limit=jnp.where(begun, 1, self.most_passes),
+        )  # fmt: skip
         mixed = jax.vmap(theta_hat, (0, None, 0, 0))(upper, state.server, private, weights)
         models = trees.where(apart, mixed, own)
         return replace(
@@ -143,88 +142,11 @@ class FedALA(fedavg.FedAvg):
             begun=cohort.scatter(state.begun, begun | apart),
         ), cohort.spread(passes, 0)
 
-    def _learn(self, ctx, server, own, weights, apart, limit, cohort):
-        """(W [K, ...], passes int32 [K]) of the clients that stand `apart` [K] from the server."""
-        federation, key = ctx.federation, ctx.key_for("adaptation")
-        schedule = replace(federation.schedule, epochs=1, steps=None, shuffle=False, fresh=False)
-        window = self.window(ctx)
-        sizes, zero = window.size[cohort.rows], jnp.zeros((cohort.size,), ctx.dtype)
-
-        def step(carry, batch, rng, broadcast, client):
-            server, k = broadcast
-            (upper, private), weights = client.operand, carry[0]
-
-            def loss(weights):
-                model = theta_hat(upper, server, private, weights)
-                loss, _, seen = federation.task.forward(model, batch, jax.random.fold_in(rng, k))
-                return loss + federation.penalty(model["params"], seen, client), loss
-
-            slope, loss = jax.grad(loss, has_aux=True)(weights)
-            moved = jax.tree.map(
-                lambda share, g: jnp.clip(share - self.weight_rate * g, 0, 1), weights, slope
-            )
-            return moved, loss
-
-        def one_pass(at):
-            k, weights, losses, passes, going = at
-            (weights, loss), finite, _ = run_clients(
-                federation,
-                step,
-                (weights, zero),
-                rows=cohort.rows,
-                key=key,
-                schedule=schedule,
-                split=window,
-                broadcast=(server, k),
-                operands=own,
-                active=going,
-            )
-            losses = losses.at[:, k % WINDOW].set(loss)
-            settled = (k >= WINDOW) & (jnp.std(losses, axis=1) < self.threshold)
-            stays = going & finite & ~settled & (k + 1 < limit)
-            return k + 1, weights, losses, passes + going, stays
-
-        losses = jnp.zeros((cohort.size, WINDOW), ctx.dtype)
-        going = apart & (schedule.total_steps(sizes) > 0)
-        first = (jnp.int32(0), weights, losses, jnp.zeros_like(sizes), going)
-        _, weights, _, passes, _ = lax.while_loop(lambda at: jnp.any(at[-1]), one_pass, first)
-        seen = jnp.minimum(schedule.total_steps(sizes) * schedule.batch_size, sizes)
-        replace(ctx, cohort=cohort).count_forward(passes * seen)
-        return weights, passes
-
-    def window(self, ctx):
-        """Contiguous training samples of every client, from a start that this round draws."""
-        train, key = ctx.federation.data.train, ctx.key_for("window")
-        whole = jnp.maximum(train.size * self.percent // 100, 1)
-        size = jnp.minimum(whole, train.size)
-
-        def draw(client, most):
-            return jax.random.randint(jax.random.fold_in(key, client), (), 0, most + 1)
-
-        return train.window(jax.vmap(draw)(ctx.ids, train.size - size), size)
-
-    def models(self, ctx, state, rows):
+    def models(self, ctx, state: State, rows):
         named = {"personalized": state.models, "trained": state.trained}
         named = {name: trees.take(models, rows) for name, models in named.items()}
         alike = not jax.tree.leaves(state.private)
         return {**named, "global": Broadcast(state.server)} if alike else named
-
-
-def theta_hat(upper, server, private, weights):
-    """theta + (w - theta) W of the upper layers; w's lower layers, and private leaves.
-
-    Args:
-      upper, weights: None in place of all other leaves.
-      server, private: the two halves of `LeafPlan.split`.
-    """
-    received = leaf_plan.join(server, private)
-    return jax.tree.map(
-        lambda share, theta, w: w if share is None else theta + (w - theta) * share,
-        weights,
-        upper,
-        received,
-        is_leaf=lambda leaf: leaf is None,
-    )
 
 
 def _equal(stack, model, count):

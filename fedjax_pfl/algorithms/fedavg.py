@@ -77,6 +77,14 @@ class FedAvg(Algorithm):
         server = trees.replicate(state.server, rows.shape[0])
         return leaf_plan.join(server, trees.take(state.private, rows))
 
+    def servers_model(self, state: State) -> Tree:
+        """The server's model as a new client gets it: private leaves are the mean of all clients'.
+
+        It is the `new_client_start` of algorithms whose personalized models are others than these.
+        """
+        private = jax.tree.map(lambda x: jnp.mean(x, axis=0).astype(x.dtype), state.private)
+        return leaf_plan.join(state.server, private)
+
     def local_update(
         self, ctx: Context, state: State, received: Tree | Broadcast, **options
     ) -> Trained:

@@ -12,6 +12,7 @@ from jax import lax
 
 from fedjax_pfl import trees
 from fedjax_pfl.aggregation import leaf_plan, mixing, similarity
+from fedjax_pfl.algorithms.downloads import epsilon_greedy
 from fedjax_pfl.contract.algorithm import Algorithm
 from fedjax_pfl.contract.registry import algorithm
 from fedjax_pfl.errors import InputError, require
@@ -88,16 +89,15 @@ class FedFomo(Algorithm):
         starts, own, affinity = ctx.cohort.gather((state.starts, state.trained, state.affinity))
         uploaders = (state.last_upload >= 0) & (state.last_upload == jnp.max(state.last_upload))
         candidates = uploaders & (rows[:, None] != everyone)
-        picks, found = self.download(ctx, ctx.cohort.ids, ctx.ids, affinity, candidates)
-
-        choice = jnp.concatenate([rows[:, None], jnp.where(found, picks, rows[:, None])], axis=1)
+        choice, found = self.choose(ctx, ctx.cohort.ids, rows, affinity, candidates)
         begun = with_private_of(ctx, starts, own)
         signed = self.first_order_weights(ctx, begun, state.trained, choice, found)
         share = self.positive_part(signed)
         mixed, weights = self.mix(ctx, share, choice, state.trained, begun)
         trained, cohort, loss = ctx.train(mixed)
 
-        raised = affinity.at[jnp.arange(len(rows))[:, None], choice].add(self.rise(signed))
+        rise = self.rise(signed).astype(affinity.dtype)
+        raised = affinity.at[jnp.arange(len(rows))[:, None], choice].add(rise)
         state = State(
             cohort.scatter(state.starts, mixed),
             cohort.scatter(state.trained, trained),
@@ -112,18 +112,20 @@ class FedFomo(Algorithm):
             mixing=weights,
         )
 
-    def download(self, ctx, ids, everyone, affinity, candidates):
-        """(rows of the models [A, D] that clients `ids` [A] download, whether there was one).
+    def choose(self, ctx, ids, own, affinity, candidates, first=0):
+        """(numbers of the models [A, 1 + D] that clients mix, bool [A, D], which were found).
 
         Args:
-          ids, everyone: permanent ids of the receivers [A], and of all clients [N].
-          affinity: [A, N].
-          candidates: bool [A, N], whose models there are.
+          ids: permanent ids of the clients [A].
+          own: int [A], the number of each client's own model, which is always the first.
+          affinity, candidates: see `epsilon_greedy`.
+          first: the number of the model that is in the candidates' first column.
         """
-        count = min(self.downloads, ctx.num_clients - 1)
-        luck, priority, ties = draws(ctx.key_for("fedfomo"), ids, everyone, count)
+        key, count = ctx.key_for("fedfomo"), min(self.downloads, ctx.num_clients - 1)
         chance = jnp.maximum(self.exploration - self.exploration_decay * ctx.t, 0)
-        return pick(affinity, candidates, luck < chance, priority, ties)
+        picks, found = epsilon_greedy(key, ids, ctx.ids, affinity, candidates, count, chance)
+        own = own[:, None]
+        return jnp.concatenate([own, jnp.where(found, first + picks, own)], axis=1), found
 
     def first_order_weights(self, ctx, starts, candidates, choice, found, rows=None):
         """w_ij with their signs, [A, 1 + D], of each client's own model and of those it found.
@@ -144,7 +146,7 @@ class FedFomo(Algorithm):
             return self.length(jax.tree.map(jnp.subtract, trees.take(models, chosen), reference))
 
         distances = lax.map(distance, choice.T).T
-        apart = distances > NEAR * self.length(reference)[:, None]
+        apart = distances > NEAR * jnp.asarray(self.length(reference))[:, None]
         weights = (before - after) / jnp.where(apart, distances, 1)
         there = jnp.concatenate([jnp.ones_like(found, shape=(len(found), 1)), found], axis=1)
         # A model that overflows on the client's samples is no help, but no harm either.
@@ -154,8 +156,7 @@ class FedFomo(Algorithm):
         """Norms of models [A, ...] as vectors, [A]."""
         if self.norm == "l2":
             return jnp.sqrt(similarity.squared_norms(models))
-        rows = (jnp.sum(jnp.abs(x).reshape(len(x), -1), axis=1) for x in jax.tree.leaves(models))
-        return sum(rows)
+        return sum(jnp.sum(abs(x).reshape(len(x), -1), axis=1) for x in jax.tree.leaves(models))
 
     def positive_part(self, signed):
         """Weights [A, 1 + D] of sum 1, or of 0 for a client that falls back to its start."""
@@ -195,14 +196,10 @@ class FedFomo(Algorithm):
         own, count = super().personalize(ctx, state, new_clients), new_clients.num_clients
         starts = new_clients.replicate(self.new_client_start(ctx, state))
         begun = with_private_of(new_clients, starts, own)
-        several = jnp.zeros((count, ctx.num_clients))
-        candidates = jnp.broadcast_to(state.last_upload >= 0, several.shape)
-        picks, found = self.download(ctx, new_clients.ids, ctx.ids, several, candidates)
-
-        itself = jnp.arange(count)[:, None]
+        candidates = jnp.broadcast_to(state.last_upload >= 0, (count, ctx.num_clients))
+        alike, rows = jnp.zeros(candidates.shape), jnp.arange(count, dtype=jnp.int32)
+        choice, found = self.choose(ctx, new_clients.ids, rows, alike, candidates, first=count)
         models = jax.tree.map(lambda *each: jnp.concatenate(each), own, state.trained)
-        choice = jnp.concatenate([itself, jnp.where(found, count + picks, itself)], axis=1)
-        rows = jnp.arange(count, dtype=jnp.int32)
         signed = self.first_order_weights(new_clients, begun, models, choice, found, rows)
         return self.mix(new_clients, self.positive_part(signed), choice, models, begun)[0]
 
@@ -210,44 +207,3 @@ class FedFomo(Algorithm):
 def with_private_of(ctx, starts, own):
     """The starts [A, ...] with the private leaves of the clients' own models [A, ...]."""
     return leaf_plan.join(ctx.plan.split(starts)[0], ctx.plan.split(own)[1])
-
-
-def draws(key, ids, everyone, count):
-    """Random numbers of clients `ids` [A]: (for each of their downloads [A, count] in 0..1, twice
-    one for each of `everyone` [A, N] in 0..2^31). They depend on permanent ids alone.
-    """
-    first, second = (jax.random.fold_in(key, k) for k in range(2))
-
-    def of_downloads(i):
-        return jax.random.uniform(jax.random.fold_in(first, i), (count,), jnp.float32)
-
-    def of_pair(i, j):
-        pair = jax.random.fold_in(jax.random.fold_in(second, i), j)
-        return jax.random.bits(pair, (2,), jnp.uint32) >> 1
-
-    pairs = jax.vmap(lambda i: jax.vmap(lambda j: of_pair(i, j))(everyone))(ids)
-    return jax.vmap(of_downloads)(ids), pairs[..., 0], pairs[..., 1]
-
-
-def pick(affinity, candidates, explores, priority, ties):
-    """(models [A, D] picked one after the other, bool [A, D] whether one was left), epsilon-greedy.
-
-    Args:
-      affinity: [A, N].
-      candidates: bool [A, N].
-      explores: bool [A, D], whether a pick is a random one: of those left the first by priority.
-        Else it has the largest affinity, and is the first by ties.
-      priority, ties: uint32 [A, N], below 2^31.
-    """
-    last = jnp.uint32(2**31)
-
-    def one(left, explore):
-        best = jnp.max(jnp.where(left, affinity, -jnp.inf), axis=1, keepdims=True)
-        greedy = jnp.argmin(jnp.where(left & (affinity == best), ties, last), axis=1)
-        random = jnp.argmin(jnp.where(left, priority, last), axis=1)
-        picked = jnp.where(explore, random, greedy).astype(jnp.int32)
-        found = jnp.any(left, axis=1)
-        return left & (jnp.arange(left.shape[1]) != picked[:, None]), (picked, found)
-
-    _, (picks, found) = lax.scan(one, candidates, explores.T)
-    return picks.T, found.T

@@ -53,7 +53,7 @@ class FedRod(fedavg.FedAvg):
         return State(**vars(start), trained=trained)
 
     def local_update(self, ctx, state, received, **options):
-        task = ctx.federation.task
+        task: Any = ctx.federation.task  # of two heads, as `prepare` made it
 
         def objective(model, batch, rng, broadcast, client):
             generic, personal, statistics, features = task.heads(
@@ -67,18 +67,19 @@ class FedRod(fedavg.FedAvg):
 
         return super().local_update(ctx, state, received, objective=objective, **options)
 
-    def server_update(self, ctx, state, mean, weights, sent):
+    def server_update(self, ctx, state: State, mean, weights, sent):
         after = super().server_update(ctx, state, mean, weights, sent)
         if not self.score_trained:
             return after
         return replace(after, trained=sent.cohort.scatter(state.trained, sent.models))
 
-    def models(self, ctx, state, rows):
+    def models(self, ctx, state: State, rows):
         plan, received = ctx.plan, self.received(state, rows)
         named = {"personalized": received}
         if all(one or own for one, own in zip(plan.shared, plan.personal, strict=True)):
             first = leaf_plan.join(state.server, trees.row(state.private, 0))
-            named["global"] = Broadcast(ctx.federation.task.without_personal(first))
+            task: Any = ctx.federation.task
+            named["global"] = Broadcast(task.without_personal(first))
         if self.score_trained:
             named["trained"] = trees.take(state.trained, rows)
         return named

@@ -16,18 +16,20 @@ from jax import lax
 
 from fedjax_pfl import keys, trees
 from fedjax_pfl.aggregation import mixing
+from fedjax_pfl.algorithms.fitting import best_fitting, mean_private
 from fedjax_pfl.contract.algorithm import Algorithm
 from fedjax_pfl.contract.registry import algorithm
 from fedjax_pfl.errors import InputError, require
-from fedjax_pfl.structs import per_server, static, struct
-from fedjax_pfl.typing import Stack
+from fedjax_pfl.structs import per_client, per_server, static, struct
+from fedjax_pfl.typing import Stack, Tree
 
 DRAWS = 100  # sets of first models that "balanced_redraw" tries at most
 
 
 @struct
 class State:
-    models: Stack = per_server()  # theta_k, [K, ...]
+    models: Stack = per_server()  # theta_k, [K, ...]; their private leaves mean nothing
+    private: Tree = per_client()  # statistics that stay with their clients
 
 
 @algorithm("ifca")
@@ -93,8 +95,9 @@ class Ifca(Algorithm):
         return told
 
     def init(self, ctx):
+        _, private = ctx.plan.split(ctx.replicate(ctx.initial_model()))
         if self.initial != "balanced_redraw":
-            return State(self._draw(ctx))
+            return State(self._draw(ctx), private)
         everyone = ctx.everyone().rows
         enough = enough_takers(self.clusters, ctx.num_clients)
 
@@ -105,14 +108,14 @@ class Ifca(Algorithm):
         def redraw(carry):
             number, models, least = carry
             drawn = self._draw(ctx, number)
-            chosen, _ = best_fitting(ctx, drawn, everyone)
+            chosen, _ = best_fitting(ctx, drawn, rows=everyone)
             fewest = jnp.min(jnp.bincount(chosen, length=self.clusters)).astype(jnp.int32)
             better = fewest > least
             models = jax.tree.map(lambda new, old: jnp.where(better, new, old), drawn, models)
             return number + 1, models, jnp.where(better, fewest, least)
 
         begin = (jnp.int32(0), self._draw(ctx), jnp.int32(-1))
-        return State(lax.while_loop(unbalanced, redraw, begin)[1])
+        return State(lax.while_loop(unbalanced, redraw, begin)[1], private)
 
     def _draw(self, ctx, number=0):
         """First models [K, ...]; model 0 of draw 0 is the one that other algorithms begin with."""
@@ -124,34 +127,36 @@ class Ifca(Algorithm):
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *drawn)
 
     def round(self, ctx, state):
-        choice, lowest = self._choose(ctx, state.models)
+        own = ctx.cohort.gather(state.private)
+        choice, lowest = self._choose(ctx, state.models, own)
         takers = jax.nn.one_hot(choice, self.clusters, dtype=ctx.dtype).T  # [K, M]
-        received = trees.take(state.models, choice)
+        received = ctx.plan.with_private(trees.take(state.models, choice), own)
         noted = {"cluster": choice}
         if self.averaging == "gradients":
             gradient, cohort = ctx.full_gradient(received, ctx.cohort)
             shares = takers * mixing.normalize(cohort.mask.astype(ctx.dtype))  # 1/M
             models = self._moved(ctx, state.models, shares, gradient)
-            return State(models), ctx.record(
+            return replace(state, models=models), ctx.record(
                 cohort, down=self.clusters, clients={"train_loss": lowest, **noted}
             )
         trained, cohort, loss = ctx.train(received)
         sizes = ctx.sizes() if self.weighting == "size" else 1
         weights = mixing.normalize(takers * sizes, cohort.mask)
         models = ctx.mix(weights, trained, onto=state.models)
-        return State(models), ctx.record(
+        private = cohort.scatter(state.private, ctx.plan.split(trained)[1])
+        return State(models, private), ctx.record(
             cohort,
             down=self.clusters,
             clients={"train_loss": loss, **noted},
             mixing=weights[choice],
         )
 
-    def _choose(self, ctx, models):
+    def _choose(self, ctx, models, own):
         """(z [M], the loss [M] of the model chosen, NaN where a group is given)."""
         if self.initial != "group_warmup":
-            return best_fitting(ctx, models)
+            return best_fitting(ctx, models, own)
         free = ctx.t >= self.warmup
-        choice, loss = best_fitting(ctx, models, active=ctx.cohort.mask & free)
+        choice, loss = best_fitting(ctx, models, own, active=ctx.cohort.mask & free)
         given = random_groups(ctx, self.clusters)[ctx.cohort.rows]
         return jnp.where(free, choice, given), jnp.where(free, loss, jnp.nan)
 
@@ -164,25 +169,17 @@ class Ifca(Algorithm):
         return {**models, "params": params}
 
     def models(self, ctx, state, rows):
-        chosen, _ = best_fitting(ctx, state.models, rows, split=self.scored_by)
-        return {"personalized": trees.take(state.models, chosen)}
+        own = trees.take(state.private, rows)
+        chosen, _ = best_fitting(ctx, state.models, own, rows, split=self.scored_by)
+        return {"personalized": ctx.plan.with_private(trees.take(state.models, chosen), own)}
 
     def personalize(self, ctx, state, new_clients):
+        """The model that fits a new client's training samples best, trained by it."""
         everyone = new_clients.everyone()
-        chosen, _ = best_fitting(new_clients, state.models, everyone.rows)
-        start = trees.take(state.models, chosen)
+        own = mean_private(state, everyone.size)
+        chosen, _ = best_fitting(new_clients, state.models, own, everyone.rows)
+        start = ctx.plan.with_private(trees.take(state.models, chosen), own)
         return new_clients.train(start, everyone, purpose="personalize", cursor=None).models
-
-
-def best_fitting(ctx, models, rows=None, split="train", **options):
-    """(the model [M] of least mean loss on each client's samples, that loss [M]).
-
-    Ties go to the lower number; a loss that is not a number is never the least. `options` are those
-    of `ctx.loss_matrix`.
-    """
-    losses = ctx.loss_matrix(models, rows, split=split, **options)
-    losses = jnp.where(jnp.isnan(losses), jnp.inf, losses)
-    return jnp.argmin(losses, axis=1), jnp.min(losses, axis=1)
 
 
 def enough_takers(clusters, clients):

@@ -3,9 +3,6 @@
 Aviv Shamsian, Aviv Navon, Ethan Fetaya, Gal Chechik. ICML 2021. https://arxiv.org/abs/2103.04628
 """
 
-import itertools
-import math
-from dataclasses import replace
 from typing import Any, Literal
 
 import jax
@@ -15,32 +12,13 @@ from jax import lax
 
 from fedjax_pfl import keys, trees
 from fedjax_pfl.aggregation import leaf_plan
+from fedjax_pfl.algorithms import hypernetwork
+from fedjax_pfl.algorithms.hypernetwork import Hypernetwork, clipped
 from fedjax_pfl.contract.algorithm import Algorithm
 from fedjax_pfl.contract.registry import algorithm
 from fedjax_pfl.errors import InputError, require
-from fedjax_pfl.structs import Broadcast, per_client, per_server, static, struct
-from fedjax_pfl.typing import Stack, Tree
-
-
-@struct
-class Hypernetwork:
-    """psi: a trunk, then a linear layer for each tensor of the target network.
-
-    Attributes:
-      trunk: (kernel [d, h], bias [h]), then (kernel [h, h], bias [h]) for each further layer.
-      kernel, bias: like the generated leaves of a model, [h, ...] and [...].
-    """
-
-    trunk: tuple
-    kernel: Tree
-    bias: Tree
-
-    def __call__(self, embedding: jax.Array) -> Tree:
-        """theta = h(v; psi), the generated leaves of one model."""
-        hidden = embedding
-        for k, (kernel, bias) in enumerate(self.trunk):
-            hidden = (jax.nn.relu(hidden) if k else hidden) @ kernel + bias
-        return jax.tree.map(lambda w, b: jnp.tensordot(hidden, w, 1) + b, self.kernel, self.bias)
+from fedjax_pfl.structs import per_client, per_server, static, struct
+from fedjax_pfl.typing import Stack
 
 
 @struct
@@ -134,26 +112,17 @@ class PFedHN(Algorithm):
         model, dtype = ctx.initial_model(), ctx.dtype
         like, hidden = ctx.plan.uploaded(model), self.hidden_size
         size = self.embedding_size or 1 + ctx.num_clients // 4
-        key, drawn = keys.derive(ctx.key, "hypernetwork"), itertools.count()
-
-        def uniform(fan_in, *shape):
-            own = jax.random.fold_in(key, next(drawn))
-            return jax.random.uniform(own, shape, dtype, -1, 1) / math.sqrt(fan_in)
+        key = keys.derive(ctx.key, "hypernetwork")
+        psi = hypernetwork.first(key, (size, *[hidden] * (self.depth + 1)), like, dtype)
 
         def begin(client):
             own = jax.random.fold_in(keys.derive(ctx.key, "embedding"), client)
             return jax.random.normal(own, (size,), dtype)
 
-        inputs = (size, *[hidden] * self.depth)
-        psi = Hypernetwork(
-            tuple((uniform(fan_in, fan_in, hidden), uniform(fan_in, hidden)) for fan_in in inputs),
-            jax.tree.map(lambda leaf: uniform(hidden, hidden, *leaf.shape), like),
-            jax.tree.map(lambda leaf: uniform(hidden, *leaf.shape), like),
-        )
         embedding, private = jax.vmap(begin)(ctx.ids), ctx.replicate(self._private(ctx, model))
-        nothing = optax.tree.zeros_like((embedding, psi))
+        of_v, of_psi = (optax.tree.zeros_like(moving) for moving in (embedding, psi))
         momentum = self._lasting(ctx, ctx.initial_optimizer_state())
-        return State(embedding, psi, *nothing, private, momentum)
+        return State(embedding, psi, of_v, of_psi, private, momentum)
 
     def round(self, ctx, state):
         cohort, own = ctx.cohort, ctx.cohort.gather((state.private, state.momentum))
@@ -226,9 +195,11 @@ class PFedHN(Algorithm):
             optax.add_decayed_weights(self.server_decay), optax.trace(self.server_momentum)
         )
         memory = optax.EmptyState(), optax.TraceState(velocity)
-        step, memory = sgd.update(clipped(gradient, self.server_clip), memory, moving)
-        step = tuple(optax.tree.scale(-r, s) for r, s in zip(rates, step, strict=True))
-        return optax.apply_updates(moving, step), memory[1].trace
+        found: Any = sgd.update(clipped(gradient, self.server_clip), memory, moving)
+        step, (_, trace) = found
+        pairs: Any = zip(rates, step, strict=True)  # for v and for psi
+        step = tuple(optax.tree.scale(-rate, along) for rate, along in pairs)
+        return optax.apply_updates(moving, step), trace.trace
 
     @staticmethod
     def _private(ctx, models):
@@ -256,36 +227,7 @@ class PFedHN(Algorithm):
         return {"personalized": leaf_plan.join(jax.vmap(state.psi)(embedding), private)}
 
     def personalize(self, ctx, state, new_clients):
-        mean = jax.tree.map(
+        v, private = jax.tree.map(
             lambda leaf: jnp.mean(leaf, axis=0).astype(leaf.dtype), (state.embedding, state.private)
         )
-        federation = new_clients.federation
-
-        def whole(model):
-            learnt = model["params"]
-            own = {**model, "params": learnt["private"]}
-            return leaf_plan.join(state.psi(learnt["embedding"]), own)
-
-        def objective(model, batch, rng, broadcast, client):
-            made = whole(model)
-            found = federation.task.forward(made, batch, rng)
-            penalty = federation.penalty(made["params"], found.batch, client)
-            return found._replace(loss=found.loss + penalty)
-
-        def correct(gradient, params, broadcast, client):
-            return gradient | {"embedding": clipped(gradient["embedding"], self.clip)}
-
-        start = {**mean[1], "params": {"embedding": mean[0], "private": mean[1]["params"]}}
-        learning = replace(new_clients, federation=replace(federation, extra_loss=None))
-        learnt = learning.train(
-            Broadcast(start), new_clients.everyone(), purpose="personalize", cursor=None,
-            objective=objective, correct=correct,
-            trainable=jax.tree.map(lambda _: True, start["params"]),
-        ).models  # fmt: skip
-        return jax.vmap(whole)(learnt)
-
-
-def clipped(gradient: Tree, bound: jax.Array) -> Tree:
-    """The gradient, no longer than `bound`; 0: as it is."""
-    most = jnp.where(bound > 0, bound, jnp.inf)
-    return optax.clip_by_global_norm(most).update(gradient, optax.EmptyState())[0]
+        return hypernetwork.learnt_embeddings(new_clients, state.psi, v, private, self.clip)

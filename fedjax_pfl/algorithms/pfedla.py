@@ -4,7 +4,6 @@ Xiaosong Ma, Jie Zhang, Song Guo, Wenchao Xu. CVPR 2022. https://arxiv.org/abs/2
 """
 
 import itertools
-import math
 from typing import Literal
 
 import jax
@@ -14,6 +13,7 @@ from jax import lax
 
 from fedjax_pfl import keys, trees
 from fedjax_pfl.aggregation import mixing, similarity
+from fedjax_pfl.algorithms.hypernetwork import linear
 from fedjax_pfl.contract.algorithm import Algorithm
 from fedjax_pfl.contract.registry import algorithm
 from fedjax_pfl.errors import InputError, require
@@ -84,14 +84,11 @@ class PFedLA(Algorithm):
         blocks = len(self._plan(ctx).blocks)
         sizes = [self.embedding_size, *[self.hidden_size] * DEPTH]
 
-        def uniform(key, shape, fan_in):
-            return jax.random.uniform(key, shape, dtype, -1, 1) / math.sqrt(fan_in)
-
         def begin(client):
             key = jax.random.fold_in(keys.derive(ctx.key, "hypernetwork"), client)
             own = jax.random.split(key, 2 * DEPTH + 2)
             trunk = [
-                (uniform(own[2 * k], (a, b), a), uniform(own[2 * k + 1], (b,), a))
+                (linear(own[2 * k], (a, b), a, dtype), linear(own[2 * k + 1], (b,), a, dtype))
                 for k, (a, b) in enumerate(itertools.pairwise(sizes))
             ]
 

@@ -153,6 +153,9 @@ class PFedMe(fedavg.Weighted):
         personal = trees.take(state.personal, rows)
         return {**super().models(ctx, state, rows), "personalized": personal}
 
+    def new_client_start(self, ctx, state):
+        return self.servers_model(state)
+
     def personalize(self, ctx, state, new_clients):
         """theta_i after one round's local work from w."""
         new = replace(new_clients, cohort=new_clients.everyone())

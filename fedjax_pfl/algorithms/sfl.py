@@ -24,7 +24,7 @@ from fedjax_pfl.typing import Model, Stack
 
 @struct
 class State:
-    models: Stack = per_client()  # g_i, the models spread over the graph
+    models: Stack = per_client()  # g_i, the models spread over the graph; their own private leaves
     server: Model = per_server()  # u, their mean
 
 
@@ -83,8 +83,8 @@ class Sfl(Algorithm):
             raise InputError("sfl takes relation or graph=neighbours, not both.")
         edges = np.asarray(jax.jit(self.relation)(federation.data.ids))
         count = federation.num_clients
-        fits = edges.shape == (count, count) and bool((edges >= 0).all())
-        require(fits, "relation(ids)", edges, f"edges [{count}, {count}] of at least 0")
+        fits = edges.shape == (count, count) and bool((np.isfinite(edges) & (edges >= 0)).all())
+        require(fits, "relation(ids)", edges, f"edges [{count}, {count}] of at least 0, all finite")
 
     def remarks(self, federation):
         told = super().remarks(federation)
@@ -125,7 +125,11 @@ class Sfl(Algorithm):
         if not self.detached:
             near = {"broadcast": server["params"], "operands": held["params"]}
             options |= near | {"extra_loss": norms}
-        return ctx.train(Broadcast(server), cohort, **options)
+        _, private = ctx.plan.split(held)
+        if not jax.tree.leaves(private):
+            return ctx.train(Broadcast(server), cohort, **options)
+        start = ctx.plan.with_private(trees.replicate(server, cohort.size), private)
+        return ctx.train(start, cohort, **options)
 
     def _weights(self, ctx, cohort, server, sent):
         """alpha A^layers + (1 - alpha) I, [N, N], over what members sent and last models."""
@@ -151,7 +155,8 @@ class Sfl(Algorithm):
         return self.server_alpha * spread + (1 - self.server_alpha) * own
 
     def models(self, ctx, state, rows):
-        return {"personalized": trees.take(state.models, rows), "global": Broadcast(state.server)}
+        named = {"personalized": trees.take(state.models, rows)}
+        return {**named, "global": Broadcast(state.server)} if ctx.plan.all_shared else named
 
     def personalize(self, ctx, state, new_clients):
         """From u, held near it and near the mean g_j of the clients that share a label with it.

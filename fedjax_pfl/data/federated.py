@@ -37,6 +37,11 @@ class Split:
     total: int = static()
     equal: bool = static()
 
+    @property
+    def mean_size(self) -> int:
+        """Samples of a client on average, rounded up; at least 1."""
+        return max(-(-self.total // self.size.shape[0]), 1)
+
     def window(self, start: jax.Array, size: jax.Array) -> "Split":
         """Of each client the `size` [N] samples from position `start` [N] on; both may be traced.
 

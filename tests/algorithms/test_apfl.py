@@ -118,6 +118,14 @@ def test_fixed_weights_are_fedavg_and_local_training():
                  fedavg.server), "mixture", 1e-12)  # fmt: skip
 
 
+def test_logits_mixed_by_a_fixed_weight_take_two_gradients_of_a_minibatch():
+    """The published code's default."""
+    ours = algorithm(form="logits", adapt_alpha="never", alpha=0.3)
+    (start, end), (record,) = run_rounds(ours, toy_federation((6,), (3,)), 1, scored=())
+    np.testing.assert_array_equal(end.alphas, start.alphas)
+    assert record["clients"]["local_steps"] == 2 * 2
+
+
 @pytest.mark.parametrize("form", ["parameters", pytest.param("logits", marks=pytest.mark.slow)])
 def test_new_clients_train_both_and_keep_the_servers_model(form):
     case, settings = Case(1, scored=False), {"alpha": 0.3, "adapt_alpha": "every_step"}
@@ -240,6 +248,25 @@ def test_hyperparameters_are_checked(settings, said):
 def test_what_can_not_be(settings, options, said):
     with pytest.raises(pfl.InputError, match=said):
         pfl.check_simulation(algorithm(**settings), toy_federation(**options))
+
+
+@pytest.mark.parametrize("leaves", ["head", "body"])
+def test_copies_of_a_pair_adapt_the_heads_of_both_models_or_all_but_them(leaves):
+    ours = algorithm(form="logits")
+    federation = ours.prepare(toy_federation((6,), (3,)))
+    key, t = jax.random.key(0), jnp.int32(0)
+    ctx = pfl.Context(
+        federation, key, t, t + 1, federation.participation.cohort(key, 0, jnp.arange(1))
+    )
+    own, shared = (jax.tree.map(lambda x: x[None], ctx.initial_model(name)) for name in "vw")
+    before = ours.mixture(own, shared, jnp.array([0.3]))
+    how = pfl.Adaptation(steps=1, leaves=leaves)
+    after = jax.jit(lambda: ctx.adapt(before, jnp.arange(1), how))()
+    moved = jax.tree.map(lambda new, old: bool((new != old).any()), after, before)["params"]
+    for model in ("own", "shared"):
+        both = {layer: set(moved[model][layer].values()) for layer in ("head", "fc_0")}
+        assert both == {"head": {leaves == "head"}, "fc_0": {leaves == "body"}}
+    assert moved["alpha"] == (leaves == "body")
 
 
 def test_preparing_twice_changes_nothing():

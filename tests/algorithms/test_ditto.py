@@ -117,6 +117,13 @@ def test_who_diverges_in_its_own_model_alone_is_not_averaged():
     np.testing.assert_array_equal((before != after).any(axis=1), [1, 1, 1, 0, 1])
 
 
+def test_epochs_of_its_own_are_epochs_beside_local_steps_too():
+    federation = toy_federation(local_steps=5)
+    local, own = algorithm(personal_epochs=2).schedules(federation)
+    assert (local.steps, own.steps, own.epochs) == (5, None, 2)
+    assert algorithm().schedules(federation) == (local, local)
+
+
 def test_new_clients_train_near_the_servers_model():
     """They are the same clients here, as if they had never taken part."""
     case = Case(**PATTERNS["full-vmap"])

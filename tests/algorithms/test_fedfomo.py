@@ -7,8 +7,11 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl import Context, keys
-from fedjax_pfl.algorithms import fedfomo as ours
+from fedjax_pfl.algorithms import downloads
+from fedjax_pfl.algorithms.fedfomo import State
 from fedjax_pfl.simulation.new_clients import without_new_clients
+from fedjax_pfl.simulation.program import Program
+from fedjax_pfl.simulation.runs import make_runs
 from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation
 from tests.algorithms.harness import (
     PATTERNS,
@@ -36,14 +39,14 @@ def double_precision():
 
 def numbers_of(*args):
     """The library's random numbers, as integers that the reference can negate."""
-    luck, *numbers = jax.device_get(ours.draws(*args))
+    luck, *numbers = jax.device_get(downloads.draws(*args))
     return luck, *(n.astype(np.int64) for n in numbers)
 
 
-def drawn(case, downloads):
+def drawn(case, most):
     """draws[t][i] of the reference: which picks are random, and the numbers that decide."""
     ids, draws = case.federation.data.ids, []
-    count = min(downloads, case.num_clients - 1)
+    count = min(most, case.num_clients - 1)
     for t in range(case.rounds):
         key = keys.of_round(case.key, "fedfomo", t)
         luck, *numbers = numbers_of(key, ids, ids, count)
@@ -91,16 +94,16 @@ def test_reference(pattern, variant):
 def test_picks():
     """With equal affinities, fewer candidates than picks, and clients without any."""
     rng = np.random.default_rng(0)
-    clients, count, downloads = 30, 6, 4
+    clients, count, most = 30, 6, 4
     affinity = rng.integers(-1, 2, (clients, count)) / 2.0
     candidates = rng.random((clients, count)) < rng.random((clients, 1))
-    explores = rng.random((clients, downloads)) < 0.5
+    explores = rng.random((clients, most)) < 0.5
     priority, ties = rng.permuted(np.tile(np.arange(count), (2, clients, 1)), axis=2)
-    picks, found = ours.pick(affinity, candidates, explores, priority, ties.astype(np.uint32))
+    picks, found = downloads.pick(affinity, candidates, explores, priority, ties.astype(np.uint32))
     assert not found.all() and found.any(axis=1).any() and not found.any(axis=1).all()
     for i in range(clients):
         left = np.flatnonzero(candidates[i])
-        wanted = fedfomo.pick(affinity[i], left, downloads, explores[i], priority[i], ties[i])
+        wanted = fedfomo.pick(affinity[i], left, most, explores[i], priority[i], ties[i])
         assert picks[i][found[i]].tolist() == wanted
 
 
@@ -178,10 +181,10 @@ def test_new_clients_mix_once(validation_size):
     def personalize(federation, new):
         ctx, theirs = context(algorithm, federation), context(algorithm, new)
         starts, seen = models_of(ctx, *"abc"), (jnp.eye(3), jnp.asarray(uploads, jnp.int32))
-        first = ours.State(starts, starts, *seen)
+        first = State(starts, starts, *seen)
         alone = pfl.Algorithm.personalize(algorithm, ctx, first, theirs)
         known = jax.tree.map(lambda leaf: leaf[jnp.array([0, 1, 1])] * 0.9, alone)  # of some help
-        state = ours.State(starts, known, *seen)
+        state = State(starts, known, *seen)
         return starts, known, alone, algorithm.personalize(ctx, state, theirs)
 
     starts, known, alone, made = map(listed, personalize(federation, new))
@@ -200,7 +203,8 @@ def test_new_clients_mix_once(validation_size):
 
 
 def test_late_clients_download_nothing_and_are_no_candidates_until_they_upload():
-    federation = toy_federation(stragglers={1: 1, 3: 2})
+    """Who diverges has downloaded, but uploads nothing."""
+    federation = toy_federation(stragglers={1: 1, 3: 2}, diverging=0)
     algorithm = pfl.make_algorithm("fedfomo", {"downloads": 4})
     states, records = run_rounds(algorithm, federation, 3, scored=())
     before = np.zeros(5, bool)
@@ -213,8 +217,19 @@ def test_late_clients_download_nothing_and_are_no_candidates_until_they_upload()
         assert not weights[np.ix_(came, ~before)][
             ~np.eye(5, dtype=bool)[np.ix_(came, ~before)]
         ].any()
-        np.testing.assert_array_equal(state.last_upload == state.last_upload.max(), came)
-        before = came
+        before = came & ~record["clients"]["diverged"]
+        assert came[0] and not before[0]
+        np.testing.assert_array_equal(state.last_upload == state.last_upload.max(), before)
+
+
+def test_half_precision_is_traced_without_a_warning():
+    """Losses are single precision, affinities are not."""
+    algorithm = pfl.make_algorithm("fedfomo")
+    federation = algorithm.prepare(toy_federation(dtype="bfloat16"))
+    program = Program(make_runs(algorithm, federation, [0]), federation, 1, scored=())
+    start = jax.eval_shape(program.start)
+    after = jax.eval_shape(lambda states: program.advance(states, 0, 1).states, start)
+    assert after.affinity.dtype == "bfloat16"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl import keys
-from fedjax_pfl.algorithms import fedproto as ours
+from fedjax_pfl.algorithms import prototypes as ours
+from fedjax_pfl.algorithms.fedproto import State
 from fedjax_pfl.models.mlp import MLP
 from fedjax_pfl.testing.toys import SEEDS, TanhNetwork, assert_close, states_of, toy_federation
 from tests.algorithms.harness import (
@@ -226,14 +227,15 @@ def test_means_are_over_samples_as_they_are():
 
 
 def test_a_new_client_begins_with_the_initial_model_and_stays_near_the_prototypes():
+    """It trains all leaves, those too that rounds leave frozen."""
     case = Case()
     one = algorithm(weight=1.5)
     means = np.random.default_rng(8).normal(size=(CLASSES, WIDTH))
     prototypes = ours.Prototypes(jnp.asarray(means), jnp.asarray(SOME))
     far = jax.tree.map(lambda leaf: np.stack([leaf + 3] * 5), {"params": case.initial()})
-    final = final_in(ours.State(far, prototypes), one, case.federation, rounds=3)
+    final = final_in(State(far, prototypes), one, case.federation, rounds=3)
     new = Case(rounds=1, train_sizes=(6,))
-    found = final.personalize(new.federation)["params"]
+    found = final.personalize(new.federation.frozen("head"))["params"]
     key = keys.of_round(jax.random.key(SEEDS[0]), "personalize", 2)
     model, schedule = case.initial(), new.federation.schedule
     for (batch,) in pfl.batch_indices(schedule, new.federation.data.train, key, 0, 0):

@@ -185,6 +185,23 @@ def test_numbers_of_clusters_mean_nothing_and_ties_go_to_the_lowest():
     assert (finite > 0).all()
 
 
+def test_gradients_are_averaged_over_those_that_are_not_late():
+    federation = toy_federation(stragglers={0: 1})
+    chooser, key, t = algorithm(clusters=1, averaging="gradients"), jax.random.key(0), jnp.int32(0)
+
+    @jax.jit
+    def one_round():
+        cohort = federation.participation.cohort(key, t, federation.data.ids)
+        ctx = pfl.Context(federation, key, t, jnp.int32(1), cohort)
+        gradient, _ = ctx.full_gradient(ctx.replicate(ctx.initial_model()), ctx.everyone())
+        first = chooser.init(ctx)
+        return gradient, first.models["params"], chooser.round(ctx, first)[0].models["params"]
+
+    gradient, first, after = one_round()
+    wanted = jax.tree.map(lambda w, g: w - 0.3 * g[1:].mean(axis=0), first, gradient)
+    assert_close(after, wanted, "model")
+
+
 def test_a_new_client_trains_the_model_that_fits_it_best():
     case, steps = Case(), 2
     left, new = without_new_clients(case.federation, 2)

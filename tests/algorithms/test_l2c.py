@@ -1,6 +1,7 @@
 """L2C against its reference; pruning, its limits."""
 
 import inspect
+from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
@@ -14,7 +15,13 @@ from fedjax_pfl import keys, similarity, trees
 from fedjax_pfl.aggregation import leaf_plan
 from fedjax_pfl.algorithms.l2c import nearest
 from fedjax_pfl.federation.schedules import Schedule
-from fedjax_pfl.testing.toys import OverflowingNormed, assert_close, states_of, toy_federation
+from fedjax_pfl.testing.toys import (
+    OverflowingNormed,
+    assert_close,
+    run_rounds,
+    states_of,
+    toy_federation,
+)
 from tests.algorithms.harness import (
     PATTERNS,
     Case,
@@ -125,6 +132,18 @@ def test_scores_with_a_diverged_client_stay_as_they_were():
     met = np.arange(5) != 1
     assert (after.logits[np.ix_(met, met)] != 0).all()
     assert not after.logits[1].any() and not after.logits[:, 1].any()
+
+
+def test_who_is_late_gets_nothing_and_a_gradient_that_is_not_finite_is_no_step():
+    federation = toy_federation((5, 4, 3), (3, 3, 3), stragglers={2: 1})
+    data = federation.data
+    at = np.asarray(data.validation.index)[2:4]  # those of client 1
+    samples = jnp.asarray(data.samples).at[at].set(jnp.nan)
+    federation = replace(federation, data=replace(data, samples=samples))
+    (_, after), (record,) = run_rounds(algorithm(), federation, 1, scored=())
+    assert record["down"][:, 0].tolist() == [2, 2, 0]
+    assert after.steps.tolist() == [1, 0, 0]
+    assert not after.logits[1].any() and after.logits[0].any()
 
 
 def test_even_weights_of_equal_clients_with_private_heads_are_fedper():

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
+from fedjax_pfl import trees
 from fedjax_pfl.simulation.program import Program
 from fedjax_pfl.simulation.runs import make_runs
-from fedjax_pfl.testing.toys import run_rounds, states_of, toy_federation, toy_for
+from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation, toy_for
 from tests.models.test_normalization import NormNet
 from tests.simulation.finals import final_in
 
@@ -131,3 +132,30 @@ def test_a_client_that_keeps_its_model_has_the_identitys_row():
     algorithm = pfl.make_algorithm("cwfedavg", {"shares": "labels", "wdr_weight": 0})
     (record,) = run_rounds(algorithm, federation, rounds=1, scored=())[1]
     np.testing.assert_allclose(record["matrices"]["mixing"].sum(axis=1), 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("ditto", {"share": "body"}),
+        ("pfedme", {"model": NormNet(), "batch_norm": "affine_shared"}),
+        ("apfl", {"model": NormNet(), "batch_norm": "affine_shared"}),
+    ],
+)
+def test_new_clients_begin_with_the_servers_model_and_the_mean_of_private_leaves(name, options):
+    """Not with the mean of models that stay with their clients."""
+    algorithm, key, t = pfl.make_algorithm(name), jax.random.key(0), jnp.int32(0)
+    federation = algorithm.prepare(toy_federation(**options))
+
+    @jax.jit
+    def start():
+        cohort = federation.participation.cohort(key, t, federation.data.ids)
+        ctx = pfl.Context(federation, key, t, t + 1, cohort)
+        state, kept = algorithm.init(ctx), jnp.arange(5.0)
+        private = jax.tree.map(lambda x: x + trees.expand_to(x, kept), state.private)
+        found = algorithm.new_client_start(ctx, replace(state, private=private))
+        return ctx.plan.split(found), ctx.plan.split(ctx.initial_model())
+
+    (shared, private), (first, before) = start()
+    assert_close(shared, first, "the server's", 0)
+    assert_close(private, jax.tree.map(lambda x: x + 2, before), "private ones")

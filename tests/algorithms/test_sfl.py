@@ -141,6 +141,25 @@ def test_a_new_client_is_held_near_those_that_share_its_labels():
     assert_models(jax.tree.map(lambda leaf: leaf[0], made), wanted, "new clients")
 
 
+@pytest.mark.parametrize("settings", [{"relation": ring}, {"graph": "neighbours"}])
+def test_a_new_client_has_no_place_in_another_graph(settings):
+    """Then it makes no difference what the others' models are."""
+    left, new = without_new_clients(toy_federation(), 2)
+    chooser, key = algorithm(**settings), jax.random.key(0)
+
+    @jax.jit
+    def personalized(shift):
+        ctx, others = (
+            pfl.Context(federation, key, jnp.int32(0), jnp.int32(1), None)
+            for federation in map(chooser.prepare, (left, new))
+        )
+        state = chooser.init(ctx)
+        state = replace(state, models=jax.tree.map(lambda leaf: leaf + shift, state.models))
+        return chooser.personalize(ctx, state, others)
+
+    assert_close(personalized(0.5), personalized(0.0), "new clients", 0)
+
+
 @pytest.mark.parametrize("count", [5, 80])
 def test_learned_graph(count):
     """Of 80 clients rows have more than 30 edges; equal ones stay with lower ids."""
@@ -174,6 +193,10 @@ def uneven(ids):
     return jnp.ones((len(ids), 2))
 
 
+def endless(ids):
+    return jnp.full((len(ids), len(ids)), jnp.inf)
+
+
 def negative(ids):
     return -jnp.ones((len(ids), len(ids)))
 
@@ -189,8 +212,9 @@ def negative(ids):
         ({"graph_weight": -1}, {}, "graph_weight must be at least 0, got -1"),
         ({"global_weight": -1}, {}, "global_weight must be at least 0, got -1"),
         ({"relation": "ring"}, {}, "relation must be a function of the clients' ids"),
-        ({"relation": uneven}, {}, r"must be edges \[5, 5\] of at least 0, got an array \[5, 2\]"),
+        ({"relation": uneven}, {}, r"must be edges \[5, 5\] of at least 0, all.*array \[5, 2\]"),
         ({"relation": negative}, {}, r"must be edges \[5, 5\] of at least 0"),
+        ({"relation": endless}, {}, r"must be edges \[5, 5\] of at least 0, all finite"),
         ({"relation": ring, "graph": "neighbours"}, {}, "relation or graph=neighbours, not both"),
         ({}, {"share": "body"}, "sfl averages whole models"),
     ],

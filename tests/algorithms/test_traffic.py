@@ -82,35 +82,16 @@ ELSEWHERE = {
     "heurpfedla",
     "fedfomo",  # what others uploaded: nothing in the first round
 }
-FURTHER = {"fedupdate": 1}  # steps beside whole passes
-ELSEWHERE = {"heurpfedla"}
 FURTHER = {"fedupdate": 1, "l2c": 1}  # steps beside whole passes
 FURTHER["perfedavg"] = 8 * np.array([-1, 0, 0, -1, 0])  # of samples two by two minibatches
 SLOW = ("full_gradient", "received", "labels")
 # The comparison with the reference looks at the copies of every round.
 COMPARED = (
-    *("fedavgm", "fedprox", "fedupdate", "perfedavg_spfl", "spfl", "spfl_w", "fedavg_sync"),
-    *("fedavg_async", "perfedavg_async", "fedasync", "lga", "plga", "fedper", "lg_fedavg"),
-    *("fedbn", "pfedla", "pfedme", "apfl", "perfedavg"),
-    *("fedbn", "pfedla", "ditto", "fedadagrad", "fedadam", "fedyogi"),
-    *("fedbn", "pfedla", "pfedme"),
-    *("fedbn", "pfedla", "moon"),
-    *("fedbn", "pfedla", "fedamp", "heurfedamp"),
-    *("fedbn", "pfedla", "ifca"),
-    *("fedbn", "pfedla", "apple"),
-    *("fedbn", "fedbabu", "fedrep", "fedrod", "pfedla"),
-    *("fedbn", "pfedla", "ditto", "fedprox_ft", "feddyn", "fedadagrad", "fedadam", "fedyogi"),
-    *("fedbn", "pfedla", "ditto", "fedadagrad", "fedadam", "fedyogi", "pfedme", "moon", "fedamp"),
-    *("heurfedamp", "ifca", "apple", "fedbabu", "fedrep", "fedrod", "fedproto"),
-    *("fedbn", "pfedla", "ifca", "sfl"),
-    *("fedbn", "pfedla", "apple", "l2c"),
-    *("fedala", "fedbabu", "fedrep", "fedrod"),
-    *("fedbn", "pfedla", "ifca", "sfl", "cfl"),
-    *("fedbn", "pfedhn", "pfedla"),
-    *("pfedme", "apfl", "ditto", "fedadagrad", "fedadam", "fedyogi", "moon"),
-    *("fedamp", "heurfedamp", "ifca", "apple", "fedbabu", "fedrep", "fedrod"),
-    *("pfedla", "fedprox_ft", "feddyn", "fedproto", "sfl", "l2c", "fedala"),
-    "fedbn",
+    *("apfl", "apple", "cfl", "ditto", "fedadagrad", "fedadam", "fedala", "fedamp", "fedasync"),
+    *("fedavg_async", "fedavg_sync", "fedavgm", "fedbabu", "fedbn", "feddyn", "fedper"),
+    *("fedproto", "fedprox", "fedprox_ft", "fedrep", "fedrod", "fedupdate", "fedyogi"),
+    *("heurfedamp", "ifca", "l2c", "lg_fedavg", "lga", "moon", "perfedavg", "perfedavg_async"),
+    *("perfedavg_spfl", "pfedhn", "pfedla", "pfedme", "plga", "sfl", "spfl", "spfl_w"),
 )
 SAMPLED = ("local", "scaffold", "cwfedavg")  # quick under sampling, where the same is looked at
 
@@ -188,7 +169,6 @@ def test_copies_and_steps_of_those_who_take_part(name, settings, up, down, passe
         pytest.param(*case, marks=() if case[0] in SAMPLED and not case[1] else pytest.mark.slow)
         for case in TRAFFIC
         if case[0] not in ("local", "spfl", "spfl_w", "l2c") and case[1] != {"everyone": True}
-        if case[0] not in ("local", "spfl", "spfl_w") and case[1] != {"everyone": True}
         if case[:2] != ("fedala", {})
     ],
     ids=label,

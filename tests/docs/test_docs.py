@@ -15,6 +15,7 @@ from experiments import sweep
 from experiments.cli import build, flags
 from experiments.figures import __main__ as figures
 from fedjax_pfl.data.partitions.registry import parse_options
+from fedjax_pfl.testing.toys import toy_federation
 from tests.docs import pages
 
 ROOT = pages.ROOT
@@ -207,3 +208,15 @@ def test_broken_pages_are_noticed():
     assert anchors(page) == {"a", "b-c"}
     with pytest.raises(AssertionError, match="no section 'None'"):
         section(page, "None")
+
+
+def test_who_averages_whole_models_is_named():
+    federation, refused = toy_federation(share="body", dtype="float32"), []
+    for name in ALGORITHMS:
+        algorithm = pfl.make_algorithm(name)
+        try:
+            algorithm.check(algorithm.prepare(federation))
+        except pfl.InputError as error:
+            refused += [name] * ("averages whole models" in str(error))
+    (said,) = re.findall(r"average whole models and refuse it: (.+?)\.", read("README"), re.DOTALL)
+    assert sorted(re.findall(r"`(\w+)`", said)) == refused

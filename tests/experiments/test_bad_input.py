@@ -30,6 +30,7 @@ BAD = {
     ("--set=fedwa.top_k=3",): "Did you mean 'feddwa'",
     ("--algorithms=local", "--set=feddwa.top_k=3"): "not in this comparison",
     ("--set=feddwa.topk=3",): "Did you mean 'top_k'",
+    ("--algorithms=ditto", "--set=ditto.plocal_epochs=3"): "Did you mean 'personal_epochs'?",
     ("--set=fedavg.mu=3",): "Unknown hyperparameter of 'fedavg' 'mu'",
     ("--set=feddwa.top_k=three",): "feddwa.top_k must be a whole number, got 'three'",
     ("--set=feddwa.top_k=0",): "top_k must be at least 1, got 0",
@@ -136,7 +137,8 @@ def test_flags_without_a_counterpart(capsys):
     for word, said in {
         "--gpu=0": "It is not needed here: JAX chooses the device; CUDA_VISIBLE_DEVICES=0 or ",
         "-nb=10": "It is not needed here: the data set has its number of classes.",
-        "-pls=3": "A hyperparameter is set as --set=fedrep.head_epochs=VALUE.",
+        "-pls=3": "set as --set=fedrep.head_epochs=VALUE, --set=ditto.personal_epochs=VALUE.",
+        "-et=1": "A hyperparameter is set as --set=fedala.weight_rate=VALUE.",
         "--lamda=3": "A hyperparameter is set as --set=",
         "--top_k=3": "A hyperparameter is set as --set=feddwa.top_k=VALUE.",
         "-slr=1": "A hyperparameter is set as --set=",

@@ -253,6 +253,16 @@ def test_bad_input(tables, tmp_path, capsys, words, said):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_run_that_can_not_begin_is_told_before_the_first(tmp_path, monkeypatch, capsys):
+    (tmp_path / "mine").mkdir()
+    changed = TABLE.replace('"nobody"', '"l2c"')  # its last row needs validation samples
+    (tmp_path / "mine" / "1.toml").write_text(changed)
+    monkeypatch.setattr(run, "run", lambda *_, **__: pytest.fail("something was run"))
+    assert call(tmp_path, tmp_path / "out", "--columns=digits") == 2
+    assert "l2c uses validation samples" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_without_a_table(capsys):
     assert reproduce.main(["reproduce"]) == 2
     assert "--table=PAPER/TABLE" in capsys.readouterr().err
