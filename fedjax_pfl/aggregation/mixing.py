@@ -150,8 +150,9 @@ def combine(weights: PerMember, senders: Stack) -> Tree:
     """sum_j weights[j] senders_j of a stack [B, ...], for any real weights [B]."""
 
     def product(leaf):
-        total = _product(weights.astype(leaf.dtype), leaf.reshape(len(leaf), -1))
-        return total.reshape(leaf.shape[1:])
+        # Not of a flat leaf: an accelerator would copy it to another layout.
+        exact = jax.lax.Precision.HIGHEST
+        return jnp.tensordot(weights.astype(leaf.dtype), leaf, axes=1, precision=exact)
 
     return jax.tree.map(product, senders)
 

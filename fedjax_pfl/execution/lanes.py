@@ -1,6 +1,7 @@
 """Loops of unequal length, one for each client, run by the execution's strategy."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,6 +14,29 @@ from fedjax_pfl import trees
 from fedjax_pfl.execution.rows import over_devices, over_rows
 from fedjax_pfl.execution.strategy import Execution
 from fedjax_pfl.typing import Tree
+
+
+class Counts(NamedTuple):
+    """How often the rows' loops run, as far as that is known before they do.
+
+    The loops are named after it, such as "steps[45]": a profile shows it, and who reads a compiled
+    program learns how much its bodies count (`experiments.planning`).
+
+    Attributes:
+      segments: of a row.
+      most: steps of the longest row, in all its segments.
+      mean: steps of a row, on average.
+    """
+
+    segments: float
+    most: float
+    mean: float
+
+    def packed(self, rows: int, lanes: int) -> tuple[float, float]:
+        """(turns of the packed executor, steps of all turns), estimated for ragged rows."""
+        steps = max(self.most, self.mean * rows / lanes)
+        ends = self.segments * (-(-rows // lanes) if self.most == self.mean else rows)
+        return max(min(ends, steps), 1), steps
 
 
 class Loop(NamedTuple):
@@ -28,6 +52,7 @@ class Loop(NamedTuple):
       unfinished: `unfinished(row, state) -> bool`: whether the row has another step.
       step: `step(row, broadcast, state) -> state`.
       finish: `finish(row, broadcast, state)`: the result of a row.
+      counts: how often it runs; changes nothing but names.
     """
 
     begin: Callable[..., Any]
@@ -36,19 +61,27 @@ class Loop(NamedTuple):
     unfinished: Callable[..., Any]
     step: Callable[..., Any]
     finish: Callable[..., Any]
+    counts: Counts
 
     def alone(self, row: Tree, broadcast: Tree) -> Tree:
         """One row from its beginning to its end."""
+        segments, most, _ = self.counts
 
         def segment(state):
             entered = self.enter(row, state)
-            return lax.while_loop(
-                partial(self.inside, row), lambda s: self.step(row, broadcast, s), entered
-            )
+            with _named("steps", most / max(segments, 1)):
+                return lax.while_loop(
+                    partial(self.inside, row), lambda s: self.step(row, broadcast, s), entered
+                )
 
         first = self.begin(row, broadcast)
-        last = lax.while_loop(partial(self.unfinished, row), segment, first)
+        with _named("segments", segments):
+            last = lax.while_loop(partial(self.unfinished, row), segment, first)
         return self.finish(row, broadcast, last)
+
+
+def _named(what: str, times: float) -> AbstractContextManager:
+    return jax.named_scope(f"{what}[{times:g}]")
 
 
 def run_loops(
@@ -64,6 +97,7 @@ def run_loops(
     if lengths is None:
         return over_rows(loop.alone, operands, broadcast, execution)
     if lanes == 1:
+        loop = loop._replace(counts=loop.counts._replace(most=loop.counts.mean))
         return over_rows(loop.alone, operands, broadcast, replace(execution, chunk=1), lengths)
 
     def packed(operands, broadcast, lengths):
@@ -93,6 +127,7 @@ def _packed(loop: Loop, operands: Tree, broadcast: Tree, lengths: jax.Array, lan
     loop over steps has one condition for all lanes and needs no select.
     """
     count = lengths.shape[0]
+    most_turns, all_steps = loop.counts.packed(count, lanes)
     order = jnp.argsort(-lengths, stable=True).astype(jnp.int32)
     begin = jax.vmap(loop.begin, (0, None))
     enter, inside, unfinished = map(jax.vmap, (loop.enter, loop.inside, loop.unfinished))
@@ -106,7 +141,9 @@ def _packed(loop: Loop, operands: Tree, broadcast: Tree, lengths: jax.Array, lan
             # Under vmap over runs, a run that has ended still gets here: none of its lanes is busy.
             return jnp.any(busy) & jnp.all(inside(rows, states) | ~busy)
 
-        states = lax.while_loop(together, lambda s: step(rows, broadcast, s), enter(rows, states))
+        states = enter(rows, states)
+        with _named("steps", all_steps / most_turns):
+            states = lax.while_loop(together, lambda s: step(rows, broadcast, s), states)
         done = busy & ~unfinished(rows, states)
         ended = finish(rows, broadcast, states)
         slots = jnp.where(done, at, count)
@@ -124,4 +161,5 @@ def _packed(loop: Loop, operands: Tree, broadcast: Tree, lengths: jax.Array, lan
     shapes = jax.eval_shape(finish, rows, broadcast, states)
     results = jax.tree.map(lambda s: jnp.zeros((count, *s.shape[1:]), s.dtype), shapes)
     first = _Lanes(at, rows, states, results, jnp.int32(lanes))
-    return lax.while_loop(lambda carry: jnp.any(carry.at < count), turn, first).results
+    with _named("turns", most_turns):
+        return lax.while_loop(lambda carry: jnp.any(carry.at < count), turn, first).results

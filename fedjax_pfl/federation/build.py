@@ -57,12 +57,12 @@ def federate(
             f"{cohorts.participation}: with sampling no formula tells where a client's last round "
             "stopped."
         )
-    task = given[ModelOptions].task(model, dataset)
+    execution = given[ExecutionOptions]
+    task = execution.placed(given[ModelOptions].task(model, dataset))
     data = given[InputOptions].data(dataset, partition, class_sorted=by_class)
     shapes, order = check_model(task, data)
     plan = given[SharingOptions].plan(shapes, order)
     trained = training.parts(data, plan, shapes["params"], task.dtype)
-    execution = given[ExecutionOptions]
     steps = training.schedule.total_steps(np.asarray(data.train.size))
     return Federation(
         data=jax.device_put(data),
@@ -81,7 +81,7 @@ def check_model(task: Task, data: FederatedData) -> tuple[Tree, list[str]]:
     Raises:
       InputError: the model can't take the data's samples, or does not return [B, C] logits.
     """
-    sample = tuple(data.samples.shape[1:])
+    sample = data.sample_shape
     inputs = jax.ShapeDtypeStruct((2, *sample), data.input_dtype(task.dtype))
     order = []
 

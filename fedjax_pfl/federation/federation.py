@@ -148,7 +148,7 @@ class Federation:
         """
         data, task = self.data, self.task
         model = jax.eval_shape(lambda: self.initial_model(jax.random.key(0)))
-        shape = (1, *data.samples.shape[1:])
+        shape = (1, *data.sample_shape)
         inputs = jax.ShapeDtypeStruct(shape, data.input_dtype(task.dtype))
         return jax.eval_shape(task.features, model, inputs).shape[-1]
 
@@ -166,7 +166,7 @@ class Federation:
         """
         if isinstance(self.task, TwoHeads):
             return self
-        sample = self.data.samples.shape[1:]
+        sample = self.data.sample_shape
         inputs = jax.ShapeDtypeStruct((2, *sample), self.data.input_dtype(self.task.dtype))
         key = jax.random.key(0)
         check_features(self.task, jax.eval_shape(self.initial_model, key), inputs)
@@ -204,5 +204,5 @@ class Federation:
 
 def initial_model(task: Task, data: FederatedData, key: jax.Array) -> Tree:
     """A fresh model of one client for the data's samples."""
-    shape = (1, *data.samples.shape[1:])
+    shape = (1, *data.sample_shape)
     return task.initial_model(key, jnp.zeros(shape, data.input_dtype(task.dtype)))

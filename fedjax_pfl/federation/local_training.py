@@ -153,7 +153,7 @@ class LocalTraining(Group):
             "schedule": self.schedule,
             "batch_order": self.batch_order,
             "optimizer": sgd if self.optimizer is None else self.optimizer,
-            "augment": resolve_augmentation(self.augment, tuple(data.samples.shape[1:])),
+            "augment": resolve_augmentation(self.augment, data.sample_shape),
             "extra_loss": extra_loss,
             "learning_rate_schedule": self.learning_rate_schedule,
         }

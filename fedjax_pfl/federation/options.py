@@ -16,6 +16,7 @@ from fedjax_pfl.data.scaling import SCALINGS, input_scaling
 from fedjax_pfl.data.sources.registry import Dataset
 from fedjax_pfl.errors import InputError, require
 from fedjax_pfl.execution.packing import fitted
+from fedjax_pfl.execution.platforms import PLATFORMS, resolve_platform
 from fedjax_pfl.execution.strategy import SEED_AXES, Execution, resolve_execution
 from fedjax_pfl.federation.local_training import NUMBERS, RATES, LocalTraining, check_hashable
 from fedjax_pfl.federation.option import Group, Option, declared, gathered, option
@@ -163,7 +164,7 @@ class InputOptions(Group):
             index = by_class(*train, np.asarray(labels)[train[0]], ids, dataset.num_classes)
             train = index, train[1]
         return FederatedData(
-            samples=jnp.asarray(samples),
+            samples=jnp.asarray(samples.reshape(len(samples), -1)),
             labels=jnp.asarray(labels, np.int32),
             scale=jnp.asarray(scale, np.float32),
             shift=jnp.asarray(shift, np.float32),
@@ -174,6 +175,7 @@ class InputOptions(Group):
             ids=jnp.asarray(ids, np.int32),
             label_map=None if label_map is None else jnp.asarray(label_map, np.int32),
             num_classes=dataset.num_classes,
+            sample_shape=tuple(dataset.input_shape),
         )
 
     def _ids(self, count: int) -> np.ndarray:
@@ -194,6 +196,11 @@ class ExecutionOptions(Group):
     seed_execution: str = option("auto", "seeds: {choices}", choices=SEED_AXES)
     devices: int = option(1, "devices that share the client axis", low=1)
     eval_batch_size: int = option(100, "samples scored at once", low=1)
+    platform: str | None = option(
+        None,
+        "kind of device that programs are made for: {choices}; default: this process's",
+        choices=PLATFORMS,
+    )
 
     def execution(self, steps: np.ndarray) -> Execution:
         """The strategy for clients of so many local steps [N] a round.
@@ -201,8 +208,14 @@ class ExecutionOptions(Group):
         Raises:
           InputError: no such strategy, or more devices than there are.
         """
-        resolved = resolve_execution(self.client_execution, self.seed_execution, self.devices)
+        resolved = resolve_execution(
+            self.client_execution, self.seed_execution, self.devices, self.platform
+        )
         return fitted(resolved, steps)
+
+    def placed(self, task: Task) -> Task:
+        """The task with the networks' form for the platform."""
+        return replace(task, platform=resolve_platform(self.platform))
 
 
 # In the order of `federate` and of command lines.

@@ -53,7 +53,8 @@ class BatchNorm(nn.Module):
     epsilon: float = 1e-5
 
     @nn.compact
-    def __call__(self, x, train: bool = False, valid=None):
+    def __call__(self, x, train: bool = False, valid=None, before_bias=None):
+        """`before_bias`: see `Conv`."""
         shape = (x.shape[-1],)
         scale = self.param("scale", nn.initializers.ones_init(), shape)
         bias = self.param("bias", nn.initializers.zeros_init(), shape)
@@ -73,6 +74,7 @@ class BatchNorm(nn.Module):
             variance = running_var.value.astype(exact.dtype)
         factor = scale.astype(exact.dtype) * jax.lax.rsqrt(variance + self.epsilon)
         normal = scale_channels(add_channels(exact, -mean), factor)
+        normal = normal if before_bias is None else before_bias(normal)
         return add_channels(normal, bias.astype(exact.dtype)).astype(x.dtype)
 
     def _move(self, running, value, on):

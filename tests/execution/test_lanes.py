@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_pfl.execution.lanes import Loop, run_loops
+from fedjax_pfl.execution.lanes import Counts, Loop, run_loops
 from fedjax_pfl.execution.packing import FULL, fitted, makespan
 from fedjax_pfl.execution.strategy import Execution
 
@@ -36,6 +36,7 @@ def walking(step=lambda row, k: None):
             "k": s["k"],
             "segments": jnp.where(row["steps"] > 0, s["segments"], 0),
         },
+        counts=Counts(9, 25, 6),
     )
 
 
@@ -160,3 +161,29 @@ def test_equal_lengths_in_unequal_segments():
     """Lanes of all rows: none waits long at the end of another's segment."""
     done = run_loops(walking(), rows(), 1.0, Execution(0, "map"), jnp.asarray(LENGTHS))
     np.testing.assert_array_equal(done["k"], LENGTHS)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "segments", "lanes"),
+    [([12] * 6, 4, 6), ([12] * 6, 4, 2), ([12] * 5, 4, 2), (LENGTHS, 3, 4), (LENGTHS, 3, 1)],
+)
+def test_steps_of_lanes_are_estimated(lengths, segments, lanes):
+    """From the longest row and the mean alone."""
+    lengths = np.array(lengths)
+    counts = Counts(segments, lengths.max(), lengths.mean())
+    turns, steps = counts.packed(len(lengths), lanes)
+    assert 0.999 * steps <= makespan(lengths, lanes) <= 1.25 * steps
+    assert segments <= turns <= steps
+
+
+@pytest.mark.parametrize(
+    ("chunk", "names"),
+    [(1, ["segments[9]", "steps[0.666667]"]), (3, ["turns[25]", "steps[1]"])],
+)
+def test_loops_are_named_after_how_often_they_run(chunk, names):
+    def walk(rows):
+        return run_loops(walking(), rows, 2.0, Execution(chunk, "map"), rows["steps"])
+
+    text = jax.jit(walk).lower(rows()).compile().as_text()
+    for name in names:
+        assert f"{name}/while" in text
