@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 import fedjax_pfl as pfl
+from fedjax_pfl.typing import Device
 
 from ..cli.build import Experiment
 from . import hlo
@@ -51,7 +52,7 @@ class Plan:
         return asdict(self)
 
 
-def make(experiment: Experiment, name: str, target: Target, devices: Sequence[jax.Device]) -> Plan:
+def make(experiment: Experiment, name: str, target: Target, devices: Sequence[Device]) -> Plan:
     """Compiles with as many lanes as fit, halving their number where it is automatic."""
     federation = experiment.federation_of(name)
     while True:
@@ -68,7 +69,7 @@ def _compiled(
     name: str,
     federation: pfl.Federation,
     target: Target,
-    devices: Sequence[jax.Device],
+    devices: Sequence[Device],
 ) -> Plan:
     args, found = experiment.args, Plan()
     begun = time.perf_counter()
@@ -108,7 +109,7 @@ def _compiled(
         found.compile_seconds = time.perf_counter() - begun
     found.planned = max(map(_memory, (start, rounds)), key=lambda kinds: kinds["total"])
     found.fits = found.planned["total"] <= target.chip.memory
-    found.costs = count(hlo.parse(rounds.as_text()))
+    found.costs = count(hlo.parse(rounds.as_text() or ""))
     if target.chip.clock is not None:
         found.cycles = found.costs.cycles(args.eval_every)
         if found.cycles:
@@ -118,7 +119,7 @@ def _compiled(
 
 def _memory(compiled: jax.stages.Compiled) -> dict[str, int]:
     """Bytes of one device by kind, and "total"; outputs that take an argument's place are its."""
-    stats = compiled.memory_analysis()
+    stats: Any = compiled.memory_analysis()
     kinds = {
         "arguments": stats.argument_size_in_bytes,
         "outputs": stats.output_size_in_bytes - stats.alias_size_in_bytes,

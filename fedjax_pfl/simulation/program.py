@@ -21,7 +21,7 @@ from fedjax_pfl.simulation.evaluation import evaluate, named_models
 from fedjax_pfl.simulation.memory import Memory, nbytes, peak
 from fedjax_pfl.simulation.runs import Runs, over_runs
 from fedjax_pfl.structs import Broadcast, client_axes
-from fedjax_pfl.typing import Stack, State, Tree
+from fedjax_pfl.typing import Device, Stack, State, Tree
 
 
 class Chunk(NamedTuple):
@@ -112,7 +112,7 @@ class Program:
         """The states before the first round, leaves [R, ...]."""
         return _start(self.runs, self.federation, np.int32(self.rounds))
 
-    def lowered(self, devices: Sequence[jax.Device]) -> Lowered:
+    def lowered(self, devices: Sequence[Device]) -> Lowered:
         """For devices that need not be there, as many as share the client axis.
 
         Raises:
