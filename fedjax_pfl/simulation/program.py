@@ -92,13 +92,14 @@ class Program:
         shapes = jax.eval_shape(_start, self.runs, self.federation, total)
         states = placed(shapes, self.federation)
         traced = _advance.trace(*self._operands(states, 0, 0), **self._options)
-        held = nbytes(states)
         devices = self.federation.execution.devices
-        data = nbytes(self.federation) * devices
+        platform = self.federation.execution.platform
+        held = nbytes(states, platform)
+        data = nbytes(self.federation, platform) * devices
         try:
             jaxpr = traced.jaxpr.jaxpr
             owned = frozenset(jaxpr.invars[: len(jax.tree.leaves(states))])
-            most = peak(jaxpr, owned, devices)
+            most = peak(jaxpr, owned, devices, platform)
         except Exception as error:
             warnings.warn(
                 f"The memory that this takes can't be estimated with JAX {jax.__version__} "

@@ -87,7 +87,7 @@ def simulate(
     )
     chunk_seconds = request.checked_seconds(chunk_seconds)
     matrix_rounds = request.checked_matrix_rounds(matrix_rounds, rounds)
-    program, _ = fitting(program, available())
+    program, _ = fitting(program, available(federation.execution.devices))
     chunks = Chunks(program, matrix_rounds, checkpoints)
     chunks.run(chunk_seconds, progress, stop)
     swept = {name: np.asarray(values) for name, values in (settings or {}).items()}
@@ -173,7 +173,7 @@ def check_memory(
     program = request.checked_program(
         algorithm, federation, seeds=seeds, adapt=adapt, score_clients=score_clients
     )
-    return fitting(program, available())[1]
+    return fitting(program, available(federation.execution.devices))[1]
 
 
 def lower_simulation(
