@@ -53,10 +53,33 @@ class Plan:
 
 
 def make(experiment: Experiment, name: str, target: Target, devices: Sequence[Device]) -> Plan:
-    """Compiles with as many lanes as fit, halving their number where it is automatic."""
-    federation = experiment.federation_of(name)
+    """The plan of one of an experiment's algorithms."""
+    return widest(
+        experiment.algorithms[name],
+        experiment.federation_of(name),
+        target,
+        devices,
+        rounds=experiment.args.rounds,
+        eval_every=experiment.args.eval_every,
+        seeds=experiment.seeds,
+        adapt=experiment.adapt,
+        score_clients=experiment.score_clients,
+    )
+
+
+def widest(
+    algorithm: pfl.Algorithm,
+    federation: pfl.Federation,
+    target: Target,
+    devices: Sequence[Device],
+    **options: Any,
+) -> Plan:
+    """Compiles with as many lanes as fit, halving their number where it is automatic.
+
+    `options` are those of `simulate`.
+    """
     while True:
-        found = _compiled(experiment, name, federation, target, devices)
+        found = _compiled(algorithm, federation, target, devices, **options)
         narrower = found.lanes // 2
         if found.fits is not False or not federation.execution.auto or narrower < 1:
             return found
@@ -65,25 +88,23 @@ def make(experiment: Experiment, name: str, target: Target, devices: Sequence[De
 
 
 def _compiled(
-    experiment: Experiment,
-    name: str,
+    algorithm: pfl.Algorithm,
     federation: pfl.Federation,
     target: Target,
     devices: Sequence[Device],
+    eval_every: int = 1,
+    **options: Any,
 ) -> Plan:
-    args, found = experiment.args, Plan()
+    found = Plan()
     begun = time.perf_counter()
     try:
         lowered = pfl.lower_simulation(
-            experiment.algorithms[name],
+            algorithm,
             federation,
-            args.rounds,
             devices=devices,
             limit=target.chip.memory,
-            seeds=experiment.seeds,
-            adapt=experiment.adapt,
-            score_clients=experiment.score_clients,
-            eval_every=args.eval_every,
+            eval_every=eval_every,
+            **options,
         )
     except pfl.InputError as error:  # the experiment was checked before: it is memory that lacks
         return Plan(fits=False, said=str(error))
@@ -111,7 +132,7 @@ def _compiled(
     found.fits = found.planned["total"] <= target.chip.memory
     found.costs = count(hlo.parse(rounds.as_text() or ""))
     if target.chip.clock is not None:
-        found.cycles = found.costs.cycles(args.eval_every)
+        found.cycles = found.costs.cycles(eval_every)
         if found.cycles:
             found.rounds_per_second = target.chip.clock / found.cycles
     return found
