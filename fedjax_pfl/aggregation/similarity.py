@@ -52,6 +52,8 @@ def squared_distances(a: Stack, b: Stack, partners: Rows | None = None) -> Matri
     the centre, that digits would be lost (tight clusters far apart, a client about to explode), all
     pairs are summed directly.
 
+    It has no reverse-mode gradient.
+
     Args:
       a, b: stacks [A, ...] and [B, ...].
       partners: int [A], the row of `b` that stands for the same client as each row of `a`; by
@@ -83,11 +85,17 @@ def squared_distances(a: Stack, b: Stack, partners: Rows | None = None) -> Matri
         distances = jnp.where(own, paired[:, None], distances)
         trusted |= own
 
-    def direct(x, y):
-        apart = x[:, None] - y[None]
-        return jnp.sum(jnp.square(apart), tuple(range(2, apart.ndim)))
+    def one_by_one(_):
+        def from_one(other):
+            return squared_norms(jax.tree.map(jnp.subtract, a, other))
 
-    return lax.cond(jnp.all(trusted), lambda: distances, lambda: _over_blocks(direct, a, b))
+        return lax.map(from_one, b).T, True
+
+    # As a loop: under vmap over runs, a condition's branches are both computed, in every round. Its
+    # name says how often its body runs (`execution.lanes.Counts`): hardly ever.
+    with jax.named_scope("one_by_one[0]"):
+        start = (distances, jnp.all(trusted))
+        return lax.while_loop(lambda found: ~found[1], one_by_one, start)[0]
 
 
 def cosines(a: Stack, b: Stack) -> Matrix:
