@@ -61,8 +61,8 @@ def test_each_device_gathers_the_stack_that_a_round_scans():
 
 
 def test_distances_of_all_pairs_gather_no_stack():
-    stack = jax.ShapeDtypeStruct((4, 2**20), jnp.float32)
-    size = 16 * 2**20
+    stack = jax.ShapeDtypeStruct((4, 2**22), jnp.float32)
+    size = 64 * 2**20
 
     def rounds(x):
         def one(c):
@@ -71,7 +71,7 @@ def test_distances_of_all_pairs_gather_no_stack():
         return lax.while_loop(lambda c: c < 3, one, 0.0)
 
     jaxpr = jax.make_jaxpr(rounds)(stack).jaxpr
-    assert peak(jaxpr) < size and peak(jaxpr, devices=2) < 2 * size
+    assert peak(jaxpr, devices=2) < 2 * size
 
 
 def test_each_device_gathers_the_stack_that_a_product_mixes():
@@ -98,7 +98,7 @@ def test_each_device_gathers_the_stack_that_a_product_mixes():
 def test_the_estimate_is_near_what_xla_plans(name, devices):
     """State and temporary buffers of the compiled program, clients times a wide model."""
     algorithm = pfl.make_algorithm(name)
-    options = {"model": MLP(3, (60_000,)), "devices": devices, "validation_size": 0}
+    options = {"model": MLP(3, (400_000,)), "devices": devices, "validation_size": 0}
     federation = algorithm.prepare(toy_federation([4] * 12, dtype="float32", **options))
     program = Program(make_runs(algorithm, federation, (0,)), federation, rounds=4, capacity=2)
     estimate = program.memory()
