@@ -58,11 +58,13 @@ from fedjax_pfl.simulation.checkpoints import Checkpoints
 from fedjax_pfl.simulation.chunks import Progress
 from fedjax_pfl.simulation.memory import Memory
 from fedjax_pfl.simulation.new_clients import score_new_clients, without_new_clients
+from fedjax_pfl.simulation.program import Lowered
 from fedjax_pfl.simulation.runs import MAX_RUNS, sweepable
 from fedjax_pfl.simulation.simulate import (
     check_memory,
     check_simulation,
     estimate_memory,
+    lower_simulation,
     simulate,
 )
 from fedjax_pfl.structs import Broadcast, per_client, per_pair, per_server, static, struct
@@ -89,8 +91,8 @@ __all__ = [  # noqa: RUF022 - grouped as the pages of the reference are
     "TwoHeads", "make_model", "networks",
     # Simulating
     "Checkpoints", "MAX_RUNS", "Memory", "Progress", "check_memory",
-    "check_simulation", "estimate_memory", "score_new_clients", "simulate", "sweepable",
-    "without_new_clients",
+    "check_simulation", "estimate_memory", "lower_simulation", "Lowered", "score_new_clients",
+    "simulate", "sweepable", "without_new_clients",
     # Results
     "Result", "load_models", "model_axes", "save_models",
     # Errors

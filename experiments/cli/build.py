@@ -101,7 +101,10 @@ def material(args: absl.flags.FlagValues, dataset: pfl.Dataset | None = None) ->
 
 
 def prepare(
-    args: absl.flags.FlagValues, output: Path | None = None, made: Material | None = None
+    args: absl.flags.FlagValues,
+    output: Path | None = None,
+    made: Material | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Experiment:
     """Checks and builds everything.
 
@@ -109,6 +112,8 @@ def prepare(
       args: the flags.
       output: folder to write to, checked already; by default that of the flags.
       made: the flags' `material`, if it was made already.
+      options: of `pfl.federate`, "devices" among them, in place of the flags'; for devices that are
+        not this process's.
 
     Raises:
       pfl.InputError: whatever of the flags can't be.
@@ -117,13 +122,14 @@ def prepare(
     matrix_rounds = parse_rounds(args.matrix_rounds, args.rounds)
     adapt = parse_adaptation(args)
     score_clients = parse_clients(args.score_clients)
-    over = devices.prepare(args.devices, args.num_clients)
+    if options is None:
+        options = {"devices": devices.prepare(args.devices, args.num_clients)}
     made = material(args) if made is None else made
     algorithms, dataset, partition = made.algorithms, made.dataset, made.partition
     output = output_folder(args, made.identity) if output is None else output
     if args.dtype == "float64":
         jax.config.update("jax_enable_x64", True)
-    options = federation_options(args) | {"devices": over}
+    options = federation_options(args) | dict(options)
     federation = pfl.federate(dataset, partition, args.model, **options)
     federation, new_clients = split_new_clients(args, federation)
     seeds = tuple(range(args.seed, args.seed + args.num_seeds))

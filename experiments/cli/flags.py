@@ -122,6 +122,7 @@ SPELLED: dict[str, Callable[[_Group], None]] = {
         "auto",
         "devices that share the client axis; 'auto': a CPU's cores, else 1",
     ),
+    "platform": lambda group: None,  # a run is made for the devices that it runs on
 }
 
 
@@ -239,8 +240,12 @@ def _help(group: _Group) -> None:
     group.switch("helpfull", False, "print these and the flags of the libraries, and exit")
 
 
-def parse(argv: Sequence[str]) -> flags.FlagValues:
+def parse(
+    argv: Sequence[str], define_more: Callable[[flags.FlagValues], None] | None = None
+) -> flags.FlagValues:
     """Flag values from a command line, `argv[0]` being the program's name.
+
+    `define_more` adds the flags of another script that takes those of a run.
 
     Raises:
       InputError: a flagfile that can't be read, or that would run code; a user's own file that
@@ -253,6 +258,8 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
         GROUPS, (_comparison, _data, _rule, _training, _run, _help), strict=True
     ):
         define(_Group(values, name))
+    if define_more is not None:
+        define_more(values)
     for name in flags.FLAGS:
         flag = flags.FLAGS[name]
         if name == flag.name and name not in values:  # of libraries, such as logging's --verbosity

@@ -4,6 +4,7 @@ Images are never padded or copied per client: samples are stored as loaded (most
 batches are gathered by index and scaled inside the compiled program.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -37,6 +38,11 @@ class Split:
     total: int = static()
     equal: bool = static()
 
+    @property
+    def mean_size(self) -> int:
+        """Samples of a client on average, rounded up; at least 1."""
+        return max(-(-self.total // self.size.shape[0]), 1)
+
     def window(self, start: jax.Array, size: jax.Array) -> "Split":
         """Of each client the `size` [N] samples from position `start` [N] on; both may be traced.
 
@@ -60,8 +66,10 @@ class FederatedData:
     """All clients' data.
 
     Attributes:
-      samples: [n, ...] as stored: training samples, then test samples. uint16 and int32 are token
-        ids, which are never scaled.
+      samples: [n, d], each in one row: training samples, then test samples, in the type that they
+        are stored in. uint16 and int32 are token ids, which are never scaled. In rows, because
+        accelerators pad short last axes: a TPU would hold 28x28 pixels as 32x128. Rows may be
+        longer than d; what follows is not read.
       labels: int32 [n].
       scale, shift: float, broadcast against one sample: input = sample * scale + shift.
       train, validation, test: the splits; `validation` may hold no samples.
@@ -69,6 +77,7 @@ class FederatedData:
       ids: int32 [N], permanent client ids.
       label_map: int32 [N, C] or None: the label that each client sees in place of a class.
       num_classes: C.
+      sample_shape: of one sample, such as (28, 28, 1); d numbers.
     """
 
     samples: jax.Array
@@ -82,6 +91,7 @@ class FederatedData:
     ids: jax.Array
     label_map: jax.Array | None
     num_classes: int = static()
+    sample_shape: tuple[int, ...] = static()
 
     @property
     def num_clients(self) -> int:
@@ -114,7 +124,8 @@ class FederatedData:
         samples has no batch. `augment` changes the samples [B, ...] before they are scaled.
         """
         pool = split.index[split.offset[row] + jnp.where(valid, positions, 0)]
-        inputs = self.samples[pool]
+        rows = self.samples[pool][..., : math.prod(self.sample_shape)]
+        inputs = rows.reshape(*pool.shape, *self.sample_shape)
         if augment is not None:
             inputs = augment(inputs)
         inputs = inputs.astype(self.input_dtype(dtype))

@@ -1,6 +1,7 @@
 """Loops of unequal length, one for each client, run by the execution's strategy."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,6 +14,29 @@ from fedjax_pfl import trees
 from fedjax_pfl.execution.rows import over_devices, over_rows
 from fedjax_pfl.execution.strategy import Execution
 from fedjax_pfl.typing import Tree
+
+
+class Counts(NamedTuple):
+    """How often the rows' loops run, as far as that is known before they do.
+
+    The loops are named after it, such as "steps[45]": a profile shows it, and who reads a compiled
+    program learns how much its bodies count (`experiments.planning`).
+
+    Attributes:
+      segments: of a row.
+      most: steps of the longest row, in all its segments.
+      mean: steps of a row, on average.
+    """
+
+    segments: float
+    most: float
+    mean: float
+
+    def packed(self, rows: int, lanes: int) -> tuple[float, float]:
+        """(turns of the packed executor, steps of all turns), estimated for ragged rows."""
+        steps = max(self.most, self.mean * rows / lanes)
+        ends = self.segments * (-(-rows // lanes) if self.most == self.mean else rows)
+        return max(min(ends, steps), 1), steps
 
 
 class Loop(NamedTuple):
@@ -28,6 +52,7 @@ class Loop(NamedTuple):
       unfinished: `unfinished(row, state) -> bool`: whether the row has another step.
       step: `step(row, broadcast, state) -> state`.
       finish: `finish(row, broadcast, state)`: the result of a row.
+      counts: how often it runs; changes nothing but names.
     """
 
     begin: Callable[..., Any]
@@ -36,19 +61,27 @@ class Loop(NamedTuple):
     unfinished: Callable[..., Any]
     step: Callable[..., Any]
     finish: Callable[..., Any]
+    counts: Counts
 
     def alone(self, row: Tree, broadcast: Tree) -> Tree:
         """One row from its beginning to its end."""
+        segments, most, _ = self.counts
 
         def segment(state):
             entered = self.enter(row, state)
-            return lax.while_loop(
-                partial(self.inside, row), lambda s: self.step(row, broadcast, s), entered
-            )
+            with _named("steps", most / max(segments, 1)):
+                return lax.while_loop(
+                    partial(self.inside, row), lambda s: self.step(row, broadcast, s), entered
+                )
 
         first = self.begin(row, broadcast)
-        last = lax.while_loop(partial(self.unfinished, row), segment, first)
+        with _named("segments", segments):
+            last = lax.while_loop(partial(self.unfinished, row), segment, first)
         return self.finish(row, broadcast, last)
+
+
+def _named(what: str, times: float) -> AbstractContextManager:
+    return jax.named_scope(f"{what}[{times:g}]")
 
 
 def run_loops(
@@ -64,12 +97,66 @@ def run_loops(
     if lengths is None:
         return over_rows(loop.alone, operands, broadcast, execution)
     if lanes == 1:
+        loop = loop._replace(counts=loop.counts._replace(most=loop.counts.mean))
         return over_rows(loop.alone, operands, broadcast, replace(execution, chunk=1), lengths)
 
-    def packed(operands, broadcast, lengths):
+    def share(operands, broadcast, lengths):
+        if lanes == lengths.shape[0]:
+            return _side_by_side(loop, operands, broadcast)
         return _packed(loop, operands, broadcast, lengths, lanes)
 
-    return over_devices(packed, operands, broadcast, execution, lengths)
+    return over_devices(share, operands, broadcast, execution, lengths)
+
+
+class _Mapped(NamedTuple):
+    """The functions of a `Loop` on several rows at once; `broadcast` is the same for all."""
+
+    begin: Callable[..., Any]
+    enter: Callable[..., Any]
+    inside: Callable[..., Any]
+    unfinished: Callable[..., Any]
+    step: Callable[..., Any]
+    finish: Callable[..., Any]
+
+    @classmethod
+    def of(cls, loop: Loop) -> "_Mapped":
+        enter, inside, unfinished = map(jax.vmap, (loop.enter, loop.inside, loop.unfinished))
+        step, finish = (jax.vmap(f, (0, None, 0)) for f in (loop.step, loop.finish))
+        return cls(jax.vmap(loop.begin, (0, None)), enter, inside, unfinished, step, finish)
+
+    def turn(self, rows: Tree, broadcast: Tree, states: Tree, busy: jax.Array, steps: float):
+        """The states when the first busy lane [W] ends a segment; all lanes step until then.
+
+        The loop has one condition for all lanes and needs no select. `steps`: about how many.
+        """
+
+        def together(states):
+            # Under vmap over runs, a run that has ended still gets here: none of its lanes is busy.
+            return jnp.any(busy) & jnp.all(self.inside(rows, states) | ~busy)
+
+        entered = self.enter(rows, states)
+        with _named("steps", steps):
+            return lax.while_loop(together, lambda s: self.step(rows, broadcast, s), entered)
+
+
+def _side_by_side(loop: Loop, operands: Tree, broadcast: Tree) -> Tree:
+    """A lane for every row: no rows move, and one that is done keeps its state."""
+    lanes = _Mapped.of(loop)
+    count = jax.tree.leaves(operands)[0].shape[0]
+    turns, steps = loop.counts.packed(count, count)
+
+    def turn(states):
+        busy = lanes.unfinished(operands, states)
+        stepped = lanes.turn(operands, broadcast, states, busy, steps / turns)
+        return trees.where(busy, stepped, states)
+
+    with _named("turns", turns):
+        last = lax.while_loop(
+            lambda states: jnp.any(lanes.unfinished(operands, states)),
+            turn,
+            lanes.begin(operands, broadcast),
+        )
+    return lanes.finish(operands, broadcast, last)
 
 
 class _Lanes(NamedTuple):
@@ -89,39 +176,33 @@ class _Lanes(NamedTuple):
 def _packed(loop: Loop, operands: Tree, broadcast: Tree, lengths: jax.Array, lanes: int) -> Tree:
     """Runs the longest rows first; a lane that is done takes the next row.
 
-    Lanes then end at nearly the same time. All lanes step together until one ends a segment: the
-    loop over steps has one condition for all lanes and needs no select.
+    Lanes then end at nearly the same time.
     """
     count = lengths.shape[0]
+    most_turns, all_steps = loop.counts.packed(count, lanes)
     order = jnp.argsort(-lengths, stable=True).astype(jnp.int32)
-    begin = jax.vmap(loop.begin, (0, None))
-    enter, inside, unfinished = map(jax.vmap, (loop.enter, loop.inside, loop.unfinished))
-    step, finish = (jax.vmap(f, (0, None, 0)) for f in (loop.step, loop.finish))
+    mapped = _Mapped.of(loop)
 
     def turn(carry: _Lanes) -> _Lanes:
         at, rows, states, results, begun = carry
         busy = at < count
-
-        def together(states):
-            # Under vmap over runs, a run that has ended still gets here: none of its lanes is busy.
-            return jnp.any(busy) & jnp.all(inside(rows, states) | ~busy)
-
-        states = lax.while_loop(together, lambda s: step(rows, broadcast, s), enter(rows, states))
-        done = busy & ~unfinished(rows, states)
-        ended = finish(rows, broadcast, states)
+        states = mapped.turn(rows, broadcast, states, busy, all_steps / most_turns)
+        done = busy & ~mapped.unfinished(rows, states)
+        ended = mapped.finish(rows, broadcast, states)
         slots = jnp.where(done, at, count)
         results = jax.tree.map(lambda r, e: r.at[slots].set(e, mode="drop"), results, ended)
         turns = begun + jnp.cumsum(done, dtype=jnp.int32) - 1
         following = jnp.where(turns < count, order[jnp.minimum(turns, count - 1)], count)
         at = jnp.where(done, following, at)
         rows = trees.where(done, trees.take(operands, at), rows)
-        states = trees.where(done, begin(rows, broadcast), states)
+        states = trees.where(done, mapped.begin(rows, broadcast), states)
         return _Lanes(at, rows, states, results, begun + jnp.sum(done, dtype=jnp.int32))
 
     at = order[:lanes]
     rows = trees.take(operands, at)
-    states = begin(rows, broadcast)
-    shapes = jax.eval_shape(finish, rows, broadcast, states)
+    states = mapped.begin(rows, broadcast)
+    shapes = jax.eval_shape(mapped.finish, rows, broadcast, states)
     results = jax.tree.map(lambda s: jnp.zeros((count, *s.shape[1:]), s.dtype), shapes)
     first = _Lanes(at, rows, states, results, jnp.int32(lanes))
-    return lax.while_loop(lambda carry: jnp.any(carry.at < count), turn, first).results
+    with _named("turns", most_turns):
+        return lax.while_loop(lambda carry: jnp.any(carry.at < count), turn, first).results

@@ -1,6 +1,8 @@
 """The mesh of devices that share the client axis, and where arrays lie on it."""
 
 import functools
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import jax
 import numpy as np
@@ -8,15 +10,25 @@ from jax import lax
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from fedjax_pfl.typing import Tree
+from fedjax_pfl.typing import Device, Tree
 
 AXIS = "clients"  # of the device mesh
+_described = jax.make_user_context(None)  # JAX's caches depend on it
+
+
+def described(devices: Sequence[Device]) -> AbstractContextManager:
+    """Programs traced inside are for these devices, which need not be there, in place of ours."""
+    return _described(tuple(devices))
+
+
+def mesh_of(devices: int) -> Mesh:
+    """The first `devices` of this process's devices, or of the described ones, in one row."""
+    return _row((_described.value or tuple(jax.local_devices()))[:devices])
 
 
 @functools.cache
-def mesh_of(devices: int) -> Mesh:
-    """The first `devices` of this process's devices, in one row."""
-    return Mesh(np.asarray(jax.local_devices()[:devices]), (AXIS,))
+def _row(devices: tuple[Device, ...]) -> Mesh:
+    return Mesh(np.asarray(devices), (AXIS,))
 
 
 def place(tree: Tree, devices: int, *lead: str | None) -> Tree:

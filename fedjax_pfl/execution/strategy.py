@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import jax
 
 from fedjax_pfl.errors import InputError, shown
+from fedjax_pfl.execution.platforms import resolve_platform
 from fedjax_pfl.values import decimal
 
 CLIENT_AXES = ("auto", "map", "vmap", "a chunk size such as 8")
@@ -26,6 +27,7 @@ class Execution:
       auto: whether `chunk` may shrink to fit into the device's memory.
       fill: lanes for each client where `chunk` is 0; `packing.fitted` chooses it.
       deal: whether devices exchange ragged clients to get about the same work; likewise.
+      platform: "cpu", "gpu" or "tpu", the one that programs are made for.
     """
 
     chunk: int
@@ -34,6 +36,7 @@ class Execution:
     auto: bool = field(default=False, compare=False)
     fill: float = 1.0
     deal: bool = True
+    platform: str = "cpu"
 
     def lanes(self, count: int) -> int:
         """Rows of `count` that one device runs side by side."""
@@ -57,18 +60,24 @@ class Execution:
 
 
 def resolve_execution(
-    clients: str | int = "auto", seeds: str = "auto", devices: int = 1
+    clients: str | int = "auto",
+    seeds: str = "auto",
+    devices: int = 1,
+    platform: str | None = None,
 ) -> Execution:
     """The execution a user chose; "auto" is map on CPUs and vmap on accelerators, never timed.
+
+    `platform` is that of this process by default.
 
     On a CPU one client's matrix products already fill the cores and vmapped loops of unequal
     length make short lanes wait; on an accelerator one client's products are too small.
 
     Raises:
       InputError: neither "auto", "map", "vmap" nor a positive chunk size; more devices than there
-        are.
+        are; no such platform.
     """
-    on_cpu = jax.default_backend() == "cpu"
+    platform = resolve_platform(platform)
+    on_cpu = platform == "cpu"
     default = "map" if on_cpu else "vmap"
     if not (isinstance(seeds, str) and seeds in SEED_AXES):
         raise InputError(
@@ -81,7 +90,7 @@ def resolve_execution(
         more = " (JAX_NUM_CPU_DEVICES makes more of a CPU)" if on_cpu else ""
         raise InputError(f"devices must be in 1..{there}{more}, got {shown(devices)}.")
     seeds = default if seeds == "auto" else seeds
-    return Execution(chunk, seeds, devices, auto=clients == "auto")
+    return Execution(chunk, seeds, devices, auto=clients == "auto", platform=platform)
 
 
 def _chunk(clients: str | int, default: str) -> int:

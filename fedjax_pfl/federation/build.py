@@ -11,6 +11,7 @@ from fedjax_pfl.data.federated import FederatedData
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.sources.registry import Dataset
 from fedjax_pfl.errors import InputError, require
+from fedjax_pfl.execution.platforms import resolve_platform
 from fedjax_pfl.federation.federation import Federation, initial_model, sample_inputs
 from fedjax_pfl.federation.option import documented, gathered
 from fedjax_pfl.federation.options import (
@@ -57,8 +58,10 @@ def federate(
             f"{cohorts.participation}: with sampling no formula tells where a client's last round "
             "stopped."
         )
-    task = given[ModelOptions].task(model, dataset)
-    data = given[InputOptions].data(dataset, partition, class_sorted=by_class)
+    execution = given[ExecutionOptions]
+    platform = resolve_platform(execution.platform)
+    task = execution.placed(given[ModelOptions].task(model, dataset))
+    data = given[InputOptions].data(dataset, partition, platform, class_sorted=by_class)
     shapes, order = check_model(task, data)
     inputs = jax.eval_shape(lambda: sample_inputs(task, data))
     network, values, match = given[ModelOptions].started(task, shapes, order, inputs)
@@ -67,7 +70,6 @@ def federate(
         shapes = jax.eval_shape(lambda: initial_model(task, data, jax.random.key(0), values))
     plan = given[SharingOptions].plan(shapes, order)
     trained = training.parts(data, plan, shapes["params"], task.dtype)
-    execution = given[ExecutionOptions]
     steps = training.schedule.total_steps(np.asarray(data.train.size))
     return Federation(
         data=jax.device_put(data),
@@ -88,7 +90,7 @@ def check_model(task: Task, data: FederatedData) -> tuple[Tree, list[str]]:
     Raises:
       InputError: the model can't take the data's samples, or does not return [B, C] logits.
     """
-    sample = tuple(data.samples.shape[1:])
+    sample = data.sample_shape
     inputs = jax.ShapeDtypeStruct((2, *sample), data.input_dtype(task.dtype))
     order = []
 

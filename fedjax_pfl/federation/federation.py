@@ -196,7 +196,7 @@ class Federation:
         """
         data, task = self.data, self.task
         model = jax.eval_shape(lambda: self.initial_model(jax.random.key(0)))
-        shape = (1, *data.samples.shape[1:])
+        shape = (1, *data.sample_shape)
         inputs = jax.ShapeDtypeStruct(shape, data.input_dtype(task.dtype))
         features = jax.eval_shape(lambda *given: self._shaped().features(*given), model, inputs)
         return features.shape[-1]
@@ -215,7 +215,7 @@ class Federation:
         """
         if isinstance(self.network, TwoHeads):
             return self
-        sample = self.data.samples.shape[1:]
+        sample = self.data.sample_shape
         inputs = jax.ShapeDtypeStruct((2, *sample), self.data.input_dtype(self.task.dtype))
         key = jax.random.key(0)
         check_features(self._shaped, jax.eval_shape(self.initial_model, key), inputs)
@@ -264,5 +264,5 @@ def initial_model(
 
 def sample_inputs(task: Task, data: FederatedData) -> jax.Array:
     """A batch of one sample of zeros, from which a network learns its inputs' shape."""
-    shape = (1, *data.samples.shape[1:])
+    shape = (1, *data.sample_shape)
     return jnp.zeros(shape, data.input_dtype(task.dtype))

@@ -218,7 +218,7 @@ class LocalTraining(Group):
             "optimizer": self.made_optimizer(),
             "clip_norm": None if clip is None else np.asarray(clip, dtype),
             "keep_optimizer_state": self.keep_optimizer_state,
-            "augment": resolve_augmentation(self.augment, tuple(data.samples.shape[1:])),
+            "augment": resolve_augmentation(self.augment, data.sample_shape),
             "extra_loss": extra_loss,
             "lr_schedule": self.made_schedule(),
         }

@@ -17,7 +17,9 @@ from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.scaling import SCALINGS, input_scaling
 from fedjax_pfl.data.sources.registry import Dataset
 from fedjax_pfl.errors import InputError, require
+from fedjax_pfl.execution import tiles
 from fedjax_pfl.execution.packing import fitted
+from fedjax_pfl.execution.platforms import PLATFORMS, resolve_platform
 from fedjax_pfl.execution.strategy import SEED_AXES, Execution, resolve_execution
 from fedjax_pfl.federation.local_training import RATES, SETTABLE, LocalTraining, check_hashable
 from fedjax_pfl.federation.named import options_of
@@ -202,9 +204,13 @@ class InputOptions(Group):
     client_ids: np.ndarray | None = option(None, "int [N], permanent ids; 0..N-1 by default")
 
     def data(
-        self, dataset: Dataset, partition: Partition, class_sorted: bool = False
+        self,
+        dataset: Dataset,
+        partition: Partition,
+        platform: str = "cpu",
+        class_sorted: bool = False,
     ) -> FederatedData:
-        """The data of all clients, on the device.
+        """The data of all clients, as devices of a platform have it.
 
         `class_sorted` sorts each client's training samples by class.
 
@@ -226,8 +232,10 @@ class InputOptions(Group):
         if class_sorted:
             index = by_class(*train, np.asarray(labels)[train[0]], ids, dataset.num_classes)
             train = index, train[1]
+        rows = samples.reshape(len(samples), -1)
+        longer = tiles.row_length(rows.shape[1], platform) - rows.shape[1]
         return FederatedData(
-            samples=jnp.asarray(samples),
+            samples=jnp.asarray(np.pad(rows, ((0, 0), (0, longer))) if longer else rows),
             labels=jnp.asarray(labels, np.int32),
             scale=jnp.asarray(scale, np.float32),
             shift=jnp.asarray(shift, np.float32),
@@ -238,6 +246,7 @@ class InputOptions(Group):
             ids=jnp.asarray(ids, np.int32),
             label_map=None if label_map is None else jnp.asarray(label_map, np.int32),
             num_classes=dataset.num_classes,
+            sample_shape=tuple(dataset.input_shape),
         )
 
     def _ids(self, count: int) -> np.ndarray:
@@ -258,6 +267,11 @@ class ExecutionOptions(Group):
     seed_execution: str = option("auto", "seeds: {choices}", choices=SEED_AXES)
     devices: int = option(1, "devices that share the client axis", low=1)
     eval_batch_size: int = option(100, "samples scored at once", low=1)
+    platform: str | None = option(
+        None,
+        "kind of device that programs are made for: {choices}; default: this process's",
+        choices=PLATFORMS,
+    )
 
     def execution(self, steps: np.ndarray) -> Execution:
         """The strategy for clients of so many local steps [N] a round.
@@ -265,8 +279,14 @@ class ExecutionOptions(Group):
         Raises:
           InputError: no such strategy, or more devices than there are.
         """
-        resolved = resolve_execution(self.client_execution, self.seed_execution, self.devices)
+        resolved = resolve_execution(
+            self.client_execution, self.seed_execution, self.devices, self.platform
+        )
         return fitted(resolved, steps)
+
+    def placed(self, task: Task) -> Task:
+        """The task with the networks' form for the platform."""
+        return replace(task, platform=resolve_platform(self.platform))
 
 
 # In the order of `federate` and of command lines.

@@ -58,10 +58,12 @@ class CNN(nn.Module):
 
     def features(self, x, train: bool = False, valid=None):
         for i, conv in enumerate(self.conv):
-            x = conv(x)
+            pool = max_pool if i < _pooled(self) else None
             if self.norm == "before_relu":
-                x = self.bn[i](x, train, valid)
-            x = nn.relu(max_pool(x) if i < _pooled(self) else x)
+                x = self.bn[i](conv(x), train, valid, pool)
+            else:
+                x = conv(x, pool)
+            x = nn.relu(x)
             if self.norm == "after_pool":
                 x = self.bn[i](x, train, valid)
         x = x.reshape(x.shape[0], -1)

@@ -89,7 +89,8 @@ def _with_head(model: Tree, name: str) -> Tree:
 
 def two_heads(task: Task, fresh: bool = False) -> TwoHeads:
     """`TwoHeads` of a task."""
-    return TwoHeads(task, fresh, dtype=task.dtype, compute_dtype=task.compute_dtype)
+    same = {"dtype": task.dtype, "compute_dtype": task.compute_dtype, "platform": task.platform}
+    return TwoHeads(task, fresh, **same)
 
 
 def check_features(made: Callable[[], Task], model: Tree, inputs: jax.ShapeDtypeStruct) -> None:

@@ -1,17 +1,21 @@
-"""Building blocks of the networks: layers that stay fast under a client axis."""
+"""Building blocks of the networks: layers that stay fast under a client axis.
+
+Convolution, pooling and sums over channels have a form for each platform, see `forms`.
+"""
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from fedjax_pfl.errors import require_name
-from fedjax_pfl.models.kernels import minimal_filtering
+from fedjax_pfl.models.kernels import forms, minimal_filtering
 
 INITIALIZERS = ("torch", "flax", "kaiming")
+Pool = Callable[[jax.Array], jax.Array]
 
 
 def initializers(name: str, fan_in: int):
@@ -56,8 +60,13 @@ def patches(x: jax.Array, kernel: Sequence[int], stride: int = 1) -> jax.Array:
 def convolve(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
     """The convolution without padding, [B, H, W, C] by [kh, kw, C, F] gives [B, H', W', F].
 
-    As patches times weights, or with fewer products where that is faster (`minimal_filtering`).
+    For a CPU as patches times weights, or with fewer products where that is faster
+    (`minimal_filtering`).
     """
+    if forms.form() == "xla":
+        layout = ("NHWC", "HWIO", "NHWC")
+        strides = (stride, stride)
+        return jax.lax.conv_general_dilated(x, kernel, strides, "VALID", dimension_numbers=layout)
     kh, kw, channels, features = kernel.shape
     if kw == 1 < kh and x.shape[2] == 1:  # over time: the long axis is the width
         x, kernel = x.swapaxes(1, 2), kernel.swapaxes(0, 1)
@@ -77,35 +86,63 @@ def _pad(x: jax.Array, padding: int, value: float = 0) -> jax.Array:
 
 
 def channel_sum(x: jax.Array, weights: jax.Array | None = None) -> jax.Array:
-    """Sum over all axes but the last, [C]: a product, as XLA's CPU backend reduces slowly there.
+    """Sum over all axes but the last, [C]; for a CPU a product, as XLA reduces slowly there.
 
     Args:
       x: [..., C].
       weights: of each row of C values, flat; one by default.
     """
+    if forms.form() == "xla":
+        x = x if weights is None else x * weights.reshape(*x.shape[:-1], 1)
+        return jnp.sum(x, axis=tuple(range(x.ndim - 1)))
+    return _summed(x, weights)
+
+
+def _summed(x: jax.Array, weights: jax.Array | None = None) -> jax.Array:
     rows = x.reshape(-1, x.shape[-1])
     weights = jnp.ones(len(rows), x.dtype) if weights is None else weights
     return jnp.matmul(weights, rows, precision=jax.lax.Precision.HIGHEST)
 
 
-@jax.custom_vjp
 def add_channels(x: jax.Array, shift: jax.Array) -> jax.Array:
-    """x [..., C] + shift [C], with the shift's gradient by `channel_sum`."""
+    """x [..., C] + shift [C], with the shift's gradient as `channel_sum` sums."""
+    return x + shift if forms.form() == "xla" else _added(x, shift)
+
+
+def add_and_pool(x: jax.Array, shift: jax.Array, pool: Pool | None) -> jax.Array:
+    """`pool(x + shift)` of x [..., C] and shift [C]; without a pool, x + shift.
+
+    The pool must commute with a number added to each channel, as a maximum does. For accelerators
+    it comes first, which leaves less to add to. A CPU adds while it makes x.
+    """
+    if pool is None:
+        return add_channels(x, shift)
+    if forms.form() == "xla":
+        return add_channels(pool(x), shift)
+    return pool(add_channels(x, shift))
+
+
+def scale_channels(x: jax.Array, factor: jax.Array) -> jax.Array:
+    """x [..., C] * factor [C], with the factor's gradient as `channel_sum` sums."""
+    return x * factor if forms.form() == "xla" else _scaled(x, factor)
+
+
+@jax.custom_vjp
+def _added(x: jax.Array, shift: jax.Array) -> jax.Array:
     return x + shift
 
 
-add_channels.defvjp(lambda x, shift: (x + shift, None), lambda _, g: (g, channel_sum(g)))
+_added.defvjp(lambda x, shift: (x + shift, None), lambda _, g: (g, _summed(g)))
 
 
 @jax.custom_vjp
-def scale_channels(x: jax.Array, factor: jax.Array) -> jax.Array:
-    """x [..., C] * factor [C], with the factor's gradient by `channel_sum`."""
+def _scaled(x: jax.Array, factor: jax.Array) -> jax.Array:
     return x * factor
 
 
-scale_channels.defvjp(
+_scaled.defvjp(
     lambda x, factor: (x * factor, (x, factor)),
-    lambda kept, g: (g * kept[1], channel_sum(g * kept[0])),
+    lambda kept, g: (g * kept[1], _summed(g * kept[0])),
 )
 
 
@@ -124,11 +161,9 @@ class Dense(nn.Module):
 
 
 class Conv(nn.Module):
-    """A convolution as matrix products, [B, H, W, C] to [B, H', W', features].
+    """A convolution by `convolve`, [B, H, W, C] to [B, H', W', features].
 
-    Under a client axis every client has its own kernel. XLA makes that a grouped convolution, many
-    times slower than the batched matrix products of `convolve`. A kernel of 1x1 needs no patches;
-    one of (k, 1) on [B, T, 1, C] is a convolution over time.
+    A kernel of (k, 1) on [B, T, 1, C] is a convolution over time.
     """
 
     features: int
@@ -139,16 +174,17 @@ class Conv(nn.Module):
     use_bias: bool = True
 
     @nn.compact
-    def __call__(self, x):
+    def __call__(self, x, pool: Pool | None = None):
+        """Pools what comes out, if so asked; see `add_and_pool`."""
         shape = (*self.kernel_size, x.shape[-1], self.features)
         fan_in = shape[0] * shape[1] * shape[2]
         kernel_init, bias_init = initializers(self.initializer, fan_in)
         kernel = self.param("kernel", kernel_init, shape).astype(x.dtype)
         out = convolve(_pad(x, self.padding), kernel, self.stride)
         if not self.use_bias:
-            return out
+            return out if pool is None else pool(out)
         bias = self.param("bias", bias_init, (self.features,))
-        return add_channels(out, bias.astype(x.dtype))
+        return add_and_pool(out, bias.astype(x.dtype), pool)
 
 
 class Embedding(nn.Module):
@@ -177,6 +213,10 @@ class Embedding(nn.Module):
 def max_pool(x: jax.Array, size: int = 2, stride: int | None = None, padding: int = 0) -> jax.Array:
     """Maximum over windows, by default side by side; rows and columns left over are cut off."""
     stride = size if stride is None else stride
+    if forms.form() == "xla":
+        window, steps, around = (1, size, size, 1), (1, stride, stride, 1), (padding, padding)
+        around = ((0, 0), around, around, (0, 0))
+        return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, window, steps, around)
     if stride == size and not padding:
         height, width = x.shape[1] // size, x.shape[2] // size
         return _tiled_max(x[:, : height * size, : width * size], size)

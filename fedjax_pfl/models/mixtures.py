@@ -55,4 +55,8 @@ class Mixture(Task):
 
 def mixture(task: Task) -> Mixture:
     """`Mixture` of a task; one that is a mixture already is returned unchanged."""
-    return task if isinstance(task, Mixture) else Mixture(task, dtype=task.dtype)
+    return (
+        task
+        if isinstance(task, Mixture)
+        else Mixture(task, dtype=task.dtype, platform=task.platform)
+    )

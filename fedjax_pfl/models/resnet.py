@@ -24,8 +24,8 @@ class ConvNorm(nn.Module):
         )
         self.bn = BatchNorm()
 
-    def __call__(self, x, train: bool = False, valid=None):
-        return self.bn(self.conv(x), train, valid)
+    def __call__(self, x, train: bool = False, valid=None, pool=None):
+        return self.bn(self.conv(x), train, valid, pool)
 
 
 class ResidualBlock(nn.Module):
@@ -74,7 +74,7 @@ class ResNet(nn.Module):
         self.head = Dense(self.num_classes, init)
 
     def features(self, x, train: bool = False, valid=None):
-        x = max_pool(nn.relu(self.stem(x, train, valid)), 3, 2, 1)
+        x = nn.relu(self.stem(x, train, valid, lambda x: max_pool(x, 3, 2, 1)))
         for block in self.block:
             x = block(x, train, valid)
         return global_mean(x)

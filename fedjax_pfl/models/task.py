@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from fedjax_pfl.data.federated import Batch
 from fedjax_pfl.errors import InputError
+from fedjax_pfl.models.kernels import forms
 from fedjax_pfl.structs import struct
 from fedjax_pfl.typing import Key, Tree
 
@@ -93,10 +94,13 @@ class Task:
       dtype: name of the floating type of parameters and inputs.
       compute_dtype: type that the network computes in, such as "bfloat16"; None for `dtype`.
         Parameters, their updates and averages, statistics and losses stay in `dtype`.
+      platform: "cpu", "gpu" or "tpu": the one that programs are made for, by which this package's
+        layers choose their form; None for that of a task around this one, or "cpu".
     """
 
     dtype: str = field(default="float32", kw_only=True)
     compute_dtype: str | None = field(default=None, kw_only=True)
+    platform: str | None = field(default=None, kw_only=True)
 
     def init(self, key: jax.Array, inputs: jax.Array) -> Tree:
         """A fresh model for inputs [B, ...]."""
@@ -158,11 +162,20 @@ class Task:
         return self.outputs(model, inputs, *EVALUATION).logits
 
     def outputs(self, model: Tree, inputs: jax.Array, *mode: *Mode) -> Outputs:
-        """`apply`, computed in `compute_dtype`."""
+        """`apply`, by `computed`."""
         return Outputs(*self.computed(self.apply, model, inputs, *mode))
 
     def computed(self, fn: Callable[..., Any], model: Tree, inputs: jax.Array, *rest: Any) -> Any:
-        """`fn(model, inputs, *rest)` in `compute_dtype`; its results are in `dtype` again."""
+        """`fn(model, inputs, *rest)` in `compute_dtype`; its results are in `dtype` again.
+
+        Layers in it have the form for `platform`.
+        """
+        if self.platform is not None:
+            with forms.made_for(self.platform):
+                return self._cast(fn, model, inputs, *rest)
+        return self._cast(fn, model, inputs, *rest)
+
+    def _cast(self, fn: Callable[..., Any], model: Tree, inputs: jax.Array, *rest: Any) -> Any:
         if self.compute_dtype is None:
             return fn(model, inputs, *rest)
 

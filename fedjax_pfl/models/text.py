@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 
 from fedjax_pfl.errors import InputError
@@ -61,11 +62,16 @@ class TextCNN(nn.Module):
     def features(self, ids, train: bool = False):
         x = self.embedding(ids)[:, :, None]
         # The maximum before the ReLU: the two commute.
-        x = jnp.concatenate([conv(x).max(axis=(1, 2)) for conv in self.conv], axis=-1)
+        x = jnp.concatenate([conv(x, _over_time) for conv in self.conv], axis=-1)
         return self.drop(nn.relu(x), deterministic=not train)
 
     def __call__(self, ids, train: bool = False):
         return self.head(self.features(ids, train))
+
+
+def _over_time(x: jax.Array) -> jax.Array:
+    """Maximum over the positions: [B, T, 1, C] to [B, C]."""
+    return x.max(axis=(1, 2))
 
 
 def check_texts(name: str, input_shape: tuple[int, ...], shortest: int) -> None:

@@ -112,8 +112,9 @@ def _adapted(ctx, models: Stack | Broadcast, rows: Rows, how: Adaptation, last) 
     if how.when == "every":
         return ctx.adapt(models, rows, how)
     shapes = jax.eval_shape(lambda: ctx.adapt(models, rows, how))
-    return lax.cond(
-        last,
-        lambda: ctx.adapt(models, rows, how),
-        lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes),
-    )
+    with jax.named_scope("last_round"):
+        return lax.cond(
+            last,
+            lambda: ctx.adapt(models, rows, how),
+            lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes),
+        )

@@ -10,17 +10,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import Sharding, SingleDeviceSharding
 
 from fedjax_pfl.contract import checks, kept_optimizers
 from fedjax_pfl.errors import require
-from fedjax_pfl.execution.mesh import AXIS, place
+from fedjax_pfl.execution.mesh import AXIS, described, place
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.simulation.evaluation import evaluate, named_models
-from fedjax_pfl.simulation.memory import Memory, nbytes, peak
+from fedjax_pfl.simulation.memory import BESIDE, Memory, nbytes, peak
 from fedjax_pfl.simulation.runs import Runs, over_runs
 from fedjax_pfl.structs import Broadcast, by_field
-from fedjax_pfl.typing import Stack, State, Tree
+from fedjax_pfl.typing import Device, Stack, State, Tree
 
 
 class Chunk(NamedTuple):
@@ -36,6 +37,23 @@ class Chunk(NamedTuple):
     states: State
     buffers: Tree
     matrices: Tree
+
+
+class Lowered(NamedTuple):
+    """A simulation's program for devices that need not be there, ready to be compiled.
+
+    Attributes:
+      start: makes the states before the first round.
+      rounds: a chunk of rounds. Its loops are named after how often their bodies run (see
+        `execution.lanes.Counts`); scores are made under the name "evaluation".
+      memory: estimated, of all devices together; see `Program.memory`.
+      federation: with as many lanes as fit by that estimate.
+    """
+
+    start: jax.stages.Lowered
+    rounds: jax.stages.Lowered
+    memory: Memory | None
+    federation: Federation
 
 
 @dataclass(frozen=True)
@@ -74,13 +92,14 @@ class Program:
         shapes = jax.eval_shape(_start, self.runs, self.federation, total)
         states = placed(shapes, self.federation)
         traced = _advance.trace(*self._operands(states, 0, 0), **self._options)
-        held = nbytes(states)
         devices = self.federation.execution.devices
-        data = nbytes(self.federation) * devices
+        platform = self.federation.execution.platform
+        held = nbytes(states, platform)
+        data = nbytes(self.federation, platform) * devices
         try:
             jaxpr = traced.jaxpr.jaxpr
             owned = frozenset(jaxpr.invars[: len(jax.tree.leaves(states))])
-            most = peak(jaxpr, owned, devices)
+            most = peak(jaxpr, owned, devices, platform)
         except Exception as error:
             warnings.warn(
                 f"The memory that this takes can't be estimated with JAX {jax.__version__} "
@@ -88,11 +107,31 @@ class Program:
                 stacklevel=2,
             )
             return None
-        return Memory(data=data, state=held, working=most - held)
+        working = round((most - held) * BESIDE.get(platform, 1))
+        return Memory(data=data, state=held, working=working)
 
     def start(self) -> State:
         """The states before the first round, leaves [R, ...]."""
         return _start(self.runs, self.federation, np.int32(self.rounds))
+
+    def lowered(self, devices: Sequence[Device]) -> Lowered:
+        """For devices that need not be there, as many as share the client axis.
+
+        Raises:
+          ValueError: another number of devices.
+        """
+        if len(devices) != self.federation.execution.devices:
+            raise ValueError("The program is for another number of devices.")
+        # On a mesh states alone are placed, and JAX spreads the rest, as in a simulation.
+        home = SingleDeviceSharding(devices[0]) if len(devices) == 1 else None
+        with described(devices):
+            _, runs, federation, *numbers = _at(home, self._operands(None, 0, 0))
+            total = numbers[2]
+            states = _at(home, jax.eval_shape(_start, runs, federation, total))
+            states = placed(states, self.federation)
+            start = _start.trace(runs, federation, total)
+            rounds = _advance.trace(states, runs, federation, *numbers, **self._options)
+            return Lowered(start.lower(), rounds.lower(), self.memory(), self.federation)
 
     def advance(self, states: State, t: int, length: int) -> Chunk:
         """Runs `length` <= capacity rounds from round `t`; `states` are donated.
@@ -187,8 +226,10 @@ def _advance(states, runs, federation, t, length, total, eval_every, capacity, e
         due = ((now + 1) % eval_every == 0) | (now + 1 == total)
         measure = traced_once(partial(evaluate, run.algorithm, ctx, own, extra, scored))
         unscored = partial(_filled, jax.eval_shape(measure), jnp.nan)
+        with jax.named_scope("evaluation"):
+            scores = lax.cond(due, measure, unscored)
         kept = {
-            "scores": lax.cond(due, measure, unscored),
+            "scores": scores,
             "clients": record.clients,
             "scalars": record.scalars,
             "up": record.up,
@@ -208,10 +249,17 @@ def _advance(states, runs, federation, t, length, total, eval_every, capacity, e
             return state, buffers, matrices
 
         first = (state, _filled(kept, 0, (capacity,)), _filled(matrices, 0))
-        return lax.fori_loop(0, length, body, first)
+        with jax.named_scope("rounds[1]"):  # of one round is told what it takes
+            return lax.fori_loop(0, length, body, first)
 
     states, buffers, matrices = over_runs(chunk, federation, (runs, states))
     return Chunk(placed(states, federation), buffers, matrices)
+
+
+def _at(sharding: Sharding | None, tree: Tree) -> Tree:
+    """Shapes of arrays that lie there; nowhere in particular for None."""
+    shapes = jax.eval_shape(lambda tree: tree, tree)
+    return jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), shapes)
 
 
 def _filled(shapes: Tree, value, lead: tuple[int, ...] = ()) -> Tree:

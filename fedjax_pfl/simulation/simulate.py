@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from fedjax_pfl.contract.algorithm import Algorithm
-from fedjax_pfl.execution.packing import padding_efficiency
+from fedjax_pfl.execution.mesh import described
+from fedjax_pfl.execution.packing import fitted, padding_efficiency
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.results.result import Result
@@ -19,8 +20,9 @@ from fedjax_pfl.simulation.costs import forward_flops, step_flops
 from fedjax_pfl.simulation.fitting import fitting
 from fedjax_pfl.simulation.memory import Memory, available
 from fedjax_pfl.simulation.patience import checked_patience
-from fedjax_pfl.simulation.program import Final
+from fedjax_pfl.simulation.program import Final, Lowered
 from fedjax_pfl.simulation.runs import remarks
+from fedjax_pfl.typing import Device
 
 
 def simulate(
@@ -93,7 +95,7 @@ def simulate(
     chunk_seconds = request.checked_seconds(chunk_seconds)
     matrix_rounds = request.checked_matrix_rounds(matrix_rounds, rounds)
     patience = checked_patience(patience, algorithm, program.federation, adapt)
-    program, _ = fitting(program, available())
+    program, _ = fitting(program, available(federation.execution.devices))
     chunks = Chunks(program, matrix_rounds, checkpoints, patience)
     swept = {name: np.asarray(values) for name, values in (settings or {}).items()}
     numbers = tuple(int(seed) for seed in seeds)
@@ -193,7 +195,51 @@ def check_memory(
     program = request.checked_program(
         algorithm, federation, seeds=seeds, adapt=adapt, score_clients=score_clients
     )
-    return fitting(program, available())[1]
+    return fitting(program, available(federation.execution.devices))[1]
+
+
+def lower_simulation(
+    algorithm: Algorithm,
+    federation: Federation,
+    rounds: int = 1,
+    *,
+    devices: Sequence[Device],
+    limit: int | None = None,
+    seeds: Sequence[int] = (0,),
+    settings: Mapping[str, Sequence[Any]] | None = None,
+    adapt: Adaptation | None = None,
+    score_clients: Sequence[int] | None = None,
+    eval_every: int = 1,
+    chunk: int = request.CHUNK,
+) -> Lowered:
+    """The program of `simulate` for devices that are only described; nothing is compiled or run.
+
+    Args:
+      algorithm, federation, rounds: those of `simulate`, like all that follow `limit`.
+      devices: that share the client axis, in place of those that the federation was made for; such
+        as `jax.experimental.topologies.get_topology_desc` gives.
+      limit: bytes of one device. Fewer clients run side by side where only that fits, and where
+        their number is automatic.
+
+    Raises:
+      InputError: `simulate` would refuse these, for lack of memory or another reason.
+    """
+    alike = replace(federation.execution, devices=len(devices), fill=1.0)
+    federation = replace(federation, execution=fitted(alike, federation.steps()))
+    program = request.checked_program(
+        algorithm,
+        federation,
+        rounds,
+        seeds=seeds,
+        settings=settings,
+        adapt=adapt,
+        score_clients=score_clients,
+        eval_every=eval_every,
+        chunk=chunk,
+    )
+    with described(devices):
+        program, _ = fitting(program, None if limit is None else limit * len(devices))
+    return program.lowered(devices)
 
 
 def check_simulation(

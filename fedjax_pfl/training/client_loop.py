@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from fedjax_pfl import keys, trees
 from fedjax_pfl.data.federated import Batch, Split
-from fedjax_pfl.execution.lanes import Loop, run_loops
+from fedjax_pfl.execution.lanes import Counts, Loop, run_loops
 from fedjax_pfl.federation.augmentation import Augmentation
 from fedjax_pfl.federation.client import Client
 from fedjax_pfl.federation.federation import Federation
@@ -105,7 +105,14 @@ class _ClientLoop:
             unfinished=lambda lane, at: at.k < self._walk(lane).stop,
             step=self._step,
             finish=self._finish,
+            counts=self._counts(),
         )
+
+    def _counts(self) -> Counts:
+        part, schedule = self.part, self.schedule
+        mean = part.mean_size
+        most, usual = (float(schedule.total_steps(size)) for size in (part.capacity, mean))
+        return Counts(most / max(schedule.steps_per_order(part.capacity), 1), most, usual)
 
     def _walk(self, lane: _Lane) -> _Walk:
         # Where all sizes are equal, a client's size does not depend on the row.

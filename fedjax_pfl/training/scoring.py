@@ -10,7 +10,7 @@ from fedjax_pfl import trees
 from fedjax_pfl.aggregation import leaf_plan
 from fedjax_pfl.data.federated import Split
 from fedjax_pfl.errors import require
-from fedjax_pfl.execution.lanes import Loop, run_loops
+from fedjax_pfl.execution.lanes import Counts, Loop, run_loops
 from fedjax_pfl.execution.rows import over_rows
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.schedules import COUNTED
@@ -82,6 +82,7 @@ def _scoring(federation: Federation, part: Split) -> Loop:
         unfinished=unfinished,
         step=step,
         finish=lambda scored, common, state: state[1:],
+        counts=Counts(1, *(-(-size // batch_size) for size in (part.capacity, part.mean_size))),
     )
 
 

@@ -11,10 +11,11 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 import fedjax_pfl as pfl
-from experiments import benchmark, compare, partition, reproduce, sweep
+from experiments import benchmark, compare, partition, plan, reproduce, sweep
 from experiments.cli import build, console, flags
 from experiments.figures import __main__ as figures
 from experiments.figures.scores import AVERAGES, SCORES
+from experiments.planning import targets
 from fedjax_pfl.data.partitions.importers import IMPORTERS
 from fedjax_pfl.data.partitions.registry import parse_options, rule_options
 from tests.docs import pages
@@ -94,6 +95,14 @@ def check_benchmark(words):
     assert set(args.case) <= {*benchmark.CASES, "all"}
 
 
+def check_plan(words):
+    args = plan.parse(["plan", *words])
+    if not args["list"].value:
+        targets.parse(args.target)
+        own = {f"--{flag.name}=" for flag in args.get_flags_for_module("plan")}
+        check_run([word for word in words if not word.startswith(tuple(own))])
+
+
 def check_fuzz(words):
     args = fuzz.parse(words)
     assert args.target or args.replay
@@ -122,6 +131,7 @@ SCRIPTS = {
     "tools.partition_gallery": check_place,
     "experiments.reproduce": check_reproduce,
     "experiments.benchmark": check_benchmark,
+    "experiments.plan": check_plan,
     "tests.fuzz": check_fuzz,
     "pytest": check_pytest,
 }
@@ -151,7 +161,7 @@ def check_pip(words):
         if before == "-r":
             assert (ROOT / word).exists(), word
         elif before == "-e" or word.startswith("."):
-            extra = re.fullmatch(r"\.(?:\[(\w+)\])?", word)[1]
+            extra = re.fullmatch(r"\.(?:\[([\w-]+)\])?", word)[1]
             assert extra is None or f"\n{extra} =" in config, word
         elif word.startswith("fedjax_pfl["):
             assert f"\n{word.removeprefix('fedjax_pfl[')[:-1]} =" in config, word

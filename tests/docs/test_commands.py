@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from experiments import benchmark, compare, partition, reproduce, run, sweep
+from experiments import benchmark, compare, partition, plan, reproduce, run, sweep
 from experiments.cli import flags, unknown_flags
 from experiments.figures import __main__ as figures
 from fedjax_pfl.data.pfllib_files import PFLLIB_EXPORT
@@ -32,6 +32,7 @@ MAINS = {
     "experiments.partition": partition.main,
     "experiments.reproduce": reproduce.main,
     "experiments.benchmark": benchmark.main,
+    "experiments.plan": plan.main,
 }
 # How many blocks of Python a page has that need nothing, and which test runs them.
 RUN_BY = {
@@ -95,6 +96,7 @@ def known_flags():
     values = [
         flags.parse(["run"]),
         benchmark.parse([""]),
+        plan.parse(["plan"]),
         reproduce.parse([""])[0],
         compare.parse([""]),
         figures.parse([""])[1],
@@ -271,6 +273,8 @@ def test_what_is_wrong_is_noticed():
         "python -m experiments.figures waffle/weights --top_k=3 --runs=a",
         "python -m experiments.figures waffle/weights",
         "python -m experiments.partition --alphas=x",
+        "python -m experiments.plan --target=v5f",
+        "python -m experiments.plan --target=v5e --none=1",
         "python -m experiments.partition --import_split=none:x",
     ):
         with pytest.raises((pfl.InputError, absl.flags.Error, AssertionError, KeyError,

@@ -19,7 +19,7 @@ from experiments.reproduction import tables
 
 ROOT = Path(experiments.__file__).parents[1]
 PACKED = ("fedjax_pfl", "experiments")
-COMMANDS = ("run", "sweep", "compare", "partition", "reproduce", "figures", "benchmark")
+COMMANDS = ("run", "sweep", "compare", "partition", "reproduce", "figures", "benchmark", "plan")
 SMALL = ["--dataset=digits", "--num_clients=3", "--num_seeds=2", "--rounds=2", "--model=softmax",
          "--devices=1", "--compilation_cache="]  # fmt: skip
 TABLE = """
@@ -167,6 +167,7 @@ def test_commands_beside_a_folder_of_the_same_name(call, installed, folder):
          "--grid=learning_rate=0.03,0.1", "--output_dir=swept")  # fmt: skip
     assert "fedavg" in (folder / "swept/sweep.md").read_text()
     assert "pfl-benchmark --case" in call("pfl-benchmark", "--help")
+    assert "h100:8" in call("pfl-plan", "--list")  # of a file that comes with it
 
 
 @pytest.mark.slow

@@ -90,7 +90,7 @@ def batches_seen(federation, split="train"):
     return run_clients(
         federation,
         lambda seen, batch, rng, broadcast, client: seen.at[client.step].set(batch.inputs),
-        jnp.zeros((count, 6, 2, *federation.data.samples.shape[1:])),
+        jnp.zeros((count, 6, 2, *federation.data.sample_shape)),
         rows=jnp.arange(count),
         key=keys.of_round(jax.random.key(0), "train", 3),
         schedule=Schedule(epochs=2, batch_size=2, shuffle=False),

@@ -6,13 +6,15 @@ from pathlib import Path
 from unittest import mock
 
 import absl.flags
+import jax
 import numpy as np
 from hypothesis import strategies as st
 
 import fedjax_pfl as pfl
-from experiments import benchmark, compare, partition, reproduce, run, sweep
+from experiments import benchmark, compare, partition, plan, reproduce, run, sweep
 from experiments.cli import flags, resume
 from experiments.figures import __main__ as figures
+from experiments.planning import targets
 from fedjax_pfl.data.partitions.importers import IMPORTERS
 from fedjax_pfl.data.sources import registry
 from fedjax_pfl.models.registry import MODELS
@@ -41,7 +43,8 @@ KNOWN = {
     "dtype": ["float32", "float64"],
     "compute_dtype": ["bfloat16", "float16"],
     "runs": ["finished", "finished/one", "finished/one/fedavg", "finished/*"],
-    "output": ["new.png", "new.json", "new.svg"],
+    "output": ["new.png", "new.json", "new.svg", "new.csv"],
+    "target": ["v5e", "v5e:2x2", "v2:2x2", "h100", "h100:8"],
     "data": ["new.csv"],
     "flagfile": ["flags"],
     "import_split": [f"{name}:split" for name in IMPORTERS],
@@ -279,6 +282,26 @@ def _reproduce():
 
     small = ("--table=pfedla/1", "--stand_in=digits", "--model=softmax", "--train_samples=10")
     return grown(own, small), attack
+
+
+@target("plan flags", 20)
+def _plan():
+    scene()
+    own = run_flags() | flag_values(plan.parse(["plan"]), ["plan"])
+
+    def attack(words):
+        with (
+            mock.patch.object(targets, "check_installed"),
+            mock.patch.object(targets.Target, "devices", lambda self: jax.local_devices()[:1]),
+            mock.patch.object(plan, "plan", side_effect=planned),
+        ):
+            return main_of(plan.main, ["plan", *words])
+
+    def planned(args, target, output):
+        plan.prepare(args, target)
+        return 0
+
+    return grown(own, (), by_rule(own, ("--target=v5e", *SMALL))), attack
 
 
 @target("benchmark flags", 50)

@@ -9,7 +9,7 @@ import pytest
 
 from fedjax_pfl.aggregation.planning import leaf_plan
 from fedjax_pfl.errors import InputError
-from fedjax_pfl.models.kernels.minimal_filtering import by_definition
+from fedjax_pfl.models.kernels.forms import by_definition
 from fedjax_pfl.models.networks import MODELS, make_model
 from fedjax_pfl.models.task import EVALUATION, LinenTask
 

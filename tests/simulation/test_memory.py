@@ -9,10 +9,11 @@ import pytest
 from jax import lax
 
 import fedjax_pfl as pfl
+from fedjax_pfl.aggregation import similarity
 from fedjax_pfl.execution.strategy import Execution
 from fedjax_pfl.models.mlp import MLP
 from fedjax_pfl.simulation.fitting import fitting
-from fedjax_pfl.simulation.memory import Memory, peak
+from fedjax_pfl.simulation.memory import Memory, available, nbytes, peak
 from fedjax_pfl.simulation.program import Program, _advance, placed
 from fedjax_pfl.simulation.runs import make_runs
 from fedjax_pfl.testing.toys import toy_federation
@@ -45,6 +46,34 @@ def test_loops_update_their_carry_in_place():
     assert 5000 <= stacked <= 7012  # the result, and one row at work
 
 
+def test_each_device_gathers_the_stack_that_a_round_scans():
+    stack = jax.ShapeDtypeStruct((10, 250), jnp.float32)  # 10,000 bytes
+
+    def scan(x):
+        return lax.map(jnp.sum, x)
+
+    def in_a_round(x):
+        return lax.while_loop(lambda c: c[0] < 3, lambda c: c + scan(x), jnp.zeros(10))
+
+    outside, inside = (jax.make_jaxpr(fn)(stack).jaxpr for fn in (scan, in_a_round))
+    assert peak(outside, devices=2) == peak(outside)  # over runs, which no device shares
+    assert peak(inside, devices=2) == peak(inside) + 2 * 10_000
+
+
+def test_distances_of_all_pairs_gather_no_stack():
+    stack = jax.ShapeDtypeStruct((4, 2**22), jnp.float32)
+    size = 64 * 2**20
+
+    def rounds(x):
+        def one(c):
+            return c + jnp.sum(similarity.squared_distances(x, x))
+
+        return lax.while_loop(lambda c: c < 3, one, 0.0)
+
+    jaxpr = jax.make_jaxpr(rounds)(stack).jaxpr
+    assert peak(jaxpr, devices=2) < 2 * size
+
+
 def test_each_device_gathers_the_stack_that_a_product_mixes():
     stack = jax.ShapeDtypeStruct((10, 250), jnp.float32)  # 10,000 bytes
     jaxpr = jax.make_jaxpr(lambda x: jnp.ones((10, 10)) @ x)(stack).jaxpr
@@ -69,7 +98,7 @@ def test_each_device_gathers_the_stack_that_a_product_mixes():
 def test_the_estimate_is_near_what_xla_plans(name, devices):
     """State and temporary buffers of the compiled program, clients times a wide model."""
     algorithm = pfl.make_algorithm(name)
-    options = {"model": MLP(3, (20_000,)), "devices": devices, "validation_size": 0}
+    options = {"model": MLP(3, (400_000,)), "devices": devices, "validation_size": 0}
     federation = algorithm.prepare(toy_federation([4] * 12, dtype="float32", **options))
     program = Program(make_runs(algorithm, federation, (0,)), federation, rounds=4, capacity=2)
     estimate = program.memory()
@@ -129,6 +158,52 @@ def test_lanes_shrink_where_they_are_ours_to_choose():
         fitting(replace(whole, federation=asked), needs[4])
 
 
+def test_accelerators_are_left_some_room():
+    """Their compilers may plan more than is estimated, and refuse the program."""
+    algorithm = pfl.make_algorithm("fedavg")
+    federation = toy_federation([60] * 4, dtype="float32", model=MLP(3, (3000,)), validation_size=0)
+
+    def chosen(execution, limit):
+        mine = replace(federation, execution=execution)
+        program = Program(make_runs(algorithm, mine, (0,)), mine, rounds=4, capacity=2)
+        return fitting(program, limit)
+
+    all_lanes = Execution(0, "map", auto=True, platform="gpu")
+    one, all_of_them = replace(all_lanes, chunk=1), replace(all_lanes, auto=False)
+    needs = [chosen(execution, None)[1].total for execution in (all_lanes, one)]
+    assert chosen(all_lanes, int(needs[0] * 1.2))[0].federation.execution.chunk == 0
+    assert chosen(all_lanes, int(needs[0] * 1.1))[0].federation.execution.chunk == 2
+    assert chosen(one, needs[1])[1].total == needs[1]  # nothing to take from
+    assert chosen(all_of_them, needs[0])[1].total == needs[0]
+
+
+class Accelerator:
+    """A device of 1,000 bytes."""
+
+    def memory_stats(self):
+        return {"bytes_limit": 1000}
+
+
+def test_devices_have_their_memory_together():
+    with mock.patch("jax.local_devices", return_value=[Accelerator()] * 4):
+        assert [available(devices) for devices in (1, 3)] == [1000, 3000]
+    assert available(1) == available(2) > 10**8  # a CPU's devices share it
+
+
 def test_memory_in_words():
     text = str(Memory(data=2_000_000, state=3_000_000_000, working=500_000_000))
     assert text == "3.50 GB (data 2.0 MB, state 3.00 GB, a round's working memory 0.50 GB)"
+
+
+def test_a_tpu_pads():
+    algorithm = pfl.make_algorithm("fedavg")
+
+    def estimate(platform):
+        federation = toy_federation([60] * 4, dtype="float32", platform=platform)
+        program = Program(make_runs(algorithm, federation, (0,)), federation, rounds=4, capacity=2)
+        return program.memory(), nbytes(federation, platform)
+
+    on_gpu, size = estimate("gpu")
+    on_tpu, tiled = estimate("tpu")
+    assert on_gpu.data == size < tiled == on_tpu.data
+    assert on_tpu.state > 2 * on_gpu.state and on_tpu.working > 2 * on_gpu.working

@@ -1,7 +1,12 @@
-"""The compiled program: what it costs to make."""
+"""The compiled program: what it costs to make, and for which devices it is made."""
 
+from functools import partial
+
+import jax
+import numpy as np
 import pytest
 
+import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.fedavg import FedAvg
 from fedjax_pfl.simulation.program import Program
 from fedjax_pfl.simulation.runs import make_runs
@@ -33,3 +38,43 @@ def test_rounds_and_scores_are_traced_once(ways):
     traced.clear()
     assert program.memory() is not None
     assert traced == ["round", "models"]
+
+
+def test_the_program_for_a_described_device_is_the_one_that_runs():
+    """Here the device is there: what is lowered for it ends with the same bits."""
+    federation = toy_federation(participation=0.6, dtype="float32")
+    program = Program(make_runs(FedAvg(), federation, SEEDS), federation, 4)
+    lowered = program.lowered(jax.local_devices()[:1])
+    states = lowered.start.compile()(program.runs, federation, np.int32(4))
+    numbers = map(np.int32, (0, 2, 4, 1))
+    found = lowered.rounds.compile()(states, program.runs, federation, *numbers)
+    wanted = program.advance(program.start(), 0, 2)
+    jax.tree.map(np.testing.assert_array_equal, found, wanted)
+    assert lowered.memory == program.memory()
+
+
+def test_devices_that_share_clients_are_chosen_when_lowered():
+    """Whatever the federation was made for; the mesh is of those devices, whichever these are."""
+    federation = toy_federation(dtype="float32")
+    devices = jax.local_devices()[::-1]  # another order than this process has them in
+    lowered = pfl.lower_simulation(pfl.make_algorithm("fedavg"), federation, devices=devices)
+    assert lowered.federation.execution.devices == len(devices) == 2
+    (shardings, _) = lowered.rounds.compile().input_shardings
+    meshes = {s.mesh for s in jax.tree.leaves(shardings) if hasattr(s, "mesh")}
+    assert [list(mesh.devices) for mesh in meshes] == [devices]
+    with pytest.raises(ValueError, match="another number of devices"):
+        lowered_program = Program(make_runs(FedAvg(), federation, SEEDS), federation, 4)
+        lowered_program.lowered(devices)
+
+
+def test_lanes_are_fewer_where_the_device_is_small():
+    federation = toy_federation(dtype="float32", client_execution="auto", platform="tpu")
+    lower = partial(pfl.lower_simulation, pfl.make_algorithm("fedavg"), federation,
+                    devices=jax.local_devices()[:1])  # fmt: skip
+    whole = lower()
+    limit = whole.memory.total - 1
+    lowered = lower(limit=limit)
+    lanes = [one.federation.execution.lanes(federation.num_clients) for one in (whole, lowered)]
+    assert lanes[1] < lanes[0] and lowered.memory.total <= limit
+    with pytest.raises(pfl.InputError, match=r"would take about .*, but there are 0.0 MB"):
+        lower(limit=10)

@@ -10,7 +10,7 @@ import pytest
 from experiments.cli import build, flags, presets
 from experiments.reproduction import published
 from fedjax_pfl.data.sources.registry import DATASETS, Source
-from fedjax_pfl.models.kernels.minimal_filtering import by_definition
+from fedjax_pfl.models.kernels.forms import by_definition
 from tools import settings_table
 
 ROOT = Path(__file__).resolve().parents[2]

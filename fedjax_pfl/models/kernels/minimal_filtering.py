@@ -10,12 +10,13 @@ A filter of 5 taps then takes 8 products for 4 outputs instead of 20.
 import math
 import operator
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from fractions import Fraction
 from functools import lru_cache, partial, reduce
 
 import jax
 import jax.numpy as jnp
+
+from fedjax_pfl.models.kernels import forms
 
 # Small ones, for rounding: with all seven a float32 result is about 2.5 times as far from the exact
 # one as the plain sum of products.
@@ -23,19 +24,12 @@ POINTS = tuple(map(Fraction, ("0", "1", "-1", "2", "-2", "1/2", "-1/2")))
 CHANNELS = 16  # below so many, in or out, evaluation costs more than it saves
 Matrix = tuple[tuple[float, ...], ...]
 
-_allowed = jax.make_user_context(True)  # JAX's caches depend on it
-
-
-def by_definition() -> AbstractContextManager:
-    """Convolutions traced inside have all products of their definition."""
-    return _allowed(False)
-
 
 def tile(inputs: Sequence[int], kernel: Sequence[int], stride: int, dtype) -> int:
     """How many outputs along the width to make at once; 1 where that saves less than a third.
 
-    More than 1 only on a CPU, where arithmetic limits a convolution, and only in float32 or
-    float64: points and interpolation would cost bfloat16 its few digits.
+    More than 1 only for a CPU, where arithmetic limits a convolution (`forms.form`), and only in
+    float32 or float64: points and interpolation would cost bfloat16 its few digits.
 
     Args:
       inputs: (B, H, W, C), padding included.
@@ -44,7 +38,7 @@ def tile(inputs: Sequence[int], kernel: Sequence[int], stride: int, dtype) -> in
     taps, outputs = kernel[1], inputs[2] - kernel[1] + 1
     rows = inputs[0] * (inputs[1] - kernel[0] + 1)
     exact = jnp.dtype(dtype) in (jnp.float32, jnp.float64)
-    if not (_allowed.value and exact and jax.default_backend() == "cpu" and stride == 1):
+    if not (forms.form() == "products" and exact and stride == 1):
         return 1
     if min(kernel[2:]) < CHANNELS or taps < 3 or outputs < 2:
         return 1

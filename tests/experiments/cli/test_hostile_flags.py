@@ -8,7 +8,8 @@ import pytest
 from experiments.cli import flags
 from fedjax_pfl.errors import InputError
 
-SCRIPTS = ["run", "sweep", "compare", "partition", "reproduce", "figures.__main__", "benchmark"]
+SCRIPTS = ["run", "sweep", "compare", "partition", "reproduce", "figures.__main__", "benchmark",
+           "plan"]  # fmt: skip
 
 
 @pytest.fixture

@@ -1,0 +1,168 @@
+"""Compiles an experiment for a device that need not be there: `python -m experiments.plan --help`.
+
+Nothing is run. Reports, for every algorithm: seconds of compiling, memory of a device, transfers
+between devices, and on TPU the cycles that the compiler expects.
+"""
+
+if __name__ == "__main__":  # before anything is loaded
+    from .cli.start import launch
+
+    launch("plan")
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import absl.flags
+import jax
+from rich.console import Console
+
+import fedjax_pfl as pfl
+from fedjax_pfl.data.files import as_path
+from fedjax_pfl.data.whole_files import there
+from fedjax_pfl.errors import gigabytes, shown
+from fedjax_pfl.typing import Device
+from fedjax_pfl.values import decimal
+
+from .cli import build, flags, shell
+from .cli import console as printed
+from .cli.start import called
+from .outputs import training_line
+from .planning import plans, tables, targets
+
+USAGE = f"""\
+Compiles an experiment for a device that need not be there, and runs nothing: does it fit, with how
+many clients side by side, how long does it compile, and on TPU about how fast is it.
+
+  {called("plan")} --target=v5e --algorithms=fedavg,feddwa --dataset=digits
+  {called("plan")} --target=v5e:2x2 --num_clients=100 --output=plan.json
+  {called("plan")} --list
+"""
+BELOW = f"""
+All other flags are those of {called("run")}, which has the same program where that device is. Not
+used: --output_dir, --save_models and the like, which write results. --devices is how many of the
+target's devices share the client axis (default: all, at most one a client)."""
+ENDINGS = (".json", ".csv")
+
+
+def define(values: absl.flags.FlagValues) -> None:
+    """The flags beside those of a run."""
+    place = {"flag_values": values, "module_name": "plan"}
+    meaning = "device to compile for: a chip such as v5e or h100, or several such as v5e:2x2"
+    absl.flags.DEFINE_string("target", None, meaning, **place)
+    meaning = "file to write, .json (everything) or .csv (the table); must not exist yet"
+    absl.flags.DEFINE_string("output", None, meaning, **place)
+
+
+def parse(argv: Sequence[str]) -> absl.flags.FlagValues:
+    """The flags of a command line, the program's name first."""
+    return flags.parse(argv, define)
+
+
+@shell.script()
+def main(argv: list[str]) -> int:
+    """Runs the script."""
+    args = parse(argv)
+    if args["help"].value or args["helpfull"].value:
+        print(f"{USAGE}\n{shell.described(args, 'plan', 12)}\n{BELOW}")
+        return 0
+    if args["list"].value:
+        print(tables.catalogue())
+        return 0
+    if args.target is None:
+        raise pfl.InputError("--target must name a device, such as v5e; --list shows them.")
+    target = targets.parse(args.target)
+    output = _output(args.output)
+    targets.check_installed(target)
+    build.check_flags(args)
+    with _never_kept():
+        return plan(args, target, output)
+
+
+def plan(args: absl.flags.FlagValues, target: targets.Target, output: Path | None) -> int:
+    """Compiles everything, prints the table, writes the file; returns the exit code."""
+    devices = target.devices()
+    experiment = prepare(args, target)
+    count = _count(args.devices, len(devices), experiment.federation.num_clients)
+    if count < len(devices) and count > 1 and target.chip.platform == "tpu":  # libtpu would hang
+        raise pfl.InputError(
+            f"--target={target.name} has {len(devices)} devices, but {count} would share the "
+            "clients, and a TPU's program takes one device or all: name a smaller target, or "
+            "--devices=1."
+        )
+    devices = devices[:count]
+    print("\n".join(header(experiment, target, devices)), flush=True)
+    found = {}
+    for name in experiment.algorithms:
+        print(f"{name}: compiling", flush=True)
+        found[name] = plans.make(experiment, name, target, devices)
+    print()
+    printed.print_cells(Console(), tables.cells(found))
+    print("".join(f"\n{line}" for line in tables.notes(found, experiment, target)))
+    if output is not None:
+        tables.write(output, found, experiment, target, devices)
+        print(f"\nWritten to {output}.")
+    return shell.FAULT if any(one.error for one in found.values()) else 0
+
+
+def prepare(args: absl.flags.FlagValues, target: targets.Target) -> build.Experiment:
+    """The experiment as it would be on the target; how many devices share it is chosen later."""
+    return build.prepare(args, Path(), options={"devices": 1, "platform": target.chip.platform})
+
+
+def header(
+    experiment: build.Experiment, target: targets.Target, devices: Sequence[Device]
+) -> list[str]:
+    """A few lines on what is compiled."""
+    federation, dataset, args = experiment.federation, experiment.dataset, experiment.args
+    shape = "x".join(map(str, dataset.input_shape))
+    chip = target.chip
+    speed = "" if chip.clock is None else f", {chip.clock / 1e9:g} GHz"
+    return [
+        f"target     {target.name}: {len(devices)} x {devices[0].device_kind}, "
+        f"{gigabytes(chip.memory)} each{speed}",
+        f"data set   {dataset.name}: samples of {shape}, {dataset.num_classes} classes",
+        f"clients    {federation.num_clients}, at most {federation.data.train.capacity} training "
+        f"and {federation.data.test.capacity} test samples each",
+        f"model      {args.model}: {federation.plan.num_parameters:,} parameters",
+        f"training   {training_line.described(args, federation.num_clients)}",
+    ]
+
+
+def _count(given: str, most: int, clients: int) -> int:
+    """How many of the target's devices share the client axis.
+
+    Raises:
+      InputError: more than it has, or no number.
+    """
+    wanted = most if given == "auto" else decimal(given)
+    if not wanted or wanted > most:
+        raise pfl.InputError(
+            f"--devices must be 'auto' or in 1..{most}, the devices of the target, got "
+            f"{shown(given)}."
+        )
+    return min(wanted, clients)
+
+
+def _output(text: str | None) -> Path | None:
+    if text is None:
+        return None
+    path = as_path("--output", text)
+    if path.suffix not in ENDINGS:
+        raise pfl.InputError(f"--output must end in {' or '.join(ENDINGS)}, got {shown(text)}.")
+    if there("output", path):
+        raise pfl.InputError(f"{path} exists already and nothing is ever overwritten.")
+    return path
+
+
+@contextlib.contextmanager
+def _never_kept() -> Iterator[None]:
+    """JAX keeps no compiled programs meanwhile: how long they compile would not be known."""
+    config: Any = jax.config
+    before = config.jax_enable_compilation_cache
+    jax.config.update("jax_enable_compilation_cache", False)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", before)

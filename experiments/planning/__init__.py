@@ -1,0 +1,1 @@
+"""Programs compiled for devices that are only described, and what their text tells."""

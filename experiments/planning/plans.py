@@ -1,0 +1,150 @@
+"""One algorithm's program, compiled for a target: seconds, memory, transfers, cycles."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import jax
+
+import fedjax_pfl as pfl
+from fedjax_pfl.typing import Device
+
+from ..cli.build import Experiment
+from . import hlo
+from .costs import Costs, count
+from .targets import Target
+
+NO_ROOM = "RESOURCE_EXHAUSTED"  # begins a compiler's message on a program that is too large
+
+
+@dataclass
+class Plan:
+    """What is known of an algorithm's program on a target.
+
+    Attributes:
+      lanes: clients that one device trains side by side.
+      fits: whether the device's memory is enough; None if the compiler failed.
+      trace_seconds, compile_seconds: of this machine; both programs together.
+      planned: bytes of one device by kind, and their sum "total"; empty where the compiler gave up.
+      estimated: bytes of one device by the project's own estimate, or None.
+      costs: of one round of all seeds.
+      cycles: of one round, models being scored as often as asked; None where the compiler expects
+        none.
+      rounds_per_second: of all seeds together, promised by the cycles.
+      said: what the compiler or the estimate said where it does not fit.
+      error: what the compiler said where it failed for another reason.
+    """
+
+    lanes: int = 0
+    fits: bool | None = None
+    trace_seconds: float = 0.0
+    compile_seconds: float = 0.0
+    planned: dict[str, int] = field(default_factory=dict)
+    estimated: int | None = None
+    costs: Costs | None = None
+    cycles: float | None = None
+    rounds_per_second: float | None = None
+    said: str | None = None
+    error: str | None = None
+
+    def plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def make(experiment: Experiment, name: str, target: Target, devices: Sequence[Device]) -> Plan:
+    """The plan of one of an experiment's algorithms."""
+    return widest(
+        experiment.algorithms[name],
+        experiment.federation_of(name),
+        target,
+        devices,
+        rounds=experiment.args.rounds,
+        eval_every=experiment.args.eval_every,
+        seeds=experiment.seeds,
+        adapt=experiment.adapt,
+        score_clients=experiment.score_clients,
+    )
+
+
+def widest(
+    algorithm: pfl.Algorithm,
+    federation: pfl.Federation,
+    target: Target,
+    devices: Sequence[Device],
+    **options: Any,
+) -> Plan:
+    """Compiles with as many lanes as fit, halving their number where it is automatic.
+
+    `options` are those of `simulate`.
+    """
+    while True:
+        found = _compiled(algorithm, federation, target, devices, **options)
+        narrower = found.lanes // 2
+        if found.fits is not False or not federation.execution.auto or narrower < 1:
+            return found
+        execution = replace(federation.execution, chunk=narrower)
+        federation = replace(federation, execution=execution)
+
+
+def _compiled(
+    algorithm: pfl.Algorithm,
+    federation: pfl.Federation,
+    target: Target,
+    devices: Sequence[Device],
+    eval_every: int = 1,
+    **options: Any,
+) -> Plan:
+    found = Plan()
+    begun = time.perf_counter()
+    try:
+        lowered = pfl.lower_simulation(
+            algorithm,
+            federation,
+            devices=devices,
+            limit=target.chip.memory,
+            eval_every=eval_every,
+            **options,
+        )
+    except pfl.InputError as error:  # the experiment was checked before: it is memory that lacks
+        return Plan(fits=False, said=str(error))
+    found.trace_seconds = time.perf_counter() - begun
+    execution, cohorts = lowered.federation.execution, lowered.federation.participation
+    found.lanes = execution.lanes(cohorts.cohort_size)
+    if lowered.memory is not None:
+        found.estimated = lowered.memory.total // len(devices)
+    begun = time.perf_counter()
+    try:
+        start, rounds = (
+            one.compile(compiler_options=target.compiler_options)
+            for one in (lowered.start, lowered.rounds)
+        )
+    except jax.errors.JaxRuntimeError as error:
+        said = str(error).splitlines()[0]
+        if NO_ROOM in said:
+            found.fits, found.said = False, said
+        else:
+            found.error = said
+        return found
+    finally:
+        found.compile_seconds = time.perf_counter() - begun
+    found.planned = max(map(_memory, (start, rounds)), key=lambda kinds: kinds["total"])
+    found.fits = found.planned["total"] <= target.chip.memory
+    found.costs = count(hlo.parse(rounds.as_text() or ""))
+    if target.chip.clock is not None:
+        found.cycles = found.costs.cycles(eval_every)
+        if found.cycles:
+            found.rounds_per_second = target.chip.clock / found.cycles
+    return found
+
+
+def _memory(compiled: jax.stages.Compiled) -> dict[str, int]:
+    """Bytes of one device by kind, and "total"; outputs that take an argument's place are its."""
+    stats: Any = compiled.memory_analysis()
+    kinds = {
+        "arguments": stats.argument_size_in_bytes,
+        "outputs": stats.output_size_in_bytes - stats.alias_size_in_bytes,
+        "temporaries": stats.temp_size_in_bytes,
+        "code": stats.generated_code_size_in_bytes,
+    }
+    return kinds | {"total": sum(kinds.values())}

@@ -1,0 +1,167 @@
+"""The table of plans, its notes and its file."""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from fedjax_pfl.errors import gigabytes
+from fedjax_pfl.typing import Device
+
+from ..cli import flags
+from ..cli.build import Experiment
+from ..outputs.run_files import write_json, write_text
+from .plans import Plan
+from .targets import Target, chips
+
+COMPILERS = ("libtpu", "jax-cuda13-plugin", "jax-cuda12-plugin")
+
+
+def catalogue() -> str:
+    """The text of --list: targets and their facts."""
+    lines = ["Targets (--target): a name alone is one device, NAME:TOPOLOGY all of an arrangement."]
+    for chip in chips().values():
+        speed = "" if chip.clock is None else f", {chip.clock / 1e9:g} GHz"
+        shapes = ", ".join(f"{chip.name}:{topology}" for topology in chip.topologies)
+        lines += [
+            f"  {chip.name:6} {gigabytes(chip.memory)} for programs{speed}; {shapes}",
+            f"  {'':6} {chip.source}",
+        ]
+    return "\n".join(lines)
+
+
+def rows(found: Mapping[str, Plan]) -> list[dict[str, Any]]:
+    """A row of plain values for each algorithm: columns of the CSV file."""
+    result = []
+    for name, plan in found.items():
+        costs = plan.costs
+        timed = costs if plan.cycles else None
+        kinds = {} if costs is None else costs.transfers
+        row = {
+            "algorithm": name,
+            "fits": plan.fits,
+            "lanes": plan.lanes,
+            "compile_seconds": plan.compile_seconds,
+            "memory_bytes": plan.planned.get("total"),
+            "estimated_bytes": plan.estimated,
+            "transfers": "; ".join(f"{count:g} {kind}" for kind, (count, _) in kinds.items()),
+            "transfer_bytes": sum(size for _, size in kinds.values()) if costs else None,
+            "local_steps": costs.steps if costs else None,
+            "step_cycles": timed.step if timed else None,
+            "evaluation_cycles": timed.evaluation if timed else None,
+            "rest_cycles": timed.rest if timed else None,
+            "round_cycles": plan.cycles if timed else None,
+            "rounds_per_second": plan.rounds_per_second,
+        }
+        result.append(row)
+    return result
+
+
+def cells(found: Mapping[str, Plan]) -> list[list[str]]:
+    """Heading and rows of the printed table; columns without any value are left out."""
+    words = {"algorithm": [], "fits": [], "lanes": [], "compiling s": [], "memory GB": [],
+             "estimate GB": [], "transfers": [], "transfers MB": [], "local steps": [],
+             "step Mcycles": [], "evaluation Mcycles": [], "rest Mcycles": [],
+             "rounds/s": []}  # fmt: skip
+    for row, plan in zip(rows(found), found.values(), strict=True):
+        fits = {True: "yes", False: "no", None: "failed"}[plan.fits]
+        shown = [
+            row["algorithm"],
+            fits,
+            str(row["lanes"] or ""),
+            _number(row["compile_seconds"] or None, 1, 1),
+            _number(row["memory_bytes"], 1e9, 3),
+            _number(row["estimated_bytes"], 1e9, 3),
+            row["transfers"],
+            _number(row["transfer_bytes"] or None, 1e6, 2),
+            _number(row["local_steps"], 1, 0),
+            *(_number(row[f"{part}_cycles"], 1e6, 3) for part in ("step", "evaluation", "rest")),
+            _number(row["rounds_per_second"], 1, 2),
+        ]
+        for column, text in zip(words.values(), shown, strict=True):
+            column.append(text)
+    kept = {name: column for name, column in words.items() if any(column)}
+    return [
+        list(kept),
+        *([text or "-" for text in row] for row in zip(*kept.values(), strict=True)),
+    ]
+
+
+def notes(found: Mapping[str, Plan], experiment: Experiment, target: Target) -> list[str]:
+    """What the table means, and what the compilers said."""
+    seeds, chip = len(experiment.seeds), target.chip
+    lines = [
+        f"Memory and transfers are of one device, which has {gigabytes(chip.memory)} for programs; "
+        f"lanes are clients that it trains side by side, {'a seed' if seeds > 1 else 'at most'}.",
+    ]
+    if any(plan.rounds_per_second for plan in found.values()):
+        every = experiment.args.eval_every
+        scored = "each" if every == 1 else f"one in {every} of them"
+        lines.append(
+            f"Cycles are the compiler's expectation, of all lanes of {seeds} seed(s) together; a "
+            f"round is local steps x step + rest, and evaluation in {scored}. Sorting, transfers "
+            "between devices and waiting are not in them: rounds/s is a promise, not a measurement."
+        )
+    unknown = [name for name, plan in found.items() if plan.costs and plan.costs.unknown]
+    if unknown and chip.clock is not None:
+        lines.append(f"Loops of unknown length count once in: {', '.join(unknown)}.")
+    for name, plan in found.items():
+        if plan.said and not plan.fits:
+            lines.append(f"{name}: {plan.said}")
+        if plan.error:
+            lines.append(f"{name} can't be compiled: {plan.error}")
+    return lines
+
+
+def write(
+    path: Path,
+    found: Mapping[str, Plan],
+    experiment: Experiment,
+    target: Target,
+    devices: Sequence[Device],
+) -> None:
+    """Writes everything as JSON, or the rows as CSV, by the file's ending."""
+    if path.suffix == ".csv":
+        text = io.StringIO(newline="")
+        lines = rows(found)
+        writer = csv.DictWriter(text, lines[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+        write_text(path, text.getvalue())
+        return
+    federation = experiment.federation
+    facts = {
+        "target": target.name,
+        "device": devices[0].device_kind,
+        "devices": len(devices),
+        "memory_bytes": target.chip.memory,
+        "clock": target.chip.clock,
+        "source": target.chip.source,
+        "jax": jax.__version__,
+        "compiler": _compilers(),
+        "dataset": experiment.dataset.name,
+        "clients": federation.num_clients,
+        "parameters": federation.plan.num_parameters,
+        "flags": flags.resolved(experiment.args),
+        "algorithms": {name: plan.plain() for name, plan in found.items()},
+    }
+    write_json(path, facts)
+
+
+def _compilers() -> dict[str, str]:
+    """Versions of the compilers that are installed."""
+    found = {}
+    for name in COMPILERS:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _number(value: float | None, unit: float, digits: int) -> str:
+    return "" if value is None else f"{value / unit:.{digits}f}"

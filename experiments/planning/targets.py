@@ -1,0 +1,147 @@
+"""Devices that are only described: their names, facts and compilers."""
+
+import importlib.util
+import os
+import re
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+
+import fedjax_pfl as pfl
+from fedjax_pfl.errors import shown
+from fedjax_pfl.typing import Device
+
+FOLDER = Path(__file__).parent
+# Of libtpu, which asks the cloud about the machine that it runs on unless told.
+QUIET = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_LIBRARY_LOG_LEVEL": "3",
+}
+PLUGINS = ("xla_cuda13", "xla_cuda12")  # JAX's for CUDA, in the package jax_plugins
+# Without a GPU no kernel can be tried.
+OPTIONS = {"tpu": {}, "gpu": {"xla_gpu_autotune_level": 0}}
+
+
+@dataclass(frozen=True)
+class Chip:
+    """A kind of device, as `chips.toml` has it."""
+
+    name: str
+    platform: str
+    topologies: Sequence[str]
+    memory: int
+    source: str
+    clock: float | None = None
+    description: str | None = None
+
+
+@dataclass(frozen=True)
+class Target:
+    """What to compile for: a chip, and how many of them are arranged in what way.
+
+    Attributes:
+      name: as the user gave it.
+      chip: its kind.
+      topology: arrangement of chips; the smallest where only one device of it is meant.
+      single: whether one device of the topology is meant.
+    """
+
+    name: str
+    chip: Chip
+    topology: str
+    single: bool
+
+    def devices(self) -> list[Device]:
+        """Described devices; none of them need be there.
+
+        Raises:
+          InputError: the compiler is not installed, or knows no such topology.
+        """
+        check_installed(self)
+        for name, value in QUIET.items():
+            os.environ.setdefault(name, value)
+        jax.config.update("jax_platforms", "cpu")  # unless JAX runs already
+        jax.local_devices()  # makes the plugins known
+        try:
+            described = self._described()
+        except (RuntimeError, ValueError, NotImplementedError) as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise pfl.InputError(
+                f"--target={shown(self.name)} can't be described ({reason}); topologies of "
+                f"{self.chip.name} are such as {', '.join(self.chip.topologies)}."
+            ) from error
+        return list(described.devices)[: 1 if self.single else None]
+
+    def _described(self) -> Any:
+        if self.chip.platform == "tpu":
+            name = f"{self.chip.name}:{self.topology}"
+            return topologies.get_topology_desc(platform="tpu", topology_name=name)
+        assert self.chip.description is not None
+        return topologies.get_topology_desc(
+            platform="cuda",
+            topology_name=self.name,
+            topology=f"1x1x{self.topology}",  # partitions x hosts x GPUs of a host
+            target_config=(FOLDER / self.chip.description).read_text(encoding="utf-8"),
+        )
+
+    @property
+    def compiler_options(self) -> dict[str, Any]:
+        return OPTIONS[self.chip.platform]
+
+
+@cache
+def chips() -> dict[str, Chip]:
+    """All that `chips.toml` describes, by name."""
+    facts = tomllib.loads((FOLDER / "chips.toml").read_text(encoding="utf-8"))
+    return {name: Chip(name, **known) for name, known in facts.items()}
+
+
+def names() -> list[str]:
+    """Targets to suggest."""
+    return [
+        name
+        for chip in chips().values()
+        for name in (chip.name, *(f"{chip.name}:{topology}" for topology in chip.topologies))
+    ]
+
+
+def parse(text: str) -> Target:
+    """The target of a word such as "v5e", one chip, or "v5e:2x2", four.
+
+    Raises:
+      InputError: no such chip, or a topology that is not written like one.
+    """
+    name, colon, topology = text.strip().partition(":")
+    chip = chips().get(name.lower())
+    if chip is None or (colon and not re.fullmatch(r"[1-9]\d{0,3}(x[1-9]\d{0,3}){0,2}", topology)):
+        raise pfl.unknown_name("--target", text, names(), listed="--list")
+    return Target(text.strip(), chip, topology or chip.topologies[0], single=not colon)
+
+
+def check_installed(target: Target) -> None:
+    """Raises `InputError` where the target's compiler is not installed."""
+    if target.chip.platform == "tpu":
+        there, what, extra = _found("libtpu"), "libtpu, the compiler of TPUs", "aot-tpu"
+    else:
+        there = any(_found(f"jax_plugins.{name}") for name in PLUGINS)
+        what, extra = "JAX's plugin for CUDA, which has the compiler of GPUs", "aot-gpu"
+    if not there:
+        raise pfl.InputError(
+            f"--target={target.name} needs {what}, which is not installed: pip install "
+            f"'fedjax_pfl[{extra}]'. No {extra.removeprefix('aot-').upper()} is needed."
+        )
+
+
+def _found(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package that it is in
+        return False

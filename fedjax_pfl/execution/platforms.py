@@ -1,0 +1,26 @@
+"""The kinds of devices that a program can be made for.
+
+A program may be made on one machine for another. So what depends on the kind of device is decided
+by a name that is handed in, never by the process that traces.
+"""
+
+import jax
+
+from fedjax_pfl.errors import require_name
+
+PLATFORMS = ("cpu", "gpu", "tpu")
+
+
+def resolve_platform(name: str | None = None) -> str:
+    """One of `PLATFORMS`: the name, or that of this process's devices.
+
+    Accelerators of other kinds count as "gpu".
+
+    Raises:
+      InputError: no such platform.
+    """
+    if name is None:
+        name = jax.default_backend()
+        return name if name in PLATFORMS else "gpu"
+    require_name("platform", name, PLATFORMS)
+    return name

@@ -1,0 +1,40 @@
+"""Which form of convolution, pooling and sums over channels a network is traced in.
+
+The forms are equal to rounding; which one is fast depends on the platform that a program is made
+for. The platform is handed in: nothing here asks the process that traces.
+"""
+
+from contextlib import AbstractContextManager
+
+import jax
+
+# "products": convolutions as matrix products of patches, or with fewer products
+# (`minimal_filtering`); pooling by tiles; sums over channels as products. Under a client axis every
+# client has its own kernel. XLA makes that a grouped convolution, on a CPU many times slower than
+# batched matrix products.
+# "xla": XLA's own operations. On a TPU the short last axes of patches and tiles are padded to 128,
+# and copies between layouts cost several times what the products do.
+FORMS = {"cpu": "products", "gpu": "xla", "tpu": "xla"}
+DEFINITION = "definition"  # as "products", with all products of a convolution's definition
+
+# JAX's caches depend on both.
+_platform = jax.make_user_context("cpu")
+_counted = jax.make_user_context(False)
+
+
+def made_for(platform: str) -> AbstractContextManager:
+    """Networks traced inside have the form for that platform, a key of `FORMS`."""
+    return _platform(platform)
+
+
+def by_definition() -> AbstractContextManager:
+    """Networks traced inside have the form whose operations are counted, on every platform."""
+    return _counted(True)
+
+
+def form() -> str:
+    """ "products", "xla" or `DEFINITION`; for tracing.
+
+    A layer with a gradient of its own asks in its forward pass: the backward one is traced outside.
+    """
+    return DEFINITION if _counted.value else FORMS[_platform.value]

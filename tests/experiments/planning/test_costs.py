@@ -1,0 +1,65 @@
+"""Cycles and transfers of a round are added up, bodies of loops as often as they run."""
+
+import jax
+import pytest
+
+import fedjax_pfl as pfl
+from experiments.planning import costs, hlo
+from fedjax_pfl.testing.toys import toy_federation
+from tests.experiments.planning.programs import PROGRAM
+
+
+def test_a_round():
+    found = costs.count(hlo.parse(PROGRAM))
+    step = 7 + 4 * 5
+    assert (found.step, found.steps) == (step, 2 * 3)
+    assert found.rest == 23 + 2 * 11 + 6 * 13 + 17
+    assert found.evaluation == 5 * 19  # what the last round alone scores is left out
+    assert [name for name in found.unknown if "strange" in name] == found.unknown != []
+    assert found.transfers == {"all-reduce": [6, 6 * 80], "all-gather": [1, 80]}
+    assert found.cycles() == 6 * step + found.rest + 95
+    assert found.cycles(eval_every=5) == 6 * step + found.rest + 19
+
+
+@pytest.mark.parametrize(
+    ("scope", "count"),
+    [
+        ("jit(f)/vmap(rounds[1])/while", ("rounds", 1)),
+        ("jit(f)/a/vmap(vmap(steps[4.5]))/while", ("steps", 4.5)),
+        ("jit(f)/turns[1e+06]/while", ("turns", 1e6)),
+        ("jit(f)/steps[45]/while/body/while", None),
+        ("jit(f)/while", None),
+    ],
+)
+def test_counts_of_scopes(scope, count):
+    assert costs.counted(scope) == count
+
+
+@pytest.mark.parametrize("ways", ["vmap", "map", "2"])
+def test_local_steps_of_a_real_program(ways):
+    """As many as the schedule has, of both seeds, found by the names of the loops alone."""
+    federation = toy_federation(
+        dtype="float32", local_epochs=3, client_execution=ways, validation_size=0
+    )
+    lowered = pfl.lower_simulation(
+        pfl.make_algorithm("fedavg"), federation, devices=jax.local_devices()[:1], seeds=(0, 1)
+    )
+    found = costs.count(hlo.parse(lowered.rounds.compile().as_text()))
+    (one,) = found.loops
+    assert "/evaluation/" not in one[0]
+    lanes = lowered.federation.execution.lanes(federation.num_clients)
+    steps = federation.steps()
+    # Sizes are not known to the program: it takes all clients for as large as the mean.
+    bound = 2 * max(steps.max(), steps.sum() / lanes)
+    assert 0.8 * bound <= found.steps <= 1.4 * bound
+    assert found.transfers == {} and not found.evaluation
+
+
+def test_transfers_of_a_real_program():
+    federation = toy_federation(dtype="float32", validation_size=0)
+    lowered = pfl.lower_simulation(
+        pfl.make_algorithm("fedavg"), federation, devices=jax.local_devices()[:2]
+    )
+    found = costs.count(hlo.parse(lowered.rounds.compile().as_text()))
+    assert lowered.federation.execution.devices == 2
+    assert found.transfers and all(size > 0 for _, size in found.transfers.values())

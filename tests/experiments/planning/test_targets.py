@@ -1,0 +1,61 @@
+"""Targets: names, facts, and what is said where something is missing."""
+
+import re
+
+import pytest
+
+import fedjax_pfl as pfl
+from experiments.planning import targets
+
+
+def test_names():
+    one, four = targets.parse("v5e"), targets.parse("V5E:2x2")
+    assert one.single and not four.single
+    assert one.chip is four.chip
+    assert (one.topology, four.topology) == ("2x2", "2x2")
+    assert targets.parse("h100:8").topology == "8"
+    for name in ("v5e:2x2", "v5e:4x8", "v6e:2x2", "v2:2x2", "h100", "a100"):
+        targets.parse(name)
+        assert name in targets.names()
+
+
+@pytest.mark.parametrize("name", ["v5f", "v5e:", "v5e:x", "v5e:2x", "v5e:0x2", "", "h100:1x1x1x1"])
+def test_unknown_names(name):
+    with pytest.raises(pfl.InputError, match=r"^Unknown --target .*--list shows them.$"):
+        targets.parse(name)
+
+
+def test_the_nearest_name_is_suggested():
+    with pytest.raises(pfl.InputError, match="Did you mean 'v5e'"):
+        targets.parse("v5f")
+    with pytest.raises(pfl.InputError, match="Did you mean 'h100'"):
+        targets.parse("h10")
+
+
+@pytest.mark.parametrize("name", ["v5e", "a100"])
+def test_compilers_that_are_not_installed(name, monkeypatch):
+    monkeypatch.setattr(targets, "_found", lambda module: False)
+    extra = {"v5e": "aot-tpu", "a100": "aot-gpu"}[name]
+    with pytest.raises(pfl.InputError) as error:
+        targets.check_installed(targets.parse(name))
+    assert f"pip install 'fedjax_pfl[{extra}]'." in str(error.value)
+    assert str(error.value).startswith(f"--target={name} needs ")
+
+
+def test_a_module_in_a_package_that_is_not_there():
+    assert not targets._found("no_such_package_here.plugin")
+    assert targets._found("jax")
+
+
+@pytest.mark.parametrize("chip", targets.chips().values(), ids=lambda chip: chip.name)
+def test_facts(chip):
+    """Everything has a source; only TPUs have a clock; what a GPU is described by is its own."""
+    assert chip.source and chip.memory > 2**32
+    assert (chip.clock is not None) == (chip.platform == "tpu")
+    assert (chip.description is not None) == (chip.platform == "gpu")
+    if chip.description:
+        text = (targets.FOLDER / chip.description).read_text()
+        whole = int(re.search(r"device_memory_size: (\d+)", text)[1])
+        assert chip.memory == 3 * whole // 4
+        assert chip.name.upper() in re.search(r'device_description_str: "(.*)"', text)[1]
+        assert text.startswith("#") and "NVIDIA" in text.partition("gpu_device_info")[0]

@@ -1,0 +1,203 @@
+"""The planning script: on devices of this machine, and on described ones where compilers are."""
+
+import csv
+import json
+
+import jax
+import pytest
+
+import fedjax_pfl as pfl
+from experiments import plan
+from experiments.planning import plans, targets
+
+SMALL = ["--dataset=digits", "--model=softmax", "--num_clients=4", "--train_samples=20",
+         "--num_seeds=1"]  # fmt: skip
+
+
+@pytest.fixture
+def played(monkeypatch, tmp_path):
+    """Plays the script in an empty folder; (exit code, output, errors)."""
+    monkeypatch.chdir(tmp_path)
+
+    def play(capsys, *words):
+        code = plan.main(["plan", *words])
+        return code, *capsys.readouterr()
+
+    return play
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """This machine's devices in place of those described."""
+    monkeypatch.setattr(targets, "check_installed", lambda target: None)
+    monkeypatch.setattr(
+        targets.Target,
+        "devices",
+        lambda self: (
+            jax.local_devices()[: 1 if self.single else 2] * (1 + (self.topology == "4x8"))
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "--target must name a device, such as v5e; --list shows them."),
+        (["--target=v5f"], "Unknown --target 'v5f'. Did you mean 'v5e'?"),
+        (["--target=v5e", "--output=a.txt"], "--output must end in .json or .csv, got 'a.txt'."),
+        (["--target=v5e", "--output=old.json"], "old.json exists already"),
+        (["--target=v5e"], "needs libtpu"),
+        (["--target=h100"], "needs JAX's plugin for CUDA"),
+        (["--target=v5e", "--devices=2", *SMALL], "--devices must be 'auto' or in 1..1"),
+        (["--target=v5e", "--algorithms=fedavgg", *SMALL], "Unknown algorithm 'fedavgg'"),
+        (["--target=v5e:4x8", "--devices=3", *SMALL], "v5e:4x8 has 4 devices, but 3 would share"),
+        (["--targt=v5e"], "Did you mean --target?"),
+    ],
+)
+def test_what_is_refused(words, said, played, capsys, tmp_path, monkeypatch, request):
+    (tmp_path / "old.json").write_text("")
+    if said.startswith("needs"):
+        monkeypatch.setattr(targets, "_found", lambda module: False)
+    else:
+        request.getfixturevalue("here")
+    code, out, err = played(capsys, *words)
+    assert code == 2 and out == ""
+    assert err.startswith("error: ") and said in err and err.count("\n") == 1
+    assert [file.name for file in tmp_path.iterdir()] == ["old.json"]
+
+
+def test_help_and_list(played, capsys):
+    code, out, _ = played(capsys, "--help")
+    assert code == 0 and "--target " in out and "pip" not in out
+    code, out, _ = played(capsys, "--list")
+    assert code == 0
+    for name in ("v5e:4x8", "v6e:2x2", "v2:2x2", "h100", "a100", "1.5 GHz", "NVIDIA"):
+        assert name in out
+
+
+def test_a_plan(here, played, capsys, tmp_path):
+    """Of a program compiled for this machine, which has no estimate of cycles."""
+    words = ["--target=v5e:2x2", "--algorithms=fedavg,local", *SMALL]
+    code, out, err = played(capsys, *words, "--output=plan.json")
+    assert (code, err) == (0, "")
+    assert "target     v5e:2x2: 2 x " in out and "fedavg: compiling\n" in out
+    heading, first, second = out.partition("\n\n")[2].splitlines()[:3]
+    assert heading.split()[:3] == ["algorithm", "fits", "lanes"]
+    assert "rounds/s" not in heading and "transfers" in heading
+    assert first.split()[:3] == ["fedavg", "yes", "2"] and "all-reduce" in first
+    assert second.split()[:3] == ["local", "yes", "2"]
+    assert out.endswith("Written to plan.json.\n")
+    written = json.loads((tmp_path / "plan.json").read_text())
+    assert (written["target"], written["devices"], written["clients"]) == ("v5e:2x2", 2, 4)
+    assert written["flags"]["data"]["num_clients"] == 4
+    found = written["algorithms"]["fedavg"]
+    assert found["fits"] and found["planned"]["total"] > found["planned"]["arguments"] > 0
+    assert found["costs"]["loops"][0][0].endswith("]/while")
+    assert found["costs"]["steps"] == 2  # 20 samples, minibatches of 10
+    assert found["cycles"] == 0 and found["rounds_per_second"] is None
+
+
+def test_rows_of_a_plan(here, played, capsys, tmp_path):
+    words = ["--target=v5e", "--algorithms=fedavg", *SMALL, "--output=p.csv"]
+    assert played(capsys, *words)[0] == 0
+    (row,) = csv.DictReader((tmp_path / "p.csv").open())
+    assert (row["algorithm"], row["fits"], row["transfers"]) == ("fedavg", "True", "")
+    assert float(row["compile_seconds"]) > 0 and row["step_cycles"] == ""
+    assert abs(int(row["estimated_bytes"]) / int(row["memory_bytes"]) - 1) < 0.5
+
+
+class Step:
+    """A `plans._compiled` that fits from so many lanes downward."""
+
+    def __init__(self, fits):
+        self.fits, self.tried = fits, []
+
+    def __call__(self, algorithm, federation, target, devices, **options):
+        lanes = federation.execution.lanes(federation.num_clients)
+        self.tried.append(lanes)
+        return plans.Plan(lanes=lanes, fits=lanes <= self.fits)
+
+
+@pytest.mark.parametrize(
+    ("execution", "fits", "tried"),
+    [("auto", 1, [4, 2, 1]), ("auto", 0, [4, 2, 1]), ("vmap", 1, [4]), ("auto", 4, [4])],
+)
+def test_lanes_are_halved_where_they_may_be(execution, fits, tried, here, monkeypatch):
+    args = plan.parse(["plan", "--target=v5e", "--algorithms=fedavg", "--partition=iid", *SMALL,
+                       f"--client_execution={execution}"])  # fmt: skip
+    step = Step(fits)
+    monkeypatch.setattr(plans, "_compiled", step)
+    target = targets.parse("v5e")
+    found = plans.make(plan.prepare(args, target), "fedavg", target, jax.local_devices()[:1])
+    assert step.tried == tried
+    assert found.fits == (fits > 0 if execution == "auto" else False)
+
+
+class Failing:
+    """A lowered program that a compiler has something against."""
+
+    def __init__(self, said):
+        self.said = said
+
+    def compile(self, compiler_options):
+        raise jax.errors.JaxRuntimeError(f"{self.said}\nmore")
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "shown"),
+    [
+        ("RESOURCE_EXHAUSTED: 23G exceeds 15G", 0, "no"),
+        ("INTERNAL: not today", 1, "failed"),
+    ],
+)
+def test_what_compilers_say(said, code, shown, here, played, capsys, monkeypatch):
+    lower = pfl.lower_simulation
+
+    def failing(*args, **options):
+        return lower(*args, **options)._replace(start=Failing(said))
+
+    monkeypatch.setattr(pfl, "lower_simulation", failing)
+    words = ["--target=v5e", "--algorithms=fedavg", "--client_execution=vmap", *SMALL]
+    got, out, _ = played(capsys, *words)
+    assert got == code
+    assert [line.split()[1] for line in out.splitlines() if line.startswith("fedavg  ")] == [shown]
+    assert said in out and "more" not in out
+
+
+def test_an_estimate_beyond_the_device(here, played, capsys, monkeypatch):
+    """Nothing is compiled, and the sentence of a run stands below the table."""
+    chip = targets.chips()["v5e"]
+    monkeypatch.setattr(
+        targets, "parse", lambda text: targets.Target(text, small(chip), "2x2", single=True)
+    )
+    code, out, _ = played(capsys, "--target=v5e", "--algorithms=fedavg", *SMALL)
+    assert code == 0
+    assert "fedavg: fedavg with 4 clients" in out and "but there are 0.0 MB" in out
+
+
+def small(chip):
+    return targets.Chip(**(vars(chip) | {"memory": 100}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["v5e", "v5e:2x2", "v5e:4x8", "v6e:2x2", "v2:2x2"])
+def test_a_described_tpu(name, played, capsys):
+    pytest.importorskip("libtpu", reason="libtpu, the compiler of TPUs, is not installed")
+    code, out, err = played(capsys, f"--target={name}", "--algorithms=fedavg", "--output=p.json",
+                            *SMALL, "--num_clients=32")  # fmt: skip
+    assert code == 0, err
+    assert "rounds/s" in out and "Loops of unknown length" not in out
+    with open("p.json") as file:
+        found = json.load(file)["algorithms"]["fedavg"]
+    assert found["costs"]["step"] > 1000 and found["costs"]["evaluation"] > 1000
+    assert found["rounds_per_second"] > 0
+    assert bool(found["costs"]["transfers"]) == (name != "v5e")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["h100", "a100", "h100:8"])
+def test_a_described_gpu(name, played, capsys):
+    pytest.importorskip("jax_plugins.xla_cuda13", reason="JAX's plugin for CUDA is not installed")
+    code, out, err = played(capsys, f"--target={name}", "--algorithms=fedavg", *SMALL)
+    assert code == 0, err
+    assert name.partition(":")[0].upper() in out and "fedavg     yes" in out
