@@ -85,25 +85,35 @@ def _named(what: str, times: float) -> AbstractContextManager:
 
 
 def run_loops(
-    loop: Loop, operands: Tree, broadcast: Tree, execution: Execution, lengths: jax.Array | None
+    make: Callable[[Any], Loop],
+    operands: Tree,
+    broadcast: Tree,
+    execution: Execution,
+    lengths: jax.Array | None,
 ) -> Tree:
     """Runs the loop of every row of `operands` [M, ...]; see `over_rows`.
 
     Args:
+      make: `make(broadcast)` gives the loop, on the device where it runs.
       lengths: [M] lengths of the rows' loops in any unit, or None where all are equal.
     """
     count = jax.tree.leaves(operands)[0].shape[0]
     lanes = execution.lanes(count)
-    if lengths is None:
-        return over_rows(loop.alone, operands, broadcast, execution)
-    if lanes == 1:
-        loop = loop._replace(counts=loop.counts._replace(most=loop.counts.mean))
-        return over_rows(loop.alone, operands, broadcast, replace(execution, chunk=1), lengths)
+    if lengths is not None and lanes > 1:
 
-    def packed(operands, broadcast, lengths):
-        return _packed(loop, operands, broadcast, lengths, lanes)
+        def packed(operands, broadcast, lengths):
+            return _packed(make(broadcast), operands, broadcast, lengths, lanes)
 
-    return over_devices(packed, operands, broadcast, execution, lengths)
+        return over_devices(packed, operands, broadcast, execution, lengths)
+
+    def alone(row, broadcast):
+        loop = make(broadcast)
+        if lengths is not None:  # each with its own number of steps
+            loop = loop._replace(counts=loop.counts._replace(most=loop.counts.mean))
+        return loop.alone(row, broadcast)
+
+    one_by_one = execution if lengths is None else replace(execution, chunk=1)
+    return over_rows(alone, operands, broadcast, one_by_one, lengths)
 
 
 class _Lanes(NamedTuple):
