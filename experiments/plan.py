@@ -12,6 +12,7 @@ if __name__ == "__main__":  # before anything is loaded
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import absl.flags
 import jax
@@ -21,6 +22,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl.data.files import as_path
 from fedjax_pfl.data.whole_files import there
 from fedjax_pfl.errors import gigabytes, shown
+from fedjax_pfl.typing import Device
 from fedjax_pfl.values import decimal
 
 from .cli import build, flags, shell
@@ -110,7 +112,7 @@ def prepare(args: absl.flags.FlagValues, target: targets.Target) -> build.Experi
 
 
 def header(
-    experiment: build.Experiment, target: targets.Target, devices: Sequence[jax.Device]
+    experiment: build.Experiment, target: targets.Target, devices: Sequence[Device]
 ) -> list[str]:
     """A few lines on what is compiled."""
     federation, dataset, args = experiment.federation, experiment.dataset, experiment.args
@@ -157,7 +159,8 @@ def _output(text: str | None) -> Path | None:
 @contextlib.contextmanager
 def _never_kept() -> Iterator[None]:
     """JAX keeps no compiled programs meanwhile: how long they compile would not be known."""
-    before = jax.config.jax_enable_compilation_cache
+    config: Any = jax.config
+    before = config.jax_enable_compilation_cache
     jax.config.update("jax_enable_compilation_cache", False)
     try:
         yield

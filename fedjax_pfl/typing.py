@@ -14,6 +14,7 @@ Model: TypeAlias = dict[str, Any]  # of one client: "params", and statistics whe
 Params: TypeAlias = Tree  # the "params" of a model, and whatever has their leaves: a gradient
 Stack: TypeAlias = Any  # a pytree whose leaves lead with the client axis: models [N, ...], [M, ...]
 State: TypeAlias = Any  # an algorithm's state: a struct whose fields say their client axes
+Device: TypeAlias = Any  # `jax.Device`, which type checkers take for a variable
 
 Key: TypeAlias = jax.Array  # a typed key of jax.random, []
 Scalar: TypeAlias = jax.Array  # one number, []

@@ -6,7 +6,7 @@ Any other loop's body counts once, and the loop is named in the report.
 """
 
 import re
-from collections import Counter
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,7 +69,7 @@ class _Count:
 
     def __init__(self, module: Module):
         self.module = module
-        self.cycles: Counter[str] = Counter()
+        self.cycles: defaultdict[str, float] = defaultdict(float)
         self.loops: list[tuple[str, float, float]] = []
         self.unknown: dict[str, None] = {}
         self.seen: dict[Any, tuple[str, float, int]] = {}  # transfers

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 import fedjax_pfl as pfl
+from fedjax_pfl.typing import Device
 
 from ..cli.build import Experiment
 from . import hlo
@@ -51,11 +52,34 @@ class Plan:
         return asdict(self)
 
 
-def make(experiment: Experiment, name: str, target: Target, devices: Sequence[jax.Device]) -> Plan:
-    """Compiles with as many lanes as fit, halving their number where it is automatic."""
-    federation = experiment.federation_of(name)
+def make(experiment: Experiment, name: str, target: Target, devices: Sequence[Device]) -> Plan:
+    """The plan of one of an experiment's algorithms."""
+    return widest(
+        experiment.algorithms[name],
+        experiment.federation_of(name),
+        target,
+        devices,
+        rounds=experiment.args.rounds,
+        eval_every=experiment.args.eval_every,
+        seeds=experiment.seeds,
+        adapt=experiment.adapt,
+        score_clients=experiment.score_clients,
+    )
+
+
+def widest(
+    algorithm: pfl.Algorithm,
+    federation: pfl.Federation,
+    target: Target,
+    devices: Sequence[Device],
+    **options: Any,
+) -> Plan:
+    """Compiles with as many lanes as fit, halving their number where it is automatic.
+
+    `options` are those of `simulate`.
+    """
     while True:
-        found = _compiled(experiment, name, federation, target, devices)
+        found = _compiled(algorithm, federation, target, devices, **options)
         narrower = found.lanes // 2
         if found.fits is not False or not federation.execution.auto or narrower < 1:
             return found
@@ -64,25 +88,23 @@ def make(experiment: Experiment, name: str, target: Target, devices: Sequence[ja
 
 
 def _compiled(
-    experiment: Experiment,
-    name: str,
+    algorithm: pfl.Algorithm,
     federation: pfl.Federation,
     target: Target,
-    devices: Sequence[jax.Device],
+    devices: Sequence[Device],
+    eval_every: int = 1,
+    **options: Any,
 ) -> Plan:
-    args, found = experiment.args, Plan()
+    found = Plan()
     begun = time.perf_counter()
     try:
         lowered = pfl.lower_simulation(
-            experiment.algorithms[name],
+            algorithm,
             federation,
-            args.rounds,
             devices=devices,
             limit=target.chip.memory,
-            seeds=experiment.seeds,
-            adapt=experiment.adapt,
-            score_clients=experiment.score_clients,
-            eval_every=args.eval_every,
+            eval_every=eval_every,
+            **options,
         )
     except pfl.InputError as error:  # the experiment was checked before: it is memory that lacks
         return Plan(fits=False, said=str(error))
@@ -108,9 +130,9 @@ def _compiled(
         found.compile_seconds = time.perf_counter() - begun
     found.planned = max(map(_memory, (start, rounds)), key=lambda kinds: kinds["total"])
     found.fits = found.planned["total"] <= target.chip.memory
-    found.costs = count(hlo.parse(rounds.as_text()))
+    found.costs = count(hlo.parse(rounds.as_text() or ""))
     if target.chip.clock is not None:
-        found.cycles = found.costs.cycles(args.eval_every)
+        found.cycles = found.costs.cycles(eval_every)
         if found.cycles:
             found.rounds_per_second = target.chip.clock / found.cycles
     return found
@@ -118,7 +140,7 @@ def _compiled(
 
 def _memory(compiled: jax.stages.Compiled) -> dict[str, int]:
     """Bytes of one device by kind, and "total"; outputs that take an argument's place are its."""
-    stats = compiled.memory_analysis()
+    stats: Any = compiled.memory_analysis()
     kinds = {
         "arguments": stats.argument_size_in_bytes,
         "outputs": stats.output_size_in_bytes - stats.alias_size_in_bytes,

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from fedjax_pfl.errors import gigabytes
+from fedjax_pfl.typing import Device
 
 from ..cli import flags
 from ..cli.build import Experiment
@@ -38,7 +39,7 @@ def rows(found: Mapping[str, Plan]) -> list[dict[str, Any]]:
     result = []
     for name, plan in found.items():
         costs = plan.costs
-        timed = costs is not None and bool(plan.cycles)
+        timed = costs if plan.cycles else None
         kinds = {} if costs is None else costs.transfers
         row = {
             "algorithm": name,
@@ -50,9 +51,9 @@ def rows(found: Mapping[str, Plan]) -> list[dict[str, Any]]:
             "transfers": "; ".join(f"{count:g} {kind}" for kind, (count, _) in kinds.items()),
             "transfer_bytes": sum(size for _, size in kinds.values()) if costs else None,
             "local_steps": costs.steps if costs else None,
-            "step_cycles": costs.step if timed else None,
-            "evaluation_cycles": costs.evaluation if timed else None,
-            "rest_cycles": costs.rest if timed else None,
+            "step_cycles": timed.step if timed else None,
+            "evaluation_cycles": timed.evaluation if timed else None,
+            "rest_cycles": timed.rest if timed else None,
             "round_cycles": plan.cycles if timed else None,
             "rounds_per_second": plan.rounds_per_second,
         }
@@ -121,7 +122,7 @@ def write(
     found: Mapping[str, Plan],
     experiment: Experiment,
     target: Target,
-    devices: Sequence[jax.Device],
+    devices: Sequence[Device],
 ) -> None:
     """Writes everything as JSON, or the rows as CSV, by the file's ending."""
     if path.suffix == ".csv":

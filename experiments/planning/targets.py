@@ -15,6 +15,7 @@ from jax.experimental import topologies
 
 import fedjax_pfl as pfl
 from fedjax_pfl.errors import shown
+from fedjax_pfl.typing import Device
 
 FOLDER = Path(__file__).parent
 # Of libtpu, which asks the cloud about the machine that it runs on unless told.
@@ -58,7 +59,7 @@ class Target:
     topology: str
     single: bool
 
-    def devices(self) -> list[jax.Device]:
+    def devices(self) -> list[Device]:
         """Described devices; none of them need be there.
 
         Raises:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl import trees
+from fedjax_pfl.aggregation import products
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
 from fedjax_pfl.errors import require
 from fedjax_pfl.typing import Mask, Matrix, PerMember, Scalar, Stack, Tree
@@ -101,34 +102,33 @@ def apply(
             continue
         rows = weights[plan.block_of[i]] if weights.ndim == 3 else weights
         rows = rows.astype(leaf.dtype)
-        flat = leaf.reshape(len(leaf), -1)
-        flat = _by_blocks(rows, flat) if blockwise else _product(rows, flat)
-        new = flat.reshape(len(rows), *leaf.shape[1:])
+        new = _by_blocks(rows, leaf) if blockwise else products.rows(rows, leaf)
         received = trees.expand_to(new, jnp.any(rows != 0, axis=1))
         mixed.append(jnp.where(received, new, mine))
     return treedef.unflatten(mixed)
 
 
-def _product(weights: jax.Array, flat: jax.Array) -> jax.Array:
-    return jnp.matmul(weights, flat, precision=jax.lax.Precision.HIGHEST)
-
-
-def _by_blocks(weights: jax.Array, flat: jax.Array) -> jax.Array:
-    """weights [A, B] times flat [B, P] in blocks of columns."""
+def _by_blocks(weights: jax.Array, leaf: jax.Array) -> jax.Array:
+    """weights [A, B] times leaf [B, ...] in blocks of columns."""
+    flat = leaf.reshape(len(leaf), -1)
     senders, columns = flat.shape
     width = max(1, BLOCK // senders)
     whole = columns // width
     if whole < 2:
-        return _product(weights, flat)
+        return products.rows(weights, leaf)
 
     def body(i, out):
         block = jax.lax.dynamic_slice_in_dim(flat, i * width, width, axis=1)
-        return jax.lax.dynamic_update_slice_in_dim(out, _product(weights, block), i * width, axis=1)
+        return jax.lax.dynamic_update_slice_in_dim(
+            out, products.matmul(weights, block), i * width, axis=1
+        )
 
     out = jnp.zeros((len(weights), columns), flat.dtype)
     out = jax.lax.fori_loop(0, whole, body, out)
     rest = whole * width
-    return out if rest == columns else out.at[:, rest:].set(_product(weights, flat[:, rest:]))
+    if rest < columns:
+        out = out.at[:, rest:].set(products.matmul(weights, flat[:, rest:]))
+    return out.reshape(len(weights), *leaf.shape[1:])
 
 
 def weighted_sum(weights: PerMember, senders: Stack, onto: Tree) -> Tree:
@@ -149,12 +149,7 @@ def weighted_sum(weights: PerMember, senders: Stack, onto: Tree) -> Tree:
 def combine(weights: PerMember, senders: Stack) -> Tree:
     """sum_j weights[j] senders_j of a stack [B, ...], for any real weights [B]."""
 
-    def product(leaf):
-        # Not of a flat leaf: an accelerator would copy it to another layout.
-        exact = jax.lax.Precision.HIGHEST
-        return jnp.tensordot(weights.astype(leaf.dtype), leaf, axes=1, precision=exact)
-
-    return jax.tree.map(product, senders)
+    return jax.tree.map(lambda leaf: products.rows(weights.astype(leaf.dtype), leaf), senders)
 
 
 def check(weights: np.ndarray, tolerance: float = 1e-5) -> None:

@@ -3,10 +3,11 @@
 All take pytrees whose leaves lead with the client axis ([A, ...] and [B, ...]) and return [A, B].
 Leaves are contracted one by one at the highest matrix-product precision the backend has (tf32 or
 bfloat16 products would drown the small distances that the weights of personalized algorithms depend
-on), and their results summed. Wide leaves go block by block of columns, so that nothing as large as
-a stack of models is made on the way.
+on), and their results summed. Wide leaves go block by block, so that nothing as large as a stack of
+models is made on the way.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,28 +16,25 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_pfl import trees
+from fedjax_pfl.aggregation import products
 from fedjax_pfl.errors import InputError
 from fedjax_pfl.typing import Matrix, PerMember, Rows, Stack, Tree
 
-BLOCK = 2**20  # elements of a block of columns: 4 MB in float32
+BLOCK = 2**20  # elements of a block: 4 MB in float32
 
 
 def gram(a: Stack, b: Stack, centred: bool = False) -> Matrix:
     """Inner products <a_i, b_j> over all leaves, [A, B]; `centred`: of b minus its mean row."""
 
-    def products(x, y):
-        return _products(x, y - _mean_row(y) if centred else y)
+    def block(x, y):
+        return products.pairs(x, y - _mean_row(y) if centred else y)
 
-    return _over_columns(products, a, b)
+    return _over_blocks(block, a, b)
 
 
 def dots(stack: Stack, one: Tree) -> PerMember:
     """Inner products <stack_j, one> of models [B, ...] with a single one, over all leaves, [B]."""
-
-    def product(x, y):
-        return jnp.matmul(x.reshape(len(x), -1), y.ravel(), precision=lax.Precision.HIGHEST)
-
-    return _sum_leaves(jax.tree.map(product, stack, one))
+    return _sum_leaves(jax.tree.map(products.dots, stack, one))
 
 
 def squared_norms(a: Stack) -> PerMember:
@@ -54,6 +52,8 @@ def squared_distances(a: Stack, b: Stack, partners: Rows | None = None) -> Matri
     the centre, that digits would be lost (tight clusters far apart, a client about to explode), all
     pairs are summed directly.
 
+    It has no reverse-mode gradient.
+
     Args:
       a, b: stacks [A, ...] and [B, ...].
       partners: int [A], the row of `b` that stands for the same client as each row of `a`; by
@@ -69,28 +69,33 @@ def squared_distances(a: Stack, b: Stack, partners: Rows | None = None) -> Matri
     partner_of = jnp.arange(rows) if partners is None else partners
 
     def sums(x, y):
+        inner = tuple(range(1, x.ndim))
         near = y if partners is None else y[partners]
-        paired = jnp.sum(jnp.square(x - near), axis=1) if paired_up else jnp.zeros((), x.dtype)
+        paired = jnp.sum(jnp.square(x - near), inner) if paired_up else jnp.zeros((), x.dtype)
         centre = _mean_row(y)
         x, y = x - centre, y - centre
-        return _products(x, y), jnp.sum(x * x, axis=1), jnp.sum(y * y, axis=1), paired
+        return products.pairs(x, y), jnp.sum(x * x, inner), jnp.sum(y * y, inner), paired
 
-    products, norms_a, norms_b, paired = _over_columns(sums, a, b)
+    crossed, norms_a, norms_b, paired = _over_blocks(sums, a, b)
     scale = norms_a[:, None] + norms_b[None, :]
-    distances = jnp.maximum(scale - 2 * products, 0)
+    distances = jnp.maximum(scale - 2 * crossed, 0)
     trusted = distances >= 1e-3 * scale
     if paired_up:
         own = partner_of[:, None] == jnp.arange(columns)
         distances = jnp.where(own, paired[:, None], distances)
         trusted |= own
 
-    def one_by_one():
+    def one_by_one(_):
         def from_one(other):
             return squared_norms(jax.tree.map(jnp.subtract, a, other))
 
-        return lax.map(from_one, b).T
+        return lax.map(from_one, b).T, True
 
-    return lax.cond(jnp.all(trusted), lambda: distances, one_by_one)
+    # As a loop: under vmap over runs, a condition's branches are both computed, in every round. Its
+    # name says how often its body runs (`execution.lanes.Counts`): hardly ever.
+    with jax.named_scope("one_by_one[0]"):
+        start = (distances, jnp.all(trusted))
+        return lax.while_loop(lambda found: ~found[1], one_by_one, start)[0]
 
 
 def cosines(a: Stack, b: Stack) -> Matrix:
@@ -122,37 +127,33 @@ def _unit_rows(a: Stack) -> Stack:
     return scaled(jnp.sqrt(jnp.where(squares > 0, squares, 1)))
 
 
-def _over_columns(fn: Callable[..., Any], a: Tree, b: Tree) -> Tree:
-    """Sums `fn(x [A, w], y [B, w])` over the columns of all leaves, block by block."""
+def _over_blocks(fn: Callable[..., Any], a: Tree, b: Tree) -> Tree:
+    """Sums `fn(x [A, ..., d], y [B, ..., d])` over all leaves, wide ones block by block."""
     leaves = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
     totals = []
     for x, y in leaves:
-        x, y = x.reshape(len(x), -1), y.reshape(len(y), -1)
-        width = max(BLOCK // max(len(x), len(y), 1), 1)
-        blocks = x.shape[1] // width
+        # All but the last axis as one: where the last two are in tiles, as on a TPU, no copy.
+        x, y = (side.reshape(len(side), -1, *side.shape[2:][-1:]) for side in (x, y))
+        most = max(BLOCK // max(len(x), len(y), 1), 1)
+        length = max(most // math.prod(x.shape[2:]), 1)
+        blocks = x.shape[1] // length
         if blocks < 2:
             totals.append(fn(x, y))
             continue
 
-        def add(k, total, x=x, y=y, width=width):
-            block = (lax.dynamic_slice_in_dim(side, k * width, width, 1) for side in (x, y))
+        def add(k, total, x=x, y=y, length=length):
+            block = (lax.dynamic_slice_in_dim(side, k * length, length, 1) for side in (x, y))
             return jax.tree.map(jnp.add, total, fn(*block))
 
         # The last block takes what remains of a division with it.
-        first = x.shape[1] - (blocks - 1) * width
+        first = x.shape[1] - (blocks - 1) * length
         totals.append(lax.fori_loop(0, blocks - 1, add, fn(x[:, -first:], y[:, -first:])))
     return jax.tree.map(lambda *each: sum(each), *totals) if totals else jnp.zeros(())
 
 
-def _products(x: jax.Array, y: jax.Array) -> jax.Array:
-    """x y^T, written so that no backend makes a transposed copy of y."""
-    return lax.dot_general(x, y, (((1,), (1,)), ((), ())), precision=lax.Precision.HIGHEST)
-
-
 def _mean_row(x: jax.Array) -> jax.Array:
-    """Mean over the leading axis, [1, w]: a product, as XLA's CPU backend reduces slowly there."""
-    weights = jnp.full((1, len(x)), 1 / len(x), x.dtype)
-    return jnp.matmul(weights, x, precision=lax.Precision.HIGHEST)
+    """Mean over the leading axis: a product, as XLA's CPU backend reduces slowly there."""
+    return products.rows(jnp.full(len(x), 1 / len(x), x.dtype), x)
 
 
 def _sum_leaves(tree: Tree) -> jax.Array:

@@ -3,6 +3,8 @@
 import jax.numpy as jnp
 from jax import lax
 
+from fedjax_pfl.aggregation import products
+
 LINKAGES = {"complete": jnp.maximum, "single": jnp.minimum}
 
 
@@ -57,4 +59,4 @@ def largest_between(cosines, members, second):
 def _together(members):
     """bool [M, M]: pairs in one cluster."""
     inside = members.astype(jnp.float32)
-    return inside.T @ inside > 0
+    return products.matmul(inside.T, inside) > 0

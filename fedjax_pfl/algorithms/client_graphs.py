@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_pfl.aggregation import mixing, similarity
+from fedjax_pfl.aggregation import mixing, products, similarity
 
 # The published code's generator of a learned graph.
 WIDTH, STEEPNESS, STEPS, RATE, DECAY, LARGEST = 40, 3.0, 10, 0.01, 1e-4, 30
@@ -13,7 +13,7 @@ WIDTH, STEEPNESS, STEPS, RATE, DECAY, LARGEST = 40, 3.0, 10, 0.01, 1e-4, 30
 def share_a_label(counts, others):
     """bool [A, B]: pairs with a label that both hold, of counts [A, C] and [B, C]."""
     held, theirs = ((each > 0).astype(jnp.float32) for each in (counts, others))
-    return held @ theirs.T > 0
+    return products.matmul(held, theirs.T) > 0
 
 
 def largest(scores, ids, count):
@@ -64,10 +64,10 @@ def fitted(generator, models, ids):
 
 def _edges(generator):
     """relu(tanh(3 (V_1 V_2^T - V_2 V_1^T))), V_k = tanh(3 (E_k W_k + b_k))."""
-    inside = jnp.matmul(generator["embedding"], generator["kernel"]) + generator["bias"][:, None]
-    first, second = jnp.tanh(STEEPNESS * inside)
-    products = first @ second.T
-    return jax.nn.relu(jnp.tanh(STEEPNESS * (products - products.T)))
+    inside = products.matmul(generator["embedding"], generator["kernel"])
+    first, second = jnp.tanh(STEEPNESS * (inside + generator["bias"][:, None]))
+    crossed = products.matmul(first, second.T)
+    return jax.nn.relu(jnp.tanh(STEEPNESS * (crossed - crossed.T)))
 
 
 def _unit_rows(matrix):

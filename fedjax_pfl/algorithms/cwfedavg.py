@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_pfl import trees
-from fedjax_pfl.aggregation import mixing
+from fedjax_pfl.aggregation import mixing, products
 from fedjax_pfl.contract.algorithm import Algorithm
 from fedjax_pfl.contract.registry import algorithm
 from fedjax_pfl.errors import InputError, require
@@ -143,4 +143,4 @@ def class_weights(shares, sent, sizes):
     """
     parts = mixing.normalize((sizes[:, None] * sent).T)
     of_sent = mixing.normalize(shares, jnp.any(parts != 0, axis=1))
-    return of_sent @ parts, of_sent, parts
+    return products.matmul(of_sent, parts), of_sent, parts

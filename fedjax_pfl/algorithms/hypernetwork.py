@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_pfl.aggregation import leaf_plan
+from fedjax_pfl.aggregation import leaf_plan, products
 from fedjax_pfl.contract.context import Context
 from fedjax_pfl.structs import Broadcast, struct
 from fedjax_pfl.typing import Key, Scalar, Stack, Tree
@@ -31,8 +31,8 @@ class Hypernetwork:
         """theta = h(v; psi), the generated leaves of one model."""
         hidden = embedding
         for k, (kernel, bias) in enumerate(self.trunk):
-            hidden = (jax.nn.relu(hidden) if k else hidden) @ kernel + bias
-        return jax.tree.map(lambda w, b: jnp.tensordot(hidden, w, 1) + b, self.kernel, self.bias)
+            hidden = products.matmul(jax.nn.relu(hidden) if k else hidden, kernel) + bias
+        return jax.tree.map(lambda w, b: products.rows(hidden, w) + b, self.kernel, self.bias)
 
 
 def first(key: Key, sizes: tuple[int, ...], like: Tree, dtype: jnp.dtype) -> Hypernetwork:

@@ -10,7 +10,7 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 
 from fedjax_pfl import keys, trees
-from fedjax_pfl.aggregation import mixing, similarity
+from fedjax_pfl.aggregation import mixing, products, similarity
 from fedjax_pfl.structs import per_client, per_pair, per_server, struct
 from fedjax_pfl.typing import Stack
 
@@ -156,9 +156,9 @@ def scores(encoder, updates, i):
     for (first, second), rows in zip(encoder, updates, strict=True):
         outer = jnp.tanh(_linear(second, jnp.tanh(_linear(first, rows))))
         flat = outer.reshape(len(outer), -1)
-        total += jnp.matmul(flat, flat[i], precision=lax.Precision.HIGHEST) / rows.shape[1]
+        total += products.matmul(flat, flat[i]) / rows.shape[1]
     return total / len(updates)
 
 
 def _linear(layer, rows):
-    return jnp.matmul(rows, layer["kernel"], precision=lax.Precision.HIGHEST) + layer["bias"]
+    return products.matmul(rows, layer["kernel"]) + layer["bias"]

@@ -12,7 +12,7 @@ import optax
 from jax import lax
 
 from fedjax_pfl import keys, trees
-from fedjax_pfl.aggregation import mixing, similarity
+from fedjax_pfl.aggregation import mixing, products, similarity
 from fedjax_pfl.algorithms.hypernetwork import linear
 from fedjax_pfl.contract.algorithm import Algorithm
 from fedjax_pfl.contract.registry import algorithm
@@ -134,8 +134,8 @@ class PFedLA(Algorithm):
         def one(embedding, trunk, kernel, bias):
             hidden = embedding
             for weight, shift in trunk:
-                hidden = jax.nn.relu(hidden @ weight + shift)
-            scores = (kernel @ hidden + bias).T
+                hidden = jax.nn.relu(products.matmul(hidden, weight) + shift)
+            scores = (products.matmul(kernel, hidden) + bias).T
             if self.weighting == "softmax":
                 return jax.nn.softmax(scores, axis=-1)
             positive = jax.nn.relu(scores)
@@ -160,9 +160,9 @@ class PFedLA(Algorithm):
     def _products(plan, change, uploads):
         """<theta_j^l, dtheta_i^l> [M, L, N]; theta may be centred, as weights sum to one."""
         parts = plan.compared_parts("blocks", change, uploads)
-        products = {b: similarity.gram(*pair, centred=True) for b, pair in parts.items()}
-        nothing = jnp.zeros_like(next(iter(products.values())))
-        return jnp.stack([products.get(b, nothing) for b in range(plan.num_blocks)], axis=1)
+        found = {b: similarity.gram(*pair, centred=True) for b, pair in parts.items()}
+        nothing = jnp.zeros_like(next(iter(found.values())))
+        return jnp.stack([found.get(b, nothing) for b in range(plan.num_blocks)], axis=1)
 
     def models(self, ctx, state, rows):
         networks, own = trees.take((state.hypernetworks, state.uploads), rows)

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from fedjax_pfl.aggregation import products
 from fedjax_pfl.structs import struct
 
 
@@ -40,7 +41,7 @@ def class_sums(batch, features: jax.Array, num_classes: int) -> Sums:
     """Of a minibatch's valid samples, whose features are [B, d]."""
     member = (batch.labels == jnp.arange(num_classes)[:, None]) & batch.valid  # [C, B]
     features = jnp.where(batch.valid[:, None], features, 0).astype(wide(features))
-    totals = jnp.matmul(member.astype(features.dtype), features, precision="highest")
+    totals = products.matmul(member.astype(features.dtype), features)
     return Sums(totals, jnp.sum(member, axis=1, dtype=jnp.int32))
 
 

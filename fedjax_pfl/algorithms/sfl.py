@@ -13,7 +13,7 @@ import numpy as np
 import optax
 
 from fedjax_pfl import trees
-from fedjax_pfl.aggregation import mixing
+from fedjax_pfl.aggregation import mixing, products
 from fedjax_pfl.algorithms import client_graphs
 from fedjax_pfl.contract.algorithm import Algorithm
 from fedjax_pfl.contract.registry import algorithm
@@ -150,8 +150,7 @@ class Sfl(Algorithm):
         # row of the learned graph may be empty: then the other's row counts for all.
         edges = mixing.normalize(edges, ~cohort.spread(cohort.diverged, False))
         edges = jnp.where(jnp.any(edges > 0, axis=1, keepdims=True), edges, own)
-        with jax.default_matmul_precision("highest"):
-            spread = jnp.linalg.matrix_power(edges, self.layers)
+        spread = products.power(edges, self.layers)
         return self.server_alpha * spread + (1 - self.server_alpha) * own
 
     def models(self, ctx, state, rows):

@@ -4,6 +4,7 @@ Images are never padded or copied per client: samples are stored as loaded (most
 batches are gathered by index and scaled inside the compiled program.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -67,7 +68,8 @@ class FederatedData:
     Attributes:
       samples: [n, d], each in one row: training samples, then test samples, in the type that they
         are stored in. uint16 and int32 are token ids, which are never scaled. In rows, because
-        accelerators pad short last axes: a TPU would hold 28x28 pixels as 32x128.
+        accelerators pad short last axes: a TPU would hold 28x28 pixels as 32x128. Rows may be
+        longer than d; what follows is not read.
       labels: int32 [n].
       scale, shift: float, broadcast against one sample: input = sample * scale + shift.
       train, validation, test: the splits; `validation` may hold no samples.
@@ -122,7 +124,8 @@ class FederatedData:
         samples has no batch. `augment` changes the samples [B, ...] before they are scaled.
         """
         pool = split.index[split.offset[row] + jnp.where(valid, positions, 0)]
-        inputs = self.samples[pool].reshape(*pool.shape, *self.sample_shape)
+        rows = self.samples[pool][..., : math.prod(self.sample_shape)]
+        inputs = rows.reshape(*pool.shape, *self.sample_shape)
         if augment is not None:
             inputs = augment(inputs)
         inputs = inputs.astype(self.input_dtype(dtype))

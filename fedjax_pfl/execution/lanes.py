@@ -101,10 +101,13 @@ def run_loops(
     lanes = execution.lanes(count)
     if lengths is not None and lanes > 1:
 
-        def packed(operands, broadcast, lengths):
-            return _packed(make(broadcast), operands, broadcast, lengths, lanes)
+        def share(operands, broadcast, lengths):
+            loop = make(broadcast)
+            if lanes == lengths.shape[0]:
+                return _side_by_side(loop, operands, broadcast)
+            return _packed(loop, operands, broadcast, lengths, lanes)
 
-        return over_devices(packed, operands, broadcast, execution, lengths)
+        return over_devices(share, operands, broadcast, execution, lengths)
 
     def alone(row, broadcast):
         loop = make(broadcast)
@@ -114,6 +117,57 @@ def run_loops(
 
     one_by_one = execution if lengths is None else replace(execution, chunk=1)
     return over_rows(alone, operands, broadcast, one_by_one, lengths)
+
+
+class _Mapped(NamedTuple):
+    """The functions of a `Loop` on several rows at once; `broadcast` is the same for all."""
+
+    begin: Callable[..., Any]
+    enter: Callable[..., Any]
+    inside: Callable[..., Any]
+    unfinished: Callable[..., Any]
+    step: Callable[..., Any]
+    finish: Callable[..., Any]
+
+    @classmethod
+    def of(cls, loop: Loop) -> "_Mapped":
+        enter, inside, unfinished = map(jax.vmap, (loop.enter, loop.inside, loop.unfinished))
+        step, finish = (jax.vmap(f, (0, None, 0)) for f in (loop.step, loop.finish))
+        return cls(jax.vmap(loop.begin, (0, None)), enter, inside, unfinished, step, finish)
+
+    def turn(self, rows: Tree, broadcast: Tree, states: Tree, busy: jax.Array, steps: float):
+        """The states when the first busy lane [W] ends a segment; all lanes step until then.
+
+        The loop has one condition for all lanes and needs no select. `steps`: about how many.
+        """
+
+        def together(states):
+            # Under vmap over runs, a run that has ended still gets here: none of its lanes is busy.
+            return jnp.any(busy) & jnp.all(self.inside(rows, states) | ~busy)
+
+        entered = self.enter(rows, states)
+        with _named("steps", steps):
+            return lax.while_loop(together, lambda s: self.step(rows, broadcast, s), entered)
+
+
+def _side_by_side(loop: Loop, operands: Tree, broadcast: Tree) -> Tree:
+    """A lane for every row: no rows move, and one that is done keeps its state."""
+    lanes = _Mapped.of(loop)
+    count = jax.tree.leaves(operands)[0].shape[0]
+    turns, steps = loop.counts.packed(count, count)
+
+    def turn(states):
+        busy = lanes.unfinished(operands, states)
+        stepped = lanes.turn(operands, broadcast, states, busy, steps / turns)
+        return trees.where(busy, stepped, states)
+
+    with _named("turns", turns):
+        last = lax.while_loop(
+            lambda states: jnp.any(lanes.unfinished(operands, states)),
+            turn,
+            lanes.begin(operands, broadcast),
+        )
+    return lanes.finish(operands, broadcast, last)
 
 
 class _Lanes(NamedTuple):
@@ -133,42 +187,32 @@ class _Lanes(NamedTuple):
 def _packed(loop: Loop, operands: Tree, broadcast: Tree, lengths: jax.Array, lanes: int) -> Tree:
     """Runs the longest rows first; a lane that is done takes the next row.
 
-    Lanes then end at nearly the same time. All lanes step together until one ends a segment: the
-    loop over steps has one condition for all lanes and needs no select.
+    Lanes then end at nearly the same time.
     """
     count = lengths.shape[0]
     most_turns, all_steps = loop.counts.packed(count, lanes)
     order = jnp.argsort(-lengths, stable=True).astype(jnp.int32)
-    begin = jax.vmap(loop.begin, (0, None))
-    enter, inside, unfinished = map(jax.vmap, (loop.enter, loop.inside, loop.unfinished))
-    step, finish = (jax.vmap(f, (0, None, 0)) for f in (loop.step, loop.finish))
+    mapped = _Mapped.of(loop)
 
     def turn(carry: _Lanes) -> _Lanes:
         at, rows, states, results, begun = carry
         busy = at < count
-
-        def together(states):
-            # Under vmap over runs, a run that has ended still gets here: none of its lanes is busy.
-            return jnp.any(busy) & jnp.all(inside(rows, states) | ~busy)
-
-        states = enter(rows, states)
-        with _named("steps", all_steps / most_turns):
-            states = lax.while_loop(together, lambda s: step(rows, broadcast, s), states)
-        done = busy & ~unfinished(rows, states)
-        ended = finish(rows, broadcast, states)
+        states = mapped.turn(rows, broadcast, states, busy, all_steps / most_turns)
+        done = busy & ~mapped.unfinished(rows, states)
+        ended = mapped.finish(rows, broadcast, states)
         slots = jnp.where(done, at, count)
         results = jax.tree.map(lambda r, e: r.at[slots].set(e, mode="drop"), results, ended)
         turns = begun + jnp.cumsum(done, dtype=jnp.int32) - 1
         following = jnp.where(turns < count, order[jnp.minimum(turns, count - 1)], count)
         at = jnp.where(done, following, at)
         rows = trees.where(done, trees.take(operands, at), rows)
-        states = trees.where(done, begin(rows, broadcast), states)
+        states = trees.where(done, mapped.begin(rows, broadcast), states)
         return _Lanes(at, rows, states, results, begun + jnp.sum(done, dtype=jnp.int32))
 
     at = order[:lanes]
     rows = trees.take(operands, at)
-    states = begin(rows, broadcast)
-    shapes = jax.eval_shape(finish, rows, broadcast, states)
+    states = mapped.begin(rows, broadcast)
+    shapes = jax.eval_shape(mapped.finish, rows, broadcast, states)
     results = jax.tree.map(lambda s: jnp.zeros((count, *s.shape[1:]), s.dtype), shapes)
     first = _Lanes(at, rows, states, results, jnp.int32(lanes))
     with _named("turns", most_turns):

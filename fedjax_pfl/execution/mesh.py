@@ -10,13 +10,13 @@ from jax import lax
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from fedjax_pfl.typing import Tree
+from fedjax_pfl.typing import Device, Tree
 
 AXIS = "clients"  # of the device mesh
 _described = jax.make_user_context(None)  # JAX's caches depend on it
 
 
-def described(devices: Sequence[jax.Device]) -> AbstractContextManager:
+def described(devices: Sequence[Device]) -> AbstractContextManager:
     """Programs traced inside are for these devices, which need not be there, in place of ours."""
     return _described(tuple(devices))
 
@@ -27,7 +27,7 @@ def mesh_of(devices: int) -> Mesh:
 
 
 @functools.cache
-def _row(devices: tuple[jax.Device, ...]) -> Mesh:
+def _row(devices: tuple[Device, ...]) -> Mesh:
     return Mesh(np.asarray(devices), (AXIS,))
 
 

@@ -11,6 +11,7 @@ from fedjax_pfl.data.federated import FederatedData
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.sources.registry import Dataset
 from fedjax_pfl.errors import InputError, require
+from fedjax_pfl.execution.platforms import resolve_platform
 from fedjax_pfl.federation.federation import Federation, initial_model
 from fedjax_pfl.federation.option import documented, gathered
 from fedjax_pfl.federation.options import (
@@ -58,8 +59,9 @@ def federate(
             "stopped."
         )
     execution = given[ExecutionOptions]
+    platform = resolve_platform(execution.platform)
     task = execution.placed(given[ModelOptions].task(model, dataset))
-    data = given[InputOptions].data(dataset, partition, class_sorted=by_class)
+    data = given[InputOptions].data(dataset, partition, platform, class_sorted=by_class)
     shapes, order = check_model(task, data)
     plan = given[SharingOptions].plan(shapes, order)
     trained = training.parts(data, plan, shapes["params"], task.dtype)

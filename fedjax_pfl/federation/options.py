@@ -15,6 +15,7 @@ from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.scaling import SCALINGS, input_scaling
 from fedjax_pfl.data.sources.registry import Dataset
 from fedjax_pfl.errors import InputError, require
+from fedjax_pfl.execution import tiles
 from fedjax_pfl.execution.packing import fitted
 from fedjax_pfl.execution.platforms import PLATFORMS, resolve_platform
 from fedjax_pfl.execution.strategy import SEED_AXES, Execution, resolve_execution
@@ -139,9 +140,13 @@ class InputOptions(Group):
     client_ids: np.ndarray | None = option(None, "int [N], permanent ids; 0..N-1 by default")
 
     def data(
-        self, dataset: Dataset, partition: Partition, class_sorted: bool = False
+        self,
+        dataset: Dataset,
+        partition: Partition,
+        platform: str = "cpu",
+        class_sorted: bool = False,
     ) -> FederatedData:
-        """The data of all clients, on the device.
+        """The data of all clients, as devices of a platform have it.
 
         `class_sorted` sorts each client's training samples by class.
 
@@ -163,8 +168,10 @@ class InputOptions(Group):
         if class_sorted:
             index = by_class(*train, np.asarray(labels)[train[0]], ids, dataset.num_classes)
             train = index, train[1]
+        rows = samples.reshape(len(samples), -1)
+        longer = tiles.row_length(rows.shape[1], platform) - rows.shape[1]
         return FederatedData(
-            samples=jnp.asarray(samples.reshape(len(samples), -1)),
+            samples=jnp.asarray(np.pad(rows, ((0, 0), (0, longer))) if longer else rows),
             labels=jnp.asarray(labels, np.int32),
             scale=jnp.asarray(scale, np.float32),
             shift=jnp.asarray(shift, np.float32),

@@ -6,11 +6,14 @@ from fedjax_pfl.errors import InputError, gigabytes
 from fedjax_pfl.simulation.memory import Memory
 from fedjax_pfl.simulation.program import Program
 
+MARGIN = 1.15  # a compiler for accelerators may plan so much more than is estimated
+
 
 def fitting(program: Program, limit: int | None) -> tuple[Program, Memory | None]:
     """The program, with fewer clients side by side where that number is automatic.
 
-    Its estimate as well, None where there is none.
+    Its estimate as well, None where there is none. On accelerators, where a program that is too
+    large fails, there is to be a margin as long as there are clients to take from.
 
     Args:
       program: as it was asked for.
@@ -20,17 +23,19 @@ def fitting(program: Program, limit: int | None) -> tuple[Program, Memory | None
       InputError: it can't fit; with the estimate.
     """
     estimate = program.memory()
-    if limit is None or estimate is None or estimate.total <= limit:
-        return program, estimate
     federation = program.federation
-    lanes = federation.execution.lanes(federation.num_clients)
-    while federation.execution.auto and lanes > 1:
+    execution = federation.execution
+    lanes = execution.lanes(federation.num_clients) if execution.auto else 1
+    while True:
+        margin = 1 if execution.platform == "cpu" or lanes == 1 else MARGIN
+        if limit is None or estimate is None or estimate.total * margin <= limit:
+            return program, estimate
+        if lanes == 1:
+            break
         lanes //= 2
-        narrower = replace(federation, execution=replace(federation.execution, chunk=lanes))
+        narrower = replace(federation, execution=replace(execution, chunk=lanes))
         program = replace(program, federation=narrower)
         estimate = program.memory()
-        if estimate is None or estimate.total <= limit:
-            return program, estimate
     raise InputError(
         f"{type(program.runs.algorithm).name} with {federation.num_clients} clients of "
         f"{federation.plan.num_parameters:,} parameters and {program.num_runs} run(s) would take "

@@ -1,7 +1,7 @@
 """The most device memory that a simulation takes, estimated before anything is compiled."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -10,6 +10,7 @@ import numpy as np
 from jax.extend.core import Literal
 
 from fedjax_pfl.errors import gigabytes
+from fedjax_pfl.execution import tiles
 
 # Operations that XLA computes in place or fuses: no buffer beside that of a dying operand.
 FUSED = frozenset(
@@ -58,23 +59,25 @@ class Memory:
         )
 
 
-def nbytes(tree: Any) -> int:
-    """Bytes of all arrays of a tree, or of their shapes."""
-    return sum(int(np.prod(x.shape)) * np.dtype(x.dtype).itemsize for x in jax.tree.leaves(tree))
+def nbytes(tree: Any, platform: str = "cpu") -> int:
+    """Bytes of all arrays of a tree, or of their shapes, on a device of that platform."""
+    return sum(tiles.nbytes(x.shape, x.dtype, platform) for x in jax.tree.leaves(tree))
 
 
-def available() -> int | None:
-    """Bytes that simulations may take: the device's limit, or a CPU's physical memory."""
-    statistics = jax.local_devices()[0].memory_stats() or {}
-    if "bytes_limit" in statistics:
-        return int(statistics["bytes_limit"])
+def available(devices: int = 1) -> int | None:
+    """Bytes that a simulation on so many devices may take: their limits, or a CPU's memory."""
+    statistics = [device.memory_stats() or {} for device in jax.local_devices()[:devices]]
+    if all("bytes_limit" in one for one in statistics):
+        return sum(int(one["bytes_limit"]) for one in statistics)
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):  # not on this system
         return None
 
 
-def peak(jaxpr: Any, owned: frozenset = frozenset(), devices: int = 1) -> int:
+def peak(
+    jaxpr: Any, owned: frozenset = frozenset(), devices: int = 1, platform: str = "cpu"
+) -> int:
     """Most bytes alive at once while a traced program runs, its inputs apart.
 
     Visits the equations, also in loops, branches and calls, and tracks the buffers still needed. A
@@ -86,44 +89,96 @@ def peak(jaxpr: Any, owned: frozenset = frozenset(), devices: int = 1) -> int:
       owned: inputs that it may use up, which count.
       devices: how many of a host's devices share the stacks. Outside a `shard_map` each
         of them gathers the larger operand of a product.
+      platform: whose arrays they are, see `execution.tiles`.
     """
-    last = _last_uses(jaxpr)
-    live, fused = {v: _size(v) for v in owned}, {}
-    most = sum(live.values())
+    return _Walk(devices, platform).peak(jaxpr, owned)
 
-    def whole(variables: set, i: int) -> None:
-        """Gives fused values a buffer of their own."""
-        for v in variables:
-            if v in fused:
-                bases = {b for b in fused.pop(v) - variables if b in live and last[b] <= i}
-                room = max((live[b] for b in bases), default=0)
-                for b in bases:
-                    if live[b] == room and room:
-                        live[b] = 0  # taken over
-                        break
-                live[v] = _size(v)
 
-    for i, equation in enumerate(jaxpr.eqns):
-        read = {v for v in equation.invars if not isinstance(v, Literal)}
-        name = equation.primitive.name
-        if name in FUSED:
-            bases = {b for v in read for b in (fused.get(v) or {v})}
-            fused |= {v: bases for v in equation.outvars if v in last}
-            continue
-        if name not in REDUCTIONS:
-            whole(read, i)
-        dying = {v for v in read if v in live and last[v] <= i}
-        used_up = sum(live[v] for v in dying)
-        made = sum(_size(v) for v in equation.outvars if v in last)
-        inside = _inside(equation, dying, devices)
-        if name == "dot_general" and devices > 1:
-            made += devices * max(map(_size, equation.invars))
-        need = made if inside is None else max(inside, made) - used_up
-        most = max(most, sum(live.values()) + need)
-        live |= {v: _size(v) for v in equation.outvars if v in last}
-        live = {v: size for v, size in live.items() if last.get(v, -1) > i}
-    whole({v for v in jaxpr.outvars if not isinstance(v, Literal)}, len(jaxpr.eqns))
-    return max(most, sum(live.values()))
+@dataclass(frozen=True)
+class _Walk:
+    """Through a program and all that it calls; see `peak`."""
+
+    devices: int
+    platform: str
+
+    def peak(self, jaxpr: Any, owned: frozenset = frozenset()) -> int:
+        last = _last_uses(jaxpr)
+        live, fused = {v: self.size(v) for v in owned}, {}
+        most = sum(live.values())
+
+        def whole(variables: set, i: int) -> None:
+            """Gives fused values a buffer of their own."""
+            for v in variables:
+                if v in fused:
+                    bases = {b for b in fused.pop(v) - variables if b in live and last[b] <= i}
+                    room = max((live[b] for b in bases), default=0)
+                    for b in bases:
+                        if live[b] == room and room:
+                            live[b] = 0  # taken over
+                            break
+                    live[v] = self.size(v)
+
+        for i, equation in enumerate(jaxpr.eqns):
+            read = {v for v in equation.invars if not isinstance(v, Literal)}
+            name = equation.primitive.name
+            if name in FUSED:
+                bases = {b for v in read for b in (fused.get(v) or {v})}
+                fused |= {v: bases for v in equation.outvars if v in last}
+                continue
+            if name not in REDUCTIONS:
+                whole(read, i)
+            dying = {v for v in read if v in live and last[v] <= i}
+            used_up = sum(live[v] for v in dying)
+            made = sum(self.size(v) for v in equation.outvars if v in last)
+            inside = self.inside(equation, dying)
+            if name == "dot_general" and self.devices > 1:
+                made += self.devices * max(map(self.size, equation.invars))
+            need = made if inside is None else max(inside, made) - used_up
+            most = max(most, sum(live.values()) + need)
+            live |= {v: self.size(v) for v in equation.outvars if v in last}
+            live = {v: size for v, size in live.items() if last.get(v, -1) > i}
+        whole({v for v in jaxpr.outvars if not isinstance(v, Literal)}, len(jaxpr.eqns))
+        return max(most, sum(live.values()))
+
+    def inside(self, equation: Any, dying: set) -> int | None:
+        """Peak of what an equation runs, with the inputs it uses up; None if it runs nothing."""
+        name, params = equation.primitive.name, equation.params
+        if name == "while":
+            body, skipped = params["body_jaxpr"].jaxpr, params["body_nconsts"]
+            return self.peak(body, frozenset(body.invars[skipped:]))
+        if name == "scan":
+            body = params["jaxpr"].jaxpr
+            if params["length"] == 1:  # XLA makes it no loop
+                return self.called(body, equation, dying)
+            # What is scanned over, and stacked, has an axis less inside: these come last.
+            carried = sum(map(_same_rank, equation.outvars, body.outvars))
+            whole = sum(map(_same_rank, equation.invars, body.invars))
+            stacked = sum(self.size(v) for v in equation.outvars[carried:])
+            carry = frozenset(body.invars[whole - carried : whole])
+            return self.peak(body, carry) + stacked
+        if name == "cond":
+            return max(self.peak(branch.jaxpr) for branch in params["branches"])
+        if name == "shard_map":
+            alone = replace(self, devices=1)
+            return alone.peak(params["jaxpr"]) * params["mesh"].size
+        bodies = [getattr(p, "jaxpr", p) for p in params.values() if hasattr(p, "jaxpr")]
+        bodies += [p for p in params.values() if hasattr(p, "eqns") and not hasattr(p, "jaxpr")]
+        if not bodies:
+            return None
+        if name in CALLS and len(bodies[0].invars) == len(equation.invars):
+            return self.called(bodies[0], equation, dying)
+        return self.peak(bodies[0])
+
+    def called(self, body: Any, equation: Any, dying: set) -> int:
+        pairs = zip(equation.invars, body.invars, strict=True)
+        owned = frozenset(b for a, b in pairs if not isinstance(a, Literal) and a in dying)
+        return self.peak(body, owned)
+
+    def size(self, variable: Any) -> int:
+        aval = variable.aval
+        if not hasattr(aval, "shape") or jnp.issubdtype(aval.dtype, jax.dtypes.extended):
+            return 0
+        return tiles.nbytes(aval.shape, aval.dtype, self.platform)
 
 
 def _last_uses(jaxpr: Any) -> dict[Any, int]:
@@ -139,47 +194,5 @@ def _last_uses(jaxpr: Any) -> dict[Any, int]:
     return last
 
 
-def _inside(equation: Any, dying: set, devices: int) -> int | None:
-    """Peak of an equation that runs other jaxprs, with the inputs it uses up; None for others."""
-    name, params = equation.primitive.name, equation.params
-    if name == "while":
-        body, skipped = params["body_jaxpr"].jaxpr, params["body_nconsts"]
-        return peak(body, frozenset(body.invars[skipped:]), devices)
-    if name == "scan":
-        body = params["jaxpr"].jaxpr
-        if params["length"] == 1:  # XLA makes it no loop
-            return _called(body, equation, dying, devices)
-        # What is scanned over, and stacked, has an axis less inside: these come last.
-        carried = sum(map(_same_rank, equation.outvars, body.outvars))
-        whole = sum(map(_same_rank, equation.invars, body.invars))
-        stacked = sum(_size(v) for v in equation.outvars[carried:])
-        carry = frozenset(body.invars[whole - carried : whole])
-        return peak(body, carry, devices) + stacked
-    if name == "cond":
-        return max(peak(branch.jaxpr, devices=devices) for branch in params["branches"])
-    if name == "shard_map":
-        return peak(params["jaxpr"]) * params["mesh"].size
-    bodies = [getattr(p, "jaxpr", p) for p in params.values() if hasattr(p, "jaxpr")]
-    bodies += [p for p in params.values() if hasattr(p, "eqns") and not hasattr(p, "jaxpr")]
-    if not bodies:
-        return None
-    if name in CALLS and len(bodies[0].invars) == len(equation.invars):
-        return _called(bodies[0], equation, dying, devices)
-    return peak(bodies[0], devices=devices)
-
-
-def _called(body: Any, equation: Any, dying: set, devices: int) -> int:
-    pairs = zip(equation.invars, body.invars, strict=True)
-    owned = frozenset(b for a, b in pairs if not isinstance(a, Literal) and a in dying)
-    return peak(body, owned, devices)
-
-
 def _same_rank(outside: Any, inside: Any) -> bool:
     return np.ndim(outside.aval) == np.ndim(inside.aval)
-
-
-def _size(variable: Any) -> int:
-    aval = variable.aval
-    if not hasattr(aval, "shape") or jnp.issubdtype(aval.dtype, jax.dtypes.extended):
-        return 0
-    return int(np.prod(aval.shape)) * np.dtype(aval.dtype).itemsize

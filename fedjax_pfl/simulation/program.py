@@ -21,7 +21,7 @@ from fedjax_pfl.simulation.evaluation import evaluate, named_models
 from fedjax_pfl.simulation.memory import Memory, nbytes, peak
 from fedjax_pfl.simulation.runs import Runs, over_runs
 from fedjax_pfl.structs import Broadcast, client_axes
-from fedjax_pfl.typing import Stack, State, Tree
+from fedjax_pfl.typing import Device, Stack, State, Tree
 
 
 class Chunk(NamedTuple):
@@ -92,13 +92,14 @@ class Program:
         shapes = jax.eval_shape(_start, self.runs, self.federation, total)
         states = placed(shapes, self.federation)
         traced = _advance.trace(*self._operands(states, 0, 0), **self._options)
-        held = nbytes(states)
         devices = self.federation.execution.devices
-        data = nbytes(self.federation) * devices
+        platform = self.federation.execution.platform
+        held = nbytes(states, platform)
+        data = nbytes(self.federation, platform) * devices
         try:
             jaxpr = traced.jaxpr.jaxpr
             owned = frozenset(jaxpr.invars[: len(jax.tree.leaves(states))])
-            most = peak(jaxpr, owned, devices)
+            most = peak(jaxpr, owned, devices, platform)
         except Exception as error:
             warnings.warn(
                 f"The memory that this takes can't be estimated with JAX {jax.__version__} "
@@ -112,7 +113,7 @@ class Program:
         """The states before the first round, leaves [R, ...]."""
         return _start(self.runs, self.federation, np.int32(self.rounds))
 
-    def lowered(self, devices: Sequence[jax.Device]) -> Lowered:
+    def lowered(self, devices: Sequence[Device]) -> Lowered:
         """For devices that need not be there, as many as share the client axis.
 
         Raises:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import jax
 import numpy as np
 
 from fedjax_pfl.contract.algorithm import Algorithm
@@ -20,6 +19,7 @@ from fedjax_pfl.simulation.costs import forward_flops, step_flops
 from fedjax_pfl.simulation.fitting import fitting
 from fedjax_pfl.simulation.memory import Memory, available
 from fedjax_pfl.simulation.program import Final, Lowered
+from fedjax_pfl.typing import Device
 
 
 def simulate(
@@ -87,7 +87,7 @@ def simulate(
     )
     chunk_seconds = request.checked_seconds(chunk_seconds)
     matrix_rounds = request.checked_matrix_rounds(matrix_rounds, rounds)
-    program, _ = fitting(program, available())
+    program, _ = fitting(program, available(federation.execution.devices))
     chunks = Chunks(program, matrix_rounds, checkpoints)
     chunks.run(chunk_seconds, progress, stop)
     swept = {name: np.asarray(values) for name, values in (settings or {}).items()}
@@ -173,7 +173,7 @@ def check_memory(
     program = request.checked_program(
         algorithm, federation, seeds=seeds, adapt=adapt, score_clients=score_clients
     )
-    return fitting(program, available())[1]
+    return fitting(program, available(federation.execution.devices))[1]
 
 
 def lower_simulation(
@@ -181,7 +181,7 @@ def lower_simulation(
     federation: Federation,
     rounds: int = 1,
     *,
-    devices: Sequence[jax.Device],
+    devices: Sequence[Device],
     limit: int | None = None,
     seeds: Sequence[int] = (0,),
     settings: Mapping[str, Sequence[Any]] | None = None,

@@ -166,3 +166,18 @@ def test_wide_leaves_go_block_by_block(block, monkeypatch):
         np.testing.assert_allclose(to_b, exact_distances(a, b), rtol=1e-11)
         wanted = x @ y.T / np.outer(np.linalg.norm(x, axis=1), np.linalg.norm(y, axis=1))
         np.testing.assert_allclose(cosines_to_b, wanted, rtol=1e-12)
+
+
+def test_runs_side_by_side_sum_pairs_directly_only_where_one_has_to():
+    """Under vmap a condition's branches would both be computed, in every round."""
+    rng = np.random.default_rng(5)
+    wide = rng.normal(size=(3, 40)).astype(np.float32)
+    tight = 1e3 + 1e-3 * wide  # two of them near each other, the third far away
+    tight[1] *= -1
+    both = {"w": jnp.stack([jnp.asarray(wide), jnp.asarray(tight)])}
+    found = jax.vmap(similarity.squared_distances)(both, both)
+    for one, rows in zip(found, (wide, tight), strict=True):
+        exact = np.sum((rows[:, None].astype(float) - rows[None]) ** 2, axis=2)
+        np.testing.assert_allclose(one, exact, rtol=1e-3)
+    text = str(jax.make_jaxpr(jax.vmap(similarity.squared_distances))(both, both))
+    assert "select_n" in text and " while[" in text and "cond[" not in text

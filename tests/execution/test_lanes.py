@@ -71,10 +71,11 @@ def test_every_row_walks_its_own_length(devices):
         np.testing.assert_array_equal(done["segments"], -(-LENGTHS // PER_SEGMENT), said)
 
 
-def test_nobody_walks():
+@pytest.mark.parametrize("chunk", [2, 5])
+def test_nobody_walks(chunk):
     nothing = {"steps": jnp.zeros(5, int), "start": jnp.arange(5)}
     loop = walking()._replace(finish=lambda row, broadcast, s: (row["start"] + 1, s["k"]))
-    done, steps = run_loops(lambda _: loop, nothing, 1.0, Execution(2, "map"), nothing["steps"])
+    done, steps = run_loops(lambda _: loop, nothing, 1.0, Execution(chunk, "map"), nothing["steps"])
     np.testing.assert_array_equal(done, [1, 2, 3, 4, 5])
     np.testing.assert_array_equal(steps, np.zeros(5))
 
@@ -91,7 +92,7 @@ def test_on_their_own_device_or_changing_it():
         np.testing.assert_array_equal(done["sum"], wanted, repr(execution))
 
 
-@pytest.mark.parametrize("lanes", [2, 3, 4, 7])
+@pytest.mark.parametrize("lanes", [2, 3, 4, 7, 11])
 def test_lanes_take_the_steps_that_are_announced(lanes):
     """A lane that is done takes the next row at once."""
     calls = Counter()
@@ -108,11 +109,12 @@ def test_runs_as_lanes_of_rows_as_lanes():
     both = jnp.stack([jnp.asarray(LENGTHS), jnp.asarray(LENGTHS[::-1]), jnp.asarray(others)])
 
     def run(lengths):
-        return run_loops(
-            lambda _: walking(), rows() | {"steps": lengths}, 1.0, Execution(3, "vmap"), lengths
-        )["k"]
+        given = rows() | {"steps": lengths}
+        executions = [Execution(chunk, "vmap") for chunk in (3, 0)]
+        return [run_loops(lambda _: walking(), given, 1.0, one, lengths)["k"] for one in executions]
 
-    np.testing.assert_array_equal(jax.vmap(run)(both), both)
+    for found in jax.vmap(run)(both):
+        np.testing.assert_array_equal(found, both)
 
 
 def test_fitted():
@@ -174,6 +176,17 @@ def test_steps_of_lanes_are_estimated(lengths, segments, lanes):
     turns, steps = counts.packed(len(lengths), lanes)
     assert 0.999 * steps <= makespan(lengths, lanes) <= 1.25 * steps
     assert segments <= turns <= steps
+
+
+def test_a_lane_for_every_row_moves_no_row():
+    """A stack of models is neither gathered nor scattered, which a TPU does slowly."""
+
+    def walk(rows, chunk):
+        return run_loops(lambda _: walking(), rows, 2.0, Execution(chunk, "map"), rows["steps"])
+
+    for chunk, moved in ((3, True), (0, False), (11, False)):
+        text = str(jax.make_jaxpr(walk, static_argnums=1)(rows(), chunk))
+        assert ("gather" in text) == ("scatter" in text) == ("sort" in text) == moved
 
 
 @pytest.mark.parametrize(

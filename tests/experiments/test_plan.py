@@ -112,7 +112,7 @@ class Step:
     def __init__(self, fits):
         self.fits, self.tried = fits, []
 
-    def __call__(self, experiment, name, federation, target, devices):
+    def __call__(self, algorithm, federation, target, devices, **options):
         lanes = federation.execution.lanes(federation.num_clients)
         self.tried.append(lanes)
         return plans.Plan(lanes=lanes, fits=lanes <= self.fits)

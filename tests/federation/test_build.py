@@ -127,3 +127,21 @@ def test_a_network_that_can_not_be_hashed():
 
     with pytest.raises(InputError, match="model must be hashable"):
         toy_federation(model=Scaled(np.ones(4)), head="Dense_0")
+
+
+def test_a_tpus_samples_fill_its_lanes():
+    """Where they do not, every call of a program copies them all."""
+    pool = np.random.default_rng(0).normal(size=(6, 5, 20)).astype(np.float32)
+    dataset = dataset_from_arrays("six", pool, np.arange(6) % 3)
+    partition = pfl.Partition.from_lists([[0, 1], [2, 3]], [[4], [5]])
+    found = {}
+    for platform in ("cpu", "tpu"):
+        federation = pfl.federate(
+            dataset, partition, "softmax", dtype="float64", platform=platform, input_scaling="raw"
+        )
+        data = federation.data
+        batch = data.fetch(data.train, 1, np.arange(2), np.ones(2, bool), "float64")
+        found[platform] = data.samples.shape, batch.inputs
+    assert found["cpu"][0] == (6, 100) and found["tpu"][0] == (6, 128)
+    np.testing.assert_array_equal(found["tpu"][1], found["cpu"][1])
+    np.testing.assert_array_equal(found["tpu"][1].ravel(), pool[2:4].ravel())

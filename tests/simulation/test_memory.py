@@ -12,7 +12,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl.execution.strategy import Execution
 from fedjax_pfl.models.mlp import MLP
 from fedjax_pfl.simulation.fitting import fitting
-from fedjax_pfl.simulation.memory import Memory, peak
+from fedjax_pfl.simulation.memory import Memory, available, nbytes, peak
 from fedjax_pfl.simulation.program import Program, _advance, placed
 from fedjax_pfl.simulation.runs import make_runs
 from fedjax_pfl.testing.toys import toy_federation
@@ -129,6 +129,52 @@ def test_lanes_shrink_where_they_are_ours_to_choose():
         fitting(replace(whole, federation=asked), needs[4])
 
 
+def test_accelerators_are_left_some_room():
+    """Their compilers may plan more than is estimated, and refuse the program."""
+    algorithm = pfl.make_algorithm("fedavg")
+    federation = toy_federation([60] * 4, dtype="float32", model=MLP(3, (3000,)), validation_size=0)
+
+    def chosen(execution, limit):
+        mine = replace(federation, execution=execution)
+        program = Program(make_runs(algorithm, mine, (0,)), mine, rounds=4, capacity=2)
+        return fitting(program, limit)
+
+    all_lanes = Execution(0, "map", auto=True, platform="gpu")
+    one, all_of_them = replace(all_lanes, chunk=1), replace(all_lanes, auto=False)
+    needs = [chosen(execution, None)[1].total for execution in (all_lanes, one)]
+    assert chosen(all_lanes, int(needs[0] * 1.2))[0].federation.execution.chunk == 0
+    assert chosen(all_lanes, int(needs[0] * 1.1))[0].federation.execution.chunk == 2
+    assert chosen(one, needs[1])[1].total == needs[1]  # nothing to take from
+    assert chosen(all_of_them, needs[0])[1].total == needs[0]
+
+
+class Accelerator:
+    """A device of 1,000 bytes."""
+
+    def memory_stats(self):
+        return {"bytes_limit": 1000}
+
+
+def test_devices_have_their_memory_together():
+    with mock.patch("jax.local_devices", return_value=[Accelerator()] * 4):
+        assert [available(devices) for devices in (1, 3)] == [1000, 3000]
+    assert available(1) == available(2) > 10**8  # a CPU's devices share it
+
+
 def test_memory_in_words():
     text = str(Memory(data=2_000_000, state=3_000_000_000, working=500_000_000))
     assert text == "3.50 GB (data 2.0 MB, state 3.00 GB, a round's working memory 0.50 GB)"
+
+
+def test_a_tpu_pads():
+    algorithm = pfl.make_algorithm("fedavg")
+
+    def estimate(platform):
+        federation = toy_federation([60] * 4, dtype="float32", platform=platform)
+        program = Program(make_runs(algorithm, federation, (0,)), federation, rounds=4, capacity=2)
+        return program.memory(), nbytes(federation, platform)
+
+    on_gpu, size = estimate("gpu")
+    on_tpu, tiled = estimate("tpu")
+    assert on_gpu.data == size < tiled == on_tpu.data
+    assert on_tpu.state > 2 * on_gpu.state and on_tpu.working > 2 * on_gpu.working

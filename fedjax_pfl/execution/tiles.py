@@ -1,0 +1,40 @@
+"""How arrays lie in the memory of a platform's devices: a TPU keeps them in tiles, and pads."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+LANES = 128  # of a TPU's tile; it has 8 rows of 32 bits, 16 of 16 bits, 32 of 8 bits
+
+
+def nbytes(shape: Sequence[int], dtype: Any, platform: str = "cpu") -> int:
+    """Bytes of an array on a device.
+
+    Two axes of an array are in tiles on a TPU, and both are padded. Its compiler chooses which:
+    here, those with the least padding.
+    """
+    size = np.dtype(dtype).itemsize
+    whole = math.prod(map(int, shape)) * size
+    if platform != "tpu" or not whole or not shape:
+        return whole
+    across = [_up(n, LANES) / n for n in shape]
+    down = [_up(n, 32 // min(size, 4)) / n for n in shape]
+    both = [a * d for i, a in enumerate(across) for j, d in enumerate(down) if i != j]
+    return round(whole * min(both or across))
+
+
+def row_length(numbers: int, platform: str) -> int:
+    """Length at which rows of so many numbers are best stored, where single rows are read.
+
+    A TPU reads rows whose axis is that of the lanes. Unless such an axis fills them, an argument
+    lies the other way, and each call of a program copies it. Short rows stay: they would take more
+    than twice the memory.
+    """
+    filled = _up(numbers, LANES)
+    return filled if platform == "tpu" and filled <= 2 * numbers else numbers
+
+
+def _up(count: int, tile: int) -> int:
+    return -(-count // tile) * tile

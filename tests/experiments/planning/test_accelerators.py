@@ -1,0 +1,26 @@
+"""Every algorithm's program compiles for devices that need not be there; slow."""
+
+import pytest
+
+from experiments.planning import targets
+from fedjax_pfl.errors import InputError
+from tools import accelerators
+
+CASES = {case.name: case for case in accelerators.cases()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_a_program_for_an_accelerator(name):
+    case = CASES[name]
+    try:
+        targets.check_installed(targets.parse(case.target))
+    except InputError as error:
+        pytest.skip(str(error))
+    plan = accelerators.compiled(case)
+    assert plan.error is None and plan.fits, plan.said
+    assert plan.costs.steps > 0 and not plan.costs.unknown
+    if case.target != "h100":
+        assert plan.rounds_per_second > 0
+    if case.size == "cnn":
+        assert 0.85 < plan.estimated / plan.planned["total"] < 1.15
