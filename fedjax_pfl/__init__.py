@@ -46,6 +46,7 @@ from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.local_training import LocalTraining
 from fedjax_pfl.federation.optimizers import SGD
 from fedjax_pfl.federation.schedules import Schedule, batch_indices
+from fedjax_pfl.federation.spreading import spread
 from fedjax_pfl.models import networks
 from fedjax_pfl.models.heads import TwoHeads
 from fedjax_pfl.models.networks import MODELS, make_model
@@ -78,7 +79,7 @@ __all__ = [  # noqa: RUF022 - grouped as the pages of the reference are
     # The federation
     "Adaptation", "Batch", "ExtraLoss", "Federation", "LocalTraining", "SGD", "Schedule",
     "WeightDistribution", "batch_indices", "estimated_class_shares", "federate", "options",
-    "padding_efficiency", "proximal",
+    "padding_efficiency", "proximal", "spread",
     # Data and partitions
     "COMMON_OPTIONS", "DATASETS", "Dataset", "IMPORTERS", "Partition", "RULES", "SCALINGS",
     "dataset_from_arrays", "import_partition", "load_dataset", "make_partition", "parse_options",

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import jax
 
+from fedjax_pfl.errors import InputError
+from fedjax_pfl.execution import processes
 from fedjax_pfl.simulation.checkpoints import Checkpoints, Saved, check_same, fingerprint
 from fedjax_pfl.simulation.collector import Collector
 from fedjax_pfl.simulation.program import Chunk, Program, placed
@@ -70,9 +72,11 @@ class Chunks:
         self.done, self.spent = 0, 0.0
         self.collector = Collector(program.eval_every, program.rounds, matrix_rounds)
         self.mark, saved = {}, None
+        if checkpoints is not None or processes.several():
+            self.mark = fingerprint(program, matrix_rounds)
+            _check_alike(self.mark)
         if checkpoints is not None:
             checkpoints.check()
-            self.mark = fingerprint(program, matrix_rounds)
             saved = checkpoints.latest()
             if saved is not None:
                 check_same(saved.facts["simulation"], self.mark, checkpoints.folder)
@@ -87,7 +91,9 @@ class Chunks:
     def _restore(self, saved: Saved, like: Chunk) -> None:
         """Continues from a checkpoint, whose trees have the structures of a chunk's."""
         states, buffers, matrices = map(jax.tree.structure, like)
-        leaves = [jax.device_put(leaf) for leaf in saved.trees["states"]]
+        leaves = saved.trees["states"]
+        if not processes.several():
+            leaves = [jax.device_put(leaf) for leaf in leaves]
         self.states = placed(jax.tree.unflatten(states, leaves), self.program.federation)
         self.collector.restore(saved.trees, buffers, matrices)
         self.done, self.spent = saved.round, sum(self.collector.paces)
@@ -111,11 +117,11 @@ class Chunks:
             if progress is not None:
                 accuracy = self.collector.accuracy()
                 progress(Progress(self.done, rounds, accuracy, self.spent))
-            if self.done < rounds:
-                self._pause(stop)
             # The next chunk takes the time asked for, if its rounds take as long as these.
             fitting = chunk_seconds * length / max(seconds, 1e-9)
             length = max(1, int(min(fitting, self.program.capacity)))
+            if self.done < rounds:
+                length = self._pause(stop, length)
 
     def _next_stop(self) -> int:
         """The next round after which a chunk ends: its matrices are kept, or it is the last."""
@@ -132,11 +138,29 @@ class Chunks:
         self.collector.add(length, buffers, matrices, seconds)
         return seconds
 
-    def _pause(self, stop: Callable[[], bool] | None) -> None:
-        """Writes a checkpoint where one is due, and stops if asked to."""
-        stopped = stop is not None and stop()
-        if self.checkpoints is not None and (stopped or self.checkpoints.due()):
+    def _pause(self, stop: Callable[[], bool] | None, length: int) -> int:
+        """Writes a checkpoint where one is due, and stops if asked to; the next chunk's rounds.
+
+        One process that is asked is enough; for the rest the first one decides.
+        """
+        stopped = stop is not None and bool(stop())
+        due = self.checkpoints is not None and self.checkpoints.due()
+        said = processes.exchange([stopped, due, length])
+        stopped, (_, due, length) = any(each[0] for each in said), said[0]
+        if self.checkpoints is not None and (stopped or due):
             trees = {"states": self.states, **self.collector.trees()}
             self.checkpoints.save(self.done, trees, {"simulation": self.mark})
         if stopped:
             raise Interrupted(self.done)
+        return length
+
+
+def _check_alike(mark: dict[str, str]) -> None:
+    """Raises `InputError` where processes simulate something else."""
+    for number, other in enumerate(processes.exchange(mark)):
+        differ = [name for name in mark if mark[name] != other.get(name)]
+        if differ:
+            raise InputError(
+                f"All processes must simulate the same, but in process {number} the "
+                f"{'; '.join(differ)} differ from this one's."
+            )

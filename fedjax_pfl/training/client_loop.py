@@ -11,12 +11,13 @@ import jax.numpy as jnp
 from fedjax_pfl import keys, trees
 from fedjax_pfl.data.federated import Batch, FederatedData, Split
 from fedjax_pfl.execution.lanes import Counts, Loop, run_loops
+from fedjax_pfl.execution.rows import homes_of
 from fedjax_pfl.federation.augmentation import Augmentation
 from fedjax_pfl.federation.client import Client
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.schedules import Schedule, client_key
 from fedjax_pfl.structs import Broadcast
-from fedjax_pfl.typing import Tree
+from fedjax_pfl.typing import Rows, Tree
 
 # step(carry, batches, rng, broadcast, client) -> carry
 Step = Callable[[Tree, Any, jax.Array, Tree, Client], Tree]
@@ -192,7 +193,7 @@ def run_clients(
     step: Step,
     carry: Tree | Broadcast,
     *,
-    rows: jax.Array,
+    rows: Rows,
     key: jax.Array,
     schedule: Schedule,
     broadcast: Tree = None,
@@ -209,7 +210,8 @@ def run_clients(
       step: `step(carry, batches, rng, broadcast, client) -> carry`. `batches` is one `Batch`, or a
         tuple of them where the schedule hands out several; `carry` is any pytree.
       carry: leaves [M, ...], or `Broadcast(tree)` where all clients begin from the same.
-      rows: int32 [M], rows of the client axis; traced, any length, one included.
+      rows: int32 [M], rows of the client axis; traced, any length, one included. All clients in
+        order are best given as a NumPy array (`Cohort.places`).
       key: key of the round and purpose; the executor folds in permanent ids.
       schedule: which batches in which order.
       broadcast: operands without a client axis, handed to every step.
@@ -227,6 +229,7 @@ def run_clients(
     if not isinstance(carry, Broadcast):
         trees.check_rows("the first carry of local work", carry, rows.shape[0])
     trees.check_rows("operands of local work", operands, rows.shape[0])
+    homes, rows = homes_of(federation.data, rows), jnp.asarray(rows)
     part = federation.data.split(split)
     schedule.check_counts(part.capacity)  # sizes below are traced, and products of them wrap
     schedule = schedule.fitting(part.capacity)
@@ -252,4 +255,4 @@ def run_clients(
             together=together,
         ).loop()
 
-    return run_loops(loop, lanes, common, federation.execution, steps)
+    return run_loops(loop, lanes, common, federation.execution, steps, homes)

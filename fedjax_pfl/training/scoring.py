@@ -12,7 +12,7 @@ from fedjax_pfl.aggregation import leaf_plan
 from fedjax_pfl.data.federated import FederatedData, Split
 from fedjax_pfl.errors import require
 from fedjax_pfl.execution.lanes import Counts, Loop, run_loops
-from fedjax_pfl.execution.rows import over_rows
+from fedjax_pfl.execution.rows import homes_of, over_rows
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.schedules import COUNTED
 from fedjax_pfl.models.task import Task
@@ -56,7 +56,8 @@ def score(
     lengths = None if part.equal else part.size[rows]
     common = _Common(model, federation.data, part)
     loop = partial(_scoring, federation.task, federation.eval_batch_size)
-    return run_loops(loop, operands, common, federation.execution, lengths)
+    homes = homes_of(federation.data, rows)
+    return run_loops(loop, operands, common, federation.execution, lengths, homes)
 
 
 def _scoring(task: Task, batch_size: int, common: _Common) -> Loop:
@@ -161,5 +162,6 @@ def loss_matrix(
 
     operands = (rows, choice, None if active is None else sizes, private)
     common = _Common(candidates, federation.data, part)
-    losses = over_rows(lane, operands, common, federation.execution, sizes)
+    homes = homes_of(federation.data, rows)
+    losses = over_rows(lane, operands, common, federation.execution, sizes, homes)
     return LossMatrix(losses, (sizes * choice.shape[1]).astype(jnp.int32))
