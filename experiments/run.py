@@ -21,10 +21,11 @@ from rich.console import Console
 import fedjax_pfl as pfl
 from fedjax_pfl.data.files import as_path
 from fedjax_pfl.data.whole_files import writing
+from fedjax_pfl.execution import processes
 from fedjax_pfl.results.remarks import named
 
 from .cli import console as shown
-from .cli import flags, kept, new_clients, provenance, resume, shell
+from .cli import flags, kept, new_clients, provenance, resume, shell, together
 from .cli.algorithms import remarked
 from .cli.build import Experiment, material, output_folder, prepare
 from .cli.help import help_text
@@ -34,20 +35,24 @@ from .outputs import comparison_table, run_files, tracking, training_line
 @shell.script(shell.GOES_ON, "from what is kept")
 def main(argv: list[str]) -> int:
     """Runs the script."""
-    args = flags.parse(argv)
+    args = flags.parse(argv, flags.distributed)
     if args["help"].value or args["helpfull"].value:
         print(help_text(args))
     elif args["list"].value:
         print(shown.catalogue())
     else:
-        made = material(args)  # the content of the data identifies the run
-        output = output_folder(args, made.identity)
-        if resume.finished(output, made.algorithms):
+        together.start(args.distributed)
+        made = processes.agreed(lambda: material(args))  # the data's content identifies the run
+        together.check_alike(resume.configuration(args, **made.identity))
+        output = Path(processes.on_first(lambda: str(output_folder(args, made.identity))))
+        if processes.on_first(lambda: resume.finished(output, made.algorithms)):
+            if not processes.is_first():
+                return 0
             print(f"This run is finished. Its results, from {output}:")
             results = {name: load(args, name, output) for name in made.algorithms}
             track(args, results, output)
             return report(results, args, output)
-        return run(prepare(args, output, made))
+        return run(processes.agreed(lambda: prepare(args, output, made)))
     return 0
 
 
@@ -64,34 +69,49 @@ def run(experiment: Experiment, quiet: bool = False) -> int:
     if not quiet:
         print("\n".join(header(experiment)), flush=True)
     results: dict[str, pfl.Result] = {}
-    pending = [name for name in experiment.algorithms if not kept.whole(output / name)]
+    pending = processes.on_first(
+        lambda: [name for name in experiment.algorithms if not kept.whole(output / name)]
+    )
     memory = {name: memory_of(experiment, name) for name in pending}  # before a folder is made
-    with resume.opened(output, args, **experiment.identity):
-        done = [name for name in experiment.algorithms if kept.whole(output / name)]
-        run_files.write_partition(output, experiment.partition, experiment.dataset)
+    with together.held(lambda: resume.opened(output, args, **experiment.identity)):
+        done = processes.on_first(
+            lambda: [name for name in experiment.algorithms if kept.whole(output / name)]
+        )
+        processes.on_first(
+            lambda: run_files.write_partition(output, experiment.partition, experiment.dataset)
+        )
         facts = provenance.describe(experiment)
         try:
             with resume.Stopper() as stop, shown.progress_display(console) as display:
                 for name in experiment.algorithms:
-                    if name in done:
-                        results[name] = load(args, name, output)
-                    else:
+                    if name not in done:
                         shower = display.algorithm(name, args.rounds, memory.get(name))
                         results[name] = run_algorithm(experiment, name, facts, shower, stop)
-                    track(args, {name: results[name]}, output)
+                    processes.on_first(partial(_found, args, name, results, output))
         except (pfl.Interrupted, KeyboardInterrupt) as error:
             return interrupted(error, stop, results, output)
-        if experiment.new_clients is not None:
-            print(f"\n{new_clients.write_table(output, results)}")
-        title = f"{', '.join(results)} on {facts['summary']['dataset']}"
-        if experiment.score_clients is not None:
-            title += f", scored on client {', '.join(map(str, experiment.score_clients))}"
-        shutil.rmtree(output / resume.CHECKPOINTS, ignore_errors=True)
-        line = training_line.described(args, experiment.federation.num_clients)
-        run_files.write_comparison(
-            output, results, title, line
-        )  # last: with it the run is finished
-    return 0 if quiet else report(results, args, output)
+        processes.on_first(lambda: _write_comparison(experiment, results, facts, output))
+    return 0 if quiet or not processes.is_first() else report(results, args, output)
+
+
+def _found(args, name: str, results: dict[str, pfl.Result], output: Path) -> None:
+    """An algorithm's result is in its folder: reads it if need be, and tracks it."""
+    if name not in results:
+        results[name] = load(args, name, output)
+    track(args, {name: results[name]}, output)
+
+
+def _write_comparison(
+    experiment: Experiment, results: dict[str, pfl.Result], facts: dict, output: Path
+) -> None:
+    if experiment.new_clients is not None:
+        print(f"\n{new_clients.write_table(output, results)}")
+    title = f"{', '.join(results)} on {facts['summary']['dataset']}"
+    if experiment.score_clients is not None:
+        title += f", scored on client {', '.join(map(str, experiment.score_clients))}"
+    shutil.rmtree(output / resume.CHECKPOINTS, ignore_errors=True)
+    line = training_line.described(experiment.args, experiment.federation.num_clients)
+    run_files.write_comparison(output, results, title, line)  # last: with it the run is finished
 
 
 def memory_of(experiment: Experiment, name: str) -> pfl.Memory | None:
@@ -110,11 +130,12 @@ def memory_of(experiment: Experiment, name: str) -> pfl.Memory | None:
 
 
 def _keep_programs(cache: Path) -> None:
-    """Lets JAX keep compiled programs in a folder, if it can be written."""
+    """Lets JAX keep compiled programs in a folder, if it can be written; the first process does."""
     try:
-        with writing(cache):
-            cache.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=cache).close()
+        if processes.is_first():
+            with writing(cache):
+                cache.mkdir(parents=True, exist_ok=True)
+                tempfile.TemporaryFile(dir=cache).close()
     except pfl.OutputError as error:
         print(f"warning: no compiled programs are kept: {error}", file=sys.stderr)
         return
@@ -158,7 +179,11 @@ def run_algorithm(experiment: Experiment, name: str, facts: dict, progress, stop
         replace(result, final=None), experiment.training[name]
     )  # frees device memory for the next algorithm
     config = provenance.configuration(experiment, result, facts)
-    run_files.write_algorithm(output / name, result, config, facts["summary"], models, more)
+    processes.on_first(
+        lambda: run_files.write_algorithm(
+            output / name, result, config, facts["summary"], models, more
+        )
+    )
     return result
 
 
@@ -171,14 +196,19 @@ def track(args, results: dict[str, pfl.Result], output: Path) -> None:
 
 def interrupted(error, stop: "resume.Stopper", results: dict, output: Path) -> int:
     """Prints what is kept and how to continue; returns the exit code."""
+    number = stop.signal
+    if isinstance(error, pfl.Interrupted):  # all processes are, if only one got a signal
+        number = max(processes.exchange(number))
+    else:
+        together.leave_at_once()
     done = ", ".join(results) or "none"
     where = f", and the next one after round {error.round}" if hasattr(error, "round") else ""
     print(
         f"Interrupted. Finished algorithms: {done}{where}. Kept in {output}: the same command "
         "continues from there.",
-        file=sys.stderr,
+        file=sys.stderr if processes.is_first() else sys.stdout,
     )
-    return 128 + (stop.signal or signal.SIGINT)
+    return 128 + (number or signal.SIGINT)
 
 
 def report(results: dict[str, pfl.Result], args, output: Path) -> int:
@@ -217,6 +247,7 @@ def header(experiment: Experiment) -> list[str]:
         f"run        {args.rounds} rounds, {len(experiment.seeds)} seed(s); clients by "
         f"{federation.execution}, seeds by {federation.execution.seeds}; padding efficiency "
         f"{efficiency:.3f}",
-        f"device     {jax.device_count()} x {device.device_kind} ({jax.default_backend()})",
+        f"device     {jax.device_count()} x {device.device_kind} ({jax.default_backend()})"
+        + (f" in {processes.count()} processes" if processes.several() else ""),
         f"output     {experiment.output}",
     ]

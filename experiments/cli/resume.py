@@ -26,9 +26,10 @@ RECORD = "run.json"
 CHECKPOINTS = "checkpoints"
 LOCK = ".lock"
 FIRST = {LOCK, f".part-{RECORD}"}  # files that may exist before the record
-# Flags that change neither numbers nor which files are written; event files can be added later.
+# Flags that change neither which files are written nor numbers, but for the rounding of sums over
+# devices; event files can be added later.
 NEUTRAL = ("data_dir", "output_dir", "compilation_cache", "checkpoint_seconds", "tensorboard")
-NEUTRAL += ("trust_flagfiles",)
+NEUTRAL += ("trust_flagfiles", "devices", "distributed")
 
 try:
     import fcntl
