@@ -16,8 +16,7 @@ NORMS = (None, "before_relu", "after_pool")
 class CNN(nn.Module):
     """Convolutions, each followed by 2x2 max pooling and ReLU, then hidden layers and a head.
 
-    Pooling comes before the ReLU, and before the bias is added: they commute, and then touch a
-    quarter as much.
+    Pooling comes before the ReLU: the two commute, and the ReLU then touches a quarter as much.
 
     Attributes:
       num_classes: C.

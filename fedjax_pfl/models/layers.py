@@ -15,6 +15,7 @@ from fedjax_pfl.errors import require_name
 from fedjax_pfl.models.kernels import forms, minimal_filtering
 
 INITIALIZERS = ("torch", "flax", "kaiming")
+Pool = Callable[[jax.Array], jax.Array]
 
 
 def initializers(name: str, fan_in: int):
@@ -108,6 +109,19 @@ def add_channels(x: jax.Array, shift: jax.Array) -> jax.Array:
     return x + shift if forms.form() == "xla" else _added(x, shift)
 
 
+def add_and_pool(x: jax.Array, shift: jax.Array, pool: Pool | None) -> jax.Array:
+    """`pool(x + shift)` of x [..., C] and shift [C]; without a pool, x + shift.
+
+    The pool must commute with a number added to each channel, as a maximum does. For accelerators
+    it comes first, which leaves less to add to. A CPU adds while it makes x.
+    """
+    if pool is None:
+        return add_channels(x, shift)
+    if forms.form() == "xla":
+        return add_channels(pool(x), shift)
+    return pool(add_channels(x, shift))
+
+
 def scale_channels(x: jax.Array, factor: jax.Array) -> jax.Array:
     """x [..., C] * factor [C], with the factor's gradient as `channel_sum` sums."""
     return x * factor if forms.form() == "xla" else _scaled(x, factor)
@@ -160,21 +174,17 @@ class Conv(nn.Module):
     use_bias: bool = True
 
     @nn.compact
-    def __call__(self, x, before_bias: Callable[[jax.Array], jax.Array] | None = None):
-        """Applies `before_bias`, if any, before the bias is added: it has less to be added to.
-
-        It must commute with a number added to each channel, as max pooling does.
-        """
+    def __call__(self, x, pool: Pool | None = None):
+        """Pools what comes out, if so asked; see `add_and_pool`."""
         shape = (*self.kernel_size, x.shape[-1], self.features)
         fan_in = shape[0] * shape[1] * shape[2]
         kernel_init, bias_init = initializers(self.initializer, fan_in)
         kernel = self.param("kernel", kernel_init, shape).astype(x.dtype)
         out = convolve(_pad(x, self.padding), kernel, self.stride)
-        out = out if before_bias is None else before_bias(out)
         if not self.use_bias:
-            return out
+            return out if pool is None else pool(out)
         bias = self.param("bias", bias_init, (self.features,))
-        return add_channels(out, bias.astype(x.dtype))
+        return add_and_pool(out, bias.astype(x.dtype), pool)
 
 
 class Embedding(nn.Module):

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_pfl import trees
-from fedjax_pfl.models.layers import add_channels, channel_sum, scale_channels
+from fedjax_pfl.models.layers import add_and_pool, add_channels, channel_sum, scale_channels
 
 
 def masked_moments(
@@ -53,8 +53,8 @@ class BatchNorm(nn.Module):
     epsilon: float = 1e-5
 
     @nn.compact
-    def __call__(self, x, train: bool = False, valid=None, before_bias=None):
-        """`before_bias`: see `Conv`."""
+    def __call__(self, x, train: bool = False, valid=None, pool=None):
+        """`pool`: see `add_and_pool`."""
         shape = (x.shape[-1],)
         scale = self.param("scale", nn.initializers.ones_init(), shape)
         bias = self.param("bias", nn.initializers.zeros_init(), shape)
@@ -74,8 +74,7 @@ class BatchNorm(nn.Module):
             variance = running_var.value.astype(exact.dtype)
         factor = scale.astype(exact.dtype) * jax.lax.rsqrt(variance + self.epsilon)
         normal = scale_channels(add_channels(exact, -mean), factor)
-        normal = normal if before_bias is None else before_bias(normal)
-        return add_channels(normal, bias.astype(exact.dtype)).astype(x.dtype)
+        return add_and_pool(normal, bias.astype(exact.dtype), pool).astype(x.dtype)
 
     def _move(self, running, value, on):
         old = running.value

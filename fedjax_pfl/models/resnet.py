@@ -24,8 +24,8 @@ class ConvNorm(nn.Module):
         )
         self.bn = BatchNorm()
 
-    def __call__(self, x, train: bool = False, valid=None, before_bias=None):
-        return self.bn(self.conv(x), train, valid, before_bias)
+    def __call__(self, x, train: bool = False, valid=None, pool=None):
+        return self.bn(self.conv(x), train, valid, pool)
 
 
 class ResidualBlock(nn.Module):

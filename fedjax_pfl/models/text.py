@@ -61,7 +61,7 @@ class TextCNN(nn.Module):
 
     def features(self, ids, train: bool = False):
         x = self.embedding(ids)[:, :, None]
-        # The maximum before the bias and the ReLU: they commute.
+        # The maximum before the ReLU: the two commute.
         x = jnp.concatenate([conv(x, _over_time) for conv in self.conv], axis=-1)
         return self.drop(nn.relu(x), deterministic=not train)
 
