@@ -5,8 +5,9 @@ VENV ?= .venv
 WORKERS ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2)
 READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
+COMPILERS_READY := $(VENV)/.compilers-ready
 
-.PHONY: help demo smoke test test-all coverage fuzz lint format docs clean
+.PHONY: help demo smoke test test-all coverage fuzz lint format docs accelerators clean
 
 help:
 	@echo "make demo      install, compare four algorithms on handwritten digits, print the table"
@@ -18,6 +19,7 @@ help:
 	@echo "make lint      style (ruff), which module imports which, and types (basedpyright)"
 	@echo "make format    what ruff can mend by itself"
 	@echo "make docs      the site of the documentation, built strictly (site/index.html)"
+	@echo "make accelerators  every algorithm compiled for TPUs and GPUs that need not be there (an hour)"
 	@echo "make clean     remove the environment and everything that was built"
 
 $(READY): requirements.txt setup.cfg setup.py pyproject.toml
@@ -74,6 +76,17 @@ $(DOCS_READY): $(READY)
 
 docs: $(DOCS_READY)
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict
+
+# The compilers of TPUs and of NVIDIA GPUs; of CUDA itself nothing is needed.
+$(COMPILERS_READY): $(READY)
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check -e '.[aot-tpu,aot-gpu]'
+	@touch $@
+
+# What was compiled is kept in accelerators/, and an interrupted command continues there.
+# ACCELERATORS_FLAGS keeps to some, such as ACCELERATORS_FLAGS='--only=small/v5e/'.
+accelerators: $(COMPILERS_READY)
+	JAX_PLATFORMS=cpu $(VENV)/bin/python -m tools.accelerators accelerators docs/performance.md \
+		$(ACCELERATORS_FLAGS)
 
 clean:
 	rm -rf $(VENV) build dist site htmlcov .coverage* coverage.xml *.egg-info .pytest_cache .ruff_cache

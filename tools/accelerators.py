@@ -98,20 +98,25 @@ def table(found: Found) -> str:
 
 
 def _small(found: Found) -> list[str]:
-    """How long each algorithm compiles, with which transfers on a mesh."""
+    """How long each algorithm compiles, and the transfers of a round; of the targets there are."""
+    given = [target for target in TARGETS
+             if any(Case("small", target, name).name in found for name in ALGORITHMS)]  # fmt: skip
     lines = [
-        "| Algorithm | " + " | ".join(f"{target}, s" for target in TARGETS) + " | on the mesh |",
-        "| --- |" + " ---: |" * len(TARGETS) + " --- |",
+        "| Algorithm | " + " | ".join(f"{target}, s" for target in given) + " | transfers |",
+        "| --- |" + " ---: |" * len(given) + " --- |",
     ]
     for name in sorted(ALGORITHMS):
-        plans_of = [found.get(Case("small", target, name).name) for target in TARGETS]
-        if any(plans_of):
-            seconds = " | ".join("-" if one is None else _seconds(one) for one in plans_of)
-            mesh = plans_of[1]
-            transfers = (mesh or {}).get("costs") or {"transfers": {}}
-            moved = ", ".join(f"{n:g} {kind}" for kind, (n, _) in transfers["transfers"].items())
-            lines.append(f"| `{name}` | {seconds} | {moved or '-'} |")
+        own = [found.get(Case("small", target, name).name) for target in given]
+        if any(own):
+            seconds = " | ".join("-" if one is None else _seconds(one) for one in own)
+            lines.append(f"| `{name}` | {seconds} | {_transfers(own) or '-'} |")
     return lines
+
+
+def _transfers(own: Sequence[Mapping[str, Any] | None]) -> str:
+    """Of the one target that has several devices."""
+    costs = [one["costs"]["transfers"] for one in own if one and one["costs"]]
+    return ", ".join(f"{n:g} {kind}" for each in costs for kind, (n, _) in each.items())
 
 
 def _seconds(plan: Mapping[str, Any]) -> str:

@@ -86,10 +86,11 @@ def squared_distances(a: Stack, b: Stack, partners: Rows | None = None) -> Matri
         trusted |= own
 
     def one_by_one(_):
-        def from_one(other):
-            return squared_norms(jax.tree.map(jnp.subtract, a, other))
+        # By blocks: where devices share `b`, each gathers what is mapped over.
+        def block(x, y):
+            return lax.map(lambda other: squared_norms(x - other), y).T
 
-        return lax.map(from_one, b).T, True
+        return _over_blocks(block, a, b), True
 
     # As a loop: under vmap over runs, a condition's branches are both computed, in every round. Its
     # name says how often its body runs (`execution.lanes.Counts`): hardly ever.

@@ -12,17 +12,17 @@ LANES = 128  # of a TPU's tile; it has 8 rows of 32 bits, 16 of 16 bits, 32 of 8
 def nbytes(shape: Sequence[int], dtype: Any, platform: str = "cpu") -> int:
     """Bytes of an array on a device.
 
-    Two axes of an array are in tiles on a TPU, and both are padded. Its compiler chooses which:
-    here, those with the least padding.
+    Two axes of an array are in tiles on a TPU, and both are padded. Its compiler chooses which.
+    Here those with the least padding.
     """
     size = np.dtype(dtype).itemsize
     whole = math.prod(map(int, shape)) * size
-    if platform != "tpu" or not whole or not shape:
+    if platform != "tpu" or not whole:
         return whole
     across = [_up(n, LANES) / n for n in shape]
     down = [_up(n, 32 // min(size, 4)) / n for n in shape]
     both = [a * d for i, a in enumerate(across) for j, d in enumerate(down) if i != j]
-    return round(whole * min(both or across))
+    return round(whole * min(both or across or [LANES]))
 
 
 def row_length(numbers: int, platform: str) -> int:

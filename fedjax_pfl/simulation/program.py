@@ -20,7 +20,7 @@ from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.spreading import spread
 from fedjax_pfl.simulation.evaluation import evaluate, named_models
-from fedjax_pfl.simulation.memory import Memory, nbytes, peak
+from fedjax_pfl.simulation.memory import BESIDE, Memory, nbytes, peak
 from fedjax_pfl.simulation.runs import Runs, over_runs
 from fedjax_pfl.structs import Broadcast, client_axes
 from fedjax_pfl.typing import Device, Stack, State, Tree
@@ -113,7 +113,8 @@ class Program:
                 stacklevel=2,
             )
             return None
-        return Memory(data=data, state=held, working=most - held)
+        working = round((most - held) * BESIDE.get(platform, 1))
+        return Memory(data=data, state=held, working=working)
 
     def start(self) -> State:
         """The states before the first round, leaves [R, ...]."""

