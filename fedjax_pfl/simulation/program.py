@@ -185,9 +185,15 @@ class Final:
         return readable(models)
 
     def personalize(self, new_clients: Federation) -> Stack:
-        """Models of clients that never took part, leaves [runs, K, ...]."""
+        """Models of clients that never took part, leaves [runs, K, ...].
+
+        Raises:
+          InputError: the algorithm uses validation samples, and they have none.
+        """
         program = self.program
-        new_clients = spread(program.runs.algorithm.prepare(new_clients))
+        new_clients = program.runs.algorithm.prepare(new_clients)
+        program.runs.algorithm.check_validation(new_clients)
+        new_clients = spread(new_clients)
         return _personalize(
             self.states, program.runs, program.federation, new_clients, np.int32(program.rounds)
         )
