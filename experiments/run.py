@@ -22,12 +22,13 @@ from rich.console import Console
 import fedjax_pfl as pfl
 from fedjax_pfl.data.files import as_path
 from fedjax_pfl.data.whole_files import writing
+from fedjax_pfl.execution import processes
 from fedjax_pfl.results.remarks import named
 
 from .cli import console as shown
-from .cli import flags, kept, new_clients, provenance, resume, shell
+from .cli import flags, kept, new_clients, provenance, resume, shell, together
 from .cli.algorithms import remarked
-from .cli.build import Experiment, material, output_folder, prepare
+from .cli.build import Experiment, Material, material, output_folder, prepare
 from .cli.flagfiles import value_of
 from .cli.help import help_text
 from .outputs import comparison_table, live, run_files, tracking, training_line
@@ -36,21 +37,24 @@ from .outputs import comparison_table, live, run_files, tracking, training_line
 @shell.script(shell.GOES_ON, "from what is kept")
 def main(argv: list[str]) -> int:
     """Runs the script."""
-    args = flags.parse(argv)
+    args = flags.parse(argv, flags.distributed)
     if args["help"].value or args["helpfull"].value:
         print(help_text(args))
     elif args["list"].value:
         print(shown.catalogue())
     else:
-        made = material(args)  # the content of the data identifies the run
-        output = output_folder(args, made.identity)
-        shorter = resume.lengthened(output, args, **made.identity)
-        if shorter is None and resume.finished(output, made.algorithms):
+        together.start(args.distributed)
+        made = processes.agreed(lambda: material(args))  # the data's content identifies the run
+        together.check_alike(resume.configuration(args, **made.identity))
+        output = Path(processes.on_first(lambda: str(output_folder(args, made.identity))))
+        if processes.on_first(lambda: is_finished(args, output, made)):
+            if not processes.is_first():
+                return 0
             print(f"This run is finished. Its results, from {output}:")
             results = {name: load(args, name, output) for name in made.algorithms}
             track(args, results, output)
             return report(results, args, output)
-        return run(prepare(args, output, made))
+        return run(processes.agreed(lambda: prepare(args, output, made)))
     return 0
 
 
@@ -67,36 +71,62 @@ def run(experiment: Experiment, quiet: bool = False) -> int:
     if not quiet:
         print("\n".join(header(experiment)), flush=True)
     results: dict[str, pfl.Result] = {}
-    longer = resume.lengthened(output, args, **experiment.identity) is not None
-    pending = [n for n in experiment.algorithms if longer or not kept.whole(output / n)]
+    pending = processes.on_first(lambda: unfinished(experiment))
     memory = {name: memory_of(experiment, name) for name in pending}  # before a folder is made
-    with resume.opened(output, args, **experiment.identity):
-        done = [name for name in experiment.algorithms if kept.whole(output / name)]
-        run_files.write_partition(output, experiment.partition, experiment.dataset)
+    with together.held(lambda: resume.opened(output, args, **experiment.identity)):
+        done = processes.on_first(
+            lambda: [name for name in experiment.algorithms if kept.whole(output / name)]
+        )
+        processes.on_first(
+            lambda: run_files.write_partition(output, experiment.partition, experiment.dataset)
+        )
         facts = provenance.describe(experiment)
         try:
             with resume.Stopper() as stop, shown.progress_display(console) as display:
                 for name in experiment.algorithms:
-                    if name in done:
-                        results[name] = load(args, name, output)
-                    else:
+                    if name not in done:
                         shower = display.algorithm(name, args.rounds, memory.get(name))
                         results[name] = run_algorithm(experiment, name, facts, shower, stop)
-                    track(args, {name: results[name]}, output)
+                    processes.on_first(partial(_found, args, name, results, output))
         except (resume.Stopped, KeyboardInterrupt) as error:
             return interrupted(error, stop, results, output)
-        if experiment.new_clients is not None:
-            print(f"\n{new_clients.write_table(output, results)}")
-        title = f"{', '.join(results)} on {facts['summary']['dataset']}"
-        if experiment.score_clients is not None:
-            title += f", scored on client {', '.join(map(str, experiment.score_clients))}"
-        if not args.keep_state:
-            shutil.rmtree(output / resume.CHECKPOINTS, ignore_errors=True)
-        line = training_line.described(args, experiment.federation.num_clients)
-        run_files.write_comparison(
-            output, results, title, line
-        )  # last: with it the run is finished
-    return 0 if quiet else report(results, args, output)
+        processes.on_first(lambda: _write_comparison(experiment, results, facts, output))
+    return 0 if quiet or not processes.is_first() else report(results, args, output)
+
+
+def is_finished(args, output: Path, made: Material) -> bool:
+    """Whether the folder has all results of these flags."""
+    longer = resume.lengthened(output, args, **made.identity) is not None
+    return not longer and resume.finished(output, made.algorithms)
+
+
+def unfinished(experiment: Experiment) -> list[str]:
+    """The algorithms to simulate."""
+    args, output = experiment.args, experiment.output
+    longer = resume.lengthened(output, args, **experiment.identity) is not None
+    return [n for n in experiment.algorithms if longer or not kept.whole(output / n)]
+
+
+def _found(args, name: str, results: dict[str, pfl.Result], output: Path) -> None:
+    """An algorithm's result is in its folder: reads it if need be, and tracks it."""
+    if name not in results:
+        results[name] = load(args, name, output)
+    track(args, {name: results[name]}, output)
+
+
+def _write_comparison(
+    experiment: Experiment, results: dict[str, pfl.Result], facts: dict, output: Path
+) -> None:
+    args = experiment.args
+    if experiment.new_clients is not None:
+        print(f"\n{new_clients.write_table(output, results)}")
+    title = f"{', '.join(results)} on {facts['summary']['dataset']}"
+    if experiment.score_clients is not None:
+        title += f", scored on client {', '.join(map(str, experiment.score_clients))}"
+    if not args.keep_state:
+        shutil.rmtree(output / resume.CHECKPOINTS, ignore_errors=True)
+    line = training_line.described(args, experiment.federation.num_clients)
+    run_files.write_comparison(output, results, title, line)  # last: with it the run is finished
 
 
 def memory_of(experiment: Experiment, name: str) -> pfl.Memory | None:
@@ -115,11 +145,12 @@ def memory_of(experiment: Experiment, name: str) -> pfl.Memory | None:
 
 
 def _keep_programs(cache: Path) -> None:
-    """Lets JAX keep compiled programs in a folder, if it can be written."""
+    """Lets JAX keep compiled programs in a folder, if it can be written; the first process does."""
     try:
-        with writing(cache):
-            cache.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=cache).close()
+        if processes.is_first():
+            with writing(cache):
+                cache.mkdir(parents=True, exist_ok=True)
+                tempfile.TemporaryFile(dir=cache).close()
     except pfl.OutputError as error:
         print(f"warning: no compiled programs are kept: {error}", file=sys.stderr)
         return
@@ -140,7 +171,7 @@ def run_algorithm(experiment: Experiment, name: str, facts: dict, progress, stop
 
     def measured(chunk: pfl.Progress) -> None:
         progress(chunk)
-        growing.add(chunk)
+        processes.on_first(lambda: growing.add(chunk))
 
     place = output / resume.CHECKPOINTS / name
     kept_for_more = pfl.Checkpoints(
@@ -172,8 +203,12 @@ def run_algorithm(experiment: Experiment, name: str, facts: dict, progress, stop
         replace(result, final=None), experiment.training[name]
     )  # frees device memory for the next algorithm
     config = provenance.configuration(experiment, result, facts)
-    run_files.write_algorithm(output / name, result, config, facts["summary"], models, more)
-    growing.remove()
+
+    def write() -> None:
+        run_files.write_algorithm(output / name, result, config, facts["summary"], models, more)
+        growing.remove()
+
+    processes.on_first(write)
     return result
 
 
@@ -193,14 +228,19 @@ def track(args, results: dict[str, pfl.Result], output: Path) -> None:
 
 def interrupted(error, stop: "resume.Stopper", results: dict, output: Path) -> int:
     """Prints what is kept and how to continue; returns the exit code."""
+    number = stop.signal
+    if isinstance(error, resume.Stopped):  # all processes are, if only one got a signal
+        number = max(processes.exchange(number))
+    else:
+        together.leave_at_once()
     done = ", ".join(results) or "none"
     where = f", and the next one after round {error.round}" if hasattr(error, "round") else ""
     print(
         f"Interrupted. Finished algorithms: {done}{where}. Kept in {output}: the same command "
         "continues from there.",
-        file=sys.stderr,
+        file=sys.stderr if processes.is_first() else sys.stdout,
     )
-    return 128 + (stop.signal or signal.SIGINT)
+    return 128 + (number or signal.SIGINT)
 
 
 def report(results: dict[str, pfl.Result], args, output: Path) -> int:
@@ -241,6 +281,7 @@ def header(experiment: Experiment) -> list[str]:
         f"run        {args.rounds} rounds, {len(experiment.seeds)} seed(s); clients by "
         f"{federation.execution}, seeds by {federation.execution.seeds}; padding efficiency "
         f"{efficiency:.3f}",
-        f"device     {jax.device_count()} x {device.device_kind} ({jax.default_backend()})",
+        f"device     {jax.device_count()} x {device.device_kind} ({jax.default_backend()})"
+        + (f" in {processes.count()} processes" if processes.several() else ""),
         f"output     {experiment.output}",
     ]

@@ -48,6 +48,7 @@ from fedjax_pfl.federation.local_training import LocalTraining
 from fedjax_pfl.federation.optimizers import OPTIMIZERS, SGD, register_optimizer
 from fedjax_pfl.federation.rates import LR_SCHEDULES, register_lr_schedule
 from fedjax_pfl.federation.schedules import Schedule, batch_indices
+from fedjax_pfl.federation.spreading import spread
 from fedjax_pfl.models import networks
 from fedjax_pfl.models.heads import TwoHeads
 from fedjax_pfl.models.networks import MODELS, make_model
@@ -81,6 +82,7 @@ __all__ = [  # noqa: RUF022 - grouped as the pages of the reference are
     "Adaptation", "Batch", "ExtraLoss", "Federation", "LR_SCHEDULES", "LocalTraining", "OPTIMIZERS",
     "SGD", "Schedule", "WeightDistribution", "batch_indices", "estimated_class_shares", "federate",
     "options", "padding_efficiency", "proximal", "register_lr_schedule", "register_optimizer",
+    "spread",
     # Data and partitions
     "COMMON_OPTIONS", "DATASETS", "Dataset", "IMPORTERS", "Partition", "RULES", "SCALINGS",
     "dataset_from_arrays", "import_partition", "input_scaling", "load_dataset", "make_partition",

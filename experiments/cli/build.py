@@ -1,7 +1,7 @@
 """From flags to a checked experiment: nothing is compiled or written here."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl.data.files import as_path
 from fedjax_pfl.data.whole_files import check_name
 from fedjax_pfl.errors import shown
+from fedjax_pfl.execution import processes
 from fedjax_pfl.values import decimal
 
 from ..outputs import tracking
@@ -132,6 +133,11 @@ def prepare(
     options = federation_options(args) | dict(options)
     federation = pfl.federate(dataset, partition, args.model, **options)
     federation, new_clients = split_new_clients(args, federation)
+    if processes.several():  # each keeps its own clients' samples
+        federation, dataset = pfl.spread(federation), dataset.without_samples()
+        if new_clients is not None:
+            spread = pfl.spread(new_clients.federation)
+            new_clients = replace(new_clients, federation=spread)
     seeds = tuple(range(args.seed, args.seed + args.num_seeds))
     experiment = Experiment(
         args,

@@ -6,28 +6,47 @@ import jax
 
 import fedjax_pfl as pfl
 from fedjax_pfl.errors import shown
+from fedjax_pfl.execution import processes
 from fedjax_pfl.values import decimal
 
 SINGLE_THREADED = "--xla_cpu_multi_thread_eigen=false"
 
 
 def prepare(devices: str, num_clients: int) -> int:
-    """The number of devices that share the client axis.
+    """The number of devices that share the client axis, those of all processes together.
 
     "auto" is 1 on accelerators. On a CPU it is one device for each core, at most one for each
     client: a core that trains its own client never waits, while cores that share one client's
     matrix products wait for each other in every step. CPU devices can be made only before JAX
     starts; if JAX runs already, "auto" is 1.
 
+    Several processes share all their devices; on CPUs each makes as many.
+
     Raises:
       InputError: neither "auto" nor a number of devices that there are.
     """
+    if processes.several():
+        return _of_several(devices, num_clients)
     wanted = _cores() if devices == "auto" else _whole(devices)
     wanted = max(min(wanted, num_clients), 1)
     chosen = _start(wanted)
     if devices == "auto":
         return wanted if chosen and jax.default_backend() == "cpu" else 1
     return wanted
+
+
+def _of_several(devices: str, num_clients: int) -> int:
+    count = processes.count()
+    wanted = None if devices == "auto" else _whole(devices)
+    if wanted is not None and wanted % count:
+        raise pfl.InputError(
+            f"--devices must be 'auto' or a multiple of {count}, the number of processes, got "
+            f"{wanted}."
+        )
+    most = -(-num_clients // count)
+    each = min(processes.exchange(_cores())) if wanted is None else wanted // count
+    _start(min(each, most) if wanted is None else each)
+    return len(processes.all_devices()) if wanted is None else wanted
 
 
 def _start(count: int) -> bool:

@@ -234,6 +234,12 @@ def _run(group: _Group) -> None:
     )
 
 
+def distributed(values: flags.FlagValues) -> None:
+    """The flag of a run in several processes."""
+    meaning = "several processes: 'auto' on a cluster, or HOST:PORT,COUNT,INDEX of this one"
+    _Group(values, "run").text("distributed", None, meaning)
+
+
 def _help(group: _Group) -> None:
     group.switch("list", False, "print the algorithms, data sets, partitions, models, and exit")
     group.switch("help", False, "print this, and exit", short_name="h")

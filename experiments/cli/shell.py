@@ -21,7 +21,7 @@ from absl.flags import Flag, FlagValues, IllegalFlagValueError, UnrecognizedFlag
 
 from fedjax_pfl.errors import InputError, OutputError, cut, sentence, shown
 
-from . import unknown_flags
+from . import together, unknown_flags
 
 FAULT, INPUT = 1, 2
 INTERRUPTED = 128 + signal.SIGINT
@@ -164,6 +164,7 @@ def leave(main: Callable[[], int]) -> NoReturn:
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         code = INTERRUPTED
+    together.end(code)
     sys.stdout.flush()
     lost = streams[0] and streams[0].lost
     if lost and lost.errno != errno.EPIPE and not code:

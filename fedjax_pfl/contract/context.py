@@ -190,7 +190,7 @@ class Context:
         step: Callable[[Tree, Any, jax.Array, Tree, Client], Tree],
         carry: Tree | Broadcast,
         *,
-        rows: jax.Array | None = None,
+        rows: Rows | None = None,
         purpose: str = "train",
         schedule: Schedule | None = None,
         **options: Any,
@@ -203,7 +203,7 @@ class Context:
         where each takes two gradients.
         """
         if rows is None:
-            rows = self.cohort.rows
+            rows = self.cohort.places
             options.setdefault("active", self.cohort.mask)
             if options.get("split", "train") == "train":
                 options.setdefault("cursor", self._cursor(self.cohort, schedule))
@@ -228,7 +228,7 @@ class Context:
           **options: of `scoring.loss_matrix`: split, choice, active, onto.
         """
         if rows is None:
-            rows = self.cohort.rows
+            rows = self.cohort.places
             options.setdefault("active", None if self.cohort.complete else self.cohort.mask)
         losses, samples = scoring.loss_matrix(self.federation, candidates, rows, **options)
         if self.tally is not None:

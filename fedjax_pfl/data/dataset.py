@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -95,6 +95,12 @@ class Dataset:
             digest.update(f"{array.dtype.str} {array.shape}".encode())
             digest.update(array.reshape(-1).view(np.uint8).data)
         return digest.hexdigest()
+
+    def without_samples(self) -> "Dataset":
+        """The same data set, fingerprint included, whose samples take no memory."""
+        other = replace(self, train_x=self.train_x[:0].copy(), test_x=self.test_x[:0].copy())
+        vars(other)["_fingerprint"] = self.fingerprint()
+        return other
 
     def describe(self) -> str:
         """One line: name, numbers of samples, shape, classes and the note."""

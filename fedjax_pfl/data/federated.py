@@ -4,6 +4,7 @@ Images are never padded or copied per client: samples are stored as loaded (most
 batches are gathered by index and scaled inside the compiled program.
 """
 
+import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +16,7 @@ import numpy as np
 
 from fedjax_pfl.errors import require
 from fedjax_pfl.structs import static, struct
-from fedjax_pfl.typing import Scalar
+from fedjax_pfl.typing import Rows, Scalar
 
 
 @struct
@@ -29,6 +30,8 @@ class Split:
       capacity: the largest size (at least 1).
       total: samples of all clients.
       equal: whether all clients hold the same number, so that no lane waits for another.
+      shards: how many equal parts `index` has, one for each device; see `FederatedData`. Offsets
+        are then within a client's own part.
     """
 
     index: jax.Array
@@ -37,6 +40,7 @@ class Split:
     capacity: int = static()
     total: int = static()
     equal: bool = static()
+    shards: int = static(default=1)
 
     @property
     def mean_size(self) -> int:
@@ -78,6 +82,10 @@ class FederatedData:
       label_map: int32 [N, C] or None: the label that each client sees in place of a class.
       num_classes: C.
       sample_shape: of one sample, such as (28, 28, 1); d numbers.
+      shards: how many equal parts the pool has. Each device has its own, with the samples of its
+        own clients (`home_of`), and programs see it where that device's clients are run. With one
+        part every device has all samples.
+      digest: of the content before it was divided into parts; else empty.
     """
 
     samples: jax.Array
@@ -92,10 +100,31 @@ class FederatedData:
     label_map: jax.Array | None
     num_classes: int = static()
     sample_shape: tuple[int, ...] = static()
+    shards: int = static(default=1)
+    digest: str = static(default="")
 
     @property
     def num_clients(self) -> int:
         return self.ids.shape[0]
+
+    @property
+    def share(self) -> int:
+        """Clients of one device, at most: as many one after the other have the same home."""
+        return -(-self.num_clients // self.shards)
+
+    def home_of(self, rows: Rows) -> Any:
+        """The part of the pool, and number of the device, that has the samples of clients."""
+        return rows // self.share
+
+    def content(self) -> str:
+        """SHA-256 of the data, the same wherever and in whatever parts they lie."""
+        if self.digest:
+            return self.digest
+        total = hashlib.sha256()
+        for leaf in map(np.asarray, jax.tree.leaves(self)):
+            total.update(f"{leaf.dtype} {leaf.shape}".encode())
+            total.update(np.ascontiguousarray(leaf).tobytes())
+        return total.hexdigest()
 
     def input_dtype(self, dtype: str) -> np.dtype[Any]:
         """Type of the model's inputs: int32 for token ids, the type of the scale for all others."""

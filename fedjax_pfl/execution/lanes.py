@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_pfl import trees
-from fedjax_pfl.execution.rows import over_devices, over_rows
+from fedjax_pfl.execution.rows import Homes, over_devices, over_rows
 from fedjax_pfl.execution.strategy import Execution
 from fedjax_pfl.typing import Tree
 
@@ -79,33 +79,61 @@ class Loop(NamedTuple):
             last = lax.while_loop(partial(self.unfinished, row), segment, first)
         return self.finish(row, broadcast, last)
 
+    def of_used(self) -> "Loop":
+        """The loop of rows (whether it is used, row); of others it is at its end at once."""
+        return self._replace(
+            begin=lambda row, broadcast: self.begin(row[1], broadcast),
+            enter=lambda row, state: self.enter(row[1], state),
+            inside=lambda row, state: row[0] & self.inside(row[1], state),
+            unfinished=lambda row, state: row[0] & self.unfinished(row[1], state),
+            step=lambda row, broadcast, state: self.step(row[1], broadcast, state),
+            finish=lambda row, broadcast, state: self.finish(row[1], broadcast, state),
+        )
+
 
 def _named(what: str, times: float) -> AbstractContextManager:
     return jax.named_scope(f"{what}[{times:g}]")
 
 
 def run_loops(
-    loop: Loop, operands: Tree, broadcast: Tree, execution: Execution, lengths: jax.Array | None
+    make: Callable[[Any], Loop],
+    operands: Tree,
+    broadcast: Tree,
+    execution: Execution,
+    lengths: jax.Array | None,
+    homes: Homes | None = None,
 ) -> Tree:
     """Runs the loop of every row of `operands` [M, ...]; see `over_rows`.
 
     Args:
+      make: `make(broadcast)` gives the loop, on the device where it runs.
       lengths: [M] lengths of the rows' loops in any unit, or None where all are equal.
+      homes: see `over_rows`.
     """
     count = jax.tree.leaves(operands)[0].shape[0]
     lanes = execution.lanes(count)
-    if lengths is None:
-        return over_rows(loop.alone, operands, broadcast, execution)
-    if lanes == 1:
-        loop = loop._replace(counts=loop.counts._replace(most=loop.counts.mean))
-        return over_rows(loop.alone, operands, broadcast, replace(execution, chunk=1), lengths)
+    if lengths is None and homes is not None and homes.at is not None:
+        lengths = jnp.ones(count, jnp.int32)  # some devices have fewer rows than others
+    if lengths is not None and lanes > 1:
 
-    def share(operands, broadcast, lengths):
-        if lanes == lengths.shape[0]:
-            return _side_by_side(loop, operands, broadcast)
-        return _packed(loop, operands, broadcast, lengths, lanes)
+        def share(operands, broadcast, lengths, used):
+            loop = make(broadcast)
+            if used is not None:
+                loop, operands = loop.of_used(), (used, operands)
+            if lanes == lengths.shape[0]:
+                return _side_by_side(loop, operands, broadcast)
+            return _packed(loop, operands, broadcast, lengths, lanes)
 
-    return over_devices(share, operands, broadcast, execution, lengths)
+        return over_devices(share, operands, broadcast, execution, lengths, homes)
+
+    def alone(row, broadcast):
+        loop = make(broadcast)
+        if lengths is not None:  # each with its own number of steps
+            loop = loop._replace(counts=loop.counts._replace(most=loop.counts.mean))
+        return loop.alone(row, broadcast)
+
+    one_by_one = execution if lengths is None else replace(execution, chunk=1)
+    return over_rows(alone, operands, broadcast, one_by_one, lengths, homes)
 
 
 class _Mapped(NamedTuple):

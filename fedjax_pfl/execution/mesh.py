@@ -10,6 +10,7 @@ from jax import lax
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from fedjax_pfl.execution.processes import all_devices, put
 from fedjax_pfl.typing import Device, Tree
 
 AXIS = "clients"  # of the device mesh
@@ -22,8 +23,8 @@ def described(devices: Sequence[Device]) -> AbstractContextManager:
 
 
 def mesh_of(devices: int) -> Mesh:
-    """The first `devices` of this process's devices, or of the described ones, in one row."""
-    return _row((_described.value or tuple(jax.local_devices()))[:devices])
+    """The first `devices` of all that programs can use, or of the described ones, in one row."""
+    return _row((_described.value or all_devices())[:devices])
 
 
 @functools.cache
@@ -53,6 +54,6 @@ def place(tree: Tree, devices: int, *lead: str | None) -> Tree:
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
         if isinstance(leaf, Tracer):
             return lax.with_sharding_constraint(leaf, sharding)
-        return jax.device_put(leaf, sharding)
+        return put(leaf, sharding)
 
     return jax.tree.map(one, tree)

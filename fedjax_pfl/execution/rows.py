@@ -1,18 +1,48 @@
 """A function over the rows of the client axis: one by one, in chunks, as lanes, over devices."""
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
 from fedjax_pfl import trees
+from fedjax_pfl.data.federated import FederatedData, Split
 from fedjax_pfl.execution.mesh import AXIS, mesh_of
 from fedjax_pfl.execution.packing import ranks_of_devices
 from fedjax_pfl.execution.strategy import Execution
-from fedjax_pfl.typing import Tree
+from fedjax_pfl.typing import Rows, Tree
+
+
+class Homes(NamedTuple):
+    """The devices that must run rows, for they alone have the rows' samples.
+
+    Attributes:
+      at: int32 [M], the device of each row; None where every device has as many, in order.
+      most: rows that one device may have. Rows must differ: of more than that on one device the
+        last ones, which repeat others, get another row's result.
+    """
+
+    at: jax.Array | None
+    most: int
+
+
+def homes_of(data: FederatedData, rows: Rows) -> Homes | None:
+    """Where clients must be run: None where every device has all samples.
+
+    All clients in order are best given as a NumPy array: nothing then moves between devices.
+    """
+    if data.shards == 1:
+        return None
+    count = data.num_clients
+    in_place = isinstance(rows, np.ndarray) and np.array_equal(rows, np.arange(count))
+    if in_place and count % data.shards == 0:
+        return Homes(None, data.share)
+    return Homes(jnp.asarray(data.home_of(rows), jnp.int32), data.share)
 
 
 def over_rows(
@@ -21,6 +51,7 @@ def over_rows(
     broadcast: Tree,
     execution: Execution,
     lengths: jax.Array | None = None,
+    homes: Homes | None = None,
 ) -> Tree:
     """Applies `fn` to every row of `operands` [M, ...] by the execution's strategy.
 
@@ -31,12 +62,15 @@ def over_rows(
         several devices `fn` must not close over them.
       lengths: [M] loop lengths; with chunks, rows of similar length share one, and devices are
         dealt rows of about the same total length.
+      homes: the devices that must run the rows, or None where any may.
     """
 
-    def chunks(operands, broadcast, lengths):
+    def chunks(operands, broadcast, lengths, used):
         def one(row):
             return fn(row, broadcast)
 
+        if used is not None and execution.chunk == 1:
+            return lax.map(_skipping(one), (used, operands))
         count = jax.tree.leaves(operands)[0].shape[0]
         lanes = min(execution.chunk or count, count)
         if lanes == 1:
@@ -48,7 +82,20 @@ def over_rows(
         done = lax.map(one, trees.take(operands, order), batch_size=lanes)
         return trees.take(done, jnp.argsort(order))
 
-    return over_devices(chunks, operands, broadcast, execution, lengths)
+    return over_devices(chunks, operands, broadcast, execution, lengths, homes)
+
+
+def _skipping(one: Callable[[Tree], Tree]) -> Callable[[tuple[jax.Array, Tree]], Tree]:
+    """`one` of (whether the row is used, the row); zeros where it is not."""
+
+    def maybe(operand):
+        used, row = operand
+        shapes = jax.eval_shape(one, row)
+        return lax.cond(
+            used, one, lambda _: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes), row
+        )
+
+    return maybe
 
 
 def over_devices(
@@ -57,29 +104,76 @@ def over_devices(
     broadcast: Tree,
     execution: Execution,
     lengths: jax.Array | None = None,
+    homes: Homes | None = None,
 ) -> Tree:
     """Every device runs its share of the rows; no device waits for another in between.
 
     Args:
-      fn: `fn(operands, broadcast, lengths)` of a share of the rows, one result a row.
+      fn: `fn(operands, broadcast, lengths, used)` of a share of the rows, one result a row. Where
+        `used` bool [share] is false, the row stands in for one that is not there, and its result
+        is dropped; None where all are used.
+      homes: the devices that must run the rows, or None where any may.
     """
     devices = execution.devices
     if devices == 1:
-        return fn(operands, broadcast, lengths)
+        return fn(operands, broadcast, lengths, None)
     count = jax.tree.leaves(operands)[0].shape[0]
     ours = PartitionSpec(AXIS)
     run = jax.shard_map(
         fn,
         mesh=mesh_of(devices),
-        in_specs=(ours, PartitionSpec(), ours),
+        in_specs=(ours, jax.tree.map(_lies, broadcast, is_leaf=_of_data), ours, ours),
         out_specs=ours,
         check_vma=False,
     )
-    if count % devices == 0 and (lengths is None or not execution.deal):
-        return run(operands, broadcast, lengths)
+    if homes is not None and homes.at is not None:
+        slots, used, back = _at_home(homes.at, min(count, homes.most), devices)
+        lengths = None if lengths is None else jnp.where(used, lengths[slots], 0)
+        done = run(trees.take(operands, slots), broadcast, lengths, used)
+        return trees.take(done, back)
+    if homes is not None or (count % devices == 0 and (lengths is None or not execution.deal)):
+        return run(operands, broadcast, lengths, None)
     order = jnp.arange(count) if lengths is None else jnp.argsort(-lengths, stable=True)
     slots = order[ranks_of_devices(count, devices).T.reshape(-1)]
     lengths = None if lengths is None else lengths[slots]
-    done = run(trees.take(operands, slots), broadcast, lengths)
+    done = run(trees.take(operands, slots), broadcast, lengths, None)
     back = jnp.zeros(count, jnp.int32).at[slots].set(jnp.arange(len(slots), dtype=jnp.int32))
     return trees.take(done, back)
+
+
+def _of_data(node: Any) -> bool:
+    return isinstance(node, FederatedData | Split)
+
+
+def _lies(node: Any) -> Any:
+    """Partition specs of an argument without a client axis: whole, or divided into parts."""
+    whole = jax.tree.map(lambda _: PartitionSpec(), node)
+    if isinstance(node, Split) and node.shards > 1:
+        return replace(whole, index=PartitionSpec(AXIS))
+    if isinstance(node, FederatedData):
+        names = ("train", "validation", "test")
+        splits = {name: _lies(getattr(node, name)) for name in names}
+        pool = PartitionSpec(AXIS) if node.shards > 1 else PartitionSpec()
+        return replace(whole, samples=pool, labels=pool, **splits)
+    return whole
+
+
+def _at_home(at: jax.Array, most: int, devices: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(row of each slot, whether the slot is used, slot of each row) for rows with homes [M].
+
+    Every device has `most` slots, the first ones for its rows.
+    """
+    count = at.shape[0]
+    order = jnp.argsort(at, stable=True).astype(jnp.int32)
+    numbers = jnp.arange(devices, dtype=at.dtype)
+    first, end = (jnp.searchsorted(at[order], numbers, side=side) for side in ("left", "right"))
+    place = first[:, None] + jnp.arange(most)
+    used = (place < end[:, None]).reshape(-1)
+    last = jnp.clip(end - 1, 0, count - 1)  # stands in where a slot is left over
+    slots = order[jnp.minimum(place, last[:, None])].reshape(-1)
+    back = (
+        jnp.zeros(count, jnp.int32)
+        .at[jnp.where(used, slots, count)]
+        .set(jnp.arange(devices * most, dtype=jnp.int32), mode="drop")
+    )
+    return slots, used, back

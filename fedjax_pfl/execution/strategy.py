@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass, field
 
-import jax
-
 from fedjax_pfl.errors import InputError, shown
+from fedjax_pfl.execution import processes
 from fedjax_pfl.execution.platforms import resolve_platform
 from fedjax_pfl.values import decimal
 
@@ -85,7 +84,12 @@ def resolve_execution(
         )
     chunk = _chunk(clients, default)
     whole = isinstance(devices, int) and not isinstance(devices, bool)
-    there = len(jax.local_devices())
+    there = len(processes.all_devices())
+    if processes.several() and not (whole and devices == there):
+        raise InputError(
+            f"devices must be {there}, those of all {processes.count()} processes together, got "
+            f"{shown(devices)}."
+        )
     if not (whole and 1 <= devices <= there):
         more = " (JAX_NUM_CPU_DEVICES makes more of a CPU)" if on_cpu else ""
         raise InputError(f"devices must be in 1..{there}{more}, got {shown(devices)}.")

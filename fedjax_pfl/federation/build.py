@@ -12,6 +12,7 @@ from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.sources.registry import Dataset
 from fedjax_pfl.errors import InputError, require
 from fedjax_pfl.execution.platforms import resolve_platform
+from fedjax_pfl.execution.processes import several
 from fedjax_pfl.federation.federation import Federation, initial_model, sample_inputs
 from fedjax_pfl.federation.option import documented, gathered
 from fedjax_pfl.federation.options import (
@@ -72,10 +73,10 @@ def federate(
     trained = training.parts(data, plan, shapes["params"], task.dtype)
     steps = training.schedule.total_steps(np.asarray(data.train.size))
     return Federation(
-        data=jax.device_put(data),
+        data=data if several() else jax.device_put(data),  # see `spread`
         participation=cohorts.cohorts(data.num_clients),
         network=task,
-        initial_values=jax.device_put(values),
+        initial_values=values if several() else jax.device_put(values),
         initial_match=match,
         plan=plan,
         execution=execution.execution(steps),

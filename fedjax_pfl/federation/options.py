@@ -20,6 +20,7 @@ from fedjax_pfl.errors import InputError, require
 from fedjax_pfl.execution import tiles
 from fedjax_pfl.execution.packing import fitted
 from fedjax_pfl.execution.platforms import PLATFORMS, resolve_platform
+from fedjax_pfl.execution.processes import several
 from fedjax_pfl.execution.strategy import SEED_AXES, Execution, resolve_execution
 from fedjax_pfl.federation.local_training import RATES, SETTABLE, LocalTraining, check_hashable
 from fedjax_pfl.federation.named import options_of
@@ -218,6 +219,8 @@ class InputOptions(Group):
           InputError: the partition does not fit the data set, or ids are not one for each client.
         """
         samples, labels = dataset.pool()
+        # No device will have all of several processes' samples.
+        keep: Any = np.asarray if several() else jnp.asarray
         partition.validate(len(labels), dataset.num_classes, labels)
         if not len(partition.train.idx):
             raise InputError(
@@ -235,7 +238,7 @@ class InputOptions(Group):
         rows = samples.reshape(len(samples), -1)
         longer = tiles.row_length(rows.shape[1], platform) - rows.shape[1]
         return FederatedData(
-            samples=jnp.asarray(np.pad(rows, ((0, 0), (0, longer))) if longer else rows),
+            samples=keep(np.pad(rows, ((0, 0), (0, longer))) if longer else rows),
             labels=jnp.asarray(labels, np.int32),
             scale=jnp.asarray(scale, np.float32),
             shift=jnp.asarray(shift, np.float32),

@@ -15,7 +15,7 @@ from fedjax_pfl import trees
 from fedjax_pfl.errors import InputError, require
 from fedjax_pfl.federation.option import Group, option
 from fedjax_pfl.structs import static, struct
-from fedjax_pfl.typing import Tree
+from fedjax_pfl.typing import Rows, Tree
 from fedjax_pfl.values import convert
 
 STRAGGLER_SCHEDULES = ("code", "paper")
@@ -64,6 +64,11 @@ class Cohort:
     @property
     def size(self) -> int:
         return self.rows.shape[0]
+
+    @property
+    def places(self) -> Rows:
+        """`rows`, as a NumPy array where these are all clients in order."""
+        return np.arange(self.num_clients, dtype=np.int32) if self.in_place else self.rows
 
     def gather(self, stack: Tree) -> Tree:
         """Rows of the cohort: leaves [N, ...] give [M, ...]."""

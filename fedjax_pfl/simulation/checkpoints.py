@@ -11,6 +11,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from fedjax_pfl._version import __version__
 from fedjax_pfl.data.files import as_path, reason
 from fedjax_pfl.data.whole_files import require_version, writing
 from fedjax_pfl.errors import InputError, OutputError, cut
+from fedjax_pfl.execution import processes
 from fedjax_pfl.federation.optimizers import formula
 from fedjax_pfl.typing import Tree
 from fedjax_pfl.values import number
@@ -49,6 +51,8 @@ class Checkpoints:
     stored with it and compared when it is read. A damaged checkpoint is skipped, with a
     warning, for the one before. Reading never runs code.
 
+    Of several processes the first one writes and reads, and all call each function.
+
     Args:
       folder: made if it is missing; no other simulation may use it.
       every_seconds: wall time between two checkpoints; 0 saves after every chunk.
@@ -73,7 +77,7 @@ class Checkpoints:
         self._last = time.monotonic()
 
     def due(self) -> bool:
-        """Whether it is time for the next one."""
+        """Whether it is time for the next one; processes may differ."""
         return time.monotonic() - self._last >= self.every_seconds
 
     def save(self, done: int, trees: Mapping[str, Tree], facts: Mapping[str, Any]) -> None:
@@ -84,17 +88,19 @@ class Checkpoints:
         Raises:
           OutputError: it can't be written; earlier ones are kept.
         """
+        leaves = {name: processes.fetched(tree) for name, tree in trees.items()}
+        processes.on_first(lambda: self._save(done, leaves, facts))
+        self._last = time.monotonic()
+
+    def _save(
+        self, done: int, leaves: Mapping[str, list[np.ndarray]], facts: Mapping[str, Any]
+    ) -> None:
         ocp, manager = self._open()
         if done in manager.all_steps():
             if self._read(done) is not None:
                 return
             manager.delete(done)
-        leaves = {name: jax.device_get(jax.tree.leaves(tree)) for name, tree in trees.items()}
-        arrays = {
-            f"{name}.{k}": np.asarray(leaf)
-            for name, stack in leaves.items()
-            for k, leaf in enumerate(stack)
-        }
+        arrays = _by_name(leaves)
         described = {
             "format": FORMAT,
             "round": done,
@@ -111,10 +117,27 @@ class Checkpoints:
                     arrays=ocp.args.StandardSave(filled), facts=ocp.args.JsonSave(described)
                 ),
             )
-        self._last = time.monotonic()
 
     def latest(self) -> Saved | None:
         """The newest checkpoint that is whole, or None."""
+        if not processes.several():
+            return self._latest()
+        arrays: dict[str, np.ndarray] = {}
+
+        def read() -> list | None:
+            saved = self._latest()
+            if saved is None:
+                return None
+            arrays.update(_by_name(saved.trees))
+            return [saved.round, {n: len(stack) for n, stack in saved.trees.items()}, saved.facts]
+
+        shared = processes.on_first(read)
+        if shared is None:
+            return None
+        (done, counts, facts), found = shared, processes.from_first(arrays)
+        return Saved(done, _by_tree(found, counts), facts)
+
+    def _latest(self) -> Saved | None:
         if not self.folder.is_dir():
             return None
         steps = sorted(self._open()[1].all_steps(), reverse=True)
@@ -130,6 +153,9 @@ class Checkpoints:
 
     def clear(self) -> None:
         """Deletes all of them."""
+        processes.on_first(self._clear)
+
+    def _clear(self) -> None:
         manager = self._open()[1]
         for step in manager.all_steps():
             manager.delete(step)
@@ -145,6 +171,9 @@ class Checkpoints:
         Raises:
           OutputError: it can't.
         """
+        processes.on_first(self._check)
+
+    def _check(self) -> None:
         with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=self.folder).close()
@@ -172,9 +201,13 @@ class Checkpoints:
 
         if self._manager is None:
             logging.getLogger("absl").setLevel(logging.ERROR)
-            self.check()
+            self._check()
+            alone: dict[str, Any] = {}
+            if processes.several():  # Orbax need not wait for the others: they save nothing
+                of_one = ocp.options.MultiprocessingOptions(primary_host=0, active_processes={0})
+                alone = {"multiprocessing_options": of_one}
             options = ocp.CheckpointManagerOptions(
-                max_to_keep=self.keep, create=False, enable_async_checkpointing=False
+                max_to_keep=self.keep, create=False, enable_async_checkpointing=False, **alone
             )
             self._manager = ocp.CheckpointManager(
                 self.folder, options=options, item_names=("arrays", "facts")
@@ -198,13 +231,21 @@ class Checkpoints:
             digest = described.pop("digest")
             if described["format"] != FORMAT or digest != _digest(arrays, described):
                 return None
-            trees = {
-                name: [arrays[f"{name}.{k}"] for k in range(count)]
-                for name, count in described["counts"].items()
-            }
+            trees = _by_tree(arrays, described["counts"])
             return Saved(described["round"], trees, described["facts"])
         except Exception:  # a damaged file makes its readers raise anything
             return None
+
+
+def _by_name(trees: Mapping[str, Sequence[np.ndarray]]) -> dict[str, np.ndarray]:
+    return {f"{n}.{k}": array for n, stack in trees.items() for k, array in enumerate(stack)}
+
+
+def _by_tree(
+    arrays: Mapping[str, np.ndarray], counts: Mapping[str, int]
+) -> dict[str, list[np.ndarray]]:
+    """The reverse of `_by_name`."""
+    return {name: [arrays[f"{name}.{k}"] for k in range(count)] for name, count in counts.items()}
 
 
 VERSION = "fedjax_pfl's version"
@@ -213,8 +254,10 @@ VERSION = "fedjax_pfl's version"
 def fingerprint(program: Any, matrix_rounds: Sequence[int]) -> dict[str, str]:
     """By name, everything in which two runs of one simulation agree."""
     runs, federation = program.runs, program.federation
-    static = _plain(jax.tree.structure(federation))
-    data = [*jax.tree.leaves(federation), federation.rate_factors(program.rounds)]
+    # How clients are run, and on which devices, changes results by rounding alone.
+    data, without = federation.data, replace(federation, data=None, execution=None)
+    static = f"{_plain(jax.tree.structure(without))} {data.num_classes} {data.sample_shape}"
+    rates = _hash([*jax.tree.leaves(without), federation.rate_factors(program.rounds)])
     shapes = jax.eval_shape(lambda: federation.initial_model(jax.random.key(0)))["params"]
     how = program.adapt
     own = None if how is None else how.optimizer
@@ -225,10 +268,10 @@ def fingerprint(program: Any, matrix_rounds: Sequence[int]) -> dict[str, str]:
         "rounds": str(program.rounds),
         "evaluation": f"{program.eval_every} {_plain(how)} {adapted} {program.scored}",
         "kept matrices": str([int(r) for r in sorted(matrix_rounds)]),
-        "model, training or execution": hashlib.sha256(
+        "model or training": hashlib.sha256(
             f"{static} {formula(federation.optimizer, shapes)}".encode()
         ).hexdigest(),
-        "data, partition or learning rate": _hash(data),
+        "data, partition or learning rate": f"{data.content()} {rates}",
         "JAX's version or device": f"{jax.__version__} {jax.devices()[0].device_kind}",
         VERSION: __version__,
     }

@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import jax
 
+from fedjax_pfl.errors import InputError
+from fedjax_pfl.execution import processes
 from fedjax_pfl.results.result import ASKED, IMPATIENT, Result
 from fedjax_pfl.simulation.checkpoints import Checkpoints, Saved, check_same, fingerprint
 from fedjax_pfl.simulation.collector import Collector
@@ -71,9 +73,11 @@ class Chunks:
         self.program, self.checkpoints, self.patience = program, checkpoints, patience
         self.done, self.spent, self.stopped = 0, 0.0, ""
         self.mark, saved, kept = {}, None, list(matrix_rounds)
+        if checkpoints is not None or processes.several():
+            self.mark = fingerprint(program, matrix_rounds)
+            _check_alike(self.mark)
         if checkpoints is not None:
             checkpoints.check()
-            self.mark = fingerprint(program, matrix_rounds)
             saved = self._continued(checkpoints)
         if saved is not None:
             past = saved.facts.get("matrices", kept)
@@ -116,7 +120,9 @@ class Chunks:
     def _restore(self, saved: Saved, like: Chunk) -> None:
         """Continues from a checkpoint, whose trees have the structures of a chunk's."""
         states, buffers, matrices = map(jax.tree.structure, like)
-        leaves = [jax.device_put(leaf) for leaf in saved.trees["states"]]
+        leaves = saved.trees["states"]
+        if not processes.several():
+            leaves = [jax.device_put(leaf) for leaf in leaves]
         self.states = placed(jax.tree.unflatten(states, leaves), self.program.federation)
         self.collector.restore(saved.trees, buffers, matrices)
         self.done, self.spent = saved.round, sum(self.collector.paces)
@@ -145,11 +151,11 @@ class Chunks:
                 accuracy = self.collector.accuracy()
                 progress(Progress(self.done, rounds, accuracy, self.spent, since, result))
             self._judge()
-            if self.done < rounds:
-                self._pause(stop)
             # The next chunk takes the time asked for, if its rounds take as long as these.
             fitting = chunk_seconds * length / max(seconds, 1e-9)
             length = max(1, int(min(fitting, self.program.capacity)))
+            if self.done < rounds:
+                length = self._pause(stop, length)
 
     def _next_stop(self) -> int:
         """The next round after which a chunk ends.
@@ -190,13 +196,35 @@ class Chunks:
         self.collector.add(length, buffers, matrices, seconds)
         return seconds
 
-    def _pause(self, stop: Callable[[], bool] | None) -> None:
-        """Writes a checkpoint where one is due, and notes that the simulation was asked to stop."""
-        if not self.stopped and stop is not None and stop():
+    def _pause(self, stop: Callable[[], bool] | None, length: int) -> int:
+        """Writes a checkpoint where one is due, and notes that the simulation was asked to stop.
+
+        One process that is asked is enough; for the rest the first one decides.
+
+        Returns:
+          Rounds of the next chunk.
+        """
+        asked = not self.stopped and stop is not None and bool(stop())
+        due = self.checkpoints is not None and self.checkpoints.due()
+        said = processes.exchange([asked, due, length])
+        if any(each[0] for each in said):
             self.stopped = ASKED
+        _, due, length = said[0]
         last = self._extendable and self.done == self.program.rounds - 1
-        if self.checkpoints is not None and (self.stopped or last or self.checkpoints.due()):
+        if self.checkpoints is not None and (self.stopped or last or due):
             trees = {"states": self.states, **self.collector.trees()}
-            kept, asked = self.collector.matrix_rounds, self.mark["kept matrices"]
-            facts = {"simulation": self.mark, "matrices": kept, "asked": json.loads(asked)}
+            kept, wanted = self.collector.matrix_rounds, self.mark["kept matrices"]
+            facts = {"simulation": self.mark, "matrices": kept, "asked": json.loads(wanted)}
             self.checkpoints.save(self.done, trees, facts)
+        return length
+
+
+def _check_alike(mark: dict[str, str]) -> None:
+    """Raises `InputError` where processes simulate something else."""
+    for number, other in enumerate(processes.exchange(mark)):
+        differ = [name for name in mark if mark[name] != other.get(name)]
+        if differ:
+            raise InputError(
+                f"All processes must simulate the same, but in process {number} the "
+                f"{'; '.join(differ)} differ from this one's."
+            )

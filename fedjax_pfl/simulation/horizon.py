@@ -29,20 +29,14 @@ def depends_on_rounds(program: Program, done: int, before: int) -> bool:
 
 def _traced(program: Program, total: int) -> tuple:
     """One round of one run in JAX's intermediate language, and the constants in it."""
-    run = jax.tree.map(lambda leaf: leaf[0], program.runs)
+    first = jax.tree.map(lambda leaf: leaf[0], program.runs)
     number = np.int32(total)
 
-    def begin(t):
-        return checks.checked_init(run.algorithm, run.context(program.federation, t, number))
+    def one_round(run, federation, t):
+        ctx = run.context(federation, t, number)
+        return checks.checked_round(run.algorithm, ctx, checks.checked_init(run.algorithm, ctx))
 
-    def one_round(t, state):
-        ctx = run.context(program.federation, t, number)
-        state, record = checks.checked_round(run.algorithm, ctx, state)
-        return state, record
-
-    def whole(t):
-        return one_round(t, begin(t))
-
-    traced = jax.make_jaxpr(whole)(np.int32(0))
+    # The federation is an argument: its arrays may lie in other processes too.
+    traced = jax.make_jaxpr(one_round)(first, program.federation, np.int32(0))
     text = re.sub(r" at 0x[0-9a-f]+", "", str(traced))
     return text, tuple(np.asarray(const).tobytes() for const in traced.consts if const.size < 64)

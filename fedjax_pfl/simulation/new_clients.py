@@ -9,8 +9,10 @@ import numpy as np
 
 from fedjax_pfl.data.federated import FederatedData, Split
 from fedjax_pfl.errors import InputError, require
+from fedjax_pfl.execution.processes import readable
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.participation import ParticipationOptions
+from fedjax_pfl.federation.spreading import spread
 from fedjax_pfl.simulation.program import Final
 from fedjax_pfl.training.scoring import score
 
@@ -80,7 +82,8 @@ def with_samples(federation: Federation, fraction: float) -> Federation:
     require(0 < fraction <= 1, "part of the samples", fraction, "a fraction in (0, 1]")
     whole = np.asarray(federation.data.train.size)
     size = np.minimum(whole, np.maximum(1, np.floor(fraction * whole + 0.5))).astype(np.int32)
-    train = replace(federation.data.train, size=jnp.asarray(size), total=int(size.sum()),
+    # On the host, from where any number of devices gets it.
+    train = replace(federation.data.train, size=size, total=int(size.sum()),
                     equal=bool((size == size[0]).all()))  # fmt: skip
     return replace(federation, data=replace(federation.data, train=train))
 
@@ -104,7 +107,7 @@ def score_new_clients(
     Returns:
       Fractions; NaN for clients without test samples.
     """
-    new_clients = final.program.runs.algorithm.prepare(new_clients)
+    new_clients = spread(final.program.runs.algorithm.prepare(new_clients))
     size = np.asarray(new_clients.data.test.size)
     rows = jnp.arange(new_clients.num_clients, dtype=jnp.int32)
 
@@ -120,7 +123,7 @@ def score_new_clients(
             schedule = replace(fewer.schedule, steps=int(count), shuffle=True)
             schedule.validate()
             models = final.personalize(replace(fewer, schedule=schedule))
-            correct = np.asarray(scored(runs, models, new_clients))
+            correct = np.asarray(readable(scored(runs, models, new_clients)))
             table.append(np.where(size > 0, correct / np.maximum(size, 1), np.nan))
     runs = table[0].shape[0]
     stacked = np.stack(table, axis=1)

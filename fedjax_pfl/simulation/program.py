@@ -15,8 +15,10 @@ from jax.sharding import Sharding, SingleDeviceSharding
 from fedjax_pfl.contract import checks, kept_optimizers
 from fedjax_pfl.errors import require
 from fedjax_pfl.execution.mesh import AXIS, described, place
+from fedjax_pfl.execution.processes import of_processes, readable
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.federation import Federation
+from fedjax_pfl.federation.spreading import spread
 from fedjax_pfl.simulation.evaluation import evaluate, named_models
 from fedjax_pfl.simulation.memory import BESIDE, Memory, nbytes, peak
 from fedjax_pfl.simulation.runs import Runs, over_runs
@@ -95,7 +97,11 @@ class Program:
         devices = self.federation.execution.devices
         platform = self.federation.execution.platform
         held = nbytes(states, platform)
-        data = nbytes(self.federation, platform) * devices
+        data, pool = self.federation.data, 0
+        if data.shards > 1:  # the other arrays are whole on every device
+            parts = (data.train.index, data.validation.index, data.test.index)
+            pool = nbytes((data.samples, data.labels, parts), platform)
+        data = (nbytes(self.federation, platform) - pool) * devices + pool
         try:
             jaxpr = traced.jaxpr.jaxpr
             owned = frozenset(jaxpr.invars[: len(jax.tree.leaves(states))])
@@ -112,7 +118,8 @@ class Program:
 
     def start(self) -> State:
         """The states before the first round, leaves [R, ...]."""
-        return _start(self.runs, self.federation, np.int32(self.rounds))
+        with of_processes():
+            return _start(self.runs, self.federation, np.int32(self.rounds))
 
     def lowered(self, devices: Sequence[Device]) -> Lowered:
         """For devices that need not be there, as many as share the client axis.
@@ -137,8 +144,14 @@ class Program:
         """Runs `length` <= capacity rounds from round `t`; `states` are donated.
 
         Waits until the result is ready.
+
+        Raises:
+          LostProcess: another process of this program has ended.
         """
-        return jax.block_until_ready(_advance(*self._operands(states, t, length), **self._options))
+        with of_processes():
+            chunk = _advance(*self._operands(states, t, length), **self._options)
+            measured = readable((chunk.buffers, chunk.matrices))
+            return jax.block_until_ready(Chunk(chunk.states, *measured))
 
     def _operands(self, states: State, t: int, length: int) -> tuple:
         numbers = (t, length, self.rounds, self.eval_every)
@@ -162,17 +175,18 @@ class Final:
         asked = np.arange(count) if rows is None else np.asarray(rows)
         bad = [int(r) for r in asked if not 0 <= r < count]
         require(not bad, "rows", bad, f"clients in 0..{count - 1}")
-        return _models(
+        models = _models(
             self.states,
             self.program.runs,
             self.program.federation,
             np.int32(self.program.rounds),
             asked.astype(np.int32),
         )
+        return readable(models)
 
     def backbone(self) -> Tree | None:
         """The leaves that no client's model holds, [runs, ...], or None."""
-        return _backbone(self.program.runs, self.program.federation)
+        return readable(_backbone(self.program.runs, self.program.federation))
 
     def personalize(self, new_clients: Federation) -> Stack:
         """Models of clients that never took part, leaves [runs, K, ...].
@@ -183,6 +197,7 @@ class Final:
         program = self.program
         new_clients = program.runs.algorithm.prepare(new_clients)
         program.runs.algorithm.check_validation(new_clients)
+        new_clients = spread(new_clients)
         return _personalize(
             self.states, program.runs, program.federation, new_clients, np.int32(program.rounds)
         )

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 
 from fedjax_pfl.contract.algorithm import Algorithm
+from fedjax_pfl.execution import processes
 from fedjax_pfl.execution.mesh import described
 from fedjax_pfl.execution.packing import fitted, padding_efficiency
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.federation import Federation
+from fedjax_pfl.federation.spreading import spread
 from fedjax_pfl.results.result import Result
 from fedjax_pfl.simulation import request
 from fedjax_pfl.simulation.checkpoints import Checkpoints
@@ -95,7 +97,8 @@ def simulate(
     chunk_seconds = request.checked_seconds(chunk_seconds)
     matrix_rounds = request.checked_matrix_rounds(matrix_rounds, rounds)
     patience = checked_patience(patience, algorithm, program.federation, adapt)
-    program, _ = fitting(program, available(federation.execution.devices))
+    program, _ = fitting(program, _available(federation))
+    program = replace(program, federation=spread(program.federation))
     chunks = Chunks(program, matrix_rounds, checkpoints, patience)
     swept = {name: np.asarray(values) for name, values in (settings or {}).items()}
     numbers = tuple(int(seed) for seed in seeds)
@@ -195,7 +198,15 @@ def check_memory(
     program = request.checked_program(
         algorithm, federation, seeds=seeds, adapt=adapt, score_clients=score_clients
     )
-    return fitting(program, available(federation.execution.devices))[1]
+    return fitting(program, _available(federation))[1]
+
+
+def _available(federation: Federation) -> int | None:
+    """Bytes that all processes together may take, by the one that has the least."""
+    each = max(federation.execution.devices // processes.count(), 1)
+    limits = processes.exchange(available(each))
+    known = [limit for limit in limits if limit is not None]
+    return min(known) * len(limits) if len(known) == len(limits) else None
 
 
 def lower_simulation(

@@ -9,14 +9,15 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_pfl import keys, trees
-from fedjax_pfl.data.federated import Batch, Split
+from fedjax_pfl.data.federated import Batch, FederatedData, Split
 from fedjax_pfl.execution.lanes import Counts, Loop, run_loops
+from fedjax_pfl.execution.rows import homes_of
 from fedjax_pfl.federation.augmentation import Augmentation
 from fedjax_pfl.federation.client import Client
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.schedules import Schedule, client_key
 from fedjax_pfl.structs import Broadcast
-from fedjax_pfl.typing import Tree
+from fedjax_pfl.typing import Rows, Tree
 
 # step(carry, batches, rng, broadcast, client) -> carry
 Step = Callable[[Tree, Any, jax.Array, Tree, Client], Tree]
@@ -52,10 +53,14 @@ class _Lane(NamedTuple):
 
 
 class _Common(NamedTuple):
-    """Shared by all clients: the carry that all begin with, or None, and operands."""
+    """Shared by all clients: the carry that all begin with, or None, operands, the data and their
+    split whose samples are used, the round's key."""
 
     carry: Tree
     broadcast: Tree
+    data: FederatedData
+    part: Split
+    key: jax.Array
 
 
 class _Walk(NamedTuple):
@@ -82,18 +87,18 @@ class _ClientLoop:
     """One client's loop over its own samples: an epoch is a segment, a minibatch a step.
 
     Attributes:
-      federation, step, key, schedule, finish: see `run_clients`.
-      part: the split whose samples are used.
-      augment: random change of its samples, or None.
+      common: see `_Common`; on the device where the loop runs.
+      step, schedule, finish: see `run_clients`.
+      dtype: of the models' inputs.
+      augment: random change of the split's samples, or None.
       together: whether all clients begin with the same carry.
     """
 
-    federation: Federation
+    common: _Common
     step: Step
-    key: jax.Array
     schedule: Schedule
     finish: Callable[[Tree, Client], Tree] | None
-    part: Split
+    dtype: str
     augment: Augmentation | None
     together: bool
 
@@ -109,21 +114,22 @@ class _ClientLoop:
         )
 
     def _counts(self) -> Counts:
-        part, schedule = self.part, self.schedule
+        part, schedule = self.common.part, self.schedule
         mean = part.mean_size
         most, usual = (float(schedule.total_steps(size)) for size in (part.capacity, mean))
         return Counts(most / max(schedule.steps_per_order(part.capacity), 1), most, usual)
 
     def _walk(self, lane: _Lane) -> _Walk:
         # Where all sizes are equal, a client's size does not depend on the row.
-        size = self.part.size[0] if self.part.equal else self.part.size[lane.row]
+        part = self.common.part
+        size = part.size[0] if part.equal else part.size[lane.row]
         count = self.schedule.total_steps(size) if lane.steps is None else lane.steps
         start = jnp.int32(0) if lane.start is None else lane.start
         per_order = jnp.maximum(self.schedule.steps_per_order(size), 1)
         return _Walk(size, per_order, start, start + count)
 
     def _client(self, lane: _Lane, k: jax.Array) -> Client:
-        ours, data = self._walk(lane), self.federation.data
+        ours, data = self._walk(lane), self.common.data
         return Client(
             row=lane.row,
             id=data.ids[lane.row],
@@ -135,21 +141,21 @@ class _ClientLoop:
         )
 
     def _keys(self, lane: _Lane) -> tuple[jax.Array, jax.Array]:
-        return client_key(self.key, self.federation.data.ids[lane.row])
+        return client_key(self.common.key, self.common.data.ids[lane.row])
 
     def _first(self, lane: _Lane, common: _Common) -> Tree:
         return common.carry if self.together else lane.carry
 
     def _begin(self, lane: _Lane, common: _Common) -> _Position:
         start = self._walk(lane).start
-        order = jnp.zeros(self.part.capacity, jnp.int32)
+        order = jnp.zeros(self.common.part.capacity, jnp.int32)
         return _Position(start, start, order, self._first(lane, common))
 
     def _enter(self, lane: _Lane, at: _Position) -> _Position:
         ours = self._walk(lane)
         epoch = at.k // ours.per_order
         order_key, _ = self._keys(lane)
-        order = self.schedule.order(order_key, epoch, ours.size, self.part.capacity)
+        order = self.schedule.order(order_key, epoch, ours.size, self.common.part.capacity)
         end = jnp.minimum((epoch + 1) * ours.per_order, ours.stop)
         return at._replace(end=end, order=order)
 
@@ -171,8 +177,8 @@ class _ClientLoop:
         augment = None
         if self.augment is not None:
             augment = partial(self.augment, keys.derive(rng, f"augment/{number}"))
-        data, dtype = self.federation.data, self.federation.task.dtype
-        return data.fetch(self.part, lane.row, places, valid, dtype, augment)
+        data, part, dtype = self.common.data, self.common.part, self.dtype
+        return data.fetch(part, lane.row, places, valid, dtype, augment)
 
     def _finish(self, lane: _Lane, common: _Common, at: _Position) -> ClientRuns:
         ours, first = self._walk(lane), self._first(lane, common)
@@ -187,7 +193,7 @@ def run_clients(
     step: Step,
     carry: Tree | Broadcast,
     *,
-    rows: jax.Array,
+    rows: Rows,
     key: jax.Array,
     schedule: Schedule,
     broadcast: Tree = None,
@@ -205,7 +211,8 @@ def run_clients(
       step: `step(carry, batches, rng, broadcast, client) -> carry`. `batches` is one `Batch`, or a
         tuple of them where the schedule hands out several; `carry` is any pytree.
       carry: leaves [M, ...], or `Broadcast(tree)` where all clients begin from the same.
-      rows: int32 [M], rows of the client axis; traced, any length, one included.
+      rows: int32 [M], rows of the client axis; traced, any length, one included. All clients in
+        order are best given as a NumPy array (`Cohort.places`).
       key: key of the round and purpose; the executor folds in permanent ids.
       schedule: which batches in which order.
       broadcast: operands without a client axis, handed to every step.
@@ -225,6 +232,7 @@ def run_clients(
     if not isinstance(carry, Broadcast):
         trees.check_rows("the first carry of local work", carry, rows.shape[0])
     trees.check_rows("operands of local work", operands, rows.shape[0])
+    homes, rows = homes_of(federation.data, rows), jnp.asarray(rows)
     part = federation.data.split(split)
     schedule.check_counts(part.capacity)  # sizes below are traced, and products of them wrap
     schedule = schedule.fitting(part.capacity)
@@ -238,15 +246,18 @@ def run_clients(
         steps = steps if active is None else jnp.where(active, steps, 0)
     together = isinstance(carry, Broadcast)
     lanes = _Lane(rows, () if together else carry, operands, cursor, steps)
-    common = _Common(carry.model if together else None, broadcast)
-    loop = _ClientLoop(
-        federation=federation,
-        step=step,
-        key=key,
-        schedule=schedule,
-        finish=finish,
-        part=part,
-        augment=federation.augment if split == "train" else None,
-        together=together,
-    ).loop()
-    return run_loops(loop, lanes, common, federation.execution, steps)
+    begun = carry.model if together else None
+    common = _Common(begun, broadcast, federation.data, part, key)
+
+    def loop(common: _Common) -> Loop:
+        return _ClientLoop(
+            common=common,
+            step=step,
+            schedule=schedule,
+            finish=finish,
+            dtype=federation.task.dtype,
+            augment=federation.augment if split == "train" else None,
+            together=together,
+        ).loop()
+
+    return run_loops(loop, lanes, common, federation.execution, steps, homes)

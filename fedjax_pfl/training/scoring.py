@@ -1,5 +1,6 @@
 """Scores of models on their clients' samples: one stack, or candidates for each client."""
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -8,14 +9,23 @@ from jax import lax
 
 from fedjax_pfl import trees
 from fedjax_pfl.aggregation import leaf_plan
-from fedjax_pfl.data.federated import Split
+from fedjax_pfl.data.federated import FederatedData, Split
 from fedjax_pfl.errors import require
 from fedjax_pfl.execution.lanes import Counts, Loop, run_loops
-from fedjax_pfl.execution.rows import over_rows
+from fedjax_pfl.execution.rows import homes_of, over_rows
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.schedules import COUNTED
+from fedjax_pfl.models.task import Task
 from fedjax_pfl.structs import Broadcast
 from fedjax_pfl.typing import Rows, Stack, Tree
+
+
+class _Common(NamedTuple):
+    """Shared by all clients: models, the data and their split whose samples are used."""
+
+    models: Tree
+    data: FederatedData
+    part: Split
 
 
 class _Scored(NamedTuple):
@@ -42,15 +52,18 @@ def score(
     """
     part = federation.data.split(split)
     alike = isinstance(models, Broadcast)
-    operands, common = (_Scored(rows), models.model) if alike else (_Scored(rows, models), None)
+    operands, model = (_Scored(rows), models.model) if alike else (_Scored(rows, models), None)
     lengths = None if part.equal else part.size[rows]
-    return run_loops(_scoring(federation, part), operands, common, federation.execution, lengths)
+    common = _Common(model, federation.data, part)
+    loop = partial(_scoring, federation.task, federation.eval_batch_size)
+    homes = homes_of(federation.data, rows)
+    return run_loops(loop, operands, common, federation.execution, lengths, homes)
 
 
-def _scoring(federation: Federation, part: Split) -> Loop:
+def _scoring(task: Task, batch_size: int, common: _Common) -> Loop:
     """Batch by batch over a client's samples."""
-    batch_size = min(federation.eval_batch_size, part.capacity)
-    task = federation.task
+    data, part = common.data, common.part
+    batch_size = min(batch_size, part.capacity)
     zero = jnp.zeros((), jnp.promote_types(task.dtype, jnp.float32))
 
     def size_of(scored: _Scored):
@@ -65,8 +78,8 @@ def _scoring(federation: Federation, part: Split) -> Loop:
         row, model, size = scored.row, scored.model, size_of(scored)
         start, correct, loss = state
         at = start + jnp.arange(batch_size, dtype=jnp.int32)
-        batch = federation.data.fetch(part, row, at, at < size, task.dtype)
-        logits = task.predict(common if model is None else model, batch.inputs)
+        batch = data.fetch(part, row, at, at < size, task.dtype)
+        logits = task.predict(common.models if model is None else model, batch.inputs)
         right = (jnp.argmax(logits, axis=1) == batch.labels) & batch.valid
         losses = jnp.where(batch.valid, task.losses(logits, batch.labels), 0)
         return (
@@ -127,7 +140,6 @@ def loss_matrix(
         choice = jnp.broadcast_to(jnp.arange(count), (rows.shape[0], count))
     most, allowed = choice.shape[1] * part.capacity, f"below {COUNTED:,}"
     require(most < COUNTED, "a client's samples times candidates", most, allowed)
-    scoring = _scoring(federation, part)
     sizes = part.size[rows]
     sizes = sizes if active is None else jnp.where(active, sizes, 0)
 
@@ -136,17 +148,20 @@ def loss_matrix(
         trees.check_rows("models with the clients' private leaves", onto, rows.shape[0])
         (candidates, _), (_, private) = map(federation.plan.split, (candidates, onto))
 
-    def lane(operand, candidates):
+    def lane(operand, common: _Common):
         row, chosen, size, private = operand
+        scoring = _scoring(federation.task, federation.eval_batch_size, common)
 
         def one(candidate):
-            model = trees.row(candidates, candidate)
+            model = trees.row(common.models, candidate)
             model = model if private is None else leaf_plan.join(model, private)
-            _, loss = scoring.alone(_Scored(row, model, size), None)
-            return loss / jnp.maximum(part.size[row], 1)
+            _, loss = scoring.alone(_Scored(row, model, size), common)
+            return loss / jnp.maximum(common.part.size[row], 1)
 
         return lax.map(one, chosen)
 
     operands = (rows, choice, None if active is None else sizes, private)
-    losses = over_rows(lane, operands, candidates, federation.execution, sizes)
+    common = _Common(candidates, federation.data, part)
+    homes = homes_of(federation.data, rows)
+    losses = over_rows(lane, operands, common, federation.execution, sizes, homes)
     return LossMatrix(losses, (sizes * choice.shape[1]).astype(jnp.int32))

@@ -26,7 +26,7 @@ from tests.fuzz import __main__ as fuzz
 def check_run(words):
     """The algorithms are made, the rule's options known; flagfiles, and those they name, are
     read."""
-    args = flags.parse(["run", *words])
+    args = flags.parse(["run", *words], flags.distributed)
     build.parse_stragglers(args.stragglers)
     build.parse_clients(args.score_clients)
     build.parse_rounds(args.matrix_rounds, args.rounds)

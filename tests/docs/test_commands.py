@@ -94,7 +94,7 @@ def test_blocks_say_what_they_are(path):
 def known_flags():
     """Names of all flags of all scripts, without dashes."""
     values = [
-        flags.parse(["run"]),
+        flags.parse(["run"], flags.distributed),
         benchmark.parse([""]),
         plan.parse(["plan"]),
         reproduce.parse([""])[0],

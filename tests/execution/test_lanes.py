@@ -53,7 +53,7 @@ def walked(executions, rows):
 
     @jax.jit
     def all_of_them(rows):
-        return [run_loops(walking(), rows, 2.0, one, rows["steps"]) for one in executions]
+        return [run_loops(lambda _: walking(), rows, 2.0, one, rows["steps"]) for one in executions]
 
     return zip(executions, all_of_them(rows), strict=True)
 
@@ -75,7 +75,7 @@ def test_every_row_walks_its_own_length(devices):
 def test_nobody_walks(chunk):
     nothing = {"steps": jnp.zeros(5, int), "start": jnp.arange(5)}
     loop = walking()._replace(finish=lambda row, broadcast, s: (row["start"] + 1, s["k"]))
-    done, steps = run_loops(loop, nothing, 1.0, Execution(chunk, "map"), nothing["steps"])
+    done, steps = run_loops(lambda _: loop, nothing, 1.0, Execution(chunk, "map"), nothing["steps"])
     np.testing.assert_array_equal(done, [1, 2, 3, 4, 5])
     np.testing.assert_array_equal(steps, np.zeros(5))
 
@@ -97,7 +97,7 @@ def test_lanes_take_the_steps_that_are_announced(lanes):
     """A lane that is done takes the next row at once."""
     calls = Counter()
     loop = walking(lambda row, k: jax.debug.callback(lambda _: calls.update(steps=1), k))
-    run_loops(loop, rows(), 1.0, Execution(lanes, "map"), jnp.asarray(LENGTHS))
+    run_loops(lambda _: loop, rows(), 1.0, Execution(lanes, "map"), jnp.asarray(LENGTHS))
     jax.effects_barrier()
     assert calls["steps"] == lanes * makespan(LENGTHS, lanes)
     assert makespan(LENGTHS, lanes) <= LENGTHS.sum() / lanes + LENGTHS.max()
@@ -111,7 +111,7 @@ def test_runs_as_lanes_of_rows_as_lanes():
     def run(lengths):
         given = rows() | {"steps": lengths}
         executions = [Execution(chunk, "vmap") for chunk in (3, 0)]
-        return [run_loops(walking(), given, 1.0, one, lengths)["k"] for one in executions]
+        return [run_loops(lambda _: walking(), given, 1.0, one, lengths)["k"] for one in executions]
 
     for found in jax.vmap(run)(both):
         np.testing.assert_array_equal(found, both)
@@ -154,14 +154,14 @@ def test_lanes_by_rounding_to_one():
     loop = walking(lambda row, k: jax.debug.callback(lambda _: calls.update(steps=1), k))
     execution = Execution(0, "map", fill=0.05)
     assert execution.lanes(len(LENGTHS)) == 1
-    run_loops(loop, rows(), 1.0, execution, jnp.asarray(LENGTHS))
+    run_loops(lambda _: loop, rows(), 1.0, execution, jnp.asarray(LENGTHS))
     jax.effects_barrier()
     assert calls["steps"] == LENGTHS.sum()
 
 
 def test_equal_lengths_in_unequal_segments():
     """Lanes of all rows: none waits long at the end of another's segment."""
-    done = run_loops(walking(), rows(), 1.0, Execution(0, "map"), jnp.asarray(LENGTHS))
+    done = run_loops(lambda _: walking(), rows(), 1.0, Execution(0, "map"), jnp.asarray(LENGTHS))
     np.testing.assert_array_equal(done["k"], LENGTHS)
 
 
@@ -182,7 +182,7 @@ def test_a_lane_for_every_row_moves_no_row():
     """A stack of models is neither gathered nor scattered, which a TPU does slowly."""
 
     def walk(rows, chunk):
-        return run_loops(walking(), rows, 2.0, Execution(chunk, "map"), rows["steps"])
+        return run_loops(lambda _: walking(), rows, 2.0, Execution(chunk, "map"), rows["steps"])
 
     for chunk, moved in ((3, True), (0, False), (11, False)):
         text = str(jax.make_jaxpr(walk, static_argnums=1)(rows(), chunk))
@@ -195,7 +195,7 @@ def test_a_lane_for_every_row_moves_no_row():
 )
 def test_loops_are_named_after_how_often_they_run(chunk, names):
     def walk(rows):
-        return run_loops(walking(), rows, 2.0, Execution(chunk, "map"), rows["steps"])
+        return run_loops(lambda _: walking(), rows, 2.0, Execution(chunk, "map"), rows["steps"])
 
     text = jax.jit(walk).lower(rows()).compile().as_text()
     for name in names:

@@ -1,13 +1,16 @@
 """The compiled program: what it costs to make, and for which devices it is made."""
 
+from dataclasses import replace
 from functools import partial
 
 import jax
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.fedavg import FedAvg
+from fedjax_pfl.execution.mesh import mesh_of
 from fedjax_pfl.simulation.program import Program
 from fedjax_pfl.simulation.runs import make_runs
 from fedjax_pfl.structs import struct
@@ -38,6 +41,17 @@ def test_rounds_and_scores_are_traced_once(ways):
     traced.clear()
     assert program.memory() is not None
     assert traced == ["round", "models"]
+
+
+def test_a_federation_that_lies_on_the_mesh_is_simulated():
+    """Arrays with a `NamedSharding` reach the devices' loops as arguments, with the same bits."""
+    federation = toy_federation(participation=0.6, dtype="float32", devices=2)
+    placed = jax.device_put(federation, NamedSharding(mesh_of(2), PartitionSpec()))
+    program = Program(make_runs(FedAvg(), federation, SEEDS), federation, 4)
+    found, wanted = (
+        each.advance(each.start(), 0, 2) for each in (replace(program, federation=placed), program)
+    )
+    jax.tree.map(np.testing.assert_array_equal, found, wanted)
 
 
 def test_the_program_for_a_described_device_is_the_one_that_runs():

@@ -95,7 +95,7 @@ def test_checkpoints_between_chunks_change_nothing(tmp_path):
         ({"matrix_rounds": (1,)}, "kept matrices"),
         ({"algorithm": "fedavg"}, "algorithm"),
         ({"federation": {"learning_rate": 0.2}}, "seeds and settings; data, partition"),
-        ({"federation": {"local_epochs": 2}}, "model, training or execution"),
+        ({"federation": {"local_epochs": 2}}, "model or training"),
         ({"federation": {"seed": 1}}, "data, partition or learning rate"),
     ],
 )

@@ -169,7 +169,7 @@ def test_a_schedule_is_part_of_a_simulations_fingerprint_by_its_factors():
     named = "data, partition or learning rate"
     # One name, other numbers: functions differ by their computation.
     assert mark(constant(0.5))[named] == mark(constant(0.5))[named] != mark(constant(0.6))[named]
-    named = "model, training or execution"
+    named = "model or training"
     same = mark("constant", momentum(0.5))[named]
     assert mark("constant", momentum(0.5))[named] == same != mark("constant", momentum(0.6))[named]
     for one, other in (

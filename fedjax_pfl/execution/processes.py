@@ -1,0 +1,210 @@
+"""Several processes that run one program: what they agree on, and how each sees all values.
+
+Every process calls the functions here in the same order, with `jax.distributed` started. In one
+process they do nothing but call what they are given.
+"""
+
+import contextlib
+import itertools
+import json
+import weakref
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from jax._src import distributed  # JAX's own store of keys has no public name
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+
+from fedjax_pfl.errors import InputError, OutputError
+from fedjax_pfl.typing import Device, Tree
+
+T = TypeVar("T")
+NAME = "fedjax_pfl"  # of this package's keys
+FOREVER = 7 * 24 * 3600 * 1000  # milliseconds; JAX ends whoever waits for a process that died
+# In messages of JAX where a connection between processes is broken.
+BROKEN = ("Gloo", "gloo", "NCCL", "onnection", "UNAVAILABLE", "oordination")
+_turns = itertools.count()
+_known: weakref.WeakSet[Exception] = weakref.WeakSet()  # errors that all processes have
+_lost: list[bool] = []
+
+
+class LostProcess(OutputError):
+    """Another process of this program has ended."""
+
+
+def count() -> int:
+    """How many processes run this program; starts no device."""
+    return distributed.global_state.num_processes or 1 if jax.distributed.is_initialized() else 1
+
+
+def index() -> int:
+    """This process's number, from 0."""
+    return distributed.global_state.process_id or 0 if jax.distributed.is_initialized() else 0
+
+
+def several() -> bool:
+    """Whether this process is one of several."""
+    return count() > 1
+
+
+def is_first() -> bool:
+    """Whether this is the process that writes files; true for a process alone."""
+    return index() == 0
+
+
+def is_broken() -> bool:
+    """Whether another process is known to have ended."""
+    return bool(_lost)
+
+
+def lost() -> LostProcess:
+    """The error of a process that can't reach another one any more."""
+    _lost.append(True)
+    return LostProcess(
+        "Another process of this run has ended, or can't be reached, so this one ends too."
+    )
+
+
+@contextlib.contextmanager
+def of_processes() -> Iterator[None]:
+    """Programs of all processes run inside: where they fail since one is gone, that is said.
+
+    Raises:
+      LostProcess: so it is.
+    """
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if several() and any(word in str(error) for word in BROKEN):
+            raise lost() from error
+        raise
+
+
+def all_devices() -> tuple[Device, ...]:
+    """The devices that programs can use, those of a process side by side."""
+    if not several():
+        return tuple(jax.local_devices())
+    return tuple(sorted(jax.devices(), key=lambda device: (device.process_index, device.id)))
+
+
+def exchange(value: Any) -> list[Any]:
+    """What every process gives here, in their order: JSON.
+
+    Raises:
+      InputError, OutputError: another process gives such an error instead (`agreed`).
+      LostProcess: one has ended.
+    """
+    return _exchange(value, None)
+
+
+def _exchange(value: Any, error: Exception | None) -> list[Any]:
+    """The same; this process's error, if any, is told to the others and raised."""
+    if not several():
+        if error is not None:
+            raise error
+        return [value]
+    turn, client = next(_turns), distributed.global_state.client
+    assert client is not None  # a type checker does not know that JAX was started
+    told = None if error is None else [isinstance(error, InputError), str(error)]
+    with of_processes():
+        client.key_value_set(f"{NAME}/{turn}/{index()}", json.dumps([told, value]))
+        keys = [f"{NAME}/{turn}/{k}" for k in range(count())]
+        said = [json.loads(client.blocking_key_value_get(key, FOREVER)) for key in keys]
+        if turn:  # all have read it, or they would not have come here
+            client.key_value_delete(f"{NAME}/{turn - 1}/{index()}")
+    for number, (other, _) in enumerate(said):
+        if other is not None and error is None:
+            of_input, text = other
+            error = (InputError if of_input else OutputError)(f"Process {number}: {text}")
+    if error is not None:
+        _known.add(error)
+        raise error
+    return [given for _, given in said]
+
+
+def agreed(fn: Callable[[], T]) -> T:
+    """`fn()` in every process; where one refuses its input or output, all do.
+
+    Raises:
+      InputError, OSError: this process's own, or `InputError` and `OutputError` for another's.
+    """
+    return _together(fn, True)[0]
+
+
+def on_first(fn: Callable[[], T]) -> T:
+    """`fn()` in the first process alone; all get its value, which must be JSON, or its error."""
+    return _together(fn, is_first())[1]
+
+
+def _together(fn: Callable[[], T], mine: bool) -> tuple[Any, Any]:
+    """(this process's value, the first one's), once all know of all errors."""
+    if not several():
+        value = fn()
+        return value, value
+    value, error = None, None
+    try:
+        value = fn() if mine else None
+    except (InputError, OSError) as caught:
+        if isinstance(caught, LostProcess) or caught in _known:  # from an exchange within
+            raise
+        error = caught
+    plain = isinstance(value, bool | int | float | str | list | dict)
+    said = _exchange(value if is_first() and plain else None, error)
+    return value, said[0]
+
+
+def put(array: Any, sharding: Sharding) -> jax.Array:
+    """A host array that all processes have, on the devices of all of them; each copies its part."""
+    if sharding.is_fully_addressable:
+        return jax.device_put(array, sharding)
+    host = np.asarray(array)
+    return jax.make_array_from_callback(host.shape, sharding, lambda part: host[part])
+
+
+def readable(tree: Tree) -> Tree:
+    """The same arrays, such that this process can read them whole."""
+    if not several() or all(map(_is_readable, jax.tree.leaves(tree))):
+        return tree
+    return _gather(all_devices())(tree)
+
+
+def _is_readable(leaf: Any) -> bool:
+    return not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated
+
+
+@cache
+def _gather(devices: tuple[Device, ...]) -> Callable[[Tree], Tree]:
+    everywhere = NamedSharding(Mesh(np.asarray(devices), ("all",)), PartitionSpec())
+    return jax.jit(lambda tree: tree, out_shardings=everywhere)
+
+
+def fetched(tree: Tree) -> list[np.ndarray]:
+    """The leaves on the host, gathered one after the other; empty ones but in the first process."""
+    if not several():
+        return [np.asarray(leaf) for leaf in jax.device_get(jax.tree.leaves(tree))]
+    with of_processes():
+        leaves = (readable(leaf) for leaf in jax.tree.leaves(tree))
+        return [np.asarray(leaf) if is_first() else np.empty(0) for leaf in leaves]
+
+
+def from_first(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The first process's arrays, in all."""
+    if not several():
+        return arrays
+    described = exchange({n: [list(a.shape), str(a.dtype)] for n, a in arrays.items()})[0]
+    sizes = {n: int(np.prod(s)) * np.dtype(t).itemsize for n, (s, t) in described.items()}
+    content = np.zeros(sum(sizes.values()), np.uint8)
+    if is_first() and arrays:
+        parts = (np.ascontiguousarray(array).reshape(-1) for array in arrays.values())
+        content = np.concatenate([part.view(np.uint8) for part in parts])
+    with of_processes():
+        content = np.asarray(multihost_utils.broadcast_one_to_all(content))
+    found, start = {}, 0
+    for name, (shape, dtype) in described.items():
+        part = content[start : start + sizes[name]].copy()
+        found[name] = part.view(np.dtype(dtype)).reshape(shape)
+        start += sizes[name]
+    return found

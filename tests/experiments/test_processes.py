@@ -1,0 +1,235 @@
+"""Runs in several processes, on the loopback address: numbers, files, signals, deaths, errors."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from experiments import run
+from experiments.cli import devices, resume, together
+from fedjax_pfl.execution import processes
+from tests.simulation.of_processes import simulated
+
+ROOT = Path(__file__).resolve().parents[2]
+WORDS = ["--dataset=digits", "--num_clients=5", "--model=softmax", "--num_seeds=1",
+         "--participation=0.6", "--compilation_cache=", "--algorithms=fedavg"]  # fmt: skip
+# Chunks have at most 50 rounds, and each is followed by a checkpoint.
+ROUNDS = 400
+LONG = [f"--rounds={ROUNDS}", "--checkpoint_seconds=0", "--matrix_rounds=1"]
+MINUTES = 600  # a machine may be busy with other tests
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Started:
+    """Processes of one run, each in a folder of its own; their output is in `said` of each."""
+
+    def __init__(self, place, *words, count=2, port=None, own=()):
+        port = free_port() if port is None else port
+        self.places = [place / f"process{k}-{port}" for k in range(count)]
+        self.running = []
+        for k, folder in enumerate(self.places):
+            folder.mkdir(parents=True)
+            more = own[k] if own else []
+            command = [sys.executable, "-m", "experiments.run", *WORDS, *words, *more,
+                       f"--distributed=127.0.0.1:{port},{count},{k}"]  # fmt: skip
+            with (folder.parent / f"{folder.name}.txt").open("w") as out:
+                self.running.append(
+                    subprocess.Popen(
+                        command, cwd=folder, stdout=out, stderr=out,
+                        env=dict(environment()),
+                    )
+                )  # fmt: skip
+
+    def codes(self):
+        return [each.wait(timeout=MINUTES) for each in self.running]
+
+    def said(self, k):
+        return (self.places[k].parent / f"{self.places[k].name}.txt").read_text()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for each in self.running:
+            each.kill()
+            each.wait()
+
+
+def environment():
+    path = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    return os.environ | {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
+
+
+def same(folder, other, tolerance):
+    """Whether the results in two runs' folders agree."""
+    one, two = (pfl.Result.load(each / "fedavg") for each in (folder, other))
+    assert one.scores.keys() == two.scores.keys()
+    for name, score in one.scores.items():
+        np.testing.assert_allclose(score, two.scores[name], tolerance, tolerance, err_msg=name)
+
+
+def alone(folder, *words):
+    assert run.main(["run", *WORDS, *words, "--devices=1", f"--output_dir={folder}"]) == 0
+    return folder
+
+
+def test_two_processes_give_the_numbers_of_one(tmp_path):
+    """The first one prints and writes; the other one does neither."""
+    folder = tmp_path / "pair"
+    with Started(tmp_path, "--rounds=2", "--devices=2", f"--output_dir={folder}") as pair:
+        assert pair.codes() == [0, 0], pair.said(0) + pair.said(1)
+    assert "2 x cpu (cpu) in 2 processes" in pair.said(0)
+    assert "Table, pictures and a folder for each algorithm" in pair.said(0)
+    assert "accuracy" not in pair.said(1).lower()
+    assert [list(place.iterdir()) for place in pair.places] == [[], []]
+    same(folder, alone(tmp_path / "alone", "--rounds=2"), 1e-5)
+
+
+@pytest.mark.slow
+def test_again_to_the_bit_and_with_two_devices_each(tmp_path):
+    folders = [tmp_path / name for name in ("one", "again", "four")]
+    more = ("--rounds=4", "--new_clients=1", "--new_client_steps=0,3")
+    for folder, count in zip(folders, (2, 2, 4), strict=True):
+        words = (*more, f"--devices={count}", f"--output_dir={folder}")
+        with Started(folder.with_suffix(".places"), *words) as pair:
+            assert pair.codes() == [0, 0], pair.said(0) + pair.said(1)
+    same(folders[0], folders[1], 0)
+    same(folders[0], folders[2], 1e-5)
+    wanted = (alone(tmp_path / "alone", *more) / "new_clients.md").read_text()
+    assert [(each / "new_clients.md").read_text() for each in folders] == [wanted] * 3
+
+
+def checkpoints(folder):
+    kept = folder / resume.CHECKPOINTS / "fedavg"
+    return sorted(int(p.name) for p in kept.glob("*") if p.name.isdecimal())
+
+
+def wait_for_rounds(folder, pair):
+    until = time.monotonic() + MINUTES
+    while max(checkpoints(folder), default=0) < 3:
+        assert time.monotonic() < until
+        assert [each.poll() for each in pair.running] == [None, None], pair.said(0) + pair.said(1)
+        time.sleep(0.2)
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_stops_all_and_one_process_goes_on(tmp_path):
+    folder = tmp_path / "pair"
+    with Started(tmp_path, *LONG, "--devices=2", f"--output_dir={folder}") as pair:
+        wait_for_rounds(folder, pair)
+        pair.running[1].send_signal(signal.SIGTERM)
+        assert pair.codes() == [128 + signal.SIGTERM] * 2, pair.said(0) + pair.said(1)
+    assert "the same command continues from there" in pair.said(0)
+    done = max(checkpoints(folder))
+    assert 3 <= done < ROUNDS
+    assert not (folder / "fedavg").exists()
+    alone(folder, *LONG)
+    same(folder, alone(tmp_path / "straight", *LONG), 1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dead", [0, 1])
+def test_a_process_that_dies_is_noticed_and_the_run_goes_on(tmp_path, dead):
+    folder = tmp_path / "pair"
+    words = (*LONG, "--devices=2", f"--output_dir={folder}")
+    with Started(tmp_path, *words) as pair:
+        wait_for_rounds(folder, pair)
+        pair.running[dead].kill()
+        began = time.monotonic()
+        code = pair.running[1 - dead].wait(timeout=MINUTES)
+        assert time.monotonic() - began < 60
+        time.sleep(1)  # its witness's last word
+    assert code not in (0, 2)
+    assert "the same command continues" in pair.said(1 - dead)
+    assert max(checkpoints(folder)) < ROUNDS
+    with Started(tmp_path, *words) as pair:
+        assert pair.codes() == [0, 0], pair.said(0) + pair.said(1)
+    assert "round 1/" not in pair.said(0)  # it went on
+    same(folder, alone(tmp_path / "straight", *LONG), 1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "own", "said"),
+    [
+        ([], (["--rounds=3"], ["--rounds=4"]), "All processes need the same flags and data"),
+        (["--devices=3"], (), "--devices must be 'auto' or a multiple of 2"),
+        ([], ([], ["--dataset=npz:nothing.npz"]), "nothing.npz"),
+    ],
+    ids=["flags", "mesh", "data"],
+)
+def test_errors_are_those_of_all(tmp_path, words, own, said):
+    folder = tmp_path / "pair"
+    with Started(tmp_path, *words, f"--output_dir={folder}", own=own) as pair:
+        assert pair.codes() == [2, 2], pair.said(0) + pair.said(1)
+    for k in (0, 1):
+        errors = [line for line in pair.said(k).splitlines() if line.startswith("error: ")]
+        assert len(errors) == 1, pair.said(k)
+        assert said in errors[0]
+    assert not folder.exists()
+
+
+@pytest.mark.slow
+def test_many_algorithms_give_the_numbers_of_one_process(tmp_path):
+    names = ["feddwa", "scaffold", "pfedla", "ifca"]
+    port, module = free_port(), "tests.simulation.of_processes"
+    words = [[sys.executable, "-m", module, str(tmp_path), str(port), "2", str(k), "1", *names]
+             for k in range(2)]  # fmt: skip
+    pair = [subprocess.Popen(each, cwd=ROOT, env=dict(environment())) for each in words]
+    assert [each.wait(timeout=3 * MINUTES) for each in pair] == [0, 0]
+    with jax.enable_x64(True):
+        for name in names:
+            for part in (1.0, 0.6):
+                found = np.load(tmp_path / f"{name}-{part}.npz")
+                wanted = simulated(name, 1, participation=part)
+                assert set(found) == set(wanted)
+                for what, array in wanted.items():
+                    message = f"{name}: {what}"
+                    np.testing.assert_allclose(found[what], array, 1e-9, 1e-9, err_msg=message)
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("host:1,2", "must be 'auto' or HOST:PORT,COUNT,INDEX"),
+        ("1234,2,0", "must be 'auto' or HOST:PORT,COUNT,INDEX"),
+        ("host:1,2,2", "INDEX in 0..COUNT-1"),
+        ("host:65536,2,1", "PORT in 1..65535"),
+        ("AUTO", "must be 'auto' or HOST:PORT,COUNT,INDEX"),
+    ],
+)
+def test_words_that_name_no_process(word, said):
+    with pytest.raises(pfl.InputError, match=said):
+        together.start(word)
+
+
+def test_a_taken_port(monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(pfl.InputError, match=f"can't listen at 127.0.0.1:{port}"):
+            together.start(f"127.0.0.1:{port},2,0")
+
+
+def test_devices_are_shared_by_all_processes(monkeypatch):
+    started = []
+    monkeypatch.setattr(processes, "count", lambda: 2)
+    monkeypatch.setattr(devices, "_start", started.append)
+    assert devices.prepare("6", 20) == 6
+    assert started == [3]
+    with pytest.raises(pfl.InputError, match="'auto' or a multiple of 2"):
+        devices.prepare("3", 20)
