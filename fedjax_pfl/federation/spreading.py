@@ -19,14 +19,22 @@ def spread(federation: Federation) -> Federation:
     """The federation on all devices of all processes.
 
     Each device has the samples of its own clients, and all else whole; a process keeps no samples
-    of others. In one process, and where it lies so already, it is returned as it is.
+    of others. What lies so already stays. In one process it is returned as it is.
     """
-    if not several() or federation.data.shards > 1:
-        return federation
-    mesh = mesh_of(federation.execution.devices)
+    return on_mesh(federation, mesh_of(federation.execution.devices)) if several() else federation
+
+
+def on_mesh(federation: Federation, mesh: Mesh) -> Federation:
+    """The federation on the devices of a mesh; see `spread`."""
     whole = NamedSharding(mesh, PartitionSpec())
-    others = jax.tree.map(lambda leaf: put(leaf, whole), replace(federation, data=None))
-    return replace(others, data=in_parts(federation.data, mesh))
+
+    def everywhere(leaf):
+        there = isinstance(leaf, jax.Array) and leaf.sharding == whole
+        return leaf if there else put(leaf, whole)
+
+    data = federation.data
+    others = jax.tree.map(everywhere, replace(federation, data=None))
+    return replace(others, data=in_parts(data, mesh) if data.shards == 1 else data)
 
 
 class _Part(NamedTuple):

@@ -112,6 +112,35 @@ def test_again_to_the_bit_and_with_two_devices_each(tmp_path):
     assert [(each / "new_clients.md").read_text() for each in folders] == [wanted] * 3
 
 
+@pytest.mark.slow
+def test_a_patient_run_is_lengthened_by_two_processes(tmp_path):
+    """It begins with given values, of which some are frozen, and keeps its optimizers' states."""
+    file, folders = tmp_path / "first.npz", [tmp_path / "pair", tmp_path / "alone"]
+    np.savez(file, **{"fc_0.kernel": np.linspace(-1, 1, 64 * 6, dtype=np.float32).reshape(64, 6)})
+    more = ("--model=mlp", "--model_option=hidden=6", f"--init_from={file}", "--freeze=fc_0",
+            "--optimizer=adam", "--keep_optimizer_state", "--learning_rate=0.01", "--rounds=60",
+            "--validation_fraction=0.2", "--save_models", "--keep_state")  # fmt: skip
+    results = []
+    for patience in (1, 2):
+        words = (*more, f"--patience={patience}")
+        place = tmp_path / f"patience{patience}"
+        with Started(place, *words, "--devices=2", f"--output_dir={folders[0]}") as pair:
+            assert pair.codes() == [0, 0], pair.said(0) + pair.said(1)
+        assert "and 390 frozen ones, kept once" in pair.said(0)
+        assert not (folders[0] / "running").exists()
+        alone(folders[1], *words)
+        same(*folders, 1e-4)
+        results.append(pfl.Result.load(folders[0] / "fedavg"))
+        assert results[-1].stopped == "patience"
+    first, second = (result.rounds for result in results)
+    assert first < second < 60
+    models = [pfl.load_models(folder / "fedavg" / "models.npz") for folder in folders]
+    for one, other in zip(*map(jax.tree.leaves, models), strict=True):
+        np.testing.assert_allclose(one, other, 1e-3, 1e-4)
+    earlier = pfl.Result.load(folders[0] / resume.EARLIER / "rounds_60" / "fedavg")
+    assert earlier.rounds == first
+
+
 def checkpoints(folder):
     kept = folder / resume.CHECKPOINTS / "fedavg"
     return sorted(int(p.name) for p in kept.glob("*") if p.name.isdecimal())

@@ -1,13 +1,11 @@
 """A pool of samples in parts: each device has its own clients' samples, and runs these clients."""
 
-from dataclasses import replace
-
 import jax
 import numpy as np
 import pytest
 
 from fedjax_pfl.execution.mesh import AXIS, mesh_of
-from fedjax_pfl.federation.spreading import in_parts, spread
+from fedjax_pfl.federation.spreading import on_mesh, spread
 from fedjax_pfl.simulation.program import Program
 from fedjax_pfl.simulation.runs import make_runs
 from fedjax_pfl.testing.toys import assert_close, toy_federation
@@ -15,10 +13,16 @@ from tests.simulation.of_processes import ALGORITHMS
 
 SOME = {"participation": 0.6}
 EQUAL = {"train_sizes": (4,) * 5, "test_sizes": (3,) * 5}
+GIVEN = {
+    "initial_model": {"fc_0/kernel": np.full((4, 5), 0.1), "head/bias": np.array([0.1, -0.2, 0])},
+    "freeze": "fc_0",
+    "optimizer": "adam",
+    "keep_optimizer_state": True,
+}
 
 
 def divided(federation):
-    return replace(federation, data=in_parts(federation.data, mesh_of(2)))
+    return on_mesh(federation, mesh_of(2))
 
 
 @pytest.mark.parametrize(
@@ -28,8 +32,9 @@ def divided(federation):
         pytest.param("fedavg", SOME | {"client_execution": "2"}, marks=pytest.mark.slow),
         pytest.param("fedavg", SOME | EQUAL | {"client_execution": "vmap"}, marks=pytest.mark.slow),
         ("fedavg", {"train_sizes": (7, 3, 1, 4)}),  # two at home on each device, in order
+        ("fedavg", SOME | GIVEN),
     ],
-    ids=["map", "lanes", "equal clients", "in place"],
+    ids=["map", "lanes", "equal clients", "in place", "given values, frozen layers, kept states"],
 )
 def test_clients_at_home_give_the_numbers_of_clients_anywhere(name, options):
     """Of 5 clients, 3 are at home on the first device."""
