@@ -101,7 +101,7 @@ def test_two_processes_give_the_numbers_of_one(tmp_path):
 @pytest.mark.slow
 def test_again_to_the_bit_and_with_two_devices_each(tmp_path):
     folders = [tmp_path / name for name in ("one", "again", "four")]
-    more = ("--rounds=4", "--new_clients=1", "--new_client_steps=0,3")
+    more = ("--rounds=4", "--new_clients=1", "--new_client_steps=0,3", "--set=fedavg.momentum=0.5")
     for folder, count in zip(folders, (2, 2, 4), strict=True):
         words = (*more, f"--devices={count}", f"--output_dir={folder}")
         with Started(folder.with_suffix(".places"), *words) as pair:
