@@ -6,6 +6,7 @@ if __name__ == "__main__":  # before anything is loaded
     launch("reproduce")
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import absl.flags
@@ -17,10 +18,10 @@ from fedjax_pfl.data.files import as_path
 from . import run
 from .cli import build, flagfiles, flags, resume, shell
 from .cli.start import called
+from .reproduction import overview, tables
 from .reproduction import report as reproduce_report
-from .reproduction import tables
 from .reproduction.entries import Section
-from .reproduction.planning import Cell, Command, default_folder, kept, plan
+from .reproduction.planning import Cell, Command, default_folder, digest, kept, marked, plan
 from .reproduction.tables import READINGS, SCALES
 
 USAGE = f"""\
@@ -29,6 +30,7 @@ Runs the cells of a paper's table and shows the measured numbers beside the pape
   {called("reproduce")} --list
   {called("reproduce")} --table=pfedla/1 --scale=small --data_dir=DATA
   {called("reproduce")} --table=feddwa/1 --stand_in=fashion_mnist --data_dir=DATA
+  {called("reproduce")} --all --stand_in=mnist:fashion_mnist --data_dir=DATA
 
 Every cell is a run of {called("run")}. The same command continues a killed run and prints
 finished ones."""
@@ -40,7 +42,9 @@ def parse(argv: Sequence[str]) -> tuple[absl.flags.FlagValues, list[str]]:
     values = flagfiles.FlagValues()
     place = {"flag_values": values, "module_name": "reproduce"}
     text, names = absl.flags.DEFINE_string, absl.flags.DEFINE_list
-    text("table", None, "PAPER/TABLE, one of --list", **place)
+    names("table", [], "PAPER/TABLE, one of --list; of several one report is made", **place)
+    meaning = "every table, those with the fewest runs first, and one report of all"
+    absl.flags.DEFINE_boolean("all", False, meaning, **place)
     meaning = "'small' (minutes, not comparable), 'medium' (a stable order) or 'full' (the paper's)"
     text("scale", "small", meaning, **place)
     meaning = "'paper' or 'code', where they differ (default: as the presets have it)"
@@ -61,38 +65,93 @@ def parse(argv: Sequence[str]) -> tuple[absl.flags.FlagValues, list[str]]:
     return values, shell.parsed(values, argv, known_only=True)[1:]
 
 
+@dataclass(frozen=True)
+class Queue:
+    """Several tables at one scale, and the folder of their report."""
+
+    asked: tuple[Command, ...]
+    output: Path
+    scale: str
+    reading: str | None
+
+
 def command(chosen: absl.flags.FlagValues, more: Sequence[str]) -> Command:
-    """Checks the request; nothing is read or written yet.
+    """Checks the request for one table; nothing is read or written yet.
 
     Raises:
       InputError: it is not valid.
     """
-    args = flags.parse(["run", *more])  # a mistyped --table would be among these
-    if chosen.table is None:
-        raise pfl.InputError("Say which table with --table=PAPER/TABLE; --list shows them.")
-    if chosen.scale not in SCALES:
-        raise pfl.unknown_name("scale", chosen.scale, SCALES)
-    if chosen.reading is not None and chosen.reading not in READINGS:
-        raise pfl.unknown_name("reading", chosen.reading, READINGS)
-    stand_in = stand_ins(flagfiles.value_of(chosen, "stand_in"))
-    table = tables.load(chosen.table, as_path("--tables", chosen.tables))
+    args = checked(chosen, more)
+    table = tables.load(*flagfiles.value_of(chosen, "table"), as_path("--tables", chosen.tables))
     for flag, found in (("columns", table.column), ("rows", table.row)):
         for name in flagfiles.value_of(chosen, flag):
             if name not in {one.name for one in found}:
                 kind = f"name in --{flag} of {table.name}"
                 raise pfl.unknown_name(kind, name, [one.name for one in found])
-    for name in ("algorithms", "set"):
-        if args[name].present:
-            raise pfl.InputError(f"--{name} can't be given here: choose algorithms with --rows.")
     if chosen.reading is not None and chosen.reading not in table.readings():
         raise pfl.InputError(
             f"{table.name} has no --reading={chosen.reading}: its settings are the same without "
             f"it{_there(table)}."
         )
     output = default_folder(table, chosen.scale, args, chosen.reading)
-    if args.output_dir is not None:
+    return _command(chosen, more, table, args, output)
+
+
+def queue(chosen: absl.flags.FlagValues, more: Sequence[str]) -> Queue:
+    """Checks the request for several tables; tables without the reading are as they are.
+
+    Raises:
+      InputError: it is not valid.
+    """
+    args = checked(chosen, more)
+    folder = as_path("--tables", chosen.tables)
+    given = flagfiles.value_of(chosen, "table")
+    for flag in ("columns", "rows"):
+        if flagfiles.value_of(chosen, flag):
+            raise pfl.InputError(f"--{flag} belongs to one table: give --table=PAPER/TABLE.")
+    if chosen["all"].value and given:
+        raise pfl.InputError("--all is every table: leave --table out.")
+    found = [tables.load(name, folder) for name in given or tables.names(folder)]
+    name = "all" if chosen["all"].value else f"tables-{digest(sorted(given))}"
+    name += f"-{chosen.scale}{f'-{chosen.reading}' if chosen.reading else ''}{marked(args)}"
+    root = Path("runs") / f"reproduce-{name}"
+    root = root if args.output_dir is None else as_path("--output_dir", args.output_dir)
+    asked = [
+        _command(chosen, more, one, args, root / one.name.replace("/", "-"), own=True)
+        for one in found
+    ]
+    asked.sort(
+        key=lambda one: len({cell.folder for c in one.table.column for cell in one.cells(c)})
+    )
+    return Queue(tuple(asked), root, chosen.scale, chosen.reading)
+
+
+def checked(chosen: absl.flags.FlagValues, more: Sequence[str]) -> absl.flags.FlagValues:
+    """The flags for `experiments.run`, once all that tables have in common is valid."""
+    args = flags.parse(["run", *more])  # a mistyped --table would be among these
+    if not flagfiles.value_of(chosen, "table") and not chosen["all"].value:
+        raise pfl.InputError(
+            "Say which table with --table=PAPER/TABLE, or --all; --list shows them."
+        )
+    if chosen.scale not in SCALES:
+        raise pfl.unknown_name("scale", chosen.scale, SCALES)
+    if chosen.reading is not None and chosen.reading not in READINGS:
+        raise pfl.unknown_name("reading", chosen.reading, READINGS)
+    stand_ins(flagfiles.value_of(chosen, "stand_in"))
+    for name in ("algorithms", "set"):
+        if args[name].present:
+            raise pfl.InputError(f"--{name} can't be given here: choose algorithms with --rows.")
+    return args
+
+
+def _command(chosen, more, table, args, output: Path, own: bool = False) -> Command:
+    """A table's request; `own` if the output folder is below a queue's."""
+    if args.output_dir is not None and not own:
         output = as_path("--output_dir", args.output_dir)
-    return Command(table, chosen.scale, tuple(more), output, stand_in, chosen.reading)
+    reading = chosen.reading if chosen.reading in table.readings() else None
+    more = tuple(word for word in more if not own or not word.startswith("--output_dir"))
+    stand_in = stand_ins(flagfiles.value_of(chosen, "stand_in"))
+    return Command(table, chosen.scale, more, output, stand_in, reading)
 
 
 def _there(table: tables.PaperTable) -> str:
@@ -118,8 +177,14 @@ def stand_ins(words: Sequence[str]) -> Mapping[str, str]:
     return found
 
 
-def reproduce(asked: Command, columns: Sequence[str], rows: Sequence[str]) -> int:
-    """Makes the runs that are missing, writes and prints; returns the exit code."""
+def reproduce(
+    asked: Command, columns: Sequence[str] = (), rows: Sequence[str] = ()
+) -> tuple[int, reproduce_report.Report | None, list[Section]]:
+    """Makes the runs that are missing and writes the table.
+
+    Returns:
+      (exit code, the table, its requested sections); no table where a run was interrupted.
+    """
     table = asked.table
     with_columns = [c for c in table.column if not columns or c.name in columns]
     rows = rows or [line.name for line in table.row]
@@ -132,7 +197,7 @@ def reproduce(asked: Command, columns: Sequence[str], rows: Sequence[str]) -> in
     for section, cells in planned:
         for cell in cells:
             todo.setdefault(cell.folder, (section, cell))  # columns of one preset share their runs
-    done = not todo and (asked.output / "table.md").exists()
+    done = not todo and (asked.output / "table.json").exists()
     if todo:
         print(f"{len(todo)} runs to do, kept in {asked.output}", flush=True)
     with resume.opened(asked.output, args, **identity):
@@ -140,7 +205,7 @@ def reproduce(asked: Command, columns: Sequence[str], rows: Sequence[str]) -> in
             print(f"\n[{number}/{len(todo)}] {cell.line.title}: {section.title}", flush=True)
             code = run.run(build.prepare(cell.args()), quiet=True)
             if code:
-                return code
+                return code, None, []
         shown = [section for section, _ in planned]
         others = [kept(asked, c) for c in table.column if c not in with_columns]
         sections = sorted(shown + others, key=lambda one: table.column.index(one.column))
@@ -149,10 +214,48 @@ def reproduce(asked: Command, columns: Sequence[str], rows: Sequence[str]) -> in
         )
         if not done:
             reproduce_report.write(asked.output, report)
-    print()
-    reproduce_report.show(Console(), report, shown)
-    print(f"\nTable and runs: {asked.output}")
-    return 0
+    return 0, report, shown
+
+
+def one_table(asked: Command, columns: Sequence[str], rows: Sequence[str]) -> int:
+    """Makes and prints one table; returns the exit code."""
+    code, report, shown = reproduce(asked, columns, rows)
+    if report is not None:
+        print()
+        reproduce_report.show(Console(), report, shown)
+        print(f"\nTable and runs: {asked.output}")
+    return code
+
+
+def several(asked: Queue) -> int:
+    """Makes all tables of a queue, and their report anew after each; returns the exit code.
+
+    A table that can't be made is said in the report, and the others go on.
+    """
+    args = flags.parse(["run", *asked.asked[0].more])
+    identity = {"tables": sorted(one.table.name for one in asked.asked), "scale": asked.scale}
+    identity |= {"reading": asked.reading} if asked.reading else {}
+    resume.check_folder(asked.output, args, **identity)
+    parts = {one.table.name: overview.Part.waiting(one) for one in asked.asked}
+    title = f"The papers' tables again, {asked.scale} scale"
+    title += f", as the {asked.reading} has it" if asked.reading else ""
+    with resume.opened(asked.output, args, **identity):
+        for number, one in enumerate(asked.asked, start=1):
+            name = one.table.name
+            print(f"\nTable {number} of {len(parts)}: {name}", flush=True)
+            try:
+                code, report, _ = reproduce(one)
+            except pfl.InputError as error:
+                print(f"{name} can't be made: {error}", flush=True)
+                parts[name] = replace(parts[name], state=f"not made: {error}")
+                code, report = 0, None
+            if report is not None:
+                parts[name] = overview.Part.made(one, report)
+            overview.write(asked.output, title, list(parts.values()))
+            if code:
+                return code
+    print(f"\nReport, tables and runs: {asked.output}")
+    return 2 if any(part.state.startswith("not made") for part in parts.values()) else 0
 
 
 def catalogue(folder: Path) -> str:
@@ -181,6 +284,8 @@ def main(argv: list[str]) -> int:
         print(f"\n{AFTER}")
     elif args["list"].value:
         print(catalogue(as_path("--tables", args.tables)))
+    elif args["all"].value or len(args.table) > 1:
+        return several(queue(args, more))
     else:
-        return reproduce(command(args, more), args.columns, args.rows)
+        return one_table(command(args, more), args.columns, args.rows)
     return 0

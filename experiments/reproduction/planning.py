@@ -137,7 +137,12 @@ def marked(args: absl.flags.FlagValues) -> str:
     now = resume.configuration(args)
     if now == resume.configuration(flags.parse(["run"])):
         return ""
-    return f"-{hashlib.sha256(json.dumps(now).encode()).hexdigest()[:8]}"
+    return f"-{digest(now)}"
+
+
+def digest(value: object) -> str:
+    """Eight letters of a hash of JSON values."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:8]
 
 
 def plan(asked: Command, column: Column, rows: Sequence[str]) -> tuple[Section, list[Cell]]:
