@@ -82,7 +82,8 @@ def command(chosen: absl.flags.FlagValues, more: Sequence[str]) -> Command:
       InputError: it is not valid.
     """
     args = checked(chosen, more)
-    table = tables.load(*flagfiles.value_of(chosen, "table"), as_path("--tables", chosen.tables))
+    (name,) = flagfiles.value_of(chosen, "table")
+    table = tables.load(name, as_path("--tables", chosen.tables))
     for flag, found in (("columns", table.column), ("rows", table.row)):
         for name in flagfiles.value_of(chosen, flag):
             if name not in {one.name for one in found}:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -100,18 +101,18 @@ def entries(table: PaperTable, section: Section) -> list[Entry]:
     column, found = section.column, []
     for line in table.row:
         paper, std = table.paper_number(line, column)
-        scores, state, more = None, "", {"accuracy": column.quantity == ACCURACY}
+        scores, state, origin = None, "", {}
         folder = section.folders.get(line.name)
         if folder is not None and (folder / "summary.json").exists():
             scores, origin = measured(table, column, line, folder)
-            more |= origin
         elif not line.registered:
             state = ABSENT
         elif not table.is_run(line, column):
             state = NO_NUMBER
         else:
             state = NO_DATA if section.problem else NOT_RUN
-        found.append(Entry(line, paper, std, scores, state, **more))
+        accuracy = column.quantity == ACCURACY
+        found.append(Entry(line, paper, std, scores, state, accuracy=accuracy, **origin))
     return divided(found, column.relative) if column.relative else found
 
 
@@ -134,7 +135,7 @@ def divided(found: list[Entry], by: str) -> list[Entry]:
 
 def measured(
     table: PaperTable, column: Column, line: Line, folder: Path
-) -> tuple[np.ndarray, dict[str, tuple]]:
+) -> tuple[np.ndarray, dict[str, Any]]:
     """(our number for each seed in the column's unit, the origin of an `Entry`).
 
     Accuracies are averaged as in the paper's table.

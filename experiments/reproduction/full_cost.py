@@ -95,9 +95,14 @@ def _round(words: tuple[str, ...]) -> float | None:
         parts += [np.broadcast_to(blank, (len(labels), *kind.shape)), labels]
     more = {"num_classes": len(kind.train), "vocab_size": kind.vocab_size}
     dataset = pfl.dataset_from_arrays(args.dataset, *parts, **more)
-    sizes = np.array([len(own) for own in build.make_partition(args, dataset).train])
     each = _step(args, kind)
-    return None if each is None else float(steps(args, sizes).sum()) * each
+    count = steps(args, held(build.make_partition(args, dataset))).sum()
+    return None if each is None else float(count) * each
+
+
+def held(partition: pfl.Partition) -> np.ndarray:
+    """Training samples of each client, [N]."""
+    return np.array([len(own) for own in partition.train.lists()])
 
 
 def steps(args: absl.flags.FlagValues, sizes: np.ndarray) -> np.ndarray:
@@ -141,6 +146,6 @@ def passes(folders: Mapping[str, Path], row: str) -> float | None:
     args = flags.parse(["run"])
     for name in ("local_steps", "local_epochs", "batch_size", "drop_last"):
         args[name].value = run.flags.get(name, args[name].value)
-    sizes = [len(own) for own in pfl.Partition.load(folder.parent / "partition.npz").train]
-    plain = (run.record("participated") * steps(args, np.array(sizes))).sum() * step
+    own = steps(args, held(pfl.Partition.load(folder.parent / "partition.npz")))
+    plain = (run.record("participated") * own).sum() * step
     return float(flops.sum() / plain) if plain else None

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from experiments import reproduce, run
-from experiments.cli import flags
+from experiments.cli import build, flags
 from experiments.reproduction import blank, full_cost, overview, planning
 from fedjax_pfl.data.sources.registry import DATASETS
+from tools import settings_table
 
 ROOT = Path(__file__).resolve().parents[3]
 HEAD = """
@@ -81,6 +82,15 @@ def test_the_report(made):
     assert page.count("<table>") == text.count("| --- |") and "<script" not in page
 
 
+def test_passes_of_a_finished_run(made):
+    """One of plain training; FedDWA's guidance epoch makes it two (`test_costs.py`)."""
+    _, output, _ = made
+    folders = {row: output / "mine-two" / "digits_quick" / row / "local"
+               for row in ("local", "local_again")}  # fmt: skip
+    assert [full_cost.passes(folders, row) for row in folders] == pytest.approx([1, 1])
+    assert full_cost.passes(folders, "none") is None
+
+
 def test_it_goes_on(made, monkeypatch):
     """Nothing finished is run again; other flags are refused."""
     _, output, tables = made
@@ -122,12 +132,18 @@ def test_costs_at_full_scale():
     args = flags.parse(["run", *words])
     assert full_cost.training((*words, "--num_seeds=1")) == pytest.approx(found / args.num_seeds)
     assert full_cost.training((*words, "--rounds=60")) == pytest.approx(found / 10)
-    # 10 clients; a sample's forward and weight gradient are 2 x 7,840 multiply-adds.
+    # A sample's forward pass and its gradient are 2 x 7,840 multiply-adds; 70 % are for training.
     samples = 1e9 * found / (4 * 7840) / (args.num_seeds * args.rounds * args.local_epochs)
-    assert 10 * 600 * 0.7 < samples < 70_000
+    assert 1 < samples / settings_held(words).sum() < 1.1
     assert full_cost.training(("--dataset=digits",)) is None
     assert full_cost.steps(flags.parse(["run", "--batch_size=10", "--drop_last"]),
                            np.array([9, 25])).tolist() == [0, 2]  # fmt: skip
+
+
+def settings_held(words):
+    """Training samples of each client of a preset, as docs/settings.md counts them."""
+    args = flags.parse(["run", *words])
+    return full_cost.held(build.make_partition(args, settings_table.stand_in(args.dataset)))
 
 
 def test_blank_samples_for_costs(monkeypatch, tmp_path):
