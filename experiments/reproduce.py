@@ -198,7 +198,8 @@ def reproduce(
     for section, cells in planned:
         for cell in cells:
             todo.setdefault(cell.folder, (section, cell))  # columns of one preset share their runs
-    done = not todo and (asked.output / "table.json").exists()
+    files = [asked.output / f"table.{kind}" for kind in ("md", "csv", "json")]
+    done = not todo and all(path.exists() for path in files)
     if todo:
         print(f"{len(todo)} runs to do, kept in {asked.output}", flush=True)
     with resume.opened(asked.output, args, **identity):

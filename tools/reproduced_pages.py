@@ -1,8 +1,9 @@
-"""Pages of measured tables: `python -m tools.reproduced_pages docs/reproduced QUEUE...`.
+"""Pages of measured tables: `python -m tools.reproduced_pages docs/reproduced [--costs] QUEUE...`.
 
 Copies the tables of queues (`experiments.reproduce --all` or `--table=A,B`) into a folder of the
 documentation, one page and picture each, and writes the index of all pages there. A table without
-a measured cell gets no page. Places on this machine are written as DATA.
+a measured cell gets no page. Places on this machine are written as DATA. With --costs what all
+tables cost at full scale is counted anew, which takes minutes.
 """
 
 import csv
@@ -14,11 +15,12 @@ from pathlib import Path
 
 from experiments.cli import shell
 from experiments.outputs.run_files import write_text
-from experiments.reproduction import tables
+from experiments.reproduction import full_cost, planning, tables
 from experiments.reproduction.entries import NEAR
+from experiments.reproduction.full_cost import TWO_CORES
 from fedjax_pfl.results.tables import markdown
 
-INDEX = "README.md"
+INDEX, COSTS = "README.md", "costs.csv"
 INTRODUCTION = """# The papers' tables, measured
 
 Tables that `python -m experiments.reproduce` has made ([how](../reproduce.md)), each with its
@@ -61,6 +63,26 @@ def public(text: str) -> str:
     return re.sub(r"(?<![\w:/.])/(?:[\w.-]+/)+([\w.-]+)", r"DATA/\1", text)
 
 
+COSTING = f"""## What they cost at full scale
+
+Local training of all runs of a table, counted from the paper's networks, rounds, partitions and
+seeds: plain training, to which FedDWA, SPFL, APFL and others add further steps (the report of a
+queue counts those of finished runs). 1 PFLOP is 1e15 operations. Hours at {TWO_CORES:g} GFLOP a
+second, which the benchmark's small CNN reached on two cores of a server; another network or machine
+has another rate. No accelerator was measured, so none is estimated."""
+
+
+def count(docs: Path) -> None:
+    """Counts the costs of all tables."""
+    lines = ["table,runs,pflop,hours"]
+    for name in tables.names():
+        asked = planning.Command(tables.load(name), "full", (), Path("none"))
+        cost = full_cost.of_table(asked, ())
+        lines.append(f"{name},{cost.runs},{cost.gflop / 1e6:.4g},{cost.hours:.4g}")
+        print(lines[-1], flush=True)
+    write_text(docs / COSTS, "\n".join(lines) + "\n")
+
+
 def index(docs: Path) -> str:
     """The first page: a line for each table."""
     rows = [["Table", "Scale", "Cells measured", "Kendall's tau", f"Within {NEAR:g}"]]
@@ -79,13 +101,23 @@ def index(docs: Path) -> str:
             "-" if tau is None else f"{tau:+.2f}",
             near,
         ])  # fmt: skip
-    return f"{INTRODUCTION}\n\n{markdown(rows)}\n"
+    parts = [INTRODUCTION, markdown(rows)]
+    if (docs / COSTS).exists():
+        with (docs / COSTS).open(newline="") as file:
+            costs = list(csv.DictReader(file))
+        rows = [["Table", "Runs", "PFLOP", "Hours on two cores"]]
+        rows += [[f"`{c['table']}`", c["runs"], c["pflop"], c["hours"]] for c in costs]
+        parts += [COSTING, markdown(rows)]
+    return "\n\n".join(parts) + "\n"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Copies the tables of the queues into the folder of the first argument."""
-    _, docs, *queues = map(Path, sys.argv if argv is None else argv)
+    _, folder, *words = sys.argv if argv is None else argv
+    docs, queues = Path(folder), [Path(word) for word in words if word != "--costs"]
     docs.mkdir(parents=True, exist_ok=True)
+    if "--costs" in words:
+        count(docs)
     for queue in queues:
         print(f"{queue}: {', '.join(copy(queue, docs)) or 'nothing measured'}")
     write_text(docs / INDEX, index(docs))

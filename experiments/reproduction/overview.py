@@ -4,6 +4,7 @@ import base64
 import csv
 import html
 import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -160,7 +161,7 @@ def picture(report: Report) -> Figure | None:
     if not shown:
         return None
     most = max(len(report.entries[one.column.name]) for one in shown)
-    chart, axes = panels(len(shown), 4.4, 0.9 + 0.24 * most)
+    chart, axes = panels(len(shown), 4.4, 1.1 + 0.24 * most)
     for section, panel in zip(shown, axes, strict=True):
         entries = [e for e in report.entries[section.column.name] if e.ours is not None]
         entries.sort(key=lambda e: (e.paper is None, -(e.paper or 0)))
@@ -169,10 +170,11 @@ def picture(report: Report) -> Figure | None:
                 panel.plot(entry.paper, at, MARKERS[0], mfc="none", color=COLOURS[0])
             panel.errorbar(entry.ours, at, xerr=entry.half, fmt=MARKERS[0], ms=4, color=COLOURS[1])
         panel.set_yticks(range(len(entries)), [e.line.title for e in reversed(entries)], fontsize=7)
-        panel.set_title(section.title, fontsize=8)
+        panel.set_title(textwrap.fill(section.title, 52), fontsize=8)
         panel.set_xlabel(one_report.heading(section)[1].removeprefix("Paper "), fontsize=8)
         panel.tick_params(axis="x", labelsize=7)
         panel.grid(axis="x", alpha=0.3)
+        panel.margins(y=0.5 / len(entries))
     said = (
         f"{report.table.name}, {report.scale}: hollow the paper's, filled ours with 95 % interval"
     )

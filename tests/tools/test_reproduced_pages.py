@@ -34,3 +34,12 @@ def test_pages_and_index(tmp_path, capsys):
     lines = (docs / "README.md").read_text().splitlines()[-2:]
     assert lines[0] == "| [feddwa-1, Table 1](feddwa-1.md) | small, paper | 1 of 1 | +0.50 | - |"
     assert lines[1] == "| [waffle-1, Table 1](waffle-1.md) | small | 1 of 2 | +0.50 | 1 of 2 |"
+
+
+def test_costs_are_counted_when_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(reproduced_pages.tables, "names", lambda *_: ["feddwa/6"])
+    monkeypatch.setattr(reproduced_pages.full_cost, "training", lambda words: 2e6)
+    assert reproduced_pages.main(["", str(tmp_path), "--costs"]) == 0
+    assert (tmp_path / "costs.csv").read_text().splitlines()[1].startswith("feddwa/6,4,8,")
+    last = (tmp_path / "README.md").read_text().splitlines()[-1]
+    assert last.startswith("| `feddwa/6` | 4 | 8 | 20.2 |")

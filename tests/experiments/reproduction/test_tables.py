@@ -100,6 +100,25 @@ def test_every_cell_can_be_asked_for(name, scale):
             assert bool(changed) == (scale != "full") or cell.line.flags or asked.table.flags
 
 
+READINGS = [(name, one) for name in NAMES for one in reproduce_tables.load(name).readings()]
+
+
+@pytest.mark.parametrize(("name", "reading"), READINGS)
+def test_every_reading_changes_runs_that_exist(name, reading):
+    """Its flags parse, and its settings are those of the algorithms."""
+    words = ["reproduce", f"--table={name}", "--scale=full"]
+    plain = reproduce.command(*reproduce.parse(words))
+    asked = reproduce.command(*reproduce.parse([*words, f"--reading={reading}"]))
+    assert asked.output != plain.output
+    changed = 0
+    for column in asked.table.column:
+        for one, other in zip(plain.cells(column), asked.cells(column), strict=True):
+            args = other.args()
+            build.parse_algorithms(args.algorithms, args["set"].value)
+            changed += one.words[:-1] != other.words[:-1]
+    assert changed and asked.table.said_of(reading)
+
+
 @pytest.fixture
 def blank(monkeypatch):
     """Blank data sets of the right shapes and classes under the names of the real ones."""
