@@ -6,7 +6,7 @@ import fedjax_pfl as pfl
 
 from .published import KINDS
 
-PREFIX = "blank/"
+PREFIX, NOTE = "blank/", "on blank samples"
 LARGEST = 200_000_000  # bytes of the samples
 
 

@@ -184,8 +184,7 @@ def other(asked: Command, column: Column, name: str) -> tuple[Section, list[Cell
     """A column on the data set that stands in, or on blank samples."""
     cells = list(asked.cells(column, name))
     empty = name.startswith(blank.PREFIX)
-    note = "on blank samples: it does not depend on them"
-    note = note if empty else f"on {name} instead of the paper's data set"
+    note = blank.NOTE if empty else f"on {name} instead of the paper's data set"
     folders = {cell.line.name: cell.algorithm_folder for cell in cells}
     elsewhere = not empty and not column.measure.anywhere
     return Section(column, folders, note=note, other_data=elsewhere), cells

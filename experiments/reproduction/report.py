@@ -17,7 +17,7 @@ from fedjax_pfl.results.tables import beyond, half_width, interval, interval_not
 from ..cli.console import print_cells
 from ..figures.scores import SCORES
 from ..outputs.run_files import aside, write_json, write_text
-from . import verdicts
+from . import blank, verdicts
 from .entries import NEAR, Entry, Section, entries
 from .quantities import ACCURACY
 from .tables import PaperTable
@@ -88,6 +88,8 @@ class Report:
         more = [word for word in self.more if not word.startswith(PLACES)]
         if more:
             lines.append(f"Changed on the command line: {' '.join(more)}.")
+        if any(section.note == blank.NOTE for section in self.sections):
+            lines.append("Blank samples: costs depend on shapes and numbers, hardly on content.")
         if any(section.other_data for section in self.sections):
             lines.append("On another data set no difference is given: it would mean nothing.")
         return lines
