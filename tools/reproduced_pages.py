@@ -23,10 +23,10 @@ from fedjax_pfl.results.tables import markdown
 INDEX, COSTS = "README.md", "costs.csv"
 INTRODUCTION = """# The papers' tables, measured
 
-Tables that `python -m experiments.reproduce` has made ([how](../reproduce.md)), each with its
-verdict: how the order of the rows agrees with the paper's, and, where numbers can be compared, how
-near they are. The scale and the data set that stands in are said on each page: at another scale
-than full, or on other data, only the order means something."""
+[The papers' tables again](../reproduce.md), as far as they have been run, each with its verdict:
+how the order of the rows agrees with the paper's, and, where numbers can be compared, how near they
+are. The scale and the data set that stands in are said on each page: at another scale than full,
+or on other data, only the order means something."""
 
 
 def table_of(page: Path) -> dict:
