@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import absl.flags
 import numpy as np
 from rich.console import Console
 
@@ -45,7 +46,10 @@ queue of programs. A fifth of every client's training samples is set aside for v
   --rank_by    validation accuracy after the last round ('final') or the mean of the last tenth of
                rounds ('last_tenth') (default: final)
 
-All other flags are those of {called("run")}."""
+All other flags are those of {called("run")}. New clients (--new_clients) take no part and are not
+scored; models are neither adapted nor kept."""
+# Beginnings of flags for what a sweep does not do: adapt, score new clients, keep models.
+UNUSED = ("adapt_", "matrix_rounds", "new_client_", "save_models")
 RANKINGS = ("final", "last_tenth")
 MODEL = "personalized"
 
@@ -167,8 +171,19 @@ def main(argv: list[str]) -> int:
     more = identity.merged(found) | {"grid": grid, "rank_by": rank_by}
     output = build.output_folder(args, more)
     count = counts.pop() if len(counts) == 1 else None
-    line = training_line.described(args, count, grid)
-    return sweep(argv, args, queue, output, rank_by, more, line, found)
+    heading = [f"Training: {training_line.described(args, count, grid)}.", *left_out(args)]
+    return sweep(argv, args, queue, output, rank_by, more, heading, found)
+
+
+def left_out(args: absl.flags.FlagValues) -> list[str]:
+    """Sentences on flags of `experiments.run` that a sweep does not use."""
+    said = []
+    if args.new_clients:
+        said.append("New clients take no part in the sweep and are not scored.")
+    given = [f"--{name}" for name in args if name.startswith(UNUSED) and args[name].present]
+    if given:
+        said.append(f"A sweep does not use {', '.join(given)}.")
+    return said
 
 
 def sweep(
@@ -178,18 +193,18 @@ def sweep(
     output: Path,
     rank_by: str,
     more: dict,
-    line: str,
+    heading: Sequence[str],
     described: Mapping[str, Mapping],
 ) -> int:
     """Runs the queue, writes and prints; returns the exit code.
 
-    `line` describes local training, `described` has each program's identity by its folder.
+    `heading` are sentences on all settings, `described` has each program's identity by its folder.
     """
     found = []
     count = sum(len(cell.inside) for cell in queue)
     programs = "1 program" if len(queue) == 1 else f"{len(queue)} programs"
     print(f"{count} settings in {programs}, {args.num_seeds} seed(s) each: {output}")
-    print(f"Training: {line}.")
+    print("\n".join(heading))
     with resume.opened(output, args, **more):
         with writing(output / "results"):
             (output / "results").mkdir(exist_ok=True)
@@ -203,7 +218,7 @@ def sweep(
             print(message, file=sys.stderr)
             return 128 + (stop.signal or signal.SIGINT)
         data = changing_data(more["grid"])
-        write(output, found, rank_by, line, data)
+        write(output, found, rank_by, heading, data)
         shutil.rmtree(output / resume.CHECKPOINTS, ignore_errors=True)
     notes = "".join(f"\n{line}\n" for line in footnotes(found, data))
     print(f"\n{table(found)}{notes}\nTable, numbers and pictures: {output}")

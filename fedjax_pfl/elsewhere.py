@@ -113,6 +113,18 @@ OPTIONS = _turned(
     }
 )
 
+# Hyperparameters that others call so in one algorithm, and something else in another one.
+HYPERPARAMETERS = {
+    "ditto": {"mu": "pull"},
+    "fedadam": {"beta1": "b1", "beta2": "b2"},
+    "fedala": {"layeridx": "layers", "p": "layers"},
+    "fedamp": {"alk": "alpha", "alphak": "alpha"},
+    "fedavgm": {"beta": "server_momentum"},
+    "fedfomo": {"m": "downloads"},
+    "fedyogi": {"beta1": "b1", "beta2": "b2"},
+    "pfedme": {"beta": "server_rate"},
+}
+
 # Flags of others without a counterpart here, and what is done instead.
 _DEVICE = (
     "JAX chooses the device; CUDA_VISIBLE_DEVICES=0 or JAX_PLATFORMS=cpu before the command does"

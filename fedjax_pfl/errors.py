@@ -3,12 +3,13 @@
 import operator
 import re
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import numpy as np
 
-from fedjax_pfl.spelling import suggestions
+from fedjax_pfl import elsewhere
+from fedjax_pfl.spelling import plain, suggestions
 
 LONGEST = 2000  # characters of a message
 MOST = 8  # entries of an array or a list that is shown whole
@@ -127,6 +128,23 @@ def unknown_name(
     return InputError(
         " ".join(filter(None, (f"Unknown {kind} {shown(given)}.", hint, f"{every}.")))
     )
+
+
+def unknown_hyperparameter(
+    name: str, given: object, valid: Collection[str], where: str = ""
+) -> InputError:
+    """An `InputError` for a hyperparameter that the algorithm `name` does not have.
+
+    Args:
+      name: of the algorithm.
+      given: what was written.
+      valid: every name that would have been accepted.
+      where: added to what is named, such as " in --grid".
+    """
+    word = plain(given) if isinstance(given, str) else ""
+    ours = elsewhere.HYPERPARAMETERS.get(name, {}).get(word)
+    hint = f"Did you mean {ours!r}?" if ours and ours in valid else None
+    return unknown_name(f"hyperparameter of {name!r}{where}", given, valid, hint=hint)
 
 
 def require_name(kind: str, given: object, valid: Iterable[str]) -> None:

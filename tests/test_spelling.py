@@ -111,6 +111,14 @@ def test_tables_of_other_names_are_about_ours():
         assert {name for names in table.values() for name in names} <= set(known)
 
 
+def test_hyperparameters_that_others_call_something_else_are_told():
+    for name, words in elsewhere.HYPERPARAMETERS.items():
+        for word, ours in words.items():
+            assert word == spelling.plain(word)
+            with pytest.raises(pfl.InputError, match=f"{word.upper()}'. Did you mean {ours!r}"):
+                pfl.make_algorithm(name, {word.upper(): 1})
+
+
 def test_variants_are_told_with_their_hyperparameter():
     for name, (algorithm, key, value) in elsewhere.VARIANTS.items():
         if algorithm in pfl.ALGORITHMS:

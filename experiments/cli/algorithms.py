@@ -7,7 +7,7 @@ from typing import Any
 import absl.flags
 
 import fedjax_pfl as pfl
-from fedjax_pfl.errors import shown
+from fedjax_pfl.errors import shown, unknown_hyperparameter
 
 from .flagfiles import value_of
 
@@ -22,7 +22,7 @@ def parse_algorithms(names: Sequence[str], settings: Sequence[str]) -> dict[str,
         fields = pfl.ALGORITHMS[name].__dataclass_fields__
         for key in own:
             if key not in fields:
-                raise pfl.unknown_name(f"hyperparameter of {name!r}", key, {*fields, *OWN})
+                raise unknown_hyperparameter(name, key, {*fields, *OWN})
         made[name] = pfl.make_algorithm(name, own)
     return made
 

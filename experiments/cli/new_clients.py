@@ -126,7 +126,10 @@ def write_table(folder: Path, names: Iterable[str]) -> str:
             at = row["part_of_samples"], row["local_steps"]
             means.setdefault(name, {}).setdefault(at, []).append(float(row["accuracy"]))
     points = list(dict.fromkeys(at for found in means.values() for at in found))
-    heading = [f"{steps} steps, {float(part):.0%} of samples" for part, steps in points]
+    heading = [
+        f"{steps} step{'' if steps == '1' else 's'}, {float(part):.0%} of samples"
+        for part, steps in points
+    ]
     lines = [["Algorithm", *heading], ["---", *["---:"] * len(points)]]
     for name, found in means.items():
         cells = [f"{100 * np.mean(found[at]):.2f}" if at in found else "-" for at in points]

@@ -17,22 +17,36 @@ def hint(name: str, values: FlagValues) -> str:
     """
     word, known = spelling.plain(name), list(values)
     ours = spelling.meant(name, known, elsewhere.OPTIONS)
-    if ours:
-        return f"It is {' or '.join(f'--{one}' for one in ours)} here."
-    if word in elsewhere.WITHOUT:
+    said = [f"It is {' or '.join(f'--{one}' for one in ours)} here."] if ours else []
+    if not ours and word in elsewhere.WITHOUT:
         return f"It is not needed here: {elsewhere.WITHOUT[word]}."
-    if "set" in known:
-        own = {key: key for one in pfl.ALGORITHMS.values() for key in one.__dataclass_fields__}
-        keys = spelling.meant(name, own, elsewhere.OPTIONS)
-        owners = [
-            f"{algorithm}.{key}"
-            for key in keys
-            for algorithm, one in sorted(pfl.ALGORITHMS.items())
-            if key in one.__dataclass_fields__
-        ]
-        if owners:
-            some = ", ".join(f"--set={owner}=VALUE" for owner in owners[:MOST])
-            more = ", ..." if len(owners) > MOST else ""
-            return f"A hyperparameter is set as {some}{more}."
+    owners = _called_so(word) if "set" in known else []
+    if "set" in known and not ours:
+        owners = list(dict.fromkeys([*owners, *_owners(name)]))
+    if owners:
+        some = ", ".join(f"--set={owner}=VALUE" for owner in owners[:MOST])
+        more = ", ..." if len(owners) > MOST else ""
+        said.append(f"A hyperparameter is set as {some}{more}.")
+    if said:
+        return " ".join(said)
     near = spelling.nearest(name, known)
     return f"Did you mean --{near}?" if near else ""
+
+
+def _called_so(word: str) -> list[str]:
+    """Hyperparameters that others call so in that algorithm, such as "fedfomo.downloads"."""
+    known = elsewhere.HYPERPARAMETERS.items()
+    return [f"{algorithm}.{names[word]}" for algorithm, names in known if word in names]
+
+
+def _owners(name: str) -> list[str]:
+    """Hyperparameters that a name may mean in any algorithm, such as "feddwa.top_k"."""
+    classes = sorted(pfl.ALGORITHMS.items())
+    every = {key for _, one in classes for key in one.__dataclass_fields__}
+    keys = spelling.meant(name, every, elsewhere.OPTIONS)
+    return [
+        f"{algorithm}.{key}"
+        for key in keys
+        for algorithm, one in classes
+        if key in one.__dataclass_fields__
+    ]

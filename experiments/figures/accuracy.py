@@ -155,7 +155,7 @@ def side_by_side(
         height = np.arange(len(runs)) + 0.22 * (k - (len(wanted) - 1) / 2)
         whisker = (mean - low, high - mean)
         drawn = axes.errorbar(
-            mean, height, xerr=whisker, fmt=drawing.MARKERS[k], color=drawing.COLOURS[k],
+            mean, height, xerr=whisker, fmt=drawing.marker(k), color=drawing.colour(k),
             capsize=3, markersize=6, label=model,
         )  # fmt: skip
         lines.append(drawn)
@@ -198,10 +198,10 @@ def by_client(
         where = scored + 0.6 * ((k + 0.5) / len(runs) - 0.5)
         mean = each.mean(axis=1)
         whisker = (mean - each.min(axis=1), each.max(axis=1) - mean)
-        colour = drawing.COLOURS[k % len(drawing.COLOURS)]
+        colour = drawing.colour(k)
         lines.append(
             axes.errorbar(
-                where, mean, yerr=whisker, fmt=drawing.MARKERS[k % len(drawing.MARKERS)],
+                where, mean, yerr=whisker, fmt=drawing.marker(k),
                 color=colour, markersize=4, capsize=2, elinewidth=0.8, zorder=3,
             )
         )  # fmt: skip

@@ -81,8 +81,8 @@ def minibatches(
     last = grid[-1]
     last.plot([0, top], [0, top], color="0.5", linewidth=0.8, linestyle="--")
     for k, (*_, text, _, truth, values) in enumerate(cases):
-        look = {"color": drawing.COLOURS[k % len(drawing.COLOURS)], "linestyle": "none"}
-        last.plot(truth, values[-1], marker=drawing.MARKERS[k], label=text, alpha=0.85, **look)
+        look = {"color": drawing.colour(k), "linestyle": "none"}
+        last.plot(truth, values[-1], marker=drawing.marker(k), label=text, alpha=0.85, **look)
     drawing.tidy(last, xlabel="true share of the class", ylabel="class norm after the epoch")
     last.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False, fontsize=8)
     known = sorted((n for n in lines if n != "another class"), key=lambda n: int(n.split()[1]))

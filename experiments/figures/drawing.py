@@ -18,6 +18,16 @@ GREY = "0.72"
 MARKERS = "osD^vP*X"
 
 
+def marker(k: int) -> str:
+    """The marker of the k-th of any number of things."""
+    return MARKERS[k % len(MARKERS)]
+
+
+def colour(k: int) -> str:
+    """Its colour."""
+    return COLOURS[k % len(COLOURS)]
+
+
 class Drawing(NamedTuple):
     """A figure and its numbers in long form.
 
@@ -90,7 +100,7 @@ def panels(
 def style(k: int) -> dict[str, Any]:
     """Colour and dash of line k; the first 28 all differ."""
     return {
-        "color": COLOURS[k % len(COLOURS)],
+        "color": colour(k),
         "linestyle": DASHES[k // len(COLOURS) % len(DASHES)],
     }
 
@@ -110,7 +120,7 @@ def band(axes, x, values: np.ndarray, k: int | None = 0, label: str | None = Non
     x, values = np.asarray(x)[known], np.asarray(values, float)[:, known]
     look = {"color": GREY, "linewidth": 0.8, "zorder": 1} if k is None else style(k)
     if len(x) < 4:  # a line of one point shows nothing
-        look |= {"marker": MARKERS[(k or 0) % len(MARKERS)], "markersize": 4}
+        look |= {"marker": marker(k or 0), "markersize": 4}
     (line,) = axes.plot(x, np.nanmean(values, axis=0), label=label, **(look | options))
     if k is not None and len(values) > 1:
         low, high = np.nanmin(values, axis=0), np.nanmax(values, axis=0)

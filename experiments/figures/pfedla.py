@@ -51,7 +51,7 @@ def layerwise(
         blocks = run.config["model"]["blocks"] if own.shape[1] == 1 else run.blocks(own.shape[1])
         own = np.broadcast_to(own, (len(own), len(blocks)))
         shown += [block for block in blocks if block not in shown]
-        look = {"marker": drawing.MARKERS[k % len(drawing.MARKERS)], "markersize": 5}
+        look = {"marker": drawing.marker(k), "markersize": 5}
         drawing.band(right, [shown.index(block) for block in blocks], own, k, **look)
         number = int(run.matrix_rounds[q])
         numbers.add(number)

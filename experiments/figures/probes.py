@@ -4,9 +4,10 @@ The federation comes from the flags in `config.json` and the clients' samples in
 the models from `models.npz`; nothing is written. The epoch is that of the round after the last.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +32,8 @@ _LEFT_OUT = {
     "adapt_batch_size", "score_clients",
 }  # fmt: skip
 
+_REPEATED = {"import_file", "data_option", "model_option", "set"}  # flags given many times
+
 
 def rebuild(run: Run, data_dir: str = "", without: Sequence[str] = ()) -> Experiment:
     """The experiment of a run, from its flags and saved partition.
@@ -46,9 +49,7 @@ def rebuild(run: Run, data_dir: str = "", without: Sequence[str] = ()) -> Experi
     if not saved.exists():
         raise InputError(f"{run.folder.parent} has no partition.npz, so clients have no samples.")
     words = [f"--algorithms={run.algorithm}", f"--partition_file={saved}"]
-    words += [
-        f"--set={run.algorithm}.{name}={value}" for name, value in run.hyperparameters.items()
-    ]
+    words += [f"--set={word}" for word in settings(run.algorithm, run.hyperparameters)]
     words += algorithm_words(run.algorithm, run.training)
     for group, values in run.config["flags"].items():
         for name, value in values.items():
@@ -56,14 +57,23 @@ def rebuild(run: Run, data_dir: str = "", without: Sequence[str] = ()) -> Experi
                 continue
             if name == "data_dir" and data_dir:
                 value = data_dir
-            if isinstance(value, list) and name.endswith("_option"):
-                words += [f"--{name}={word}" for word in value]
-            else:
-                text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-                words.append(f"--{name}={text}")
+            words += flag_words(name, value)
     if data_dir and run.config["flags"]["data"].get("data_dir") is None:
         words.append(f"--data_dir={data_dir}")
     return prepare(flags.parse(["figures", *words]))
+
+
+def flag_words(name: str, value: Any) -> list[str]:
+    """What gives a flag that value; flags that may be given many times, once for each."""
+    if name in _REPEATED:
+        return [f"--{name}={word}" for word in value]
+    return [f"--{name}={','.join(map(str, value)) if isinstance(value, list) else value}"]
+
+
+def settings(algorithm: str, hyperparameters: Mapping[str, Any]) -> list[str]:
+    """What --set takes for such an algorithm; None stands for no value, and is the default."""
+    given = hyperparameters.items()
+    return [f"{algorithm}.{name}={value}" for name, value in given if value is not None]
 
 
 def federation_of(run: Run, data_dir: str = "", without: Sequence[str] = ()) -> pfl.Federation:
@@ -85,6 +95,13 @@ def saved_models(run: Run, row: int, federation: pfl.Federation, name: str) -> T
         raise unknown_name(f"model in {path}", name, axes)
     held = pfl.load_models(path)[name]
     shapes = jax.eval_shape(lambda: federation.initial_model(jax.random.key(0)))
+    if jax.tree.leaves(held) and all(_within(held, at) is None for at in _paths(shapes)):
+        others = [repr(other) for other in axes if other != name]
+        known = f": it has {', '.join(others)} too" if others else ""
+        raise InputError(
+            f"The models {name!r} of {path} are no single networks, but what an algorithm made of "
+            f"several. This figure needs single ones{known}."
+        )
 
     def leaf(key_path, shape):
         leaf_name = trees.path_name(key_path)
@@ -97,6 +114,10 @@ def saved_models(run: Run, row: int, federation: pfl.Federation, name: str) -> T
         return jnp.broadcast_to(one, (run.num_clients, *shape.shape)) if shared else one
 
     return jax.tree_util.tree_map_with_path(leaf, shapes)
+
+
+def _paths(model: Tree) -> list[str]:
+    return [trees.path_name(path) for path, _ in jax.tree_util.tree_flatten_with_path(model)[0]]
 
 
 def _within(model: Tree, path: str) -> np.ndarray | None:

@@ -176,7 +176,7 @@ def _draw(
     where = np.array([places[at] + shift for at in keys])
     each = [np.concatenate([values[run][metric] for run in line[at]]) for at in keys]
     mean, low, high = (np.array([fn(e) for e in each]) for fn in (np.mean, np.min, np.max))
-    look = drawing.style(k) | {"marker": drawing.MARKERS[k % len(drawing.MARKERS)], "markersize": 5}
+    look = drawing.style(k) | {"marker": drawing.marker(k), "markersize": 5}
     if scale == "places":
         look["linestyle"] = "none"
         return axes.errorbar(where, mean, yerr=(mean - low, high - mean), capsize=3, **look)

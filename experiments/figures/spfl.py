@@ -58,7 +58,7 @@ def similarity(runs: Sequence[Run], *, model: str = "personalized", data_dir: st
             ]
         shown += [block for block in blocks if block not in shown]
         where = [shown.index(block) for block in blocks]
-        look = {"marker": drawing.MARKERS[k % len(drawing.MARKERS)], "markersize": 5}
+        look = {"marker": drawing.marker(k), "markersize": 5}
         lines.append(drawing.band(axes, where, np.array(means), k, name, **look))
     axes.set_xticks(range(len(shown)), shown, rotation=30 if len(shown) > 8 else 0)
     axes.set_xlim(-0.3, len(shown) - 0.7)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import absl.flags
 
 import fedjax_pfl as pfl
-from fedjax_pfl.errors import cut
+from fedjax_pfl.errors import cut, unknown_hyperparameter
 from fedjax_pfl.values import convert
 
 from ..cli import flags
@@ -69,7 +69,7 @@ def traced(name: str, algorithms: Mapping[str, pfl.Algorithm]) -> bool:
         algorithm = pfl.algorithm_name(algorithm, algorithms, "algorithm in --grid")
     names = {*algorithms[algorithm].hyperparameters(), *OWN}
     if key not in names:
-        raise pfl.unknown_name(f"hyperparameter of {algorithm!r} in --grid", key, names)
+        raise unknown_hyperparameter(algorithm, key, names, " in --grid")
     return key in pfl.sweepable(algorithms[algorithm])
 
 

@@ -47,7 +47,7 @@ def _line(found, algorithm, name) -> Figure:
     lines = []
     for k, split in enumerate(("validation", "test")):
         curve = np.array([getattr(by_value[value], split) for value in values]).T
-        lines.append(drawing.band(axes, x, curve, k, split, marker=drawing.MARKERS[k]))
+        lines.append(drawing.band(axes, x, curve, k, split, marker=drawing.marker(k)))
     if spaced:
         axes.set_xscale("log")
     axes.set_xticks(x, values)

@@ -139,18 +139,22 @@ def all_chosen(found: Sequence[Outcome]) -> str:
 
 
 def write(
-    output: Path, found: Sequence[Outcome], rank_by: str, line: str, data: Sequence[str]
+    output: Path,
+    found: Sequence[Outcome],
+    rank_by: str,
+    heading: Sequence[str],
+    data: Sequence[str],
 ) -> None:
     """Writes `sweep.md`, `sweep.csv`, all algorithms' chosen flags in `chosen.flags` and, by
     algorithm, its own and, if any, a picture.
 
-    `line` describes local training, `data` is that of `footnotes`.
+    `heading` are sentences on all settings, `data` is that of `footnotes`.
     """
     said = (
         f"Ranked by the mean over clients and seeds of the validation accuracy ({rank_by}); test "
         "accuracy is not used to choose. ±: half of the 95 % interval over seeds."
     )
-    text = [f"Training: {line}.", said, table(found).rstrip(), *footnotes(found, data)]
+    text = [*heading, said, table(found).rstrip(), *footnotes(found, data)]
     run_files.write_text(output / "sweep.md", "\n\n".join(text) + "\n")
     for one in best(found):
         run_files.write_text(output / f"{one.algorithm}.flags", chosen_flags(one))

@@ -114,8 +114,12 @@ class Apfl(fedavg.Weighted):
                 "first_epoch": jnp.maximum(schedule.steps_per_epoch(client.size), 1),
                 "every_step": client.num_steps,
             }[self.adapt_alpha]
-            moved = jnp.clip(alpha - ctx.learning_rate * slope, 0, 1)
-            return w, v, jnp.where(client.step < moving, moved, alpha)
+
+            def move():
+                return jnp.clip(alpha - ctx.learning_rate * slope(), 0, 1)
+
+            # A branch: the slope is a pass over all parameters, and most steps do not need it.
+            return w, v, jax.lax.cond(client.step < moving, move, lambda: alpha)
 
         def finish(carry, client):
             w, v, alpha = carry
@@ -164,11 +168,16 @@ class Apfl(fedavg.Weighted):
 
 
 def on_parameters(sgd, w, v, alpha, at):
-    """(w, v, slope of alpha) after a step at (batch, rng, broadcast, client), all from old ones."""
+    """(w, v, a function that gives the slope of alpha) after a step at (batch, rng, broadcast,
+    client), all from old ones."""
     found = sgd.loss_and_gradient(blend(v.model, w.model, alpha), *at)
-    apart = optax.tree.sub(v.model["params"], w.model["params"])
+
+    def slope():
+        apart = optax.tree.sub(v.model["params"], w.model["params"])
+        return optax.tree.vdot(apart, found.gradient)
+
     along = found._replace(gradient=optax.tree.scale(alpha, found.gradient))
-    return sgd(w, *at), sgd.update(v, along), optax.tree.vdot(apart, found.gradient)
+    return sgd(w, *at), sgd.update(v, along), slope
 
 
 def on_logits(sgd, w, v, alpha, at):
@@ -178,6 +187,9 @@ def on_logits(sgd, w, v, alpha, at):
     own, shared, _ = parts({**found.statistics, "params": found.gradient})
     by_own, by_shared = own.pop("params"), shared["params"]
     v = sgd.update(v, found._replace(gradient=by_own, statistics=own))
-    apart = optax.tree.sub(v.model["params"], w.model["params"])
-    slope = optax.tree.vdot(apart, blend(by_own, by_shared, alpha))
-    return w, v, slope + ALPHA_DECAY * alpha
+
+    def slope():
+        apart = optax.tree.sub(v.model["params"], w.model["params"])
+        return optax.tree.vdot(apart, blend(by_own, by_shared, alpha)) + ALPHA_DECAY * alpha
+
+    return w, v, slope

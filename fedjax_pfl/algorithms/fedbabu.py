@@ -10,7 +10,7 @@ from fedjax_pfl import trees
 from fedjax_pfl.aggregation import leaf_plan
 from fedjax_pfl.algorithms.fedper import PartlyShared
 from fedjax_pfl.contract.registry import algorithm
-from fedjax_pfl.errors import require
+from fedjax_pfl.errors import InputError, require
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.optimizers import SGD
 from fedjax_pfl.structs import Broadcast, static
@@ -46,6 +46,10 @@ class FedBabu(PartlyShared):
         require(0 <= momentum < 1, "fine_tune_momentum", momentum, "in [0, 1)")
 
     def prepare(self, federation):
+        if len(federation.plan.layers) == 1:
+            raise InputError(
+                "fedbabu trains a body under a frozen head, and this network is only a head."
+            )
         return super().prepare(federation.frozen("head"))
 
     def adaptation(self):

@@ -8,11 +8,11 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from fedjax_pfl import trees
-from fedjax_pfl.aggregation import leaf_plan, mixing, similarity
+from fedjax_pfl.aggregation import leaf_plan
 from fedjax_pfl.algorithms.downloads import epsilon_greedy
+from fedjax_pfl.algorithms.fedfomo_weights import first_order, positive_part, rise
 from fedjax_pfl.contract.algorithm import Algorithm
 from fedjax_pfl.contract.registry import algorithm
 from fedjax_pfl.errors import InputError, require
@@ -20,8 +20,6 @@ from fedjax_pfl.structs import per_client, per_pair, static, struct
 from fedjax_pfl.typing import Stack
 
 SELF_AFFINITY = 0.1  # of a client for itself at first, as in the published code
-TINY = 1e-9  # a sum of weights below it is raised by it, as there
-NEAR = 1e-6  # of |s_i|: a model nearer to s_i than that is s_i but for rounding
 
 
 @struct
@@ -77,7 +75,11 @@ class FedFomo(Algorithm):
             raise InputError(f"{self.name} mixes what clients share, and share is 'none'.")
 
     def remarks(self, federation):
-        return [*super().remarks(federation), "scored before its last local training"]
+        told, others = super().remarks(federation), federation.num_clients - 1
+        if self.downloads > others:
+            many = f"all {others} others" if others > 1 else f"{others or 'no'} other"
+            told.append(f"downloads {many}: there are no {self.downloads}")
+        return [*told, "scored before its last local training"]
 
     def init(self, ctx):
         models = ctx.replicate(ctx.initial_model())
@@ -91,23 +93,22 @@ class FedFomo(Algorithm):
         candidates = uploaders & (rows[:, None] != everyone)
         choice, found = self.choose(ctx, ctx.cohort.ids, rows, affinity, candidates)
         begun = with_private_of(ctx, starts, own)
-        signed = self.first_order_weights(ctx, begun, state.trained, choice, found)
-        share = self.positive_part(signed)
+        signed = first_order(ctx, self.norm, begun, state.trained, choice, found)
+        share = positive_part(signed, self.fallback)
         mixed, weights = self.mix(ctx, share, choice, state.trained, begun)
         trained, cohort, loss = ctx.train(mixed)
 
-        rise = self.rise(signed).astype(affinity.dtype)
-        raised = affinity.at[jnp.arange(len(rows))[:, None], choice].add(rise)
+        risen = rise(signed, self.affinity).astype(affinity.dtype)
+        raised = affinity.at[jnp.arange(len(rows))[:, None], choice].add(risen)
         state = State(
             cohort.scatter(state.starts, mixed),
             cohort.scatter(state.trained, trained),
             cohort.scatter(state.affinity, raised),
             cohort.scatter(state.last_upload, jnp.full(len(rows), ctx.t, jnp.int32)),
         )
-        took_part = cohort.mask | cohort.diverged
         return state, ctx.record(
             cohort,
-            down=found.sum(axis=1) * took_part,
+            down=found.sum(axis=1),
             clients={"train_loss": loss, "mixed_models": (share > 0).sum(axis=1)},
             mixing=weights,
         )
@@ -126,52 +127,6 @@ class FedFomo(Algorithm):
         picks, found = epsilon_greedy(key, ids, ctx.ids, affinity, candidates, count, chance)
         own = own[:, None]
         return jnp.concatenate([own, jnp.where(found, first + picks, own)], axis=1), found
-
-    def first_order_weights(self, ctx, starts, candidates, choice, found, rows=None):
-        """w_ij with their signs, [A, 1 + D], of each client's own model and of those it found.
-
-        Args:
-          starts: s_i, [A, ...].
-          candidates: models [Q, ...].
-          choice: int [A, 1 + D], which of those are a client's own and its downloads.
-          found: bool [A, D].
-          rows: int [A], the clients; the cohort by default.
-        """
-        itself = jnp.arange(len(choice))[:, None]
-        before = ctx.loss_matrix(starts, rows, choice=itself)
-        after = ctx.loss_matrix(candidates, rows, choice=choice, onto=starts)
-        reference, models = ctx.uploaded(starts), ctx.uploaded(candidates)
-
-        def distance(chosen):
-            return self.length(jax.tree.map(jnp.subtract, trees.take(models, chosen), reference))
-
-        distances = lax.map(distance, choice.T).T
-        apart = distances > NEAR * jnp.asarray(self.length(reference))[:, None]
-        weights = (before - after) / jnp.where(apart, distances, 1)
-        there = jnp.concatenate([jnp.ones_like(found, shape=(len(found), 1)), found], axis=1)
-        # A model that overflows on the client's samples is no help, but no harm either.
-        return jnp.where(apart & there & jnp.isfinite(weights), weights, 0)
-
-    def length(self, models):
-        """Norms of models [A, ...] as vectors, [A]."""
-        if self.norm == "l2":
-            return jnp.sqrt(similarity.squared_norms(models))
-        return sum(jnp.sum(abs(x).reshape(len(x), -1), axis=1) for x in jax.tree.leaves(models))
-
-    def positive_part(self, signed):
-        """Weights [A, 1 + D] of sum 1, or of 0 for a client that falls back to its start."""
-        share = mixing.normalize(jnp.maximum(signed, 0))
-        if self.fallback == "start":
-            return share
-        none = ~jnp.any(share > 0, axis=1)
-        return share.at[:, 0].set(jnp.where(none, 1, share[:, 0]))
-
-    def rise(self, signed):
-        """What the affinities rise by, [A, 1 + D]."""
-        if self.affinity == "raw":
-            return signed
-        total = jnp.abs(jnp.sum(signed, axis=1, keepdims=True))
-        return signed / jnp.where(total < TINY, total + TINY, total)
 
     @staticmethod
     def mix(ctx, share, choice, candidates, starts):
@@ -200,8 +155,9 @@ class FedFomo(Algorithm):
         alike, rows = jnp.zeros(candidates.shape), jnp.arange(count, dtype=jnp.int32)
         choice, found = self.choose(ctx, new_clients.ids, rows, alike, candidates, first=count)
         models = jax.tree.map(lambda *each: jnp.concatenate(each), own, state.trained)
-        signed = self.first_order_weights(new_clients, begun, models, choice, found, rows)
-        return self.mix(new_clients, self.positive_part(signed), choice, models, begun)[0]
+        signed = first_order(new_clients, self.norm, begun, models, choice, found, rows)
+        share = positive_part(signed, self.fallback)
+        return self.mix(new_clients, share, choice, models, begun)[0]
 
 
 def with_private_of(ctx, starts, own):

@@ -4,10 +4,14 @@ Tian Li, Anit Kumar Sahu, Manzil Zaheer, Maziar Sanjabi, Ameet Talwalkar, Virgin
 MLSys 2020. https://arxiv.org/abs/1812.06127
 """
 
+import jax
+import jax.numpy as jnp
+
 from fedjax_pfl.algorithms.fedavg import FedAvg
 from fedjax_pfl.contract.registry import algorithm
-from fedjax_pfl.errors import require
+from fedjax_pfl.errors import InputError, require
 from fedjax_pfl.federation.extra_losses import proximal
+from fedjax_pfl.structs import static
 
 
 @algorithm("fedprox")
@@ -19,16 +23,55 @@ class FedProx(FedAvg):
     Attributes:
       mu: 1 is the best of .01, .1, 1, 10 in FedDWA's runs, and of .001, .01, .1, 1 for three of the
         five data sets of Li et al., .001 and .01 for the others.
+      slow_fraction: part of a round's members that is slow: each trains a number of epochs drawn
+        from 1, ..., E - 1 in place of E, and is averaged as all are.
     """
 
     mu: float = 1.0
+    slow_fraction: float = static(default=0.0)
 
     def validate(self):
         super().validate()
         require(self.mu >= 0, "mu", self.mu, "at least 0")
+        require(0 <= self.slow_fraction <= 1, "slow_fraction", self.slow_fraction, "in [0, 1]")
+
+    def check(self, federation):
+        schedule = federation.schedule
+        if self.slow_fraction and schedule.steps is not None:
+            raise InputError(
+                f"{self.name}'s slow clients take fewer epochs than the others: give local_epochs "
+                "in place of local_steps, or slow_fraction=0."
+            )
+        if self.slow_fraction and schedule.epochs < 2:
+            raise InputError(
+                f"{self.name}'s slow clients take fewer epochs than the others: local_epochs must "
+                f"be at least 2, got {schedule.epochs}."
+            )
+
+    def remarks(self, federation):
+        told = super().remarks(federation)
+        if self.slow_fraction:
+            told.append(f"{self.slow_fraction:g} of a round's clients train fewer epochs")
+        return told
 
     def local_update(self, ctx, state, received, **options):
         pull, server = proximal(self.mu), state.server["params"]
+        if self.slow_fraction:
+            options["epochs"] = self.epochs(ctx)
         return super().local_update(
             ctx, state, received, extra_loss=pull, broadcast=server, **options
         )
+
+    def epochs(self, ctx):
+        """int32 [M]: the epochs of each member, of which M - round(M (1 - slow_fraction)) are
+        slow."""
+        key, every = ctx.key_for("slow"), ctx.federation.schedule.epochs
+        present, place = ctx.cohort.mask, jnp.argsort(ctx.cohort.order(key))
+        before = jnp.sum(present & (place < place[:, None]), axis=1)  # present, with a lower lot
+        count = jnp.sum(present)
+        slow = before < count - jnp.round(count * (1 - self.slow_fraction))
+
+        def fewer(i):
+            return jax.random.randint(jax.random.fold_in(key, i), (), 1, every)
+
+        return jnp.where(slow, jax.vmap(fewer)(ctx.ids[ctx.cohort.rows]), every)

@@ -24,6 +24,6 @@ class FedProxFineTuned(FedAvgFineTuned, FedProx):
     The copies are discarded after evaluation.
 
     Attributes:
-      mu: of training, as in FedProx.
+      mu, slow_fraction: of training, as in FedProx.
       fine_tune_epochs, budget, pull: of the copies, as in FedAvg with fine-tuning.
     """

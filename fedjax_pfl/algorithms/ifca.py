@@ -48,7 +48,8 @@ class Ifca(Algorithm):
       initial: the first models. "seeds": K different draws. "balanced_redraw": all are drawn again
         until each fits a part of the clients best, 35 % with two models, 10 % with four, else 40 %
         / K (the published code); the most even of 100 draws if none does. "group_warmup": in the
-        first `warmup` rounds clients take the model of a random group of theirs.
+        first `warmup` rounds clients are sent the model of a random group of theirs, and
+        no other.
       warmup: rounds with random groups; only for "group_warmup".
       scored_by: samples by which a client's model is chosen when it is scored: "train", or "test",
         which looks at test labels (the published code on MNIST and CIFAR-10).
@@ -132,12 +133,14 @@ class Ifca(Algorithm):
         takers = jax.nn.one_hot(choice, self.clusters, dtype=ctx.dtype).T  # [K, M]
         received = ctx.plan.with_private(trees.take(state.models, choice), own)
         noted = {"cluster": choice}
+        given = self.initial == "group_warmup" and ctx.t < self.warmup
+        down = jnp.where(given, 1, self.clusters)
         if self.averaging == "gradients":
             gradient, cohort = ctx.full_gradient(received, ctx.cohort)
             shares = takers * mixing.normalize(cohort.mask.astype(ctx.dtype))  # 1/M
             models = self._moved(ctx, state.models, shares, gradient)
             return replace(state, models=models), ctx.record(
-                cohort, down=self.clusters, clients={"train_loss": lowest, **noted}
+                cohort, down=down, clients={"train_loss": lowest, **noted}
             )
         trained, cohort, loss = ctx.train(received)
         sizes = ctx.sizes() if self.weighting == "size" else 1
@@ -146,7 +149,7 @@ class Ifca(Algorithm):
         private = cohort.scatter(state.private, ctx.plan.split(trained)[1])
         return State(models, private), ctx.record(
             cohort,
-            down=self.clusters,
+            down=down,
             clients={"train_loss": loss, **noted},
             mixing=weights[choice],
         )

@@ -12,7 +12,7 @@ from jax import lax
 
 from fedjax_pfl import keys, trees
 from fedjax_pfl.aggregation import leaf_plan
-from fedjax_pfl.algorithms import hypernetwork
+from fedjax_pfl.algorithms import hypernetwork, pfedhn_clients
 from fedjax_pfl.algorithms.hypernetwork import Hypernetwork, clipped
 from fedjax_pfl.contract.algorithm import Algorithm
 from fedjax_pfl.contract.registry import algorithm
@@ -119,10 +119,10 @@ class PFedHN(Algorithm):
             own = jax.random.fold_in(keys.derive(ctx.key, "embedding"), client)
             return jax.random.normal(own, (size,), dtype)
 
-        embedding, private = jax.vmap(begin)(ctx.ids), ctx.replicate(self._private(ctx, model))
+        embedding, own = jax.vmap(begin)(ctx.ids), pfedhn_clients.private(ctx.plan, model)
         of_v, of_psi = (optax.tree.zeros_like(moving) for moving in (embedding, psi))
-        momentum = self._lasting(ctx, ctx.initial_optimizer_state())
-        return State(embedding, psi, of_v, of_psi, private, momentum)
+        momentum = pfedhn_clients.lasting(ctx.plan, ctx.initial_optimizer_state())
+        return State(embedding, psi, of_v, of_psi, ctx.replicate(own), momentum)
 
     def round(self, ctx, state):
         cohort, own = ctx.cohort, ctx.cohort.gather((state.private, state.momentum))
@@ -157,7 +157,8 @@ class PFedHN(Algorithm):
             return jax.vmap(psi)(embedding)
 
         theta, transpose = jax.vjp(generate, psi, embedding[cohort.rows])
-        trained = self._train(ctx, leaf_plan.join(theta, private), cohort, momentum)
+        whole = leaf_plan.join(theta, private)
+        trained = pfedhn_clients.train(ctx, whole, cohort, momentum, self.clip)
         members = trained.cohort.mask
         # 0 for the late and the diverged, who keep theta.
         change = optax.tree.sub(theta, ctx.plan.uploaded(trained.models))
@@ -167,25 +168,10 @@ class PFedHN(Algorithm):
         moved, came = self._server_step(generator, gradient), members.any()
         generator = jax.tree.map(lambda new, old: jnp.where(came, new, old), moved, generator)
         if trained.optimizer_state is not None:
-            momentum = self._lasting(ctx, trained.optimizer_state)
-        own = self._private(ctx, trained.models), momentum
+            momentum = pfedhn_clients.lasting(ctx.plan, trained.optimizer_state)
+        own = pfedhn_clients.private(ctx.plan, trained.models), momentum
         after = trained.cohort
         return generator, (own, ~after.diverged, after.steps, trained.loss)
-
-    def _train(self, ctx, models, cohort, momentum):
-        """Local training whose gradients of generated leaves are clipped."""
-        generated = jax.tree.map(lambda _: True, ctx.plan.uploaded(models)["params"])
-
-        def correct(gradient, params, broadcast, client):
-            some = jax.tree.map(lambda on, g: g if on else None, generated, gradient,
-                                is_leaf=lambda x: x is None)  # fmt: skip
-            return leaf_plan.join(clipped(some, self.clip), gradient)
-
-        options = {}
-        if jax.tree.leaves(momentum):
-            fresh = trees.take(ctx.initial_optimizer_state(), cohort.rows)
-            options["optimizer_state"] = leaf_plan.join(momentum, fresh)
-        return ctx.train(models, cohort, correct=correct, **options)
 
     def _server_step(self, generator, gradient):
         """SGD of v and psi; the momentum of v is all clients'."""
@@ -200,27 +186,6 @@ class PFedHN(Algorithm):
         pairs: Any = zip(rates, step, strict=True)  # for v and for psi
         step = tuple(optax.tree.scale(-rate, along) for rate, along in pairs)
         return optax.apply_updates(moving, step), trace.trace
-
-    @staticmethod
-    def _private(ctx, models):
-        """The leaves that are not generated, None in place of the others."""
-        return ctx.plan.select(models, lambda i: not ctx.plan.compared(i))
-
-    @staticmethod
-    def _lasting(ctx, memory):
-        """What lasts of the local optimizers' states: that of trained leaves not generated.
-
-        Optimizers keep trees like the parameters, so the path of such a leaf ends in its own.
-        """
-        names = {path.partition("/")[2]: ctx.plan.compared(i)
-                 for i, path in enumerate(ctx.plan.paths) if leaf_plan.trainable(path)}  # fmt: skip
-
-        def lasts(path, leaf):
-            at = f"/{trees.path_name(path)}"
-            own = [name for name in names if at.endswith(f"/{name}")]
-            return leaf if own and not names[max(own, key=len)] else None
-
-        return jax.tree_util.tree_map_with_path(lasts, memory)
 
     def models(self, ctx, state, rows):
         embedding, private = trees.take((state.embedding, state.private), rows)

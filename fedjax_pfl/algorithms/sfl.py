@@ -118,13 +118,16 @@ class Sfl(Algorithm):
     def _train(self, ctx, cohort, server, held, **options):
         """Local training from u, held near it and near the graph models [M, ...]."""
 
-        def norms(params, batch, broadcast, client):
-            near_graph, near_mean = (distance(params, to) for to in (client.operand, broadcast))
-            return self.graph_weight * near_graph + self.global_weight * near_mean
+        def pull(gradient, params, broadcast, client):
+            (graph, of_graph), (mean, of_mean) = client.operand, broadcast
+            near_graph = slope(params, graph, of_graph, self.graph_weight)
+            near_mean = slope(params, mean, of_mean, self.global_weight)
+            return optax.tree.add(gradient, optax.tree.add(near_graph, near_mean))
 
         if not self.detached:
-            near = {"broadcast": server["params"], "operands": held["params"]}
-            options |= near | {"extra_loss": norms}
+            mean, graph = server["params"], held["params"]
+            broadcast, operands = (mean, squares(mean)), (graph, jax.vmap(squares)(graph))
+            options |= {"broadcast": broadcast, "operands": operands, "correct": pull}
         _, private = ctx.plan.split(held)
         if not jax.tree.leaves(private):
             return ctx.train(Broadcast(server), cohort, **options)
@@ -174,14 +177,20 @@ class Sfl(Algorithm):
         ).models
 
 
-def distance(params, reference):
-    """|w - w_ref|, with gradient 0 at w_ref.
+def squares(params):
+    """|w|^2."""
+    return jnp.asarray(optax.tree.vdot(params, params))
+
+
+def slope(params, reference, of_reference, weight):
+    """The gradient of weight |w - w_ref|, 0 at w_ref; `of_reference` is |w_ref|^2.
 
     Nearer than rounding it is 0, too: the gradient has length 1 however near w is, and where all
     g_i are one model, its direction would be that of rounding errors.
     """
     away = optax.tree.sub(params, reference)
-    squares = jnp.asarray(optax.tree.vdot(away, away))
-    rounding = 16 * jnp.finfo(squares.dtype).eps
-    apart = squares > rounding**2 * optax.tree.vdot(reference, reference)
-    return jnp.where(apart, jnp.sqrt(jnp.where(apart, squares, 1)), 0)
+    apart = squares(away)
+    rounding = 16 * jnp.finfo(of_reference.dtype).eps
+    far = apart > rounding**2 * of_reference
+    factor = jnp.where(far, jax.lax.rsqrt(jnp.where(far, apart, 1)), 0)
+    return optax.tree.scale(weight * factor, away)

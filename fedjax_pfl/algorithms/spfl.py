@@ -12,7 +12,9 @@ import optax
 from jax import lax
 
 from fedjax_pfl import trees
-from fedjax_pfl.aggregation import mixing, similarity
+from fedjax_pfl.aggregation import mixing
+from fedjax_pfl.algorithms import spfl_similarity
+from fedjax_pfl.algorithms.spfl_similarity import compared_layers, in_stage, parse_weights
 from fedjax_pfl.contract.algorithm import Algorithm
 from fedjax_pfl.contract.registry import algorithm
 from fedjax_pfl.errors import InputError, require, shown
@@ -57,6 +59,7 @@ class Spfl(Algorithm):
     absent_kept = False  # the routine sets all clients to their mean (Alg. 1)
     absent_idle = False  # all clients train in the routine
     published: ClassVar[tuple[float, ...]] = (0.5, 0.3, 0.2)
+    compares_heads: ClassVar[bool] = False
 
     gamma: int = static(default=10)
     local_updates: int = static(default=2)
@@ -73,10 +76,10 @@ class Spfl(Algorithm):
     def check(self, federation):
         model = jax.eval_shape(lambda: federation.initial_model(jax.random.key(0)))
         stack = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), model)
-        layers = self._compared(federation.plan, stack)
+        layers = compared_layers(federation.plan, stack, self.compares_heads)
         if not layers:
             raise InputError(f"{self.name} compares layers, and the model shares no kernel of one.")
-        if self.weighting == "paper" and not any(self._in_stage(federation.plan, 1)):
+        if self.weighting == "paper" and not any(in_stage(federation.plan, 1)):
             raise InputError(
                 "weighting 'paper' compares heads, and this one is not shared (share)."
             )
@@ -143,51 +146,13 @@ class Spfl(Algorithm):
 
     def _similarity(self, ctx, update, cosines):
         """S of all clients' updates, [N, N, stages]."""
-        plan = ctx.plan
         if self.weighting == "paper":
-            stages = [self._in_stage(plan, s) for s in (0, 1)]
-            parts = [self._cosines(ctx, update, stage.__getitem__) for stage in stages]
-            return jnp.stack(parts, axis=-1)
-        layers = self._compared(plan, update)
-        given = parse_weights(self.layer_weights)
-        parts = given or (
-            self.published
-            if len(layers) == len(self.published)
-            else [1 / len(layers)] * len(layers)
-        )
-        parts = [
-            part * self._cosines(ctx, update, lambda i, b=b: plan.block_of[i] == b, kernels=True)
-            for part, b in zip(parts, layers, strict=True)
-        ]
-        return sum(parts[1:], start=parts[0])[..., None]
-
-    @staticmethod
-    def _in_stage(plan, stage):
-        """Whether the server sees a leaf and it is of the body (0) or of the head (1)."""
-        return [
-            plan.compared(i) and (plan.blocks[block] == plan.head) == bool(stage)
-            for i, block in enumerate(plan.block_of)
-        ]
-
-    @staticmethod
-    def _cosines(ctx, update, chosen, kernels=False):
-        plan, leaves = ctx.plan, jax.tree.leaves(update)
-        part = plan.select(
-            update,
-            lambda i: plan.compared(i) and chosen(i) and not (kernels and leaves[i].ndim < 3),
-        )
-        return similarity.cosines(part, part)
-
-    def _compared(self, plan, stack):
-        """The compared blocks with a kernel that the server sees, in the network's order."""
-        leaves = jax.tree.leaves(stack)
-        seen = {
-            plan.block_of[i] for i, leaf in enumerate(leaves) if plan.compared(i) and leaf.ndim > 2
-        }
-        return sorted(b for b in seen if self._takes_part(plan, b))
-
-    def _takes_part(self, plan, block):
-        return plan.blocks[block] != plan.head
+            return spfl_similarity.of_stages(ctx.plan, update)
+        layers = compared_layers(ctx.plan, update, self.compares_heads)
+        even = [1 / len(layers)] * len(layers)
+        default = self.published if len(self.published) == len(layers) else even
+        parts = parse_weights(self.layer_weights) or default
+        return spfl_similarity.of_layers(ctx.plan, update, layers, parts)
 
     def _by_block(self, ctx, weights):
         """[stages, M, M] as [blocks, M, M]."""
@@ -214,6 +179,7 @@ class SpflW(Spfl):
     """
 
     published: ClassVar[tuple[float, ...]] = (0.4, 0.2, 0.2, 0.2)
+    compares_heads: ClassVar[bool] = True
 
     weighting: Literal["published"] = static(default="published")
     memory: float = 0.0
@@ -221,9 +187,6 @@ class SpflW(Spfl):
     def validate(self):
         super().validate()
         require(0 <= self.memory < 1, "memory", self.memory, "in [0, 1)")
-
-    def _takes_part(self, plan, block):
-        return True
 
     def _similarity(self, ctx, update, cosines):
         new = super()._similarity(ctx, update, cosines)
@@ -234,16 +197,3 @@ class SpflW(Spfl):
 
     def _aggregate(self, ctx, weights, trained, received):
         return ctx.mix(weights, trained, onto=trained)
-
-
-def parse_weights(text: str) -> tuple[float, ...]:
-    """The numbers in "0.5,0.3,0.2"; none for "auto"."""
-    if text == "auto":
-        return ()
-    try:
-        numbers = tuple(float(word) for word in text.split(","))
-    except (ValueError, AttributeError):
-        numbers = (-1.0,)
-    good = all(0 <= number < float("inf") for number in numbers) and sum(numbers) > 0
-    require(good, "layer_weights", text, "'auto' or numbers of at least 0 such as 0.5,0.3,0.2")
-    return numbers

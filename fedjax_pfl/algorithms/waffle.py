@@ -16,11 +16,11 @@ from fedjax_pfl import trees
 from fedjax_pfl.aggregation import leaf_plan, mixing
 from fedjax_pfl.algorithms import scaffold
 from fedjax_pfl.algorithms.alice import ForAlice, squared_distances_to_alice
-from fedjax_pfl.contract.record import Record
+from fedjax_pfl.algorithms.alices import States, together
 from fedjax_pfl.contract.registry import algorithm
 from fedjax_pfl.errors import InputError, require
 from fedjax_pfl.federation.schedules import COUNTED
-from fedjax_pfl.structs import per_client, per_pair, static, struct
+from fedjax_pfl.structs import per_client, static, struct
 
 
 @struct
@@ -29,19 +29,6 @@ class State(scaffold.State):
 
     previous: Any = per_client()  # raw weights a^(r-1), [N]
     before: Any = per_client()  # a^(r-2), [N]
-
-
-@struct
-class States:
-    """The runs of all clients as Alice: the fields of `State`, Alices leading."""
-
-    server: Any = per_client()
-    private: Any = per_pair()
-    optimizer: Any = per_client()
-    control: Any = per_client()
-    controls: Any = per_pair()
-    previous: Any = per_pair()
-    before: Any = per_pair()
 
 
 @algorithm("waffle")
@@ -120,7 +107,7 @@ class Waffle(ForAlice, scaffold.Scaffold):
             return replace(self, alice=alice, everyone=False).round(ctx, State(**fields))
 
         states, records = lax.map(one, (ctx.ids, vars(state)))
-        return States(**vars(states)), _together(records)
+        return States(**vars(states)), together(records)
 
     def weigh(self, ctx, state, sent):
         """abar, the mean of the last three raw weights."""
@@ -177,30 +164,3 @@ class Waffle(ForAlice, scaffold.Scaffold):
             return super().models(ctx, state, rows)
         private = jax.tree.map(lambda leaf: leaf[rows, rows], state.private)
         return {"personalized": leaf_plan.join(trees.take(state.server, rows), private)}
-
-
-def _together(records: Record) -> Record:
-    """One record of a round from those of all runs; leaves lead with the Alices.
-
-    Copies and steps are summed. A client counts as diverged where it diverged in any run. Its loss
-    and weight are those of the run where it is Alice. The mixing matrix is [Alices, agents]; a run
-    without a step has the identity's row.
-    """
-
-    def of_client(values):
-        if values.dtype == bool:
-            return jnp.any(values, axis=0)
-        if jnp.issubdtype(values.dtype, jnp.integer):
-            return jnp.sum(values, axis=0, dtype=values.dtype)
-        return jnp.diagonal(values)
-
-    weights = records.matrices["mixing"][:, 0]
-    still = ~jnp.any(weights != 0, axis=1)
-    identity = jnp.eye(len(weights), dtype=weights.dtype)
-    return Record(
-        clients={name: of_client(values) for name, values in records.clients.items()},
-        scalars={},
-        up=jnp.sum(records.up, axis=0, dtype=jnp.int32),
-        down=jnp.sum(records.down, axis=0, dtype=jnp.int32),
-        matrices={"mixing": jnp.where(still[:, None], identity, weights)},
-    )

@@ -35,7 +35,8 @@ class Algorithm:
       share: the rule of shared leaves ("all", "none", "head", "body", see
         `fedjax_pfl.aggregation.sharing`), where the federation leaves it open.
       batch_norm: which part of normalisation layers is shared, where the federation leaves it open.
-      validates: whether it uses validation samples; a federation without any is refused.
+      validates: whether it uses validation samples; a federation without any is refused, and so
+        are new clients without any.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]  # registering makes a dataclass of a subclass
@@ -64,6 +65,15 @@ class Algorithm:
         the federation's schedule; an algorithm with its own loops or schedule overrides this.
         """
         return federation.steps() > 0
+
+    def check_validation(self, federation: Federation) -> None:
+        """Raises `InputError` where it uses validation samples and no client has any."""
+        if self.validates and not federation.data.validation.total:
+            raise InputError(
+                f"{self.name or type(self).__name__} uses validation samples, and no client has "
+                "any: partition.split_validation(0.2, seed=0), or --validation_fraction=0.2, sets "
+                "training samples aside."
+            )
 
     def check_whole_models(self, federation: Federation) -> None:
         """Raises `InputError` unless the server may average every trainable leaf."""

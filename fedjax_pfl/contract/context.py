@@ -118,7 +118,7 @@ class Context:
         """Local training of the cohort from `models` [M, ...] or one `Broadcast` model.
 
         `options` are those of `local_sgd.train`: schedule, extra_loss, objective, correct,
-        trainable, mean_gradient, updates_per_batch, operands, broadcast, active, cursor,
+        trainable, mean_gradient, updates_per_batch, operands, broadcast, active, cursor, epochs,
         learning_rate, optimizer_state.
         Unshuffled schedules continue where the client's earlier rounds stopped.
         """
@@ -287,7 +287,8 @@ class Context:
         Args:
           cohort: as it is after training, so that diverged clients and all steps are known.
           up, down: copies of the model sent and received by each member that took part: a number,
-            or int [M] or [M, num_blocks] where members or blocks differ.
+            or int [M] or [M, num_blocks] where members or blocks differ; what is given for others
+            does not count.
           numbers_up, numbers_down: what is sent and received beside blocks of the model, such as
             class means, in numbers of the parameters' type: a number, or int [M].
           clients: arrays [M], one number for each member.

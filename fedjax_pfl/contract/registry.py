@@ -8,7 +8,7 @@ from typing import Any, TypeVar, dataclass_transform
 
 from fedjax_pfl import elsewhere, spelling
 from fedjax_pfl.contract.algorithm import Algorithm
-from fedjax_pfl.errors import InputError, shown, unknown_name
+from fedjax_pfl.errors import InputError, shown, unknown_hyperparameter, unknown_name
 from fedjax_pfl.federation.local_training import NUMBERS
 from fedjax_pfl.structs import static, struct
 from fedjax_pfl.values import convert
@@ -124,7 +124,7 @@ def make_algorithm(name: str, settings: Mapping[str, Any] | None = None) -> Algo
         if key not in known:
             if not known:
                 raise InputError(f"Algorithm {name!r} has no hyperparameters, got {key!r}.")
-            raise unknown_name(f"hyperparameter of {name!r}", key, known)
+            raise unknown_hyperparameter(name, key, known)
         values[key] = convert(f"{name}.{key}", value, typing.get_type_hints(cls)[key])
     algorithm = cls(**values)
     algorithm.validate()

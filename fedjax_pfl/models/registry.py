@@ -7,11 +7,13 @@ import flax.linen as nn
 import numpy as np
 
 from fedjax_pfl.errors import InputError, require, require_name, unknown_name
+from fedjax_pfl.models.projection import Projected
 from fedjax_pfl.values import LIMIT, keyword_defaults, number
 
 MODELS: dict[str, Callable[..., Any]] = {}
 F = TypeVar("F", bound=Callable[..., Any])
 INITIALIZERS = ("torch", "flax")
+PROJECTION = "projection"  # an option of every network
 
 
 def model(name: str) -> Callable[[F], F]:
@@ -42,8 +44,9 @@ def make_model(
       input_shape: shape of one sample: [height, width, channels], [d], or [length] for texts.
       num_classes: C.
       initializer: "torch" or "flax".
-      **options: of the network, such as hidden=512. `vocab_size` may always be given: it is the
-        data set's number of token ids, None where samples are no texts.
+      **options: of the network, such as hidden=512. `projection=256` projects its features, see
+        `Projected`. `vocab_size` may always be given: it is the data set's number of token ids,
+        None where samples are no texts.
 
     Raises:
       InputError: unknown name or option, or a network that cannot take such samples.
@@ -60,18 +63,20 @@ def make_model(
             else f"Model {name!r} takes no texts. Use {' or '.join(map(repr, texts))}."
         )
     for option in options:
-        if option not in accepted and not accepted:
-            raise InputError(f"Model {name!r} has no options, got {option!r}.")
         if option not in accepted:
             raise unknown_name(f"option of model {name!r}", option, accepted)
     if vocab_size is not None:
         options["vocab_size"] = vocab_size
-    return MODELS[name](tuple(input_shape), num_classes, initializer, **options)
+    width = options.pop(PROJECTION, None)
+    network = MODELS[name](tuple(input_shape), num_classes, initializer, **options)
+    if width is None:
+        return network
+    return Projected(network, check_width(PROJECTION, width), initializer)
 
 
 def options_of(name: str) -> tuple[str, ...]:
     """Names of the options of a network."""
-    return tuple(keyword_defaults(MODELS[name]))
+    return (*keyword_defaults(MODELS[name]), PROJECTION)
 
 
 def check_images(name: str, input_shape: tuple[int, ...], smallest: int) -> None:

@@ -40,7 +40,7 @@ def without_steps(result: "Result", setting: int = 0) -> list[int]:
 
 def row_remarks(result: "Result", setting: int = 0) -> list[str]:
     """Sentences on one setting: the algorithm's own remarks, then recorded facts."""
-    said = list(result.remarks)
+    said = [*result.remarks, *(result.setting_remarks or {setting: ()})[setting]]
     idle = without_steps(result, setting)
     if idle:
         said.append(f"{named(idle)} took part without a local step")

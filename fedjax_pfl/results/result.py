@@ -53,6 +53,8 @@ class Result:
       flops_per_forward: FLOPs of one of the "forward_samples" of `clients`, the forward passes of
         candidates' losses (`costs.forward_flops`); None where there are none or they are unknown.
       remarks: the algorithm's notes on its row in a table, see `Algorithm.remarks`.
+      setting_remarks: further ones on the rows of single settings, by setting; () where there are
+        none.
       final: the end state on the device, or None for a result read from a file.
     """
 
@@ -84,6 +86,7 @@ class Result:
     flops_per_step: float | None = None
     flops_per_forward: float | None = None
     remarks: tuple[str, ...] = ()
+    setting_remarks: tuple[tuple[str, ...], ...] = ()
     final: Any = field(default=None, repr=False, compare=False)
 
     @property

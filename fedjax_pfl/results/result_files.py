@@ -20,7 +20,7 @@ from fedjax_pfl.results.names import COUNTS
 
 PLAIN, ARRAYS = "result.json", "result.npz"
 GROUPS = ("settings", "scores", "clients", "scalars", "matrices")
-TUPLES = ("seeds", "blocks", "remarks")
+TUPLES = ("seeds", "blocks", "remarks", "setting_remarks")
 DIGEST = "digest"
 NUMBER = "biuf"  # kinds of NumPy's types
 
@@ -102,7 +102,12 @@ def load(folder: Path, fields: Mapping[str, bool]) -> dict[str, Any]:
     problem = trouble(values)
     if problem is not None:
         raise damaged(folder / (ARRAYS if problem[0] else PLAIN), problem[1])
-    return values | {name: tuple(values[name]) for name in TUPLES if name in values}
+    return values | {name: _tuple(values[name]) for name in TUPLES if name in values}
+
+
+def _tuple(value: Any) -> Any:
+    """Lists of JSON, and those in them, as tuples."""
+    return tuple(map(_tuple, value)) if isinstance(value, list) else value
 
 
 def damaged(path: Path, what: str) -> InputError:
@@ -147,6 +152,10 @@ def words_trouble(values: Mapping[str, Any]) -> str | None:
         "padding_efficiency": (number, "a number of at least 0"),
         "execution": (_word, "a text"),
         "remarks": (lambda v: _list(v, _word), "a list of sentences"),
+        "setting_remarks": (
+            lambda v: _list(v, lambda some: _list(some, _word)),
+            "a list of sentences for each setting",
+        ),
         "flops_per_step": (lambda v: v is None or number(v), "a number of at least 0, or null"),
         "flops_per_forward": (lambda v: v is None or number(v), "a number of at least 0, or null"),
     }
@@ -203,6 +212,8 @@ def _arrays(values: Mapping[str, Any]):
     if min(seeds, settings, rounds, evaluations) < 1:
         yield f"it has no seeds, settings, rounds or scored rounds: copies_up is {_form(up)}"
         return
+    if len(values.get("setting_remarks", ())) not in (0, settings):
+        yield f"its setting_remarks are not those of {settings} settings"
     if settings > 1 and not values["settings"]:
         yield f"it has {settings} settings without a name"
     for name, shape in shapes.items():

@@ -132,9 +132,14 @@ class Final:
         )
 
     def personalize(self, new_clients: Federation) -> Stack:
-        """Models of clients that never took part, leaves [runs, K, ...]."""
+        """Models of clients that never took part, leaves [runs, K, ...].
+
+        Raises:
+          InputError: the algorithm uses validation samples, and they have none.
+        """
         program = self.program
         new_clients = program.runs.algorithm.prepare(new_clients)
+        program.runs.algorithm.check_validation(new_clients)
         return _personalize(
             self.states, program.runs, program.federation, new_clients, np.int32(program.rounds)
         )

@@ -52,12 +52,7 @@ def checked_program(
     algorithm = converted(algorithm)  # before it computes with its numbers
     algorithm.validate()
     federation = algorithm.prepare(federation)
-    if algorithm.validates and not federation.data.validation.total:
-        raise InputError(
-            f"{algorithm.name or type(algorithm).__name__} uses validation samples, and no client "
-            "has any: partition.split_validation(0.2, seed=0), or --validation_fraction=0.2, sets "
-            "training samples aside."
-        )
+    algorithm.check_validation(federation)
     algorithm.check(federation)
     runs = make_runs(algorithm, federation, seeds, settings)
     _check_steps(algorithm, federation, rounds, adapt)

@@ -82,6 +82,30 @@ def make_runs(
     return jax.tree.map(lambda *leaves: np.stack(leaves), *grid)
 
 
+def remarks(
+    algorithm: Algorithm, federation: Federation, settings: Mapping[str, Any]
+) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    """(the algorithm's remarks with every one of the settings, further ones with each alone).
+
+    Each of the settings lists its values, which are valid. The second is () where there are none.
+    """
+    said = []
+    for h in range(_count(algorithm, dict(settings), 1)):
+        chosen = {name: values[h] for name, values in settings.items()}
+        rates = {name: np.float64(chosen[name]) for name in RATES if name in chosen}
+        variant = _with_own(algorithm, chosen)
+        said.append(variant.remarks(replace(federation, **rates)))
+    common = tuple(one for one in said[0] if all(one in some for some in said))
+    single = tuple(tuple(one for one in some if one not in common) for some in said)
+    return common, single if any(single) else ()
+
+
+def _with_own(algorithm: Algorithm, chosen: Mapping[str, Any]) -> Algorithm:
+    """The algorithm with those of the values that are its hyperparameters."""
+    own = {name: value for name, value in chosen.items() if name in algorithm.hyperparameters()}
+    return converted(replace(algorithm, **own))
+
+
 def _count(algorithm: Algorithm, settings: dict[str, Sequence[Any]], seeds: int) -> int:
     """The number of settings, which is the length of each list, after checks."""
     for name, values in settings.items():
@@ -119,8 +143,7 @@ def _check_sweepable(algorithm: Algorithm, name: str) -> None:
 def _variant(algorithm: Algorithm, federation: Federation, chosen: dict[str, Any]) -> Runs:
     """One setting's algorithm and rates as host arrays without the axis of runs; seed 0."""
     dtype = federation.task.dtype
-    own = {name: value for name, value in chosen.items() if name in algorithm.hyperparameters()}
-    variant = converted(replace(algorithm, **own))
+    variant = _with_own(algorithm, chosen)
     variant.validate()
     variant.check(federation)
     rates = [chosen.get(name, np.asarray(getattr(federation, name))) for name in RATES]

@@ -17,6 +17,7 @@ from fedjax_pfl.simulation.costs import forward_flops, step_flops
 from fedjax_pfl.simulation.fitting import fitting
 from fedjax_pfl.simulation.memory import Memory, available
 from fedjax_pfl.simulation.program import Final
+from fedjax_pfl.simulation.runs import remarks
 
 
 def simulate(
@@ -98,6 +99,7 @@ def _result(
     program, collector = chunks.program, chunks.collector
     federation = program.federation
     measured = collector.collect((len(seeds), -1))
+    common, single = remarks(algorithm, federation, settings)
     scored_candidates = "forward_samples" in measured["clients"]
     return Result(
         algorithm=algorithm.name,
@@ -119,7 +121,8 @@ def _result(
         execution=str(federation.execution),
         flops_per_step=step_flops(federation),
         flops_per_forward=forward_flops(federation) if scored_candidates else None,
-        remarks=tuple(algorithm.remarks(federation)),
+        remarks=common,
+        setting_remarks=single,
         final=Final(program, chunks.states),
         **measured,
     )

@@ -188,6 +188,7 @@ def run_clients(
     split: str | Split = "train",
     active: jax.Array | None = None,
     cursor: jax.Array | None = None,
+    epochs: jax.Array | None = None,
     finish: Callable[[Tree, Client], Tree] | None = None,
 ) -> ClientRuns:
     """Runs a local loop on every named client, each over its own samples and number of steps.
@@ -206,6 +207,8 @@ def run_clients(
         augmented under the name "train" alone.
       active: bool [M]; the others take no step and keep their carry.
       cursor: int32 [M], steps taken before, for unshuffled schedules, which continue there.
+      epochs: int32 [M], passes of each client over its samples, no more than the schedule's, which
+        all take by default.
       finish: `finish(carry, client)` makes the result from a client's last carry, and from its
         first where it diverged.
 
@@ -219,10 +222,12 @@ def run_clients(
     schedule.check_counts(part.capacity)  # sizes below are traced, and products of them wrap
     schedule = schedule.fitting(part.capacity)
     sizes = part.size[rows]
-    if active is None and part.equal:
+    if epochs is None and active is None and part.equal:
         steps = None  # unbatched trip counts: no lane waits, nothing is selected
     else:
         steps = schedule.total_steps(sizes)
+        if epochs is not None:
+            steps = (epochs * schedule.steps_per_epoch(sizes)).astype(steps.dtype)
         steps = steps if active is None else jnp.where(active, steps, 0)
     together = isinstance(carry, Broadcast)
     lanes = _Lane(rows, () if together else carry, operands, cursor, steps)

@@ -57,6 +57,7 @@ def train(
     operands: Tree = None,
     active: jax.Array | None = None,
     cursor: jax.Array | None = None,
+    epochs: jax.Array | None = None,
     optimizer_state: Tree = None,
     **step_options: Any,
 ) -> Trained:
@@ -65,7 +66,7 @@ def train(
     Args:
       key: the round's key for this purpose.
       schedule: batches and their order; the federation's by default.
-      broadcast, operands, cursor: see `run_clients`.
+      broadcast, operands, cursor, epochs: see `run_clients`.
       active: bool [M], the members that train; the cohort's mask by default.
       optimizer_state: [M, ...], states of the local optimizers from earlier rounds, returned
         updated; by default they are new in each round.
@@ -113,6 +114,7 @@ def train(
         operands=operands,
         active=active,
         cursor=cursor,
+        epochs=epochs,
         finish=finish,
     )
     cohort = cohort.keep(finite, steps * step.updates_per_batch)

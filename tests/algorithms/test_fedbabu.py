@@ -148,6 +148,11 @@ def test_what_can_not_be(settings, said):
         algorithm(**settings)
 
 
+def test_a_network_that_is_only_a_head_is_refused():
+    with pytest.raises(pfl.InputError, match="fedbabu trains a body under a frozen head"):
+        pfl.check_simulation(algorithm(), toy_federation(model="softmax"))
+
+
 def test_a_table_says_how_models_were_fine_tuned():
     ours = algorithm(part="head")
     assert ours.remarks(ours.prepare(toy_federation())) == [

@@ -9,6 +9,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl import Context, keys
 from fedjax_pfl.algorithms import downloads
 from fedjax_pfl.algorithms.fedfomo import State
+from fedjax_pfl.algorithms.fedfomo_weights import first_order
 from fedjax_pfl.simulation.new_clients import without_new_clients
 from fedjax_pfl.simulation.program import Program
 from fedjax_pfl.simulation.runs import make_runs
@@ -156,7 +157,7 @@ def test_weights_by_shared_layers_and_not_by_models_that_overflow():
         head = jax.tree.map(lambda leaf, row: leaf.at[1].set(row), head, same)
         models = {"params": {**models["params"], "head": head}}
         found = jnp.ones((5, 2), bool).at[4, 1].set(False)
-        return starts, models, algorithm.first_order_weights(ctx, starts, models, choice, found)
+        return starts, models, first_order(ctx, "l2", starts, models, choice, found)
 
     starts, models, weights = weigh(case.federation)
     starts, models = listed(starts), listed(models)
@@ -256,4 +257,9 @@ def test_what_federations_can_not_be_and_what_tables_are_told():
     with pytest.raises(pfl.InputError, match="fedfomo mixes what clients share"):
         pfl.check_simulation(algorithm, toy_federation(share="none"))
     remarks = algorithm.remarks(algorithm.prepare(toy_federation()))
-    assert remarks == ["scored before its last local training"]
+    last = "scored before its last local training"
+    assert remarks == [last]
+    all_told = "downloads all 4 others: there are no 9"
+    many = pfl.make_algorithm("fedfomo", {"downloads": 9})
+    assert many.remarks(toy_federation()) == [all_told, last]
+    assert "downloads no other: there are no 4" in algorithm.remarks(toy_federation((4,), (2,)))

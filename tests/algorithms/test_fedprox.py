@@ -1,5 +1,7 @@
 """FedProx against its reference, and its limits."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -39,6 +41,61 @@ def test_reference(pattern):
         np.testing.assert_array_equal(record["down"], record["up"])
 
 
+def test_slow_clients_train_some_of_their_epochs_and_count_as_all_do():
+    case = Case(participation=0.8, local_epochs=3)
+    common = case.common()
+    states, records = case.run_rounds(algorithm(mu=0.7, slow_fraction=0.5))
+    work = [record["clients"]["local_steps"].astype(int) for record in records]
+    for taken, cohort, batches in zip(work, case.cohorts, common["batches"], strict=True):
+        epochs = [3 * taken[i] / len(batches[i]) for i in cohort]
+        assert len(epochs) == 4 and epochs.count(3) == 2 and set(epochs) <= {1, 2, 3}
+    wanted = fedprox.run(case.initial(), case.clients(), 3, **common, mu=0.7, work=work)
+    for state, models in zip(states[1:], wanted, strict=True):
+        assert_close(state.server["params"], models["global"], "global")
+
+
+def test_how_many_are_slow_and_how_slow():
+    """Of the members present alone; halves are rounded to even, as the authors' code does."""
+    order = np.array([8, 3, 0, 7, 2, 1, 4, 6, 5])
+    here, there = (
+        algorithm().prepare(toy_federation((4,) * 9, (2,) * 9, local_epochs=4, order=rows))
+        for rows in (None, order)
+    )
+
+    def epochs(part, t, federation=here):
+        ctx = pfl.Context(federation, jax.random.key(3), t, jnp.int32(1), None)
+        cohort = replace(ctx.everyone(), mask=ctx.ids < 5)
+        return algorithm(slow_fraction=part).epochs(replace(ctx, cohort=cohort))
+
+    for t in range(3):  # whatever a client's row
+        np.testing.assert_array_equal(epochs(0.5, t, there), epochs(0.5, t)[order])
+
+    for part, count in ((0.1, 1), (0.3, 1), (0.5, 3), (0.7, 3), (1, 5)):
+        drawn = np.asarray(jax.vmap(lambda t, part=part: epochs(part, t))(jnp.arange(300)))
+        slow = drawn < 4
+        np.testing.assert_array_equal(slow[:, :5].sum(axis=1), count)
+        shares = slow[:, :5].mean(axis=0)
+        np.testing.assert_allclose(shares, count / 5, atol=0.12)
+        apart = drawn[:, :5].max(axis=1, where=slow[:, :5], initial=0)
+        apart = apart - drawn[:, :5].min(axis=1, where=slow[:, :5], initial=4)
+        assert (apart > 0).any() == (count > 1)  # each draws its own number
+        found, times = np.unique(drawn[:, :5][slow[:, :5]], return_counts=True)
+        assert found.tolist() == [1, 2, 3]
+        np.testing.assert_allclose(times / times.sum(), 1 / 3, atol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"local_epochs": 1}, "fedprox's slow clients .* local_epochs must be at least 2, got 1"),
+        ({"local_steps": 4}, "give local_epochs in place of local_steps, or slow_fraction=0"),
+    ],
+)
+def test_slow_clients_need_epochs_to_leave_out(options, said):
+    with pytest.raises(pfl.InputError, match=said):
+        pfl.check_simulation(algorithm(slow_fraction=0.2), toy_federation(**options))
+
+
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
 def test_without_the_term_it_is_fedavg_to_the_bit(dtype):
     federation = toy_federation(dtype=dtype, participation=0.6)
@@ -71,7 +128,17 @@ def test_the_term_holds_shared_layers_and_leaves_private_ones_free():
     assert_close(whole(end), last, "body and head")
 
 
-@pytest.mark.parametrize("mu", [-1, "nan"])
-def test_hyperparameters_are_checked(mu):
-    with pytest.raises(pfl.InputError, match="mu must be"):
-        algorithm(mu=mu)
+@pytest.mark.parametrize(
+    "settings", [{"mu": -1}, {"mu": "nan"}, {"slow_fraction": 1.1}, {"slow_fraction": -0.1}]
+)
+def test_hyperparameters_are_checked(settings):
+    (name,) = settings
+    with pytest.raises(pfl.InputError, match=f"{name} must be"):
+        algorithm(**settings)
+
+
+def test_remarks():
+    federation = toy_federation(local_epochs=2)
+    assert algorithm().remarks(federation) == []
+    said = ["0.5 of a round's clients train fewer epochs"]
+    assert algorithm(slow_fraction=0.5).remarks(federation) == said

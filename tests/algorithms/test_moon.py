@@ -8,9 +8,11 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.aggregation import leaf_plan
 from fedjax_pfl.algorithms.moon import contrast
+from fedjax_pfl.models.projection import Projected
 from fedjax_pfl.testing.toys import TanhNetwork, assert_close, run_rounds, states_of, toy_federation
 from tests.algorithms.harness import PATTERNS, Case, TwoLayers, assert_losses, assert_steps, over
-from tests.references import local_sgd, moon
+from tests.references import local_sgd, moon, projected_network
+from tests.references.network import cross_entropy
 
 VARIANTS = {
     "cold": {"mu": 3.0, "tau": 0.3},
@@ -58,6 +60,31 @@ def test_reference(pattern, variant):
         np.testing.assert_allclose(record["matrices"]["mixing"], [share / share.sum()], 1e-9)
     if pattern == "partial-map":
         assert_first_rounds_are_plain(case, common, states)
+
+
+def named(params):
+    """Parameters of a projected network by the reference's names."""
+    params = jax.tree.map(np.asarray, dict(params))
+    return params | params.pop("projection")
+
+
+def test_a_network_with_a_projection_head():
+    """The projection's outputs are the features, and what is classified and scored."""
+    case = Case(model=Projected(TanhNetwork(), 4), participation=0.6)
+    states, records = case.run_rounds(algorithm(mu=3.0))
+    initial = named(states[0].server["params"])
+    options = {"mu": 3.0, "form": projected_network}
+    wanted = moon.run(initial, case.clients(), 3, **case.common(), **options)
+    for state, record, models in zip(states[1:], records, wanted, strict=True):
+        model = models["global"]
+        assert_close(named(state.server["params"]), model, "global")
+        losses = []
+        for i in range(case.num_clients - 1):  # the last one has no test samples
+            at = case.samples(i, "test")
+            scores = projected_network.logits(model, case.x[at])
+            losses.append(cross_entropy(scores, case.y[at])[0])
+        for name in ("personalized", "global"):
+            np.testing.assert_allclose(record["scores"][f"{name}/test/loss"][:-1], losses, 1e-9)
 
 
 def assert_first_rounds_are_plain(case, common, states):

@@ -10,7 +10,7 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl import keys
 from fedjax_pfl.algorithms import client_graphs
-from fedjax_pfl.algorithms.sfl import distance
+from fedjax_pfl.algorithms.sfl import slope, squares
 from fedjax_pfl.simulation.new_clients import without_new_clients
 from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
 from tests.algorithms.harness import PATTERNS, Case, assert_losses, assert_models, over
@@ -174,12 +174,24 @@ def test_learned_graph(count):
     assert edges.max() == min(count - 1, 30) or (count == 5 and (edges < 4).any())
 
 
+def test_the_slope_of_a_norm_by_automatic_differentiation():
+    target = {"v": jnp.array([[3.0, -4.0], [0.5, 0.0]]), "w": jnp.array([1.0])}
+
+    def norm(params):
+        apart = jax.tree.map(jnp.subtract, params, target)
+        return 0.7 * jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(apart)))
+
+    params = jax.tree.map(lambda leaf: jnp.cos(leaf) - 2, target)
+    found = jax.jit(slope)(params, target, squares(target), 0.7)
+    assert_close(found, jax.grad(norm)(params), "slope", 1e-14)
+
+
 def test_the_norm_is_flat_where_only_rounding_is_left():
-    target = {"w": jnp.array([3.0, -4.0])}
-    for factor, length in ((1, 0), (1 + 2e-16, 0), (1 + 1e-12, 1), (0, 1)):
+    target = {"w": jnp.array([300.0, -400.0])}
+    for factor, length in ((1, 0), (1 + 2e-16, 0), (1 + 1e-12, 0.5), (0, 0.5)):
         params = {"w": factor * target["w"]}
-        slope = jax.grad(distance)(params, target)["w"]
-        np.testing.assert_allclose(jnp.linalg.norm(slope), length, 1e-3, 1e-9)
+        found = slope(params, target, squares(target), 0.5)["w"]
+        np.testing.assert_allclose(jnp.linalg.norm(found), length, 1e-3, 1e-9)
 
 
 def test_ties_of_neighbours_go_to_the_lower_permanent_id():

@@ -10,7 +10,8 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl import InputError
-from fedjax_pfl.algorithms.waffle import Waffle, _together
+from fedjax_pfl.algorithms.alices import together
+from fedjax_pfl.algorithms.waffle import Waffle
 from fedjax_pfl.contract.context import Record
 from fedjax_pfl.structs import struct
 from fedjax_pfl.testing.suite import CHECKS
@@ -180,13 +181,13 @@ def test_the_runs_of_two_alices_are_one_record():
         down=jnp.array([[[2], [0]], [[2], [0]]]),
         matrices={"mixing": jnp.array([[[0.0, 0.0]], [[0.25, 0.75]]])},
     )
-    together = _together(runs)
+    record = together(runs)
     wanted = {"diverged": [False, True], "local_steps": [2, 8], "train_loss": [0.1, 0.4]}
     for name, values in wanted.items():
-        np.testing.assert_array_equal(together.clients[name], values)
-    np.testing.assert_array_equal(together.up, [[2], [4]])
-    np.testing.assert_array_equal(together.down, [[4], [0]])
-    np.testing.assert_array_equal(together.matrices["mixing"], [[1, 0], [0.25, 0.75]])
+        np.testing.assert_array_equal(record.clients[name], values)
+    np.testing.assert_array_equal(record.up, [[2], [4]])
+    np.testing.assert_array_equal(record.down, [[4], [0]])
+    np.testing.assert_array_equal(record.matrices["mixing"], [[1, 0], [0.25, 0.75]])
 
 
 @struct

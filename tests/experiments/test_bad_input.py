@@ -142,9 +142,18 @@ def test_flags_without_a_counterpart(capsys):
         "--lamda=3": "A hyperparameter is set as --set=",
         "--top_k=3": "A hyperparameter is set as --set=feddwa.top_k=VALUE.",
         "-slr=1": "A hyperparameter is set as --set=",
+        "-M=4": "It is --model here. A hyperparameter is set as --set=fedfomo.downloads=VALUE.",
+        "--beta=1": "--set=fedavgm.server_momentum=VALUE, --set=pfedme.server_rate=VALUE.",
+        "-mu=1": "A hyperparameter is set as --set=ditto.pull=VALUE, --set=apple.mu=VALUE, ",
     }.items():
         assert call(word) == 2
         assert said in capsys.readouterr().err
+    for word, said in {
+        "--set=pfedme.beta=1": "'server_rate'",
+        "--set=ditto.mu=1": "'pull'",
+    }.items():
+        assert call("--algorithms=pfedme,ditto", word) == 2
+        assert f"Did you mean {said}?" in capsys.readouterr().err
     assert compare.main(["compare", "--lr=1"]) == 2  # which has no such flag
     assert capsys.readouterr().err == "error: Unknown command line flag 'lr'.\n"
     assert compare.main(["compare", "--algorithm=fedavg"]) == 2

@@ -235,6 +235,22 @@ def test_what_is_said_below_the_ranking(finished, capsys):
     assert line in out and line in (finished / "sweep.md").read_text()
 
 
+def test_what_a_sweep_leaves_out_is_said(tmp_path, capsys):
+    """New clients take no part, here as in the run that the choice is for."""
+    said = (
+        "New clients take no part in the sweep and are not scored.\n",
+        "A sweep does not use --adapt_steps, --new_client_steps.\n",
+    )
+    words = ["--algorithms=local", "--grid=learning_rate=0.1,0.2", "--rounds=1", "--new_clients=1"]
+    words += ["--new_client_steps=1", "--adapt_steps=1", f"--output_dir={tmp_path / 'o'}"]
+    assert call(*words) == 0
+    out, file = capsys.readouterr().out, (tmp_path / "o" / "sweep.md").read_text()
+    assert all(one.strip() in file for one in said) and out.count("A sweep does not use") == 1
+    assert "all 3 clients in a round" in file
+    result = pfl.Result.load(next((tmp_path / "o" / "results").iterdir()))
+    assert result.client_ids.tolist() == [0, 1, 2]
+
+
 def test_rows_over_different_clients_or_data():
     def row(setting, clients, remarks=()):
         return replace(outcome(setting, [50.0, 60.0]), clients=clients, remarks=remarks)

@@ -4,12 +4,14 @@ from tests.references.local_sgd import sgd
 from tests.references.network import combine, scale, subtract
 
 
-def run(initial, clients, rounds, *, x, y, sizes, cohorts, batches, learning_rate, mu):
+def run(initial, clients, rounds, *, x, y, sizes, cohorts, batches, learning_rate, mu, work=None):
     """FedAvg whose clients descend f_i(theta) + (mu / 2) ||theta - w||^2, w the received model.
 
     Args:
       initial, clients, rounds, x, y, sizes, cohorts, batches, learning_rate: as in `fedavg.run`.
       mu: weight of the term.
+      work: work[t][i], how many of its batches client i takes in round t, the first ones; all by
+        default. Its weight is the same.
 
     Returns:
       After every round, {"global": model}.
@@ -23,10 +25,8 @@ def run(initial, clients, rounds, *, x, y, sizes, cohorts, batches, learning_rat
             return scale(mu, subtract(params, received))
 
         if cohort:
-            trained = [
-                sgd(received, batches[t][i], x, y, learning_rate[t], extra_gradient=pull)
-                for i in cohort
-            ]
+            taken = [batches[t][i][: None if work is None else work[t][i]] for i in cohort]
+            trained = [sgd(received, own, x, y, learning_rate[t], pull) for own in taken]
             total = sum(sizes[i] for i in cohort)
             model = combine([sizes[i] / total for i in cohort], trained)
         history.append({"global": model})

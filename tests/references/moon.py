@@ -2,15 +2,9 @@
 
 import numpy as np
 
+from tests.references import network
 from tests.references.averaging import average
-from tests.references.network import (
-    backward,
-    cross_entropy,
-    features,
-    logits,
-    scale,
-    subtract,
-)
+from tests.references.network import cross_entropy, scale, subtract
 
 
 def cosines(z, others):
@@ -37,13 +31,13 @@ def contrast(z, z_global, z_previous, tau):
     return float(losses.mean()), weight[:, None] * (to_far - to_near)
 
 
-def loss_and_gradient(params, received, previous, x, y, mu, tau):
+def loss_and_gradient(params, received, previous, x, y, mu, tau, form=network):
     """Cross-entropy + mu times the contrast of the features, and its gradient."""
-    loss, slope = cross_entropy(logits(params, x), y)
+    loss, slope = cross_entropy(form.logits(params, x), y)
     apart, feature_slope = contrast(
-        features(params, x), features(received, x), features(previous, x), tau
+        *(form.features(model, x) for model in (params, received, previous)), tau
     )
-    return loss + mu * apart, backward(params, x, slope, mu * feature_slope)
+    return loss + mu * apart, form.backward(params, x, slope, mu * feature_slope)
 
 
 def run(
@@ -60,17 +54,18 @@ def run(
     mu=1.0,
     tau=0.5,
     weighting="size",
+    form=network,
 ):
     """FedAvg whose clients keep features near the global model's, away from their last model's.
 
-    Features are what the last hidden layer gives; a network with a projection head has its
-    projection there.
+    Features are what the last hidden layer gives, or the projection of a network that has one.
 
     Args:
       initial, clients, rounds, x, y, sizes, cohorts, batches, learning_rate: as in `fedavg.run`.
       mu: weight of the contrast.
       tau: its temperature.
       weighting: of the average, "size" or "uniform".
+      form: the network's functions `logits`, `features` and `backward`.
 
     Returns:
       After every round, "global": w, "previous": [N], every client's last trained model, None
@@ -85,7 +80,8 @@ def run(
             own = received
             last = received if previous[i] is None else previous[i]
             for batch in batches[t][i]:
-                _, gradient = loss_and_gradient(own, received, last, x[batch], y[batch], mu, tau)
+                at = x[batch], y[batch]
+                _, gradient = loss_and_gradient(own, received, last, *at, mu, tau, form)
                 own = subtract(own, scale(learning_rate[t], gradient))
             previous[i] = own
         if cohort:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.references import fedavg, moon, network
+from tests.references import fedavg, moon, network, projected_network
 from tests.references.small import (
     COUNT,
     EVERYBODY,
@@ -65,6 +65,26 @@ def test_gradient_of_the_whole_loss_equals_central_differences(three):
     for name in ("kernel", "bias"):  # features do not depend on the head
         np.testing.assert_array_equal(gradient["head"][name], plain["head"][name])
     assert np.abs(gradient["a"]["kernel"] - plain["a"]["kernel"]).max() > 1e-3
+
+
+def test_gradient_with_a_projection_equals_central_differences(setting):
+    rng = np.random.default_rng(5)
+    widths = {"hidden": (5, 6), "first": (6, 6), "second": (6, 3), "head": (3, 4)}
+    own, received, previous = (
+        {
+            name: {"kernel": rng.normal(size=shape), "bias": rng.normal(size=shape[1])}
+            for name, shape in widths.items()
+        }
+        for _ in range(3)
+    )
+    others = received, previous, setting["x"][9:16], setting["y"][9:16], 1.5, 0.5
+
+    def value(model):
+        return moon.loss_and_gradient(model, *others, projected_network)
+
+    gradient = flat(value(own)[1])
+    numeric = differences(lambda vector: value(network.unflat(vector, own))[0], flat(own))
+    np.testing.assert_allclose(gradient, numeric, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("cohorts", [EVERYBODY, PARTIAL])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.results.remarks import grouped, named
+from fedjax_pfl.results.remarks import grouped, named, row_remarks
 
 SIZES = (30, 5, 30, 8, 30, 30)  # training samples of the clients
 
@@ -110,6 +110,17 @@ def test_what_an_algorithm_says_of_itself(tmp_path):
     assert pfl.make_algorithm("fedavg_ft", {"fine_tune_epochs": 0}).remarks(federation()) == []
     result.save(tmp_path / "r")
     assert pfl.Result.load(tmp_path / "r").remarks == result.remarks
+
+
+def test_what_an_algorithm_says_of_single_settings_of_a_sweep(tmp_path):
+    """With the values swept, of its own hyperparameters and of the rate."""
+    swept = {"learning_rate": [0.1, 1.0, 1.0], "penalty": [4.0, 4.0, 8.0]}
+    result = pfl.simulate(pfl.make_algorithm("heurfedamp"), federation(), 1, settings=swept)
+    reach = [[said.partition("alpha is ")[2][:2] for said in row_remarks(result, h)]
+             for h in range(3)]  # fmt: skip
+    assert reach == [[], ["4,"], ["8,"]] and "penalty=8: a local step" in result.table()
+    result.save(tmp_path / "r")
+    assert pfl.Result.load(tmp_path / "r").setting_remarks == result.setting_remarks
 
 
 def test_local_says_that_all_train_whoever_is_drawn():

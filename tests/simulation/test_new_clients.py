@@ -9,7 +9,9 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl import keys, trees
+from fedjax_pfl.simulation import request
 from fedjax_pfl.simulation.new_clients import score_new_clients, with_samples, without_new_clients
+from fedjax_pfl.simulation.program import Final
 from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
 from tests.simulation.finals import final_of
 
@@ -46,6 +48,14 @@ def test_local_training_of_those_left_is_what_it_was():
     whole = states_of(algorithm, federation(), 3)[-1].models
     left = states_of(algorithm, without_new_clients(federation(), 2)[0], 3)[-1].models
     assert_close(left, trees.take(whole, np.arange(3)), "those left", 1e-6)
+
+
+def test_new_clients_of_an_algorithm_that_validates_need_validation_samples():
+    left, _ = without_new_clients(federation(validation_size=2), 2)
+    _, new = without_new_clients(federation(validation_size=0), 2)
+    final = Final(request.checked_program(pfl.make_algorithm("fedfomo"), left), None)
+    with pytest.raises(pfl.InputError, match="fedfomo uses validation samples, and no client has"):
+        final.personalize(new)
 
 
 @cache

@@ -284,3 +284,14 @@ def test_randomness_of_steps_depends_on_client_and_step_alone():
     np.testing.assert_array_equal(*drawn)
     values = drawn[0][drawn[0] > 0]
     assert len(values) == 14 == len(set(values.tolist()))
+
+
+@pytest.mark.parametrize("sizes", [SIZES, (6,) * 5])
+def test_epochs_of_each_client(sizes):
+    """The first ones of the schedule's, also where all clients have equally many samples."""
+    federation, schedule = numbered(sizes=sizes), Schedule(3, batch_size=4, drop_last=True)
+    epochs = np.array([1, 3, 2, 2, 0])
+    done, _, steps = run(federation, schedule, epochs=jnp.array(epochs))
+    np.testing.assert_array_equal(steps, epochs * (np.array(sizes) // 4))
+    every = wanted(federation, schedule)
+    assert walked(done) == [client[:k] for client, k in zip(every, steps, strict=True)]

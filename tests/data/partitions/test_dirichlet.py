@@ -1,7 +1,5 @@
 """Dirichlet rules: coverage, the minimum, concentration, caps, hostile settings."""
 
-import time
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -84,14 +82,12 @@ def test_dirichlet_fallback_reaches_the_minimum_and_says_so():
 @pytest.mark.parametrize("alpha", [1e-300, 1e-4, 1e308])
 def test_dirichlet_hostile_settings_end(alpha, rule):
     dataset = toy(3000)
-    start = time.monotonic()
     for min_size in (1, 3):
         p = make_partition(rule, dataset, 1000, 0, alpha=alpha, min_size=min_size)
         assert (p.sizes("train") + p.sizes("test")).min() >= min_size
         assert p.sizes("train").min() >= 1
         if alpha > 1:  # the limit is equal shares, up to rounding per class
             assert np.ptp(p.sizes("train") + p.sizes("test")) <= 10
-    assert time.monotonic() - start < 10
     with pytest.raises(
         InputError, match="min_size must be at most 3 for 1000 clients that share 3"
     ):

@@ -1,7 +1,5 @@
 """The rules of single papers: class sets, sizes, groups, what can't be."""
 
-import time
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -62,10 +60,8 @@ def test_shards_of_the_paper():
     ],
 )
 def test_hostile_settings_end(rule, options):
-    start = time.monotonic()
     p = make_partition(rule, toy(3000), 1000, 0, **options)  # three samples each
     assert (p.sizes() + p.sizes("test")).min() >= 1
-    assert time.monotonic() - start < 5
 
 
 @pytest.mark.parametrize(
@@ -192,8 +188,6 @@ def test_refusals(rule, clients, options, message):
 
 
 def test_spfl_ends_with_a_sample_of_each_class_a_client():
-    start = time.monotonic()
     # 300 samples of 10 classes in 30 parts each: one sample a part, all clients want 9 classes.
     p = make_partition("spfl", toy(300), 30, 0, classes_per_client=9, test_fraction=0.2)
     assert (p.sizes() + p.sizes("test")).tolist() == [9] * 30
-    assert time.monotonic() - start < 5

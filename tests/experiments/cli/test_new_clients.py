@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from experiments import run
+from experiments.cli import new_clients
 
 WORDS = (
     "--dataset=digits",
@@ -54,6 +55,14 @@ def test_the_table_is_their_mean(finished):
     values = [float(row["accuracy"]) for row in rows_of(finished, "fedavg")
               if (row["part_of_samples"], row["local_steps"]) == ("0.5", "3")]  # fmt: skip
     assert float(line.strip("|").split("|")[at]) == pytest.approx(100 * np.mean(values), abs=0.01)
+
+
+def test_the_heading_of_one_step(tmp_path):
+    (tmp_path / "fedavg").mkdir()
+    new_clients.write(tmp_path / "fedavg", [(0, 3, 1.0, 1, 0.25), (0, 3, 0.5, 2, 0.75)])
+    table = new_clients.write_table(tmp_path, ["fedavg"])
+    assert "| 1 step, 100% of samples | 2 steps, 50% of samples |" in table
+    assert "| fedavg | 25.00 | 75.00 |" in table
 
 
 @pytest.mark.parametrize(

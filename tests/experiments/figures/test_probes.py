@@ -6,9 +6,12 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.figures import cwfedavg, probes, spfl
+from experiments.cli import flags
+from experiments.cli.algorithms import parse_algorithms
+from experiments.figures import cwfedavg, drawing, probes, spfl
 from experiments.figures.runs import find
-from fedjax_pfl import Broadcast, Partition, load_dataset, save_models
+from fedjax_pfl import ALGORITHMS, Broadcast, Partition, load_dataset, save_models
+from fedjax_pfl.aggregation.pairs import Pair
 from fedjax_pfl.errors import InputError
 from fedjax_pfl.results.model_files import load_models
 
@@ -147,6 +150,33 @@ def test_class_norms_of_class_models(found, tmp_path):
     np.testing.assert_allclose(meshes(drawn.figure)[0], wanted, rtol=1e-5)
 
 
+def test_more_epochs_than_there_are_markers(found):
+    weights = ",".join(map(str, range(len(drawing.MARKERS) + 1)))
+    drawn = cwfedavg.minibatches([found["main", "cwfedavg"]], wdr_weight=weights)
+    assert len(drawn.figure.axes) == len(drawing.MARKERS) + 2
+    assert drawing.marker(len(drawing.MARKERS)) == drawing.marker(0)
+    assert drawing.colour(len(drawing.COLOURS)) == drawing.colour(0)
+
+
+def test_every_algorithm_is_made_again_from_its_hyperparameters():
+    """Also those whose hyperparameters need a value from Python, and have none."""
+    for name, kind in ALGORITHMS.items():
+        words = probes.settings(name, kind().hyperparameters())
+        assert parse_algorithms([name], words) == {name: kind()}
+
+
+def test_every_flag_is_given_again():
+    """Those that may be given many times, too."""
+    own = "example:kept_average"
+    words = ["--import_file=" + own, "--model_option=hidden=8", "--stragglers=0:1,3:2"]
+    words += ["--data_option=image_size=4", "--import_file=" + own, "--dtype=float64"]
+    args = flags.parse(["run", *words])
+    values = {k: v for group in flags.resolved(args).values() for k, v in group.items()}
+    again = [w for k, v in values.items() if v is not None for w in probes.flag_words(k, v)]
+    same = flags.parse(["run", *again])
+    assert flags.resolved(same) == flags.resolved(args) and len(same.import_file) == 2
+
+
 def test_what_a_probe_needs(found, tmp_path):
     shutil.copytree(found["main", "local"].folder, tmp_path / "alone" / "local")
     (run,) = find([str(tmp_path / "alone")])
@@ -154,6 +184,20 @@ def test_what_a_probe_needs(found, tmp_path):
         spfl.similarity([run])
     with pytest.raises(InputError, match=r"--client must be in 0\.\.3"):
         cwfedavg.minibatches([found["main", "cwfedavg"]], client=9)
+
+
+def test_saved_models_that_are_pairs_of_networks(found, tmp_path):
+    """As apfl's with form=logits: nothing is damaged."""
+    folder = tmp_path / "run"
+    shutil.copytree(found["main", "local"].folder.parent, folder)
+    (run,) = find([str(folder / "local")])
+    federation, path = probes.federation_of(run), run.folder / "models.npz"
+    own = load_models(path)["personalized"]
+    pair = Pair(own, own, np.ones((len(run.seeds), run.num_clients))).model()
+    save_models(path, {"personalized": pair, "global": own})
+    with pytest.raises(InputError, match=r"no single networks.* it has 'global' too"):
+        probes.saved_models(run, 0, federation, "personalized")
+    probes.saved_models(run, 0, federation, "global")
 
 
 def test_saved_models_that_are_not_the_runs(found, tmp_path):
