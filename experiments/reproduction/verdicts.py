@@ -40,7 +40,7 @@ def kendall(paper: Sequence[float], ours: Sequence[float]) -> float | None:
 
     if len(paper) < 2:
         return None
-    tau = float(stats.kendalltau(paper, ours)[0])
+    tau = float(np.asarray(stats.kendalltau(paper, ours))[0])
     return None if np.isnan(tau) else tau
 
 
