@@ -32,7 +32,7 @@ _LEFT_OUT = {
     "adapt_batch_size", "score_clients",
 }  # fmt: skip
 
-_REPEATED = {"import_file", "data_option", "model_option", "set"}  # flags given many times
+_REPEATED = {"import_file", "set"}  # flags given many times, as all "..._option" are
 
 
 def rebuild(run: Run, data_dir: str = "", without: Sequence[str] = ()) -> Experiment:
@@ -65,7 +65,7 @@ def rebuild(run: Run, data_dir: str = "", without: Sequence[str] = ()) -> Experi
 
 def flag_words(name: str, value: Any) -> list[str]:
     """What gives a flag that value; flags that may be given many times, once for each."""
-    if name in _REPEATED:
+    if name in _REPEATED or name.endswith("_option"):
         return [f"--{name}={word}" for word in value]
     return [f"--{name}={','.join(map(str, value)) if isinstance(value, list) else value}"]
 
