@@ -32,8 +32,6 @@ _LEFT_OUT = {
     "adapt_batch_size", "score_clients",
 }  # fmt: skip
 
-_REPEATED = {"import_file", "data_option", "model_option", "set"}  # flags given many times
-
 
 def rebuild(run: Run, data_dir: str = "", without: Sequence[str] = ()) -> Experiment:
     """The experiment of a run, from its flags and saved partition.
@@ -65,7 +63,7 @@ def rebuild(run: Run, data_dir: str = "", without: Sequence[str] = ()) -> Experi
 
 def flag_words(name: str, value: Any) -> list[str]:
     """What gives a flag that value; flags that may be given many times, once for each."""
-    if name in _REPEATED:
+    if name in flags.repeated():
         return [f"--{name}={word}" for word in value]
     return [f"--{name}={','.join(map(str, value)) if isinstance(value, list) else value}"]
 

@@ -170,6 +170,7 @@ def test_every_flag_is_given_again():
     own = "example:kept_average"
     words = ["--import_file=" + own, "--model_option=hidden=8", "--stragglers=0:1,3:2"]
     words += ["--data_option=image_size=4", "--import_file=" + own, "--dtype=float64"]
+    words += ["--optimizer=adam", "--optimizer_option=b1=0.8", "--optimizer_option=b2=0.9"]
     args = flags.parse(["run", *words])
     values = {k: v for group in flags.resolved(args).values() for k, v in group.items()}
     again = [w for k, v in values.items() if v is not None for w in probes.flag_words(k, v)]
