@@ -59,10 +59,23 @@ def test_it_is_the_simulation_of_so_many_rounds(tmp_path):
         ([2, 4, 6], [[0.5, 0.5, 0.5], [0.1, 0.2, 0.2]], 8),  # a tie is no new best
         ([2, 4], [[np.nan, np.nan], [0.1, 0.2]], 8),
         ([2, 4, 6, 8], [[0.1, 0.2, 0.3, 0.4]], 10),  # never after the last
+        ([2, 4, 6, 8], [[0.2, 0.1, 0.1, 0.3]], 6),  # it had ended before a later best
     ],
 )
 def test_the_earliest_end(rounds, accuracy, wanted):
     assert earliest_stop(np.array(rounds, int), np.array(accuracy), 3, 2, 10) == wanted
+
+
+def test_less_patience_than_a_checkpoint_begins_again(tmp_path):
+    """It would have ended before the checkpoint's round."""
+    kept = pfl.Checkpoints(tmp_path, extendable=True)
+    simulated(patient().rounds + 6, checkpoints=kept)
+    said = "begins with the first round again: with patience 4 it ends after round "
+    with pytest.warns(UserWarning, match=f"{said}{patient().rounds}"):
+        less = simulated(patient().rounds + 6, checkpoints=kept, patience=4)
+    assert (less.stopped, less.rounds) == ("patience", patient().rounds)
+    for name in less.scores:
+        np.testing.assert_array_equal(less.scores[name], patient().scores[name])
 
 
 def test_what_patience_needs():
