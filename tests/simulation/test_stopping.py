@@ -1,7 +1,8 @@
 """Rounds that end early: by patience, or because somebody asked; and what is known meanwhile."""
 
-from functools import cache
+from functools import cache, partial
 
+import jax
 import numpy as np
 import pytest
 
@@ -114,3 +115,18 @@ def test_a_partial_result():
     count = iter(range(3))
     part = simulated(5, stop=lambda: next(count) == 2, chunk_seconds=0)
     assert part.rounds == 3 and "stopped after round 3 of 5: it was asked to" in part.table()
+
+
+def test_models_of_a_stopped_run_are_of_its_last_round():
+    """At the rate that the schedule of all rounds has there."""
+    federation = toy_federation(dtype="float32")
+    algorithm = pfl.make_algorithm("fedavg_ft", {"fine_tune_epochs": 1})
+
+    def models(schedule, rounds, **options):
+        own = federation.with_training(lr_schedule=schedule)
+        return pfl.simulate(algorithm, own, rounds, seeds=(0,), **options).final.models([1])
+
+    count = iter(range(3))
+    part = models("cosine", 20, stop=lambda: next(count) == 2, chunk_seconds=0)
+    whole = models(lambda t, _: pfl.LR_SCHEDULES["cosine"](t, 20), 3)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7), part, whole)
