@@ -178,6 +178,14 @@ def test_every_flag_is_given_again():
     assert flags.resolved(same) == flags.resolved(args) and len(same.import_file) == 2
 
 
+def test_the_further_epoch_has_the_last_rate_of_a_schedule(found):
+    """A cosine is at zero behind its last round, where nothing would move."""
+    federation = probes.federation_of(found["main", "local"])
+    begun = federation.with_training(lr_schedule="cosine", learning_rate=0.1)
+    ctx = probes.context(begun, 0, 5)
+    np.testing.assert_allclose(ctx.learning_rate, 0.1 * begun.rate_factors(5)[4], rtol=1e-6)
+
+
 def test_what_a_probe_needs(found, tmp_path):
     shutil.copytree(found["main", "local"].folder, tmp_path / "alone" / "local")
     (run,) = find([str(tmp_path / "alone")])
