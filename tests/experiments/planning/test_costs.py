@@ -27,6 +27,7 @@ def test_a_round():
         ("jit(f)/vmap(rounds[1])/while", ("rounds", 1)),
         ("jit(f)/a/vmap(vmap(steps[4.5]))/while", ("steps", 4.5)),
         ("jit(f)/turns[1e+06]/while", ("turns", 1e6)),
+        ("jit(f)/segments[1]/while/body/batches[2]/while", ("batches", 2)),
         ("jit(f)/steps[45]/while/body/while", None),
         ("jit(f)/while", None),
     ],
@@ -35,14 +36,19 @@ def test_counts_of_scopes(scope, count):
     assert costs.counted(scope) == count
 
 
-@pytest.mark.parametrize("ways", ["vmap", "map", "2"])
-def test_local_steps_of_a_real_program(ways):
-    """As many as the schedule has, of both seeds, found by the names of the loops alone."""
+@pytest.mark.parametrize(
+    ("name", "ways"), [("fedavg", "vmap"), ("fedavg", "map"), ("fedavg", "2"), ("ifca", "vmap")]
+)
+def test_local_steps_of_a_real_program(name, ways):
+    """As many as the schedule has, of both seeds, found by the names of the loops alone.
+
+    Clients of IFCA score candidates in a round: batches of these are no local steps.
+    """
     federation = toy_federation(
         dtype="float32", local_epochs=3, client_execution=ways, validation_size=0
     )
     lowered = pfl.lower_simulation(
-        pfl.make_algorithm("fedavg"), federation, devices=jax.local_devices()[:1], seeds=(0, 1)
+        pfl.make_algorithm(name), federation, devices=jax.local_devices()[:1], seeds=(0, 1)
     )
     found = costs.count(hlo.parse(lowered.rounds.compile().as_text()))
     (one,) = found.loops
