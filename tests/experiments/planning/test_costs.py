@@ -13,7 +13,7 @@ def test_a_round():
     found = costs.count(hlo.parse(PROGRAM))
     step = 7 + 4 * 5
     assert (found.step, found.steps) == (step, 2 * 3)
-    assert found.rest == 23 + 2 * 11 + 6 * 13 + 17
+    assert found.rest == 23 + 2 * 11 + 6 * 13 + 17 + 1  # the last: the cheaper of what is seldom
     assert found.evaluation == 5 * 19  # what the last round alone scores is left out
     assert [name for name in found.unknown if "strange" in name] == found.unknown != []
     assert found.transfers == {"all-reduce": [6, 6 * 80], "all-gather": [1, 80]}
@@ -34,6 +34,14 @@ def test_a_round():
 )
 def test_counts_of_scopes(scope, count):
     assert costs.counted(scope) == count
+
+
+@pytest.mark.parametrize(
+    ("scope", "name"),
+    [("jit(f)/a/seldom/cond", "seldom"), ("vmap(vmap(seldom))/cond", "seldom"), ("jit(f)/x", "")],
+)
+def test_names_of_conditions(scope, name):
+    assert costs.condition(scope) == name
 
 
 @pytest.mark.parametrize(
