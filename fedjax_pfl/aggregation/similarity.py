@@ -91,7 +91,8 @@ def squared_distances(a: Stack, b: Stack, partners: Rows | None = None) -> Matri
         return jnp.where(all_trusted, distances, _over_blocks(block, a, b))
 
     all_trusted = jnp.all(trusted)
-    return lax.cond(_in_all_runs(all_trusted), lambda: distances, one_by_one)
+    with jax.named_scope("seldom"):  # a plan of a round then counts the cheaper branch
+        return lax.cond(_in_all_runs(all_trusted), lambda: distances, one_by_one)
 
 
 @jax.custom_batching.custom_vmap

@@ -52,6 +52,7 @@ def _scoring(federation: Federation, part: Split) -> Loop:
     batch_size = min(federation.eval_batch_size, part.capacity)
     task = federation.task
     zero = jnp.zeros((), jnp.promote_types(task.dtype, jnp.float32))
+    most, mean = (-(-size // batch_size) for size in (part.capacity, part.mean_size))
 
     def size_of(scored: _Scored):
         if scored.size is not None:
@@ -82,7 +83,7 @@ def _scoring(federation: Federation, part: Split) -> Loop:
         unfinished=unfinished,
         step=step,
         finish=lambda scored, common, state: state[1:],
-        counts=Counts(1, *(-(-size // batch_size) for size in (part.capacity, part.mean_size))),
+        counts=Counts(1, most, mean, "batches"),  # a plan counts no local step here
     )
 
 
