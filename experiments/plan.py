@@ -151,6 +151,8 @@ def _output(text: str | None) -> Path | None:
     path = as_path("--output", text)
     if path.suffix not in ENDINGS:
         raise pfl.InputError(f"--output must end in {' or '.join(ENDINGS)}, got {shown(text)}.")
+    if not path.parent.is_dir():
+        raise pfl.InputError(f"--output={text}: no folder {path.parent} to write to.")
     if there("output", path):
         raise pfl.InputError(f"{path} exists already and nothing is ever overwritten.")
     return path

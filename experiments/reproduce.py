@@ -5,11 +5,8 @@ if __name__ == "__main__":  # before anything is loaded
 
     launch("reproduce")
 
-import hashlib
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 
 import absl.flags
@@ -21,11 +18,11 @@ from fedjax_pfl.data.files import as_path
 from . import run
 from .cli import build, flagfiles, flags, resume, shell
 from .cli.start import called
+from .reproduction import overview, tables
 from .reproduction import report as reproduce_report
-from .reproduction import tables
-from .reproduction.data import trouble
-from .reproduction.report import Section
-from .reproduction.tables import Column, Line, PaperTable
+from .reproduction.entries import Section
+from .reproduction.planning import Cell, Command, default_folder, digest, kept, marked, plan
+from .reproduction.tables import READINGS, SCALES
 
 USAGE = f"""\
 Runs the cells of a paper's table and shows the measured numbers beside the paper's.
@@ -33,11 +30,11 @@ Runs the cells of a paper's table and shows the measured numbers beside the pape
   {called("reproduce")} --list
   {called("reproduce")} --table=pfedla/1 --scale=small --data_dir=DATA
   {called("reproduce")} --table=feddwa/1 --stand_in=fashion_mnist --data_dir=DATA
+  {called("reproduce")} --all --stand_in=mnist:fashion_mnist --data_dir=DATA
 
 Every cell is a run of {called("run")}. The same command continues a killed run and prints
 finished ones."""
 AFTER = f"All other flags are those of {called('run')}; the table notes their changes."
-SCALES = ("small", "full")
 
 
 def parse(argv: Sequence[str]) -> tuple[absl.flags.FlagValues, list[str]]:
@@ -45,11 +42,17 @@ def parse(argv: Sequence[str]) -> tuple[absl.flags.FlagValues, list[str]]:
     values = flagfiles.FlagValues()
     place = {"flag_values": values, "module_name": "reproduce"}
     text, names = absl.flags.DEFINE_string, absl.flags.DEFINE_list
-    text("table", None, "PAPER/TABLE, one of --list", **place)
-    text("scale", "small", "'small' (minutes, not comparable) or 'full' (the paper's)", **place)
+    names("table", [], "PAPER/TABLE, one of --list; of several one report is made", **place)
+    meaning = "every table, those with the fewest runs first, and one report of all"
+    absl.flags.DEFINE_boolean("all", False, meaning, **place)
+    meaning = "'small' (minutes, not comparable), 'medium' (a stable order) or 'full' (the paper's)"
+    text("scale", "small", meaning, **place)
+    meaning = "'paper' or 'code', where they differ (default: as the presets have it)"
+    text("reading", None, meaning, **place)
     names("columns", [], "only these settings of the table", **place)
     names("rows", [], "only these rows of it", **place)
-    text("stand_in", None, "data set to use where a setting's own is missing", **place)
+    meaning = "data sets to use where a setting's own is missing, such as mnist:fashion_mnist"
+    names("stand_in", [], meaning, **place)
     text(
         "tables",
         str(tables.FOLDER),
@@ -63,174 +66,131 @@ def parse(argv: Sequence[str]) -> tuple[absl.flags.FlagValues, list[str]]:
 
 
 @dataclass(frozen=True)
-class Cell:
-    """A run: the words of its command line, and its folder."""
+class Queue:
+    """Several tables at one scale, and the folder of their report."""
 
-    line: Line
-    words: tuple[str, ...]
-    folder: Path
-
-    @property
-    def algorithm_folder(self) -> Path:
-        return self.folder / self.line.algorithm
-
-    def finished(self) -> bool:
-        """Whether it is whole.
-
-        If the data set is gone, its content can't be compared.
-
-        Raises:
-          InputError: the folder is something else, a run on other data for one.
-        """
-        if not self.folder.exists():
-            return False
-        args = self.args()
-        try:
-            dataset = _loaded(args.dataset, args.data_dir, tuple(args.data_option))
-        except pfl.InputError:
-            dataset = None
-        if dataset is not None:
-            resume.check_folder(self.folder, args, **build.material(args, dataset).identity)
-        return resume.finished(self.folder, [self.line.algorithm])
-
-    def args(self) -> absl.flags.FlagValues:
-        return flags.parse(["run", *self.words])
-
-    def check(self) -> None:
-        """Raises `InputError` where the run can't begin: an algorithm lacks what it needs."""
-        args = self.args()
-        dataset = _loaded(args.dataset, args.data_dir, tuple(args.data_option))
-        build.prepare(args, made=build.material(args, dataset))
-
-
-@lru_cache(maxsize=1)  # the rows of a column share theirs
-def _loaded(name: str, data_dir: str | None, options: tuple[str, ...]) -> pfl.Dataset:
-    words = [f"--dataset={name}", *(f"--data_option={option}" for option in options)]
-    words += [] if data_dir is None else [f"--data_dir={data_dir}"]
-    return build.load_dataset(flags.parse(["run", *words]))
-
-
-@dataclass(frozen=True)
-class Command:
-    """The request: a table, a scale, further flags, and the output folder."""
-
-    table: PaperTable
-    scale: str
-    stand_in: str | None
-    more: tuple[str, ...]
+    asked: tuple[Command, ...]
     output: Path
-
-    def cells(self, column: Column, stand_in: str | None = None) -> Iterator[Cell]:
-        """The runs of a column: rows with a number in the paper and an algorithm here."""
-        table, small = self.table, self.scale == "small"
-        for line in table.row:
-            if not line.registered or table.paper_number(line, column)[0] is None:
-                continue
-            folder = Path(column.preset).name + (f"-on-{stand_in}" if stand_in else "")
-            folder = self.output / folder.replace("/", "_") / line.name
-            words = [f"--preset={column.preset_of(small)}", *table.flags, *line.flags]
-            words += [*table.small, *column.small] if small else []
-            words += [f"--dataset={stand_in}", *table.stand_in] if stand_in else []
-            chosen = [*line.settings, *column.settings]
-            chosen = [f"--set={word}" for word in chosen if word.startswith(f"{line.algorithm}.")]
-            words += ["--nosave_models", *self.more, f"--algorithms={line.algorithm}", *chosen]
-            yield Cell(line, (*words, f"--output_dir={folder}"), folder)
+    scale: str
+    reading: str | None
 
 
 def command(chosen: absl.flags.FlagValues, more: Sequence[str]) -> Command:
-    """Checks the request; nothing is read or written yet.
+    """Checks the request for one table; nothing is read or written yet.
 
     Raises:
       InputError: it is not valid.
     """
-    args = flags.parse(["run", *more])  # a mistyped --table would be among these
-    if chosen.table is None:
-        raise pfl.InputError("Say which table with --table=PAPER/TABLE; --list shows them.")
-    if chosen.scale not in SCALES:
-        raise pfl.unknown_name("scale", chosen.scale, SCALES)
-    if chosen.stand_in is not None and chosen.stand_in not in pfl.DATASETS:
-        raise pfl.unknown_name("data set", chosen.stand_in, pfl.DATASETS)
-    table = tables.load(chosen.table, as_path("--tables", chosen.tables))
+    args = checked(chosen, more)
+    (name,) = flagfiles.value_of(chosen, "table")
+    table = tables.load(name, as_path("--tables", chosen.tables))
     for flag, found in (("columns", table.column), ("rows", table.row)):
         for name in flagfiles.value_of(chosen, flag):
             if name not in {one.name for one in found}:
                 kind = f"name in --{flag} of {table.name}"
                 raise pfl.unknown_name(kind, name, [one.name for one in found])
+    if chosen.reading is not None and chosen.reading not in table.readings():
+        raise pfl.InputError(
+            f"{table.name} has no --reading={chosen.reading}: its settings are the same without "
+            f"it{_there(table)}."
+        )
+    output = default_folder(table, chosen.scale, args, chosen.reading)
+    return _command(chosen, more, table, args, output)
+
+
+def queue(chosen: absl.flags.FlagValues, more: Sequence[str]) -> Queue:
+    """Checks the request for several tables; tables without the reading are as they are.
+
+    Raises:
+      InputError: it is not valid.
+    """
+    args = checked(chosen, more)
+    folder = as_path("--tables", chosen.tables)
+    given = flagfiles.value_of(chosen, "table")
+    for flag in ("columns", "rows"):
+        if flagfiles.value_of(chosen, flag):
+            raise pfl.InputError(f"--{flag} belongs to one table: give --table=PAPER/TABLE.")
+    if chosen["all"].value and given:
+        raise pfl.InputError("--all is every table: leave --table out.")
+    found = [tables.load(name, folder) for name in given or tables.names(folder)]
+    name = "all" if chosen["all"].value else f"tables-{digest(sorted(given))}"
+    name += f"-{chosen.scale}{f'-{chosen.reading}' if chosen.reading else ''}{marked(args)}"
+    root = Path("runs") / f"reproduce-{name}"
+    root = root if args.output_dir is None else as_path("--output_dir", args.output_dir)
+    asked = [
+        _command(chosen, more, one, args, root / one.name.replace("/", "-"), own=True)
+        for one in found
+    ]
+    asked.sort(
+        key=lambda one: len({cell.folder for c in one.table.column for cell in one.cells(c)})
+    )
+    return Queue(tuple(asked), root, chosen.scale, chosen.reading)
+
+
+def checked(chosen: absl.flags.FlagValues, more: Sequence[str]) -> absl.flags.FlagValues:
+    """The flags for `experiments.run`, once all that tables have in common is valid."""
+    args = flags.parse(["run", *more])  # a mistyped --table would be among these
+    if not flagfiles.value_of(chosen, "table") and not chosen["all"].value:
+        raise pfl.InputError(
+            "Say which table with --table=PAPER/TABLE, or --all; --list shows them."
+        )
+    if chosen.scale not in SCALES:
+        raise pfl.unknown_name("scale", chosen.scale, SCALES)
+    if chosen.reading is not None and chosen.reading not in READINGS:
+        raise pfl.unknown_name("reading", chosen.reading, READINGS)
+    stand_ins(flagfiles.value_of(chosen, "stand_in"))
     for name in ("algorithms", "set"):
         if args[name].present:
             raise pfl.InputError(f"--{name} can't be given here: choose algorithms with --rows.")
-    output = default_folder(table, chosen.scale, args)
-    if args.output_dir is not None:
+    return args
+
+
+def _command(chosen, more, table, args, output: Path, own: bool = False) -> Command:
+    """A table's request; `own` if the output folder is below a queue's."""
+    if args.output_dir is not None and not own:
         output = as_path("--output_dir", args.output_dir)
-    return Command(table, chosen.scale, chosen.stand_in, tuple(more), output)
+    reading = chosen.reading if chosen.reading in table.readings() else None
+    more = tuple(word for word in more if not own or not word.startswith("--output_dir"))
+    stand_in = stand_ins(flagfiles.value_of(chosen, "stand_in"))
+    return Command(table, chosen.scale, more, output, stand_in, reading)
 
 
-def default_folder(table: PaperTable, scale: str, args: absl.flags.FlagValues) -> Path:
-    """runs/reproduce-PAPER-TABLE-SCALE, and a hash of further flags if they change anything."""
-    name = f"reproduce-{table.name.replace('/', '-')}-{scale}"
-    now = resume.configuration(args)
-    if now != resume.configuration(flags.parse(["run"])):
-        name += f"-{hashlib.sha256(json.dumps(now).encode()).hexdigest()[:8]}"
-    return Path("runs") / name
+def _there(table: tables.PaperTable) -> str:
+    found = table.readings()
+    return f"; it has {', '.join(found)}" if found else ""
 
 
-def plan(asked: Command, column: Column, rows: Sequence[str]) -> tuple[Section, list[Cell]]:
-    """(the table's section of a column, its missing runs).
+def stand_ins(words: Sequence[str]) -> Mapping[str, str]:
+    """What stands in for which data set; under "" for any.
 
     Raises:
-      InputError: invalid flags, a data set of --stand_in that isn't there, or a run that can't
-        begin.
+      InputError: an unknown data set, or two for one.
     """
-
-    def missing(cells: list[Cell]) -> list[Cell]:
-        return [cell for cell in cells if cell.line.name in rows and not cell.finished()]
-
-    complete = asked.scale == "full"
-    section, cells = own(asked, column)
-    todo = missing(cells)
-    problem, note = trouble(todo[0].args(), complete) if todo else (None, None)
-    section = replace(section, problem=problem, note=note)
-    if problem and asked.stand_in and column.stand_in:
-        section, cells = other(asked, column)
-        todo = missing(cells)
-        absent, _ = trouble(todo[0].args(), complete) if todo else (None, None)
-        if absent:
-            raise pfl.InputError(absent)
-    todo = [] if section.problem else todo
-    for cell in todo:
-        cell.check()  # errors show before anything compiles
-    return section, todo
+    found: dict[str, str] = {}
+    for word in words:
+        missing, _, name = word.rpartition(":")
+        for one in filter(None, (missing, name)):
+            if one not in pfl.DATASETS:
+                raise pfl.unknown_name("data set", one, pfl.DATASETS)
+        if missing in found:
+            raise pfl.InputError(f"--stand_in names two data sets for {missing or 'all'}.")
+        found[missing] = name
+    return found
 
 
-def own(asked: Command, column: Column) -> tuple[Section, list[Cell]]:
-    """A column on its own data set."""
-    cells = list(asked.cells(column))
-    return Section(column, {cell.line.name: cell.algorithm_folder for cell in cells}), cells
+def reproduce(
+    asked: Command, columns: Sequence[str] = (), rows: Sequence[str] = ()
+) -> tuple[int, reproduce_report.Report | None, list[Section]]:
+    """Makes the runs that are missing and writes the table.
 
-
-def other(asked: Command, column: Column) -> tuple[Section, list[Cell]]:
-    """A column on the data set that stands in."""
-    cells = list(asked.cells(column, asked.stand_in))
-    note = f"on {asked.stand_in} instead of the paper's data set"
-    folders = {cell.line.name: cell.algorithm_folder for cell in cells}
-    return Section(column, folders, note=note, other_data=True), cells
-
-
-def kept(asked: Command, column: Column) -> Section:
-    """A column that was not requested, with its finished runs."""
-    section, cells = own(asked, column)
-    if asked.stand_in and not any(cell.finished() for cell in cells):
-        instead, cells = other(asked, column)
-        section = instead if any(cell.finished() for cell in cells) else section
-    return section
-
-
-def reproduce(asked: Command, columns: Sequence[str], rows: Sequence[str]) -> int:
-    """Makes the runs that are missing, writes and prints; returns the exit code."""
+    Returns:
+      (exit code, the table, its requested sections); no table where a run was interrupted.
+    """
     table = asked.table
     with_columns = [c for c in table.column if not columns or c.name in columns]
     rows = rows or [line.name for line in table.row]
     identity = {"table": table.name, "scale": asked.scale}
+    identity |= {"reading": asked.reading} if asked.reading else {}
     args = flags.parse(["run", *asked.more])
     resume.check_folder(asked.output, args, **identity)
     planned = [plan(asked, column, rows) for column in with_columns]
@@ -238,7 +198,8 @@ def reproduce(asked: Command, columns: Sequence[str], rows: Sequence[str]) -> in
     for section, cells in planned:
         for cell in cells:
             todo.setdefault(cell.folder, (section, cell))  # columns of one preset share their runs
-    done = not todo and (asked.output / "table.md").exists()
+    files = [asked.output / f"table.{kind}" for kind in ("md", "csv", "json")]
+    done = not todo and all(path.exists() for path in files)
     if todo:
         print(f"{len(todo)} runs to do, kept in {asked.output}", flush=True)
     with resume.opened(asked.output, args, **identity):
@@ -246,17 +207,57 @@ def reproduce(asked: Command, columns: Sequence[str], rows: Sequence[str]) -> in
             print(f"\n[{number}/{len(todo)}] {cell.line.title}: {section.title}", flush=True)
             code = run.run(build.prepare(cell.args()), quiet=True)
             if code:
-                return code
+                return code, None, []
         shown = [section for section, _ in planned]
         others = [kept(asked, c) for c in table.column if c not in with_columns]
         sections = sorted(shown + others, key=lambda one: table.column.index(one.column))
-        report = reproduce_report.Report(table, asked.scale, asked.more, tuple(sections))
+        report = reproduce_report.Report(
+            table, asked.scale, asked.more, tuple(sections), asked.reading
+        )
         if not done:
             reproduce_report.write(asked.output, report)
-    print()
-    reproduce_report.show(Console(), report, shown)
-    print(f"\nTable and runs: {asked.output}")
-    return 0
+    return 0, report, shown
+
+
+def one_table(asked: Command, columns: Sequence[str], rows: Sequence[str]) -> int:
+    """Makes and prints one table; returns the exit code."""
+    code, report, shown = reproduce(asked, columns, rows)
+    if report is not None:
+        print()
+        reproduce_report.show(Console(), report, shown)
+        print(f"\nTable and runs: {asked.output}")
+    return code
+
+
+def several(asked: Queue) -> int:
+    """Makes all tables of a queue, and their report anew after each; returns the exit code.
+
+    A table that can't be made is said in the report, and the others go on.
+    """
+    args = flags.parse(["run", *asked.asked[0].more])
+    identity = {"tables": sorted(one.table.name for one in asked.asked), "scale": asked.scale}
+    identity |= {"reading": asked.reading} if asked.reading else {}
+    resume.check_folder(asked.output, args, **identity)
+    parts = {one.table.name: overview.Part.waiting(one) for one in asked.asked}
+    title = f"The papers' tables again, {asked.scale} scale"
+    title += f", as the {asked.reading} has it" if asked.reading else ""
+    with resume.opened(asked.output, args, **identity):
+        for number, one in enumerate(asked.asked, start=1):
+            name = one.table.name
+            print(f"\nTable {number} of {len(parts)}: {name}", flush=True)
+            try:
+                code, report, _ = reproduce(one)
+            except pfl.InputError as error:
+                print(f"{name} can't be made: {error}", flush=True)
+                parts[name] = replace(parts[name], state=f"not made: {error}")
+                code, report = 0, None
+            if report is not None:
+                parts[name] = overview.Part.made(one, report)
+            overview.write(asked.output, title, list(parts.values()))
+            if code:
+                return code
+    print(f"\nReport, tables and runs: {asked.output}")
+    return 2 if any(part.state.startswith("not made") for part in parts.values()) else 0
 
 
 def catalogue(folder: Path) -> str:
@@ -268,6 +269,8 @@ def catalogue(folder: Path) -> str:
         lines.append(f"{name}: {table.paper}, {table.table}: {table.caption}")
         lines.append(f"  columns  {', '.join(column.name for column in table.column)}")
         lines.append(f"  rows     {', '.join(here)}")
+        there = table.readings()
+        lines += [f"  readings {', '.join(there)}"] if there else []
         missing = [line.title for line in table.row if not line.registered]
         lines += [f"           not in this version: {', '.join(missing)}"] if missing else []
     return "\n".join(lines)
@@ -283,6 +286,8 @@ def main(argv: list[str]) -> int:
         print(f"\n{AFTER}")
     elif args["list"].value:
         print(catalogue(as_path("--tables", args.tables)))
+    elif args["all"].value or len(args.table) > 1:
+        return several(queue(args, more))
     else:
-        return reproduce(command(args, more), args.columns, args.rows)
+        return one_table(command(args, more), args.columns, args.rows)
     return 0

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
+from functools import cache
 
 from absl import flags
 
@@ -284,6 +285,13 @@ def parse(
     algorithms.canonical(values)
     foreign_data.adopt(values)
     return values
+
+
+@cache
+def repeated() -> frozenset[str]:
+    """Names of the flags of a run that may be given many times, one word each time."""
+    values = parse(["run"])
+    return frozenset(name for name in values if isinstance(values[name], flags.MultiFlag))
 
 
 def _in_short(message: str) -> str:

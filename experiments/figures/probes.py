@@ -15,11 +15,12 @@ import numpy as np
 
 import fedjax_pfl as pfl
 from fedjax_pfl import similarity, trees
+from fedjax_pfl.data.whole_files import read_json
 from fedjax_pfl.errors import InputError, unknown_name
 from fedjax_pfl.results.result_files import damaged
 from fedjax_pfl.typing import Tree
 
-from ..cli import flags
+from ..cli import flags, identity, resume
 from ..cli.algorithms import words as algorithm_words
 from ..cli.build import Experiment, prepare
 from .runs import Run
@@ -32,8 +33,6 @@ _LEFT_OUT = {
     "adapt_batch_size", "score_clients",
 }  # fmt: skip
 
-_REPEATED = {"import_file", "data_option", "model_option", "set"}  # flags given many times
-
 
 def rebuild(run: Run, data_dir: str = "", without: Sequence[str] = ()) -> Experiment:
     """The experiment of a run, from its flags and saved partition.
@@ -43,7 +42,8 @@ def rebuild(run: Run, data_dir: str = "", without: Sequence[str] = ()) -> Experi
       without: flags that stay at their defaults.
 
     Raises:
-      InputError: the partition or the data set isn't there.
+      InputError: the partition or the data set isn't there, or frozen leaves began with another
+        file's values.
     """
     saved = run.folder.parent / "partition.npz"
     if not saved.exists():
@@ -55,17 +55,35 @@ def rebuild(run: Run, data_dir: str = "", without: Sequence[str] = ()) -> Experi
         for name, value in values.items():
             if group == "rule" or name in _LEFT_OUT or name in without or value is None:
                 continue
+            if name == "init_from" and not run.config["model"].get("frozen"):
+                continue  # the saved models have all leaves
             if name == "data_dir" and data_dir:
                 value = data_dir
             words += flag_words(name, value)
     if data_dir and run.config["flags"]["data"].get("data_dir") is None:
         words.append(f"--data_dir={data_dir}")
-    return prepare(flags.parse(["figures", *words]))
+    experiment = prepare(flags.parse(["figures", *words]))
+    _check_initial(run, experiment)
+    return experiment
+
+
+def _check_initial(run: Run, experiment: Experiment) -> None:
+    """Raises `InputError` where the file of initial values is not the one that the run had."""
+    record = run.folder.parent / resume.RECORD
+    now = experiment.identity.get(identity.INITIAL)
+    if now is None or not record.exists():
+        return
+    before = (read_json(record).get("flags") or {}).get(identity.INITIAL, now)
+    if before != now:
+        raise InputError(
+            f"{experiment.args.init_from} has changed since {run.folder} began with it, and the "
+            "frozen leaves are its."
+        )
 
 
 def flag_words(name: str, value: Any) -> list[str]:
     """What gives a flag that value; flags that may be given many times, once for each."""
-    if name in _REPEATED:
+    if name in flags.repeated():
         return [f"--{name}={word}" for word in value]
     return [f"--{name}={','.join(map(str, value)) if isinstance(value, list) else value}"]
 
@@ -134,7 +152,13 @@ def saved_names(run: Run, prefix: str) -> list[str]:
 
 
 def context(federation: pfl.Federation, seed, rounds) -> pfl.Context:
-    """The round that would follow after `rounds` rounds."""
+    """The round that would follow after `rounds` rounds.
+
+    A schedule of the rate has ended by then, perhaps at zero: the rate is that of the last round.
+    """
+    schedule = federation.lr_schedule
+    if schedule is not None:
+        federation = replace(federation, lr_schedule=lambda _, total: schedule(total - 1, total))
     t, key = jnp.asarray(rounds, jnp.int32), jax.random.key(seed)
     cohort = federation.participation.cohort(key, t, federation.data.ids)
     return pfl.Context(federation.begun(key), key, t, t, cohort)

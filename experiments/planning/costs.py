@@ -2,7 +2,8 @@
 
 The bodies of loops count as often as they run. The library names its own loops after that, such as
 "steps[45]" (`fedjax_pfl.execution.lanes.Counts`); those with a constant bound tell it themselves.
-Any other loop's body counts once, and the loop is named in the report.
+Any other loop's body counts once, and the loop is named in the report. Of a condition's branches
+the dearest counts; in a scope "seldom" the cheapest.
 """
 
 import re
@@ -21,9 +22,10 @@ TRANSFERS = (
     "collective-broadcast",
     "ragged-all-to-all",
 )
-ROUND, STEP, EVALUATION, ONCE = "round", "steps", "evaluation", "last_round"
+ROUND, STEP, EVALUATION, ONCE, SELDOM = "round", "steps", "evaluation", "last_round", "seldom"
 # The loop's own name is the last one of its scope: ".../vmap(steps[45])/while".
 _COUNTED = re.compile(r"(\w+)\[([\d.e+]+)\]\)*/while$")
+_CONDITION = re.compile(r"(\w+)\)*/cond$")
 
 
 @dataclass
@@ -62,6 +64,12 @@ def counted(scope: str) -> tuple[str, float] | None:
     """("steps", 45.0) of a loop whose scope ends so; None for one without a count."""
     found = _COUNTED.search(scope)
     return (found[1], float(found[2])) if found else None
+
+
+def condition(scope: str) -> str:
+    """ "seldom" of a condition in a scope of that name."""
+    found = _CONDITION.search(scope)
+    return found[1] if found else ""
 
 
 class _Count:
@@ -108,12 +116,17 @@ class _Count:
                 self.loop(one, times, mine)
             elif one.kind == "conditional":
                 if one.branches:
-                    often = 0.0 if one.scope.split("/")[-2:-1] == [ONCE] else times
-                    self.visit(max(one.branches, key=self.total), often, mine)
+                    often = 0.0 if condition(one.scope) == ONCE else times
+                    self.visit(self.taken(one), often, mine)
             elif one.kind == "call":
                 self.visit(one.attribute("to_apply") or "", times, mine)
             elif mine:
                 self.visit_transfers(one.attribute("calls") or "", times)
+
+    def taken(self, one: Instruction) -> str:
+        """The branch of a condition that counts."""
+        choose = min if condition(one.scope) == SELDOM else max
+        return choose(one.branches, key=self.total)
 
     def part_of(self, one: Instruction, part: str | None) -> str | None:
         scored = f"/{EVALUATION}/" in f"{one.scope}/"
@@ -148,7 +161,7 @@ class _Count:
             if one.kind == "while":
                 total += self.trips(one)[1] * self.total(one.attribute("body") or "")
             elif one.kind == "conditional" and one.branches:
-                total += max(map(self.total, one.branches))
+                total += self.total(self.taken(one))
             elif one.kind == "call":
                 total += self.total(one.attribute("to_apply") or "")
         self.known[name] = total

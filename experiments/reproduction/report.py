@@ -1,10 +1,11 @@
-"""A paper's table beside measured numbers: sections, Markdown, CSV, and the terminal."""
+"""A paper's table beside measured numbers: sections, Markdown, CSV, JSON, and the terminal."""
 
 import csv
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -14,79 +15,22 @@ from fedjax_pfl.results.remarks import grouped, over
 from fedjax_pfl.results.tables import beyond, half_width, interval, interval_note
 
 from ..cli.console import print_cells
-from ..figures.runs import read
-from ..figures.scores import SCORES, chosen_clients, curve, one_number
-from ..outputs.run_files import aside, write_text
-from .tables import Column, Line, PaperTable
+from ..figures.scores import SCORES
+from ..outputs.run_files import aside, write_json, write_text
+from . import blank, verdicts
+from .entries import NEAR, Entry, Section, entries
+from .quantities import ACCURACY
+from .tables import PaperTable
+from .verdicts import DATA, SCALE, UNEXPLAINED, Verdict
 
-HEADING = ("Algorithm", "Paper %", "Ours %", "Difference ± 95 %", "Place: paper", "ours", "Seeds")
-ABSENT, NO_DATA, NOT_RUN, NO_NUMBER = (
-    "not in this version", "data missing", "not run", "not in the paper"
+KNOWN = {
+    SCALE: "fewer rounds, samples or a smaller network than the paper's",
+    DATA: "another data set in the place of the paper's",
+    UNEXPLAINED: "nothing known explains it",
+}
+PLACES = (
+    "--data_dir", "--output_dir", "--compilation_cache", "--checkpoint_seconds", "--tensorboard",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Section:
-    """A column of the table.
-
-    Attributes:
-      column: its description.
-      folders: of each row's algorithm, finished or not.
-      problem: why it can't be run, or None.
-      note: words beside its title, or None.
-      other_data: whether another data set is used, so that differences mean nothing.
-    """
-
-    column: Column
-    folders: dict[str, Path] = field(default_factory=dict)
-    problem: str | None = None
-    note: str | None = None
-    other_data: bool = False
-
-    @property
-    def title(self) -> str:
-        return f"{self.column.title} ({self.note})" if self.note else self.column.title
-
-    def heading(self, scale: str) -> str:
-        """The title, and this column's further changes for small runs."""
-        also = " ".join(self.column.small) if scale == "small" else ""
-        return f"{self.title}, small by {also} too" if also else self.title
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One cell.
-
-    Attributes:
-      line: its row.
-      paper, std: as printed, None where there is none.
-      scores: ours in percent by seed, None where there is no run.
-      state: why there is none, or "".
-      clients: rows of the clients of our mean.
-      remarks: our run's remarks.
-    """
-
-    line: Line
-    paper: float | None
-    std: float | None
-    scores: np.ndarray | None
-    state: str
-    clients: tuple[int, ...] = ()
-    remarks: tuple[str, ...] = ()
-
-    @property
-    def ours(self) -> float | None:
-        return None if self.scores is None else float(self.scores.mean())
-
-    @property
-    def half(self) -> float | None:
-        """Half of the 95 % interval over seeds: of our number, and so of the difference."""
-        return None if self.scores is None else interval(self.scores)
-
-    @property
-    def difference(self) -> float | None:
-        ours = self.ours
-        return None if ours is None or self.paper is None else ours - self.paper
 
 
 @dataclass(frozen=True)
@@ -97,54 +41,55 @@ class Report:
     scale: str
     more: tuple[str, ...]
     sections: tuple[Section, ...]
+    reading: str | None = None
 
     @cached_property
     def entries(self) -> dict[str, list[Entry]]:
         """Of every column, by its name."""
-        return {one.column.name: self._entries(one) for one in self.sections}
+        return {one.column.name: entries(self.table, one) for one in self.sections}
 
-    def _entries(self, section: Section) -> list[Entry]:
-        found = []
-        for line in self.table.row:
-            paper, std = self.table.paper_number(line, section.column)
-            scores, state, more = None, "", {}
-            folder = section.folders.get(line.name)
-            if folder is not None and (folder / "summary.json").exists():
-                scores = measured(self.table, section.column, folder)
-                more = origin(section.column, folder)
-            elif not line.registered:
-                state = ABSENT
-            elif paper is None:
-                state = NO_NUMBER
-            else:
-                state = NO_DATA if section.problem else NOT_RUN
-            found.append(Entry(line, paper, std, scores, state, **more))
-        return found
+    @cached_property
+    def verdicts(self) -> dict[str, Verdict]:
+        """Of every column, by its name."""
+        return {
+            one.column.name: verdicts.of_column(
+                self.table, self.scale, one, self.entries[one.column.name]
+            )
+            for one in self.sections
+        }
+
+    @property
+    def verdict(self) -> Verdict:
+        return verdicts.of_table(list(self.verdicts.values()))
 
     def title(self) -> str:
         return f"{self.table.paper}, {self.table.table}: {self.table.caption}"
 
     def said(self) -> list[str]:
         """The meaning of the numbers, in sentences."""
-        table = self.table
-        lines = [
-            f"Accuracy in percent on the clients' own test samples, {SCORES[table.score]}, mean "
-            f"over {table.average} unless a title says otherwise. ± 95 %: half of Student's "
-            "interval over the seeds. Place: among the algorithms measured here."
-        ]
-        if self.scale == "small":
+        table, found = self.table, {one.quantity: one.measure for one in self.table.column}
+        lines = []
+        if found.pop(ACCURACY, None):
             lines.append(
-                f"SMALL SCALE: far from the paper's setting ({' '.join(table.small)}). The numbers "
-                "are NOT comparable with the paper's; at most the order of the algorithms is."
+                f"Accuracy in percent on the clients' own test samples, {SCORES[table.score]}, "
+                f"mean over {table.average} unless a title says otherwise."
             )
-        else:
-            lines.append(
-                "FULL SCALE: the paper's setting, as far as it is stated (see the presets)."
-            )
-        places = ("--data_dir", "--output_dir", "--compilation_cache", "--checkpoint_seconds")
-        more = [word for word in self.more if not word.startswith(places)]
+        costs = "; ".join(one.said for one in found.values())
+        lines += [f"Costs are of the last round: {costs}."] if costs else []
+        lines.append(
+            "± 95 %: half of Student's interval over the seeds. Place: among the algorithms "
+            "measured here."
+        )
+        lines += [] if table.printed else ["The paper shows these numbers as a picture alone."]
+        lines.append(_scale(table, self.scale))
+        if self.reading:
+            differs = "; ".join(table.said_of(self.reading))
+            lines.append(f"As the {self.reading} has it where paper and code differ: {differs}.")
+        more = [word for word in self.more if not word.startswith(PLACES)]
         if more:
             lines.append(f"Changed on the command line: {' '.join(more)}.")
+        if any(section.note == blank.NOTE for section in self.sections):
+            lines.append("Blank samples: costs depend on shapes and numbers, hardly on content.")
         if any(section.other_data for section in self.sections):
             lines.append("On another data set no difference is given: it would mean nothing.")
         return lines
@@ -157,20 +102,38 @@ class Report:
                 problems.setdefault(section.problem, []).append(section.column.title)
         return [f"Not run: {'; '.join(who)}. {said}" for said, who in problems.items()]
 
+    def judged(self) -> list[str]:
+        """The verdict in sentences."""
+        verdict, lines = self.verdict, []
+        if verdict.tau is not None:
+            lines.append(
+                "Kendall's tau between the paper's order of the rows and ours: "
+                f"{verdict.tau:+.2f}, the mean over the columns (1: the same order, 0: none)."
+            )
+        if verdict.compared:
+            share = 100 * verdict.near / verdict.compared
+            lines.append(
+                f"{verdict.near} of {verdict.compared} cells ({share:.0f} %) are within {NEAR:g} "
+                f"points of the paper's number (costs: {NEAR:g} %); {verdict.unexplained} of the "
+                "others are unexplained."
+            )
+        return lines or ["No cell can be compared with the paper yet."]
 
-def measured(table: PaperTable, column: Column, folder: Path) -> np.ndarray:
-    """Our number for each seed, in percent, averaged as in the paper's table."""
-    run = read(folder)
-    (rows,) = chosen_clients([run], "", column.model, "test")
-    average = column.average or table.average
-    return one_number(curve(run, rows, column.model, "test", average), table.score)
+    def explanations(self) -> dict[str, str]:
+        """What the names in the column "Explained by" mean."""
+        used = {name for one in self.verdicts.values() for _, why in one.far for name in why}
+        known = KNOWN | {one.by: one.says for one in self.table.explain}
+        return {name: said for name, said in known.items() if name in used}
 
 
-def origin(column: Column, folder: Path) -> dict[str, tuple]:
-    """Fields of an `Entry`: the clients of our mean, and the run's remarks."""
-    run = read(folder)
-    (rows,) = chosen_clients([run], "", column.model, "test")
-    return {"clients": tuple(rows.tolist()), "remarks": tuple(run.summary.get("remarks", ()))}
+def _scale(table: PaperTable, scale: str) -> str:
+    if scale == "full":
+        return "FULL SCALE: the paper's setting, as far as it is stated (see the presets)."
+    kind = "far from" if scale == "small" else "enough for a stable order, but not"
+    return (
+        f"{scale.upper()} SCALE: {kind} the paper's setting ({' '.join(table.changes(scale))}). "
+        "The numbers are NOT comparable with the paper's; at most the order of the algorithms is."
+    )
 
 
 def footnotes(entries: Sequence[Entry]) -> list[str]:
@@ -178,12 +141,13 @@ def footnotes(entries: Sequence[Entry]) -> list[str]:
     ours = [entry for entry in entries if entry.scores is not None]
     if not ours:
         return []
-    notes = grouped({entry.line.title: entry.remarks for entry in ours})
-    if len({entry.clients for entry in ours}) > 1:
-        each = "; ".join(f"{entry.line.title}: {over(entry.clients)}" for entry in ours)
+    notes = grouped({entry.line.title: entry.remarks for entry in ours if not entry.line.client})
+    means = [entry for entry in ours if entry.line.client is None and entry.accuracy]
+    if len({entry.clients for entry in means}) > 1:
+        each = "; ".join(f"{entry.line.title}: {over(entry.clients)}" for entry in means)
         notes.append(f"Ours are means over different clients, which do not compare: {each}.")
     scores = [entry.scores for entry in ours if entry.scores is not None]
-    marked = any(beyond(float(each.mean()), interval(each)) for each in scores)
+    marked = ours[0].accuracy and any(beyond(float(x.mean()), interval(x)) for x in scores)
     note = interval_note(min(map(len, scores)), marked)
     return [*notes, *([] if note is None else [note])]
 
@@ -194,61 +158,127 @@ def places(values: Sequence[float | None]) -> list[int | None]:
     return [None if v is None else 1 + sum(other > v for other in known) for v in values]
 
 
-def cells(section: Section, entries: Sequence[Entry]) -> list[list[str]]:
+def heading(section: Section) -> list[str]:
+    column = section.column
+    unit = f"times {column.relative}" if column.relative else column.measure.unit
+    return ["Algorithm", f"Paper {unit}", f"Ours {unit}", "Difference ± 95 %", "Place: paper",
+            "ours", "Seeds", "Explained by"]  # fmt: skip
+
+
+def cells(section: Section, entries: Sequence[Entry], verdict: Verdict) -> list[list[str]]:
     """Heading and rows of strings."""
-    both = [e.scores is not None and e.paper is not None for e in entries]
-    first = places([e.paper if b else None for e, b in zip(entries, both, strict=True)])
-    second = places([e.ours if b else None for e, b in zip(entries, both, strict=True)])
+    sign = 1 if section.column.measure.more else -1
+    compared = [e.scores is not None and e.paper is not None for e in entries]
+    if not any(e.paper is not None for e in entries):  # the paper has a picture alone
+        compared = [e.scores is not None for e in entries]
+    pairs = list(zip(entries, compared, strict=True))
+    first = places([sign * e.paper if b and e.paper is not None else None for e, b in pairs])
+    second = places([sign * e.ours if b and e.ours is not None else None for e, b in pairs])
+    why = dict(verdict.far)
 
     def number(value: float | None, half: float | None, form=".2f", low=0.0, high=100.0) -> str:
         if value is None:
             return "-"
-        width = "" if half is None else f" ± {half_width(value, half, low, high)}"
+        ends = (low, high) if section.column.quantity == ACCURACY else (-np.inf, np.inf)
+        width = "" if half is None else f" ± {half_width(value, half, *ends)}"
         return f"{value:{form}}{width}"
+
+    def before(value: float | None) -> str:  # of a relative column
+        return "" if value is None else f" ({value:g})"
 
     body = []
     for entry, mine, theirs in zip(entries, second, first, strict=True):
         difference = None if section.other_data else entry.difference
+        own = None if entry.own is None else float(f"{entry.own:.3g}")
         body.append(
             [
                 entry.line.title,
-                number(entry.paper, entry.std, low=-np.inf, high=np.inf),
-                entry.state or number(entry.ours, entry.half),
+                number(entry.paper, entry.std, low=-np.inf, high=np.inf) + before(entry.printed),
+                entry.state or number(entry.ours, entry.half) + before(own),
                 number(difference, entry.half, "+.2f", -100.0),
                 str(theirs or "-"),
                 str(mine or "-"),
                 "-" if entry.scores is None else str(len(entry.scores)),
+                ", ".join(why.get(entry.line.name, ())),
             ]
         )
-    return [list(HEADING), *body]
+    return [heading(section), *body]
 
 
-def markdown(report: Report) -> str:
-    parts = [f"# {report.title()}", *report.said(), *report.missing(report.sections)]
+def verdict_cells(report: Report) -> list[list[str]]:
+    """Heading and rows of the verdicts on the columns."""
+    body = []
     for section in report.sections:
-        table = cells(section, report.entries[section.column.name])
-        parts.append(f"## {section.heading(report.scale)}\n\n{tables.markdown(table)}")
-        parts += footnotes(report.entries[section.column.name])
+        one = report.verdicts[section.column.name]
+        tau = "-" if one.tau is None else f"{one.tau:+.2f}"
+        body.append([section.column.title, tau, str(one.rows), f"{one.near} of {one.compared}",
+                     str(len(one.far) - one.unexplained), str(one.unexplained)])  # fmt: skip
+    head = ["Column", "Kendall's tau", "Rows", f"Within {NEAR:g}", "Explained", "Unexplained"]
+    return [head, *body]
+
+
+def markdown(report: Report, level: int = 1) -> str:
+    """The page of a table; `level` is that of its title."""
+    sharps = "#" * level
+    parts = [f"{sharps} {report.title()}", *report.said(), *report.missing(report.sections)]
+    parts += [f"{sharps}# Verdict", *report.judged(), tables.markdown(verdict_cells(report))]
+    known = [f"- **{name}**: {said}." for name, said in report.explanations().items()]
+    parts += ["\n".join(known)] if known else []
+    for section in report.sections:
+        name = section.column.name
+        table = cells(section, report.entries[name], report.verdicts[name])
+        parts.append(f"{sharps}# {section.heading(report.scale)}\n\n{tables.markdown(table)}")
+        parts += footnotes(report.entries[name])
     return "\n\n".join(parts) + "\n"
 
 
 def write(output: Path, report: Report) -> None:
-    """Writes `table.md`, and `table.csv` with a line for each cell."""
+    """Writes `table.md`, `table.csv` with a line for each cell, and `table.json`: the verdict."""
     write_text(output / "table.md", markdown(report))
+    write_json(output / "table.json", summary(report))
     with aside(output / "table.csv") as part, part.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(
-            ("table", "scale", "column", "note", "row", "algorithm", "state", "paper_percent",
-             "paper_std", "ours_percent", "difference", "ci95_half_width", "seeds")
+            ("table", "scale", "reading", "column", "note", "row", "algorithm", "state", "unit",
+             "paper", "paper_std", "ours", "difference", "ci95_half_width", "seeds",
+             "within", "explained_by")
         )  # fmt: skip
         for section in report.sections:
+            why = dict(report.verdicts[section.column.name].far)
             for entry in report.entries[section.column.name]:
                 difference = None if section.other_data else entry.difference
+                near = None if difference is None else entry.near
                 numbers = (entry.paper, entry.std, entry.ours, difference, entry.half)
-                line = [report.table.name, report.scale, section.column.name, section.note or ""]
-                line += [entry.line.name, entry.line.algorithm, entry.state or "measured"]
+                line = [report.table.name, report.scale, report.reading or ""]
+                line += [section.column.name, section.note or "", entry.line.name]
+                line += [entry.line.algorithm, entry.state or "measured", heading(section)[1][6:]]
                 line += ["" if number is None else number for number in numbers]
-                writer.writerow([*line, 0 if entry.scores is None else len(entry.scores)])
+                line += [0 if entry.scores is None else len(entry.scores)]
+                line += ["" if near is None else near, "; ".join(why.get(entry.line.name, ()))]
+                writer.writerow(line)
+
+
+def summary(report: Report) -> dict[str, Any]:
+    """The verdict as JSON values."""
+
+    def said(one: Verdict) -> dict[str, Any]:
+        return {"kendall_tau": one.tau, "rows": one.rows, "within": one.near,
+                "compared": one.compared, "unexplained": one.unexplained}  # fmt: skip
+
+    return {
+        "table": report.table.name,
+        "title": report.title(),
+        "scale": report.scale,
+        "reading": report.reading,
+        "verdict": said(report.verdict),
+        "columns": {name: said(one) for name, one in report.verdicts.items()},
+        "further_off": [
+            {"column": name, "row": row, "explained_by": list(why)}
+            for name, one in report.verdicts.items()
+            for row, why in one.far
+        ],
+        "explanations": {one.by: one.says for one in report.table.explain},
+    }
 
 
 def show(console: Console, report: Report, sections: Sequence[Section]) -> None:
@@ -256,9 +286,12 @@ def show(console: Console, report: Report, sections: Sequence[Section]) -> None:
     print("\n".join([report.title(), *report.said()]))
     for section in sections:
         if not section.problem:
+            name = section.column.name
             print(f"\n{section.heading(report.scale)}")
-            entries = report.entries[section.column.name]
-            print_cells(console, cells(section, entries))
+            entries = report.entries[name]
+            print_cells(console, cells(section, entries, report.verdicts[name]))
             print("".join(f"\n{note}\n" for note in footnotes(entries)), end="")
+    known = [f"{name}: {said}." for name, said in report.explanations().items()]
+    print("\n" + "\n".join([*report.judged(), *known]))
     for sentence in report.missing(sections):
         print(f"\n{sentence}")

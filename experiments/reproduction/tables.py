@@ -4,22 +4,31 @@ One file for each table, `experiments/tables/PAPER/TABLE.toml`:
 
   paper, table, caption   its description; the source is in a comment on top
   score, average          which accuracy the paper prints, see `experiments.figures.scores`
+  printed                 false where the paper shows the numbers as a picture alone
   flags                   of `experiments.run`, for all cells
-  small                   further ones for --scale=small
+  small, medium           further ones for --scale=small and medium (default: `MEDIUM`)
   stand_in                further ones where another data set is used
   absent                  algorithms of the paper that may be missing here
-  [[column]]              name, title, preset (all flags but the algorithms); perhaps small,
-                          small_preset (instead of preset), settings (--set), model, average, and
-                          stand_in = true where another data set makes sense instead
-  [[row]]                 title, algorithm; perhaps settings, flags; paper = [a number for each
-                          column] in percent, std = [its printed deviations]; nan where there is
-                          none
+  reading                 paper and code, where they differ: see `Reading`
+  [[column]]              name, title, preset (all flags but the algorithms); perhaps small, medium
+                          (default: those of small), small_preset (instead of preset), settings
+                          (--set), model, average, reading, stand_in = true where another data set
+                          makes sense instead, and values: words for {NAME} in the rows' flags and
+                          settings; of a cost also quantity (`quantities`), times (a factor) and
+                          relative (a row whose number divides all)
+  [[row]]                 title, algorithm; perhaps settings, flags, model (a score other than the
+                          column's), client (its score alone), reading; paper = [a number for each
+                          column], std = [its printed deviations]; nan where there is none. Rows of
+                          equal algorithm, settings and flags are scores of one run.
+  [[explain]]             by (a name), says (a sentence), perhaps rows and columns: what is known to
+                          move cells away from the paper's numbers
 """
 
 import math
 import re
 import tomllib
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +37,53 @@ import fedjax_pfl as pfl
 from ..cli import presets
 from ..cli.flagfiles import runs_code
 from ..figures.scores import AVERAGES, SCORES
+from .quantities import ACCURACY, QUANTITIES, Quantity
 
 FOLDER = Path(__file__).parents[1] / "tables"
+SCALES = ("small", "medium", "full")
+READINGS = ("paper", "code")
+# Rounds and sizes at which the order of the algorithms hardly depends on the seed: between the
+# orders of two seeds Kendall's tau is .79 to .89 (docs/measured.md).
+MEDIUM = (
+    "--model=mlp",
+    "--rounds=20",
+    "--eval_every=4",
+    "--local_epochs=2",
+    "--batch_size=20",
+    "--learning_rate=0.1",
+    "--train_samples=300",
+    "--num_seeds=3",
+)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What --reading changes: of a table, a column or a row.
+
+    Attributes:
+      says: the difference in words.
+      preset: of a column, instead of its own.
+      flags: of `experiments.run`.
+      settings: hyperparameters, as for --set.
+    """
+
+    says: str = ""
+    preset: str | None = None
+    flags: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
+
+
+NONE = Reading()
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What is known to move cells; no rows or columns are all of them."""
+
+    by: str
+    says: str
+    rows: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -40,14 +94,30 @@ class Column:
     title: str
     preset: str
     small: tuple[str, ...] = ()
+    medium: tuple[str, ...] | None = None
     small_preset: str | None = None
     settings: tuple[str, ...] = ()
     model: str = "personalized"
     average: str | None = None
     stand_in: bool = False
+    quantity: str = ACCURACY
+    times: float = 1.0
+    relative: str | None = None
+    values: Mapping[str, str] = field(default_factory=dict, hash=False)
+    reading: Mapping[str, Reading] = field(default_factory=dict, hash=False)
 
-    def preset_of(self, small: bool = False) -> str:
-        return (small and self.small_preset) or self.preset
+    @property
+    def measure(self) -> Quantity:
+        return QUANTITIES[self.quantity]
+
+    def preset_of(self, scale: str = "full", reading: str | None = None) -> str:
+        chosen = self.reading.get(reading or "", NONE).preset or self.preset
+        return chosen if scale == "full" else self.small_preset or chosen
+
+    def changes(self, scale: str) -> tuple[str, ...]:
+        """Further flags of this column at that scale."""
+        medium = self.small if self.medium is None else self.medium
+        return {"small": self.small, "medium": medium}.get(scale, ())
 
 
 @dataclass(frozen=True)
@@ -60,6 +130,9 @@ class Line:
     std: tuple[float, ...] = ()
     settings: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
+    model: str | None = None
+    client: int | None = None
+    reading: Mapping[str, Reading] = field(default_factory=dict, hash=False)
 
     @property
     def name(self) -> str:
@@ -69,6 +142,13 @@ class Line:
     @property
     def registered(self) -> bool:
         return self.algorithm in pfl.ALGORITHMS
+
+    def same_run(self, other: "Line") -> bool:
+        """Whether both are scores of one run."""
+        mine, theirs = (
+            (one.algorithm, one.settings, one.flags, dict(one.reading)) for one in (self, other)
+        )
+        return mine == theirs
 
 
 @dataclass(frozen=True)
@@ -84,14 +164,51 @@ class PaperTable:
     column: tuple[Column, ...]
     row: tuple[Line, ...]
     flags: tuple[str, ...] = ()
+    printed: bool = True
     small: tuple[str, ...] = ()
+    medium: tuple[str, ...] = MEDIUM
     stand_in: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
+    reading: Mapping[str, Reading] = field(default_factory=dict, hash=False)
+    explain: tuple[Explanation, ...] = ()
 
     def paper_number(self, line: Line, column: Column) -> tuple[float | None, float | None]:
         """(mean, deviation) as printed, None where there is none."""
         at = self.column.index(column)
         return _known(line.paper[at]), _known(line.std[at]) if line.std else None
+
+    def is_run(self, line: Line, column: Column) -> bool:
+        """Whether the cell has a run: the paper has it, and the algorithm is here."""
+        found = not self.printed or self.paper_number(line, column)[0] is not None
+        return line.registered and found
+
+    def run_of(self, line: Line) -> Line:
+        """The first row whose run has this row's score."""
+        return next(one for one in self.row if one.same_run(line))
+
+    def changes(self, scale: str) -> tuple[str, ...]:
+        """Further flags of all cells at that scale."""
+        return {"small": self.small, "medium": self.medium}.get(scale, ())
+
+    def readings(self) -> list[str]:
+        """Those that change something, a part of the table."""
+        parts = (self, *self.column, *self.row)
+        return [name for name in READINGS if any(name in one.reading for one in parts)]
+
+    def said_of(self, reading: str) -> list[str]:
+        """A reading's differences in words."""
+        parts = (self, *self.column, *self.row)
+        found = (one.reading.get(reading, NONE).says for one in parts)
+        return list(dict.fromkeys(filter(None, found)))
+
+    def explanations(self, line: Line, column: Column) -> list[str]:
+        """Names of what is known to move a cell."""
+        return [
+            one.by
+            for one in self.explain
+            if (not one.rows or line.name in one.rows)
+            and (not one.columns or column.name in one.columns)
+        ]
 
 
 def _known(number: float) -> float | None:
@@ -120,7 +237,8 @@ def load(name: str, folder: Path | None = None) -> PaperTable:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
         columns = tuple(_made(Column, one) for one in content.pop("column"))
         lines = tuple(_made(Line, one) for one in content.pop("row"))
-        content |= {"name": name, "column": columns, "row": lines}
+        known = tuple(_made(Explanation, one) for one in content.pop("explain", ()))
+        content |= {"name": name, "column": columns, "row": lines, "explain": known}
         table = _made(PaperTable, content)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise pfl.InputError(f"{path} can't be read as a table: {error}") from error
@@ -132,6 +250,9 @@ def _made(kind: type, content: dict[str, Any]) -> Any:
     unknown = sorted(content.keys() - {field.name for field in fields(kind)})
     if unknown:
         raise ValueError(f"unknown key {unknown[0]!r}")
+    if "reading" in content:
+        found = {name: _made(Reading, one) for name, one in content["reading"].items()}
+        content = content | {"reading": found}
     return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in content.items()})
 
 
@@ -148,17 +269,51 @@ def check(table: PaperTable, path: Path) -> None:
     need(table.score in SCORES, f"score must be one of {', '.join(SCORES)}")
     for average in (table.average, *(c.average or table.average for c in table.column)):
         need(average in AVERAGES, f"average must be one of {', '.join(AVERAGES)}, got {average!r}")
-    for preset in {column.preset_of(small) for column in table.column for small in (False, True)}:
+    parts = (table, *table.column, *table.row)
+    readings = [(name, one) for part in parts for name, one in part.reading.items()]
+    for name, _ in readings:
+        need(name in READINGS, f"a reading must be one of {', '.join(READINGS)}, got {name!r}")
+    chosen = {c.preset_of(s, r) for c in table.column for s in SCALES for r in (None, *READINGS)}
+    for preset in chosen:
         need(preset in presets.names(), f"no preset {preset!r}")
-    words = [*table.flags, *table.small, *table.stand_in]
+    words = [*table.flags, *table.small, *table.medium, *table.stand_in]
     words += [word for line in table.row for word in line.flags]
-    words += [word for column in table.column for word in column.small]
+    words += [word for column in table.column for s in SCALES for word in column.changes(s)]
+    words += [word for _, one in readings for word in one.flags]
     for word in filter(runs_code, words):
         need(False, f"its flags have {word}, and a table runs no code: give it on the command line")
+    for column in table.column:
+        _check_column(table, column, need)
     for line in table.row:
         known = line.registered or line.algorithm in table.absent
         need(known, f"algorithm {line.algorithm!r} is neither registered nor among absent")
         for numbers in (line.paper, line.std or line.paper):
             count = len(table.column)
-            fits = len(numbers) == count and all(math.isnan(n) or 0 <= n <= 100 for n in numbers)
-            need(fits, f"row {line.title!r} needs {count} percentages, got {list(numbers)}")
+            fits = len(numbers) == count and all(map(_possible, table.column, numbers))
+            what = "percentages" if {c.quantity for c in table.column} == {ACCURACY} else "numbers"
+            need(fits, f"row {line.title!r} needs {count} {what}, got {list(numbers)}")
+    for one in table.explain:
+        unknown = {*one.rows} - {part.name for part in table.row}
+        unknown |= {*one.columns} - {part.name for part in table.column}
+        need(not unknown, f"{one.by!r} explains cells of {sorted(unknown)}, which aren't there")
+
+
+def _possible(column: Column, number: float) -> bool:
+    return math.isnan(number) or 0 <= number <= (100 if column.quantity == ACCURACY else math.inf)
+
+
+def _check_column(table: PaperTable, column: Column, need: Callable[[bool, str], None]) -> None:
+    known = ", ".join(QUANTITIES)
+    said = f"quantity must be one of {known}, got {column.quantity!r}"
+    need(column.quantity in QUANTITIES, said)
+    rows = {line.name for line in table.row}
+    need(column.relative is None or column.relative in rows, f"no row {column.relative!r}")
+    for line in table.row:
+        for word in (*line.flags, *line.settings):
+            for name in re.findall(r"{(\w+)}", word) if table.is_run(line, column) else ():
+                need(name in column.values, f"column {column.name!r} has no value {name!r}")
+    for other in table.column:  # they share the folders of their runs
+        if other.preset == column.preset:
+            alike = all(other.changes(s) == column.changes(s) for s in SCALES)
+            alike &= (other.settings, other.values) == (column.settings, column.values)
+            need(alike, f"columns {column.name!r} and {other.name!r} differ in runs of one preset")

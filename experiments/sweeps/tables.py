@@ -82,7 +82,7 @@ def footnotes(found: Sequence[Outcome], data: Sequence[str] = ()) -> list[str]:
     Args:
       data: names of the grid that change the data.
     """
-    notes = grouped({one.name: one.remarks for one in ranked(found)})
+    notes = grouped(_remarks(found))
     if len({one.clients for one in found}) > 1:
         notes.append(
             "Rows are means over different clients: where these differ, their accuracies and "
@@ -98,6 +98,19 @@ def footnotes(found: Sequence[Outcome], data: Sequence[str] = ()) -> list[str]:
     marked = any(beyond(mean, half) for half, mean in several)
     note = interval_note(min(len(one.seeds) for one in found), marked)
     return [*notes, *([] if note is None else [note])]
+
+
+def _remarks(found: Sequence[Outcome]) -> dict[str, list[str]]:
+    """What is said of each algorithm in all its settings, and of a setting beside that."""
+    said: dict[str, list[str]] = {}
+    for chosen in best(found):
+        settings = [one for one in ranked(found) if one.algorithm == chosen.algorithm]
+        common = set(chosen.remarks).intersection(*(one.remarks for one in settings))
+        said[chosen.algorithm] = [text for text in chosen.remarks if text in common]
+        for one in settings:
+            own = [text for text in one.remarks if text not in common]
+            said |= {one.name: own} if own else {}
+    return said
 
 
 def best(found: Sequence[Outcome]) -> list[Outcome]:

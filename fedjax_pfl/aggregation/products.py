@@ -4,8 +4,8 @@ By default accelerators round the factors to tf32 or bfloat16. A network's own p
 server that compares and averages models can't afford it. Every product in `aggregation` and in
 `algorithms` is one of these, or optax's, which has the same precision.
 
-Stacks are contracted in their own shape [M, ..., d], never as [M, P]: a TPU would copy them, as it
-keeps the last two axes in tiles.
+Stacks are mixed in their own shape [M, ..., d], not as [M, P]: a TPU would copy them, as it keeps
+the last two axes in tiles.
 """
 
 import jax
@@ -33,8 +33,9 @@ def rows(weights: jax.Array, stack: jax.Array) -> jax.Array:
 
 def pairs(a: jax.Array, b: jax.Array) -> jax.Array:
     """<a_i, b_j>, [A, B], of [A, ...] and [B, ...] that are alike but for their first axis."""
-    inner = tuple(range(1, a.ndim))
-    return lax.dot_general(a, b, ((inner, inner), ((), ())), precision=EXACT)
+    # With one axis to sum over: a CPU would transpose b for two.
+    a, b = (side.reshape(len(side), -1) for side in (a, b))
+    return lax.dot_general(a, b, (((1,), (1,)), ((), ())), precision=EXACT)
 
 
 def dots(stack: jax.Array, one: jax.Array) -> jax.Array:

@@ -52,8 +52,6 @@ def squared_distances(a: Stack, b: Stack, partners: Rows | None = None) -> Matri
     the centre, that digits would be lost (tight clusters far apart, a client about to explode), all
     pairs are summed directly.
 
-    It has no reverse-mode gradient.
-
     Args:
       a, b: stacks [A, ...] and [B, ...].
       partners: int [A], the row of `b` that stands for the same client as each row of `a`; by
@@ -85,18 +83,31 @@ def squared_distances(a: Stack, b: Stack, partners: Rows | None = None) -> Matri
         distances = jnp.where(own, paired[:, None], distances)
         trusted |= own
 
-    def one_by_one(_):
+    def one_by_one():
         # By blocks: where devices share `b`, each gathers what is mapped over.
         def block(x, y):
             return lax.map(lambda other: squared_norms(x - other), y).T
 
-        return _over_blocks(block, a, b), True
+        return jnp.where(all_trusted, distances, _over_blocks(block, a, b))
 
-    # As a loop: under vmap over runs, a condition's branches are both computed, in every round. Its
-    # name says how often its body runs (`execution.lanes.Counts`): hardly ever.
-    with jax.named_scope("one_by_one[0]"):
-        start = (distances, jnp.all(trusted))
-        return lax.while_loop(lambda found: ~found[1], one_by_one, start)[0]
+    all_trusted = jnp.all(trusted)
+    with jax.named_scope("seldom"):  # a plan of a round then counts the cheaper branch
+        return lax.cond(_in_all_runs(all_trusted), lambda: distances, one_by_one)
+
+
+@jax.custom_batching.custom_vmap
+def _in_all_runs(flag: jax.Array) -> jax.Array:
+    """The flag; under vmap over runs whether all have it, one for all.
+
+    So that a condition on it stays one: of a flag for each run both branches would be computed, in
+    every round.
+    """
+    return flag
+
+
+@_in_all_runs.def_vmap
+def _(size, batched, flag):
+    return _in_all_runs(jnp.all(flag, axis=0)), False
 
 
 def cosines(a: Stack, b: Stack) -> Matrix:
@@ -138,8 +149,8 @@ def _over_blocks(fn: Callable[..., Any], a: Tree, b: Tree) -> Tree:
         most = max(BLOCK // max(len(x), len(y), 1), 1)
         length = max(most // math.prod(x.shape[2:]), 1)
         blocks = x.shape[1] // length
-        if blocks < 2:
-            totals.append(fn(x, y))
+        if blocks < 2:  # flat: a CPU makes fewer copies
+            totals.append(fn(x.reshape(len(x), -1), y.reshape(len(y), -1)))
             continue
 
         def add(k, total, x=x, y=y, length=length):

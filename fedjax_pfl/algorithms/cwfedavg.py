@@ -101,7 +101,7 @@ class CwFedAvg(Algorithm):
         gap = jnp.linalg.norm(estimate - self.true_shares(ctx), axis=1)
         told, numbers = state.told, None
         if told is not None:  # C numbers when it first takes part
-            numbers = shares.shape[1] * ~cohort.gather(told)
+            numbers = shares.shape[1] * (ctx.cohort.mask & ~cohort.gather(told))
             told = cohort.scatter(told, ctx.cohort.mask, where=ctx.cohort.mask)
         return State(models, classes if self.score_class_models else None, told), ctx.record(
             cohort,

@@ -106,9 +106,10 @@ class FedFomo(Algorithm):
             cohort.scatter(state.affinity, raised),
             cohort.scatter(state.last_upload, jnp.full(len(rows), ctx.t, jnp.int32)),
         )
+        took_part = cohort.mask | cohort.diverged
         return state, ctx.record(
             cohort,
-            down=found.sum(axis=1),
+            down=found.sum(axis=1) * took_part,
             clients={"train_loss": loss, "mixed_models": (share > 0).sum(axis=1)},
             mixing=weights,
         )

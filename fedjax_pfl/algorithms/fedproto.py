@@ -91,7 +91,7 @@ class FedProto(Algorithm):
             up=0,
             down=0,
             numbers_up=width * jnp.sum(sums.counts > 0, axis=1),
-            numbers_down=width * jnp.sum(state.prototypes.exist),
+            numbers_down=width * jnp.sum(state.prototypes.exist) * ctx.cohort.mask,
             clients={"train_loss": trained.loss},
         )
 

@@ -115,9 +115,10 @@ class L2C(Algorithm):
         kept = {"models": models, "active": active, "steps": steps, "mean": mean, "square": square}
         kept = {name: cohort.scatter(getattr(state, name), new) for name, new in kept.items()}
         state = replace(state, **kept, **source.kept(cohort, state, learnt))
+        took_part = cohort.mask | cohort.diverged
         return state, ctx.record(
             cohort.counted(counted),
-            down=jnp.sum(heard, axis=1),  # its own among them, as FedDWA's Table 4
+            down=jnp.sum(heard, axis=1) * took_part,  # its own among them, as FedDWA's Table 4
             numbers_up=source.numbers,
             numbers_down=source.numbers,
             clients={"train_loss": loss, "self_weight": jnp.diagonal(weights)},

@@ -120,8 +120,9 @@ class PFedLA(Algorithm):
         moved = optax.tree.add_scale(networks, self.hypernetwork_rate, descent)  # eqs. (10), (11)
         uploads = cohort.scatter(state.uploads, trained)
         state = State(uploads, *cohort.scatter(state.hypernetworks, moved))
+        took_part = cohort.mask | cohort.diverged
         clients = {"train_loss": loss, "retained_blocks": retained.sum(axis=1)}
-        down = ~retained[:, ctx.plan.groups_of_blocks(plan)]
+        down = took_part[:, None] & ~retained[:, ctx.plan.groups_of_blocks(plan)]
         return state, ctx.record(cohort, down=down, clients=clients, alpha=applied)
 
     def _plan(self, ctx):

@@ -145,7 +145,9 @@ class PFedMe(fedavg.Weighted):
         return replace(state, server={**mean, "params": params}, personal=personal)
 
     def record(self, ctx, sent, weights, **noted):
-        return super().record(ctx, sent, weights, up=sent.cohort.arrives, **noted)
+        cohort = sent.cohort
+        up = (cohort.mask | cohort.diverged) & cohort.arrives
+        return super().record(ctx, sent, weights, up=up, **noted)
 
     def models(self, ctx, state: State, rows):
         personal = trees.take(state.personal, rows)

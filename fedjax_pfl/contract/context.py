@@ -294,8 +294,7 @@ class Context:
         Args:
           cohort: as it is after training, so that diverged clients and all steps are known.
           up, down: copies of the model sent and received by each member that took part: a number,
-            or int [M] or [M, num_blocks] where members or blocks differ; what is given for others
-            does not count.
+            or int [M] or [M, num_blocks] where members or blocks differ.
           numbers_up, numbers_down: what is sent and received beside blocks of the model, such as
             class means, in numbers of the parameters' type: a number, or int [M].
           clients: arrays [M], one number for each member.

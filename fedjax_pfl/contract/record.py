@@ -48,9 +48,9 @@ def recorded(
     took_part = cohort.mask | cohort.diverged
 
     def of_members(count: int | jax.Array) -> jax.Array:
-        """int32 [M] or [M, num_blocks]; 0 for members that took no part."""
+        """int32 [M, ...]; a single number is that of each who took part."""
         count = jnp.asarray(count, jnp.int32)
-        return count * (took_part if count.ndim < 2 else took_part[:, None])
+        return count * took_part if count.ndim == 0 else count
 
     def copies(count: int | jax.Array) -> jax.Array:
         """int32 [N, num_blocks]."""

@@ -26,11 +26,13 @@ class Counts(NamedTuple):
       segments: of a row.
       most: steps of the longest row, in all its segments.
       mean: steps of a row, on average.
+      unit: what one step is called, in the plural.
     """
 
     segments: float
     most: float
     mean: float
+    unit: str = "steps"
 
     def packed(self, rows: int, lanes: int) -> tuple[float, float]:
         """(turns of the packed executor, steps of all turns), estimated for ragged rows."""
@@ -65,11 +67,11 @@ class Loop(NamedTuple):
 
     def alone(self, row: Tree, broadcast: Tree) -> Tree:
         """One row from its beginning to its end."""
-        segments, most, _ = self.counts
+        segments, most, _, unit = self.counts
 
         def segment(state):
             entered = self.enter(row, state)
-            with _named("steps", most / max(segments, 1)):
+            with _named(unit, most / max(segments, 1)):
                 return lax.while_loop(
                     partial(self.inside, row), lambda s: self.step(row, broadcast, s), entered
                 )
@@ -145,12 +147,14 @@ class _Mapped(NamedTuple):
     unfinished: Callable[..., Any]
     step: Callable[..., Any]
     finish: Callable[..., Any]
+    unit: str
 
     @classmethod
     def of(cls, loop: Loop) -> "_Mapped":
         enter, inside, unfinished = map(jax.vmap, (loop.enter, loop.inside, loop.unfinished))
         step, finish = (jax.vmap(f, (0, None, 0)) for f in (loop.step, loop.finish))
-        return cls(jax.vmap(loop.begin, (0, None)), enter, inside, unfinished, step, finish)
+        begin = jax.vmap(loop.begin, (0, None))
+        return cls(begin, enter, inside, unfinished, step, finish, loop.counts.unit)
 
     def turn(self, rows: Tree, broadcast: Tree, states: Tree, busy: jax.Array, steps: float):
         """The states when the first busy lane [W] ends a segment; all lanes step until then.
@@ -163,7 +167,7 @@ class _Mapped(NamedTuple):
             return jnp.any(busy) & jnp.all(self.inside(rows, states) | ~busy)
 
         entered = self.enter(rows, states)
-        with _named("steps", steps):
+        with _named(self.unit, steps):
             return lax.while_loop(together, lambda s: self.step(rows, broadcast, s), entered)
 
 

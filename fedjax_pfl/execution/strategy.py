@@ -69,7 +69,9 @@ def resolve_execution(
     `platform` is that of this process by default.
 
     On a CPU one client's matrix products already fill the cores and vmapped loops of unequal
-    length make short lanes wait; on an accelerator one client's products are too small.
+    length make short lanes wait; on an accelerator one client's products are too small. Seeds are
+    mapped on a TPU too: beside the clients' lanes a second axis costs more, in layouts, than it
+    fills (docs/performance.md).
 
     Raises:
       InputError: neither "auto", "map", "vmap" nor a positive chunk size; more devices than there
@@ -93,7 +95,7 @@ def resolve_execution(
     if not (whole and 1 <= devices <= there):
         more = " (JAX_NUM_CPU_DEVICES makes more of a CPU)" if on_cpu else ""
         raise InputError(f"devices must be in 1..{there}{more}, got {shown(devices)}.")
-    seeds = default if seeds == "auto" else seeds
+    seeds = {"gpu": "vmap"}.get(platform, "map") if seeds == "auto" else seeds
     return Execution(chunk, seeds, devices, auto=clients == "auto", platform=platform)
 
 

@@ -1,5 +1,6 @@
 """The options of `federate` in groups; each group builds its part of a federation."""
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -289,7 +290,9 @@ class ExecutionOptions(Group):
 
     def placed(self, task: Task) -> Task:
         """The task with the networks' form for the platform."""
-        return replace(task, platform=resolve_platform(self.platform))
+        placed = copy.copy(task)  # no `replace`: a user's task may have an __init__ of its own
+        object.__setattr__(placed, "platform", resolve_platform(self.platform))
+        return placed
 
 
 # In the order of `federate` and of command lines.

@@ -90,6 +90,8 @@ class Chunks:
         self.states = first.states
         if saved is not None:
             self._restore(saved, first)
+            if patience is not None and self._patience_ends() < self.done:
+                self._begin_again(first, matrix_rounds)
 
     def _continued(self, checkpoints: Checkpoints) -> Saved | None:
         """The checkpoint to continue from; None where all rounds are to be simulated.
@@ -126,6 +128,19 @@ class Chunks:
         self.states = placed(jax.tree.unflatten(states, leaves), self.program.federation)
         self.collector.restore(saved.trees, buffers, matrices)
         self.done, self.spent = saved.round, sum(self.collector.paces)
+
+    def _begin_again(self, first: Chunk, matrix_rounds: Sequence[int]) -> None:
+        """Forgets what was restored, as it goes beyond the round at which patience ends."""
+        assert self.checkpoints is not None
+        warnings.warn(
+            f"{type(self.program.runs.algorithm).name} begins with the first round again: with "
+            f"patience {self.patience} it ends after round {self._patience_ends()}, and its "
+            f"checkpoint is of round {self.done}.",
+            stacklevel=2,
+        )
+        self.checkpoints.clear()
+        self.collector = Collector(self.program.eval_every, self.program.rounds, matrix_rounds)
+        self.states, self.done, self.spent = first.states, 0, 0.0
 
     def run(
         self,

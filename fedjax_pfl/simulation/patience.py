@@ -44,6 +44,8 @@ def earliest_stop(
 ) -> int:
     """The first scored round after which patience ends unless a run gets better until then.
 
+    It may be one of those scored already, where they were scored with more patience.
+
     Args:
       rounds: [E], numbers of the rounds scored so far.
       accuracy: [R, E], of each run; NaN where there is none.
@@ -51,8 +53,9 @@ def earliest_stop(
       every, last: rounds are scored after each `every`-th, and after the last.
     """
     known = np.where(np.isfinite(accuracy), accuracy, -np.inf)
-    best = 0
-    if len(rounds):
-        some = np.isfinite(accuracy).any(axis=1)
-        best = int(np.where(some, rounds[np.argmax(known, axis=1)], 0).max())
-    return min(last, -(-(best + patience) // every) * every)
+    best = np.maximum.accumulate(known, axis=1)
+    before = np.pad(best[:, :-1], ((0, 0), (1, 0)), constant_values=-np.inf)[:, : len(rounds)]
+    bests = np.maximum.accumulate(np.where(known > before, rounds, 0), axis=1).max(axis=0)
+    ends = -(-(np.append(0, bests) + patience) // every) * every
+    over = ends[1:][ends[1:] <= rounds]
+    return min(last, int(over[0] if len(over) else ends[-1]))

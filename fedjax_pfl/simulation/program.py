@@ -164,10 +164,17 @@ class Program:
 
 @dataclass(frozen=True)
 class Final:
-    """The end of a simulation on the device: source of its models, and of new clients' models."""
+    """The end of a simulation on the device: source of its models, and of new clients' models.
+
+    Attributes:
+      program: with the rounds that were asked for, on which schedules depend.
+      states: after the last round.
+      done: rounds simulated; None for all.
+    """
 
     program: Program
     states: State
+    done: int | None = None
 
     def models(self, rows: Sequence[int] | None = None) -> dict[str, Stack | Broadcast]:
         """Models after the last round, by name: [runs, k, ...], or [runs, ...] if `Broadcast`."""
@@ -179,7 +186,7 @@ class Final:
             self.states,
             self.program.runs,
             self.program.federation,
-            np.int32(self.program.rounds),
+            *self._last(),
             asked.astype(np.int32),
         )
         return readable(models)
@@ -199,8 +206,13 @@ class Final:
         program.runs.algorithm.check_validation(new_clients)
         new_clients = spread(new_clients)
         return _personalize(
-            self.states, program.runs, program.federation, new_clients, np.int32(program.rounds)
+            self.states, program.runs, program.federation, new_clients, *self._last()
         )
+
+    def _last(self) -> tuple[np.int32, np.int32]:
+        """(the last round, counted from 0, the rounds of the whole simulation)."""
+        rounds = self.program.rounds
+        return np.int32((rounds if self.done is None else self.done) - 1), np.int32(rounds)
 
 
 def placed(states: State, federation: Federation) -> State:
@@ -288,10 +300,10 @@ def _backbone(runs, federation):
 
 
 @jax.jit
-def _models(states, runs, federation, total, rows):
+def _models(states, runs, federation, t, total, rows):
     def models_of(operand):
         run, state = operand
-        ctx = run.context(federation, total - 1, total)
+        ctx = run.context(federation, t, total)
         named = named_models(run.algorithm, ctx, kept_optimizers.own(state), rows)
         own = run.algorithm.adaptation()
         if own is not None:
@@ -302,10 +314,10 @@ def _models(states, runs, federation, total, rows):
 
 
 @jax.jit
-def _personalize(states, runs, federation, new_clients, total):
+def _personalize(states, runs, federation, new_clients, t, total):
     def personalize(operand):
         run, state = operand
-        ctx, new = (run.context(fed, total - 1, total) for fed in (federation, new_clients))
+        ctx, new = (run.context(fed, t, total) for fed in (federation, new_clients))
         return run.algorithm.personalize(ctx, kept_optimizers.own(state), new)
 
     return over_runs(personalize, federation, (runs, states))

@@ -105,7 +105,7 @@ def simulate(
     counted = cache(lambda name: COUNTED[name](chunks.program.federation))
     so_far = partial(_result, algorithm, numbers, swept, chunks, counted)
     chunks.run(chunk_seconds, progress, stop, so_far)
-    end = Final(replace(program, rounds=chunks.done), chunks.states)
+    end = Final(program, chunks.states, chunks.done)
     return replace(so_far(), final=end)
 
 

@@ -65,6 +65,7 @@ def _scoring(task: Task, batch_size: int, common: _Common) -> Loop:
     data, part = common.data, common.part
     batch_size = min(batch_size, part.capacity)
     zero = jnp.zeros((), jnp.promote_types(task.dtype, jnp.float32))
+    most, mean = (-(-size // batch_size) for size in (part.capacity, part.mean_size))
 
     def size_of(scored: _Scored):
         if scored.size is not None:
@@ -95,7 +96,7 @@ def _scoring(task: Task, batch_size: int, common: _Common) -> Loop:
         unfinished=unfinished,
         step=step,
         finish=lambda scored, common, state: state[1:],
-        counts=Counts(1, *(-(-size // batch_size) for size in (part.capacity, part.mean_size))),
+        counts=Counts(1, most, mean, "batches"),  # a plan counts no local step here
     )
 
 

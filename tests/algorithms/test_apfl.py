@@ -272,7 +272,7 @@ def test_copies_of_a_pair_adapt_the_heads_of_both_models_or_all_but_them(leaves)
 def test_preparing_twice_changes_nothing():
     ours = algorithm(form="logits")
     once = ours.prepare(toy_federation())
-    assert ours.prepare(once).task is once.task
+    assert ours.prepare(once).network is once.network
     assert ours.remarks(once) == []
 
 

@@ -44,22 +44,6 @@ def test_matrices_of_all_clients_and_of_the_members_that_all_mix():
     np.testing.assert_array_equal(record.matrices["members"], wanted)
 
 
-def test_what_is_counted_for_members_that_took_no_part():
-    """Nothing, whether one number is given, or one for each member, or each block."""
-    federation = toy_federation(stragglers={1: 1, 4: 2}, dtype="float32")
-    key = jax.random.key(0)
-    cohort = federation.participation.cohort(key, 0, federation.data.ids)
-    lost = cohort.keep(jnp.arange(5) != 2)  # diverged: it was sent, and sends, all the same
-    ctx = pfl.Context(federation, key, jnp.int32(0), jnp.int32(1), cohort)
-    blocks = federation.plan.num_blocks
-    came = np.array([1, 0, 1, 1, 0])
-    each = jnp.full(5, 3)
-    record = ctx.record(lost, up=each, down=jnp.full((5, blocks), 3), numbers_up=each)
-    counts = (record.up, record.down, record.clients["numbers_up"][:, None])
-    for count in (*counts, ctx.record(lost, up=3).up):
-        np.testing.assert_array_equal(count, np.broadcast_to(3 * came[:, None], count.shape))
-
-
 def test_final_models_are_the_adapted_ones_that_were_scored():
     with jax.enable_x64(True):
         final = final_of(pfl.make_algorithm("fedavg_ft"), toy_federation(), 1, seeds=(0,))

@@ -84,7 +84,9 @@ def check_partition(words):
 
 def check_reproduce(words):
     chosen, more = reproduce.parse(["reproduce", *words])
-    if not chosen.list:
+    if chosen["all"].value or len(chosen.table) > 1:
+        assert reproduce.queue(chosen, more).asked
+    elif not chosen.list:
         asked = reproduce.command(chosen, more)
         known = {column.name for column in asked.table.column}
         assert set(chosen.columns) <= known, chosen.columns

@@ -1,5 +1,6 @@
 """The Python of docs/using_models.md runs as written, on the run that its command makes."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -37,6 +38,18 @@ def test_what_is_exported_says_the_same_of_any_number_of_images(names):
         some = names["images"][:count]
         np.testing.assert_array_equal(names["exported"].call(some), names["predict"](some))
     assert set(names["exported"].platforms) == {"cpu", "cuda", "tpu"}
+
+
+def test_adapters_and_frozen_leaves_join_the_plain_network(names):
+    """The model of the page's run stays as it is; one with adapters predicts as its federation."""
+    dataset, key = names["dataset"], jax.random.key(0)
+    options = {"lora_rank": 2, "lora_alpha": 6.0, "input_scaling": "raw"}
+    federation = pfl.federate(dataset, names["partition"], "mlp", **options).begun(key)
+    model = jax.tree.map(lambda leaf: leaf + 0.1, federation.initial_model(key))
+    assert "lora_b" in model["params"]["fc_0"] and "kernel" not in model["params"]["fc_0"]
+    images = names["images"][:3] / 16
+    got = names["network"].apply(names["whole"](model, federation.backbone, 3.0), images)
+    np.testing.assert_allclose(got, federation.task.predict(model, images), rtol=1e-4, atol=1e-5)
 
 
 def test_the_file_says_the_same(names, tmp_path, monkeypatch):

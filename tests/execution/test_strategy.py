@@ -51,6 +51,9 @@ def test_resolve_execution():
     assert [str(Execution(chunk, "map")) for chunk in (0, 1, 8)] == ["vmap", "map", "8"]
     if jax.default_backend() == "cpu":
         assert resolve_execution() == Execution(1, "map")
+    for platform, seeds in (("cpu", "map"), ("tpu", "map"), ("gpu", "vmap")):
+        assert resolve_execution(platform=platform).seeds == seeds
+        assert resolve_execution(platform=platform).chunk == (1 if platform == "cpu" else 0)
     assert [Execution(c, "map").lanes(5) for c in (0, 1, 3, 9)] == [5, 1, 3, 5]
 
 

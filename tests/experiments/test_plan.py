@@ -46,6 +46,7 @@ def here(monkeypatch):
         (["--target=v5f"], "Unknown --target 'v5f'. Did you mean 'v5e'?"),
         (["--target=v5e", "--output=a.txt"], "--output must end in .json or .csv, got 'a.txt'."),
         (["--target=v5e", "--output=old.json"], "old.json exists already"),
+        (["--target=v5e", "--output=no/a.csv"], "--output=no/a.csv: no folder no to write to."),
         (["--target=v5e"], "needs libtpu"),
         (["--target=h100"], "needs JAX's plugin for CUDA"),
         (["--target=v5e", "--devices=2", *SMALL], "--devices must be 'auto' or in 1..1"),

@@ -13,7 +13,7 @@ import fedjax_pfl as pfl
 from experiments import reproduce, run
 from experiments.cli import console as shown
 from experiments.cli import flags
-from experiments.reproduction import data, report
+from experiments.reproduction import data, entries, planning, report, verdicts
 from experiments.reproduction import tables as reproduce_tables
 from experiments.reproduction.report import places
 from fedjax_pfl.data.sources.registry import DATASETS, Source
@@ -135,8 +135,8 @@ def test_numbers_beside_the_papers(finished):
         result = pfl.Result.load(finished / "digits_quick" / name / algorithm)
         scores = 100 * result.pooled()[:, 0].max(axis=1)  # the best round, all samples alike
         row = table["digits", name]
-        assert (row["state"], row["seeds"], float(row["paper_percent"])) == ("measured", "2", paper)
-        assert float(row["ours_percent"]) == pytest.approx(scores.mean(), abs=1e-4)
+        assert (row["state"], row["seeds"], float(row["paper"])) == ("measured", "2", paper)
+        assert float(row["ours"]) == pytest.approx(scores.mean(), abs=1e-4)
         assert float(row["difference"]) == pytest.approx(scores.mean() - paper, abs=1e-4)
         assert float(row["ci95_half_width"]) == pytest.approx(interval(scores), abs=1e-4)
     assert (
@@ -150,15 +150,15 @@ def test_what_the_numbers_do_not_say(finished):
     note = "With 2 seeds a 95 % interval has 1 degree of freedom"
     assert note in (finished / "table.md").read_text()
     line = reproduce_tables.Line("A", "local", (90.0,))
-    own = report.Entry(line, 90.0, 99.0, np.array([40.0, 60.0]), "", (0, 1), ("x",))
+    own = entries.Entry(line, 90.0, 99.0, np.array([40.0, 60.0]), "", (0, 1), ("x",))
     other = replace(own, line=replace(line, title="B"), clients=(0,), remarks=())
     assert report.footnotes([own, other])[:2] == [
         "A: x.",
         "Ours are means over different clients, which do not compare: "
         "A: clients 0, 1; B: client 0.",
     ]
-    section = report.Section(reproduce_tables.Column("c", "C", "p"))
-    _, row = report.cells(section, [own])
+    section = entries.Section(reproduce_tables.Column("c", "C", "p"))
+    _, row = report.cells(section, [own], verdicts.Verdict(None, 0))
     assert row[1:4] == ["90.00 ± 99.00", "50.00 ± 127.06*", "-40.00 ± 127.06*"]
     assert report.footnotes([replace(own, scores=None)]) == []
 
@@ -166,7 +166,7 @@ def test_what_the_numbers_do_not_say(finished):
 def test_what_is_missing_is_said(finished):
     table = rows(finished)
     assert table["digits", "nobody"]["state"] == "not in this version"
-    assert float(table["digits", "nobody"]["paper_percent"]) == 99
+    assert float(table["digits", "nobody"]["paper"]) == 99
     assert table["cifar", "local"]["state"] == "data missing"
     assert table["cifar", "dwa"]["state"] == "not in the paper"
     text = (finished / "table.md").read_text()
@@ -204,13 +204,13 @@ def test_results_of_other_data_are_no_cells_of_the_table(tables, finished, monke
         raise pfl.InputError("It is gone.")
 
     for load, code in ((lambda data_dir: changed, 2), (gone, 0)):
-        reproduce._loaded.cache_clear()
+        planning._loaded.cache_clear()
         monkeypatch.setitem(DATASETS, "digits", source._replace(load=load))
         assert call(tables, finished, "--eval_every=1") == code
         said = capsys.readouterr()
         assert ("content of the data set was" in said.err) == (code == 2)
         assert ("DWA (1)" in said.out) == (code == 0)
-    reproduce._loaded.cache_clear()
+    planning._loaded.cache_clear()
 
 
 def test_another_data_set_stands_in(tables, finished, capsys):
@@ -223,7 +223,7 @@ def test_another_data_set_stands_in(tables, finished, capsys):
     assert "CIFAR-10 (on digits instead of the paper's data set)" in said
     assert "--train_samples=40" in said and "would mean nothing" in said
     row = rows(folder)["cifar", "local"]
-    assert row["state"] == "measured" and row["difference"] == "" and row["ours_percent"]
+    assert row["state"] == "measured" and row["difference"] == "" and row["ours"]
     assert rows(folder)["cifar", "dwa_1"]["state"] == "not run"
     assert rows(folder)["digits", "local"]["state"] == "not run"
     (folder / "table.md").unlink()  # made again, with the kept runs of the other column
@@ -292,14 +292,14 @@ def test_files_of_another_data_set_are_noticed(monkeypatch):
 
 def test_scores_of_one_client_and_of_the_server(tmp_path):
     """Columns choose the model and the mean."""
-    from experiments.reproduction.report import measured
     from tests.experiments.test_compare import write_run
 
     write_run(tmp_path / "r" / "fedavg", "fedavg", [[[0.2, 0.8]], [[0.4, 0.7]]], [0, 1])
     table = reproduce_tables.load("plga/2")
     column = reproduce_tables.Column("a", "a", "digits_quick")
-    numbers = measured(table, column, tmp_path / "r" / "fedavg")
+    line, folder = table.row[0], tmp_path / "r" / "fedavg"
+    numbers, _ = entries.measured(table, column, line, folder)
     np.testing.assert_allclose(numbers, [50, 55], rtol=1e-6)
     column = reproduce_tables.Column("a", "a", "digits_quick", average="samples")
-    numbers = measured(table, column, tmp_path / "r" / "fedavg")
+    numbers, _ = entries.measured(table, column, line, folder)
     np.testing.assert_allclose(numbers, [60, 60], rtol=1e-6)

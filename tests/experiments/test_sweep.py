@@ -291,6 +291,8 @@ def test_rows_over_different_clients_or_data():
     same = [row({"a": "1"}, (0,)), row({"a": "2"}, (0,))]
     assert "Mean over" not in tables.table(same)
     assert len(tables.footnotes(same)) == 1
+    both = [replace(one, remarks=("x", f"y{k}")) for k, one in enumerate(same)]
+    assert tables.footnotes(both)[:3] == ["m: x.", "m, a=1: y0.", "m, a=2: y1."]
 
 
 def test_which_names_change_the_data():

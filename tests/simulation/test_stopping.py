@@ -1,7 +1,8 @@
 """Rounds that end early: by patience, or because somebody asked; and what is known meanwhile."""
 
-from functools import cache
+from functools import cache, partial
 
+import jax
 import numpy as np
 import pytest
 
@@ -59,10 +60,23 @@ def test_it_is_the_simulation_of_so_many_rounds(tmp_path):
         ([2, 4, 6], [[0.5, 0.5, 0.5], [0.1, 0.2, 0.2]], 8),  # a tie is no new best
         ([2, 4], [[np.nan, np.nan], [0.1, 0.2]], 8),
         ([2, 4, 6, 8], [[0.1, 0.2, 0.3, 0.4]], 10),  # never after the last
+        ([2, 4, 6, 8], [[0.2, 0.1, 0.1, 0.3]], 6),  # it had ended before a later best
     ],
 )
 def test_the_earliest_end(rounds, accuracy, wanted):
     assert earliest_stop(np.array(rounds, int), np.array(accuracy), 3, 2, 10) == wanted
+
+
+def test_less_patience_than_a_checkpoint_begins_again(tmp_path):
+    """It would have ended before the checkpoint's round."""
+    kept = pfl.Checkpoints(tmp_path, extendable=True)
+    simulated(patient().rounds + 6, checkpoints=kept)
+    said = "begins with the first round again: with patience 4 it ends after round "
+    with pytest.warns(UserWarning, match=f"{said}{patient().rounds}"):
+        less = simulated(patient().rounds + 6, checkpoints=kept, patience=4)
+    assert (less.stopped, less.rounds) == ("patience", patient().rounds)
+    for name in less.scores:
+        np.testing.assert_array_equal(less.scores[name], patient().scores[name])
 
 
 def test_what_patience_needs():
@@ -101,3 +115,18 @@ def test_a_partial_result():
     count = iter(range(3))
     part = simulated(5, stop=lambda: next(count) == 2, chunk_seconds=0)
     assert part.rounds == 3 and "stopped after round 3 of 5: it was asked to" in part.table()
+
+
+def test_models_of_a_stopped_run_are_of_its_last_round():
+    """At the rate that the schedule of all rounds has there."""
+    federation = toy_federation(dtype="float32")
+    algorithm = pfl.make_algorithm("fedavg_ft", {"fine_tune_epochs": 1})
+
+    def models(schedule, rounds, **options):
+        own = federation.with_training(lr_schedule=schedule)
+        return pfl.simulate(algorithm, own, rounds, seeds=(0,), **options).final.models([1])
+
+    count = iter(range(3))
+    part = models("cosine", 20, stop=lambda: next(count) == 2, chunk_seconds=0)
+    whole = models(lambda t, _: pfl.LR_SCHEDULES["cosine"](t, 20), 3)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7), part, whole)

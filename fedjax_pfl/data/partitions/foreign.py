@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from fedjax_pfl.data.files import as_path
+from fedjax_pfl.data.files import as_path, reading
 from fedjax_pfl.data.partitions.flbench import LISTS, is_flbench
 from fedjax_pfl.data.partitions.importers import import_partition
 from fedjax_pfl.data.partitions.partition import Partition
@@ -38,9 +38,10 @@ def read_partition(path: str | Path, dataset: Dataset) -> Partition:
       InputError: no such file, or not of this data set.
     """
     place = as_path("Path of a partition", path)
-    if place.name == LISTS and is_flbench(place.parent):
-        place = place.parent
-    source = recognised(place)
+    with reading(place):
+        if place.name == LISTS and is_flbench(place.parent):
+            place = place.parent
+        source = recognised(place)
     if source is not None:
         return import_partition(source, place, dataset)
     if place.is_dir():

@@ -11,8 +11,8 @@ import pytest
 from experiments import compare, run, sweep
 from experiments.figures import __main__ as figures
 from experiments.figures.runs import find, read
-from experiments.reproduction import report
-from experiments.reproduction.tables import Column, PaperTable
+from experiments.reproduction import entries
+from experiments.reproduction.tables import Column, Line, PaperTable
 from fedjax_pfl.errors import InputError
 from tests.experiments.test_compare import write_run
 
@@ -158,7 +158,7 @@ def called(folder, output) -> list[int]:
 def _reproduced(folder) -> int:
     table = PaperTable("p/1", "p", "1", "c", "final", "clients", (), ())
     try:
-        report.measured(table, Column("a", "a", "a"), folder / "fedavg")
+        entries.measured(table, Column("a", "a", "a"), Line("A", "a", ()), folder / "fedavg")
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

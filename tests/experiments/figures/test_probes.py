@@ -1,5 +1,6 @@
 """The epoch that follows a finished run, against a run of one round more."""
 
+import json
 import shutil
 
 import jax
@@ -170,11 +171,40 @@ def test_every_flag_is_given_again():
     own = "example:kept_average"
     words = ["--import_file=" + own, "--model_option=hidden=8", "--stragglers=0:1,3:2"]
     words += ["--data_option=image_size=4", "--import_file=" + own, "--dtype=float64"]
+    words += ["--optimizer=adam", "--optimizer_option=b1=0.8", "--optimizer_option=b2=0.9"]
     args = flags.parse(["run", *words])
     values = {k: v for group in flags.resolved(args).values() for k, v in group.items()}
     again = [w for k, v in values.items() if v is not None for w in probes.flag_words(k, v)]
     same = flags.parse(["run", *again])
     assert flags.resolved(same) == flags.resolved(args) and len(same.import_file) == 2
+
+
+def test_the_further_epoch_has_the_last_rate_of_a_schedule(found):
+    """A cosine is at zero behind its last round, where nothing would move."""
+    federation = probes.federation_of(found["main", "local"])
+    begun = federation.with_training(lr_schedule="cosine", learning_rate=0.1)
+    ctx = probes.context(begun, 0, 5)
+    np.testing.assert_allclose(ctx.learning_rate, 0.1 * begun.rate_factors(5)[4], rtol=1e-6)
+
+
+def test_the_file_that_frozen_leaves_began_with(found, tmp_path):
+    """Its content is the run's, or nothing is rebuilt; without frozen leaves none is needed."""
+    shutil.copytree(found["main", "local"].folder.parent, tmp_path / "main")
+    (run,) = find([str(tmp_path / "main" / "local")])
+    began = run.config["flags"]["training"]
+    began["init_from"] = str(tmp_path / "began.npz")
+    assert probes.rebuild(run).federation.num_frozen == 0
+    began["freeze"], run.config["model"]["frozen"] = "fc_0", 1040
+    with pytest.raises(InputError, match=r"began\.npz can't be read"):
+        probes.rebuild(run)
+    np.savez(began["init_from"], **{"params/fc_0/bias": np.ones(16, np.float32)})
+    assert probes.rebuild(run).federation.num_frozen == 1040
+    record = tmp_path / "main" / "run.json"
+    known = json.loads(record.read_text())
+    known["flags"]["content of the initial model"] = "of another file"
+    record.write_text(json.dumps(known))
+    with pytest.raises(InputError, match=r"began\.npz has changed since .*local began with it"):
+        probes.rebuild(run)
 
 
 def test_what_a_probe_needs(found, tmp_path):

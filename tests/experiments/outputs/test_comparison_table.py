@@ -151,6 +151,7 @@ def test_the_header_and_the_file_say_how_clients_train(mixed, tmp_path, monkeypa
         (["--local_epochs=2"], "2 local epochs, minibatches"),
         (["--learning_rate_decay=0.99"], "learning rate 0.1, learning rate decay 0.99, part"),
         (["--momentum=0.9", "--weight_decay=0.01"], "in a round), momentum 0.9, weight decay 0.01"),
+        (["--init_from=began.npz", "--freeze=fc"], "in a round), init from began.npz, freeze fc"),
         (["--stragglers=0:1,3:2"], "in a round), stragglers 0:1 3:2"),
     ],
 )

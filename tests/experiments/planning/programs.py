@@ -70,6 +70,8 @@ PROGRAM = "\n\n".join(
             loop("w.2", "epoch", f"{BODY}/vmap(segments[2])/while"),
             loop("w.6", "turn", f"{BODY}/mix/while", condition="%six"),
             loop("w.7", "odd", f"{BODY}/strange/while"),
+            line("near", "conditional", scope=f"{BODY}/seldom/cond",
+                 branch_computations="{%turn, %nothing}"),
             line("k", "conditional", scope=f"{SCORES}/cond",
                  branch_computations="{%nothing, %scores}"),
         ),

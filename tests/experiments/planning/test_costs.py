@@ -13,7 +13,7 @@ def test_a_round():
     found = costs.count(hlo.parse(PROGRAM))
     step = 7 + 4 * 5
     assert (found.step, found.steps) == (step, 2 * 3)
-    assert found.rest == 23 + 2 * 11 + 6 * 13 + 17
+    assert found.rest == 23 + 2 * 11 + 6 * 13 + 17 + 1  # the last: the cheaper of what is seldom
     assert found.evaluation == 5 * 19  # what the last round alone scores is left out
     assert [name for name in found.unknown if "strange" in name] == found.unknown != []
     assert found.transfers == {"all-reduce": [6, 6 * 80], "all-gather": [1, 80]}
@@ -27,6 +27,7 @@ def test_a_round():
         ("jit(f)/vmap(rounds[1])/while", ("rounds", 1)),
         ("jit(f)/a/vmap(vmap(steps[4.5]))/while", ("steps", 4.5)),
         ("jit(f)/turns[1e+06]/while", ("turns", 1e6)),
+        ("jit(f)/segments[1]/while/body/batches[2]/while", ("batches", 2)),
         ("jit(f)/steps[45]/while/body/while", None),
         ("jit(f)/while", None),
     ],
@@ -35,14 +36,27 @@ def test_counts_of_scopes(scope, count):
     assert costs.counted(scope) == count
 
 
-@pytest.mark.parametrize("ways", ["vmap", "map", "2"])
-def test_local_steps_of_a_real_program(ways):
-    """As many as the schedule has, of both seeds, found by the names of the loops alone."""
+@pytest.mark.parametrize(
+    ("scope", "name"),
+    [("jit(f)/a/seldom/cond", "seldom"), ("vmap(vmap(seldom))/cond", "seldom"), ("jit(f)/x", "")],
+)
+def test_names_of_conditions(scope, name):
+    assert costs.condition(scope) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "ways"), [("fedavg", "vmap"), ("fedavg", "map"), ("fedavg", "2"), ("ifca", "vmap")]
+)
+def test_local_steps_of_a_real_program(name, ways):
+    """As many as the schedule has, of both seeds, found by the names of the loops alone.
+
+    Clients of IFCA score candidates in a round: batches of these are no local steps.
+    """
     federation = toy_federation(
         dtype="float32", local_epochs=3, client_execution=ways, validation_size=0
     )
     lowered = pfl.lower_simulation(
-        pfl.make_algorithm("fedavg"), federation, devices=jax.local_devices()[:1], seeds=(0, 1)
+        pfl.make_algorithm(name), federation, devices=jax.local_devices()[:1], seeds=(0, 1)
     )
     found = costs.count(hlo.parse(lowered.rounds.compile().as_text()))
     (one,) = found.loops

@@ -9,7 +9,7 @@ import pytest
 import fedjax_pfl as pfl
 from experiments import reproduce
 from experiments.cli import build, flags
-from experiments.reproduction import published
+from experiments.reproduction import planning, published
 from experiments.reproduction import tables as reproduce_tables
 from fedjax_pfl.data.sources.registry import DATASETS, Source
 from tests.experiments.test_reproduce import TABLE
@@ -50,7 +50,7 @@ def test_the_default_folder():
     table = reproduce_tables.load("feddwa/1")
 
     def name(*words):
-        return str(reproduce.default_folder(table, "small", flags.parse(["run", *words])))
+        return str(planning.default_folder(table, "small", flags.parse(["run", *words])))
 
     assert name() == name("--data_dir=x") == "runs/reproduce-feddwa-1-small"
     assert name("--rounds=3").startswith("runs/reproduce-feddwa-1-small-")
@@ -71,7 +71,7 @@ def test_every_row_has_its_algorithm(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("scale", reproduce.SCALES)
+@pytest.mark.parametrize("scale", reproduce_tables.SCALES)
 def test_every_cell_can_be_asked_for(name, scale):
     """Its preset exists, its flags parse, and its algorithm takes its settings."""
     own, more = reproduce.parse(["reproduce", f"--table={name}", f"--scale={scale}"])
@@ -81,13 +81,15 @@ def test_every_cell_can_be_asked_for(name, scale):
     for column in asked.table.column:
         cells = list(asked.cells(column))
         assert {cell.line for cell in cells} == {
-            line for line in lines if asked.table.paper_number(line, column)[0] is not None
+            line for line in lines if asked.table.is_run(line, column)
         }
         for cell in cells:
             args = cell.args()
             assert args.algorithms == [cell.line.algorithm]
             given = [word.removeprefix("--set=") for word in cell.words if "--set=" in word]
-            assert set(given) >= set(cell.line.settings)
+            assert set(given) >= {
+                planning._filled(word, column.values) for word in cell.line.settings
+            }
             (algorithm,) = build.parse_algorithms(args.algorithms, args["set"].value).values()
             for setting in cell.line.settings:  # the algorithm's, not one of local training
                 assert re.split("[.=]", setting)[1] in algorithm.hyperparameters()
@@ -95,7 +97,26 @@ def test_every_cell_can_be_asked_for(name, scale):
             changed = {
                 n for n, v in preset.flags().items() if preset.args[n].value != args[n].value
             }
-            assert bool(changed) == (scale == "small") or cell.line.flags, changed
+            assert bool(changed) == (scale != "full") or cell.line.flags or asked.table.flags
+
+
+READINGS = [(name, one) for name in NAMES for one in reproduce_tables.load(name).readings()]
+
+
+@pytest.mark.parametrize(("name", "reading"), READINGS)
+def test_every_reading_changes_runs_that_exist(name, reading):
+    """Its flags parse, and its settings are those of the algorithms."""
+    words = ["reproduce", f"--table={name}", "--scale=full"]
+    plain = reproduce.command(*reproduce.parse(words))
+    asked = reproduce.command(*reproduce.parse([*words, f"--reading={reading}"]))
+    assert asked.output != plain.output
+    changed = 0
+    for column in asked.table.column:
+        for one, other in zip(plain.cells(column), asked.cells(column), strict=True):
+            args = other.args()
+            build.parse_algorithms(args.algorithms, args["set"].value)
+            changed += one.words[:-1] != other.words[:-1]
+    assert changed and asked.table.said_of(reading)
 
 
 @pytest.fixture
@@ -108,9 +129,9 @@ def blank(monkeypatch):
             return settings_table.stand_in(name, most)
 
         monkeypatch.setitem(DATASETS, name, Source("blank", load))
-    reproduce._loaded.cache_clear()
+    planning._loaded.cache_clear()
     yield
-    reproduce._loaded.cache_clear()
+    planning._loaded.cache_clear()
 
 
 # A column whose rows need validation samples, and one whose row needs batch-norm.
@@ -147,4 +168,7 @@ def test_the_page_names_every_table_and_its_commands_parse():
     assert len(lines) >= 3
     for words in lines:
         own, more = reproduce.parse(words[2:])
-        assert own.list or reproduce.command(own, more).table.name == own.table
+        if own["all"].value:
+            assert len(reproduce.queue(own, more).asked) == len(NAMES)
+        else:
+            assert own.list or [reproduce.command(own, more).table.name] == own.table

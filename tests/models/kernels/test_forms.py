@@ -13,7 +13,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl.models import layers
 from fedjax_pfl.models.kernels import forms
 from fedjax_pfl.models.normalization import BatchNorm
-from fedjax_pfl.models.task import LinenTask
+from fedjax_pfl.models.task import LinenTask, Outputs
 from fedjax_pfl.simulation.costs import step_flops
 from fedjax_pfl.simulation.request import checked_program
 
@@ -38,12 +38,26 @@ class Own(nn.Module):
         return nn.Dense(3)(x.reshape(len(x), -1))
 
 
+class OwnTask(pfl.Task):
+    """A user's task, whose fields are none of a dataclass."""
+
+    def __init__(self, scale):
+        object.__setattr__(self, "scale", scale)
+
+    def init(self, key, inputs):
+        return {"params": {"head": {"kernel": jnp.zeros((inputs[0].size, 3))}}}
+
+    def apply(self, model, inputs, *mode):
+        flat = self.scale * inputs.reshape(len(inputs), -1)
+        return Outputs(flat @ model["params"]["head"]["kernel"], {})
+
+
 def drawn(*shapes):
     rng = np.random.default_rng(0)
     return [jnp.asarray(rng.normal(size=shape)) for shape in shapes]
 
 
-def images(**options) -> pfl.Federation:
+def images(model="cnn", **options) -> pfl.Federation:
     """Four clients with a few images of 8x8, and a CNN."""
     rng = np.random.default_rng(0)
     samples = rng.integers(0, 256, (40, 8, 8, 1), dtype=np.uint8)
@@ -51,7 +65,7 @@ def images(**options) -> pfl.Federation:
     parts = np.arange(40).reshape(4, 10)
     partition = pfl.Partition.from_lists(parts[:, :6], parts[:, 6:])
     options = {"dtype": "float32", "batch_size": 3, "learning_rate": 0.3} | options
-    return pfl.federate(dataset, partition, "cnn", **options)
+    return pfl.federate(dataset, partition, model, **options)
 
 
 def operations(fn, *args):
@@ -118,6 +132,12 @@ def test_a_users_own_network_is_as_it_was():
     model = tasks[0].initial_model(jax.random.key(0), x)
     one, other = (operations(task.predict, model, x) for task in tasks)
     assert one == other
+
+
+def test_a_users_own_task_is_told_the_platform():
+    own = OwnTask(2.0)
+    task = images(own, platform="tpu").task
+    assert (task.platform, task.scale, own.platform) == ("tpu", 2.0, None)
 
 
 def test_flops_are_the_same_on_every_platform():

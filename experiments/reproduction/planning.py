@@ -1,0 +1,202 @@
+"""The runs of a table: their command lines and folders, and which of them are missing."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+
+import absl.flags
+
+import fedjax_pfl as pfl
+
+from ..cli import build, flags, resume
+from . import blank
+from .data import trouble
+from .entries import Section
+from .tables import NONE, Column, Line, PaperTable
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A run: the words of its command line, and its folder."""
+
+    line: Line
+    words: tuple[str, ...]
+    folder: Path
+
+    @property
+    def algorithm_folder(self) -> Path:
+        return self.folder / self.line.algorithm
+
+    def finished(self) -> bool:
+        """Whether it is whole.
+
+        If the data set is gone, its content can't be compared.
+
+        Raises:
+          InputError: the folder is something else, a run on other data for one.
+        """
+        if not self.folder.exists():
+            return False
+        args = self.args()
+        try:
+            dataset = _loaded(args.dataset, args.data_dir, tuple(args.data_option))
+        except pfl.InputError:
+            dataset = None
+        if dataset is not None:
+            resume.check_folder(self.folder, args, **build.material(args, dataset).identity)
+        return resume.finished(self.folder, [self.line.algorithm])
+
+    def args(self) -> absl.flags.FlagValues:
+        return flags.parse(["run", *self.words])
+
+    def check(self) -> None:
+        """Raises `InputError` where the run can't begin: an algorithm lacks what it needs."""
+        args = self.args()
+        dataset = _loaded(args.dataset, args.data_dir, tuple(args.data_option))
+        build.prepare(args, made=build.material(args, dataset))
+
+
+@lru_cache(maxsize=1)  # the rows of a column share theirs
+def _loaded(name: str, data_dir: str | None, options: tuple[str, ...]) -> pfl.Dataset:
+    words = [f"--dataset={name}", *(f"--data_option={option}" for option in options)]
+    words += [] if data_dir is None else [f"--data_dir={data_dir}"]
+    return build.load_dataset(flags.parse(["run", *words]))
+
+
+@dataclass(frozen=True)
+class Command:
+    """The request.
+
+    Attributes:
+      table: what to run.
+      scale: one of `tables.SCALES`.
+      more: further flags of `experiments.run`.
+      output: folder of the table.
+      stand_in: what to use for a missing data set: by its name, or under "" for columns that say
+        that another one makes sense.
+      reading: one of `tables.READINGS`, or None for the presets as they are.
+    """
+
+    table: PaperTable
+    scale: str
+    more: tuple[str, ...]
+    output: Path
+    stand_in: Mapping[str, str] = field(default_factory=dict)
+    reading: str | None = None
+
+    def cells(self, column: Column, other: str | None = None) -> Iterator[Cell]:
+        """The runs of a column, on another data set if one is named: its rows that have one."""
+        table, scale = self.table, self.scale
+        preset = column.preset_of(scale, self.reading)
+        for line in table.row:
+            if not table.is_run(line, column):
+                continue
+            folder = Path(preset).name + (f"-on-{other}" if other else "")
+            folder = self.output / folder.replace("/", "_") / table.run_of(line).name
+            parts = (table, column, line)
+            read = [part.reading.get(self.reading or "", NONE) for part in parts]
+            words = [f"--preset={preset}", *table.flags, *(w for one in read for w in one.flags)]
+            words += [*table.changes(scale), *column.changes(scale), *line.flags]
+            words += [f"--dataset={other}", *table.stand_in] if other else []
+            chosen = [*line.settings, *column.settings]
+            chosen += [word for one in read for word in one.settings]
+            chosen = [f"--set={word}" for word in chosen if word.startswith(f"{line.algorithm}.")]
+            words += ["--nosave_models", *self.more, f"--algorithms={line.algorithm}", *chosen]
+            words = [_filled(word, column.values) for word in words]
+            yield Cell(line, (*words, f"--output_dir={folder}"), folder)
+
+    def substitutes(self, column: Column, name: str) -> list[str]:
+        """Data sets that may take the place of the column's own, `name`, the best first."""
+        general = self.stand_in.get("") if column.stand_in else None
+        given = self.stand_in.get(name, general)
+        empty = blank.registered(name) if column.measure.blank else None
+        # Another data set has other shapes; but where it is run anyway, its costs come with it.
+        both = (given, empty) if column.stand_in else (empty, given)
+        return [one for one in both if one]
+
+
+def _filled(word: str, values: Mapping[str, object]) -> str:
+    for name, value in values.items():
+        word = word.replace(f"{{{name}}}", str(value))
+    return word
+
+
+def default_folder(
+    table: PaperTable, scale: str, args: absl.flags.FlagValues, reading: str | None = None
+) -> Path:
+    """runs/reproduce-PAPER-TABLE-SCALE, and a hash of further flags if they change anything."""
+    name = f"reproduce-{table.name.replace('/', '-')}-{scale}"
+    return Path("runs") / f"{name}{f'-{reading}' if reading else ''}{marked(args)}"
+
+
+def marked(args: absl.flags.FlagValues) -> str:
+    """The end of a default folder's name: a hash of flags that change anything, or nothing."""
+    now = resume.configuration(args)
+    if now == resume.configuration(flags.parse(["run"])):
+        return ""
+    return f"-{digest(now)}"
+
+
+def digest(value: object) -> str:
+    """Eight letters of a hash of JSON values."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:8]
+
+
+def plan(asked: Command, column: Column, rows: Sequence[str]) -> tuple[Section, list[Cell]]:
+    """(the table's section of a column, its missing runs).
+
+    Raises:
+      InputError: invalid flags, a data set of --stand_in that isn't there, or a run that can't
+        begin.
+    """
+
+    def missing(cells: list[Cell]) -> list[Cell]:
+        return [cell for cell in cells if cell.line.name in rows and not cell.finished()]
+
+    complete = asked.scale == "full"
+    section, cells = own(asked, column)
+    todo = missing(cells)
+    problem, note = trouble(todo[0].args(), complete) if todo else (None, None)
+    section = replace(section, problem=problem, note=note)
+    if problem:
+        for instead in asked.substitutes(column, todo[0].args().dataset)[:1]:
+            section, cells = other(asked, column, instead)
+            todo = missing(cells)
+            absent, _ = trouble(todo[0].args(), complete) if todo else (None, None)
+            if absent:
+                raise pfl.InputError(absent)
+    todo = [] if section.problem else todo
+    for cell in todo:
+        cell.check()  # errors show before anything compiles
+    return section, todo
+
+
+def own(asked: Command, column: Column) -> tuple[Section, list[Cell]]:
+    """A column on its own data set."""
+    cells = list(asked.cells(column))
+    return Section(column, {cell.line.name: cell.algorithm_folder for cell in cells}), cells
+
+
+def other(asked: Command, column: Column, name: str) -> tuple[Section, list[Cell]]:
+    """A column on the data set that stands in, or on blank samples."""
+    cells = list(asked.cells(column, name))
+    empty = name.startswith(blank.PREFIX)
+    note = blank.NOTE if empty else f"on {name} instead of the paper's data set"
+    folders = {cell.line.name: cell.algorithm_folder for cell in cells}
+    elsewhere = not empty and not column.measure.anywhere
+    return Section(column, folders, note=note, other_data=elsewhere), cells
+
+
+def kept(asked: Command, column: Column) -> Section:
+    """A column that was not requested, with its finished runs."""
+    section, cells = own(asked, column)
+    if not cells or any(cell.finished() for cell in cells):
+        return section
+    for word in asked.substitutes(column, cells[0].args().dataset):
+        shown, cells = other(asked, column, word)
+        if any(cell.finished() for cell in cells):
+            return shown
+    return section

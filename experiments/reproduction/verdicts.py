@@ -1,0 +1,78 @@
+"""How a measured table agrees with the paper's: order of the rows, distances, explanations."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .entries import Entry, Section
+from .tables import PaperTable
+
+SCALE, DATA, UNEXPLAINED = "scale", "other data", "unexplained"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Of a column, or of a whole table.
+
+    Attributes:
+      tau: Kendall's tau-b between the paper's order of the rows and ours, the mean over a table's
+        columns; None with fewer than two rows, or where all are tied.
+      rows: how many rows it compares.
+      near, compared: cells at most `entries.NEAR` off, and all with a difference.
+      far: rows further off, with the names of what explains them.
+    """
+
+    tau: float | None
+    rows: int
+    near: int = 0
+    compared: int = 0
+    far: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+    @property
+    def unexplained(self) -> int:
+        return sum(UNEXPLAINED in why for _, why in self.far)
+
+
+def kendall(paper: Sequence[float], ours: Sequence[float]) -> float | None:
+    """Tau-b of two lists of numbers; None where it isn't defined."""
+    from scipy import stats  # slow import
+
+    if len(paper) < 2:
+        return None
+    tau = float(np.asarray(stats.kendalltau(paper, ours))[0])
+    return None if np.isnan(tau) else tau
+
+
+def of_column(table: PaperTable, scale: str, section: Section, entries: Sequence[Entry]) -> Verdict:
+    """The verdict on one column.
+
+    Rows of single clients have no place in the order: which classes a client has is drawn anew.
+    """
+    both = [e for e in entries if e.paper is not None and e.ours is not None]
+    ranked = [e for e in both if e.line.client is None]
+    tau = kendall([e.paper or 0.0 for e in ranked], [e.ours or 0.0 for e in ranked])
+    if section.other_data:
+        return Verdict(tau, len(ranked))
+    far = [(e.line.name, why(table, scale, section, e)) for e in both if not e.near]
+    return Verdict(tau, len(ranked), len(both) - len(far), len(both), tuple(far))
+
+
+def why(table: PaperTable, scale: str, section: Section, entry: Entry) -> tuple[str, ...]:
+    """Names of what explains a cell that is far off."""
+    reduced = scale != "full" and section.column.measure.scaled
+    found = [SCALE] if reduced else []
+    found += table.explanations(entry.line, section.column)
+    return tuple(found) or (UNEXPLAINED,)
+
+
+def of_table(columns: Sequence[Verdict]) -> Verdict:
+    """That of all columns: the mean of their taus, and the sums of their cells."""
+    taus = [one.tau for one in columns if one.tau is not None]
+    return Verdict(
+        float(np.mean(taus)) if taus else None,
+        sum(one.rows for one in columns if one.tau is not None),
+        sum(one.near for one in columns),
+        sum(one.compared for one in columns),
+        tuple(cell for one in columns for cell in one.far),
+    )

@@ -1,0 +1,178 @@
+"""Several tables in one queue: the order, going on, what can't be made, the report, the costs."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments import reproduce, run
+from experiments.cli import build, flags
+from experiments.reproduction import blank, full_cost, overview, planning
+from fedjax_pfl.data.sources.registry import DATASETS
+from tools import settings_table
+
+ROOT = Path(__file__).resolve().parents[3]
+HEAD = """
+paper = "Mine"
+table = "Table {number}"
+caption = "digits & <more>"
+score = "final"
+average = "samples"
+flags = ["--compilation_cache="]
+small = ["--num_clients=3", "--rounds=2", "--num_seeds=2", "--model=softmax", "--eval_every=1"]
+
+[[column]]
+name = "digits"
+title = "digits"
+preset = "digits_quick"
+
+[[row]]
+title = "Local"
+algorithm = "local"
+paper = [90]
+"""
+TABLES = {
+    "two": HEAD.format(number=2) + '\n[[row]]\ntitle = "Local again"\nalgorithm = "local"\n'
+    "flags = ['--batch_size=9']\npaper = [80]\n",
+    "one": HEAD.format(number=1),
+    "bad": HEAD.format(number=3).replace('algorithm = "local"', 'algorithm = "l2c"'),
+    "gone": HEAD.format(number=4).replace("digits_quick", "pfedla/table1_cifar10_10"),
+}
+
+
+@pytest.fixture(autouse=True)
+def in_the_root(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """(exit code, the queue's folder, that of the tables)."""
+    folder = tmp_path_factory.mktemp("queue")
+    (folder / "tables" / "mine").mkdir(parents=True)
+    for name, text in TABLES.items():
+        (folder / "tables" / "mine" / f"{name}.toml").write_text(text)
+    patch = pytest.MonkeyPatch()
+    patch.chdir(ROOT)
+    code = call(folder / "tables", folder / "out")
+    patch.undo()
+    return code, folder / "out", folder / "tables"
+
+
+def call(tables, output, *words):
+    own = ["--all", f"--tables={tables}", f"--output_dir={output}"]
+    return reproduce.main(["reproduce", *own, *words])
+
+
+def test_the_report(made):
+    code, output, _ = made
+    assert code == 2, "one table can't be made, and the others are"
+    with (output / "report.csv").open() as file:
+        rows = {row["table"]: row for row in csv.DictReader(file)}
+    assert list(rows)[-1] == "mine/two", "the table with the most runs is the last"
+    assert rows["mine/one"]["state"] == "1 of 1 cells" and rows["mine/two"]["kendall_tau"]
+    assert "l2c uses validation samples" in rows["mine/bad"]["state"]
+    assert rows["mine/gone"]["state"] == "0 of 1 cells"
+    text = (output / "report.md").read_text()
+    assert "## Missing data sets" in text and "Needed by mine/gone (digits)" in text
+    assert text.count("was not found") >= 1 and "![mine/two" in text
+    page = (output / "report.html").read_text()
+    assert "digits &amp; &lt;more&gt;" in page and "data:image/png;base64," in page
+    assert page.count("<table>") == text.count("| --- |") and "<script" not in page
+
+
+def test_passes_of_a_finished_run(made):
+    """One of plain training; FedDWA's guidance epoch makes it two (`test_costs.py`)."""
+    _, output, _ = made
+    folders = {row: output / "mine-two" / "digits_quick" / row / "local"
+               for row in ("local", "local_again")}  # fmt: skip
+    assert [full_cost.passes(folders, row) for row in folders] == pytest.approx([1, 1])
+    assert full_cost.passes(folders, "none") is None
+
+
+def test_it_goes_on(made, monkeypatch):
+    """Nothing finished is run again; other flags are refused."""
+    _, output, tables = made
+    monkeypatch.setattr(run, "run", lambda *_, **__: pytest.fail("nothing is left to run"))
+    (output / "report.md").unlink()
+    assert call(tables, output) == 2 and (output / "report.md").exists()
+    (output / "report.md").unlink()
+    assert call(tables, output, "--scale=medium") == 2 and not (output / "report.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--all", "--table=pfedla/1"], "--all is every table: leave --table out."),
+        (["--all", "--rows=local"], "--rows belongs to one table"),
+        (["--table=pfedla/1,pfedla/4"], "Unknown table 'pfedla/4'"),
+        (["--all", "--reading=text"], "Unknown reading 'text'"),
+        (["--table=feddwa/5", "--reading=code"], "feddwa/5 has no --reading=code"),
+        (["--all", "--stand_in=mnist:digit"], "Did you mean 'digits'?"),
+        (["--all", "--stand_in=mnist:digits,mnist:digits"], "names two data sets for mnist"),
+    ],
+)
+def test_bad_input(tmp_path, capsys, words, said):
+    assert reproduce.main(["reproduce", *words, f"--output_dir={tmp_path / 'out'}"]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_reading_is_taken_where_there_is_one():
+    words = ["reproduce", "--table=feddwa/1,feddwa/5", "--reading=paper"]
+    asked = {one.table.name: one for one in reproduce.queue(*reproduce.parse(words)).asked}
+    assert asked["feddwa/1"].reading == "paper" and asked["feddwa/5"].reading is None
+
+
+def test_costs_at_full_scale():
+    """Of plain training, by the steps of the paper's clients; seeds and rounds multiply."""
+    words = ("--preset=pfedla/table1_fashion_mnist_10", "--model=softmax")
+    found = full_cost.training(words)
+    args = flags.parse(["run", *words])
+    assert full_cost.training((*words, "--num_seeds=1")) == pytest.approx(found / args.num_seeds)
+    assert full_cost.training((*words, "--rounds=60")) == pytest.approx(found / 10)
+    # A sample's forward pass and its gradient are 2 x 7,840 multiply-adds; 70 % are for training.
+    samples = 1e9 * found / (4 * 7840) / (args.num_seeds * args.rounds * args.local_epochs)
+    assert 1 < samples / settings_held(words).sum() < 1.1
+    assert full_cost.training(("--dataset=digits",)) is None
+    assert full_cost.steps(flags.parse(["run", "--batch_size=10", "--drop_last"]),
+                           np.array([9, 25])).tolist() == [0, 2]  # fmt: skip
+
+
+def settings_held(words):
+    """Training samples of each client of a preset, as docs/settings.md counts them."""
+    args = flags.parse(["run", *words])
+    return full_cost.held(build.make_partition(args, settings_table.stand_in(args.dataset)))
+
+
+def test_blank_samples_for_costs(monkeypatch, tmp_path):
+    """Traffic needs no data; a column whose accuracy is measured takes the data set named."""
+    monkeypatch.setattr(planning.blank, "LARGEST", 2_000_000)
+    before = dict(DATASETS)
+    try:
+        asked = reproduce.command(*reproduce.parse(["reproduce", "--table=feddwa/4"]))
+        column = asked.table.column[0]
+        assert asked.substitutes(column, "cifar100") == ["blank/cifar100"]
+        section, todo = planning.plan(asked, column, ["fedavg"])
+        assert "blank samples" in section.title and not section.other_data
+        (cell,) = todo
+        assert "--dataset=blank/cifar100" in cell.words
+        data = DATASETS["blank/cifar100"].load(None)
+        assert data.input_shape == (32, 32, 3) and data.num_classes == 100
+        assert blank.registered("ag_news") is None
+        words = ["reproduce", "--table=feddwa/6", "--stand_in=cifar10:fashion_mnist"]
+        asked = reproduce.command(*reproduce.parse(words))
+        found = asked.substitutes(asked.table.column[2], "cifar10")
+        assert found == ["fashion_mnist", "blank/cifar10"]
+    finally:
+        DATASETS.clear()
+        DATASETS.update(before)
+        planning._loaded.cache_clear()
+
+
+def test_markdown_as_html(tmp_path):
+    text = "# A\n\n| x | y |\n| --- | ---: |\n| <b> |  |\n\n- **n**: said.\n\nwords\n"
+    page = overview.as_html("T", text, tmp_path)
+    assert "<h1>A</h1>" in page and "<td>&lt;b&gt;</td><td></td>" in page
+    assert "<li><b>n</b>: said.</li>" in page and "<p>words</p>" in page

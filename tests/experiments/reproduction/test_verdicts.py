@@ -1,0 +1,197 @@
+"""Costs, scores of single clients, relative columns, and how a table agrees with the paper's."""
+
+import csv
+import json
+import textwrap
+
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from experiments.reproduction import entries, report, tables, verdicts
+from experiments.reproduction.entries import Section
+from tests.experiments.test_compare import write_run
+
+TABLE = """
+paper = "Mine"
+table = "Table 2"
+caption = "costs"
+score = "final"
+average = "clients"
+
+[[column]]
+name = "accuracy"
+title = "accuracy"
+preset = "digits_quick"
+
+[[column]]
+name = "mb"
+title = "MB"
+preset = "digits_quick"
+quantity = "traffic"
+times = 2
+
+[[column]]
+name = "time"
+title = "time"
+preset = "digits_quick"
+quantity = "seconds"
+relative = "a"
+
+[[row]]
+title = "A"
+algorithm = "fedavg"
+paper = [50, 57, 10]
+
+[[row]]
+title = "A, c2"
+algorithm = "fedavg"
+client = 1
+paper = [61, nan, nan]
+
+[[row]]
+title = "B"
+algorithm = "local"
+paper = [40, 60, 25]
+
+[[row]]
+title = "C"
+algorithm = "feddwa"
+paper = [30, nan, nan]
+
+[[explain]]
+by = "rate"
+says = "it is not stated"
+rows = ["b"]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "2.toml").write_text(TABLE)
+    return tmp_path
+
+
+@pytest.fixture
+def made(folder):
+    """A: 50 % (40 and 60 of its clients), B: 55 %, C: not run."""
+    table = tables.load("mine/2", folder)
+    write_run(folder / "a" / "fedavg", "fedavg", [[[0.4, 0.6]]] * 2, [0, 1], pace=2.0)
+    write_run(folder / "b" / "local", "local", [[[0.5, 0.6]]] * 2, [0, 1], pace=4.0)
+    runs = {"a": folder / "a" / "fedavg", "a_c2": folder / "a" / "fedavg", "b": folder / "b/local"}
+    sections = tuple(Section(column, runs) for column in table.column)
+    return report.Report(table, "full", (), sections)
+
+
+def numbers(made, column):
+    return {entry.line.name: entry.ours for entry in made.entries[column]}
+
+
+def test_scores_and_costs(made):
+    assert numbers(made, "accuracy") == pytest.approx({"a": 50, "a_c2": 60, "b": 55, "c": None})
+    both = 2 * (10 + 20) * 1e6 / 2**20  # `times`, both ways, in MiB
+    assert numbers(made, "mb")["a"] == pytest.approx(both)
+    assert numbers(made, "time")["b"] == 2.0  # times row A's
+    (b,) = (entry for entry in made.entries["time"] if entry.line.name == "b")
+    assert (b.paper, b.printed, b.own) == (2.5, 25, 4.0)
+
+
+def test_the_verdict(made):
+    """Order, distances and what explains them."""
+    accuracy = made.verdicts["accuracy"]
+    assert (accuracy.tau, accuracy.rows) == (-1.0, 2), "rows of single clients have no place"
+    assert (accuracy.near, accuracy.compared) == (2, 3), "A, and its client that is 1 off"
+    assert dict(accuracy.far) == {"b": ("rate",)}
+    assert dict(made.verdicts["mb"].far) == {"b": ("rate",)}, "A is within 2 percent of 57"
+    assert dict(made.verdicts["time"].far) == {"b": ("rate",)} and made.verdicts["time"].tau == 1
+    whole = made.verdict
+    assert (whole.near, whole.compared, whole.unexplained) == (4, 7, 0)
+    assert whole.tau == pytest.approx(0.0) and whole.rows == 4  # of the two columns with an order
+
+
+def test_no_scale_but_the_papers_is_compared(made):
+    """Scale explains what depends on it, another data set leaves the order alone."""
+    small = report.Report(made.table, "small", (), made.sections)
+    assert dict(small.verdicts["accuracy"].far) == {"b": ("scale", "rate")}
+    assert dict(small.verdicts["mb"].far) == {"b": ("rate",)}
+    other = Section(made.sections[0].column, made.sections[0].folders, other_data=True)
+    (verdict,) = report.Report(made.table, "full", (), (other,)).verdicts.values()
+    assert (verdict.tau, verdict.compared, verdict.far) == (-1.0, 0, ())
+    unknown = entries.Entry(made.table.row[3], 1.0, None, np.array([9.0]), "")
+    assert verdicts.why(made.table, "full", made.sections[0], unknown) == ("unexplained",)
+
+
+def test_ties():
+    assert verdicts.kendall([1, 2, 2], [1, 2, 3]) == pytest.approx(2 / 6**0.5)
+    assert verdicts.kendall([1], [1]) is None and verdicts.kendall([1, 1], [1, 2]) is None
+
+
+def test_files(made, tmp_path):
+    report.write(tmp_path, made)
+    text = (tmp_path / "table.md").read_text()
+    assert "4 of 7 cells (57 %) are within 2 points" in text and "- **rate**: it is not" in text
+    assert "| B | 2.50 (25) | 2.00 (4) | -0.50 |" in text and "Paper MiB" in text
+    found = json.loads((tmp_path / "table.json").read_text())
+    assert found["columns"]["accuracy"]["kendall_tau"] == -1.0
+    assert {"column": "mb", "row": "b", "explained_by": ["rate"]} in found["further_off"]
+    with (tmp_path / "table.csv").open() as file:
+        rows = {(row["column"], row["row"]): row for row in csv.DictReader(file)}
+    assert rows["accuracy", "b"]["explained_by"] == "rate"
+    assert rows["accuracy", "a"]["within"] == "True" and rows["mb", "a"]["unit"] == "MiB"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ('quantity = "traffic"', 'quantity = "bytes"', "quantity must be one of accuracy, traffic"),
+        ('relative = "a"', 'relative = "z"', "no row 'z'"),
+        ("times = 2", 'small = ["--rounds=3"]', "differ in runs of one preset"),
+        ('algorithm = "local"', 'algorithm = "local"\nflags = ["--rounds={r}"]', "no value 'r'"),
+        ('rows = ["b"]', 'rows = ["z"]', "'rate' explains cells of ['z']"),
+        ('score = "final"', 'score = "final"\nreading.new.says = ""', "a reading must be one of"),
+    ],
+)
+def test_damaged_tables(folder, before, after, said):
+    assert before in TABLE
+    (folder / "mine" / "2.toml").write_text(TABLE.replace(before, after, 1))
+    with pytest.raises(pfl.InputError) as error:
+        tables.load("mine/2", folder)
+    assert said in str(error.value)
+
+
+def test_values_of_columns_and_readings(folder):
+    """A column's values fill its rows' flags; a reading changes preset, flags and settings."""
+    from experiments.reproduction.planning import Command
+
+    more = textwrap.dedent("""
+        values = { k = "3" }
+        reading.paper.preset = "fashion_mnist_grouped"
+        reading.code.flags = ["--rounds=7"]
+        small = ["--rounds=2"]
+        """)
+    text = (
+        TABLE.split("\n[[column]]")[0]
+        + TABLE[TABLE.index("\n[[column]]") :].partition('\n[[column]]\nname = "mb"')[0]
+    )
+    text += more + (
+        '\n[[row]]\ntitle = "K"\nalgorithm = "feddwa"\nsettings = ["feddwa.top_k={k}"]\n'
+        'reading.paper.settings = ["feddwa.guidance=last"]\npaper = [1]\n'
+    )
+    (folder / "mine" / "2.toml").write_text(text)
+    table = tables.load("mine/2", folder)
+    assert table.readings() == ["paper", "code"]
+
+    def words(scale, reading):
+        asked = Command(table, scale, (), folder, reading=reading)
+        ((cell),) = asked.cells(table.column[0])
+        return cell.words
+
+    plain = words("full", None)
+    assert "--set=feddwa.top_k=3" in plain and "--preset=digits_quick" in plain
+    paper = words("full", "paper")
+    assert "--preset=fashion_mnist_grouped" in paper and "--set=feddwa.guidance=last" in paper
+    code = words("small", "code")
+    assert code.index("--rounds=7") < code.index("--rounds=2"), "the scale is the last word"
+    medium = words("medium", None)
+    assert set(tables.MEDIUM) < set(medium) and "--rounds=2" in medium

@@ -1,0 +1,128 @@
+"""Pages of measured tables: `python -m tools.reproduced_pages docs/reproduced [--costs] QUEUE...`.
+
+Copies the tables of queues (`experiments.reproduce --all` or `--table=A,B`) into a folder of the
+documentation, one page and picture each, and writes the index of all pages there. A table without
+a measured cell gets no page. Places on this machine are written as DATA. With --costs what all
+tables cost at full scale is counted anew, which takes minutes.
+"""
+
+import csv
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from experiments.cli import shell
+from experiments.outputs.run_files import write_text
+from experiments.reproduction import full_cost, planning, tables
+from experiments.reproduction.entries import NEAR
+from experiments.reproduction.full_cost import TWO_CORES
+from fedjax_pfl.results.tables import markdown
+
+INDEX, COSTS = "README.md", "costs.csv"
+INTRODUCTION = """# The papers' tables, measured
+
+[The papers' tables again](../reproduce.md), as far as they have been run, each with its verdict:
+how the order of the rows agrees with the paper's, and, where numbers can be compared, how near they
+are. The scale and the data set that stands in are said on each page: at another scale than full,
+or on other data, only the order means something."""
+
+
+def table_of(page: Path) -> dict:
+    """What the index says of a page: from the file beside it."""
+    return json.loads(page.with_suffix(".json").read_text(encoding="utf-8"))
+
+
+def copy(queue: Path, docs: Path) -> list[str]:
+    """Copies a queue's tables; the names of the pages written."""
+    written = []
+    for path in sorted(queue.glob("*/table.json")):
+        name = path.parent.name
+        with (path.parent / "table.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        count = sum(row["state"] == "measured" for row in rows)
+        if not count:
+            continue
+        text = (path.parent / "table.md").read_text(encoding="utf-8").rstrip("\n")
+        picture = queue / f"{name}.png"
+        if picture.exists():
+            (docs / picture.name).write_bytes(picture.read_bytes())
+            text += f"\n\n![The paper's numbers and ours]({picture.name})"
+        write_text(docs / f"{name}.md", f"{public(text)}\n")
+        summary = json.loads(path.read_text(encoding="utf-8"))
+        facts = {key: summary[key] for key in ("table", "scale", "reading", "title", "verdict")}
+        facts |= {"measured": count, "cells": len(rows)}
+        write_text(docs / f"{name}.json", json.dumps(facts, indent=2) + "\n")
+        written.append(name)
+    return written
+
+
+def public(text: str) -> str:
+    """The text without this machine's folders: only the last part of an absolute path is kept."""
+    return re.sub(r"(?<![\w:/.])/(?:[\w.-]+/)+([\w.-]+)", r"DATA/\1", text)
+
+
+COSTING = f"""## What they cost at full scale
+
+Local training of all runs of a table, counted from the paper's networks, rounds, partitions and
+seeds: plain training, to which FedDWA, SPFL, APFL and others add further steps (the report of a
+queue counts those of finished runs). 1 PFLOP is 1e15 operations. Hours at {TWO_CORES:g} GFLOP a
+second, which the benchmark's small CNN reached on two cores of a server; another network or machine
+has another rate. No accelerator was measured, so none is estimated."""
+
+
+def count(docs: Path) -> None:
+    """Counts the costs of all tables."""
+    lines = ["table,runs,pflop,hours"]
+    for name in tables.names():
+        asked = planning.Command(tables.load(name), "full", (), Path("none"))
+        cost = full_cost.of_table(asked, ())
+        lines.append(f"{name},{cost.runs},{cost.gflop / 1e6:.4g},{cost.hours:.4g}")
+        print(lines[-1], flush=True)
+    write_text(docs / COSTS, "\n".join(lines) + "\n")
+
+
+def index(docs: Path) -> str:
+    """The first page: a line for each table."""
+    rows = [["Table", "Scale", "Cells measured", "Kendall's tau", f"Within {NEAR:g}"]]
+    order = {name.replace("/", "-"): at for at, name in enumerate(tables.names())}
+    pages = sorted(docs.glob("*.json"), key=lambda path: order.get(path.stem, len(order)))
+    for page in pages:
+        facts = table_of(page)
+        verdict, reading = facts["verdict"], facts["reading"]
+        tau, near = verdict["kendall_tau"], "-"
+        if verdict["compared"]:
+            near = f"{verdict['within']} of {verdict['compared']}"
+        rows.append([
+            f"[{facts['title'].partition(':')[0]}]({page.stem}.md)",
+            facts["scale"] + (f", {reading}" if reading else ""),
+            f"{facts['measured']} of {facts['cells']}",
+            "-" if tau is None else f"{tau:+.2f}",
+            near,
+        ])  # fmt: skip
+    parts = [INTRODUCTION, markdown(rows)]
+    if (docs / COSTS).exists():
+        with (docs / COSTS).open(newline="") as file:
+            costs = list(csv.DictReader(file))
+        rows = [["Table", "Runs", "PFLOP", "Hours on two cores"]]
+        rows += [[f"`{c['table']}`", c["runs"], c["pflop"], c["hours"]] for c in costs]
+        parts += [COSTING, markdown(rows)]
+    return "\n\n".join(parts) + "\n"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Copies the tables of the queues into the folder of the first argument."""
+    _, folder, *words = sys.argv if argv is None else argv
+    docs, queues = Path(folder), [Path(word) for word in words if word != "--costs"]
+    docs.mkdir(parents=True, exist_ok=True)
+    if "--costs" in words:
+        count(docs)
+    for queue in queues:
+        print(f"{queue}: {', '.join(copy(queue, docs)) or 'nothing measured'}")
+    write_text(docs / INDEX, index(docs))
+    return 0
+
+
+if __name__ == "__main__":
+    shell.leave(main)
