@@ -4,13 +4,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedjax_pfl.errors import InputError, unknown_name
+from fedjax_pfl.errors import InputError, require_name
 from fedjax_pfl.results.headlines import AVERAGES, SCORES, one_number
 from fedjax_pfl.results.remarks import named
 
 from .runs import Run, same_data
 
-__all__ = ["AVERAGES", "SCORES", "chosen_clients", "curve", "one_number", "who"]
+__all__ = ["AVERAGES", "OVER", "SCORES", "chosen_clients", "curve", "one_number", "who"]
+
+OVER = ("all", "next_participants")
 
 
 def chosen_clients(runs: Sequence[Run], words: str, model: str, split: str) -> list[np.ndarray]:
@@ -75,18 +77,32 @@ def who(runs: Sequence[Run], rows: Sequence[np.ndarray], average: str = "clients
 
 
 def curve(
-    run: Run, rows: np.ndarray, model: str, split: str, average: str = "clients"
+    run: Run,
+    rows: np.ndarray,
+    model: str,
+    split: str,
+    average: str = "clients",
+    over: str = "all",
 ) -> np.ndarray:
     """Accuracy in percent at the evaluated rounds, [S, E]; NaN where nobody was scored.
 
     Args:
       average: over "clients" each counts alike; over "samples" as many times as it has test
         samples, which is what a server scores on the union of all test sets.
+      over: "all" of these clients; or "next_participants", those of them that take part in the next
+        round, as codes do that score the selected clients when a round begins. NaN after the last.
+
+    Raises:
+      InputError: an unknown `average` or `over`, or a model that isn't scored.
     """
-    if average not in AVERAGES:
-        raise unknown_name("average", average, AVERAGES)
+    require_name("average", average, AVERAGES)
+    require_name("over", over, OVER)
     values = run.accuracy(model, split)[:, :, rows].astype(float)
     known = np.isfinite(values)
+    if over == "next_participants" and "participated" in run.recorded:  # else all take part
+        took_part = run.record("participated").astype(bool)  # [S, T, N]
+        coming = np.concatenate([took_part[:, 1:], np.zeros_like(took_part[:, :1])], axis=1)
+        known &= coming[:, run.eval_rounds - 1][:, :, rows]
     weights = known * (run.test_sizes[rows] if average == "samples" else 1.0)
     total = weights.sum(axis=-1)
     mean = (np.where(known, values, 0) * weights).sum(axis=-1) / np.where(total > 0, total, 1)

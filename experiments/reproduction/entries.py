@@ -146,7 +146,7 @@ def measured(
     if cost is not None:
         return column.times * cost(run), {"remarks": remarks}
     model, rows = line.model or column.model, clients(run, column, line)
-    found = curve(run, rows, model, "test", column.average or table.average)
+    found = curve(run, rows, model, "test", column.average or table.average, table.over)
     return one_number(found, table.score), {"clients": tuple(rows.tolist()), "remarks": remarks}
 
 

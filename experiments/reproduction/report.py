@@ -70,9 +70,10 @@ class Report:
         table, found = self.table, {one.quantity: one.measure for one in self.table.column}
         lines = []
         if found.pop(ACCURACY, None):
+            whom = "" if table.over == "all" else " of the clients selected for the next round"
             lines.append(
                 f"Accuracy in percent on the clients' own test samples, {SCORES[table.score]}, "
-                f"mean over {table.average} unless a title says otherwise."
+                f"mean over {table.average}{whom} unless a title says otherwise."
             )
         costs = "; ".join(one.said for one in found.values())
         lines += [f"Costs are of the last round: {costs}."] if costs else []

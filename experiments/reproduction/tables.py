@@ -4,6 +4,7 @@ One file for each table, `experiments/tables/PAPER/TABLE.toml`:
 
   paper, table, caption   its description; the source is in a comment on top
   score, average          which accuracy the paper prints, see `experiments.figures.scores`
+  over                    "next_participants" where only they are scored, as there (default: "all")
   printed                 false where the paper shows the numbers as a picture alone
   flags                   of `experiments.run`, for all cells
   small, medium           further ones for --scale=small and medium (default: `MEDIUM`)
@@ -36,7 +37,7 @@ import fedjax_pfl as pfl
 
 from ..cli import presets
 from ..cli.flagfiles import runs_code
-from ..figures.scores import AVERAGES, SCORES
+from ..figures.scores import AVERAGES, OVER, SCORES
 from .quantities import ACCURACY, QUANTITIES, Quantity
 
 FOLDER = Path(__file__).parents[1] / "tables"
@@ -163,6 +164,7 @@ class PaperTable:
     average: str
     column: tuple[Column, ...]
     row: tuple[Line, ...]
+    over: str = "all"
     flags: tuple[str, ...] = ()
     printed: bool = True
     small: tuple[str, ...] = ()
@@ -267,6 +269,7 @@ def check(table: PaperTable, path: Path) -> None:
         seen = [one.name for one in found]
         need(len(set(seen)) == len(seen) > 0, f"its {kind}s need different names, got {seen}")
     need(table.score in SCORES, f"score must be one of {', '.join(SCORES)}")
+    need(table.over in OVER, f"over must be one of {', '.join(OVER)}, got {table.over!r}")
     for average in (table.average, *(c.average or table.average for c in table.column)):
         need(average in AVERAGES, f"average must be one of {', '.join(AVERAGES)}, got {average!r}")
     parts = (table, *table.column, *table.row)

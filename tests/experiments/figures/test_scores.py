@@ -1,0 +1,44 @@
+"""The mean over the clients that a round is about to train."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from experiments.figures.scores import curve
+
+ACCURACY = np.array([[[0.5, 0.7, np.nan], [0.2, 0.4, 0.6], [0.1, 0.3, 0.9]]])  # [S, E, N]
+TOOK_PART = np.array([[[1, 0, 0], [1, 1, 0], [0, 1, 1], [1, 0, 1]]], bool)  # [S, T, N]
+SIZES = np.array([1, 3, 4])
+
+
+def a_run(**changed):
+    return SimpleNamespace(
+        recorded=["participated"], record={"participated": TOOK_PART}.get, test_sizes=SIZES,
+        accuracy=lambda model, split: ACCURACY, eval_rounds=np.array([1, 3, 4]), **changed,
+    )  # fmt: skip
+
+
+def test_clients_of_the_next_round_are_averaged():
+    rows = np.arange(3)
+    found = curve(a_run(), rows, "personalized", "test", "samples", "next_participants")
+    # After round 1 clients 0 and 1 come, after 3 clients 0 and 2, after the last nobody.
+    expected = [(0.5 + 3 * 0.7) / 4, (0.2 + 4 * 0.6) / 5, np.nan]
+    np.testing.assert_allclose(found[0], 100 * np.array(expected))
+    some = curve(a_run(), np.array([2]), "personalized", "test", over="next_participants")
+    np.testing.assert_allclose(some[0], [np.nan, 60, np.nan])
+
+
+def test_where_all_take_part_nothing_differs():
+    run, rows = a_run(), np.arange(3)
+    run.recorded = []
+    one, other = (
+        curve(run, rows, "personalized", "test", over=o) for o in ("all", "next_participants")
+    )
+    np.testing.assert_array_equal(one, other)
+
+
+def test_an_unknown_set_of_clients_is_refused():
+    with pytest.raises(pfl.InputError, match="next_participants"):
+        curve(a_run(), np.arange(3), "personalized", "test", over="participants")
