@@ -121,7 +121,7 @@ def over_devices(
     ours = PartitionSpec(AXIS)
     run = jax.shard_map(
         fn,
-        mesh=mesh_of(devices),
+        mesh=mesh_of(devices, execution.runs),
         in_specs=(ours, jax.tree.map(_lies, broadcast, is_leaf=_of_data), ours, ours),
         out_specs=ours,
         check_vma=False,
