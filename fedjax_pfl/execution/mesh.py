@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
 import jax
 import numpy as np
@@ -10,12 +10,14 @@ from jax import lax
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from fedjax_pfl.execution.processes import all_devices, put
+from fedjax_pfl.execution.processes import all_devices, put, several
 from fedjax_pfl.execution.shares import CLIENTS, RUNS
+from fedjax_pfl.execution.strategy import Execution
 from fedjax_pfl.typing import Device, Tree
 
 AXIS = CLIENTS  # of the device mesh
 _described = jax.make_user_context(None)  # JAX's caches depend on it
+_sharing = jax.make_user_context(None)
 
 
 def described(devices: Sequence[Device]) -> AbstractContextManager:
@@ -36,6 +38,27 @@ def _mesh(devices: tuple[Device, ...], runs: int) -> Mesh:
     if runs == 1:
         return Mesh(np.asarray(devices), (AXIS,))
     return Mesh(np.asarray(devices).reshape(runs, -1), (RUNS, AXIS))
+
+
+def sharing(execution: Execution) -> AbstractContextManager:
+    """Programs traced inside know that devices share their clients, see `shared_clients`.
+
+    Devices of one CPU have the same memory: there it costs more to move columns than each gains.
+    """
+    apart = execution.platform != "cpu" or several()
+    if execution.devices == 1 or not apart:
+        return nullcontext()
+    return _sharing((execution.devices, execution.runs))
+
+
+def not_shared() -> AbstractContextManager:
+    """Programs traced inside are those of one device and its own clients."""
+    return _sharing(None)
+
+
+def shared_clients() -> Mesh | None:
+    """The mesh whose devices share the clients, where what they exchange is worth a thought."""
+    return None if _sharing.value is None else mesh_of(*_sharing.value)
 
 
 def place(tree: Tree, mesh: Mesh, *lead: str | None) -> Tree:

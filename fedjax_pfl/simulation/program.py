@@ -14,7 +14,7 @@ from jax.sharding import Sharding, SingleDeviceSharding
 
 from fedjax_pfl.contract import checks, kept_optimizers
 from fedjax_pfl.errors import require
-from fedjax_pfl.execution.mesh import AXIS, RUNS, described, mesh_of, place
+from fedjax_pfl.execution.mesh import AXIS, RUNS, described, mesh_of, place, sharing
 from fedjax_pfl.execution.processes import of_processes, readable
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.federation import Federation
@@ -252,7 +252,8 @@ def _advance(states, runs, federation, t, length, total, eval_every, capacity, e
     def one_round(run, state, federation, now, total, eval_every):
         """(state after round `now`, its measurements, its matrices) of one run."""
         ctx = run.context(federation, now, total)
-        state, record = checks.checked_round(run.algorithm, ctx, state)
+        with sharing(federation.execution):
+            state, record = checks.checked_round(run.algorithm, ctx, state)
         own = kept_optimizers.own(state)
         due = ((now + 1) % eval_every == 0) | (now + 1 == total)
         measure = traced_once(partial(evaluate, run.algorithm, ctx, own, extra, scored))

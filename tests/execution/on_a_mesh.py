@@ -16,7 +16,7 @@ from fedjax_pfl.testing.toys import toy_for
 
 
 def numbers(name: str, mesh: str | None, **options) -> dict[str, np.ndarray]:
-    """All numbers of two rounds of an algorithm in three runs; without a mesh on one device."""
+    """All numbers of two rounds of an algorithm in five runs; without a mesh on one device."""
     algorithm = pfl.make_algorithm(name)
     options |= {} if mesh is None else {"mesh": mesh}
     federation = toy_for(algorithm, (7, 3, 1, 10, 4), **options)
@@ -24,11 +24,11 @@ def numbers(name: str, mesh: str | None, **options) -> dict[str, np.ndarray]:
     models = jax.tree.leaves(rounds.final.models())
     arrays = {f"model {k}": np.asarray(leaf) for k, leaf in enumerate(models)}
     arrays |= rounds.scores | rounds.clients | rounds.matrices
-    return {key: value[:3] for key, value in arrays.items()}
+    return {key: value[:5] for key, value in arrays.items()}
 
 
 def _parts(mesh: str | None) -> int:
-    return 8 if mesh == "runs:8" else 3
+    return 8 if mesh == "runs:8" else 5
 
 
 def main(names: str, part: str, meshes: str, folder: str) -> None:

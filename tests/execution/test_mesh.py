@@ -1,5 +1,6 @@
 """Runs over devices, clients over devices, or both: what is chosen and refused, the numbers."""
 
+import contextlib
 import subprocess
 import sys
 
@@ -72,7 +73,7 @@ def test_another_mesh_goes_on(tmp_path):
 
     def simulated(mesh, stop=False):
         federation = toy_federation((4, 8, 3, 5), dtype="float32", mesh=mesh)
-        with pfl.Checkpoints(tmp_path, 0) as checkpoints:
+        with contextlib.closing(pfl.Checkpoints(tmp_path, 0)) as checkpoints:
             return pfl.simulate(algorithm, federation, 4, seeds=(0, 1), chunk=2, chunk_seconds=0,
                                 checkpoints=checkpoints, stop=lambda: stop)  # fmt: skip
 
