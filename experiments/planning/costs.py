@@ -177,7 +177,7 @@ class _Count:
                 self.visit_transfers(called, times)
 
     def transfer(self, one: Instruction, times: float, where: str) -> None:
-        """Adds a transfer; `where` tells it from others (those of a `shard_map` share a channel)."""
+        """Adds a transfer. `where` tells it from others: those of a `shard_map` share a channel."""
         kind = one.kind.removesuffix("-start")
         if kind in TRANSFERS and times:
             before = self.seen.get(where, (kind, 0.0, 0))
