@@ -74,9 +74,8 @@ def squared_distances(a: Stack, b: Stack, partners: Rows | None = None) -> Matri
         x, y = x - centre, y - centre
         return products.pairs(x, y), jnp.sum(x * x, inner), jnp.sum(y * y, inner), paired
 
-    crossed, norms_a, norms_b, paired = _over_blocks(
-        sums, a, b, *([] if partners is None else [partners])
-    )
+    others = () if partners is None else (partners,)
+    crossed, norms_a, norms_b, paired = _over_blocks(sums, a, b, *others)
     scale = norms_a[:, None] + norms_b[None, :]
     distances = jnp.maximum(scale - 2 * crossed, 0)
     trusted = distances >= 1e-3 * scale
@@ -86,7 +85,7 @@ def squared_distances(a: Stack, b: Stack, partners: Rows | None = None) -> Matri
         trusted |= own
 
     def one_by_one():
-        # By blocks: where devices share `b`, each gathers what is mapped over.
+        # By blocks: where the devices of one CPU share `b`, each gathers what is mapped over.
         def block(x, y):
             return lax.map(lambda other: squared_norms(x - other), y).T
 

@@ -85,17 +85,16 @@ def test_another_mesh_goes_on(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", [1.0, 0.6])
-def test_eight_devices_give_the_numbers_of_one(tmp_path, part):
-    """Clients that eight, four and two do not divide, where a part takes part."""
-    names = "fedavg,feddwa,cwfedavg,cfl,spfl,fedbn,fedamp,pfedme,scaffold"
-    words = [names, str(part), "clients:8;runs:8;clients:4,runs:2;clients:2,runs:4", str(tmp_path)]
+@pytest.mark.parametrize(("names", "part"), [("feddwa,cfl,spfl", 1.0), ("fedavg,fedbn", 0.6)])
+def test_eight_devices_give_the_numbers_of_one(tmp_path, names, part):
+    """Five clients and five runs, of which no mesh has a divisor."""
+    words = [names, str(part), "clients:4,runs:2;runs:8", str(tmp_path)]
     subprocess.run([sys.executable, "-m", "tests.execution.on_a_mesh", *words], check=True)
     with jax.enable_x64(True):
         for name in names.split(","):
             wanted = numbers(name, None, participation=part)
             files = sorted(tmp_path.glob(f"{name}-*.npz"))
-            assert len(files) == 4
+            assert len(files) == 2
             for file in files:
                 with np.load(file) as found:
                     assert_close(dict(found), wanted, file.name)
