@@ -22,6 +22,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl.data.files import as_path
 from fedjax_pfl.data.whole_files import there
 from fedjax_pfl.errors import gigabytes, shown
+from fedjax_pfl.execution import shares
 from fedjax_pfl.typing import Device
 from fedjax_pfl.values import decimal
 
@@ -42,7 +43,7 @@ many clients side by side, how long does it compile, and on TPU about how fast i
 BELOW = f"""
 All other flags are those of {called("run")}, which has the same program where that device is. Not
 used: --output_dir, --save_models and the like, which write results. --devices is how many of the
-target's devices share the client axis (default: all, at most one a client)."""
+target's devices are used (default: all, at most one a client)."""
 ENDINGS = (".json", ".csv")
 
 
@@ -84,11 +85,11 @@ def plan(args: absl.flags.FlagValues, target: targets.Target, output: Path | Non
     """Compiles everything, prints the table, writes the file; returns the exit code."""
     devices = target.devices()
     experiment = prepare(args, target)
-    count = _count(args.devices, len(devices), experiment.federation.num_clients)
+    count = _count(args, len(devices), experiment.federation.num_clients)
     if count < len(devices) and count > 1 and target.chip.platform == "tpu":  # libtpu would hang
         raise pfl.InputError(
-            f"--target={target.name} has {len(devices)} devices, but {count} would share the "
-            "clients, and a TPU's program takes one device or all: name a smaller target, or "
+            f"--target={target.name} has {len(devices)} devices, but {count} would be used, "
+            "and a TPU's program takes one device or all: name a smaller target, or "
             "--devices=1."
         )
     devices = devices[:count]
@@ -107,8 +108,9 @@ def plan(args: absl.flags.FlagValues, target: targets.Target, output: Path | Non
 
 
 def prepare(args: absl.flags.FlagValues, target: targets.Target) -> build.Experiment:
-    """The experiment as it would be on the target; how many devices share it is chosen later."""
-    return build.prepare(args, Path(), options={"devices": 1, "platform": target.chip.platform})
+    """The experiment as it would be on the target; how devices share it is chosen later."""
+    alone = {"devices": 1, "mesh": "auto"}
+    return build.prepare(args, Path(), options=alone | {"platform": target.chip.platform})
 
 
 def header(
@@ -130,19 +132,25 @@ def header(
     ]
 
 
-def _count(given: str, most: int, clients: int) -> int:
-    """How many of the target's devices share the client axis.
+def _count(args: absl.flags.FlagValues, most: int, clients: int) -> int:
+    """How many of the target's devices are used; without --mesh at most one for each client.
 
     Raises:
-      InputError: more than it has, or no number.
+      InputError: more than it has, or no number; a mesh of another number.
     """
+    given = args.devices
     wanted = most if given == "auto" else decimal(given)
     if not wanted or wanted > most:
         raise pfl.InputError(
             f"--devices must be 'auto' or in 1..{most}, the devices of the target, got "
             f"{shown(given)}."
         )
-    return min(wanted, clients)
+    if args.mesh == shares.AUTO:
+        return min(wanted, clients)
+    asked = shares.parsed(args.mesh)
+    if given != "auto" or asked.devices > most:
+        shares.check(asked, wanted, f"{wanted} of the target's are to be used")
+    return asked.devices
 
 
 def _output(text: str | None) -> Path | None:

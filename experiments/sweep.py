@@ -70,7 +70,7 @@ def run_cell(
         if args.tensorboard:
             tracking.write(folder, result)
         return result
-    experiment = build.prepare(args, output)
+    experiment = build.prepare(args, output, runs=args.num_seeds * len(cell.inside))
     changed = identity.difference(described, experiment.identity)
     if changed:
         raise pfl.InputError(
@@ -128,6 +128,11 @@ def own_words(argv: Sequence[str]) -> tuple[list[str], list[str], str]:
     words = iter(argv)
     for word in words:
         name, equals, value = word.partition("=")
+        if name == "--distributed":
+            raise pfl.InputError(
+                "A sweep runs in one process, without --distributed: --mesh=runs:4 shares its seeds "
+                "and settings between four devices of this machine."
+            )
         if name not in ("--grid", "--rank_by"):
             rest.append(word)
             continue
@@ -163,7 +168,7 @@ def main(argv: list[str]) -> int:
     found, counts = {}, set()
     for cell in queue:  # all before the first begins
         check_name("The folder of a setting,", cell.folder)
-        one = build.prepare(cell.parsed(argv), Path())
+        one = build.prepare(cell.parsed(argv), Path(), runs=args.num_seeds * len(cell.inside))
         pfl.check_simulation(
             one.algorithms[cell.algorithm],
             one.federation_of(cell.algorithm),

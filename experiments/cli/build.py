@@ -106,6 +106,7 @@ def prepare(
     output: Path | None = None,
     made: Material | None = None,
     options: Mapping[str, Any] | None = None,
+    runs: int | None = None,
 ) -> Experiment:
     """Checks and builds everything.
 
@@ -115,6 +116,7 @@ def prepare(
       made: the flags' `material`, if it was made already.
       options: of `pfl.federate`, "devices" among them, in place of the flags'; for devices that are
         not this process's.
+      runs: how many one program has, seeds times settings; by default the seeds.
 
     Raises:
       pfl.InputError: whatever of the flags can't be.
@@ -124,7 +126,8 @@ def prepare(
     adapt = parse_adaptation(args)
     score_clients = parse_clients(args.score_clients)
     if options is None:
-        options = {"devices": devices.prepare(args.devices, args.num_clients)}
+        count = devices.prepare(args.devices, args.num_clients, value_of(args, "mesh"))
+        options = {"devices": count}
     made = material(args) if made is None else made
     algorithms, dataset, partition = made.algorithms, made.dataset, made.partition
     output = output_folder(args, made.identity) if output is None else output
@@ -132,6 +135,7 @@ def prepare(
         jax.config.update("jax_enable_x64", True)
     options = federation_options(args) | dict(options)
     federation = pfl.federate(dataset, partition, args.model, **options)
+    federation = federation.for_runs(args.num_seeds if runs is None else runs)
     federation, new_clients = split_new_clients(args, federation)
     if processes.several():  # each keeps its own clients' samples
         federation, dataset = pfl.spread(federation), dataset.without_samples()

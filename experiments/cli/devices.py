@@ -6,25 +6,34 @@ import jax
 
 import fedjax_pfl as pfl
 from fedjax_pfl.errors import shown
-from fedjax_pfl.execution import processes
+from fedjax_pfl.execution import processes, shares
+from fedjax_pfl.execution.shares import AUTO
 from fedjax_pfl.values import decimal
 
 SINGLE_THREADED = "--xla_cpu_multi_thread_eigen=false"
 
 
-def prepare(devices: str, num_clients: int) -> int:
-    """The number of devices that share the client axis, those of all processes together.
+def prepare(devices: str, num_clients: int, mesh: str = AUTO) -> int:
+    """The number of devices of a run, those of all processes together.
 
     "auto" is 1 on accelerators. On a CPU it is one device for each core, at most one for each
     client: a core that trains its own client never waits, while cores that share one client's
     matrix products wait for each other in every step. CPU devices can be made only before JAX
-    starts; if JAX runs already, "auto" is 1.
+    starts; if JAX runs already, "auto" is 1. With a `mesh` it is as many as that takes, and 1 where
+    these can't be made: whoever reads the mesh then says how many there are.
 
     Several processes share all their devices; on CPUs each makes as many.
 
     Raises:
       InputError: neither "auto" nor a number of devices that there are.
     """
+    if mesh != AUTO:
+        asked = shares.parsed(mesh)
+        if devices != "auto":
+            shares.check(asked, _whole(devices), f"--devices is {devices}")
+        if not processes.several():
+            return asked.devices if _start(asked.devices) else 1
+        devices, num_clients = str(asked.devices), asked.devices
     if processes.several():
         return _of_several(devices, num_clients)
     wanted = _cores() if devices == "auto" else _whole(devices)

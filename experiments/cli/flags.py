@@ -121,7 +121,7 @@ SPELLED: dict[str, Callable[[_Group], None]] = {
     "devices": lambda group: group.text(
         "devices",
         "auto",
-        "devices that share the client axis; 'auto': a CPU's cores, else 1",
+        "devices that share the clients or the runs (--mesh); 'auto': a CPU's cores, else 1",
     ),
     "platform": lambda group: None,  # a run is made for the devices that it runs on
 }

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -70,6 +71,7 @@ def start(word: str | None) -> None:
     if number:
         sys.stdout.flush()
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for as long as the process runs
+        warnings.simplefilter("ignore")  # the first process has the same ones
 
 
 def _parsed(word: str) -> dict[str, Any]:

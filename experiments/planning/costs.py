@@ -111,7 +111,7 @@ class _Count:
             mine = self.part_of(one, part)
             if mine:
                 self.cycles[mine] += times * one.cycles
-            self.transfer(one, times if mine else 0.0)
+            self.transfer(one, times if mine else 0.0, one.name)
             if one.kind == "while":
                 self.loop(one, times, mine)
             elif one.kind == "conditional":
@@ -170,15 +170,15 @@ class _Count:
     def visit_transfers(self, name: str, times: float) -> None:
         """Adds the transfers of a fusion or of an operation that goes on beside others."""
         for one in self.module.computations.get(name, []):
-            self.transfer(one, times)
+            # One that is spread over several fusions is written in each of them.
+            self.transfer(one, times, one.channel or one.name)
             called = one.attribute("calls")
             if called:
                 self.visit_transfers(called, times)
 
-    def transfer(self, one: Instruction, times: float) -> None:
+    def transfer(self, one: Instruction, times: float, where: str) -> None:
+        """Adds a transfer. `where` tells it from others: those of a `shard_map` share a channel."""
         kind = one.kind.removesuffix("-start")
         if kind in TRANSFERS and times:
-            # One that is spread over several fusions is written in each of them.
-            where = one.channel or one.name
             before = self.seen.get(where, (kind, 0.0, 0))
             self.seen[where] = (kind, max(times, before[1]), max(one.result_bytes, before[2]))

@@ -59,6 +59,7 @@ def make(experiment: Experiment, name: str, target: Target, devices: Sequence[De
         experiment.federation_of(name),
         target,
         devices,
+        mesh=experiment.args.mesh,
         rounds=experiment.args.rounds,
         eval_every=experiment.args.eval_every,
         seeds=experiment.seeds,

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl import trees
-from fedjax_pfl.aggregation import products
+from fedjax_pfl.aggregation import columns, products
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
 from fedjax_pfl.errors import require
 from fedjax_pfl.typing import Mask, Matrix, PerMember, Scalar, Stack, Tree
@@ -82,7 +82,8 @@ def apply(
         whose weights are all zero.
       plan: which leaves are shared.
       blockwise: columns of wide leaves are mixed block by block. Where devices share the senders,
-        each then gathers a block at a time instead of all models.
+        and do not take columns of all (`columns.mixed`), each then gathers a block at a time
+        instead of all models.
 
     Raises:
       TypeError: weights of another shape than that.
@@ -95,17 +96,40 @@ def apply(
             f"weights must be [receivers, senders], here {wanted}, or one such matrix for each of "
             f"{plan.num_blocks} blocks, got the shape {weights.shape}."
         )
-    mixed = []
-    for i, (leaf, mine) in enumerate(zip(leaves, own, strict=True)):
-        if not plan.shared[i] or not jnp.issubdtype(leaf.dtype, jnp.inexact):
-            mixed.append(mine)
-            continue
-        rows = weights[plan.block_of[i]] if weights.ndim == 3 else weights
-        rows = rows.astype(leaf.dtype)
-        new = _by_blocks(rows, leaf) if blockwise else products.rows(rows, leaf)
-        received = trees.expand_to(new, jnp.any(rows != 0, axis=1))
-        mixed.append(jnp.where(received, new, mine))
+    at = [
+        i
+        for i, leaf in enumerate(leaves)
+        if plan.shared[i] and jnp.issubdtype(leaf.dtype, jnp.inexact)
+    ]
+    blocks = {i: plan.block_of[i] if weights.ndim == 3 else 0 for i in at}
+    by_block = dict(enumerate(weights)) if weights.ndim == 3 else {0: weights}
+    used = {block: by_block[block] for block in set(blocks.values())}
+    sent = [leaves[i] for i in at]
+    if _goes_by_columns(wanted, sent):
+        kinds = [blocks[i] for i in at]
+        new = columns.mixed(_product, used, sent, kinds, receivers=wanted[0])
+    else:
+        product = _by_blocks if blockwise else products.rows
+        new = [product(used[blocks[i]].astype(leaves[i].dtype), leaves[i]) for i in at]
+    mixed = list(own)
+    for i, leaf in zip(at, new, strict=True):
+        received = jnp.any(used[blocks[i]].astype(leaf.dtype) != 0, axis=1)
+        mixed[i] = jnp.where(trees.expand_to(leaf, received), leaf, own[i])
     return treedef.unflatten(mixed)
+
+
+def _goes_by_columns(shape: tuple[int, int], senders: list[jax.Array]) -> bool:
+    """Whether devices that share senders exchange columns of them, [A, B] being the matrix.
+
+    For a few receivers, such as the models of classes, sums of each device's own senders are less.
+    """
+    mesh = columns.shared_clients()
+    receivers, count = shape
+    return columns.is_shared(senders) and receivers > count // mesh.shape[columns.AXIS]
+
+
+def _product(weights: Matrix, leaf: jax.Array) -> jax.Array:
+    return products.rows(weights.astype(leaf.dtype), leaf)
 
 
 def _by_blocks(weights: jax.Array, leaf: jax.Array) -> jax.Array:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_pfl import trees
-from fedjax_pfl.aggregation import products
+from fedjax_pfl.aggregation import columns, products
 from fedjax_pfl.errors import InputError
 from fedjax_pfl.typing import Matrix, PerMember, Rows, Stack, Tree
 
@@ -66,7 +66,7 @@ def squared_distances(a: Stack, b: Stack, partners: Rows | None = None) -> Matri
     paired_up = partners is not None or rows == columns
     partner_of = jnp.arange(rows) if partners is None else partners
 
-    def sums(x, y):
+    def sums(x, y, partners=None):
         inner = tuple(range(1, x.ndim))
         near = y if partners is None else y[partners]
         paired = jnp.sum(jnp.square(x - near), inner) if paired_up else jnp.zeros((), x.dtype)
@@ -74,7 +74,8 @@ def squared_distances(a: Stack, b: Stack, partners: Rows | None = None) -> Matri
         x, y = x - centre, y - centre
         return products.pairs(x, y), jnp.sum(x * x, inner), jnp.sum(y * y, inner), paired
 
-    crossed, norms_a, norms_b, paired = _over_blocks(sums, a, b)
+    others = () if partners is None else (partners,)
+    crossed, norms_a, norms_b, paired = _over_blocks(sums, a, b, *others)
     scale = norms_a[:, None] + norms_b[None, :]
     distances = jnp.maximum(scale - 2 * crossed, 0)
     trusted = distances >= 1e-3 * scale
@@ -84,7 +85,7 @@ def squared_distances(a: Stack, b: Stack, partners: Rows | None = None) -> Matri
         trusted |= own
 
     def one_by_one():
-        # By blocks: where devices share `b`, each gathers what is mapped over.
+        # By blocks: where the devices of one CPU share `b`, each gathers what is mapped over.
         def block(x, y):
             return lax.map(lambda other: squared_norms(x - other), y).T
 
@@ -139,8 +140,21 @@ def _unit_rows(a: Stack) -> Stack:
     return scaled(jnp.sqrt(jnp.where(squares > 0, squares, 1)))
 
 
-def _over_blocks(fn: Callable[..., Any], a: Tree, b: Tree) -> Tree:
-    """Sums `fn(x [A, ..., d], y [B, ..., d])` over all leaves, wide ones block by block."""
+def _over_blocks(fn: Callable[..., Any], a: Tree, b: Tree, *others: jax.Array) -> Tree:
+    """Sums `fn(x [A, ..., d], y [B, ..., d], *others)` over all leaves, wide ones block by block.
+
+    Where devices share the clients, each takes some columns of all. `fn` must not close over
+    arrays.
+    """
+
+    def of_columns(a, b, *others):
+        return _on_one(lambda x, y: fn(x, y, *others), a, b)
+
+    return columns.added(of_columns, a, b, others=others)
+
+
+def _on_one(fn: Callable[..., Any], a: Tree, b: Tree) -> Tree:
+    """`_over_blocks` of what one device has."""
     leaves = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
     totals = []
     for x, y in leaves:

@@ -1,8 +1,8 @@
-"""The mesh of devices that share the client axis, and where arrays lie on it."""
+"""The mesh of devices that share the axes of clients and of runs, and where arrays lie on it."""
 
 import functools
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
 import jax
 import numpy as np
@@ -10,11 +10,14 @@ from jax import lax
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from fedjax_pfl.execution.processes import all_devices, put
+from fedjax_pfl.execution.processes import all_devices, put, several
+from fedjax_pfl.execution.shares import CLIENTS, RUNS
+from fedjax_pfl.execution.strategy import Execution
 from fedjax_pfl.typing import Device, Tree
 
-AXIS = "clients"  # of the device mesh
+AXIS = CLIENTS  # of the device mesh
 _described = jax.make_user_context(None)  # JAX's caches depend on it
+_sharing = jax.make_user_context(None)
 
 
 def described(devices: Sequence[Device]) -> AbstractContextManager:
@@ -22,34 +25,60 @@ def described(devices: Sequence[Device]) -> AbstractContextManager:
     return _described(tuple(devices))
 
 
-def mesh_of(devices: int) -> Mesh:
-    """The first `devices` of all that programs can use, or of the described ones, in one row."""
-    return _row((_described.value or all_devices())[:devices])
+def mesh_of(devices: int, runs: int = 1) -> Mesh:
+    """The first devices of all that programs can use, or of the described ones.
+
+    In one row, which shares the clients; or `runs` such rows, each with runs of its own.
+    """
+    return _mesh((_described.value or all_devices())[: devices * runs], runs)
 
 
 @functools.cache
-def _row(devices: tuple[Device, ...]) -> Mesh:
-    return Mesh(np.asarray(devices), (AXIS,))
+def _mesh(devices: tuple[Device, ...], runs: int) -> Mesh:
+    if runs == 1:
+        return Mesh(np.asarray(devices), (AXIS,))
+    return Mesh(np.asarray(devices).reshape(runs, -1), (RUNS, AXIS))
 
 
-def place(tree: Tree, devices: int, *lead: str | None) -> Tree:
+def sharing(execution: Execution) -> AbstractContextManager:
+    """Programs traced inside know that devices share their clients, see `shared_clients`.
+
+    Devices of one CPU have the same memory: there it costs more to move columns than each gains.
+    """
+    apart = execution.platform != "cpu" or several()
+    if execution.devices == 1 or not apart:
+        return nullcontext()
+    return _sharing((execution.devices, execution.runs))
+
+
+def not_shared() -> AbstractContextManager:
+    """Programs traced inside are those of one device and its own clients."""
+    return _sharing(None)
+
+
+def shared_clients() -> Mesh | None:
+    """The mesh whose devices share the clients, where what they exchange is worth a thought."""
+    return None if _sharing.value is None else mesh_of(*_sharing.value)
+
+
+def place(tree: Tree, mesh: Mesh, *lead: str | None) -> Tree:
     """Puts arrays on the devices, or constrains their placement in a traced function.
 
     Args:
       tree: arrays, tracers or shapes.
-      devices: how many share the client axis; with one the tree is returned as it is.
-      lead: for every leading axis, `AXIS` where it is sharded, or None. Other axes are not sharded,
-        nor is an axis whose length the number of devices does not divide.
+      mesh: of one device the tree is returned as it is.
+      lead: for every leading axis, that of the mesh by which it is sharded, or None. Other axes are
+        not sharded, nor is an axis whose length the number of devices does not divide.
     """
-    if devices == 1:
+    if mesh.size == 1:
         return tree
 
     def one(leaf):
         axes = [
-            name if name is None or size % devices == 0 else None
+            name if name in mesh.shape and size % mesh.shape[name] == 0 else None
             for name, size in zip(lead, leaf.shape, strict=False)
         ]
-        sharding = NamedSharding(mesh_of(devices), PartitionSpec(*axes))
+        sharding = NamedSharding(mesh, PartitionSpec(*axes))
         if isinstance(leaf, jax.ShapeDtypeStruct):
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
         if isinstance(leaf, Tracer):

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec
 
 from fedjax_pfl import trees
 from fedjax_pfl.data.federated import FederatedData, Split
-from fedjax_pfl.execution.mesh import AXIS, mesh_of
+from fedjax_pfl.execution.mesh import AXIS, mesh_of, not_shared
 from fedjax_pfl.execution.packing import ranks_of_devices
 from fedjax_pfl.execution.strategy import Execution
 from fedjax_pfl.typing import Rows, Tree
@@ -119,9 +119,14 @@ def over_devices(
         return fn(operands, broadcast, lengths, None)
     count = jax.tree.leaves(operands)[0].shape[0]
     ours = PartitionSpec(AXIS)
+
+    def alone(*given):
+        with not_shared():
+            return fn(*given)
+
     run = jax.shard_map(
-        fn,
-        mesh=mesh_of(devices),
+        alone,
+        mesh=mesh_of(devices, execution.runs),
         in_specs=(ours, jax.tree.map(_lies, broadcast, is_leaf=_of_data), ours, ours),
         out_specs=ours,
         check_vma=False,

@@ -1,9 +1,9 @@
 """How the client axis and the axis of runs are executed: the user's choice, resolved."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fedjax_pfl.errors import InputError, shown
-from fedjax_pfl.execution import processes
+from fedjax_pfl.execution import processes, shares
 from fedjax_pfl.execution.platforms import resolve_platform
 from fedjax_pfl.values import decimal
 
@@ -23,6 +23,8 @@ class Execution:
         takes the next one, longest first.
       seeds: "map" or "vmap", the same for runs (seeds and settings).
       devices: how many devices share the client axis; `chunk` holds for each device's share.
+      runs: how many parts the runs have, each with so many devices of its own.
+      runs_first: whether `shared` may still take devices from the clients for the runs.
       auto: whether `chunk` may shrink to fit into the device's memory.
       fill: lanes for each client where `chunk` is 0; `packing.fitted` chooses it.
       deal: whether devices exchange ragged clients to get about the same work; likewise.
@@ -36,6 +38,31 @@ class Execution:
     fill: float = 1.0
     deal: bool = True
     platform: str = "cpu"
+    runs: int = 1
+    runs_first: bool = field(default=False, compare=False)
+
+    @property
+    def all_devices(self) -> int:
+        """Of all parts of the runs."""
+        return self.devices * self.runs
+
+    def shared(self, runs: int) -> "Execution":
+        """The execution of so many runs, whose devices are shared for good.
+
+        Raises:
+          InputError: there are fewer runs than parts of them.
+        """
+        if self.runs_first:
+            mesh = shares.automatic(self.all_devices, runs)
+            return replace(self, devices=mesh.clients, runs=mesh.runs, runs_first=False)
+        if runs < self.runs:
+            given = shares.Shares(self.devices, self.runs)
+            fits = shares.automatic(self.all_devices, runs)
+            raise InputError(
+                f"mesh {given} has devices for {self.runs} runs at a time, but there are {runs} "
+                f"(seeds times settings): {fits} would use them all."
+            )
+        return self
 
     def lanes(self, count: int) -> int:
         """Rows of `count` that one device runs side by side."""
@@ -55,7 +82,8 @@ class Execution:
 
     def __str__(self) -> str:
         word = {0: "vmap", 1: "map"}.get(self.chunk, str(self.chunk))
-        return word if self.devices == 1 else f"{word} on each of {self.devices} devices"
+        where = "" if self.devices == 1 else f" on each of {self.devices} devices"
+        return word + where + ("" if self.runs == 1 else f", runs in {self.runs} parts")
 
 
 def resolve_execution(
@@ -63,10 +91,13 @@ def resolve_execution(
     seeds: str = "auto",
     devices: int = 1,
     platform: str | None = None,
+    mesh: str = shares.AUTO,
 ) -> Execution:
     """The execution a user chose; "auto" is map on CPUs and vmap on accelerators, never timed.
 
-    `platform` is that of this process by default.
+    `platform` is that of this process by default. `mesh` says how the devices are shared between
+    clients and runs (`shares.parsed`); where it does, 1 device stands for as many as it takes.
+    "auto" leaves that to `Execution.shared`.
 
     On a CPU one client's matrix products already fill the cores and vmapped loops of unequal
     length make short lanes wait; on an accelerator one client's products are too small. Seeds are
@@ -75,7 +106,7 @@ def resolve_execution(
 
     Raises:
       InputError: neither "auto", "map", "vmap" nor a positive chunk size; more devices than there
-        are; no such platform.
+        are; a mesh that does not fit them; no such platform.
     """
     platform = resolve_platform(platform)
     on_cpu = platform == "cpu"
@@ -87,6 +118,13 @@ def resolve_execution(
     chunk = _chunk(clients, default)
     whole = isinstance(devices, int) and not isinstance(devices, bool)
     there = len(processes.all_devices())
+    asked = None if isinstance(mesh, str) and mesh == shares.AUTO else shares.parsed(mesh)
+    if asked is not None:
+        if whole and devices != 1:
+            shares.check(asked, devices, f"devices is {devices}")
+        if asked.devices > there or processes.several():
+            shares.check(asked, there, f"there are {there}")
+        devices = asked.devices
     if processes.several() and not (whole and devices == there):
         raise InputError(
             f"devices must be {there}, those of all {processes.count()} processes together, got "
@@ -96,7 +134,10 @@ def resolve_execution(
         more = " (JAX_NUM_CPU_DEVICES makes more of a CPU)" if on_cpu else ""
         raise InputError(f"devices must be in 1..{there}{more}, got {shown(devices)}.")
     seeds = {"gpu": "vmap"}.get(platform, "map") if seeds == "auto" else seeds
-    return Execution(chunk, seeds, devices, auto=clients == "auto", platform=platform)
+    mine = Execution(chunk, seeds, devices, auto=clients == "auto", platform=platform)
+    if asked is None:
+        return replace(mine, runs_first=devices > 1)
+    return replace(mine, devices=asked.clients, runs=asked.runs)
 
 
 def _chunk(clients: str | int, default: str) -> int:

@@ -181,6 +181,22 @@ class Federation:
             changed, execution=fitted(replace(self.execution, fill=1.0), changed.steps())
         )
 
+    def for_runs(self, count: int) -> "Federation":
+        """The federation whose devices are shared for so many runs, as its `mesh` says.
+
+        Raises:
+          InputError: the mesh has devices for more.
+        """
+        return self.on_devices(self.execution.shared(count))
+
+    def on_devices(self, execution: Execution) -> "Federation":
+        """The federation with the devices of that execution, shared as they are there."""
+        its = self.execution
+        changed = replace(its, devices=execution.devices, runs=execution.runs, runs_first=False)
+        if changed == its:
+            return replace(self, execution=changed)
+        return replace(self, execution=fitted(replace(changed, fill=1.0), self.steps()))
+
     def steps(self) -> np.ndarray:
         """int64 [N]: local steps of each client that takes part in a round, by the schedule."""
         return self.schedule.total_steps(np.asarray(self.data.train.size).astype(np.int64))

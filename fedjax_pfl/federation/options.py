@@ -269,7 +269,12 @@ class ExecutionOptions(Group):
 
     client_execution: str | int = option("auto", "clients: 'map', 'vmap', a chunk size, or 'auto'")
     seed_execution: str = option("auto", "seeds: {choices}", choices=SEED_AXES)
-    devices: int = option(1, "devices that share the client axis", low=1)
+    devices: int = option(1, "devices that share the clients, or the runs, see mesh", low=1)
+    mesh: str = option(
+        "auto",
+        "devices by axis, such as 'clients:4,runs:2'; runs are seeds and settings; 'auto': runs "
+        "first, then clients",
+    )
     eval_batch_size: int = option(100, "samples scored at once", low=1)
     platform: str | None = option(
         None,
@@ -284,7 +289,7 @@ class ExecutionOptions(Group):
           InputError: no such strategy, or more devices than there are.
         """
         resolved = resolve_execution(
-            self.client_execution, self.seed_execution, self.devices, self.platform
+            self.client_execution, self.seed_execution, self.devices, self.platform, self.mesh
         )
         return fitted(resolved, steps)
 

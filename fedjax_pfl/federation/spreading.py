@@ -19,9 +19,15 @@ def spread(federation: Federation) -> Federation:
     """The federation on all devices of all processes.
 
     Each device has the samples of its own clients, and all else whole; a process keeps no samples
-    of others. What lies so already stays. In one process it is returned as it is.
+    of others. Where runs have devices of their own (`mesh`), the clients of all are divided between
+    those of one run, so that all samples are on a single one. What lies so already stays. In one
+    process it is returned as it is.
     """
-    return on_mesh(federation, mesh_of(federation.execution.devices)) if several() else federation
+    if not several():
+        return federation
+    execution = federation.execution
+    federation = federation.on_devices(execution)  # from now on the devices are shared as they are
+    return on_mesh(federation, mesh_of(execution.devices, execution.runs))
 
 
 def on_mesh(federation: Federation, mesh: Mesh) -> Federation:
@@ -34,7 +40,10 @@ def on_mesh(federation: Federation, mesh: Mesh) -> Federation:
 
     data = federation.data
     others = jax.tree.map(everywhere, replace(federation, data=None))
-    return replace(others, data=in_parts(data, mesh) if data.shards == 1 else data)
+    if data.shards > 1:
+        return replace(others, data=data)
+    divided = mesh.shape[AXIS] > 1
+    return replace(others, data=in_parts(data, mesh) if divided else jax.tree.map(everywhere, data))
 
 
 class _Part(NamedTuple):
@@ -46,7 +55,7 @@ class _Part(NamedTuple):
 
 def in_parts(data: FederatedData, mesh: Mesh) -> FederatedData:
     """The data with a part of the pool on each device of a mesh; see `FederatedData.shards`."""
-    shards = mesh.size
+    shards = mesh.shape[AXIS]
     ours, whole = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((AXIS,), ()))
     data = replace(data, shards=shards, digest=data.content())
     parts = [_part(data, k) for k in range(shards)]

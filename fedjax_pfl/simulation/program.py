@@ -14,7 +14,7 @@ from jax.sharding import Sharding, SingleDeviceSharding
 
 from fedjax_pfl.contract import checks, kept_optimizers
 from fedjax_pfl.errors import require
-from fedjax_pfl.execution.mesh import AXIS, described, place
+from fedjax_pfl.execution.mesh import AXIS, RUNS, described, mesh_of, place, sharing
 from fedjax_pfl.execution.processes import of_processes, readable
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.federation import Federation
@@ -94,14 +94,15 @@ class Program:
         shapes = jax.eval_shape(_start, self.runs, self.federation, total)
         states = placed(shapes, self.federation)
         traced = _advance.trace(*self._operands(states, 0, 0), **self._options)
-        devices = self.federation.execution.devices
-        platform = self.federation.execution.platform
+        execution = self.federation.execution
+        devices, platform = execution.devices, execution.platform
         held = nbytes(states, platform)
         data, pool = self.federation.data, 0
         if data.shards > 1:  # the other arrays are whole on every device
             parts = (data.train.index, data.validation.index, data.test.index)
             pool = nbytes((data.samples, data.labels, parts), platform)
-        data = (nbytes(self.federation, platform) - pool) * devices + pool
+        data = (nbytes(self.federation, platform) - pool) * execution.all_devices
+        data += pool * execution.runs
         try:
             jaxpr = traced.jaxpr.jaxpr
             owned = frozenset(jaxpr.invars[: len(jax.tree.leaves(states))])
@@ -122,12 +123,12 @@ class Program:
             return _start(self.runs, self.federation, np.int32(self.rounds))
 
     def lowered(self, devices: Sequence[Device]) -> Lowered:
-        """For devices that need not be there, as many as share the client axis.
+        """For devices that need not be there, as many as the execution has.
 
         Raises:
           ValueError: another number of devices.
         """
-        if len(devices) != self.federation.execution.devices:
+        if len(devices) != self.federation.execution.all_devices:
             raise ValueError("The program is for another number of devices.")
         # On a mesh states alone are placed, and JAX spreads the rest, as in a simulation.
         home = SingleDeviceSharding(devices[0]) if len(devices) == 1 else None
@@ -203,6 +204,7 @@ class Final:
         """
         program = self.program
         new_clients = program.runs.algorithm.prepare(new_clients)
+        new_clients = new_clients.on_devices(program.federation.execution)
         program.runs.algorithm.check_validation(new_clients)
         new_clients = spread(new_clients)
         return _personalize(
@@ -216,15 +218,17 @@ class Final:
 
 
 def placed(states: State, federation: Federation) -> State:
-    """States [R, ...] with their client axes sharded over the execution's devices.
+    """States [R, ...] with the axes of runs and clients sharded over the execution's devices.
 
     Raises:
       TypeError: a field of the state does not declare its client axes.
     """
-    devices = federation.execution.devices
-    return by_field(
-        lambda value, axes: place(value, devices, None, *([AXIS] if axes else [])), states
-    )
+    execution = federation.execution
+    if execution.all_devices == 1:
+        return states
+    mesh = mesh_of(execution.devices, execution.runs)
+    lead = RUNS if execution.runs > 1 else None
+    return by_field(lambda value, axes: place(value, mesh, lead, *([AXIS] if axes else [])), states)
 
 
 # For a function whose shapes are asked before it is used: JAX keeps the first trace. The program is
@@ -234,10 +238,10 @@ traced_once = partial(jax.jit, inline=True)
 
 @jax.jit
 def _start(runs: Runs, federation: Federation, total) -> State:
-    def begin(run):
+    def begin(run, federation, total):
         return checks.checked_init(run.algorithm, run.context(federation, jnp.int32(0), total))
 
-    return placed(over_runs(begin, federation, runs), federation)
+    return placed(over_runs(begin, runs, federation, total), federation)
 
 
 @partial(jax.jit, static_argnames=("capacity", "extra", "scored"), donate_argnums=(0,))
@@ -245,10 +249,11 @@ def _advance(states, runs, federation, t, length, total, eval_every, capacity, e
     """The compiled program, see `Program.advance`."""
 
     @traced_once
-    def one_round(run, state, now):
+    def one_round(run, state, federation, now, total, eval_every):
         """(state after round `now`, its measurements, its matrices) of one run."""
         ctx = run.context(federation, now, total)
-        state, record = checks.checked_round(run.algorithm, ctx, state)
+        with sharing(federation.execution):
+            state, record = checks.checked_round(run.algorithm, ctx, state)
         own = kept_optimizers.own(state)
         due = ((now + 1) % eval_every == 0) | (now + 1 == total)
         measure = traced_once(partial(evaluate, run.algorithm, ctx, own, extra, scored))
@@ -264,14 +269,14 @@ def _advance(states, runs, federation, t, length, total, eval_every, capacity, e
         }
         return state, kept, record.matrices
 
-    def chunk(operand):
+    def chunk(operand, federation, t, length, total, eval_every):
         run, state = operand
         run = run.begun(federation)
-        _, kept, matrices = jax.eval_shape(one_round, run, state, t)
+        _, kept, matrices = jax.eval_shape(one_round, run, state, federation, t, total, eval_every)
 
         def body(i, carry):
             state, buffers, _ = carry
-            state, kept, matrices = one_round(run, state, t + i)
+            state, kept, matrices = one_round(run, state, federation, t + i, total, eval_every)
             buffers = jax.tree.map(lambda buffer, new: buffer.at[i].set(new), buffers, kept)
             return state, buffers, matrices
 
@@ -279,7 +284,8 @@ def _advance(states, runs, federation, t, length, total, eval_every, capacity, e
         with jax.named_scope("rounds[1]"):  # of one round is told what it takes
             return lax.fori_loop(0, length, body, first)
 
-    states, buffers, matrices = over_runs(chunk, federation, (runs, states))
+    numbers = (t, length, total, eval_every)
+    states, buffers, matrices = over_runs(chunk, (runs, states), federation, *numbers)
     return Chunk(placed(states, federation), buffers, matrices)
 
 
@@ -296,12 +302,12 @@ def _filled(shapes: Tree, value, lead: tuple[int, ...] = ()) -> Tree:
 
 @jax.jit
 def _backbone(runs, federation):
-    return over_runs(lambda run: run.begun(federation).backbone, federation, runs)
+    return over_runs(lambda run, federation: run.begun(federation).backbone, runs, federation)
 
 
 @jax.jit
 def _models(states, runs, federation, t, total, rows):
-    def models_of(operand):
+    def models_of(operand, federation, t, total, rows):
         run, state = operand
         ctx = run.context(federation, t, total)
         named = named_models(run.algorithm, ctx, kept_optimizers.own(state), rows)
@@ -310,14 +316,14 @@ def _models(states, runs, federation, t, total, rows):
             named = {**named, "personalized": ctx.adapt(named["personalized"], rows, own)}
         return named
 
-    return over_runs(models_of, federation, (runs, states))
+    return over_runs(models_of, (runs, states), federation, t, total, rows)
 
 
 @jax.jit
 def _personalize(states, runs, federation, new_clients, t, total):
-    def personalize(operand):
+    def personalize(operand, federation, new_clients, t, total):
         run, state = operand
         ctx, new = (run.context(fed, t, total) for fed in (federation, new_clients))
         return run.algorithm.personalize(ctx, kept_optimizers.own(state), new)
 
-    return over_runs(personalize, federation, (runs, states))
+    return over_runs(personalize, (runs, states), federation, new_clients, t, total)

@@ -57,6 +57,7 @@ def checked_program(
     algorithm.check_validation(federation)
     algorithm.check(federation)
     runs = make_runs(algorithm, federation, seeds, settings)
+    federation = federation.for_runs(len(runs.seed))
     _check_steps(algorithm, federation, rounds, adapt)
     added = federation.extra_loss
     if added is not None and not _uses_extra_loss(runs, federation, added):

@@ -2,17 +2,20 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any, get_type_hints
 
 import jax
 import numpy as np
 from jax import lax
+from jax.sharding import PartitionSpec
 
-from fedjax_pfl import keys
+from fedjax_pfl import keys, trees
 from fedjax_pfl.contract.algorithm import Algorithm
 from fedjax_pfl.contract.context import Context
 from fedjax_pfl.contract.registry import is_static
 from fedjax_pfl.errors import InputError, require, unknown_name
+from fedjax_pfl.execution.mesh import RUNS, mesh_of
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.local_training import RATES, check_rates
 from fedjax_pfl.structs import struct
@@ -57,11 +60,53 @@ class Runs:
         return federation.begun(key)
 
 
-def over_runs(fn: Callable[..., Any], federation: Federation, operands: Tree) -> Tree:
-    """Maps `fn` over the runs [R, ...], as lanes or one by one (see `Execution.seeds`)."""
-    if federation.execution.seeds == "vmap":
-        return jax.vmap(fn)(operands)
-    return lax.map(fn, operands)
+def over_runs(
+    fn: Callable[..., Any], operands: Tree, federation: Federation, *others: Tree
+) -> Tree:
+    """Maps `fn(run, federation, *others)` over the runs [R, ...], by the federation's execution.
+
+    As lanes or one by one (`Execution.seeds`), in as many parts as have devices of their own: no
+    part waits for another where its clients have one device. With several all parts go the same
+    way, as what devices exchange must meet: `fn` is then vectorised over the parts, and a condition
+    that differs between them takes both branches.
+
+    The number of runs need not be divided by that of parts. Their results are whole on all devices
+    then.
+    """
+    execution = federation.execution
+    parts = execution.runs
+    if parts == 1:
+        return _one_part(fn, operands, federation, *others)
+    count = jax.tree.leaves(operands)[0].shape[0]
+    length = -(-count // parts)
+    if count % parts:  # the last run again: other devices have as many
+        slots = np.minimum(np.arange(parts * length), count - 1)
+        operands = trees.take(operands, slots)
+    if execution.devices == 1:
+        theirs, whole = PartitionSpec(RUNS), PartitionSpec()
+        done = jax.shard_map(
+            partial(_one_part, fn),
+            mesh=mesh_of(1, parts),
+            in_specs=(theirs, whole, *(whole for _ in others)),
+            out_specs=theirs,
+            check_vma=False,
+        )(operands, federation, *others)
+    else:
+        done = jax.vmap(lambda part: _one_part(fn, part, federation, *others), spmd_axis_name=RUNS)(
+            jax.tree.map(lambda leaf: leaf.reshape(parts, length, *leaf.shape[1:]), operands)
+        )
+        done = jax.tree.map(lambda leaf: leaf.reshape(parts * length, *leaf.shape[2:]), done)
+    return jax.tree.map(lambda leaf: leaf[:count], done) if count % parts else done
+
+
+def _one_part(fn: Callable[..., Any], operands: Tree, federation: Federation, *others) -> Tree:
+    """`over_runs` on the devices of one part of the runs."""
+
+    def one(run):
+        return fn(run, federation, *others)
+
+    as_lanes = federation.execution.seeds == "vmap"
+    return jax.vmap(one)(operands) if as_lanes else lax.map(one, operands)
 
 
 def served(runs: Runs, federation: Federation) -> np.ndarray:

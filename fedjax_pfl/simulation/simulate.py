@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_pfl.contract.algorithm import Algorithm
-from fedjax_pfl.execution import processes
+from fedjax_pfl.execution import processes, shares
 from fedjax_pfl.execution.mesh import described
 from fedjax_pfl.execution.packing import fitted, padding_efficiency
 from fedjax_pfl.federation.adaptation import Adaptation
@@ -203,7 +203,7 @@ def check_memory(
 
 def _available(federation: Federation) -> int | None:
     """Bytes that all processes together may take, by the one that has the least."""
-    each = max(federation.execution.devices // processes.count(), 1)
+    each = max(federation.execution.all_devices // processes.count(), 1)
     limits = processes.exchange(available(each))
     known = [limit for limit in limits if limit is not None]
     return min(known) * len(limits) if len(known) == len(limits) else None
@@ -216,6 +216,7 @@ def lower_simulation(
     *,
     devices: Sequence[Device],
     limit: int | None = None,
+    mesh: str = shares.AUTO,
     seeds: Sequence[int] = (0,),
     settings: Mapping[str, Sequence[Any]] | None = None,
     adapt: Adaptation | None = None,
@@ -226,16 +227,20 @@ def lower_simulation(
     """The program of `simulate` for devices that are only described; nothing is compiled or run.
 
     Args:
-      algorithm, federation, rounds: those of `simulate`, like all that follow `limit`.
-      devices: that share the client axis, in place of those that the federation was made for; such
-        as `jax.experimental.topologies.get_topology_desc` gives.
+      algorithm, federation, rounds: those of `simulate`, like all that follow `mesh`.
+      devices: in place of those that the federation was made for; such as
+        `jax.experimental.topologies.get_topology_desc` gives.
       limit: bytes of one device. Fewer clients run side by side where only that fits, and where
         their number is automatic.
+      mesh: how clients and runs share the devices, in place of the federation's (`federate`).
 
     Raises:
       InputError: `simulate` would refuse these, for lack of memory or another reason.
     """
-    alike = replace(federation.execution, devices=len(devices), fill=1.0)
+    asked = shares.Shares(len(devices)) if mesh == shares.AUTO else shares.parsed(mesh)
+    shares.check(asked, len(devices), f"there are {len(devices)}")
+    alike = replace(federation.execution, devices=asked.clients, runs=asked.runs, fill=1.0)
+    alike = replace(alike, runs_first=mesh == shares.AUTO)
     federation = replace(federation, execution=fitted(alike, federation.steps()))
     program = request.checked_program(
         algorithm,
@@ -263,7 +268,11 @@ def check_simulation(
     score_clients: Sequence[int] | None = None,
     patience: int | None = None,
 ) -> None:
-    """Raises `InputError` where `simulate` would for these; nothing is compiled."""
+    """Raises `InputError` where `simulate` would for these; nothing is compiled.
+
+    How many runs there are is not known here, and so not whether the mesh fits them.
+    """
+    federation = federation.on_devices(replace(federation.execution, runs=1))
     program = request.checked_program(
         algorithm,
         federation,

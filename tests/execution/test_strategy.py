@@ -89,26 +89,28 @@ def test_devices_share_the_rows_evenly():
     assert sorted(totals) == [14, 16]
 
 
-def on_one_and_two(**options):
-    """The same federation on one device and on two: ragged clients, five of them."""
-    options = {"dtype": "float32", "validation_size": 0} | options
-    return [toy_federation(devices=devices, **options) for devices in (1, 2)]
+# Five clients.
+RAGGED = {"dtype": "float32", "validation_size": 0, "participation": 0.6}
 
 
 def test_two_devices_give_the_bits_of_one():
-    """Three clients train, five are scored: neither count is divided by two."""
-    one, two = (
-        pfl.simulate(pfl.make_algorithm("fedavg"), federation, 3, seeds=(0, 1))
-        for federation in on_one_and_two(participation=0.6)
+    """Three clients train, five are scored, in three runs: no count is divided by two."""
+    one, of_clients, of_runs = (
+        pfl.simulate(pfl.make_algorithm("fedavg"), toy_federation(**given), 3, seeds=(0, 1, 2))
+        for given in (RAGGED, RAGGED | {"mesh": "clients:2"}, RAGGED | {"mesh": "runs:2"})
     )
-    assert two.execution == "map on each of 2 devices"
+    assert of_clients.execution == "map on each of 2 devices"
+    assert of_runs.execution == "map, runs in 2 parts"
     for name, score in one.scores.items():
-        np.testing.assert_array_equal(two.scores[name], score, name)
+        np.testing.assert_array_equal(of_clients.scores[name], score, name)
+        np.testing.assert_array_equal(of_runs.scores[name], score, name)
 
 
 def test_two_devices_train_all_clients_as_one_does():
     one, two = (
-        states_of(pfl.make_algorithm("fedavg"), federation, 3) for federation in on_one_and_two()
+        states_of(pfl.make_algorithm("fedavg"), toy_federation(**given, devices=devices), 3)
+        for given in (RAGGED | {"participation": 1.0},)
+        for devices in (1, 2)
     )
     for t, (state, wanted) in enumerate(zip(two, one, strict=True)):
         assert_close(state, wanted, f"after {t} rounds", 0)

@@ -51,7 +51,7 @@ def here(monkeypatch):
         (["--target=h100"], "needs JAX's plugin for CUDA"),
         (["--target=v5e", "--devices=2", *SMALL], "--devices must be 'auto' or in 1..1"),
         (["--target=v5e", "--algorithms=fedavgg", *SMALL], "Unknown algorithm 'fedavgg'"),
-        (["--target=v5e:4x8", "--devices=3", *SMALL], "v5e:4x8 has 4 devices, but 3 would share"),
+        (["--target=v5e:4x8", "--devices=3", *SMALL], "v5e:4x8 has 4 devices, but 3 would be used"),
         (["--targt=v5e"], "Did you mean --target?"),
     ],
 )

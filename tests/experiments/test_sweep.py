@@ -37,6 +37,11 @@ def call(*words):
     return sweep.main(["sweep", *WORDS, *words])
 
 
+def test_a_sweep_runs_in_one_process():
+    with pytest.raises(pfl.InputError, match="one process, without --distributed: --mesh=runs:4"):
+        sweep.own_words(["sweep", "--distributed=auto"])
+
+
 def algorithms(*names):
     return build.parse_algorithms(names, [])
 

@@ -9,6 +9,8 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import fedjax_pfl as pfl
+from experiments.planning import hlo
+from experiments.planning.costs import TRANSFERS
 from fedjax_pfl.algorithms.fedavg import FedAvg
 from fedjax_pfl.execution.mesh import mesh_of
 from fedjax_pfl.simulation.program import Program
@@ -68,12 +70,21 @@ def test_the_program_for_a_described_device_is_the_one_that_runs():
 
 
 def test_devices_that_share_clients_are_chosen_when_lowered():
-    """Whatever the federation was made for; the mesh is of those devices, whichever these are."""
-    federation = toy_federation(dtype="float32")
+    """Whatever the federation was made for; the mesh is of those devices, whichever these are.
+
+    The server's part is sums of each device's clients, which are added up: no model is gathered.
+    """
+    federation = toy_federation((4,) * 4, dtype="float32")
     devices = jax.local_devices()[::-1]  # another order than this process has them in
     lowered = pfl.lower_simulation(pfl.make_algorithm("fedavg"), federation, devices=devices)
     assert lowered.federation.execution.devices == len(devices) == 2
-    (shardings, _) = lowered.rounds.compile().input_shardings
+    compiled = lowered.rounds.compile()
+    found = hlo.parse(compiled.as_text() or "").computations.values()
+    moved = [one for some in found for one in some if one.kind in TRANSFERS]
+    model = 4 * federation.plan.num_parameters  # bytes
+    assert any(one.result_bytes == model for one in moved)
+    assert all(one.kind == "all-reduce" or one.result_bytes < model for one in moved)
+    (shardings, _) = compiled.input_shardings
     meshes = {s.mesh for s in jax.tree.leaves(shardings) if hasattr(s, "mesh")}
     assert [list(mesh.devices) for mesh in meshes] == [devices]
     with pytest.raises(ValueError, match="another number of devices"):

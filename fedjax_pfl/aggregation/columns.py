@@ -1,0 +1,150 @@
+"""Work on whole stacks of models that devices share client by client.
+
+To compare or mix all clients, no device needs whole models of all of them: each takes its part of
+every model's columns, of all clients. A device then receives a stack's D-th part in place of the
+stack, for D devices, and works on it alone; what it computed is added up, or goes back to the
+clients' devices in the same way.
+"""
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from fedjax_pfl.execution.mesh import AXIS, not_shared, shared_clients
+from fedjax_pfl.typing import Stack, Tree
+
+WIDE = 2**14  # numbers of one client from which a leaf is sent alone; smaller ones go together
+
+
+class Part(NamedTuple):
+    """Leaves that are sent together: one in its own shape, cut along `axis`; or several, flat."""
+
+    leaves: tuple[int, ...]
+    axis: int | None
+
+
+def is_shared(*stacks: Stack) -> bool:
+    """Whether a round's devices share the clients, and divide the rows of these stacks."""
+    mesh = shared_clients()
+    leaves = [leaf for stack in stacks for leaf in jax.tree.leaves(stack)]
+    return mesh is not None and bool(leaves) and all(len(x) % mesh.shape[AXIS] == 0 for x in leaves)
+
+
+def added(fn: Callable[..., Tree], *stacks: Stack, others: tuple = ()) -> Tree:
+    """`fn(*stacks, *others)` of stacks [M, ...] with as many leaves as each other.
+
+    What `fn` returns must be a sum over columns: it is given lists of leaves with some columns of
+    all rows, on each device others.
+
+    Args:
+      fn: must not close over arrays.
+      stacks: those that are the same are sent once.
+      others: arrays that every device has.
+    """
+    if not is_shared(*stacks):
+        return fn(*stacks, *others)
+    distinct = list({id(stack): jax.tree.leaves(stack) for stack in stacks}.values())
+    place = {id(stack): None for stack in stacks}
+    numbers = [list(place).index(id(stack)) for stack in stacks]
+
+    def one_device(distinct, others):
+        parts = _parts(distinct[0], [0] * len(distinct[0]), _devices())
+        sent = [[_sent(part, leaves) for part in parts] for leaves in distinct]
+        return lax.psum(fn(*(sent[k] for k in numbers), *others), AXIS)
+
+    return _on_devices(one_device, PartitionSpec(), distinct, others)
+
+
+def mixed(
+    fn: Callable[[Any, jax.Array], jax.Array],
+    weights: Tree,
+    senders: Sequence[jax.Array],
+    kinds: Sequence[Hashable],
+    receivers: int,
+) -> list[jax.Array]:
+    """New leaves [A, ...] of leaves [B, ...]: `fn(weights of its kind, leaf)`, on some columns.
+
+    Args:
+      fn: must not close over arrays.
+      weights: a dict of arrays by kind, which every device has.
+      senders: leaves that are shared (`is_shared`).
+      kinds: of every leaf.
+      receivers: A.
+    """
+    mesh = shared_clients()
+    assert mesh is not None
+    back = receivers % mesh.shape[AXIS] == 0
+
+    def one_device(senders, weights):
+        parts = _parts(senders, kinds, _devices())
+        new: dict[int, jax.Array] = {}
+        for part in parts:
+            columns = fn(weights[kinds[part.leaves[0]]], _sent(part, senders))
+            new |= _returned(part, columns, senders, back)
+        return [new[i] for i in range(len(senders))]
+
+    whole = PartitionSpec(AXIS) if back else PartitionSpec()
+    return _on_devices(one_device, whole, list(senders), weights)
+
+
+def _on_devices(fn: Callable[..., Any], out: PartitionSpec, stacks: Any, others: Any) -> Any:
+    def alone(*operands):
+        with not_shared():
+            return fn(*operands)
+
+    mesh = shared_clients()
+    assert mesh is not None
+    specs = (PartitionSpec(AXIS), PartitionSpec())
+    run = jax.shard_map(alone, mesh=mesh, in_specs=specs, out_specs=out, check_vma=False)
+    return run(stacks, others)
+
+
+def _devices() -> int:
+    return lax.axis_size(AXIS)
+
+
+def _parts(leaves: Sequence[jax.Array], kinds: Sequence[Hashable], devices: int) -> list[Part]:
+    """Every leaf in one part; those of a part have the same kind and type."""
+    parts, together = [], {}
+    for i, (leaf, kind) in enumerate(zip(leaves, kinds, strict=True)):
+        axes = [axis for axis in range(1, leaf.ndim) if leaf.shape[axis] % devices == 0]
+        if axes and math.prod(leaf.shape[1:]) >= WIDE:
+            parts.append(Part((i,), axes[0]))
+        else:
+            together.setdefault((kind, leaf.dtype), []).append(i)
+    return parts + [Part(tuple(each), None) for each in together.values()]
+
+
+def _sent(part: Part, leaves: Sequence[jax.Array]) -> jax.Array:
+    """The rows [M / D, ...] of a device's clients become some columns of all, [M, ...]."""
+    if part.axis is not None:
+        return lax.all_to_all(leaves[part.leaves[0]], AXIS, part.axis, 0, tiled=True)
+    flat = [leaves[i].reshape(len(leaves[i]), -1) for i in part.leaves]
+    flat = jnp.concatenate(flat, axis=1) if len(flat) > 1 else flat[0]
+    flat = jnp.pad(flat, ((0, 0), (0, -flat.shape[1] % _devices())))
+    return lax.all_to_all(flat, AXIS, 1, 0, tiled=True)
+
+
+def _returned(
+    part: Part, columns: jax.Array, leaves: Sequence[jax.Array], back: bool
+) -> dict[int, jax.Array]:
+    """Whole leaves of a part by number: of a device's receivers if they go `back`, else of all."""
+    axis = 1 if part.axis is None else part.axis
+    if back:
+        whole = lax.all_to_all(columns, AXIS, 0, axis, tiled=True)
+    else:
+        whole = lax.all_gather(columns, AXIS, axis=axis, tiled=True)
+    if part.axis is not None:
+        return {part.leaves[0]: whole}
+    found, start = {}, 0
+    for i in part.leaves:
+        shape = leaves[i].shape[1:]
+        size = math.prod(shape)
+        found[i] = whole[:, start : start + size].reshape(len(whole), *shape)
+        start += size
+    return found

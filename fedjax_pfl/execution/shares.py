@@ -1,0 +1,70 @@
+"""How devices are shared between the axis of clients and the axis of runs (seeds and settings)."""
+
+import math
+from typing import NamedTuple
+
+from fedjax_pfl.errors import InputError, shown, unknown_name
+from fedjax_pfl.values import decimal
+
+CLIENTS, RUNS = "clients", "runs"  # axes of the mesh of devices
+AUTO = "auto"
+
+
+class Shares(NamedTuple):
+    """Devices by axis: each of `runs` parts of the runs has `clients` devices of its own."""
+
+    clients: int = 1
+    runs: int = 1
+
+    @property
+    def devices(self) -> int:
+        return self.clients * self.runs
+
+    def __str__(self) -> str:
+        return f"{CLIENTS}:{self.clients},{RUNS}:{self.runs}"
+
+
+def automatic(devices: int, runs: int) -> Shares:
+    """Runs first, as they need no communication, then clients.
+
+    The axis of runs takes the largest number that divides both the devices and the runs, so that
+    no device is without work.
+    """
+    first = math.gcd(devices, runs)
+    return Shares(devices // first, first)
+
+
+def parsed(word: str) -> Shares:
+    """The shares of words such as "clients:4,runs:2"; an axis left out has one device.
+
+    Raises:
+      InputError: they are none, or name another axis.
+    """
+    given: dict[str, int] = {}
+    for part in word.split(",") if isinstance(word, str) else [""]:
+        name, colon, count = (piece.strip() for piece in part.partition(":"))
+        if not colon or not decimal(count) or name in given:
+            raise InputError(
+                f"mesh must be 'auto' or devices by axis, such as {CLIENTS}:4,{RUNS}:2, {RUNS}:4 "
+                f"or {CLIENTS}:8, got {shown(word)}."
+            )
+        if name not in (CLIENTS, RUNS):
+            raise unknown_name("axis of the mesh", name, (CLIENTS, RUNS))
+        given[name] = decimal(count) or 1
+    return Shares(given.get(CLIENTS, 1), given.get(RUNS, 1))
+
+
+def check(mesh: Shares, devices: int, where: str) -> None:
+    """Raises `InputError` unless a mesh takes so many devices; `where` says whose they are."""
+    if mesh.devices != devices:
+        raise InputError(
+            f"mesh {mesh} takes {mesh.devices} devices, but {where}: the nearest that fits is "
+            f"{nearest(mesh, devices)}."
+        )
+
+
+def nearest(mesh: Shares, devices: int) -> Shares:
+    """Of all that take so many devices the one whose axes have the most similar ratio."""
+    wanted = math.log(mesh.clients / mesh.runs)
+    fitting = [Shares(devices // n, n) for n in range(1, devices + 1) if devices % n == 0]
+    return min(fitting, key=lambda one: abs(math.log(one.clients / one.runs) - wanted))

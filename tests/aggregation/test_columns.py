@@ -1,0 +1,99 @@
+"""The server's part where devices share the clients: each takes some columns of all models."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl import mixing, similarity
+from fedjax_pfl.aggregation import columns
+from fedjax_pfl.aggregation.planning import leaf_plan
+from fedjax_pfl.execution.mesh import AXIS, mesh_of, place, sharing
+from fedjax_pfl.execution.strategy import Execution
+from fedjax_pfl.testing.toys import assert_close, states_of, toy_for
+
+ON_TPU = Execution(0, "map", 2, platform="tpu")
+
+
+def stack(rows, seed):
+    """Models with wide leaves, an odd one, small ones and a counter."""
+    rng = np.random.default_rng(seed)
+    sizes = {"a": {"kernel": (6, 7), "bias": (7,)}, "head": {"kernel": (7, 3), "bias": (3,)}}
+    params = jax.tree.map(lambda s: rng.normal(size=(rows, *s)), sizes, is_leaf=_is_shape)
+    count = np.arange(rows * 2, dtype=np.int32).reshape(rows, 2)
+    return {"batch_stats": {"bn": {"count": count}}, "params": params}
+
+
+def _is_shape(node):
+    return isinstance(node, tuple)
+
+
+def servers_part(near, models, partners, weights, by_block):
+    plan = leaf_plan(jax.tree.map(lambda leaf: leaf[0], models))
+    few = models["params"] | {"head": None}
+    return {
+        "distances": similarity.squared_distances(near["params"], models["params"]),
+        "partners": similarity.squared_distances(near["params"], models["params"], partners),
+        "cosines": similarity.cosines(few, few),
+        "mixed": mixing.apply(weights, models, near, plan),
+        "one sender's": mixing.apply(weights.at[:, 1:].set(0), models, near, plan),
+        "by block": mixing.apply(by_block, models, near, plan),
+        "odd receivers": mixing.apply(weights[:3], models, jax.tree.map(lambda x: x[:3], near),
+                                      plan, blockwise=True),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", [4, pytest.param(5, marks=pytest.mark.slow)])
+def test_columns_give_the_numbers_of_whole_models(rows, monkeypatch):
+    """Two devices share four clients; five they do not divide."""
+    monkeypatch.setattr(columns, "WIDE", 40)
+    with jax.enable_x64(True):
+        near, models = stack(rows, 0), stack(rows, 1)
+        plan = leaf_plan(jax.tree.map(lambda leaf: leaf[0], models))
+        rng = np.random.default_rng(2)
+        weights = jnp.asarray(rng.dirichlet(np.ones(rows), rows)).at[1].set(0)
+        by_block = jnp.asarray(rng.dirichlet(np.ones(rows), (plan.num_blocks, rows)))
+        operands = (near, models, jnp.arange(rows)[::-1], weights, by_block)
+        wanted = jax.jit(servers_part)(*operands)
+        sharded = [place(tree, mesh_of(2), AXIS) for tree in operands[:2]]
+        with sharing(ON_TPU):
+            compiled = jax.jit(servers_part).lower(*sharded, *operands[2:]).compile()
+        assert_close(compiled(*sharded, *operands[2:]), wanted, "by columns", 1e-12)
+        moved = compiled.as_text().count(" all-to-all(")
+        assert (moved > 0) == (rows == 4)
+
+
+def test_devices_of_one_cpu_exchange_no_columns():
+    with sharing(Execution(1, "map", 2)):
+        assert columns.shared_clients() is None
+    with sharing(ON_TPU):
+        assert columns.shared_clients() == mesh_of(2)
+    assert not columns.is_shared(stack(4, 0))
+
+
+def test_leaves_go_alone_or_together():
+    shapes = [(8, 6, 10), (8, 3, 5), (8, 5, 4), (8, 2)]
+    leaves = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(columns, "WIDE", 15)
+        parts = columns._parts(leaves, [0, 0, 0, 1], 4)
+    assert parts == [((2,), 2), ((0, 1), None), ((3,), None)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["feddwa", "fedamp", "cfl", "sfl", "pfedla"])
+@pytest.mark.parametrize("seeds", ["map", "vmap"])
+def test_algorithms_that_compare_clients(name, seeds, monkeypatch):
+    """A round of four clients on two devices; runs one by one, and as lanes of both devices."""
+    monkeypatch.setattr(columns, "WIDE", 12)
+    with jax.enable_x64(True):
+        algorithm = pfl.make_algorithm(name)
+        options = {"client_execution": "map", "seed_execution": seeds}
+        federations = [
+            toy_for(algorithm, (7, 3, 1, 10), **options, **more)
+            for more in ({}, {"mesh": "clients:2", "platform": "tpu"})
+        ]
+        one, two = (states_of(algorithm, federation, 2) for federation in federations)
+        for t, (state, wanted) in enumerate(zip(two, one, strict=True)):
+            assert_close(state, wanted, f"after {t} rounds", 1e-9)

@@ -1,0 +1,100 @@
+"""Runs over devices, clients over devices, or both: what is chosen and refused, the numbers."""
+
+import contextlib
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from experiments.cli import devices
+from fedjax_pfl.execution.shares import Shares, automatic, nearest, parsed
+from fedjax_pfl.execution.strategy import Execution, resolve_execution
+from fedjax_pfl.testing.toys import assert_close, toy_federation
+from tests.execution.on_a_mesh import numbers
+
+
+def test_runs_come_first_and_no_device_is_without_work():
+    assert [automatic(8, runs) for runs in (1, 2, 3, 10, 12, 16)] == [
+        (8, 1), (4, 2), (8, 1), (4, 2), (2, 4), (1, 8)
+    ]  # fmt: skip
+    free = resolve_execution(devices=2)
+    assert free.shared(4) == Execution(free.chunk, free.seeds, 1, runs=2)
+    assert free.shared(4).shared(3).runs == 2  # for good
+    assert resolve_execution().shared(4).all_devices == 1
+
+
+def test_words():
+    assert parsed("clients:4,runs:2") == parsed(" runs : 2, clients:4") == Shares(4, 2)
+    assert parsed("runs:3") == Shares(1, 3)
+    assert [nearest(Shares(4, 4), n) for n in (8, 4, 1, 6)] == [(4, 2), (2, 2), (1, 1), (3, 2)]
+    two = resolve_execution(mesh="runs:2")
+    assert (two.devices, two.runs, str(two)) == (1, 2, "map, runs in 2 parts")
+    assert resolve_execution(mesh="clients:2", devices=2).devices == 2
+
+
+@pytest.mark.parametrize(
+    ("mesh", "said"),
+    [
+        ("client:2", "Unknown axis of the mesh 'client'. Did you mean 'clients'"),
+        ("runs:2,runs:1", "mesh must be 'auto' or devices by axis, such as .* got 'runs:2,runs:1'"),
+        ("runs:0", "mesh must be 'auto' or devices by axis"),
+        (2, "mesh must be 'auto' or devices by axis, .* got 2"),
+        ("", "mesh must be 'auto' or devices by axis"),
+        ("clients:4,runs:2", "takes 8 devices, but there are 2: the nearest .* clients:2,runs:1"),
+    ],
+)
+def test_refused(mesh, said):
+    with pytest.raises(pfl.InputError, match=said):
+        resolve_execution(mesh=mesh)
+
+
+def test_a_mesh_of_other_devices_or_more_runs_is_refused():
+    with pytest.raises(pfl.InputError, match=r"--devices is 2: the nearest .* clients:1,runs:2"):
+        devices.prepare("2", 20, "runs:3")
+    assert devices.prepare("auto", 20, "runs:2") == 2
+    federation = toy_federation(dtype="float32", mesh="runs:2")
+    said = r"2 runs at a time, but there are 1 \(seeds times settings\): clients:2,runs:1 would use"
+    with pytest.raises(pfl.InputError, match=said):
+        pfl.simulate(pfl.make_algorithm("fedavg"), federation, 1)
+
+
+def test_two_runs_on_two_devices_have_one_each():
+    federation = toy_federation((7, 3, 1, 10), dtype="float32", devices=2)
+    assert [federation.for_runs(n).execution.runs for n in (1, 2, 3)] == [1, 2, 1]
+    assert not federation.for_runs(2).execution.deal  # clients stay on their run's device
+
+
+@pytest.mark.slow
+def test_another_mesh_goes_on(tmp_path):
+    algorithm = pfl.make_algorithm("feddwa")
+
+    def simulated(mesh, stop=False):
+        federation = toy_federation((4, 8, 3, 5), dtype="float32", mesh=mesh)
+        with contextlib.closing(pfl.Checkpoints(tmp_path, 0)) as checkpoints:
+            return pfl.simulate(algorithm, federation, 4, seeds=(0, 1), chunk=2, chunk_seconds=0,
+                                checkpoints=checkpoints, stop=lambda: stop)  # fmt: skip
+
+    assert simulated("runs:2", stop=True).stopped
+    found = simulated("clients:2").scores
+    wanted = pfl.simulate(algorithm, toy_federation((4, 8, 3, 5), dtype="float32"), 4, seeds=(0, 1))
+    for name, score in wanted.scores.items():
+        np.testing.assert_allclose(found[name], score, 1e-4, err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("names", "part"), [("feddwa,cfl,spfl", 1.0), ("fedavg,fedbn", 0.6)])
+def test_eight_devices_give_the_numbers_of_one(tmp_path, names, part):
+    """Five clients and five runs, of which no mesh has a divisor."""
+    words = [names, str(part), "clients:4,runs:2;runs:8", str(tmp_path)]
+    subprocess.run([sys.executable, "-m", "tests.execution.on_a_mesh", *words], check=True)
+    with jax.enable_x64(True):
+        for name in names.split(","):
+            wanted = numbers(name, None, participation=part)
+            files = sorted(tmp_path.glob(f"{name}-*.npz"))
+            assert len(files) == 2
+            for file in files:
+                with np.load(file) as found:
+                    assert_close(dict(found), wanted, file.name)
