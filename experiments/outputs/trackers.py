@@ -94,8 +94,9 @@ def chosen(args: absl.flags.FlagValues) -> list[Tracker]:
     if args.tensorboard:
         found.append(EventFiles())
     for flag, tracker in (("wandb", WeightsAndBiases), ("mlflow", MLflow)):
-        if args[flag].value is not None:
-            found.append(tracker(args[flag].value))
+        name: Any = args[flag].value
+        if name is not None:
+            found.append(tracker(name))
     return found
 
 

@@ -49,7 +49,7 @@ class Tracking:
         output: Path,
         place: str,
         facts: Mapping[str, Any],
-        settings: Mapping[str, Sequence] | None = None,
+        settings: Mapping[str, Any] | None = None,
     ):
         self.output, self.place = output, place
         self.swept = {name: np.asarray(values) for name, values in (settings or {}).items()}
