@@ -167,7 +167,9 @@ def load(args, name: str, output: Path) -> pfl.Result:
 def run_algorithm(experiment: Experiment, name: str, facts: dict, progress, stop) -> pfl.Result:
     """Simulates one algorithm, from its checkpoints if there are any, and writes its folder."""
     args, output = experiment.args, experiment.output
-    algorithm, growing = experiment.algorithms[name], live.Live(output, name)
+    algorithm = experiment.algorithms[name]
+    said = resume.configuration(args) | algorithm.hyperparameters()
+    growing = live.Live(output, name, tracking.Tracking(args, output, name, said))
 
     def measured(chunk: pfl.Progress) -> None:
         progress(chunk)
@@ -177,7 +179,7 @@ def run_algorithm(experiment: Experiment, name: str, facts: dict, progress, stop
     kept_for_more = pfl.Checkpoints(
         place, args.checkpoint_seconds, extendable=value_of(args, "keep_state")
     )
-    with contextlib.closing(kept_for_more) as checkpoints:
+    with together.held(lambda: growing), contextlib.closing(kept_for_more) as checkpoints:
         result = pfl.simulate(
             algorithm,
             experiment.federation_of(name),
@@ -192,6 +194,7 @@ def run_algorithm(experiment: Experiment, name: str, facts: dict, progress, stop
             stop=stop,
             patience=value_of(args, "patience"),
         )
+        processes.on_first(lambda: growing.end(result))
     result = resume.went_on(result)
     models = final_models(result) if args.save_models else None
     more = None
@@ -220,10 +223,9 @@ def final_models(result: pfl.Result) -> dict[str, Any]:
 
 
 def track(args, results: dict[str, pfl.Result], output: Path) -> None:
-    """Writes the event files asked for, where there are none yet."""
-    if args.tensorboard:
-        for name, result in results.items():
-            tracking.write(output / name, result)
+    """Sends the trackers asked for what they lack of finished algorithms."""
+    for name, result in results.items():
+        tracking.finish(args, output, name, resume.configuration(args), result)
 
 
 def interrupted(error, stop: "resume.Stopper", results: dict, output: Path) -> int:

@@ -67,8 +67,7 @@ def run_cell(
     if folder.exists():
         seeds = range(args.seed, args.seed + args.num_seeds)
         result = kept.result(folder, cell.algorithm, seeds, args.rounds, cell.settings)
-        if args.tensorboard:
-            tracking.write(folder, result)
+        tracking.finish(args, output, cell.folder, resume.configuration(args), result)
         return result
     experiment = build.prepare(args, output, runs=args.num_seeds * len(cell.inside))
     changed = identity.difference(described, experiment.identity)
@@ -80,9 +79,18 @@ def run_cell(
     checkpoints = pfl.Checkpoints(
         output / resume.CHECKPOINTS / cell.folder, args.checkpoint_seconds
     )
-    with contextlib.closing(checkpoints):
+    algorithm = experiment.algorithms[cell.algorithm]
+    said = resume.configuration(args) | algorithm.hyperparameters()
+    streams = tracking.Tracking(args, output, cell.folder, said, cell.settings)
+    show = display.algorithm(cell.folder, args.rounds)
+
+    def measured(chunk: pfl.Progress) -> None:
+        show(chunk)
+        streams.look(chunk)
+
+    with streams, contextlib.closing(checkpoints):
         result = pfl.simulate(
-            experiment.algorithms[cell.algorithm],
+            algorithm,
             experiment.federation_of(cell.algorithm),
             args.rounds,
             seeds=experiment.seeds,
@@ -90,18 +98,17 @@ def run_cell(
             eval_every=args.eval_every,
             matrix_rounds=[],
             score_clients=experiment.score_clients,
-            progress=display.algorithm(cell.folder, args.rounds),
+            progress=measured,
             checkpoints=checkpoints,
             stop=stop,
             patience=value_of(args, "patience"),
         )
+        streams.add(result, last=True)
     result = resume.went_on(result)
     result = remarked(replace(result, final=None), experiment.training[cell.algorithm])
     part = folder.with_name(f".part-{folder.name}")
     shutil.rmtree(part, ignore_errors=True)
     result.save(part)
-    if args.tensorboard:
-        tracking.write(part, result)
     with writing(folder):
         part.replace(folder)
     return result

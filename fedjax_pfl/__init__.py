@@ -68,6 +68,7 @@ from fedjax_pfl.simulation.simulate import (
     lower_simulation,
     simulate,
 )
+from fedjax_pfl.simulation.watching import LiveCurves
 from fedjax_pfl.structs import Broadcast, per_client, per_pair, per_server, static, struct
 
 __all__ = [  # noqa: RUF022 - grouped as the pages of the reference are
@@ -92,7 +93,7 @@ __all__ = [  # noqa: RUF022 - grouped as the pages of the reference are
     "Forward", "ForwardedBatch", "FunctionTask", "LinenTask", "MODELS", "Outputs", "Task",
     "TwoHeads", "make_model", "networks",
     # Simulating
-    "Checkpoints", "MAX_RUNS", "Memory", "Progress", "check_memory",
+    "Checkpoints", "LiveCurves", "MAX_RUNS", "Memory", "Progress", "check_memory",
     "check_simulation", "estimate_memory", "lower_simulation", "Lowered", "score_new_clients",
     "simulate", "sweepable", "without_new_clients",
     # Results

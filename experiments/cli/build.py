@@ -15,7 +15,7 @@ from fedjax_pfl.errors import shown
 from fedjax_pfl.execution import processes
 from fedjax_pfl.values import decimal
 
-from ..outputs import tracking
+from ..outputs import trackers
 from . import console, devices, flags, identity, resume
 from .algorithms import (
     common_training,
@@ -81,8 +81,7 @@ def check_flags(args: absl.flags.FlagValues) -> None:
     for name, choices in flags.CHOICES.items():
         if value_of(args, name) not in choices:
             raise pfl.unknown_name(name, value_of(args, name), choices)
-    if args.tensorboard:
-        tracking.check()
+    trackers.chosen(args)  # their packages are there
 
 
 def material(args: absl.flags.FlagValues, dataset: pfl.Dataset | None = None) -> Material:

@@ -87,21 +87,6 @@ def catalogue() -> str:
     return "\n".join(lines)
 
 
-def duration(seconds: float) -> str:
-    """Seconds as m:ss or h:mm:ss."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def status(progress: pfl.Progress) -> str:
-    """Accuracy, pace and time left, as text."""
-    pace = progress.round / max(progress.seconds, 1e-9)
-    left = (progress.rounds - progress.round) / pace
-    accuracy = "-" if progress.accuracy is None else f"{100 * progress.accuracy:.2f} %"
-    return f"accuracy {accuracy}, {pace:.2f} rounds/s, {duration(left)} left"
-
-
 class PlainProgress:
     """Lines for logs: at most one in `every` seconds for an algorithm, and its last one."""
 
@@ -124,8 +109,7 @@ class PlainProgress:
             now = time.monotonic()
             if progress.round == progress.rounds or now - self.shown >= self.every:
                 self.shown = now
-                line = f"{name}: round {progress.round}/{progress.rounds}, {status(progress)}"
-                print(line, file=self.stream, flush=True)
+                print(f"{name}: {progress}", file=self.stream, flush=True)
 
         return show
 
@@ -156,7 +140,8 @@ class BarProgress:
         task = self.bars.add_task(name, total=rounds, status=f"compiling{about}")
 
         def show(progress: pfl.Progress) -> None:
-            self.bars.update(task, completed=progress.round, status=status(progress))
+            status = str(progress).partition(", ")[2]  # the bar has the rounds
+            self.bars.update(task, completed=progress.round, status=status)
 
         return show
 

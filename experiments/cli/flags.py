@@ -227,7 +227,10 @@ def _run(group: _Group) -> None:
     meaning = f"number that the table leads with: {', '.join(HEADLINES)}; see docs/migrating.md"
     group.text("headline", FIRST, meaning)
     group.switch("save_models", True, "write the final models")
-    group.switch("tensorboard", False, "also write TensorBoard's event files")
+    group.switch("tensorboard", False, "also write TensorBoard's event files, which grow")
+    group.text("wandb", None, "also log to this Weights & Biases project, or ENTITY/PROJECT")
+    meaning = "also log to this MLflow experiment, where MLFLOW_TRACKING_URI says"
+    group.text("mlflow", None, meaning)
     group.text(
         "compilation_cache",
         "~/.cache/fedjax_pfl",

@@ -5,6 +5,7 @@ permission); with 2 for invalid input; and with 128 + N after signal N.
 """
 
 import codecs
+import contextlib
 import errno
 import functools
 import io
@@ -13,16 +14,19 @@ import re
 import select
 import signal
 import sys
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
 from absl.flags import Error as FlagsError
 from absl.flags import Flag, FlagValues, IllegalFlagValueError, UnrecognizedFlagError
 
+from fedjax_pfl import errors
 from fedjax_pfl.errors import InputError, OutputError, cut, sentence, shown
 
 from . import together, unknown_flags
 
+PACKAGE = os.path.dirname(errors.__file__)
 FAULT, INPUT = 1, 2
 INTERRUPTED = 128 + signal.SIGINT
 GOES_ON = "Finished work is kept; once this is fixed, the same command continues from there."
@@ -58,7 +62,8 @@ def script(more: str = "", kept: str = "") -> Callable:
         @functools.wraps(main)
         def run(argv: Sequence[str] | None = None) -> int:
             try:
-                return main(list(sys.argv if argv is None else argv))
+                with _plain_warnings():
+                    return main(list(sys.argv if argv is None else argv))
             except (InputError, FlagsError) as error:
                 return refuse(error)
             except OSError as error:
@@ -72,6 +77,23 @@ def script(more: str = "", kept: str = "") -> Callable:
         return run
 
     return decorate
+
+
+@contextlib.contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Warnings of this package are said in a line, without the place in its code."""
+    before = warnings.formatwarning
+
+    def said(message, category, filename, lineno, line=None):
+        if issubclass(category, UserWarning) and filename.startswith(PACKAGE):
+            return f"warning: {sentence(message)}\n"
+        return before(message, category, filename, lineno, line)
+
+    warnings.formatwarning = said
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
 
 
 def described(values: FlagValues, name: str, width: int) -> str:

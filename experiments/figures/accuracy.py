@@ -100,6 +100,8 @@ def of_models(
     outer, inner = (names, wanted) if by == "run" else (wanted, names)
     chart, grid = drawing.panels(len(outer), 3.8, 3.2, sharey=by == "run")
     lines, table = {}, []
+    by_run = by == "run"
+    styles = looks.of_models(wanted) if by_run else looks.numbers([r.algorithm for r in runs])
     for run, name in zip(runs, names, strict=True):
         for model, average in zip(wanted, means, strict=True):
             rows = chosen_clients([run], "", model, split)[0]
@@ -107,8 +109,8 @@ def of_models(
             at, k = (name, model) if by == "run" else (model, name)
             axes, k = grid[outer.index(at)], inner.index(k)
             # Two models may be the same: dashes show the line beneath.
-            dash = drawing.DASHES[k % len(drawing.DASHES)]
-            lines[k] = drawing.band(axes, run.eval_rounds, values, k, linestyle=dash)
+            more = {"linestyle": drawing.DASHES[styles[k] % len(drawing.DASHES)]} if by_run else {}
+            lines[k] = drawing.band(axes, run.eval_rounds, values, styles[k], **more)
             end = f", mean over {average}" if by == "model" else ""
             axes.set_title(f"{at} model{end}" if by == "model" else at, fontsize=10)
             table += _rows(run, name, at, model, values)
@@ -145,7 +147,7 @@ def side_by_side(
     names = labels(runs)
     chart = drawing.canvas(6.2, 1.5 + 0.45 * len(runs))
     axes = chart.add_subplot()
-    lines, table = [], []
+    lines, table, styles = [], [], looks.of_models(wanted)
     for k, model in enumerate(wanted):
         points = []
         for run, name in zip(runs, names, strict=True):
@@ -160,8 +162,8 @@ def side_by_side(
         height = np.arange(len(runs)) + 0.22 * (k - (len(wanted) - 1) / 2)
         whisker = (mean - low, high - mean)
         drawn = axes.errorbar(
-            mean, height, xerr=whisker, fmt=drawing.marker(k), color=drawing.colour(k),
-            capsize=3, markersize=6, label=model,
+            mean, height, xerr=whisker, fmt=drawing.marker(styles[k]),
+            color=drawing.colour(styles[k]), capsize=3, markersize=6, label=model,
         )  # fmt: skip
         lines.append(drawn)
     axes.set_yticks(range(len(runs)), names)
@@ -195,7 +197,7 @@ def by_client(
     most = max(run.num_clients for run in runs)
     chart = drawing.canvas(float(np.clip(4.5 + 0.22 * most, 6.5, 13.0)), 4.0)
     axes = chart.add_subplot()
-    lines, table = [], []
+    lines, table, styles = [], [], looks.numbers([run.algorithm for run in runs])
     for k, (run, name) in enumerate(zip(runs, names, strict=True)):
         values = run.accuracy(model, split).astype(float)  # [S, E, N]
         scored = np.flatnonzero(np.isfinite(values).any(axis=(0, 1)))
@@ -203,10 +205,10 @@ def by_client(
         where = scored + 0.6 * ((k + 0.5) / len(runs) - 0.5)
         mean = each.mean(axis=1)
         whisker = (mean - each.min(axis=1), each.max(axis=1) - mean)
-        colour = drawing.colour(k)
+        colour = drawing.colour(styles[k])
         lines.append(
             axes.errorbar(
-                where, mean, yerr=whisker, fmt=drawing.marker(k),
+                where, mean, yerr=whisker, fmt=drawing.marker(styles[k]),
                 color=colour, markersize=4, capsize=2, elinewidth=0.8, zorder=3,
             )
         )  # fmt: skip

@@ -6,6 +6,7 @@ import numpy as np
 from matplotlib.colors import PowerNorm
 from matplotlib.ticker import FixedLocator
 
+from ..outputs import looks
 from . import drawing
 from .drawing import Drawing, figure
 from .matrices import block_rows, check_client, rounds_kept, seed_row
@@ -43,7 +44,8 @@ def layerwise(
     chart = drawing.canvas(8.4, 3.8)
     left, right = chart.subplots(1, 2)
     lines, table, shown, numbers = [], [], [], set()
-    for k, (run, name) in enumerate(zip(runs, names, strict=True)):
+    styles = looks.numbers([run.algorithm for run in runs])
+    for k, run, name in zip(styles, runs, names, strict=True):
         values = curve(run, np.array([client]), "personalized", "test")
         lines.append(drawing.band(left, run.eval_rounds, values, k, name))
         q = rounds_kept(run, rounds)[0]

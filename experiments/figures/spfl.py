@@ -6,6 +6,7 @@ import numpy as np
 
 from fedjax_pfl.errors import InputError
 
+from ..outputs import looks
 from . import drawing, probes
 from .accuracy import by_client, side_by_side
 from .drawing import Drawing, figure
@@ -43,7 +44,8 @@ def similarity(runs: Sequence[Run], *, model: str = "personalized", data_dir: st
     chart = drawing.canvas(6.0, 4.0)
     axes = chart.add_subplot()
     lines, table, shown = [], [], []
-    for k, (run, name) in enumerate(zip(runs, names, strict=True)):
+    styles = looks.numbers([run.algorithm for run in runs])
+    for k, run, name in zip(styles, runs, names, strict=True):
         federation = probes.federation_of(run, data_dir)
         pairs = np.triu_indices(run.num_clients, 1)
         means = []

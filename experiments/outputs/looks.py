@@ -1,5 +1,6 @@
-"""The style of an algorithm's line, the same in all pictures."""
+"""The style of a line, by its number: one for each algorithm, the same in all pictures."""
 
+import itertools
 import zlib
 from collections.abc import Sequence
 
@@ -7,6 +8,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl.results.plots import STYLES
 
 FIRST = ("local", "fedavg", "fedavg_ft", "feddwa")  # of most comparisons: solid lines
+MODELS = ("personalized", "global", "adapted", "trained")  # names that several algorithms have
 
 
 def number(algorithm: str) -> int:
@@ -25,7 +27,14 @@ def number(algorithm: str) -> int:
 
 
 def numbers(algorithms: Sequence[str]) -> list[int]:
-    """Of each line: the algorithm's, or its place where one algorithm has several lines."""
-    if len(set(algorithms)) < len(algorithms):
-        return list(range(len(algorithms)))
-    return [number(name) for name in algorithms]
+    """Of each line: the algorithm's; where one has several lines, the first of them has its own
+    and the others the first that no line here has."""
+    own = [number(name) for name in algorithms]
+    free = (k for k in itertools.count() if k not in own)
+    return [k if k not in own[:i] else next(free) for i, k in enumerate(own)]
+
+
+def of_models(models: Sequence[str]) -> list[int]:
+    """Of each line for a model of a run, such as "global": the same in all pictures."""
+    known = [*MODELS, *sorted(set(models) - set(MODELS))]
+    return [known.index(name) for name in models]

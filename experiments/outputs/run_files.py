@@ -7,13 +7,13 @@ OUTPUT/run.json             the flags; OUTPUT/checkpoints/, while it runs, to co
 OUTPUT/partition.npz        each client's samples (`Partition.load` reads it)
 OUTPUT/comparison.csv, .md  one row for each algorithm
 OUTPUT/accuracy.png, partition.png
+OUTPUT/tensorboard/NAME/seed_S  measurements as event files, with --tensorboard
+OUTPUT/tracking.json        what trackers have (`experiments.outputs.tracking`)
 OUTPUT/NAME/config.json     everything that determines the run, and its machine
 OUTPUT/NAME/summary.json    the numbers of the table; accuracies are fractions
 OUTPUT/NAME/metrics.csv     seed,round,metric,value: means over clients, and their number; sums of
                             traffic, local steps, candidates' forward passes and FLOPs
 OUTPUT/NAME/metrics.jsonl   the same, an object for each seed and round
-OUTPUT/NAME/tensorboard/    the same as event files, with --tensorboard
-                            (`experiments.outputs.tracking`)
 OUTPUT/NAME/clients.npz     scores [seed, round, client] at `rounds`, and records (participated,
                             diverged, train_loss, local_steps, computation/flops, traffic/...) at
                             `record_rounds`; `seeds`

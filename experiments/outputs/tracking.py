@@ -1,56 +1,192 @@
-"""The measurements of a run as TensorBoard's event files.
+"""The measurements of a simulation on their way to trackers, each of them once.
 
-ALGORITHM/tensorboard/seed_S/      of a run; of a sweep settings come before, such as top_k=3/seed_0
-  METRIC                        as in metrics.csv, at its rounds: accuracies (mean over clients,
-                                worst tenth, pooled), losses, train_loss, traffic in bytes
+OUTPUT/tracking.json has, by tracker and stream, the tracker's id of the stream, the last round of
+each metric that it was given, and whether the stream is whole. It is written before rows are sent:
+where a process is killed between the two they are missing there, and none is ever sent twice.
 """
 
-import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import absl.flags
+import numpy as np
 
 import fedjax_pfl as pfl
-from fedjax_pfl.data.whole_files import writing
-from fedjax_pfl.results.tables import setting_names
+from fedjax_pfl.data.whole_files import read_json
+from fedjax_pfl.errors import sentence
+from fedjax_pfl.results.tables import named_settings
 
-from .run_files import metric_rows
+from .run_files import metric_rows, plain, write_json
+from .trackers import Opened, Row, Stream, Tracker, chosen
 
-FOLDER = "tensorboard"
-
-
-def check() -> None:
-    """Raises `InputError` where the package that writes event files is missing."""
-    try:
-        import tensorboardX  # noqa: F401 - slow, and only an extra
-    except ImportError as error:
-        raise pfl.InputError(
-            "--tensorboard needs the package tensorboardX, which the extra brings: "
-            f"pip install 'fedjax_pfl[tensorboard]' ({error})."
-        ) from error
+RECORD = "tracking.json"
+BATCH = 500  # rows in one call of a tracker: MLflow takes 1,000 at once
+EVERY = 2.0  # seconds between two looks at the measurements, which take time themselves
 
 
-def write(folder: Path, result: pfl.Result) -> None:
-    """Writes an algorithm's event files into `folder`/tensorboard, unless they are there already.
+class Tracking:
+    """The streams of one algorithm's simulation: a context in which they are open.
+
+    What a service refuses is a warning, once; the simulation goes on without it.
+
+    Args:
+      args: the flags.
+      output: folder of the run or sweep.
+      place: the algorithm, or the folder of a sweep's program.
+      facts: the flags that identify the run, and the algorithm's hyperparameters, by name.
+      settings: what is swept inside the program: names to the values of all settings.
 
     Raises:
-      InputError: the package is missing.
+      InputError: the record is damaged.
     """
-    check()
-    from tensorboardX import SummaryWriter
 
-    whole, part = folder / FOLDER, folder / f".part-{FOLDER}"
-    if whole.exists():
-        return
-    shutil.rmtree(part, ignore_errors=True)  # of a process that was killed while writing
-    with writing(part):
-        _write(part, result, SummaryWriter)
-        part.rename(whole)
+    def __init__(
+        self,
+        args: absl.flags.FlagValues,
+        output: Path,
+        place: str,
+        facts: Mapping[str, Any],
+        settings: Mapping[str, Any] | None = None,
+    ):
+        self.output, self.place = output, place
+        self.swept = {name: np.asarray(values) for name, values in (settings or {}).items()}
+        self.seeds = range(args.seed, args.seed + args.num_seeds)
+        self.facts = {name: value for name, value in facts.items() if value not in (None, "", [])}
+        self.trackers = {tracker.key: tracker for tracker in chosen(args)}
+        self.path = output / RECORD
+        there = self.trackers and self.path.exists()
+        self.record: dict[str, Any] = read_json(self.path) if there else {}
+        self.opened: dict[str, dict[str, Opened]] = {}
+        self.is_whole, self._looked = False, float("-inf")
+
+    def __enter__(self) -> "Tracking":
+        for key, tracker in self.trackers.items():
+            if not self._done(key):
+                self.opened[key] = {}
+                self._try(key, lambda key=key, tracker=tracker: self._open(key, tracker))
+        return self
+
+    def __exit__(self, *exception) -> None:
+        for key in list(self.opened):
+            self._try(key, lambda key=key: self._close(key))
+        self.opened.clear()
+
+    def look(self, progress: pfl.Progress) -> None:
+        """Sends what was measured since the last look, if that is some time ago."""
+        now = time.monotonic()
+        if self.opened and progress.result is not None and now - self._looked >= EVERY:
+            self._looked = now
+            self.add(progress.result())
+
+    def add(self, result: pfl.Result, last: bool = False) -> None:
+        """Sends what the streams don't have yet; with `last` a stream is whole then."""
+        for key in list(self.opened):
+            self._try(key, lambda key=key: self._add(key, result))
+        self.is_whole = last and result.stopped != "asked"
+
+    def _streams(self) -> list[list[Stream]]:
+        """By setting and seed."""
+        values = list(zip(*self.swept.values(), strict=True)) or [()]
+        names = named_settings(self.swept) or [""]
+        found = []
+        for name, value in zip(names, values, strict=True):
+            own = self.facts | dict(zip(self.swept, value, strict=True))
+            found.append(
+                [
+                    Stream(self.output, self.place, name, seed, plain(own | {"seed": seed}))
+                    for seed in self.seeds
+                ]
+            )
+        return found
+
+    def _entry(self, key: str, stream: Stream) -> dict[str, Any]:
+        kept = self.record.setdefault(key, {})
+        return kept.setdefault(stream.key, {"id": None, "rounds": {}, "whole": False})
+
+    def _done(self, key: str) -> bool:
+        kept = self.record.get(key, {})
+        every = [stream.key for streams in self._streams() for stream in streams]
+        return all(kept.get(name, {}).get("whole", False) for name in every)
+
+    def _open(self, key: str, tracker: Tracker) -> None:
+        for stream in (stream for streams in self._streams() for stream in streams):
+            entry = self._entry(key, stream)
+            opened = tracker.open(stream, entry["id"] if tracker.goes_on else None)
+            entry["id"] = opened.id
+            entry |= {} if tracker.goes_on else {"rounds": {}}
+            entry["whole"] = False
+            self.opened[key][stream.key] = opened
+            write_json(self.path, self.record)
+        where = next(iter(self.opened[key].values())).where
+        print(f"{self.place}: logged to {tracker.flag}, {where}", flush=True)
+
+    def _add(self, key: str, result: pfl.Result) -> None:
+        batches: list[tuple[str, list[Row]]] = []
+        for setting, streams in enumerate(self._streams()):
+            fresh: dict[int, list[Row]] = {seed: [] for seed in self.seeds}
+            entries = {stream.seed: self._entry(key, stream)["rounds"] for stream in streams}
+            for seed, number, metric, value in metric_rows(result, setting):
+                if number > entries[seed].get(metric, 0):
+                    fresh[seed].append((number, metric, value))
+            for stream in streams:
+                rows = sorted(fresh[stream.seed], key=lambda row: row[0])
+                batches += [(stream.key, rows[k : k + BATCH]) for k in range(0, len(rows), BATCH)]
+                entries[stream.seed] |= {metric: number for number, metric, _ in rows}
+        if batches:
+            self._send(key, batches)
+
+    def _send(self, key: str, batches: Sequence[tuple[str, list[Row]]]) -> None:
+        """Sends rows that the record has already; it forgets those that are refused."""
+        write_json(self.path, self.record)
+        for k, (name, rows) in enumerate(batches):
+            try:
+                self.opened[key][name].log(rows)
+            except Exception:
+                for other, lost in batches[k:]:
+                    rounds = self.record[key][other]["rounds"]
+                    for number, metric, _ in reversed(lost):
+                        rounds[metric] = min(rounds[metric], number - 1)
+                write_json(self.path, self.record)
+                raise
+
+    def _close(self, key: str) -> None:
+        for name, opened in self.opened[key].items():
+            opened.close(self.is_whole)
+            self.record[key][name]["whole"] = self.is_whole
+        write_json(self.path, self.record)
+
+    def _try(self, key: str, act: Callable[[], None]) -> None:
+        """Calls a tracker; where it fails, it is called no more in this process.
+
+        Raises:
+          OutputError: files of this run can't be written.
+        """
+        try:
+            act()
+        except pfl.OutputError:
+            raise
+        except Exception as error:  # services and their packages raise what they like
+            flag = self.trackers[key].flag
+            del self.opened[key]
+            print(
+                f"warning: {self.place} is no longer logged to {flag} ({sentence(error)}); the "
+                "same command sends what is missing once it is finished.",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
-def _write(part: Path, result: pfl.Result, writer_of: type) -> None:
-    for setting, name in enumerate(setting_names(result)):
-        place = part / name.replace("/", "_") if result.settings else part
-        writers = {seed: writer_of(str(place / f"seed_{seed}")) for seed in result.seeds}
-        for seed, number, metric, value in metric_rows(result, setting):
-            writers[seed].add_scalar(metric, value, number)
-        for writer in writers.values():
-            writer.close()
+def finish(
+    args: absl.flags.FlagValues, output: Path, place: str, facts: Mapping, result: pfl.Result
+) -> None:
+    """Sends what trackers lack of a finished result; `facts` without its hyperparameters.
+
+    Raises:
+      InputError: see `Tracking`.
+    """
+    facts = {**facts, **result.hyperparameters}
+    with Tracking(args, output, place, facts, result.settings) as streams:
+        streams.add(result, last=True)

@@ -1,6 +1,7 @@
 """Local training of a run in one line, for the header and the table."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from typing import Any
 
 import absl.flags
 
@@ -14,6 +15,12 @@ EXTRAS = (
     "compute_dtype", "init_from", "freeze", "lora_rank", "lora_alpha", "lora_layers",
     "new_clients", "set",
 )  # fmt: skip
+
+# Flags that are not said by their name and value.
+SAID: dict[str, Callable[[str, Any], str]] = {
+    "set": lambda name, value: " ".join(value),
+    "keep_optimizer_state": lambda name, value: "optimizer states kept between rounds",
+}
 
 
 def described(
@@ -47,6 +54,9 @@ def described(
     for extra in EXTRAS:
         flag = args[extra]
         if flag.value != flag.default:
-            value = " ".join(flag.value) if isinstance(flag.value, list) else flag.value
-            parts[extra] = f"{value}" if extra == "set" else f"{extra.replace('_', ' ')} {value}"
+            parts[extra] = SAID.get(extra, _said)(extra.replace("_", " "), flag.value)
     return ", ".join(text for flag, text in parts.items() if flag not in varied)
+
+
+def _said(name: str, value: Any) -> str:
+    return f"{name} {' '.join(value) if isinstance(value, list) else value}"

@@ -30,6 +30,7 @@ KNOWN = {
 }
 PLACES = (
     "--data_dir", "--output_dir", "--compilation_cache", "--checkpoint_seconds", "--tensorboard",
+    "--wandb", "--mlflow",
 )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """A result for readers: its main numbers as a table, its accuracy as a picture."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -65,14 +65,17 @@ def interval_note(seeds: int, marked: bool) -> str | None:
 def setting_names(result: "Result") -> list[str]:
     """H names such as "top_k=3, learning_rate=0.1"; the algorithm's alone where nothing was
     swept."""
-    if not result.settings:
-        return [result.algorithm]
+    return named_settings(result.settings) or [result.algorithm]
+
+
+def named_settings(settings: Mapping[str, np.ndarray]) -> list[str]:
+    """The same of the values [H] of each setting, by name; [] where there are none."""
 
     def said(name: str, value) -> str:
         return f"{name}={value:g}" if np.issubdtype(type(value), np.number) else f"{name}={value}"
 
-    rows = zip(*result.settings.values(), strict=True)
-    return [", ".join(map(said, result.settings, row)) for row in rows]
+    rows = zip(*settings.values(), strict=True)
+    return [", ".join(map(said, settings, row)) for row in rows]
 
 
 def table(result: "Result", model: str, form: str) -> str:

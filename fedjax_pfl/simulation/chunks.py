@@ -38,6 +38,23 @@ class Progress(NamedTuple):
     since: int = 0
     result: Callable[[], Result] | None = None
 
+    def __str__(self) -> str:
+        """Rounds, accuracy, pace and time left."""
+        pace = self.round / max(self.seconds, 1e-9)
+        left = _duration((self.rounds - self.round) / pace)
+        accuracy = "-" if self.accuracy is None else f"{100 * self.accuracy:.2f} %"
+        return (
+            f"round {self.round}/{self.rounds}, accuracy {accuracy}, {pace:.2f} rounds/s, "
+            f"{left} left"
+        )
+
+
+def _duration(seconds: float) -> str:
+    """Seconds as m:ss or h:mm:ss."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
 
 class Chunks:
     """The rounds of a program, run in chunks that are measured and kept in checkpoints.

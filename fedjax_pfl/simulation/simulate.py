@@ -15,7 +15,7 @@ from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.spreading import spread
 from fedjax_pfl.results.result import Result
-from fedjax_pfl.simulation import request
+from fedjax_pfl.simulation import request, watching
 from fedjax_pfl.simulation.checkpoints import Checkpoints
 from fedjax_pfl.simulation.chunks import Chunks, Progress
 from fedjax_pfl.simulation.costs import forward_flops, step_flops
@@ -40,7 +40,7 @@ def simulate(
     matrix_rounds: Sequence[int] | None = None,
     adapt: Adaptation | None = None,
     score_clients: Sequence[int] | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[Progress], None] | bool | None = None,
     checkpoints: Checkpoints | None = None,
     stop: Callable[[], bool] | None = None,
     patience: int | None = None,
@@ -66,7 +66,8 @@ def simulate(
         are then over them, and the others' scores are NaN. By default all clients for which the
         algorithm makes models.
       progress: called between chunks with a `Progress`: `progress.result()` has all measurements so
-        far.
+        far. True prints a line of text, which says first that the program compiles;
+        `LiveCurves().of(name)` also draws curves that grow, in a notebook.
       checkpoints: where state and measurements are kept between chunks. A simulation that finds
         some continues from there, and ends with the same bits as one without interruption; also if
         they are of fewer rounds.
@@ -99,12 +100,14 @@ def simulate(
     patience = checked_patience(patience, algorithm, program.federation, adapt)
     program, _ = fitting(program, _available(federation))
     program = replace(program, federation=spread(program.federation))
+    shown = watching.shown(progress, algorithm.name)
     chunks = Chunks(program, matrix_rounds, checkpoints, patience)
     swept = {name: np.asarray(values) for name, values in (settings or {}).items()}
     numbers = tuple(int(seed) for seed in seeds)
     counted = cache(lambda name: COUNTED[name](chunks.program.federation))
     so_far = partial(_result, algorithm, numbers, swept, chunks, counted)
-    chunks.run(chunk_seconds, progress, stop, so_far)
+    chunks.run(chunk_seconds, shown, stop, so_far)
+    watching.end(shown)
     end = Final(program, chunks.states, chunks.done)
     return replace(so_far(), final=end)
 

@@ -71,6 +71,13 @@ def test_every_algorithm_has_a_page_and_every_page_an_algorithm():
     assert_all(PAGES, "docs/algorithms")
 
 
+@pytest.mark.parametrize("file", ["README.md", "docs/comparison.md"])
+def test_the_comparison_counts_what_is_here(file):
+    text = (ROOT / file).read_text(encoding="utf-8")
+    counted = re.search(r"\| Personalized algorithms \| (\d+) of (\d+) \|", text)
+    assert int(counted[2]) == len(pfl.ALGORITHMS)
+
+
 @pytest.mark.parametrize(
     ("file", "folder"), [("docs/algorithms/README.md", ""), ("README.md", "docs/algorithms/")]
 )

@@ -41,7 +41,7 @@ def test_a_run_by_flags(tmp_path, capsys):
     assert run.main(["run", *QUICK, *words, f"--output_dir={tmp_path / 'out'}"]) == 0
     said = capsys.readouterr().out
     assert "lr schedule cosine, lr schedule option final=0.1, optimizer adam" in said
-    assert "clip norm 0.5, keep optimizer state True" in said
+    assert "clip norm 0.5, optimizer states kept between rounds" in said
     (noted,) = (line for line in said.splitlines() if "trained with its own" in line)
     assert all(part in noted for part in ("optimizer sgd", "momentum 0.5", "schedule constant"))
     summary = json.loads((tmp_path / "out" / "fedavg" / "summary.json").read_text())

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -219,3 +220,18 @@ def test_what_a_flag_refuses_is_one_line(capsys):
         lines = capsys.readouterr().err.splitlines()
         assert len(lines) == 1 and lines[0].startswith("error: ")
         assert "Errno" not in lines[0]
+
+
+def test_warnings_of_this_package_are_a_line():
+    """Inside a script; others' are as ever, and so are all of them afterwards."""
+    said = []
+
+    @shell.script()
+    def main(argv):
+        for place in (pfl.__file__, __file__):
+            said.append(warnings.formatwarning("it begins\nagain", UserWarning, place, 7))
+        return 0
+
+    assert main(["main"]) == 0
+    assert said[0] == "warning: it begins again\n" and "test_shell.py:7: UserWarning" in said[1]
+    assert "UserWarning" in warnings.formatwarning("it", UserWarning, pfl.__file__, 7)

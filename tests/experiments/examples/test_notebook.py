@@ -9,7 +9,8 @@ import importlib.metadata
 import json
 import re
 import subprocess
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -116,6 +117,27 @@ def test_installing_that_changes_jax_is_an_error(image, monkeypatch):
     monkeypatch.setattr(subprocess, "run", upgrades)
     with pytest.raises(RuntimeError, match=r"changed jax from .*'jaxlib': '99\.0'"):
         run_cell("install", image.names)
+
+
+def test_installing_a_wheel(image, tmp_path, monkeypatch):
+    """One that lies there; in Colab one that is asked for."""
+    image.versions["fedjax_pfl"] = None
+    wheel = tmp_path / "fedjax_pfl-0.3.0-py3-none-any.whl"
+    colab, files = ModuleType("google.colab"), ModuleType("google.colab.files")
+
+    def upload():
+        wheel.write_bytes(b"")
+        return {wheel.name: b""}
+
+    files.upload = upload
+    monkeypatch.setitem(sys.modules, "google", ModuleType("google"))
+    monkeypatch.setitem(sys.modules, "google.colab", colab)
+    monkeypatch.setitem(sys.modules, "google.colab.files", files)
+    for found in (wheel.name, str(wheel)):
+        run_cell("install", image.names)
+        ((_, *words),) = image.calls
+        assert words == ["--no-deps", found]
+        image.calls.clear()
 
 
 def test_installing_without_jax_or_package_is_an_error(image, monkeypatch):

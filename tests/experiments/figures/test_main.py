@@ -171,6 +171,11 @@ def test_an_algorithm_has_one_style_everywhere(folder):
 
     runs = find([str(folder / "main")])
     for some in (runs, runs[::-1], runs[1:3]):
+        wanted = [plots.style(looks.number(run.algorithm))["color"] for run in some]
+        axes = accuracy.of_models(some, models="personalized", by="model").figure.axes[0]
+        assert [line.get_color() for line in axes.get_lines()] == wanted
+        axes = accuracy.by_client(some).figure.axes[0]
+        assert [one.lines[0].get_color() for one in axes.containers] == wanted
         for draw in (accuracy.by_round, comparison.by_cost):
             lines = {line.get_label(): line for line in draw(some).figure.axes[0].get_lines()}
             for run in some:
@@ -178,7 +183,8 @@ def test_an_algorithm_has_one_style_everywhere(folder):
                 assert lines[run.algorithm].get_color() == wanted["color"]
     assert len({looks.number(name) for name in pfl.ALGORITHMS}) == len(pfl.ALGORITHMS)
     assert looks.number("mine") == looks.number("mine") >= len(pfl.ALGORITHMS)
-    assert looks.numbers(["fedavg", "fedavg"]) == [0, 1]
+    assert looks.numbers(["fedavg", "feddwa", "fedavg", "feddwa"]) == [1, 3, 0, 2]
+    assert looks.of_models(["global", "mine", "personalized"]) == [1, len(looks.MODELS), 0]
 
 
 def test_a_picture_of_one_point_is_refused(folder, tmp_path, monkeypatch, capsys):
