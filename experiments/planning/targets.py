@@ -40,6 +40,7 @@ class Chip:
     memory: int
     source: str
     clock: float | None = None
+    bandwidth: float | None = None
     description: str | None = None
 
 

@@ -51,7 +51,7 @@ def test_a_module_in_a_package_that_is_not_there():
 def test_facts(chip):
     """Everything has a source; only TPUs have a clock; what a GPU is described by is its own."""
     assert chip.source and chip.memory > 2**32
-    assert (chip.clock is not None) == (chip.platform == "tpu")
+    assert (chip.clock is not None) == (chip.platform == "tpu") == (chip.bandwidth is not None)
     assert (chip.description is not None) == (chip.platform == "gpu")
     if chip.description:
         text = (targets.FOLDER / chip.description).read_text()
