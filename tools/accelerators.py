@@ -100,6 +100,7 @@ def collect(folder: Path, only: str = "") -> dict[str, dict[str, Any]]:
             print(f"{case.name}: compiling", flush=True)
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, compiled(case).plain())
+            jax.clear_caches()  # programs add up to gigabytes
         found[case.name] = json.loads(path.read_text(encoding="utf-8"))
     return found
 

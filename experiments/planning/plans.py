@@ -16,8 +16,8 @@ from . import hlo
 from .costs import Costs, count
 from .targets import Chip, Target
 
-# Over a model in a local step: its weights are read forward, read backward and written, its gradient
-# is written and read.
+# Over a model in a local step: its weights are read forward, read backward and written, its
+# gradient is written and read.
 PASSES = 5
 NO_ROOM = "RESOURCE_EXHAUSTED"  # begins a compiler's message on a program that is too large
 

@@ -81,7 +81,7 @@ def cells(found: Mapping[str, Plan]) -> list[list[str]]:
             _size(row["transfer_bytes"] or None),
             _number(row["local_steps"], 1, 0),
             *(
-                _number(row[f"{part}_cycles"], 1e6, 3)
+                _millions(row[f"{part}_cycles"])
                 for part in ("step", "step_floor", "evaluation", "rest")
             ),
             _number(row["rounds_per_second"], 1, 2),
@@ -100,7 +100,7 @@ def notes(found: Mapping[str, Plan], experiment: Experiment, target: Target) -> 
     seeds, chip = len(experiment.seeds), target.chip
     lines = [
         f"Memory and transfers are of one device, which has {gigabytes(chip.memory)} for programs; "
-        f"lanes are clients that it trains side by side, {'a seed' if seeds > 1 else 'at most'}.",
+        f"lanes are clients that it trains side by side{', of each seed' if seeds > 1 else ''}.",
     ]
     if any(plan.rounds_per_second for plan in found.values()):
         every = experiment.args.eval_every
@@ -176,6 +176,13 @@ def _size(count: int | None) -> str:
         if value >= 0.9995:
             return f"{value:.{2 - (value >= 9.995) - (value >= 99.95)}f} {name}"
     return f"{count:.0f} bytes"
+
+
+def _millions(count: float | None) -> str:
+    """A number in millions; a small one to two digits instead of as nothing."""
+    if count is None:
+        return ""
+    return f"{count / 1e6:.3f}" if count >= 1e4 or not count else f"{count / 1e6:.2g}"
 
 
 def _number(value: float | None, unit: float, digits: int) -> str:
