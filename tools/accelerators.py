@@ -1,14 +1,15 @@
 """Every algorithm compiled for accelerators that need not be there, as tables.
 
 `python -m tools.accelerators FOLDER [docs/performance.md]` compiles all cases, keeps what each gave
-in FOLDER, and fills the table between the file's marks. What FOLDER has already is not compiled
+in FOLDER, and fills the tables between the file's marks. What FOLDER has already is not compiled
 again: an interrupted command continues. `--only=WORD` keeps to cases with the word in their name,
-such as "small/v5e/" or "/feddwa". The exit code is 1 if a compiler failed.
+such as "small/v5e/" or "/feddwa"; the page's other numbers stay. The exit code is 1 if a compiler
+failed.
 """
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,51 +22,62 @@ from experiments.outputs.run_files import write_json, write_text
 from experiments.planning import plans, targets
 from fedjax_pfl.contract.registry import ALGORITHMS
 from fedjax_pfl.testing.toys import toy_for
+from tools.accelerator_tables import SMALL, Case, filled
 from tools.settings_table import stand_in
 
 TARGETS = ("v5e", "v5e:2x2", "h100")
 WITH_CNN = ("fedavg", "feddwa", "cwfedavg", "pfedla")
-MARKS = ("<!-- accelerators -->\n", "\n<!-- end of accelerators -->")
 SIZES = (7, 3, 1, 10, 4, 4, 4, 4)  # training samples of the small case's clients
-Found = Mapping[str, Mapping[str, Any]]  # plans in JSON's types, by case
 
 
-class Case(NamedTuple):
-    """An algorithm's program for a target.
+class Clients(NamedTuple):
+    """Clients of equal size with minibatches of 10, and their network.
 
     Attributes:
-      size: "small", a few numbers and ragged clients; or "cnn", 20 clients of 450 training and 100
-        test images 28x28 each.
+      network, images: names of the network, and of the data set whose shape and classes count.
+      count: of the clients; each has 450 training images and 100 test images.
+      algorithms: that are compiled for them.
+      targets: on which.
     """
 
-    size: str
-    target: str
-    algorithm: str
-
-    @property
-    def name(self) -> str:
-        return f"{self.size}/{self.target.replace(':', '-')}/{self.algorithm}"
+    network: str
+    images: str = "fashion_mnist"
+    count: int = 20
+    algorithms: Sequence[str] = ("fedavg",)
+    targets: Sequence[str] = ("v5e", "h100")
 
 
-def cases() -> Iterator[Case]:
-    for target in TARGETS:
-        yield from (Case("small", target, name) for name in ALGORITHMS)
-        yield from (Case("cnn", target, name) for name in WITH_CNN)
+LARGE = {
+    "cnn": Clients("cnn", algorithms=WITH_CNN, targets=TARGETS),
+    "cnn-100": Clients("cnn", count=100),
+    "mlp": Clients("mlp"),
+    "softmax": Clients("softmax"),
+    "resnet18": Clients("resnet18", "cifar10"),
+}
+
+
+def cases() -> list[Case]:
+    small = [Case(SMALL, target, name) for target in TARGETS for name in ALGORITHMS]
+    large = [Case(size, target, name) for size, clients in LARGE.items()
+             for target in clients.targets for name in clients.algorithms]  # fmt: skip
+    return small + large
 
 
 def federation(size: str, algorithm: pfl.Algorithm, platform: str) -> pfl.Federation:
     """The clients of a size, for devices of a platform."""
     options: dict[str, Any] = {"platform": platform, "client_execution": "auto"}
-    if size == "small":
+    if size == SMALL:
         return toy_for(algorithm, SIZES, dtype="float32", **options)
-    return pfl.federate(*_images(), "cnn", batch_size=10, **options)
+    clients = LARGE[size]
+    images = _images(clients.images, clients.count)
+    return pfl.federate(*images, clients.network, batch_size=10, **options)
 
 
 @cache
-def _images() -> tuple[pfl.Dataset, pfl.Partition]:
-    """Blank images, as many as Fashion-MNIST has: a program depends on no pixel."""
-    dataset = stand_in("fashion_mnist")
-    partition = pfl.make_partition("iid", dataset, 20, 0, train_samples=450, test_samples=100)
+def _images(name: str, count: int) -> tuple[pfl.Dataset, pfl.Partition]:
+    """Blank images, as many as the data set has: a program depends on no pixel."""
+    dataset = stand_in(name)
+    partition = pfl.make_partition("iid", dataset, count, 0, train_samples=450, test_samples=100)
     return dataset, partition
 
 
@@ -88,81 +100,9 @@ def collect(folder: Path, only: str = "") -> dict[str, dict[str, Any]]:
             print(f"{case.name}: compiling", flush=True)
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, compiled(case).plain())
+            jax.clear_caches()  # programs add up to gigabytes
         found[case.name] = json.loads(path.read_text(encoding="utf-8"))
     return found
-
-
-def table(found: Found) -> str:
-    """All tables: of the small cases, then of the CNN."""
-    return "\n".join([*_small(found), "", *_cnn(found)])
-
-
-def _small(found: Found) -> list[str]:
-    """How long each algorithm compiles, and the transfers of a round; of the targets there are."""
-    given = [target for target in TARGETS
-             if any(Case("small", target, name).name in found for name in ALGORITHMS)]  # fmt: skip
-    lines = [
-        "| Algorithm | " + " | ".join(f"{target}, s" for target in given) + " | transfers |",
-        "| --- |" + " ---: |" * len(given) + " --- |",
-    ]
-    for name in sorted(ALGORITHMS):
-        own = [found.get(Case("small", target, name).name) for target in given]
-        if any(own):
-            seconds = " | ".join("-" if one is None else _seconds(one) for one in own)
-            lines.append(f"| `{name}` | {seconds} | {_transfers(own) or '-'} |")
-    return lines
-
-
-def _transfers(own: Sequence[Mapping[str, Any] | None]) -> str:
-    """Of the one target that has several devices."""
-    costs = [one["costs"]["transfers"] for one in own if one and one["costs"]]
-    return ", ".join(f"{n:g} {kind}" for each in costs for kind, (n, _) in each.items())
-
-
-def _seconds(plan: Mapping[str, Any]) -> str:
-    return "fails" if plan["error"] else f"{plan['trace_seconds'] + plan['compile_seconds']:.0f}"
-
-
-def _cnn(found: Found) -> list[str]:
-    """Memory and cycles of the CNN's programs."""
-    lines = [
-        "| CNN | on | memory GB | of it estimated | local steps | step Mcycles | evaluation "
-        "Mcycles | rest Mcycles | rounds/s |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    for target in TARGETS:
-        for name in WITH_CNN:
-            plan = found.get(Case("cnn", target, name).name)
-            if plan is None:
-                continue
-            if not plan["planned"] or plan["costs"] is None:
-                lines.append(f"| `{name}` | {target} |" + " fails |" * 7)
-                continue
-            costs, total = plan["costs"], plan["planned"]["total"]
-            parts = [f"{costs[part] / 1e6:.2f}" for part in ("step", "evaluation", "rest")]
-            speed = plan["rounds_per_second"]
-            cells = [
-                f"{total / 1e9:.3f}",
-                f"{plan['estimated'] / total:.2f}" if plan["estimated"] else "-",
-                f"{costs['steps']:.0f}",
-                *(parts if speed else ["-"] * 3),
-                f"{speed:.1f}" if speed else "-",
-            ]
-            lines.append(f"| `{name}` | {target} | {' | '.join(cells)} |")
-    return lines
-
-
-def filled(page: str, found: Found) -> str:
-    """A page with the tables between its marks.
-
-    Raises:
-      InputError: it has no marks.
-    """
-    head, first, rest = page.partition(MARKS[0])
-    _, last, tail = rest.partition(MARKS[1])
-    if not last:
-        raise pfl.InputError(f"The page has no marks {MARKS[0].strip()}, {MARKS[1].strip()}.")
-    return head + first + table(found) + last + tail
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -181,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     jax.config.update("jax_enable_compilation_cache", False)  # seconds are of compiling
     found = collect(paths[0], *only)
     for page in paths[1:]:
-        write_text(page, filled(page.read_text(encoding="utf-8"), found))
+        write_text(page, filled(page.read_text(encoding="utf-8"), cases(), found))
     failed = {name: plan["error"] or plan["said"] for name, plan in found.items()
               if not plan["fits"]}  # fmt: skip
     for name, said in failed.items():

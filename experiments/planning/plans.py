@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import jax
+import numpy as np
 
 import fedjax_pfl as pfl
 from fedjax_pfl.typing import Device
@@ -13,8 +14,11 @@ from fedjax_pfl.typing import Device
 from ..cli.build import Experiment
 from . import hlo
 from .costs import Costs, count
-from .targets import Target
+from .targets import Chip, Target
 
+# Over a model in a local step: its weights are read forward, read backward and written, its
+# gradient is written and read.
+PASSES = 5
 NO_ROOM = "RESOURCE_EXHAUSTED"  # begins a compiler's message on a program that is too large
 
 
@@ -29,6 +33,8 @@ class Plan:
       planned: bytes of one device by kind, and their sum "total"; empty where the compiler gave up.
       estimated: bytes of one device by the project's own estimate, or None.
       costs: of one round of all seeds.
+      step_floor: cycles that a local step takes at least, for all lanes' weights to pass through
+        memory; None where cycles are unknown.
       cycles: of one round, models being scored as often as asked; None where the compiler expects
         none.
       rounds_per_second: of all seeds together, promised by the cycles.
@@ -43,6 +49,7 @@ class Plan:
     planned: dict[str, int] = field(default_factory=dict)
     estimated: int | None = None
     costs: Costs | None = None
+    step_floor: float | None = None
     cycles: float | None = None
     rounds_per_second: float | None = None
     said: str | None = None
@@ -136,7 +143,22 @@ def _compiled(
         found.cycles = found.costs.cycles(eval_every)
         if found.cycles:
             found.rounds_per_second = target.chip.clock / found.cycles
+            runs = len(options.get("seeds", (0,))) if execution.seeds == "vmap" else 1
+            found.step_floor = step_floor(lowered.federation, found.lanes * runs, target.chip)
     return found
+
+
+def step_floor(federation: pfl.Federation, lanes: int, chip: Chip) -> float | None:
+    """Cycles that a local step of so many lanes takes at least, by the memory's bandwidth.
+
+    Five passes over the model of each. Activations and samples, which may stay on the chip, are not
+    counted.
+    """
+    if chip.clock is None or chip.bandwidth is None:
+        return None
+    item = np.dtype(federation.task.dtype).itemsize
+    moved = PASSES * lanes * federation.plan.num_parameters * item
+    return moved / chip.bandwidth * chip.clock
 
 
 def _memory(compiled: jax.stages.Compiled) -> dict[str, int]:

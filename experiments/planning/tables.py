@@ -52,6 +52,7 @@ def rows(found: Mapping[str, Plan]) -> list[dict[str, Any]]:
             "transfer_bytes": sum(size for _, size in kinds.values()) if costs else None,
             "local_steps": costs.steps if costs else None,
             "step_cycles": timed.step if timed else None,
+            "step_floor_cycles": plan.step_floor,
             "evaluation_cycles": timed.evaluation if timed else None,
             "rest_cycles": timed.rest if timed else None,
             "round_cycles": plan.cycles if timed else None,
@@ -63,9 +64,9 @@ def rows(found: Mapping[str, Plan]) -> list[dict[str, Any]]:
 
 def cells(found: Mapping[str, Plan]) -> list[list[str]]:
     """Heading and rows of the printed table; columns without any value are left out."""
-    words = {"algorithm": [], "fits": [], "lanes": [], "compiling s": [], "memory GB": [],
-             "estimate GB": [], "transfers": [], "transfers MB": [], "local steps": [],
-             "step Mcycles": [], "evaluation Mcycles": [], "rest Mcycles": [],
+    words = {"algorithm": [], "fits": [], "lanes": [], "compiling s": [], "memory": [],
+             "estimate": [], "transfers": [], "transferred": [], "local steps": [],
+             "step Mcycles": [], "floor Mcycles": [], "evaluation Mcycles": [], "rest Mcycles": [],
              "rounds/s": []}  # fmt: skip
     for row, plan in zip(rows(found), found.values(), strict=True):
         fits = {True: "yes", False: "no", None: "failed"}[plan.fits]
@@ -74,12 +75,15 @@ def cells(found: Mapping[str, Plan]) -> list[list[str]]:
             fits,
             str(row["lanes"] or ""),
             _number(row["compile_seconds"] or None, 1, 1),
-            _number(row["memory_bytes"], 1e9, 3),
-            _number(row["estimated_bytes"], 1e9, 3),
+            _size(row["memory_bytes"]),
+            _size(row["estimated_bytes"]),
             row["transfers"],
-            _number(row["transfer_bytes"] or None, 1e6, 2),
+            _size(row["transfer_bytes"] or None),
             _number(row["local_steps"], 1, 0),
-            *(_number(row[f"{part}_cycles"], 1e6, 3) for part in ("step", "evaluation", "rest")),
+            *(
+                _millions(row[f"{part}_cycles"])
+                for part in ("step", "step_floor", "evaluation", "rest")
+            ),
             _number(row["rounds_per_second"], 1, 2),
         ]
         for column, text in zip(words.values(), shown, strict=True):
@@ -96,7 +100,7 @@ def notes(found: Mapping[str, Plan], experiment: Experiment, target: Target) -> 
     seeds, chip = len(experiment.seeds), target.chip
     lines = [
         f"Memory and transfers are of one device, which has {gigabytes(chip.memory)} for programs; "
-        f"lanes are clients that it trains side by side, {'a seed' if seeds > 1 else 'at most'}.",
+        f"lanes are clients that it trains side by side{', of each seed' if seeds > 1 else ''}.",
     ]
     if any(plan.rounds_per_second for plan in found.values()):
         every = experiment.args.eval_every
@@ -161,6 +165,24 @@ def _compilers() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def _size(count: int | None) -> str:
+    """A number of bytes to three digits, with its unit."""
+    if count is None:
+        return ""
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        value = count / unit
+        if value >= 0.9995:
+            return f"{value:.{2 - (value >= 9.995) - (value >= 99.95)}f} {name}"
+    return f"{count:.0f} bytes"
+
+
+def _millions(count: float | None) -> str:
+    """A number in millions; a small one to two digits instead of as nothing."""
+    if count is None:
+        return ""
+    return f"{count / 1e6:.3f}" if count >= 1e4 or not count else f"{count / 1e6:.2g}"
 
 
 def _number(value: float | None, unit: float, digits: int) -> str:

@@ -15,6 +15,7 @@ from jax.experimental import topologies
 
 import fedjax_pfl as pfl
 from fedjax_pfl.errors import shown
+from fedjax_pfl.spelling import suggestions
 from fedjax_pfl.typing import Device
 
 FOLDER = Path(__file__).parent
@@ -40,6 +41,7 @@ class Chip:
     memory: int
     source: str
     clock: float | None = None
+    bandwidth: float | None = None
     description: str | None = None
 
 
@@ -122,7 +124,12 @@ def parse(text: str) -> Target:
     name, colon, topology = text.strip().partition(":")
     chip = chips().get(name.lower())
     if chip is None or (colon and not re.fullmatch(r"[1-9]\d{0,3}(x[1-9]\d{0,3}){0,2}", topology)):
-        raise pfl.unknown_name("--target", text, names(), listed="--list")
+        chip_names = ", ".join(chips())
+        hint = f"A chip is one of {chip_names}; four of them are such as v5e:2x2 or h100:4."
+        near = suggestions(text, names())
+        raise pfl.unknown_name(
+            "--target", text, names(), listed="--list", hint=None if near else hint
+        )
     return Target(text.strip(), chip, topology or chip.topologies[0], single=not colon)
 
 

@@ -7,6 +7,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -71,6 +72,9 @@ def _explained(algorithm: Algorithm, function: str, error: Exception) -> InputEr
 def checked_init(algorithm: Algorithm, ctx: Context) -> State:
     """`algorithm.init(ctx)`, with the states of local optimizers where clients keep them.
 
+    Its types are those that a round returns: weakly typed leaves, such as Python's numbers, would
+    compile the rounds a second time.
+
     Raises:
       InputError: it can't keep them.
       TypeError: it is no `struct`, or a field does not declare its client axes or lacks them.
@@ -91,8 +95,17 @@ def checked_init(algorithm: Algorithm, ctx: Context) -> State:
                     f"{axes} client axes of {ctx.num_clients}, got {jax.numpy.shape(leaf)}."
                 )
     if ctx.federation.keep_optimizer_state:
-        return kept_optimizers.begin(algorithm, ctx, state)
-    return state
+        state = kept_optimizers.begin(algorithm, ctx, state)
+    if not any(map(_is_weak, jax.tree.leaves(state))):
+        return state
+    after, _ = jax.eval_shape(partial(checked_round, algorithm, ctx), state)
+    return jax.tree.map(
+        lambda leaf, then: jnp.asarray(leaf, then.dtype) if _is_weak(leaf) else leaf, state, after
+    )
+
+
+def _is_weak(leaf: object) -> bool:
+    return jax.typeof(leaf).weak_type
 
 
 def checked_round(algorithm: Algorithm, ctx: Context, state: State) -> tuple[State, Record]:

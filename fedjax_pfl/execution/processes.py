@@ -184,10 +184,21 @@ def _gather(devices: tuple[Device, ...]) -> Callable[[Tree], Tree]:
 def fetched(tree: Tree) -> list[np.ndarray]:
     """The leaves on the host, gathered one after the other; empty ones but in the first process."""
     if not several():
-        return [np.asarray(leaf) for leaf in jax.device_get(jax.tree.leaves(tree))]
+        return [_joined(leaf) for leaf in jax.tree.leaves(tree)]
     with of_processes():
         leaves = (readable(leaf) for leaf in jax.tree.leaves(tree))
         return [np.asarray(leaf) if is_first() else np.empty(0) for leaf in leaves]
+
+
+def _joined(leaf: Any) -> np.ndarray:
+    """A leaf on the host. JAX would keep what it joins of several devices as long as the leaf."""
+    if not isinstance(leaf, jax.Array) or leaf.is_fully_replicated:
+        return np.asarray(leaf)
+    joined = np.empty(leaf.shape, leaf.dtype)
+    for shard in leaf.addressable_shards:
+        if shard.replica_id == 0:
+            joined[shard.index] = shard.data
+    return joined
 
 
 def from_first(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -39,6 +39,18 @@ def fitting(program: Program, limit: int | None) -> tuple[Program, Memory | None
     raise InputError(
         f"{type(program.runs.algorithm).name} with {federation.num_clients} clients of "
         f"{federation.plan.num_parameters:,} parameters and {program.num_runs} run(s) would take "
-        f"about {estimate}, but there are {gigabytes(limit)}: take fewer clients or runs at a "
-        "time, a smaller model, or client_execution='map'."
+        f"about {estimate}, but there are {gigabytes(limit)}: take {_less(program)}."
     )
+
+
+def _less(program: Program) -> str:
+    """What to take for a program to need less memory."""
+    federation = program.federation
+    execution = federation.execution
+    ways = ["fewer clients or runs at a time" if program.num_runs > 1 else "fewer clients"]
+    ways += ["a smaller model"]
+    if execution.platform != "cpu":
+        ways += ["more devices"]
+    if execution.lanes(federation.num_clients) > 1:
+        ways += ["client_execution='map'"]
+    return f"{', '.join(ways[:-1])} or {ways[-1]}"

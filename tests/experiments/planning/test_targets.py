@@ -32,6 +32,11 @@ def test_the_nearest_name_is_suggested():
         targets.parse("h10")
 
 
+def test_a_word_that_is_near_nothing_is_answered_with_the_chips():
+    with pytest.raises(pfl.InputError, match=r"'tpu'\. A chip is one of v2, .*, v5e, .*, h100, "):
+        targets.parse("tpu")
+
+
 @pytest.mark.parametrize("name", ["v5e", "a100"])
 def test_compilers_that_are_not_installed(name, monkeypatch):
     monkeypatch.setattr(targets, "_found", lambda module: False)
@@ -51,7 +56,7 @@ def test_a_module_in_a_package_that_is_not_there():
 def test_facts(chip):
     """Everything has a source; only TPUs have a clock; what a GPU is described by is its own."""
     assert chip.source and chip.memory > 2**32
-    assert (chip.clock is not None) == (chip.platform == "tpu")
+    assert (chip.clock is not None) == (chip.platform == "tpu") == (chip.bandwidth is not None)
     assert (chip.description is not None) == (chip.platform == "gpu")
     if chip.description:
         text = (targets.FOLDER / chip.description).read_text()

@@ -1,0 +1,177 @@
+"""The tables of programs compiled for accelerators, and a page that has them between marks.
+
+A table is written over the one that stands there: what was not compiled this time stays as it is.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import fedjax_pfl as pfl
+
+MARKS = ("<!-- accelerators -->\n", "\n<!-- end of accelerators -->")
+SMALL = "small"  # the case of every algorithm
+UNKNOWN = "-"
+LABELS = ("Algorithm", "Network", "on")  # heads of what tells rows apart
+
+Plain = Mapping[str, Any]  # a plan in JSON's types
+
+
+class Case(NamedTuple):
+    """An algorithm's program for a target.
+
+    Attributes:
+      size: `SMALL`, or what clients have which network.
+    """
+
+    size: str
+    target: str
+    algorithm: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.size}/{self.target.replace(':', '-')}/{self.algorithm}"
+
+
+class Table:
+    """Rows of cells by their labels and heads; cells that it lacks are `UNKNOWN`.
+
+    Args:
+      labels: heads of the columns that tell rows apart.
+      numbers, words: the other heads, whose cells stand right and left.
+      rows: labels of all rows that it may have, in order.
+    """
+
+    def __init__(
+        self,
+        labels: Sequence[str],
+        numbers: Sequence[str],
+        words: Sequence[str],
+        rows: Iterable[tuple[str, ...]],
+    ):
+        self.labels, self.numbers, self.words = tuple(labels), tuple(numbers), tuple(words)
+        self.rows = {row: dict[str, str]() for row in rows}
+
+    def add(self, row: tuple[str, ...], cells: Mapping[str, str]) -> None:
+        """Writes cells, also over those that are there; nothing where it has no such row."""
+        mine = self.rows.get(row, {})
+        for head in (*self.numbers, *self.words):
+            if cells.get(head) == UNKNOWN:
+                mine.pop(head, None)
+            elif head in cells:
+                mine[head] = cells[head]
+
+    def read(self, text: str) -> None:
+        """Adds the rows of a page's table whose columns of labels are these."""
+        heads: list[str] = []
+        for line in text.splitlines():
+            cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")]
+            if not line.startswith("|"):
+                heads = []
+            elif not heads:
+                heads = cells
+            elif tuple(head for head in heads if head in LABELS) == self.labels:
+                row = dict(zip(heads, cells, strict=False))
+                self.add(tuple(row.pop(label) for label in self.labels), row)
+
+    def lines(self) -> list[str]:
+        """Markdown; rows and columns without a cell are left out, and a table without rows."""
+        rows = {row: cells for row, cells in self.rows.items() if cells}
+        if not rows:
+            return []
+        numbers, words = (
+            [head for head in heads if any(head in cells for cells in rows.values())]
+            for heads in (self.numbers, self.words)
+        )
+        heads = [*self.labels, *numbers, *words]
+        sides = [" --- |"] * len(self.labels) + [" ---: |"] * len(numbers) + [" --- |"] * len(words)
+        return [
+            f"| {' | '.join(heads)} |",
+            f"|{''.join(sides)}",
+            *(
+                f"| {' | '.join([*row, *(cells.get(head, UNKNOWN) for head in numbers + words)])} |"
+                for row, cells in rows.items()
+            ),
+        ]
+
+
+def tables(cases: Sequence[Case], found: Mapping[str, Plain], page: str = "") -> str:
+    """All tables of a page with those that it has, where these were not compiled.
+
+    First seconds and transfers of the small cases, then memory and cycles of the others.
+
+    Args:
+      cases: that there are, in order.
+      found: plans by a case's name.
+      page: text with the tables of before.
+    """
+    targets = list(dict.fromkeys(case.target for case in cases))
+    names = sorted({case.algorithm for case in cases if case.size == SMALL})
+    small = Table(
+        ["Algorithm"],
+        [f"{target}, s" for target in targets],
+        [f"transfers, {target}" for target in targets if ":" in target],
+        [(f"`{name}`",) for name in names],
+    )
+    large = Table(
+        ["Network", "Algorithm", "on"],
+        ["memory GB", "of it estimated", "local steps", "step Mcycles", "of its floor",
+         "evaluation Mcycles", "rest Mcycles", "rounds/s"],
+        [],
+        [(case.size, f"`{case.algorithm}`", case.target) for case in cases if case.size != SMALL],
+    )  # fmt: skip
+    for table in (small, large):
+        table.read(page)
+    for case in cases:
+        plan = found.get(case.name)
+        if plan is None:
+            continue
+        if case.size == SMALL:
+            small.add((f"`{case.algorithm}`",), _small(case.target, plan))
+        else:
+            row = (case.size, f"`{case.algorithm}`", case.target)
+            large.rows[row].clear()
+            large.add(row, _large(plan))
+    return "\n\n".join("\n".join(table.lines()) for table in (small, large) if table.lines())
+
+
+def _small(target: str, plan: Plain) -> dict[str, str]:
+    """How long it compiles, and the transfers of a round."""
+    seconds = plan["trace_seconds"] + plan["compile_seconds"]
+    kinds = plan["costs"]["transfers"] if plan["costs"] else {}
+    transfers = ", ".join(f"{n:g} {kind}" for kind, (n, _) in kinds.items())
+    return {
+        f"{target}, s": "fails" if plan["error"] else f"{seconds:.0f}",
+        f"transfers, {target}": transfers or UNKNOWN,
+    }
+
+
+def _large(plan: Plain) -> dict[str, str]:
+    """Memory and cycles."""
+    if not plan["planned"] or plan["costs"] is None:
+        return {"memory GB": "fails"}
+    costs, total = plan["costs"], plan["planned"]["total"]
+    cells = {
+        "memory GB": f"{total / 1e9:.3f}",
+        "of it estimated": f"{plan['estimated'] / total:.2f}" if plan["estimated"] else UNKNOWN,
+        "local steps": f"{costs['steps']:.0f}",
+    }
+    if not plan["rounds_per_second"]:
+        return cells
+    for part in ("step", "evaluation", "rest"):
+        cells[f"{part} Mcycles"] = f"{costs[part] / 1e6:.2f}"
+    if plan["step_floor"]:
+        cells["of its floor"] = f"{costs['step'] / plan['step_floor']:.1f}"
+    return cells | {"rounds/s": f"{plan['rounds_per_second']:.1f}"}
+
+
+def filled(page: str, cases: Sequence[Case], found: Mapping[str, Plain]) -> str:
+    """A page with the tables between its marks, over those that stand there.
+
+    Raises:
+      InputError: it has no marks.
+    """
+    head, first, rest = page.partition(MARKS[0])
+    before, last, tail = rest.partition(MARKS[1])
+    if not last:
+        raise pfl.InputError(f"The page has no marks {MARKS[0].strip()}, {MARKS[1].strip()}.")
+    return head + first + tables(cases, found, before) + last + tail
