@@ -7,9 +7,10 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.testing.suite import CHECKS
+from tests.algorithms.harness import marked
 
 # These run in one program. The others (one client alone, vmap, chunks, stragglers, ...) need
-# programs of their own and are slow, but for the algorithms in WHOLE.
+# programs of their own and are slow, for the algorithms in WHOLE but thorough.
 QUICK = (
     "partial_participation",
     "permutation",
@@ -20,12 +21,8 @@ QUICK = (
 WHOLE = ("feddwa",)
 
 
-def is_quick(name, check):
-    return name in WHOLE or check in QUICK
-
-
 CASES = [
-    pytest.param(name, check, marks=() if is_quick(name, check) else pytest.mark.slow)
+    marked((name, check), check in QUICK, name in WHOLE)
     for name in sorted(pfl.ALGORITHMS)
     for check in CHECKS
 ]

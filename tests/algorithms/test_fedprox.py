@@ -10,7 +10,15 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.aggregation import leaf_plan
 from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation
-from tests.algorithms.harness import PATTERNS, QUICK, Case, assert_losses, assert_steps, over
+from tests.algorithms.harness import (
+    PATTERNS,
+    QUICK,
+    Case,
+    assert_losses,
+    assert_steps,
+    over,
+    sampled_federation,
+)
 from tests.references import fedprox
 
 
@@ -96,9 +104,9 @@ def test_slow_clients_need_epochs_to_leave_out(options, said):
         pfl.check_simulation(algorithm(slow_fraction=0.2), toy_federation(**options))
 
 
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.slow)])
 def test_without_the_term_it_is_fedavg_to_the_bit(dtype):
-    federation = toy_federation(dtype=dtype, participation=0.6)
+    federation = sampled_federation(dtype=dtype)
     states, records = run_rounds(algorithm(mu=0), federation)
     wanted, scored = run_rounds(pfl.make_algorithm("fedavg"), federation)
     for state, other in zip(states, wanted, strict=True):
@@ -107,6 +115,7 @@ def test_without_the_term_it_is_fedavg_to_the_bit(dtype):
         assert_close(record["scores"], other["scores"], "scores", 0)
 
 
+@pytest.mark.thorough
 def test_the_term_holds_shared_layers_and_leaves_private_ones_free():
     federation = toy_federation((6,), (3,), share="body", batch_size=6, local_steps=2)
     start, end = states_of(algorithm(mu=0.7), federation, 1)

@@ -166,6 +166,7 @@ def test_with_everything_shared_heads_are_averaged_too():
         assert_close(states[t + 1].server["params"], model, f"round {t}")
 
 
+@pytest.mark.thorough
 def test_running_statistics_move_in_both_phases():
     federation = toy_federation(model=ConvNorm(), local_epochs=0)
     before, after = states_of(algorithm(), federation, 1)

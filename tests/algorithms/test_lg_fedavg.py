@@ -28,7 +28,7 @@ VARIANTS = {
     ),
     "last-two": ({"global_layers": 2}, FourLayers, ("hidden_c", "head")),
 }
-QUICK = [("partial-map", "head"), ("full-vmap", "first-two-by-size"), ("partial-map", "last-two")]
+QUICK = [("partial-map", "head"), ("full-vmap", "first-two-by-size")]
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ def double_precision():
         yield
 
 
-@over(PATTERNS, QUICK, VARIANTS)
+@over(PATTERNS, QUICK, VARIANTS, again=("last-two",))
 def test_reference(pattern, variant):
     settings, network, shared = VARIANTS[variant]
     case = Case(model=network and network(), **PATTERNS[pattern])
@@ -86,7 +86,7 @@ def test_its_shared_layers_are_those_that_fedper_keeps():
     assert lg.shared_block_sizes().tolist() == [0, 18]
 
 
-@pytest.mark.parametrize("end", ["first", "last"])
+@pytest.mark.parametrize("end", [pytest.param("first", marks=pytest.mark.thorough), "last"])
 def test_with_all_layers_it_is_fedavg_of_equal_sizes_and_with_none_local_training(end):
     federation = toy_federation((4,) * 5, (2,) * 5)
     settings = {"global_end": end, "global_layers": 2}

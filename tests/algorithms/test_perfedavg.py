@@ -113,6 +113,7 @@ def by_hand(start, federation, settings):
     return step(start)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("settings", [pytest.param({}, marks=pytest.mark.slow), HESSIAN],
                          ids=["FO", "HF"])  # fmt: skip
 def test_noise_statistics_and_decay_by_hand(settings):

@@ -67,7 +67,9 @@ def fedavg():
         return two_rounds("fedavg")
 
 
-@pytest.mark.parametrize("name", AS_FEDAVG)
+@pytest.mark.parametrize(
+    "name", ["ifca", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("cfl", "sfl"))]
+)
 def test_they_are_those_of_fedavg_where_the_algorithm_is_fedavg(name, fedavg):
     (wanted, wanted_new), (named, new) = fedavg, two_rounds(name)
     mean = wanted["personalized"]["batch_stats"]["bn"]["mean"]

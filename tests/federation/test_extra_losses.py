@@ -78,6 +78,7 @@ def test_both_at_once_are_refused():
             pfl.simulate(algorithm, federation, 1, settings=settings)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "check",
     [pytest.param(c, marks=() if c == "permutation" else pytest.mark.slow) for c in CHECKS],
