@@ -26,14 +26,15 @@ if importlib.metadata.version("jaxlib").startswith("0.10."):
     FLAGS.append("--xla_cpu_use_fusion_emitters=false")
 os.environ["XLA_FLAGS"] = " ".join([*FLAGS, os.environ.get("XLA_FLAGS", "")])  # the last one wins
 
-# What was compiled once is not compiled again, in another file or in a process that a test starts.
+# A large program is compiled once, also for a process that a test starts. To write and to read a
+# small one costs more than it saves, for few are compiled again.
 # Each worker has a folder of its own, for JAX writes its files in place: two writers could meet.
 CACHE, WORKER = "JAX_COMPILATION_CACHE_DIR", os.environ.get("PYTEST_XDIST_WORKER")
 OURS = "fedjax-pfl-programs-"
 if CACHE not in os.environ:
     os.environ[CACHE] = tempfile.mkdtemp(prefix=OURS)
     atexit.register(shutil.rmtree, os.environ[CACHE], ignore_errors=True)
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"  # writing costs too
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "1"
 elif WORKER and Path(os.environ[CACHE]).name.startswith(OURS):
     os.environ[CACHE] = str(Path(os.environ[CACHE]) / WORKER)
 
