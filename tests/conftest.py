@@ -26,15 +26,14 @@ if importlib.metadata.version("jaxlib").startswith("0.10."):
     FLAGS.append("--xla_cpu_use_fusion_emitters=false")
 os.environ["XLA_FLAGS"] = " ".join([*FLAGS, os.environ.get("XLA_FLAGS", "")])  # the last one wins
 
-# A large program is compiled once, also for a process that a test starts. To write and to read a
-# small one costs more than it saves, for few are compiled again.
+# What was compiled once is not compiled again, in another file or in a process that a test starts.
 # Each worker has a folder of its own, for JAX writes its files in place: two writers could meet.
 CACHE, WORKER = "JAX_COMPILATION_CACHE_DIR", os.environ.get("PYTEST_XDIST_WORKER")
 OURS = "fedjax-pfl-programs-"
 if CACHE not in os.environ:
     os.environ[CACHE] = tempfile.mkdtemp(prefix=OURS)
     atexit.register(shutil.rmtree, os.environ[CACHE], ignore_errors=True)
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "1"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"  # writing costs too
 elif WORKER and Path(os.environ[CACHE]).name.startswith(OURS):
     os.environ[CACHE] = str(Path(os.environ[CACHE]) / WORKER)
 
@@ -59,16 +58,16 @@ tests_run = itertools.count(1)
 @pytest.fixture(autouse=True)
 def bounded_memory_maps():
     yield
-    if next(tests_run) % EVERY or not too_many():
+    if next(tests_run) % EVERY or maps_held() <= ENOUGH:
         return
     for fn in PROGRAMS:
         fn.clear_cache()
-    if too_many():
+    if maps_held() > ENOUGH // 2:
         jax.clear_caches()
 
 
-def too_many():
-    return MAPS.exists() and MAPS.read_bytes().count(b"\n") > ENOUGH
+def maps_held():
+    return MAPS.read_bytes().count(b"\n") if MAPS.exists() else 0
 
 
 @pytest.fixture(autouse=True)

@@ -56,7 +56,7 @@ def test_feddwa_with_one_neighbour_and_a_small_step_is_local_training(rate):
         assert_close(mine, moved, f"how client {i} moved", 1e-12)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "feddwa"])
+@pytest.mark.parametrize("name", ["fedavg", pytest.param("feddwa", marks=pytest.mark.thorough)])
 def test_one_client_is_plain_sgd(name):
     alone = states_of(algorithm("local"), toy_federation((6,), (3,)))
     states = states_of(algorithm(name), toy_federation((6,), (3,)))

@@ -91,8 +91,7 @@ def test_states_have_the_models_type(name, dtype):
 @pytest.mark.parametrize(
     "name",
     [
-        "fedavg_async",
-        pytest.param("plga", marks=pytest.mark.thorough),
+        *(pytest.param(name, marks=pytest.mark.thorough) for name in ("fedavg_async", "plga")),
         *(
             pytest.param(name, marks=pytest.mark.slow)
             for name in ("fedavg_sync", "fedasync", "lga", "perfedavg_async")

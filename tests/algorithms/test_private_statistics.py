@@ -14,6 +14,8 @@ from fedjax_pfl.testing.toys import assert_close, toy_federation
 from fedjax_pfl.training.scoring import score
 from tests.algorithms.norms import ConvNorm
 
+pytestmark = pytest.mark.thorough  # tests/models/test_normalization.py has the quick ones
+
 
 @pytest.fixture(autouse=True)
 def double_precision():
@@ -67,9 +69,7 @@ def fedavg():
         return two_rounds("fedavg")
 
 
-@pytest.mark.parametrize(
-    "name", ["ifca", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("cfl", "sfl"))]
-)
+@pytest.mark.parametrize("name", AS_FEDAVG)
 def test_they_are_those_of_fedavg_where_the_algorithm_is_fedavg(name, fedavg):
     (wanted, wanted_new), (named, new) = fedavg, two_rounds(name)
     mean = wanted["personalized"]["batch_stats"]["bn"]["mean"]

@@ -61,6 +61,7 @@ def test_fedavg_with_wdr_equals_plain_loops():
         assert_losses(records[t], case, "global", [server] * 5)
 
 
+@pytest.mark.thorough
 def test_beside_cwfedavg_it_is_its_own():
     own = states_of(pfl.make_algorithm("cwfedavg", {"wdr_weight": 10.0}), toy_federation())
     plain = pfl.make_algorithm("cwfedavg", {"wdr_weight": 0})
