@@ -95,6 +95,7 @@ def test_the_recorded_loss_is_the_mean_over_the_steps_of_both_phases():
     batch = pfl.Batch(federation.data.samples[samples].astype(float),
                       federation.data.labels[samples], np.ones(6, bool))  # fmt: skip
 
+    @jax.jit
     def slope(model):
         def loss(params):
             return federation.task.loss({"params": params}, batch)[0]
