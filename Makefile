@@ -7,12 +7,13 @@ READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
 COMPILERS_READY := $(VENV)/.compilers-ready
 
-.PHONY: help demo smoke test test-all coverage fuzz lint format docs accelerators clean
+.PHONY: help demo smoke test thorough test-all coverage fuzz lint format docs accelerators clean
 
 help:
 	@echo "make demo      install, compare four algorithms on handwritten digits, print the table"
 	@echo "make smoke     a look at everything that matters, without lint (a minute)"
 	@echo "make test      install, lint and run the test suite (minutes)"
+	@echo "make thorough  what these tests show, again in other settings (minutes)"
 	@echo "make test-all  the full matrix of algorithms, participation patterns and executions"
 	@echo "make coverage  the test suite, and which lines it runs (htmlcov/index.html)"
 	@echo "make fuzz      100,000 hostile inputs to commands, files and the interface (minutes)"
@@ -47,6 +48,9 @@ smoke: $(READY)
 # By file: its tests share fixtures and compiled programs.
 test: lint
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(TEST_FLAGS)
+
+thorough: $(READY)
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "thorough and not slow" $(TEST_FLAGS)
 
 test-all: lint
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "" $(TEST_FLAGS)

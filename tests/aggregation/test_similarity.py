@@ -143,7 +143,7 @@ def test_models_that_share_nothing_are_refused():
         similarity.squared_distances(nothing, nothing)
 
 
-@pytest.mark.parametrize("block", [6, 303, 2994])
+@pytest.mark.parametrize("block", [pytest.param(6, marks=pytest.mark.thorough), 303, 2994])
 def test_wide_leaves_go_block_by_block(block, monkeypatch):
     """Whatever of the columns remains: leaves of 1000, 50 and 500 of them."""
     monkeypatch.setattr(similarity, "BLOCK", block)

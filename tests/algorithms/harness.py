@@ -158,6 +158,15 @@ class Case:
         return states_of(algorithm, self.federation, self.rounds)
 
 
+def sampled_federation(**options):
+    """The federation of "partial-map" and of the shared suite: their programs serve limits too.
+
+    That is, those that score; options that are numbers or samples leave the programs as they are.
+    """
+    known = {"model": TanhNetwork(), "validation_size": 0, "local_epochs": 2}
+    return toy_federation(**known | {"participation": 0.6} | options)
+
+
 def stack(models):
     """[{...}, {...}] -> {"params": leaves [N, ...]}."""
     return {"params": jax.tree.map(lambda *leaves: np.stack(leaves), *models)}
@@ -238,7 +247,7 @@ LATE_PATTERNS = {
 LATE_QUICK = ("code-map", "paper-vmap")
 
 
-def over(patterns, quick, variants=(), elsewhere=()):
+def over(patterns, quick, variants=(), elsewhere=(), again=()):
     """Parametrizes a test with `pattern`, or `pattern` and `variant`; slow but for `quick`.
 
     All patterns run with the first variant, all variants under the first two patterns. Every
@@ -249,20 +258,24 @@ def over(patterns, quick, variants=(), elsewhere=()):
       quick: what runs in CI: names of patterns, or pairs (pattern, variant).
       variants: names of variants of the algorithm.
       elsewhere: variants that another test runs in CI.
+      again: variants that only put together what others show; they are thorough.
     """
     if not variants:
         return pytest.mark.parametrize("pattern", [marked(p, p in quick) for p in patterns])
     both, (first, *_) = tuple(patterns)[:2], variants
     pairs = [(p, v) for p in patterns for v in variants if v == first or p in both]
     assert set(quick) <= set(pairs), quick
-    left = [v for v in variants if v not in elsewhere and v not in {known for _, known in quick}]
+    known = {*elsewhere, *again, *(variant for _, variant in quick)}
+    left = [v for v in variants if v not in known]
     quick = {*quick, *((both[i % 2], v) for i, v in enumerate(left))}
+    thorough = {(both[i % 2], v) for i, v in enumerate(again)}
     return pytest.mark.parametrize(
-        ("pattern", "variant"), [marked(pair, pair in quick) for pair in pairs]
+        ("pattern", "variant"), [marked(pair, pair in quick, pair in thorough) for pair in pairs]
     )
 
 
-def marked(values, quick):
-    """The parameters of one test, marked slow unless it's quick."""
+def marked(values, quick, thorough=False):
+    """The parameters of one test, marked slow unless it's quick or thorough."""
     values = values if isinstance(values, tuple) else (values,)
-    return pytest.param(*values, marks=() if quick else pytest.mark.slow)
+    otherwise = pytest.mark.thorough if thorough else pytest.mark.slow
+    return pytest.param(*values, marks=() if quick else otherwise)

@@ -10,7 +10,7 @@ from fedjax_pfl.federation.extra_losses import WeightDistribution
 from fedjax_pfl.simulation.program import Program
 from fedjax_pfl.simulation.runs import make_runs
 from fedjax_pfl.testing.suite import check_algorithm
-from fedjax_pfl.testing.toys import SEEDS, assert_close, run_rounds, states_of, toy_federation
+from fedjax_pfl.testing.toys import SEEDS, assert_close, run_rounds, toy_federation
 from tests.algorithms.harness import (
     PATTERNS,
     Case,
@@ -18,6 +18,7 @@ from tests.algorithms.harness import (
     assert_models,
     assert_steps,
     over,
+    sampled_federation,
 )
 from tests.algorithms.newcomers import personalized
 from tests.models.test_normalization import NormNet
@@ -28,7 +29,7 @@ VARIANTS = {
     "every-step": {"alpha": 0.3, "adapt_alpha": "every_step"},
     "logits": {"form": "logits", "adapt_alpha": "first_epoch", "weighting": "uniform"},
 }
-QUICK = [("full-vmap", "defaults"), ("full-vmap", "every-step"), ("partial-map", "logits")]
+QUICK = [("partial-map", "defaults"), ("full-vmap", "every-step"), ("partial-map", "logits")]
 
 
 @pytest.fixture(autouse=True)
@@ -99,14 +100,16 @@ def test_reference(pattern, variant):
 
 def test_fixed_weights_are_fedavg_and_local_training():
     """In one program: w's path is FedAvg's for every alpha; a public code moves w twice."""
-    ours, federation = algorithm(adapt_alpha="never"), toy_federation(participation=0.6)
+    ours, federation = algorithm(adapt_alpha="never"), sampled_federation()
     federation, alphas = ours.prepare(federation), [0.0, 0.4, 1.0]
     runs = make_runs(ours, federation, SEEDS[:1], {"alpha": alphas})
     program = Program(runs, federation, 2, capacity=2, scored=())
     first = rows(program.start().own, 0)
     states, _, _ = program.advance(program.start(), 0, 2)
-    fedavg = states_of(pfl.make_algorithm("fedavg"), federation, 2)[-1]
-    local = states_of(pfl.make_algorithm("local", {"who": "drawn"}), federation, 2)[-1]
+    fedavg, local = (
+        run_rounds(pfl.make_algorithm(*made), federation, 2)[0][-1]
+        for made in (["fedavg"], ["local", {"who": "drawn"}])
+    )
     for r, alpha in enumerate(alphas):
         assert_close(rows(states.server, r), fedavg.server, "server", 1e-12)
         np.testing.assert_array_equal(states.alphas[r], alpha)
@@ -143,6 +146,7 @@ def test_new_clients_train_both_and_keep_the_servers_model(form):
     assert_models({"params": made["params"]["shared"]}, [start] * 5, "shared")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("form", ["parameters", "logits"])
 def test_statistics_and_momentum_by_hand(form):
     """Two steps of one client on all of its samples; each model has a momentum of its own."""

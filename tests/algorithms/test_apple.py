@@ -11,7 +11,7 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.apple import Apple
 from fedjax_pfl.structs import struct
-from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
+from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation
 from tests.algorithms.harness import (
     PATTERNS,
     Case,
@@ -19,6 +19,7 @@ from tests.algorithms.harness import (
     assert_models,
     assert_steps,
     over,
+    sampled_federation,
 )
 from tests.references import apple
 
@@ -108,15 +109,16 @@ class Alone(Apple):
 
 
 def test_own_core_alone_is_local_training():
-    federation = toy_federation(participation=0.6)
+    federation = sampled_federation()
     alone = Alone(relation_rate=0.0, mu=0.0, initial="common")
     states = states_of(alone, federation)
-    wanted = states_of(pfl.make_algorithm("local", {"who": "drawn"}), federation)
+    wanted, _ = run_rounds(pfl.make_algorithm("local", {"who": "drawn"}), federation)
     for state, other in zip(states, wanted, strict=True):
         assert_close(dict(state.personal), dict(other.models), "models", 1e-12)
         assert_close(dict(state.cores), dict(other.models), "cores", 1e-12)
 
 
+@pytest.mark.thorough
 def test_a_private_head_is_trained_whole_and_never_mixed():
     """One step on all samples: the body moves by q_ii times the gradient, the head by all of it."""
     federation = toy_federation((6, 6), (3, 3), share="body", batch_size=6, local_steps=1)

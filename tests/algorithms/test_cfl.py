@@ -92,7 +92,9 @@ class Forged(pfl.Context):
         return Trained({"params": moved}, self.cohort, jnp.zeros(self.cohort.size))
 
 
-@pytest.mark.parametrize("linkage", ["complete", "single"])
+@pytest.mark.parametrize(
+    "linkage", ["complete", pytest.param("single", marks=pytest.mark.thorough)]
+)
 def test_splits_of_forged_updates(linkage, monkeypatch):
     """Several clusters at once, more than there is room for, some that gamma_max keeps whole."""
     case = Case(train_sizes=SIZES, validation_size=2)

@@ -1,5 +1,6 @@
 """The shared suite on every registered algorithm; each of them has a reference."""
 
+import importlib
 import re
 from pathlib import Path
 
@@ -7,9 +8,10 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.testing.suite import CHECKS
+from tests.algorithms.harness import marked
 
 # These run in one program. The others (one client alone, vmap, chunks, stragglers, ...) need
-# programs of their own and are slow, but for the algorithms in WHOLE.
+# programs of their own: they are slow, and thorough for the algorithms in WHOLE.
 QUICK = (
     "partial_participation",
     "permutation",
@@ -18,14 +20,11 @@ QUICK = (
     "no_recompilation",
 )
 WHOLE = ("feddwa",)
-
-
-def is_quick(name, check):
-    return name in WHOLE or check in QUICK
-
+# Nearly all of them is another algorithm: their checks are thorough.
+ALIKE = {"heurpfedla": "pfedla", "plga": "lga", "spfl_w": "spfl", "fedavg_sync": "fedavg_async"}
 
 CASES = [
-    pytest.param(name, check, marks=() if is_quick(name, check) else pytest.mark.slow)
+    marked((name, check), check in QUICK and name not in ALIKE, check in QUICK or name in WHOLE)
     for name in sorted(pfl.ALGORITHMS)
     for check in CHECKS
 ]
@@ -51,6 +50,37 @@ def test_contract_of_an_option(name, check):
 @pytest.mark.parametrize(("name", "check"), CASES)
 def test_contract(name, check):
     CHECKS[check](pfl.make_algorithm(name))
+
+
+def is_quick(test):
+    """Whether one of its cases at least is in the quick suite."""
+    late = {"slow", "thorough"}
+    marks = getattr(test, "pytestmark", [])
+    if late & {mark.name for mark in marks}:
+        return False
+    lists = [mark.args[1] for mark in marks if mark.name == "parametrize"]
+    known = [[{mark.name for mark in getattr(v, "marks", ())} for v in values] for values in lists]
+    return all(any(not late & names for names in values) for values in known)
+
+
+COMPARED = [
+    file.stem
+    for file in sorted(Path(__file__).parent.glob("test_*.py"))
+    if "\nfrom tests.references import " in file.read_text(encoding="utf-8")
+]
+
+
+@pytest.mark.parametrize("file", COMPARED)
+def test_the_quick_suite_compares_every_algorithm_and_shows_more_of_it(file):
+    """A comparison is called by the algorithm's name or test_reference; test_limits.py has more."""
+    module = importlib.import_module(f"tests.algorithms.{file}")
+    tests = {name: test for name, test in vars(module).items() if name.startswith("test_")}
+    names = {f"test_{name}" for name in ("reference", *pfl.ALGORITHMS)}
+    assert any(is_quick(tests[name]) for name in names & set(tests))
+    more = set(tests) - names
+    limits = (Path(__file__).parent / "test_limits.py").read_text(encoding="utf-8")
+    further = f'"{file.removeprefix("test_")}"' in limits
+    assert not more or further or any(is_quick(tests[name]) for name in more)
 
 
 def test_every_algorithm_has_a_reference():

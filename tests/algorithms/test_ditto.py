@@ -16,6 +16,7 @@ from tests.algorithms.harness import (
     assert_models,
     assert_steps,
     over,
+    sampled_federation,
     stack,
 )
 from tests.references import ditto
@@ -71,12 +72,12 @@ def test_reference(pattern, variant):
 
 
 def test_without_a_pull_it_is_local_training_and_the_servers_path_never_sees_one():
-    federation = toy_federation(participation=0.6, validation_size=0)
+    federation = sampled_federation()
     free, pulled = (
         states_of(algorithm(batches="shared", pull=pull), federation) for pull in (0, 2.5)
     )
-    alone = states_of(pfl.make_algorithm("local", {"who": "drawn"}), federation)
-    averaged = states_of(pfl.make_algorithm("fedavg"), federation)
+    alone, _ = run_rounds(pfl.make_algorithm("local", {"who": "drawn"}), federation)
+    averaged, _ = run_rounds(pfl.make_algorithm("fedavg"), federation)
     for one, other, local, fedavg in zip(free, pulled, alone, averaged, strict=True):
         assert_close(one.own, local.models, "own models", 0)
         assert_close(one.server, fedavg.server, "server", 0)
@@ -85,6 +86,7 @@ def test_without_a_pull_it_is_local_training_and_the_servers_path_never_sees_one
     assert min(jax.tree.leaves(apart)) > 1e-3
 
 
+@pytest.mark.thorough
 def test_private_layers_are_not_pulled():
     """With a private head v's body is held near w's body; its own head is free."""
     federation = toy_federation((6,), (3,), share="body", batch_size=6, local_steps=2)

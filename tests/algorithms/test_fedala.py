@@ -244,11 +244,13 @@ def test_running_statistics_have_no_weights():
     assert not jax.tree.leaves(weights["batch_stats"])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("check", ["partial_participation", "divergence"])
 def test_absent_and_diverged_clients_keep_all_where_the_selected_adapt(check):
     CHECKS[check](algorithm(who="selected"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "policy", ["affine_shared", pytest.param("shared", marks=pytest.mark.slow)]
 )

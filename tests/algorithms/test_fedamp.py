@@ -17,6 +17,7 @@ from tests.algorithms.harness import (
     assert_models,
     assert_steps,
     over,
+    sampled_federation,
 )
 from tests.references import fedamp
 
@@ -57,9 +58,9 @@ def test_reference(pattern, variant):
         assert np.isnan(own[~present]).all()
 
 
-def models_of(name, settings, rounds=2, **options):
-    federation = toy_federation(validation_size=0, participation=0.6, **options)
-    return states_of(pfl.make_algorithm(name, settings), federation, rounds)[-1].models
+def models_of(name, settings, rounds=2):
+    states, _ = run_rounds(pfl.make_algorithm(name, settings), sampled_federation(), rounds)
+    return states[-1].models
 
 
 @pytest.mark.parametrize(
@@ -75,6 +76,7 @@ def test_without_the_penalty_it_is_local_training_and_else_it_is_not(name, setti
     assert np.sort(moved)[-3:].min() > 1e-3  # the three that took part in both rounds
 
 
+@pytest.mark.thorough
 def test_equal_weights_without_the_penalty_are_uniform_fedavg():
     """Everybody begins at the uniform mean of all models."""
     federation = toy_federation(validation_size=0)
@@ -86,6 +88,7 @@ def test_equal_weights_without_the_penalty_are_uniform_fedavg():
     assert_close(means, plain[-1].server, "mean of the models")
 
 
+@pytest.mark.thorough
 def test_one_client_is_drawn_to_what_it_held_as_by_fedprox():
     """By its shared layers alone: a private one has no mixture to be near to."""
     alone = toy_federation((6,), (3,), validation_size=0, share="head")
@@ -96,6 +99,7 @@ def test_one_client_is_drawn_to_what_it_held_as_by_fedprox():
     assert_close(ours["fc_0"], body["fc_0"], "body")
 
 
+@pytest.mark.thorough
 def test_private_layers_are_not_compared():
     algorithm = pfl.make_algorithm("fedamp", {"sigma": 3})
     federation = toy_federation(validation_size=0, share="head")
@@ -106,7 +110,7 @@ def test_private_layers_are_not_compared():
     np.testing.assert_allclose(records[1]["matrices"]["attention"], wanted, 1e-9, 1e-9)
 
 
-@pytest.mark.parametrize("name", ["fedamp", "heurfedamp"])
+@pytest.mark.parametrize("name", ["fedamp", pytest.param("heurfedamp", marks=pytest.mark.thorough)])
 def test_new_clients_are_mixed_once(name):
     """Each as one more client beside those that were there, and with no larger alpha."""
     federation, new = without_new_clients(toy_federation(validation_size=0), 2)

@@ -34,6 +34,7 @@ def test_fedavg_ft(pattern):
         assert_losses(record, case, "personalized", models["personalized"])
 
 
+@pytest.mark.thorough
 def test_fedavg_ft_on_a_budget():
     """Once after the last round, a number of minibatches of each client, near the server's."""
     case = Case(participation=0.6)

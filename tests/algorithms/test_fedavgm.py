@@ -13,7 +13,14 @@ from fedjax_pfl.algorithms.fedavg import FedAvg
 from fedjax_pfl.contract.registry import is_static
 from fedjax_pfl.structs import struct
 from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation
-from tests.algorithms.harness import PATTERNS, Case, assert_losses, assert_steps, over
+from tests.algorithms.harness import (
+    PATTERNS,
+    Case,
+    assert_losses,
+    assert_steps,
+    over,
+    sampled_federation,
+)
 from tests.models.test_normalization import NormNet
 from tests.references import fedavgm
 
@@ -73,9 +80,9 @@ class Adaptive(FedAvg):
         return optax.adam(0.05)
 
 
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.slow)])
 def test_no_momentum_and_the_whole_step_are_fedavg_to_the_bit(dtype):
-    federation = toy_federation(dtype=dtype, participation=0.6)
+    federation = sampled_federation(dtype=dtype)
     states, records = run_rounds(FedAvg(), federation)
     assert not jax.tree.leaves(states[0].optimizer)
     for other in (algorithm(server_momentum=0), Stepping()):
@@ -110,6 +117,7 @@ def test_rounds_in_which_nobody_arrives_leave_the_model_and_the_momentum():
     assert any(leaf.any() for leaf in jax.tree.leaves(states[3].optimizer))
 
 
+@pytest.mark.thorough
 def test_private_layers_have_no_momentum():
     federation = toy_federation(share="body", participation=0.6)
     (first, second, third), records = run_rounds(

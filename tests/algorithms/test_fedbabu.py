@@ -122,6 +122,7 @@ def test_it_is_fedrep_without_head_epochs():
     assert_close(everyones(ours, 5), everyones(theirs, 5), "models", 1e-12)
 
 
+@pytest.mark.thorough
 def test_running_statistics_are_averaged_and_the_users_say_keeps_them_apart():
     for policy, affine in ((None, 8), ("local", 0)):
         federation = toy_federation(model=ConvNorm(), batch_norm=policy)

@@ -6,7 +6,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation, toy_for
-from tests.algorithms.harness import PATTERNS, assert_losses, assert_steps, over
+from tests.algorithms.harness import PATTERNS, assert_losses, assert_steps, over, sampled_federation
 from tests.algorithms.norms import NormCase, assert_everyones, first_model
 from tests.references import fedbn, norm_network
 
@@ -76,7 +76,7 @@ def test_without_normalisation_it_would_be_fedavg_and_is_refused():
     algorithm = pfl.make_algorithm("fedbn", {"weighting": "size"})
     with pytest.raises(pfl.InputError, match=f"{said}\\.$"):
         pfl.check_simulation(algorithm, toy_federation())
-    federation = toy_federation(participation=0.6)
+    federation = sampled_federation()
     unchecked = Unchecked(weighting="size")
     ours, plain = (run_rounds(a, federation, 2) for a in (unchecked, pfl.make_algorithm("fedavg")))
     assert_close(ours[0][-1].server, plain[0][-1].server, "server", 0)

@@ -93,6 +93,7 @@ def test_an_absent_client_takes_no_step_though_all_have_a_place_in_the_cohort():
         assert diverged == [[], [], [], [3]]
 
 
+@pytest.mark.thorough
 def test_running_statistics_are_not_extrapolated():
     """From a variance of 1 to one below a half, as far again would be negative."""
     federation = toy_federation(model=NormNet(), batch_norm="affine_shared", local_epochs=8)

@@ -61,6 +61,7 @@ def assert_drift(states):
     assert max(abs(leaf).max() for leaf in jax.tree.leaves(states[-1].drift)) > 1e-3
 
 
+@pytest.mark.thorough
 def test_h_is_the_mean_of_all_clients():
     """Under sampling, and though one client always diverges and keeps its last model."""
     federation = toy_federation(participation=0.6, diverging=1, validation_size=0)
@@ -105,6 +106,7 @@ def test_a_client_that_knows_its_gradient_stays():
     assert_close(after.server["params"], moved, "theta", 1e-12)
 
 
+@pytest.mark.thorough
 def test_running_statistics_are_averaged():
     """theta's step is none of theirs."""
     first, second, third = states_of(algorithm(), toy_federation(model=NormNet()), 2)

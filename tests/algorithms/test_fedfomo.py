@@ -21,6 +21,7 @@ from tests.algorithms.harness import (
     assert_models,
     assert_steps,
     over,
+    sampled_federation,
 )
 from tests.references import fedfomo
 
@@ -108,13 +109,13 @@ def test_picks():
         assert picks[i][found[i]].tolist() == wanted
 
 
-@pytest.mark.parametrize("share", [pytest.param("all", marks=pytest.mark.slow), "head"])
+@pytest.mark.parametrize("share", ["all", pytest.param("head", marks=pytest.mark.thorough)])
 def test_with_nothing_downloaded_it_is_local_training(share):
     """Its own last model is all there is; private layers stay trained, mixed or not."""
-    federation = toy_federation(participation=0.6, share=share)
+    federation = sampled_federation(share=share)
     algorithm = pfl.make_algorithm("fedfomo", {"downloads": 0})
     states = states_of(algorithm, federation, 3)
-    alone = states_of(pfl.make_algorithm("local", {"who": "drawn"}), federation, 3)
+    alone, _ = run_rounds(pfl.make_algorithm("local", {"who": "drawn"}), federation, 3)
     assert_close(states[-1].trained, alone[-1].models, "models")
 
 

@@ -20,10 +20,11 @@ VARIANTS = {
     "fedyogi-code": ("yogi", {"bias_correction": True, "v0": 0.0, "b2": 0.999}),
 }
 QUICK = [
-    ("partial-map", "fedadagrad"),
-    ("full-vmap", "fedadam"),
-    ("full-vmap", "fedyogi"),
-    ("partial-map", "fedyogi-code"),
+    ("full-vmap", "fedadagrad"),
+    ("partial-map", "fedadam"),
+    ("partial-map", "fedyogi"),
+    ("full-vmap", "fedadam-code"),
+    ("full-vmap", "fedyogi-code"),
 ]
 RATE, TAU = 0.03, 2e-3
 

@@ -6,7 +6,15 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation
-from tests.algorithms.harness import PATTERNS, Case, FourLayers, assert_losses, assert_steps, over
+from tests.algorithms.harness import (
+    PATTERNS,
+    Case,
+    FourLayers,
+    assert_losses,
+    assert_steps,
+    over,
+    sampled_federation,
+)
 from tests.algorithms.norms import NormCase, assert_everyones, everyones, first_model
 from tests.references import fedper, norm_network
 
@@ -76,7 +84,7 @@ def test_only_the_base_travels():
     ("settings", "options"), [({"personal_layers": 0}, {}), ({}, {"share": "all"})]
 )
 def test_with_everything_shared_it_is_fedavg(settings, options):
-    federation = toy_federation(participation=0.6, **options)
+    federation = sampled_federation(**options)
     ours = run_rounds(pfl.make_algorithm("fedper", settings), federation, 2)
     plain = run_rounds(pfl.make_algorithm("fedavg"), federation, 2)
     assert_close(ours[0][-1].server, plain[0][-1].server, "server", 0)
@@ -84,6 +92,7 @@ def test_with_everything_shared_it_is_fedavg(settings, options):
         np.testing.assert_array_equal(ours[1][-1]["scores"][name], values)
 
 
+@pytest.mark.thorough
 def test_with_nothing_shared_it_is_local_training():
     ours = states_of(pfl.make_algorithm("fedper", {"personal_layers": 2}), toy_federation(), 2)[-1]
     alone = states_of(pfl.make_algorithm("local"), toy_federation(), 2)[-1]

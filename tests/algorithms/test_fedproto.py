@@ -13,7 +13,14 @@ from fedjax_pfl import keys
 from fedjax_pfl.algorithms import prototypes as ours
 from fedjax_pfl.algorithms.fedproto import State
 from fedjax_pfl.models.mlp import MLP
-from fedjax_pfl.testing.toys import SEEDS, TanhNetwork, assert_close, states_of, toy_federation
+from fedjax_pfl.testing.toys import (
+    SEEDS,
+    TanhNetwork,
+    assert_close,
+    run_rounds,
+    states_of,
+    toy_federation,
+)
 from tests.algorithms.harness import (
     PATTERNS,
     Case,
@@ -22,6 +29,7 @@ from tests.algorithms.harness import (
     assert_models,
     assert_steps,
     over,
+    sampled_federation,
 )
 from tests.references import fedproto, network
 from tests.simulation.finals import final_in
@@ -204,9 +212,9 @@ def test_the_head_of_the_nearest_prototype_far_from_zero():
 
 
 def test_without_the_term_it_is_local_training_to_the_bit():
-    federation = toy_federation(participation=0.6)
-    alone = states_of(pfl.make_algorithm("local", {"who": "drawn"}), federation, 2)[-1]
-    assert_close(states_of(algorithm(weight=0), federation, 2)[-1].models, alone.models, "", 0)
+    federation, local = sampled_federation(), pfl.make_algorithm("local", {"who": "drawn"})
+    alone, ours = (run_rounds(a, federation, 2)[0][-1] for a in (local, algorithm(weight=0)))
+    assert_close(ours.models, alone.models, "", 0)
 
 
 def by_chance(key, images):

@@ -14,9 +14,11 @@ from tests.references import fedprox_ft
 # Settings of the algorithm, and the reference's.
 VARIANTS = {
     "epochs": ({}, {}),
-    "budget": ({"budget": True, "pull": 0.4}, {"tuning_budget": (2, 4), "tuning_pull": 0.4}),
+    "budget": (
+        {"fine_tune_epochs": 2, "budget": True, "pull": 0.4},
+        {"tuning_budget": (2, 4), "tuning_pull": 0.4},
+    ),
 }
-SETTINGS = {"mu": 0.7, "fine_tune_epochs": 2}
 
 
 @pytest.fixture(autouse=True)
@@ -33,17 +35,17 @@ def algorithm(**settings):
 def test_reference(pattern, variant):
     """Copies follow the loss alone: the term of training is none of theirs."""
     case, (settings, tuning) = Case(**PATTERNS[pattern] | {"scored": True}), VARIANTS[variant]
-    batches = case.batches()
+    batches, epochs = case.batches(), settings.get("fine_tune_epochs", 1)
     wanted = fedprox_ft.run(
         case.initial(),
         case.clients(),
         3,
         **case.common(batches=batches),
         mu=0.7,
-        tuning_batches=case.batches("adapt", replace(case.federation.schedule, epochs=2)),
+        tuning_batches=case.batches("adapt", replace(case.federation.schedule, epochs=epochs)),
         **tuning,
     )
-    states, records = case.run_rounds(algorithm(**SETTINGS, **settings))
+    states, records = case.run_rounds(algorithm(mu=0.7, **settings))
     for t, (state, record, models) in enumerate(zip(states[1:], records, wanted, strict=True)):
         assert_close(state.server["params"], models["global"], "global")
         assert_steps(record, case.cohorts[t], batches[t])  # fine-tuning is no part of a round
@@ -60,8 +62,8 @@ def test_reference(pattern, variant):
 
 def test_without_the_term_it_is_fedavg_ft_to_the_bit():
     case = Case(**PATTERNS["partial-map"])  # the program of the comparison
-    states, records = case.run_rounds(algorithm(**SETTINGS | {"mu": 0}))
-    other = pfl.make_algorithm("fedavg_ft", {"fine_tune_epochs": 2})
+    states, records = case.run_rounds(algorithm(mu=0))
+    other = pfl.make_algorithm("fedavg_ft")
     wanted, scored = case.run_rounds(other)
     assert_close(states[-1].server, wanted[-1].server, "server", 0)
     for record, alike in zip(records, scored, strict=True):

@@ -95,6 +95,7 @@ def test_the_recorded_loss_is_the_mean_over_the_steps_of_both_phases():
     batch = pfl.Batch(federation.data.samples[samples].astype(float),
                       federation.data.labels[samples], np.ones(6, bool))  # fmt: skip
 
+    @jax.jit
     def slope(model):
         def loss(params):
             return federation.task.loss({"params": params}, batch)[0]
@@ -166,6 +167,7 @@ def test_with_everything_shared_heads_are_averaged_too():
         assert_close(states[t + 1].server["params"], model, f"round {t}")
 
 
+@pytest.mark.thorough
 def test_running_statistics_move_in_both_phases():
     federation = toy_federation(model=ConvNorm(), local_epochs=0)
     before, after = states_of(algorithm(), federation, 1)

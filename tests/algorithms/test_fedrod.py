@@ -98,6 +98,7 @@ def test_with_equal_counts_the_generic_model_is_fedavgs():
     assert_close({name: ours[name] for name in plain}, plain, "server", 1e-12)
 
 
+@pytest.mark.thorough
 def test_the_generic_model_learns_nothing_from_personal_heads():
     """Whether these learn or stand still, in lanes of one program."""
     federation = toy_federation(model=TanhNetwork(), participation=0.6, momentum=0.5)

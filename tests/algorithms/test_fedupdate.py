@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.testing.toys import assert_close
+from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of
 from tests.algorithms.harness import (
     PATTERNS,
     Case,
@@ -15,6 +15,7 @@ from tests.algorithms.harness import (
     assert_models,
     assert_steps,
     over,
+    sampled_federation,
 )
 from tests.references import fedupdate
 
@@ -60,9 +61,13 @@ def test_reference(pattern, variant):
         assert_steps(record, case.cohorts[t], common["batches"][t], updates[t])
 
 
-@pytest.mark.slow
-def test_without_steps_it_is_fedavg():
-    case = Case()
-    ours = case.states_of(pfl.make_algorithm("fedupdate", {"fine_tune_steps": 0}))
-    plain = case.states_of(pfl.make_algorithm("fedavg"))
+@pytest.mark.parametrize(
+    ("discard", "participation"), [(True, 0.6), pytest.param(False, 1.0, marks=pytest.mark.slow)]
+)
+def test_without_steps_it_is_fedavg(discard, participation):
+    """Of those absent as well, unless they hold on to what they had."""
+    federation = sampled_federation(participation=participation)
+    settings = {"fine_tune_steps": 0, "discard_fine_tuned": discard}
+    ours = states_of(pfl.make_algorithm("fedupdate", settings), federation)
+    plain, _ = run_rounds(pfl.make_algorithm("fedavg"), federation)
     assert_close(ours[-1].server, plain[-1].server, "no fine-tuning")

@@ -15,10 +15,18 @@ from fedjax_pfl.simulation.new_clients import without_new_clients
 from fedjax_pfl.testing.toys import (
     OverflowingNormed,
     assert_close,
+    run_rounds,
     states_of,
     toy_federation,
 )
-from tests.algorithms.harness import PATTERNS, Case, assert_losses, assert_models, over
+from tests.algorithms.harness import (
+    PATTERNS,
+    Case,
+    assert_losses,
+    assert_models,
+    over,
+    sampled_federation,
+)
 from tests.references import ifca
 from tests.references.local_sgd import sgd
 from tests.simulation.finals import final_in
@@ -148,9 +156,9 @@ def test_groups_are_even_and_follow_the_clients():
 
 
 def test_one_model_is_fedavg():
-    federation = toy_federation(participation=0.6)
+    federation = sampled_federation()
     ours = states_of(algorithm(clusters=1), federation, 2)[-1]
-    plain = states_of(pfl.make_algorithm("fedavg"), federation, 2)[-1]
+    plain = run_rounds(pfl.make_algorithm("fedavg"), federation, 2)[0][-1]
     assert_close(jax.tree.map(lambda leaf: leaf[0], ours.models), plain.server, "server", 1e-12)
 
 

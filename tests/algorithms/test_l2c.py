@@ -155,6 +155,7 @@ def test_even_weights_of_equal_clients_with_private_heads_are_fedper():
         assert_close(dict(state.models), dict(whole), "models")
 
 
+@pytest.mark.thorough
 def test_statistics_are_own_and_validation_is_in_evaluation_mode():
     """A round by hand: every weight is 1 / 3, and every validation batch has both samples."""
     federation = toy_federation((5, 4, 3), (3, 3, 3), model=OverflowingNormed(3, (5,)))

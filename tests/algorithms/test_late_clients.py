@@ -15,7 +15,12 @@ def double_precision():
 
 
 @pytest.mark.parametrize(
-    "name", ["fedavg_async", "lga", pytest.param("fedasync", marks=pytest.mark.slow)]
+    "name",
+    [
+        "fedavg_async",
+        pytest.param("lga", marks=pytest.mark.thorough),
+        pytest.param("fedasync", marks=pytest.mark.slow),
+    ],
 )
 def test_what_a_late_client_lost_does_not_arrive(name):
     """A straggler whose training overflows in phase 0 has nothing to send in phase d."""

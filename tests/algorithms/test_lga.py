@@ -84,7 +84,8 @@ def test_lga(pattern, variant):
 
 @pytest.mark.parametrize(
     ("variant", "flush"),
-    [marked((v, True), v in MORE_BLOCKS[:2]) for v in VARIANTS] + [marked(("model", False), True)],
+    [marked((v, True), v == "stages", v == "raw") for v in VARIANTS]
+    + [marked(("model", False), True)],
 )
 def test_more_blocks(variant, flush):
     """Body and head are neither blocks nor tensors; and a client waits in the last round."""

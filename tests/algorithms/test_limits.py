@@ -13,7 +13,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl import mixing, similarity
 from fedjax_pfl.testing import toys
 from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of
-from tests.algorithms.harness import stack
+from tests.algorithms.harness import sampled_federation, stack
 from tests.references.feddwa import exact_weights, inverse_distance_weights
 from tests.references.network import random_parameters, squared_distance
 
@@ -56,7 +56,7 @@ def test_feddwa_with_one_neighbour_and_a_small_step_is_local_training(rate):
         assert_close(mine, moved, f"how client {i} moved", 1e-12)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "feddwa"])
+@pytest.mark.parametrize("name", ["fedavg", pytest.param("feddwa", marks=pytest.mark.thorough)])
 def test_one_client_is_plain_sgd(name):
     alone = states_of(algorithm("local"), toy_federation((6,), (3,)))
     states = states_of(algorithm(name), toy_federation((6,), (3,)))
@@ -84,8 +84,9 @@ def test_fedavg_with_full_batches_and_one_step_follows_the_pooled_gradient():
 
 
 def test_no_fine_tuning_is_fedavg():
-    states, records = run_rounds(algorithm("fedavg_ft", fine_tune_epochs=0), toy_federation())
-    wanted, scored = run_rounds(algorithm("fedavg"), toy_federation())
+    federation = sampled_federation()
+    states, records = run_rounds(algorithm("fedavg_ft", fine_tune_epochs=0), federation)
+    wanted, scored = run_rounds(algorithm("fedavg"), federation)
     assert_close(states[-1].server, wanted[-1].server, "server")
     for record, other in zip(records, scored, strict=True):
         for name, values in other["scores"].items():

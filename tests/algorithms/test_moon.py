@@ -10,7 +10,15 @@ from fedjax_pfl.aggregation import leaf_plan
 from fedjax_pfl.algorithms.moon import contrast
 from fedjax_pfl.models.projection import Projected
 from fedjax_pfl.testing.toys import TanhNetwork, assert_close, run_rounds, states_of, toy_federation
-from tests.algorithms.harness import PATTERNS, Case, TwoLayers, assert_losses, assert_steps, over
+from tests.algorithms.harness import (
+    PATTERNS,
+    Case,
+    TwoLayers,
+    assert_losses,
+    assert_steps,
+    over,
+    sampled_federation,
+)
 from tests.references import local_sgd, moon, projected_network
 from tests.references.network import cross_entropy
 
@@ -68,6 +76,7 @@ def named(params):
     return params | params.pop("projection")
 
 
+@pytest.mark.thorough
 def test_a_network_with_a_projection_head():
     """The projection's outputs are the features, and what is classified and scored."""
     case = Case(model=Projected(TanhNetwork(), 4), participation=0.6)
@@ -103,9 +112,9 @@ def assert_first_rounds_are_plain(case, common, states):
     assert max(moved[False]) < 1e-12 and min(moved[True]) > 1e-4
 
 
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.slow)])
 def test_without_the_term_it_is_fedavg_to_the_bit(dtype):
-    federation = toy_federation(dtype=dtype, participation=0.6)
+    federation = sampled_federation(dtype=dtype)
     states, records = run_rounds(algorithm(mu=0), federation)
     wanted, scored = run_rounds(pfl.make_algorithm("fedavg"), federation)
     for state, other in zip(states, wanted, strict=True):
@@ -114,6 +123,7 @@ def test_without_the_term_it_is_fedavg_to_the_bit(dtype):
         assert_close(record["scores"], other["scores"], "scores", 0)
 
 
+@pytest.mark.thorough
 def test_with_private_leaves_a_client_stays_near_the_model_that_it_received():
     """By hand: its kernels are the server's, its biases its own."""
     options = {"share": lambda path: "kernel" in path, "batch_size": 6, "local_steps": 2}

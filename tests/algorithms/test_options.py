@@ -22,6 +22,7 @@ def double_precision():
         yield
 
 
+@pytest.mark.thorough
 def test_averaged_variances_stay_positive():
     """One client's inputs are ten times as large: stepping statistics would go below zero."""
     federation = toy_federation(
@@ -89,9 +90,14 @@ def test_states_have_the_models_type(name, dtype):
 
 @pytest.mark.parametrize(
     "name",
-    ["fedavg_async", "plga", *(pytest.param(n, marks=pytest.mark.slow)
-                               for n in ("fedavg_sync", "fedasync", "lga", "perfedavg_async"))],
-)  # fmt: skip
+    [
+        *(pytest.param(name, marks=pytest.mark.thorough) for name in ("fedavg_async", "plga")),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("fedavg_sync", "fedasync", "lga", "perfedavg_async")
+        ),
+    ],
+)
 def test_statistics_stay_with_their_clients(name):
     federation = toy_federation(model=NormNet(), batch_norm="affine_shared", stragglers={1: 1})
     algorithm = pfl.make_algorithm(name)

@@ -27,7 +27,7 @@ VARIANTS = {
     "exact": {**HESSIAN, "inner_factor": 0.5, "passes": 1, "weighting": "uniform"},
     "differences": {**HESSIAN, "product": "differences", "delta": 0.01, "passes": 3},
 }
-QUICK = [("full-vmap", "defaults"), ("partial-map", "exact"), ("full-vmap", "differences")]
+QUICK = [("partial-map", "defaults"), ("full-vmap", "exact"), ("full-vmap", "differences")]
 
 
 @pytest.fixture(autouse=True)
@@ -113,6 +113,7 @@ def by_hand(start, federation, settings):
     return step(start)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("settings", [pytest.param({}, marks=pytest.mark.slow), HESSIAN],
                          ids=["FO", "HF"])  # fmt: skip
 def test_noise_statistics_and_decay_by_hand(settings):

@@ -5,8 +5,15 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.testing.toys import assert_close
-from tests.algorithms.harness import PATTERNS, Case, assert_losses, assert_steps, over
+from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of
+from tests.algorithms.harness import (
+    PATTERNS,
+    Case,
+    assert_losses,
+    assert_steps,
+    over,
+    sampled_federation,
+)
 from tests.references import perfedavg_spfl
 
 
@@ -32,9 +39,8 @@ def test_reference(pattern, variant):
         assert_steps(record, case.cohorts[t], *variant * [common["batches"][t]])
 
 
-@pytest.mark.slow
 def test_one_step_is_fedavg():
-    case = Case(participation=0.6)
-    single = case.states_of(pfl.make_algorithm("perfedavg_spfl", {"local_updates": 1}))
-    plain = case.states_of(pfl.make_algorithm("fedavg"))
+    federation = sampled_federation()
+    single = states_of(pfl.make_algorithm("perfedavg_spfl", {"local_updates": 1}), federation)
+    plain, _ = run_rounds(pfl.make_algorithm("fedavg"), federation)
     assert_close(single[-1].server, plain[-1].server, "one step")

@@ -120,6 +120,7 @@ def constant(state, model):
     return replace(state, embedding=nothing[0], psi=psi)
 
 
+@pytest.mark.thorough
 def test_biases_alone_are_fedavg_or_pass_the_model_from_client_to_client():
     """Without momentum, decay and clipping, at the server's rate 1."""
     plain = {"server_rate": 1.0, "server_momentum": 0.0, "server_decay": 0.0}
@@ -233,6 +234,7 @@ def test_new_clients_learn_an_embedding_through_the_frozen_hypernetwork():
         assert_close(trees.row(found, k), wanted, f"new client {client}")
 
 
+@pytest.mark.thorough
 def test_running_statistics_stay_with_their_client_and_extra_losses_are_of_models():
     algorithm = made()
     federation = algorithm.prepare(toy_federation(model=ConvNorm(), participation=0.6))

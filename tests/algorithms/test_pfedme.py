@@ -123,6 +123,7 @@ def test_limits():
     assert gap[1] < 1e-3 < 1e-2 < gap[0]
 
 
+@pytest.mark.thorough
 def test_statistics_momentum_and_noise_of_the_inner_steps():
     """One minibatch by hand: each inner step draws anew; theta's statistics travel."""
     federation = toy_federation(

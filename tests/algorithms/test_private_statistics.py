@@ -14,6 +14,8 @@ from fedjax_pfl.testing.toys import assert_close, toy_federation
 from fedjax_pfl.training.scoring import score
 from tests.algorithms.norms import ConvNorm
 
+pytestmark = pytest.mark.thorough  # tests/models/test_normalization.py has the quick ones
+
 
 @pytest.fixture(autouse=True)
 def double_precision():

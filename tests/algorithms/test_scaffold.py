@@ -12,7 +12,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.scaffold import Scaffold
 from fedjax_pfl.structs import struct
 from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
-from tests.algorithms.harness import PATTERNS, QUICK, Case, assert_losses, stack
+from tests.algorithms.harness import PATTERNS, QUICK, Case, assert_losses, marked, stack
 from tests.models.test_normalization import NormNet
 from tests.references import scaffold
 
@@ -73,6 +73,7 @@ def walked(federation, i, params):
     return params, mean
 
 
+@pytest.mark.thorough
 def test_momentum_begins_anew_in_each_round_and_decay_is_part_of_the_gradient():
     federation = with_momentum()
     states = states_of(pfl.make_algorithm("local"), federation, rounds=2)
@@ -83,6 +84,7 @@ def test_momentum_begins_anew_in_each_round_and_decay_is_part_of_the_gradient():
             assert_close(one[1]["params"], wanted, f"client {i}")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["scaffold", "weight_erosion"])
 def test_with_momentum_and_decay_gradients_are_still_the_raw_ones(name):
     """Option II, or moves over the rate, would be about 1 / (1 - momentum) times too large."""
@@ -103,7 +105,7 @@ def test_with_momentum_and_decay_gradients_are_still_the_raw_ones(name):
 @pytest.mark.parametrize("options", [{"participation": 0.6}, {"stragglers": {4: 1}, "rounds": 5}])
 def test_the_servers_control_is_the_mean_of_the_clients(options):
     # From zero, and whoever takes part: c moves by the changes over N, not over the cohort.
-    states = Case(**options).states_of(pfl.make_algorithm("scaffold"))
+    states, _ = Case(**options).run_rounds(pfl.make_algorithm("scaffold"))
     for state in states:
         mean = jax.tree.map(lambda leaf: leaf.mean(0), state.controls)
         assert_close(state.control, mean, "control")
@@ -157,8 +159,8 @@ def test_a_client_without_a_step_keeps_its_control():
 @pytest.mark.parametrize(
     ("name", "policy"),
     [
-        pytest.param(name, policy, marks=() if policy == quick else pytest.mark.slow)
-        for name, quick in (
+        marked((name, policy), False, policy == known)
+        for name, known in (
             ("scaffold", "shared"),
             ("waffle", "affine_shared"),
             ("weight_erosion", "shared"),

@@ -96,6 +96,7 @@ def test_an_even_graph_without_norms_is_fedavg_of_equal_sizes():
         assert_close(jax.tree.map(lambda x, i=i: x[i], state.models), plain, f"model {i}")
 
 
+@pytest.mark.thorough
 def test_norms_have_gradients_unless_they_are_detached():
     """In the published code they have none."""
     federation = toy_federation()

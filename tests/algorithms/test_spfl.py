@@ -102,15 +102,11 @@ def applied(models, run, blocks):
     return np.stack([weights] * blocks + [np.eye(len(weights))])
 
 
-QUICK = (
-    ("partial-map", "three-blocks"),
-    ("partial-map", "paper"),
-    ("full-vmap", "one-step-given-parts"),
-)
-QUICK_WEIGHTS = (("full-vmap", "four-blocks"), ("partial-map", "one-step-given-parts"))
+QUICK = (("partial-map", "paper"), ("full-vmap", "one-step-given-parts"))
+QUICK_WEIGHTS = (("full-vmap", "memory"), ("partial-map", "one-step-given-parts"))
 
 
-@over(PATTERNS, QUICK, VARIANTS)
+@over(PATTERNS, QUICK, VARIANTS, again=("three-blocks", "paper-three-blocks"))
 def test_spfl(pattern, variant):
     wanted = compare("spfl", pattern, *VARIANTS[variant])
     models = wanted[-1]["personalized"]
@@ -120,7 +116,7 @@ def test_spfl(pattern, variant):
     assert max(apart) > 1e-3 or pattern == "single"
 
 
-@over(PATTERNS, QUICK_WEIGHTS, WEIGHTS_VARIANTS)
+@over(PATTERNS, QUICK_WEIGHTS, WEIGHTS_VARIANTS, again=("four-blocks",))
 def test_spfl_w(pattern, variant):
     compare("spfl_w", pattern, *WEIGHTS_VARIANTS[variant])
 

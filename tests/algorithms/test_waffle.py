@@ -205,7 +205,7 @@ class Forced(Waffle):
         return super().round(ctx, replace(state, previous=none, before=none))
 
 
-@pytest.mark.parametrize("rule", ["rebased", "literal"])
+@pytest.mark.parametrize("rule", [pytest.param("rebased", marks=pytest.mark.thorough), "literal"])
 def test_uniform_weights_are_scaffold(rule):
     federation = toy_federation()
     states = states_of(Forced(control_update=rule), federation)

@@ -56,10 +56,9 @@ def test_alone_from_the_first_round_of_at_least_95_percent(total, first):
     np.testing.assert_array_equal(after, [1, 0, 0])
 
 
-updates = st.lists(
-    st.lists(st.floats(-10, 10, allow_subnormal=False), min_size=2, max_size=2),
-    min_size=2,
-    max_size=6,
+entries = st.lists(st.floats(-10, 10, allow_subnormal=False), min_size=2, max_size=2)
+updates = st.sampled_from([2, 3, 6]).flatmap(  # each number of agents compiles anew
+    lambda count: st.lists(entries, min_size=count, max_size=count)
 )
 
 

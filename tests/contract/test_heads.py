@@ -109,7 +109,12 @@ def test_the_plan_of_batch_norm_under_two_heads(policy):
 
 
 @pytest.mark.parametrize(
-    "policy", [None, "local", pytest.param("affine_shared", marks=pytest.mark.slow)]
+    "policy",
+    [
+        None,
+        pytest.param("local", marks=pytest.mark.thorough),
+        pytest.param("affine_shared", marks=pytest.mark.slow),
+    ],
 )
 def test_batch_norm_under_two_heads(policy):
     federation = toy_federation(model=ConvNorm(), batch_norm=policy)

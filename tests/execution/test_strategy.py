@@ -106,6 +106,7 @@ def test_two_devices_give_the_bits_of_one():
         np.testing.assert_array_equal(of_runs.scores[name], score, name)
 
 
+@pytest.mark.thorough
 def test_two_devices_train_all_clients_as_one_does():
     one, two = (
         states_of(pfl.make_algorithm("fedavg"), toy_federation(**given, devices=devices), 3)

@@ -1,65 +1,16 @@
 """The table over finished runs: every number by hand."""
 
 import csv
-import json
 
 import numpy as np
 import pytest
 
 from experiments import compare
-from experiments.cli import flags
 from experiments.figures import tables
 from experiments.figures.runs import find
 from experiments.figures.scores import chosen_clients, who
 from fedjax_pfl.errors import InputError
-
-
-def write_run(
-    folder,
-    algorithm,
-    accuracy,
-    seeds,
-    sent=10.0,
-    pace=2.0,
-    eval_every=1,
-    flops=None,
-    words=(),
-    **facts,
-):
-    """An algorithm's folder as a run leaves it, with accuracies [S, E, N].
-
-    Args:
-      words: more flags; facts: more of its summary.
-    """
-    accuracy = np.asarray(accuracy, np.float32)
-    folder.mkdir(parents=True)
-    rounds = eval_every * np.arange(1, accuracy.shape[1] + 1)
-    total = (len(seeds), int(rounds[-1]), accuracy.shape[2])
-    np.savez(
-        folder / "clients.npz",
-        **{
-            "personalized/test/accuracy": accuracy,
-            "traffic/up_bytes": np.full(total, sent * 1e6, np.int64),
-            "traffic/down_bytes": np.full(total, 2 * sent * 1e6, np.int64),
-            **({} if flops is None else {"computation/flops": np.full(total, flops)}),
-            "rounds": rounds,
-            "record_rounds": np.arange(1, total[1] + 1),
-            "test_sizes": np.arange(1, total[2] + 1),
-            "seeds": np.array(seeds),
-        },
-    )
-    args = flags.parse(["run", f"--algorithms={algorithm}", *words])
-    config = {
-        "algorithm": algorithm,
-        "hyperparameters": {},
-        "seeds": seeds,
-        "flags": flags.resolved(args),
-        "partition": {"rule": "iid", "options": {}},
-        "model": {"blocks": ["head"]},
-    }
-    summary = {"num_clients": total[2], "seconds_per_round": pace, **facts}
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "summary.json").write_text(json.dumps(summary))
+from tests.experiments.written_runs import SAME, finals, write_run
 
 
 @pytest.fixture
@@ -161,14 +112,6 @@ def test_bad_input_is_one_sentence(runs, words, said, capsys):
     err = capsys.readouterr().err
     assert said in err
     assert err.count("\n") == 1
-
-
-SAME = {"dataset": "digits", "partition_hash": "1a2b3c4d5e"}
-
-
-def finals(*last):
-    """[S, 1, N], a row for each seed."""
-    return np.array(last, float)[:, None, :]
 
 
 def test_an_algorithm_that_serves_one_client(tmp_path):
@@ -309,73 +252,3 @@ def test_a_headline_is_score_and_average(runs, capsys):
     words = [f"--runs={folder}", "--headline=pfllib", "--score=best"]
     assert compare.main(["compare", *words]) == 2
     assert "--headline says what --score does" in capsys.readouterr().err
-
-
-@pytest.fixture
-def by_data(tmp_path):
-    """Two data sets; three algorithms on the first, two on the second, whose network differs."""
-    for data, model, level in (("mnist", "cnn", 0.0), ("digits", "mlp", 0.2)):
-        for name, score in (("fedavg", 0.4), ("local", 0.5), ("feddwa", 0.6)):
-            if (data, name) != ("digits", "local"):
-                values = [[[score + level + 0.01 * seed] * 2] for seed in (0, 1, 2)]
-                write_run(
-                    tmp_path / data / name, name, values, [0, 1, 2],
-                    words=[f"--dataset={data}", f"--model={model}"],
-                    dataset=data, dataset_hash=data, partition_hash="p",
-                )  # fmt: skip
-    return tmp_path
-
-
-def test_algorithms_by_data_sets(by_data, tmp_path, capsys):
-    (tmp_path / "labels.txt").write_text("# ours\nfeddwa=FedDWA (ours)\nmnist = MNIST\n")
-    words = [f"--runs={by_data}", "--pivot=dataset", f"--labels={tmp_path / 'labels.txt'}"]
-    assert compare.main(["compare", *words, f"--output_dir={tmp_path / 'out'}"]) == 0
-    lines = (tmp_path / "out" / "table.md").read_text().splitlines()
-    table = [line for line in lines if line.startswith("|")]
-    heading = [cell.strip() for cell in table[0].strip("|").split("|")]
-    at = {name: heading.index(name) for name in ("MNIST", "digits")}
-    split = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[2:]]
-    rows = {cells[0]: cells for cells in split}
-    assert rows["FedDWA (ours)"][at["MNIST"]] == "**61.00 ± 1.00**"
-    assert rows["local"][at["MNIST"]] == "<u>51.00 ± 1.00</u>"
-    assert rows["fedavg"][at["MNIST"]] == "41.00 ± 1.00"
-    assert rows["fedavg"][at["digits"]] == "<u>61.00 ± 1.00</u>"
-    assert rows["local"][at["digits"]] == "-"
-    assert "±: deviation over seeds, 3 of them." in lines
-    assert lines[0].endswith("after the last round, mean over clients, %, by dataset")
-    tex = (tmp_path / "out" / "table.tex").read_text()
-    assert r"\textbf{61.00 $\pm$ 1.00}" in tex and r"\underline{51.00 $\pm$ 1.00}" in tex
-    with (tmp_path / "out" / "seeds.csv").open() as file:
-        assert len(list(csv.DictReader(file))) == 15
-    assert "FedDWA (ours)" in capsys.readouterr().out
-
-
-def test_wide_intervals_of_a_pivot_are_explained(by_data, capsys):
-    for seed, path in enumerate(sorted(by_data.glob("*/*/clients.npz"))):
-        arrays = dict(np.load(path))
-        arrays["personalized/test/accuracy"][0] = 0.01 * seed
-        np.savez(path, **arrays)
-    words = [f"--runs={by_data}", "--pivot=dataset", "--spread=interval"]
-    assert compare.main(["compare", *words]) == 0
-    out = capsys.readouterr().out
-    assert "* extends beyond the scale: such an interval says little" in out and "* |" in out
-
-
-def test_what_a_pivot_refuses(by_data, tmp_path, capsys):
-    for words, said in (
-        (["--pivot=datset"], "Unknown setting 'datset'. Did you mean 'dataset'?"),
-        (["--pivot=dataset", "--target=50"], "--target has no column in the table of --pivot"),
-        (["--pivot=dataset", "--spread=var"], "Unknown --spread 'var'"),
-        (["--pivot=model", "--labels=nowhere"], "nowhere can't be read"),
-        (["--spread=std"], "--spread is for --pivot"),
-    ):
-        assert compare.main(["compare", f"--runs={by_data}", *words]) == 2
-        assert said in capsys.readouterr().err
-    write_run(tmp_path / "again" / "fedavg", "fedavg", [[[0.1] * 2]], [0],
-              words=["--dataset=mnist", "--model=cnn"],
-              dataset="mnist", dataset_hash="mnist", partition_hash="p")  # fmt: skip
-    assert compare.main(["compare", f"--runs={tmp_path}", "--pivot=dataset"]) == 2
-    assert "and seed 0, which another run is, too" in capsys.readouterr().err
-    (tmp_path / "bad.txt").write_text("feddwa\n")
-    assert compare.main(["compare", f"--runs={by_data}", f"--labels={tmp_path / 'bad.txt'}"]) == 2
-    assert "Line 1 of" in capsys.readouterr().err

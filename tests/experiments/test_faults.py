@@ -286,6 +286,7 @@ def test_a_folder_that_lost_its_permissions(whole, tmp_path, bound, capsys):
     assert_same(folder, whole)
 
 
+@pytest.mark.thorough
 def test_a_sweep_goes_on_after_a_full_disk(tmp_path, monkeypatch, capsys):
     words = [w for w in WORDS if not w.startswith("--alg")]
     words += ["--algorithms=fedavg", "--grid=batch_size=10,20", f"--output_dir={tmp_path / 'out'}"]

@@ -83,6 +83,7 @@ def test_what_can_not_be_is_said_before_anything_runs(words, message, tmp_path):
         build.prepare(args, tmp_path)
 
 
+@pytest.mark.thorough
 def test_an_optimizer_of_a_users_file_is_swept_and_continued(tmp_path, capsys):
     file, folder = tmp_path / "mine.py", tmp_path / "out"
     file.write_text(FILE)

@@ -292,7 +292,7 @@ def test_files_of_another_data_set_are_noticed(monkeypatch):
 
 def test_scores_of_one_client_and_of_the_server(tmp_path):
     """Columns choose the model and the mean."""
-    from tests.experiments.test_compare import write_run
+    from tests.experiments.written_runs import write_run
 
     write_run(tmp_path / "r" / "fedavg", "fedavg", [[[0.2, 0.8]], [[0.4, 0.7]]], [0, 1])
     table = reproduce_tables.load("plga/2")

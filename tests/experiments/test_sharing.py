@@ -48,6 +48,7 @@ def read(folder, name):
     return json.loads((folder / name / "config.json").read_text())
 
 
+@pytest.mark.thorough
 def test_one_table_holds_what_shares_different_things(tmp_path, capsys):
     folder = tmp_path / "out"
     words = (f"--algorithms={','.join(NAMES)}",)

@@ -1,22 +1,14 @@
-"""Sweeps: what is inside a program and what is a queue, the ranking, and going on."""
+"""Sweeps from the command: what is written, said and refused, and going on."""
 
 import csv
-import json
-import re
-from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import fedjax_pfl as pfl
 from experiments import run, sweep
 from experiments.cli import build, flags
 from experiments.cli.flagfiles import CONFLICT
-from experiments.sweeps import tables
-from experiments.sweeps.pictures import picture
 
 from .conftest import drawing
 
@@ -37,79 +29,7 @@ def call(*words):
     return sweep.main(["sweep", *WORDS, *words])
 
 
-def test_a_sweep_runs_in_one_process():
-    with pytest.raises(pfl.InputError, match="one process, without --distributed: --mesh=runs:4"):
-        sweep.own_words(["sweep", "--distributed=auto"])
-
-
-def algorithms(*names):
-    return build.parse_algorithms(names, [])
-
-
-def test_algorithms_have_our_names_whatever_was_typed():
-    grid = sweep.parse_grid(["FedDWA.top_k=1,3", "batch_size=5"])
-    assert list(grid) == ["feddwa.top_k", "batch_size"]
-    (cell,) = sweep.cells(algorithms("Fed-DWA"), grid)
-    assert cell.folder == "feddwa-batch_size=5"
-    args = cell.parsed(["sweep", "--set=FEDDWA.guidance=last", "--set=Fed-Avg.server_rate=1"])
-    assert args.set == ["feddwa.guidance=last"]
-
-
-def test_what_is_inside_a_program_and_what_is_queued():
-    grid = sweep.parse_grid(["feddwa.top_k=1,3", "feddwa.guidance=epochs,last", "batch_size=5,10"])
-    queue = sweep.cells(algorithms("fedavg", "feddwa"), grid)
-    assert [cell.folder for cell in queue] == [
-        "fedavg-batch_size=5",
-        "fedavg-batch_size=10",
-        "feddwa-feddwa.guidance=epochs-batch_size=5",
-        "feddwa-feddwa.guidance=epochs-batch_size=10",
-        "feddwa-feddwa.guidance=last-batch_size=5",
-        "feddwa-feddwa.guidance=last-batch_size=10",
-    ]
-    assert queue[0].inside == [{}]
-    assert queue[2].inside == [{"feddwa.top_k": "1"}, {"feddwa.top_k": "3"}]
-    assert queue[2].words() == [
-        "--algorithms=feddwa",
-        "--set=feddwa.guidance=epochs",
-        "--batch_size=5",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        ("p/a.npz", "p_a.npz"),
-        ("a/b", "a\\b"),
-        ("None", "none"),
-        ("a b", "a_b"),
-        ("x" * 300 + "1", "x" * 300 + "2"),
-        ("ä", "ö"),
-        ("é", "e\u0301"),
-        ("1-batch_size=2", "1"),
-        ("..", "_."),
-    ],
-)
-def test_two_values_never_share_a_folder(first, second):
-    found = [sweep.Cell("m", {"partition_file": value}, [{}]).folder for value in (first, second)]
-    assert len({name.lower() for name in found}) == 2
-    assert all(re.fullmatch(r"[a-z0-9_.+=~-]{1,120}", name) for name in found)
-
-
-NASTY = st.text(st.sampled_from("aA1-=_.~/\\ ,ä\n"), max_size=4) | st.text(max_size=200)
-KEYS = st.sampled_from(["dataset", "batch_size", "feddwa.top_k", "Own.K", "a"])
-SETTINGS = st.tuples(st.sampled_from(["m", "M", "m-a", ".m"]), st.dictionaries(KEYS, NASTY))
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.lists(SETTINGS, max_size=12))
-def test_different_settings_have_different_folders(found):
-    cells = {json.dumps(one, sort_keys=True): sweep.Cell(*one, [{}]) for one in found}
-    names = {cell.folder.lower() for cell in cells.values()}
-    assert len(names) == len(cells)
-    for name in names:
-        assert len(name.encode()) <= 200 and name[0] not in "." and Path(name).name == name
-
-
+@pytest.mark.thorough
 def test_files_in_folders_of_alike_names(tmp_path, monkeypatch, capsys):
     """From the command: each setting's result is the same as alone."""
     monkeypatch.chdir(tmp_path)
@@ -220,32 +140,12 @@ def test_a_run_with_the_chosen_settings(finished, tmp_path):
         flags.parse(["run", f"--settings_from={tmp_path}"])
 
 
-def test_choices_that_one_run_can_not_have():
-    """A flag that algorithms can't differ in is left out where their choices do, and said."""
-    found = [
-        tables.Outcome(name, {"alpha": alpha, "model": "mlp"}, (0,), *[np.array([50.0])] * 2)
-        for name, alpha in (("fedavg", "0.1"), ("local", "1"))
-    ]
-    assert tables.all_chosen(found).splitlines() == [
-        "--algorithms=fedavg,local",
-        "# alpha can't differ between the algorithms of a run:",
-        "#   fedavg: 0.1",
-        "#   local: 1",
-        "--model=mlp",
-    ]
-
-
 def test_the_same_command_shows_what_is_finished(finished, monkeypatch, capsys):
     monkeypatch.setattr(pfl, "simulate", None)  # nothing is run again
     assert call(*GRID, f"--output_dir={finished}") == 0
     assert "| **feddwa** |" in capsys.readouterr().out
     assert call(*GRID[:2], f"--output_dir={finished}") == 2
     assert "--grid was" in capsys.readouterr().err
-
-
-def outcome(setting, validation):
-    seeds, validation = tuple(range(len(validation))), np.array(validation)
-    return tables.Outcome("m", setting, seeds, validation, validation - 1)
 
 
 def test_what_is_said_below_the_ranking(finished, capsys):
@@ -273,53 +173,6 @@ def test_what_a_sweep_leaves_out_is_said(tmp_path, capsys):
     assert "all 3 clients in a round" in file
     result = pfl.Result.load(next((tmp_path / "o" / "results").iterdir()))
     assert result.client_ids.tolist() == [0, 1, 2]
-
-
-def test_rows_over_different_clients_or_data():
-    def row(setting, clients, remarks=()):
-        return replace(outcome(setting, [50.0, 60.0]), clients=clients, remarks=remarks)
-
-    found = [row({"a": "1"}, (0,), ("x",)), row({"a": "2"}, (0, 1, 2, 3, 4))]
-    heading, _, *rows = tables.table(found).splitlines()
-    assert heading.endswith("| Test % | Mean over |")
-    assert [line.strip("|* ").split(" | ")[-1].strip("* ") for line in rows] == [
-        "client 0",
-        "5 clients",
-    ]
-    assert heading.count("|") == rows[0].count("|") == rows[1].count("|")
-    assert "± 63.53*" in rows[0]
-    notes = tables.footnotes(found, ["alpha"])
-    assert notes[0] == "m, a=1: x."
-    assert notes[1].startswith("Rows are means over different clients")
-    assert notes[2].startswith("alpha changes the data")
-    assert "* extends beyond the scale" in notes[3]
-    same = [row({"a": "1"}, (0,)), row({"a": "2"}, (0,))]
-    assert "Mean over" not in tables.table(same)
-    assert len(tables.footnotes(same)) == 1
-    both = [replace(one, remarks=("x", f"y{k}")) for k, one in enumerate(same)]
-    assert tables.footnotes(both)[:3] == ["m: x.", "m, a=1: y0.", "m, a=2: y1."]
-
-
-def test_which_names_change_the_data():
-    names = ["alpha", "num_clients", "learning_rate", "feddwa.top_k", "input_scaling", "rounds"]
-    assert sweep.changing_data(names) == ["alpha", "num_clients"]
-
-
-def test_settings_that_diverged_are_ranked_last():
-    found = [outcome({"a": "1"}, [np.nan, 1.0]), outcome({"a": "2"}, [3.0, 4.0])]
-    assert [one.setting["a"] for one in tables.ranked(found)] == ["2", "1"]
-
-
-def test_pictures():
-    line = picture([outcome({"a": a}, [float(a), 2.0]) for a in ("10", "1", "2")], "m")
-    curve = line.axes[0].get_lines()[0]
-    np.testing.assert_allclose(curve.get_xdata(), [1, 2, 10])  # by size
-    np.testing.assert_allclose(curve.get_ydata(), [1.5, 2, 6])
-    pairs = [(a, b) for a in "12" for b in ("x", "y", "z")]
-    found = [outcome({"a": a, "b": b}, [float(a), float(a)]) for a, b in pairs]
-    image = picture(found, "m").axes[0].get_images()[0]
-    np.testing.assert_allclose(image.get_array(), [[1, 1, 1], [2, 2, 2]])
-    assert picture([outcome({}, [1.0])], "m") is None
 
 
 @pytest.mark.parametrize(

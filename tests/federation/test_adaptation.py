@@ -68,13 +68,25 @@ def test_the_rate_of_copies_times_a_factor():
 def test_copies_of_clients_own_models_stay_near_them():
     """Each is pulled to its own; a weight of 0 pulls nobody."""
     federation = toy_federation((4,) * 5, (2,) * 5, dtype="float32", learning_rate=0.1)
-    losses = {}
-    for weight in (None, 0.0, 10.0):
-        adapt = pfl.Adaptation(steps=2, proximal=weight)
-        result = pfl.simulate(pfl.make_algorithm("fedper"), federation, 1, adapt=adapt)
-        losses[weight] = result.scores["adapted/test/loss"]
-    np.testing.assert_allclose(losses[0.0], losses[None], 1e-6)
-    assert not np.isclose(losses[10.0], losses[None], 1e-3).any()
+
+    @jax.jit
+    def adapted():
+        nobody: Any = None
+        ctx = pfl.Context(federation, jax.random.key(0), jnp.int32(0), jnp.int32(1), nobody)
+        first = [ctx.initial_model(f"client {i}") for i in range(5)]
+        own = jax.tree.map(lambda *leaves: jnp.stack(leaves), *first)
+        ways = (pfl.Adaptation(steps=2, proximal=weight) for weight in (None, 0.0, 9.0))
+        return own, *(ctx.adapt(own, jnp.arange(5), how) for how in ways)
+
+    own, free, nobodys, pulled = adapted()
+    assert_close(nobodys, free, "a weight of 0", 1e-6)
+    far, near = (
+        jax.tree.leaves(
+            jax.tree.map(lambda a, b: np.abs(a - b).max(axis=tuple(range(1, a.ndim))), *pair)
+        )
+        for pair in ((free, own), (pulled, own))
+    )
+    assert (np.max(near, axis=0) > 0).all() and (np.max(near, axis=0) < np.max(far, axis=0)).all()
 
 
 def test_a_table_says_that_a_budget_is_spent_at_the_end():

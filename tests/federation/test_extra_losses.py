@@ -61,6 +61,7 @@ def test_fedavg_with_wdr_equals_plain_loops():
         assert_losses(records[t], case, "global", [server] * 5)
 
 
+@pytest.mark.thorough
 def test_beside_cwfedavg_it_is_its_own():
     own = states_of(pfl.make_algorithm("cwfedavg", {"wdr_weight": 10.0}), toy_federation())
     plain = pfl.make_algorithm("cwfedavg", {"wdr_weight": 0})
@@ -78,6 +79,7 @@ def test_both_at_once_are_refused():
             pfl.simulate(algorithm, federation, 1, settings=settings)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "check",
     [pytest.param(c, marks=() if c == "permutation" else pytest.mark.slow) for c in CHECKS],

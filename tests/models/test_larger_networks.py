@@ -83,8 +83,8 @@ def test_vit_by_hand():
     ("net", "tokens"),
     [
         (ResNet18(3, (2,), groups=2), False),
-        (ViT(3, patch=3, width=4, depth=1, heads=2), False),
-        (CharLSTM(3, 9, hidden=3, embedding_size=2), True),
+        pytest.param(ViT(3, patch=3, width=4, depth=1, heads=2), False, marks=pytest.mark.thorough),
+        pytest.param(CharLSTM(3, 9, hidden=3, embedding_size=2), True, marks=pytest.mark.thorough),
     ],
     ids=["resnet18_gn", "vit", "char_lstm"],
 )

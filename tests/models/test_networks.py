@@ -139,7 +139,11 @@ def test_parameters_are_the_papers(name, shape, classes, options, total, blocks)
 TRAINING = (True, jax.random.key(1), jnp.ones(2, bool))
 
 
-@pytest.mark.parametrize("mode", [EVALUATION, TRAINING], ids=["evaluation", "training"])
+@pytest.mark.parametrize(
+    "mode",
+    [pytest.param(EVALUATION, marks=pytest.mark.thorough), TRAINING],
+    ids=["evaluation", "training"],
+)
 def test_the_head_of_the_features_are_the_logits(mode):
     """Operation by operation; and none of them is a convolution, which under a client axis would
     be a grouped one."""

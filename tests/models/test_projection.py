@@ -15,7 +15,7 @@ from fedjax_pfl.testing.toys import toy_federation
     [
         ("mlp", (8,), {"hidden": 6}),
         ("mtfl_cnn", (10, 10, 1), {"dropout": 0.5}),
-        ("textcnn", (6,), {"vocab_size": 9, "hidden": 6}),
+        pytest.param("textcnn", (6,), {"vocab_size": 9, "hidden": 6}, marks=pytest.mark.thorough),
     ],
 )
 def test_the_head_classifies_two_layers_of_the_features(name, shape, options):

@@ -91,8 +91,8 @@ def test_each_device_gathers_the_stack_that_a_product_mixes():
     [
         pytest.param("local", 1, marks=pytest.mark.slow),  # a part of the others
         ("fedavg", 1),
-        ("feddwa", 1),
-        ("local", 2),
+        pytest.param("feddwa", 1, marks=pytest.mark.thorough),
+        pytest.param("local", 2, marks=pytest.mark.thorough),
     ],
 )
 def test_the_estimate_is_near_what_xla_plans(name, devices):

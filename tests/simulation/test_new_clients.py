@@ -69,7 +69,7 @@ def trained(name):
     ("name", "fractions"),
     [
         ("fedavg", (0.5, 1.0)),
-        ("feddwa", (0.5,)),
+        pytest.param("feddwa", (0.5,), marks=pytest.mark.thorough),
         pytest.param("feddwa", (0.5, 1.0), marks=pytest.mark.slow),
         pytest.param("heurpfedla", (0.5, 1.0), marks=pytest.mark.slow),
     ],

@@ -33,6 +33,7 @@ def test_fedavg_that_keeps_momentum_is_the_algorithm_that_does():
         assert_close(phase.states, other.optimizers, f"momentum after {t} rounds", 1e-12)
 
 
+@pytest.mark.thorough
 def test_only_those_that_train_change_theirs():
     options = {"optimizer": "adam", "participation": 0.6, "keep_optimizer_state": True}
     lost = Case(**options).cohorts[1][0]

@@ -25,6 +25,7 @@ def test_refused(word):
         devices.prepare(word, 20)
 
 
+@pytest.mark.thorough
 def test_two_devices_give_the_bits_of_one(tmp_path):
     words = ["run", "--dataset=digits", "--num_clients=3", "--model=softmax", "--rounds=2",
              "--algorithms=fedavg", "--compilation_cache=", "--nosave_models"]  # fmt: skip

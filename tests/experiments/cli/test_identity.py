@@ -53,6 +53,7 @@ def summaries():
     return found
 
 
+@pytest.mark.thorough
 def test_another_data_set_is_another_run(here, capsys):
     assert call("--data_dir=easy.npz") == 0
     assert call("--data_dir=hard.npz") == 0

@@ -77,7 +77,9 @@ class Killer:
         return show
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)]
+)
 def test_a_signal_saves_and_the_same_command_goes_on(whole, tmp_path, monkeypatch, capsys, number):
     folder, handler = tmp_path / "out", signal.getsignal(number)
     words = (TWO, f"--output_dir={folder}")
@@ -170,7 +172,7 @@ def test_the_file_that_says_finished_comes_last(whole, tmp_path, monkeypatch):
     assert resume.finished(tmp_path, ["local"])
 
 
-@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("kept", [pytest.param(True, marks=pytest.mark.thorough), False])
 def test_a_finished_run_is_lengthened(whole, tmp_path, capsys, kept):
     """From its last state or from the beginning: the same bits as one long run, and the shorter
     run's results are kept beside it."""
@@ -232,6 +234,7 @@ def test_metrics_grow_while_it_runs(whole, tmp_path, monkeypatch):
     assert not (folder / live.FOLDER).exists() and counts.count(ROUNDS) == 2
 
 
+@pytest.mark.thorough
 def test_patience_ends_a_run_with_a_whole_result(tmp_path, capsys):
     words = (TWO, f"--output_dir={tmp_path / 'out'}", "--rounds=60", "--patience=4")
     assert call(*words) == 2

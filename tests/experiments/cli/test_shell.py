@@ -186,6 +186,7 @@ def test_long_values_are_not_printed_whole(capsys, word):
     assert len(capsys.readouterr().err) < 2100
 
 
+@pytest.mark.thorough
 @needs_full
 def test_a_run_nobody_listens_to_is_made_all_the_same(tmp_path):
     """In its own process: ASCII only, a reader that leaves, and a full disk for errors."""

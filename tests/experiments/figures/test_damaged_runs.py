@@ -14,7 +14,7 @@ from experiments.figures.runs import find, read
 from experiments.reproduction import entries
 from experiments.reproduction.tables import Column, Line, PaperTable
 from fedjax_pfl.errors import InputError
-from tests.experiments.test_compare import write_run
+from tests.experiments.written_runs import write_run
 
 # Two seeds, or two settings of one: one program of local for both.
 SHARED = ["--dataset=digits", "--num_clients=5", "--new_clients=1", "--validation_fraction=0.2"]

@@ -45,7 +45,12 @@ def test_names_of_conditions(scope, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "ways"), [("fedavg", "vmap"), ("fedavg", "map"), ("fedavg", "2"), ("ifca", "vmap")]
+    ("name", "ways"),
+    [
+        ("fedavg", "vmap"),
+        *(pytest.param("fedavg", ways, marks=pytest.mark.thorough) for ways in ("map", "2")),
+        ("ifca", "vmap"),
+    ],
 )
 def test_local_steps_of_a_real_program(name, ways):
     """As many as the schedule has, of both seeds, found by the names of the loops alone.

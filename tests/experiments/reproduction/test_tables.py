@@ -71,7 +71,14 @@ def test_every_row_has_its_algorithm(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("scale", reproduce_tables.SCALES)
+@pytest.mark.parametrize(
+    "scale",
+    [
+        "small",
+        pytest.param("medium", marks=pytest.mark.thorough),
+        pytest.param("full", marks=pytest.mark.thorough),
+    ],
+)
 def test_every_cell_can_be_asked_for(name, scale):
     """Its preset exists, its flags parse, and its algorithm takes its settings."""
     own, more = reproduce.parse(["reproduce", f"--table={name}", f"--scale={scale}"])
@@ -139,7 +146,12 @@ QUICK = {"feddwa/1": "practical1_cifar10", "pfedla/1": "cifar10_10"}
 
 
 @pytest.mark.parametrize(
-    "name", [*QUICK, *(pytest.param(n, marks=pytest.mark.slow) for n in NAMES)]
+    "name",
+    [
+        "feddwa/1",
+        pytest.param("pfedla/1", marks=pytest.mark.thorough),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES),
+    ],
 )
 def test_every_small_run_can_begin(blank, name, tmp_path, request):
     own, more = reproduce.parse(["reproduce", f"--table={name}", f"--output_dir={tmp_path}/out"])

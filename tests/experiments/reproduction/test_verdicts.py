@@ -10,7 +10,7 @@ import pytest
 import fedjax_pfl as pfl
 from experiments.reproduction import entries, report, tables, verdicts
 from experiments.reproduction.entries import Section
-from tests.experiments.test_compare import write_run
+from tests.experiments.written_runs import write_run
 
 TABLE = """
 paper = "Mine"

@@ -163,6 +163,7 @@ def test_unknown_platforms_are_refused():
         images(platform="tpus")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name", ["fedavg", pytest.param("perfedavg_async", marks=pytest.mark.slow)]
 )

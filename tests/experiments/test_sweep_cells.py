@@ -1,0 +1,90 @@
+"""A sweep's cells: what is inside a program, what is a queue, and the names of their folders."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from experiments import sweep
+from experiments.cli import build
+
+
+def test_a_sweep_runs_in_one_process():
+    with pytest.raises(pfl.InputError, match="one process, without --distributed: --mesh=runs:4"):
+        sweep.own_words(["sweep", "--distributed=auto"])
+
+
+def algorithms(*names):
+    return build.parse_algorithms(names, [])
+
+
+def test_algorithms_have_our_names_whatever_was_typed():
+    grid = sweep.parse_grid(["FedDWA.top_k=1,3", "batch_size=5"])
+    assert list(grid) == ["feddwa.top_k", "batch_size"]
+    (cell,) = sweep.cells(algorithms("Fed-DWA"), grid)
+    assert cell.folder == "feddwa-batch_size=5"
+    args = cell.parsed(["sweep", "--set=FEDDWA.guidance=last", "--set=Fed-Avg.server_rate=1"])
+    assert args.set == ["feddwa.guidance=last"]
+
+
+def test_what_is_inside_a_program_and_what_is_queued():
+    grid = sweep.parse_grid(["feddwa.top_k=1,3", "feddwa.guidance=epochs,last", "batch_size=5,10"])
+    queue = sweep.cells(algorithms("fedavg", "feddwa"), grid)
+    assert [cell.folder for cell in queue] == [
+        "fedavg-batch_size=5",
+        "fedavg-batch_size=10",
+        "feddwa-feddwa.guidance=epochs-batch_size=5",
+        "feddwa-feddwa.guidance=epochs-batch_size=10",
+        "feddwa-feddwa.guidance=last-batch_size=5",
+        "feddwa-feddwa.guidance=last-batch_size=10",
+    ]
+    assert queue[0].inside == [{}]
+    assert queue[2].inside == [{"feddwa.top_k": "1"}, {"feddwa.top_k": "3"}]
+    assert queue[2].words() == [
+        "--algorithms=feddwa",
+        "--set=feddwa.guidance=epochs",
+        "--batch_size=5",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("p/a.npz", "p_a.npz"),
+        ("a/b", "a\\b"),
+        ("None", "none"),
+        ("a b", "a_b"),
+        ("x" * 300 + "1", "x" * 300 + "2"),
+        ("ä", "ö"),
+        ("é", "e\u0301"),
+        ("1-batch_size=2", "1"),
+        ("..", "_."),
+    ],
+)
+def test_two_values_never_share_a_folder(first, second):
+    found = [sweep.Cell("m", {"partition_file": value}, [{}]).folder for value in (first, second)]
+    assert len({name.lower() for name in found}) == 2
+    assert all(re.fullmatch(r"[a-z0-9_.+=~-]{1,120}", name) for name in found)
+
+
+NASTY = st.text(st.sampled_from("aA1-=_.~/\\ ,ä\n"), max_size=4) | st.text(max_size=200)
+KEYS = st.sampled_from(["dataset", "batch_size", "feddwa.top_k", "Own.K", "a"])
+SETTINGS = st.tuples(st.sampled_from(["m", "M", "m-a", ".m"]), st.dictionaries(KEYS, NASTY))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(SETTINGS, max_size=12))
+def test_different_settings_have_different_folders(found):
+    cells = {json.dumps(one, sort_keys=True): sweep.Cell(*one, [{}]) for one in found}
+    names = {cell.folder.lower() for cell in cells.values()}
+    assert len(names) == len(cells)
+    for name in names:
+        assert len(name.encode()) <= 200 and name[0] not in "." and Path(name).name == name
+
+
+def test_which_names_change_the_data():
+    names = ["alpha", "num_clients", "learning_rate", "feddwa.top_k", "input_scaling", "rounds"]
+    assert sweep.changing_data(names) == ["alpha", "num_clients"]

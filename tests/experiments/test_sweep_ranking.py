@@ -1,0 +1,70 @@
+"""What a sweep makes of its outcomes: ranking, choices, notes and pictures."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from experiments.sweeps import tables
+from experiments.sweeps.pictures import picture
+
+
+def outcome(setting, validation):
+    seeds, validation = tuple(range(len(validation))), np.array(validation)
+    return tables.Outcome("m", setting, seeds, validation, validation - 1)
+
+
+def test_choices_that_one_run_can_not_have():
+    """A flag that algorithms can't differ in is left out where their choices do, and said."""
+    found = [
+        tables.Outcome(name, {"alpha": alpha, "model": "mlp"}, (0,), *[np.array([50.0])] * 2)
+        for name, alpha in (("fedavg", "0.1"), ("local", "1"))
+    ]
+    assert tables.all_chosen(found).splitlines() == [
+        "--algorithms=fedavg,local",
+        "# alpha can't differ between the algorithms of a run:",
+        "#   fedavg: 0.1",
+        "#   local: 1",
+        "--model=mlp",
+    ]
+
+
+def test_rows_over_different_clients_or_data():
+    def row(setting, clients, remarks=()):
+        return replace(outcome(setting, [50.0, 60.0]), clients=clients, remarks=remarks)
+
+    found = [row({"a": "1"}, (0,), ("x",)), row({"a": "2"}, (0, 1, 2, 3, 4))]
+    heading, _, *rows = tables.table(found).splitlines()
+    assert heading.endswith("| Test % | Mean over |")
+    assert [line.strip("|* ").split(" | ")[-1].strip("* ") for line in rows] == [
+        "client 0",
+        "5 clients",
+    ]
+    assert heading.count("|") == rows[0].count("|") == rows[1].count("|")
+    assert "± 63.53*" in rows[0]
+    notes = tables.footnotes(found, ["alpha"])
+    assert notes[0] == "m, a=1: x."
+    assert notes[1].startswith("Rows are means over different clients")
+    assert notes[2].startswith("alpha changes the data")
+    assert "* extends beyond the scale" in notes[3]
+    same = [row({"a": "1"}, (0,)), row({"a": "2"}, (0,))]
+    assert "Mean over" not in tables.table(same)
+    assert len(tables.footnotes(same)) == 1
+    both = [replace(one, remarks=("x", f"y{k}")) for k, one in enumerate(same)]
+    assert tables.footnotes(both)[:3] == ["m: x.", "m, a=1: y0.", "m, a=2: y1."]
+
+
+def test_settings_that_diverged_are_ranked_last():
+    found = [outcome({"a": "1"}, [np.nan, 1.0]), outcome({"a": "2"}, [3.0, 4.0])]
+    assert [one.setting["a"] for one in tables.ranked(found)] == ["2", "1"]
+
+
+def test_pictures():
+    line = picture([outcome({"a": a}, [float(a), 2.0]) for a in ("10", "1", "2")], "m")
+    curve = line.axes[0].get_lines()[0]
+    np.testing.assert_allclose(curve.get_xdata(), [1, 2, 10])  # by size
+    np.testing.assert_allclose(curve.get_ydata(), [1.5, 2, 6])
+    pairs = [(a, b) for a in "12" for b in ("x", "y", "z")]
+    found = [outcome({"a": a, "b": b}, [float(a), float(a)]) for a, b in pairs]
+    image = picture(found, "m").axes[0].get_images()[0]
+    np.testing.assert_allclose(image.get_array(), [[1, 1, 1], [2, 2, 2]])
+    assert picture([outcome({}, [1.0])], "m") is None
