@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import fedjax_pfl as pfl
 from experiments import sweep
 from experiments.cli import build
 
