@@ -9,6 +9,7 @@ from fedjax_pfl.values import decimal
 
 CLIENT_AXES = ("auto", "map", "vmap", "a chunk size such as 8")
 SEED_AXES = ("auto", "map", "vmap")
+CLIENT_STATES = ("device", "host", "auto")
 MODELS = 32  # enough to fill a matrix product where an algorithm mixes for evaluation
 
 
@@ -27,6 +28,7 @@ class Execution:
       fill: lanes for each client where `chunk` is 0; `packing.fitted` chooses it.
       deal: whether devices exchange ragged clients to get about the same work; likewise.
       platform: "cpu", "gpu" or "tpu", the one that programs are made for.
+      client_state: where per-client state lies: "device", "host", or "auto".
     """
 
     chunk: int
@@ -36,6 +38,7 @@ class Execution:
     fill: float = 1.0
     deal: bool = True
     platform: str = "cpu"
+    client_state: str = field(default="device", compare=False)
 
     def lanes(self, count: int) -> int:
         """Rows of `count` that one device runs side by side."""
