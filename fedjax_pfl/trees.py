@@ -43,13 +43,11 @@ class Fetched:
             raise NotHere("Fetched: other rows than those that are on the device.")
         return self.values
 
-    def __jax_array__(self) -> jax.Array:
+    def _needs_all(self, *_: Any, **__: Any) -> Any:
         raise NotHere("Fetched: all rows of a stack of which some are on the device.")
 
-    __array__ = __jax_array__
-
-    def __iter__(self):
-        raise NotHere("Fetched: all rows of a stack of which some are on the device.")
+    __array__ = __iter__ = __bool__ = __eq__ = __ne__ = _needs_all  # what objects answer wrongly
+    __hash__ = None  # type: ignore[assignment]
 
     def __len__(self) -> int:
         return self.shape[0]
