@@ -36,6 +36,7 @@ from jax import lax
 from fedjax_pfl.contract import checks, kept_optimizers
 from fedjax_pfl.contract.context import Context
 from fedjax_pfl.errors import InputError
+from fedjax_pfl.execution.mesh import AXIS, place
 from fedjax_pfl.execution.processes import several
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.simulation import host_store, memory
@@ -152,7 +153,12 @@ class HostedProgram(Program):
     @cached_property
     def _shell(self) -> Federation:
         """The federation without samples, on the device."""
-        return jax.device_put(replace(self.federation, data=self._data.shell))
+        return self._put(replace(self.federation, data=self._data.shell))
+
+    def _put(self, tree: Tree, *lead: str | None) -> Tree:
+        """Arrays on the devices, as `mesh.place` puts them."""
+        devices = self.federation.execution.devices
+        return jax.device_put(tree) if devices == 1 else place(tree, devices, *lead)
 
     @property
     def _members(self) -> int:
@@ -211,10 +217,10 @@ class HostedProgram(Program):
         """Raises `InputError` where a round, or scoring, needs more than its clients' state."""
         own = type(self.runs.algorithm).name or type(self.runs.algorithm).__name__
         federation = self.federation
-        if federation.execution.devices > 1 or several():
+        if several():
             raise InputError(
-                "client_state='host' is for one device in one process, got "
-                f"{federation.execution.devices} devices: take client_state='device'."
+                "client_state='host' is for one process, and these are several: take "
+                "client_state='device'."
             )
         if federation.participation.cohort_size == federation.num_clients:
             raise InputError(
@@ -237,7 +243,7 @@ class HostedProgram(Program):
     def memory(self) -> Memory | None:
         """See `Program.memory`; the device's, with two cohorts there."""
         execution, found = self.federation.execution, []
-        platform, data = execution.platform, self._data
+        platform, devices, data = execution.platform, execution.devices, self._data
         both = (
             (_round, self._round_operands, self._round_splits, self._members, {}),
             (
@@ -257,13 +263,13 @@ class HostedProgram(Program):
             count = len(jax.tree.leaves(given[:2]))
             jaxpr = traced.jaxpr.jaxpr
             try:
-                most = peak(jaxpr, frozenset(jaxpr.invars[:count]), 1, platform)
+                most = peak(jaxpr, frozenset(jaxpr.invars[:count]), devices, platform)
             except Exception:  # as in `Program.memory`, which warns
                 return None
             working = round(max(most - state, 0) * BESIDE.get(platform, 1))
-            held = nbytes(given[0], platform) + 2 * nbytes(given[1], platform)
+            held = devices * nbytes(given[0], platform) + 2 * nbytes(given[1], platform)
             pool = nbytes((federation.data.samples, federation.data.labels), platform)
-            found.append(Memory(nbytes(federation, platform) + pool, held, working))
+            found.append(Memory(devices * (nbytes(federation, platform) + pool), held, working))
         return max(found, key=lambda one: one.total)
 
     def lowered(self, devices: Sequence[Device]) -> Lowered:
@@ -282,7 +288,7 @@ class HostedProgram(Program):
         clients = self.federation.num_clients
         first = [np.asarray(leaf) for leaf in first]
         store = HostStore(first, clients, members, self.folder, self.limit)
-        return HostedStates(self.layout, kept, store)
+        return HostedStates(self.layout, self._put(kept), store)
 
     def advance(self, states: HostedStates, t: int, length: int) -> Chunk:
         """See `Program.advance`."""
@@ -317,16 +323,15 @@ class HostedProgram(Program):
     def _compiled(self, states: HostedStates, coming: _Fetched) -> Chunk:
         """No round: the programs are compiled, and the measurements have their structure alone."""
         operands = self._round_operands(coming.federation)
-        given = (states.kept, list(map(jnp.asarray, coming.rows)), *operands[2:])
+        given = (states.kept, coming.rows, *operands[2:])
         compiled = _round.lower(*given, layout=self.layout)
         compiled.compile()
         _, _, one, matrices = compiled.out_info
-        kept = [jnp.copy(leaf) for leaf in states.kept]
         if self.scored != ():
-            self._score(kept, states.store, 0, blocks=1)
+            self._score(states.kept, states.store, 0, blocks=1)
         measured = {**one, "scores": self._unscored}
         buffers = jax.tree.map(lambda s: np.zeros((s.shape[0], 0, *s.shape[1:]), s.dtype), measured)
-        return Chunk(HostedStates(self.layout, kept, states.store), buffers, matrices)
+        return Chunk(states, buffers, matrices)
 
     def _cohorts(self, t: int) -> np.ndarray:
         """int32 [R, M], the clients of each run's cohort."""
@@ -343,11 +348,11 @@ class HostedProgram(Program):
         if waiting is not None:
             same = clients[:, :, None] == waiting[0][:, None, :]
             skip, at = same.any(-1), np.where(same.any(-1), same.argmax(-1), -1).astype(np.int32)
-        rows = jax.device_put(store.take(clients, skip))
+        rows = self._put(store.take(clients, skip), None, AXIS)
         if at is not None:
-            rows = _merged(rows, waiting[1], at)
+            rows = _merged(rows, waiting[1], at, devices=self.federation.execution.devices)
         data = self._data.of(clients, self._round_splits, self._members)
-        return _Fetched(clients, rows, replace(self._shell, data=jax.device_put(data)))
+        return _Fetched(clients, rows, replace(self._shell, data=self._put(data)))
 
     # Models, block by block.
 
@@ -360,8 +365,8 @@ class HostedProgram(Program):
         for start in range(0, len(wanted), width):
             at = wanted[np.minimum(np.arange(start, start + width), len(wanted) - 1)]
             clients = np.broadcast_to(at, (self.num_runs, width))
-            rows = jax.device_put(store.take(clients))
-            data = jax.device_put(self._data.of(at, splits, width))
+            rows = self._put(store.take(clients), None, AXIS)
+            data = self._put(self._data.of(at, splits, width))
             yield at, rows, replace(self._shell, data=data)
 
     def _by_blocks(
@@ -434,7 +439,7 @@ class HostedProgram(Program):
     def restored(self, trees: Mapping[str, list[np.ndarray]], like: HostedStates) -> HostedStates:
         """See `Program.restored`."""
         begun, leaves = self.start(), trees["states"]
-        kept = [jax.device_put(x) for x, h in zip(leaves, self.layout.hosted, strict=True) if not h]
+        kept = [x for x, hosted in zip(leaves, self.layout.hosted, strict=True) if not hosted]
         same = "hosted" in trees and [*trees["hosted"][1]] == [*np.flatnonzero(self.layout.hosted)]
         if same:
             touched = np.asarray(trees["hosted"][0])
@@ -446,7 +451,7 @@ class HostedProgram(Program):
             at = touched[start : start + 100]
             values = [leaf[:, start : start + 100] for leaf in rows]
             begun.store.put(np.broadcast_to(at, (self.num_runs, len(at))), values)
-        return HostedStates(self.layout, kept, begun.store)
+        return HostedStates(self.layout, self._put(kept), begun.store)
 
 
 def hosted(program: Program, folder: Path | None = None) -> HostedProgram:
@@ -491,15 +496,16 @@ def _cohorts(runs, federation, t):
     return over_runs(lambda run: run.context(federation, t, t).cohort.rows, federation, runs)
 
 
-@partial(jax.jit, donate_argnums=(0,))
-def _merged(coming, done, at):
+@partial(jax.jit, static_argnames=("devices",), donate_argnums=(0,))
+def _merged(coming, done, at, devices):
     """Rows [R, M, ...] with those that the round before has made, where `at` [R, M] is no -1."""
 
     def one(new, made, at):
         known = (at >= 0).reshape(at.shape + (1,) * (new.ndim - 1))
         return jnp.where(known, made[jnp.maximum(at, 0)], new)
 
-    return jax.tree.map(lambda new, made: jax.vmap(one)(new, made, at), coming, done)
+    merged = jax.tree.map(lambda new, made: jax.vmap(one)(new, made, at), coming, done)
+    return place(merged, devices, None, AXIS)
 
 
 @partial(jax.jit, static_argnames=("layout",), donate_argnums=(0, 1))
@@ -532,7 +538,9 @@ def _round(kept, rows, runs, federation, t, length, total, layout):
             last = lax.fori_loop(0, length, lambda i, carry: one_round(carry[0], t + i), first)
         return (*layout.parted(last[0]), *last[1:])
 
-    return over_runs(chunk, federation, (runs, kept, rows))
+    kept, rows, *rest = over_runs(chunk, federation, (runs, kept, rows))
+    devices = federation.execution.devices
+    return place(kept, devices), place(rows, devices, None, AXIS), *place(rest, devices)
 
 
 @partial(jax.jit, static_argnames=("layout", "extra"))
