@@ -30,7 +30,7 @@ FIRST = {LOCK, f".part-{RECORD}"}  # files that may exist before the record
 # Flags that change neither which files are written nor numbers, but for the rounding of sums over
 # devices; event files can be added later.
 NEUTRAL = ("data_dir", "output_dir", "compilation_cache", "checkpoint_seconds", "tensorboard")
-NEUTRAL += ("headline", "keep_state", "trust_flagfiles", "devices", "distributed")
+NEUTRAL += ("headline", "keep_state", "trust_flagfiles", "devices", "distributed", "client_state")
 # Flags in which a run may differ that continues another.
 LENGTHENED = {"rounds", "patience", "matrix_rounds"}
 EARLIER = "earlier"  # folder of the results of a run before it was lengthened

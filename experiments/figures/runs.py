@@ -26,7 +26,7 @@ from . import run_files
 PLACES = {
     "algorithms", "set", "data_dir", "partition_file", "output_dir", "save_models",
     "compilation_cache", "checkpoint_seconds", "matrix_rounds", "client_execution",
-    "seed_execution", "devices", "eval_batch_size", "headline", "keep_state",
+    "seed_execution", "devices", "eval_batch_size", "client_state", "headline", "keep_state",
     "tensorboard",
 }  # fmt: skip
 ALGORITHM = "algorithm"

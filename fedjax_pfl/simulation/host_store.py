@@ -138,7 +138,7 @@ class HostStore:
         for (run, k), row in np.ndenumerate(rows):
             if skip is not None and skip[run, k]:
                 continue
-            for into, part in zip(out, self._row(run, row), strict=True):
+            for into, part in zip(out, self._row(run, int(row)), strict=True):
                 into[run, k] = part
         return out
 
