@@ -3,6 +3,8 @@
 Arithmetic between trees (sums, scalings, dot products) is in `optax.tree`.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,9 +16,53 @@ MEMBERS = (
 )
 
 
+class NotHere(TypeError):
+    """Rows of a stack were asked for that are not on the device."""
+
+
+class Fetched:
+    """A leaf [N, ...] of which only some rows are on the device, while a function is traced.
+
+    It is no array: `take` of the very rows that are there gives their values, `put` of those rows
+    gives their next values, and whatever else is done with it raises `NotHere`, or a `TypeError`
+    with this class's name. So nothing that needs other rows is ever computed without them.
+
+    Attributes:
+      values: [M, ...].
+      rows: int32 [M], traced; the same object as the rows that are asked for.
+      shape: [N, ...].
+    """
+
+    def __init__(self, values: jax.Array, rows: Rows, count: int):
+        self.values, self.rows = values, rows
+        self.shape = (count, *values.shape[1:])
+        self.dtype, self.ndim = values.dtype, values.ndim
+
+    def __getitem__(self, rows: Any) -> jax.Array:
+        if rows is not self.rows:
+            raise NotHere("Fetched: other rows than those that are on the device.")
+        return self.values
+
+    def _needs_all(self, *_: Any, **__: Any) -> Any:
+        raise NotHere("Fetched: all rows of a stack of which some are on the device.")
+
+    __array__ = __iter__ = __bool__ = __eq__ = __ne__ = _needs_all  # what objects answer wrongly
+    __hash__ = None  # type: ignore[assignment]
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+
+def on_device(tree: Tree) -> Tree:
+    """The tree with what is on the device of each `Fetched` leaf."""
+    return jax.tree.map(lambda x: x.values if isinstance(x, Fetched) else x, tree)
+
+
 def check_rows(what: str, stack: Stack, count: int, hint: str = MEMBERS) -> None:
     """Raises `TypeError` unless every leaf of a stack leads with `count` rows."""
     for path, leaf in jax.tree_util.tree_flatten_with_path(stack)[0]:
+        if isinstance(leaf, Fetched) and leaf.shape[0] == count:
+            continue
         if jnp.shape(leaf)[:1] != (count,):
             raise TypeError(
                 f"{what} must lead with a row for each of {count} clients, got the shape "
@@ -33,12 +79,23 @@ def take(stack: Stack, rows: Rows | np.ndarray) -> Stack:
         counts = {len(leaf) for leaf in jax.tree.leaves(stack)}
         if counts == {len(rows)} and np.array_equal(rows, np.arange(len(rows))):
             return stack
-    return jax.tree.map(lambda leaf: jnp.take(leaf, rows, axis=0, mode="clip"), stack)
+
+    def of(leaf):
+        return leaf[rows] if isinstance(leaf, Fetched) else jnp.take(leaf, rows, 0, mode="clip")
+
+    return jax.tree.map(of, stack)
 
 
 def put(stack: Stack, rows: Rows, values: Stack) -> Stack:
     """The stack [N, ...] with `values` [M, ...] written to its `rows` [M] (distinct)."""
-    return jax.tree.map(lambda leaf, v: leaf.at[rows].set(v.astype(leaf.dtype)), stack, values)
+
+    def of(leaf, new):
+        new = new.astype(leaf.dtype)
+        if isinstance(leaf, Fetched):
+            return Fetched(jnp.broadcast_to(new, leaf[rows].shape), rows, leaf.shape[0])
+        return leaf.at[rows].set(new)
+
+    return jax.tree.map(of, stack, values)
 
 
 def where(mask: Mask, chosen: Stack, other: Stack) -> Stack:

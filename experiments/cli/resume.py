@@ -31,7 +31,7 @@ FIRST = {LOCK, f".part-{RECORD}"}  # files that may exist before the record
 # devices; trackers can be added later.
 NEUTRAL = ("data_dir", "output_dir", "compilation_cache", "checkpoint_seconds", "tensorboard")
 NEUTRAL += ("headline", "keep_state", "trust_flagfiles", "devices", "mesh", "distributed")
-NEUTRAL += ("wandb", "mlflow")
+NEUTRAL += ("wandb", "mlflow", "client_state")
 # Flags in which a run may differ that continues another.
 LENGTHENED = {"rounds", "patience", "matrix_rounds"}
 EARLIER = "earlier"  # folder of the results of a run before it was lengthened

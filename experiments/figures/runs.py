@@ -26,8 +26,8 @@ from . import run_files
 PLACES = {
     "algorithms", "set", "data_dir", "partition_file", "output_dir", "save_models",
     "compilation_cache", "checkpoint_seconds", "matrix_rounds", "client_execution",
-    "seed_execution", "devices", "mesh", "eval_batch_size", "headline", "keep_state",
-    "tensorboard", "wandb", "mlflow",
+    "seed_execution", "devices", "mesh", "eval_batch_size", "client_state", "headline",
+    "keep_state", "tensorboard", "wandb", "mlflow",
 }  # fmt: skip
 ALGORITHM = "algorithm"
 SCALING = "input_scaling"  # of the same samples

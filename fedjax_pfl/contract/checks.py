@@ -12,9 +12,11 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+from fedjax_pfl import trees
 from fedjax_pfl.contract import kept_optimizers
 from fedjax_pfl.contract.algorithm import Algorithm
 from fedjax_pfl.contract.context import Context
+from fedjax_pfl.contract.fetched_rows import fetched
 from fedjax_pfl.contract.kept_optimizers import Kept
 from fedjax_pfl.contract.record import Record
 from fedjax_pfl.contract.registry import is_static
@@ -111,16 +113,20 @@ def _is_weak(leaf: object) -> bool:
 def checked_round(algorithm: Algorithm, ctx: Context, state: State) -> tuple[State, Record]:
     """`algorithm.round(ctx, state)`, the forward passes of its loss matrices added to the record.
 
+    Per-client leaves of the state may hold the rows of the cohort alone (see `fetched_rows`).
+
     Raises:
+      NotHere: the round needs other rows of these.
       TypeError: it does not return a state of the same structure, shapes and types, and a record.
     """
     name, tally = algorithm.name, Tally()
+    given = fetched(state, ctx.cohort.rows, ctx.num_clients)
     optimizers = None
-    if isinstance(state, Kept):
-        optimizers = kept_optimizers.Optimizers(name, state.optimizers)
+    if isinstance(given, Kept):
+        optimizers = kept_optimizers.Optimizers(name, given.optimizers)
     counting = replace(ctx, tally=tally, optimizers=optimizers)
     with while_traced(algorithm, "round"):
-        returned = algorithm.round(counting, kept_optimizers.own(state))
+        returned = algorithm.round(counting, kept_optimizers.own(given))
     pair = isinstance(returned, tuple | list) and len(returned) == 2
     if not (pair and isinstance(returned[1], Record)):
         kinds = ", ".join(
@@ -129,7 +135,7 @@ def checked_round(algorithm: Algorithm, ctx: Context, state: State) -> tuple[Sta
         )
         raise TypeError(f"{name}.round must return (state, ctx.record(...)), got {kinds}.")
     new, record = returned
-    new = new if optimizers is None else Kept(new, optimizers.phases)
+    new = trees.on_device(new if optimizers is None else Kept(new, optimizers.phases))
     if jax.tree.structure(new) != jax.tree.structure(state):
         raise TypeError(
             f"{name}.round must return a state of the same structure: "

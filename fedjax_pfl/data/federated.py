@@ -16,6 +16,7 @@ import numpy as np
 
 from fedjax_pfl.errors import require
 from fedjax_pfl.structs import static, struct
+from fedjax_pfl.trees import NotHere
 from fedjax_pfl.typing import Rows, Scalar
 
 
@@ -86,6 +87,7 @@ class FederatedData:
         own clients (`home_of`), and programs see it where that device's clients are run. With one
         part every device has all samples.
       digest: of the content before it was divided into parts; else empty.
+      there: int32 [M], the clients whose samples are there, or None for all.
     """
 
     samples: jax.Array
@@ -102,6 +104,7 @@ class FederatedData:
     sample_shape: tuple[int, ...] = static()
     shards: int = static(default=1)
     digest: str = static(default="")
+    there: jax.Array | None = None
 
     @property
     def num_clients(self) -> int:
@@ -115,6 +118,11 @@ class FederatedData:
     def home_of(self, rows: Rows) -> Any:
         """The part of the pool, and number of the device, that has the samples of clients."""
         return rows // self.share
+
+    def check_there(self, rows: Rows) -> None:
+        """Raises `NotHere` unless the samples of clients are there: all, or those of `rows`."""
+        if self.there is not None and rows is not self.there:
+            raise NotHere("Fetched: the samples of other clients than those on the device.")
 
     def content(self) -> str:
         """SHA-256 of the data, the same wherever and in whatever parts they lie."""

@@ -35,7 +35,11 @@ def homes_of(data: FederatedData, rows: Rows) -> Homes | None:
     """Where clients must be run: None where every device has all samples.
 
     All clients in order are best given as a NumPy array: nothing then moves between devices.
+
+    Raises:
+      NotHere: the samples of some are not on the device.
     """
+    data.check_there(rows)
     if data.shards == 1:
         return None
     count = data.num_clients

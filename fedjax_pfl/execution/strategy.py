@@ -9,6 +9,7 @@ from fedjax_pfl.values import decimal
 
 CLIENT_AXES = ("auto", "map", "vmap", "a chunk size such as 8")
 SEED_AXES = ("auto", "map", "vmap")
+CLIENT_STATES = ("device", "host", "auto")
 MODELS = 32  # enough to fill a matrix product where an algorithm mixes for evaluation
 
 
@@ -29,6 +30,7 @@ class Execution:
       fill: lanes for each client where `chunk` is 0; `packing.fitted` chooses it.
       deal: whether devices exchange ragged clients to get about the same work; likewise.
       platform: "cpu", "gpu" or "tpu", the one that programs are made for.
+      client_state: where per-client state lies: "device", "host", or "auto".
     """
 
     chunk: int
@@ -40,6 +42,7 @@ class Execution:
     platform: str = "cpu"
     runs: int = 1
     runs_first: bool = field(default=False, compare=False)
+    client_state: str = field(default="device", compare=False)
 
     @property
     def all_devices(self) -> int:

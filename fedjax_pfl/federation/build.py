@@ -62,7 +62,10 @@ def federate(
     execution = given[ExecutionOptions]
     platform = resolve_platform(execution.platform)
     task = execution.placed(given[ModelOptions].task(model, dataset))
-    data = given[InputOptions].data(dataset, partition, platform, class_sorted=by_class)
+    on_host = several() or execution.client_state == "host"
+    data = given[InputOptions].data(
+        dataset, partition, platform, class_sorted=by_class, on_host=on_host
+    )
     shapes, order = check_model(task, data)
     inputs = jax.eval_shape(lambda: sample_inputs(task, data))
     network, values, match = given[ModelOptions].started(task, shapes, order, inputs)
@@ -73,7 +76,7 @@ def federate(
     trained = training.parts(data, plan, shapes["params"], task.dtype)
     steps = training.schedule.total_steps(np.asarray(data.train.size))
     return Federation(
-        data=data if several() else jax.device_put(data),  # see `spread`
+        data=data if on_host else jax.device_put(data),  # see `spread`
         participation=cohorts.cohorts(data.num_clients),
         network=task,
         initial_values=values if several() else jax.device_put(values),

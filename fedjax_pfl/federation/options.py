@@ -21,8 +21,12 @@ from fedjax_pfl.errors import InputError, require
 from fedjax_pfl.execution import tiles
 from fedjax_pfl.execution.packing import fitted
 from fedjax_pfl.execution.platforms import PLATFORMS, resolve_platform
-from fedjax_pfl.execution.processes import several
-from fedjax_pfl.execution.strategy import SEED_AXES, Execution, resolve_execution
+from fedjax_pfl.execution.strategy import (
+    CLIENT_STATES,
+    SEED_AXES,
+    Execution,
+    resolve_execution,
+)
 from fedjax_pfl.federation.local_training import RATES, SETTABLE, LocalTraining, check_hashable
 from fedjax_pfl.federation.named import options_of
 from fedjax_pfl.federation.option import Group, Option, declared, gathered, option
@@ -211,17 +215,19 @@ class InputOptions(Group):
         partition: Partition,
         platform: str = "cpu",
         class_sorted: bool = False,
+        on_host: bool = False,
     ) -> FederatedData:
         """The data of all clients, as devices of a platform have it.
 
-        `class_sorted` sorts each client's training samples by class.
+        `class_sorted` sorts each client's training samples by class; `on_host` leaves the samples
+        there.
 
         Raises:
           InputError: the partition does not fit the data set, or ids are not one for each client.
         """
         samples, labels = dataset.pool()
-        # No device will have all of several processes' samples.
-        keep: Any = np.asarray if several() else jnp.asarray
+        # No device will have all of several processes' samples, or of those kept on the host.
+        keep: Any = np.asarray if on_host else jnp.asarray
         partition.validate(len(labels), dataset.num_classes, labels)
         if not len(partition.train.idx):
             raise InputError(
@@ -276,6 +282,13 @@ class ExecutionOptions(Group):
         "first, then clients",
     )
     eval_batch_size: int = option(100, "samples scored at once", low=1)
+    client_state: str = option(
+        "auto",
+        "where models and all else that each client keeps lie: {choices}; 'host': in host memory, "
+        "or in a file where that is too small, with the cohort's on the device; 'auto': 'host' "
+        "where 'device' does not fit",
+        choices=CLIENT_STATES,
+    )
     platform: str | None = option(
         None,
         "kind of device that programs are made for: {choices}; default: this process's",
@@ -291,7 +304,7 @@ class ExecutionOptions(Group):
         resolved = resolve_execution(
             self.client_execution, self.seed_execution, self.devices, self.platform, self.mesh
         )
-        return fitted(resolved, steps)
+        return fitted(replace(resolved, client_state=self.client_state), steps)
 
     def placed(self, task: Task) -> Task:
         """The task with the networks' form for the platform."""

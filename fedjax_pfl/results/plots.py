@@ -31,6 +31,7 @@ HEAT = "YlGnBu"  # zeros are masked and stay white
 SHADES = ListedColormap(colormaps[HEAT](np.linspace(0.12, 1.0, 256)))
 DPI = 150
 _PANEL = 3.0  # inches, side of one matrix
+_MOST = 1000  # clients along one side of a picture of a matrix
 
 
 def style(k: int) -> dict[str, Any]:
@@ -123,23 +124,28 @@ def mixing_heatmaps(
       rounds: Q numbers.
       title: of the figure.
       row_names: G names of the groups.
+
+    Of many clients every k-th is drawn, as the picture has no more points.
     """
-    matrices = np.asarray(matrices, float)
+    matrices = np.asarray(matrices)
     shape = matrices.shape
     fits = matrices.ndim in (3, 4) and shape[0] == len(rounds) and shape[-2] in (1, shape[-1])
     require(fits, "matrices", shape, f"[{len(rounds)}, N, N] or [{len(rounds)}, G, N, N]")
     if matrices.ndim == 3:
         matrices = matrices[:, None]
     columns, rows, _, n = matrices.shape
-    matrices = np.broadcast_to(matrices, (columns, rows, n, n))
     top = float(np.nanmax(matrices, initial=0.0)) or 1.0
+    step = -(-n // _MOST)
+    matrices = matrices[..., ::step, ::step].astype(float)
+    matrices = np.broadcast_to(matrices, (columns, rows, *[matrices.shape[-1]] * 2))
+    extent = (-0.5, n - 0.5, n - 0.5, -0.5)
     size = (_PANEL * columns + 1.2, _PANEL * rows + 0.7)
     figure = Figure(figsize=size, dpi=DPI, layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     norm = PowerNorm(0.5, vmin=0.0, vmax=top)
     for (g, q), axes in np.ndenumerate(grid):
         shown = np.ma.masked_equal(matrices[q, g], 0)
-        axes.imshow(shown, cmap=HEAT, norm=norm, interpolation="nearest")
+        axes.imshow(shown, cmap=HEAT, norm=norm, interpolation="nearest", extent=extent)
         ticks(axes.xaxis, n)
         ticks(axes.yaxis, n)
         if g == 0:

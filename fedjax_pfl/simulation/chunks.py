@@ -16,7 +16,7 @@ from fedjax_pfl.simulation.checkpoints import Checkpoints, Saved, check_same, fi
 from fedjax_pfl.simulation.collector import Collector
 from fedjax_pfl.simulation.horizon import depends_on_rounds
 from fedjax_pfl.simulation.patience import WATCHED, earliest_stop
-from fedjax_pfl.simulation.program import Chunk, Program, placed
+from fedjax_pfl.simulation.program import Chunk, Program
 
 
 class Progress(NamedTuple):
@@ -138,11 +138,8 @@ class Chunks:
 
     def _restore(self, saved: Saved, like: Chunk) -> None:
         """Continues from a checkpoint, whose trees have the structures of a chunk's."""
-        states, buffers, matrices = map(jax.tree.structure, like)
-        leaves = saved.trees["states"]
-        if not processes.several():
-            leaves = [jax.device_put(leaf) for leaf in leaves]
-        self.states = placed(jax.tree.unflatten(states, leaves), self.program.federation)
+        buffers, matrices = map(jax.tree.structure, like[1:])
+        self.states = self.program.restored(saved.trees, like.states)
         self.collector.restore(saved.trees, buffers, matrices)
         self.done, self.spent = saved.round, sum(self.collector.paces)
 
@@ -244,7 +241,7 @@ class Chunks:
         _, due, length = said[0]
         last = self._extendable and self.done == self.program.rounds - 1
         if self.checkpoints is not None and (self.stopped or last or due):
-            trees = {"states": self.states, **self.collector.trees()}
+            trees = {**self.program.saved(self.states), **self.collector.trees()}
             kept, wanted = self.collector.matrix_rounds, self.mark["kept matrices"]
             facts = {"simulation": self.mark, "matrices": kept, "asked": json.loads(wanted)}
             self.checkpoints.save(self.done, trees, facts)

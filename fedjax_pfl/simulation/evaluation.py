@@ -15,6 +15,7 @@ from fedjax_pfl import trees
 from fedjax_pfl.contract.algorithm import Algorithm
 from fedjax_pfl.contract.checks import while_traced
 from fedjax_pfl.contract.context import Context
+from fedjax_pfl.contract.fetched_rows import fetched
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.structs import Broadcast
 from fedjax_pfl.training.scoring import score
@@ -26,10 +27,14 @@ def named_models(
 ) -> dict[str, Stack | Broadcast]:
     """`algorithm.models(ctx, state, rows)`.
 
+    Per-client leaves of the state may hold those rows alone (see `fetched_rows`).
+
     Raises:
+      NotHere: the models need other rows of these.
       InputError: see `while_traced`.
       TypeError: "personalized" is not among them, or a stack is not of the clients asked for.
     """
+    state = fetched(state, rows, ctx.num_clients)
     with while_traced(algorithm, "models"):
         named = algorithm.models(ctx, state, rows)
     if not isinstance(named, Mapping) or "personalized" not in named:
@@ -63,33 +68,10 @@ def evaluate(
     if rows is not None and len(rows) == 0:
         return {}
     federation = ctx.federation
-    splits = [name for name in ("test", "validation") if federation.data.split(name).total]
     dtype = jnp.promote_types(federation.task.dtype, jnp.float32)
-    last = ctx.t + 1 == ctx.total
-    served = algorithm.served_clients(ctx)
 
     def chunk(rows: Rows) -> dict[str, jax.Array]:
-        named = named_models(algorithm, ctx, state, rows)
-        late = set()
-        for name, how in (("personalized", algorithm.adaptation()), ("adapted", extra)):
-            if how is not None:
-                named = {**named, name: _adapted(ctx, named["personalized"], rows, how, last)}
-                # Copies of models that are only there after the last round are too.
-                late |= {name} if how.when == "last" or late else set()
-        scores, seen = {}, {}
-        for name, models in named.items():
-            for split in splits:
-                size = federation.data.split(split).size[rows]
-                twin = (id(models), split)  # a model with two names is scored once
-                if twin not in seen:
-                    seen[twin] = score(federation, models, rows, split)
-                correct, loss = seen[twin]
-                known = (size > 0) & served[rows] & (last if name in late else True)
-                count = jnp.maximum(size, 1)
-                accuracy = correct.astype(dtype) / count
-                scores[f"{name}/{split}/accuracy"] = jnp.where(known, accuracy, jnp.nan)
-                scores[f"{name}/{split}/loss"] = jnp.where(known, loss / count, jnp.nan)
-        return scores
+        return score_rows(algorithm, ctx, state, extra, rows)
 
     everyone = np.arange(federation.num_clients, dtype=np.int32)
     wanted = everyone if rows is None else np.asarray(rows, np.int32)
@@ -105,6 +87,38 @@ def evaluate(
         return scores
     nobody = jnp.full(everyone.shape, jnp.nan, dtype)
     return {name: nobody.at[wanted].set(value) for name, value in scores.items()}
+
+
+def score_rows(
+    algorithm: Algorithm, ctx: Context, state: State, extra: Adaptation | None, rows: Rows
+) -> dict[str, jax.Array]:
+    """The scores of the clients `rows` [k] alone, [k] each; see `evaluate`."""
+    federation = ctx.federation
+    splits = [name for name in ("test", "validation") if federation.data.split(name).total]
+    dtype = jnp.promote_types(federation.task.dtype, jnp.float32)
+    last = ctx.t + 1 == ctx.total
+    served = algorithm.served_clients(ctx)
+    named = named_models(algorithm, ctx, state, rows)
+    late = set()
+    for name, how in (("personalized", algorithm.adaptation()), ("adapted", extra)):
+        if how is not None:
+            named = {**named, name: _adapted(ctx, named["personalized"], rows, how, last)}
+            # Copies of models that are only there after the last round are too.
+            late |= {name} if how.when == "last" or late else set()
+    scores, seen = {}, {}
+    for name, models in named.items():
+        for split in splits:
+            size = federation.data.split(split).size[rows]
+            twin = (id(models), split)  # a model with two names is scored once
+            if twin not in seen:
+                seen[twin] = score(federation, models, rows, split)
+            correct, loss = seen[twin]
+            known = (size > 0) & served[rows] & (last if name in late else True)
+            count = jnp.maximum(size, 1)
+            accuracy = correct.astype(dtype) / count
+            scores[f"{name}/{split}/accuracy"] = jnp.where(known, accuracy, jnp.nan)
+            scores[f"{name}/{split}/loss"] = jnp.where(known, loss / count, jnp.nan)
+    return scores
 
 
 def _adapted(ctx, models: Stack | Broadcast, rows: Rows, how: Adaptation, last) -> Stack:

@@ -1,8 +1,10 @@
 """Makes a program fit into the free memory."""
 
+import warnings
 from dataclasses import replace
 
 from fedjax_pfl.errors import InputError, gigabytes
+from fedjax_pfl.simulation.hosted import hosted
 from fedjax_pfl.simulation.memory import Memory
 from fedjax_pfl.simulation.program import Program
 
@@ -36,6 +38,10 @@ def fitting(program: Program, limit: int | None) -> tuple[Program, Memory | None
         narrower = replace(federation, execution=replace(execution, chunk=lanes))
         program = replace(program, federation=narrower)
         estimate = program.memory()
+    if execution.client_state == "auto":
+        moved = _on_host(program, limit, estimate)
+        if moved is not None:
+            return moved
     raise InputError(
         f"{type(program.runs.algorithm).name} with {federation.num_clients} clients of "
         f"{federation.plan.num_parameters:,} parameters and {program.num_runs} run(s) would take "
@@ -54,3 +60,23 @@ def _less(program: Program) -> str:
     if execution.lanes(federation.num_clients) > 1:
         ways += ["client_execution='map'"]
     return f"{', '.join(ways[:-1])} or {ways[-1]}"
+
+
+def _on_host(
+    program: Program, limit: int, estimate: Memory
+) -> tuple[Program, Memory | None] | None:
+    """The program with per-client state in host memory, and its estimate; None if that can't be."""
+    try:
+        moved = hosted(program)
+    except InputError:
+        return None
+    less = moved.memory()
+    if less is None or less.total > limit:
+        return None
+    warnings.warn(
+        f"{type(program.runs.algorithm).name} keeps clients' state in host memory "
+        f"(client_state='host'): on the device it would take about {gigabytes(estimate.total)} of "
+        f"{gigabytes(limit)}.",
+        stacklevel=3,
+    )
+    return moved, less

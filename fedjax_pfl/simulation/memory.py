@@ -72,6 +72,11 @@ def available(devices: int = 1) -> int | None:
     statistics = [device.memory_stats() or {} for device in jax.local_devices()[:devices]]
     if all("bytes_limit" in one for one in statistics):
         return sum(int(one["bytes_limit"]) for one in statistics)
+    return physical()
+
+
+def physical() -> int | None:
+    """Bytes of this machine's memory, or None where that is unknown."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):  # not on this system

@@ -1,7 +1,7 @@
 """The compiled program of a simulation: its mapped, traced and donated arguments."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,17 +13,20 @@ from jax import lax
 from jax.sharding import Sharding, SingleDeviceSharding
 
 from fedjax_pfl.contract import checks, kept_optimizers
+from fedjax_pfl.contract.algorithm import Algorithm
+from fedjax_pfl.contract.context import Context
 from fedjax_pfl.errors import require
 from fedjax_pfl.execution.mesh import AXIS, RUNS, described, mesh_of, place, sharing
-from fedjax_pfl.execution.processes import of_processes, readable
+from fedjax_pfl.execution.processes import of_processes, readable, several
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.spreading import spread
 from fedjax_pfl.simulation.evaluation import evaluate, named_models
+from fedjax_pfl.simulation.host_store import whole_leaves
 from fedjax_pfl.simulation.memory import BESIDE, Memory, nbytes, peak
 from fedjax_pfl.simulation.runs import Runs, over_runs
 from fedjax_pfl.structs import Broadcast, by_field
-from fedjax_pfl.typing import Device, Stack, State, Tree
+from fedjax_pfl.typing import Device, Rows, Stack, State, Tree
 
 
 class Chunk(NamedTuple):
@@ -154,6 +157,27 @@ class Program:
             measured = readable((chunk.buffers, chunk.matrices))
             return jax.block_until_ready(Chunk(chunk.states, *measured))
 
+    def models(self, states: State, t: int, rows: np.ndarray) -> dict[str, Stack | Broadcast]:
+        """Models of the clients `rows` [k] after round `t`: see `Final.models`."""
+        numbers = np.int32(t), np.int32(self.rounds)
+        return readable(_models(states, self.runs, self.federation, *numbers, rows))
+
+    def personalize(self, states: State, t: int, new_clients: Federation) -> Stack:
+        """Models of new clients after round `t`: see `Final.personalize`."""
+        numbers = np.int32(t), np.int32(self.rounds)
+        return _personalize(states, self.runs, self.federation, new_clients, *numbers)
+
+    def saved(self, states: State) -> dict[str, Tree]:
+        """What a checkpoint keeps of the states, by name."""
+        return {"states": states}
+
+    def restored(self, trees: Mapping[str, list[np.ndarray]], like: State) -> State:
+        """The states of a checkpoint, from the leaves of `saved`, with the structure of `like`."""
+        leaves = whole_leaves(trees)
+        if not several():
+            leaves = [jax.device_put(leaf) for leaf in leaves]
+        return placed(jax.tree.unflatten(jax.tree.structure(like), leaves), self.federation)
+
     def _operands(self, states: State, t: int, length: int) -> tuple:
         numbers = (t, length, self.rounds, self.eval_every)
         return states, self.runs, self.federation, *(np.int32(number) for number in numbers)
@@ -183,14 +207,7 @@ class Final:
         asked = np.arange(count) if rows is None else np.asarray(rows)
         bad = [int(r) for r in asked if not 0 <= r < count]
         require(not bad, "rows", bad, f"clients in 0..{count - 1}")
-        models = _models(
-            self.states,
-            self.program.runs,
-            self.program.federation,
-            *self._last(),
-            asked.astype(np.int32),
-        )
-        return readable(models)
+        return self.program.models(self.states, self._last(), asked.astype(np.int32))
 
     def backbone(self) -> Tree | None:
         """The leaves that no client's model holds, [runs, ...], or None."""
@@ -206,15 +223,11 @@ class Final:
         new_clients = program.runs.algorithm.prepare(new_clients)
         new_clients = new_clients.on_devices(program.federation.execution)
         program.runs.algorithm.check_validation(new_clients)
-        new_clients = spread(new_clients)
-        return _personalize(
-            self.states, program.runs, program.federation, new_clients, *self._last()
-        )
+        return program.personalize(self.states, self._last(), spread(new_clients))
 
-    def _last(self) -> tuple[np.int32, np.int32]:
-        """(the last round, counted from 0, the rounds of the whole simulation)."""
-        rounds = self.program.rounds
-        return np.int32((rounds if self.done is None else self.done) - 1), np.int32(rounds)
+    def _last(self) -> int:
+        """The last round, counted from 0."""
+        return (self.program.rounds if self.done is None else self.done) - 1
 
 
 def placed(states: State, federation: Federation) -> State:
@@ -257,7 +270,7 @@ def _advance(states, runs, federation, t, length, total, eval_every, capacity, e
         own = kept_optimizers.own(state)
         due = ((now + 1) % eval_every == 0) | (now + 1 == total)
         measure = traced_once(partial(evaluate, run.algorithm, ctx, own, extra, scored))
-        unscored = partial(_filled, jax.eval_shape(measure), jnp.nan)
+        unscored = partial(filled, jax.eval_shape(measure), jnp.nan)
         with jax.named_scope("evaluation"):
             scores = lax.cond(due, measure, unscored)
         kept = {
@@ -280,7 +293,7 @@ def _advance(states, runs, federation, t, length, total, eval_every, capacity, e
             buffers = jax.tree.map(lambda buffer, new: buffer.at[i].set(new), buffers, kept)
             return state, buffers, matrices
 
-        first = (state, _filled(kept, 0, (capacity,)), _filled(matrices, 0))
+        first = (state, filled(kept, 0, (capacity,)), filled(matrices, 0))
         with jax.named_scope("rounds[1]"):  # of one round is told what it takes
             return lax.fori_loop(0, length, body, first)
 
@@ -295,7 +308,7 @@ def _at(sharding: Sharding | None, tree: Tree) -> Tree:
     return jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), shapes)
 
 
-def _filled(shapes: Tree, value, lead: tuple[int, ...] = ()) -> Tree:
+def filled(shapes: Tree, value, lead: tuple[int, ...] = ()) -> Tree:
     """Arrays of those shapes with leading axes `lead`, filled with one value."""
     return jax.tree.map(lambda s: jnp.full((*lead, *s.shape), value, s.dtype), shapes)
 
@@ -305,16 +318,21 @@ def _backbone(runs, federation):
     return over_runs(lambda run, federation: run.begun(federation).backbone, runs, federation)
 
 
+def with_adapted(algorithm: Algorithm, ctx: Context, named: dict[str, Any], rows: Rows):
+    """Models by name, the personalized ones adapted where that belongs to the algorithm."""
+    own = algorithm.adaptation()
+    if own is None:
+        return named
+    return {**named, "personalized": ctx.adapt(named["personalized"], rows, own)}
+
+
 @jax.jit
 def _models(states, runs, federation, t, total, rows):
     def models_of(operand, federation, t, total, rows):
         run, state = operand
         ctx = run.context(federation, t, total)
         named = named_models(run.algorithm, ctx, kept_optimizers.own(state), rows)
-        own = run.algorithm.adaptation()
-        if own is not None:
-            named = {**named, "personalized": ctx.adapt(named["personalized"], rows, own)}
-        return named
+        return with_adapted(run.algorithm, ctx, named, rows)
 
     return over_runs(models_of, (runs, states), federation, t, total, rows)
 

@@ -17,6 +17,7 @@ from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.extra_losses import ExtraLoss
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.local_training import check_hashable
+from fedjax_pfl.simulation.hosted import hosted
 from fedjax_pfl.simulation.program import Program
 from fedjax_pfl.simulation.runs import MAX_RUNS, Runs, converted, make_runs, served
 from fedjax_pfl.typing import State
@@ -67,7 +68,8 @@ def checked_program(
     if federation.keep_optimizer_state:  # traced, so that what can't keep them is refused
         jax.eval_shape(lambda: _first_state(runs, federation)[-1])
     scored = None if score_clients is None else _scored_rows(score_clients, runs, federation)
-    return Program(runs, federation, rounds, eval_every, chunk, adapt, scored)
+    program = Program(runs, federation, rounds, eval_every, chunk, adapt, scored)
+    return hosted(program) if federation.execution.client_state == "host" else program
 
 
 def checked_seconds(chunk_seconds: Any) -> float:

@@ -20,6 +20,7 @@ from fedjax_pfl.simulation.checkpoints import Checkpoints
 from fedjax_pfl.simulation.chunks import Chunks, Progress
 from fedjax_pfl.simulation.costs import forward_flops, step_flops
 from fedjax_pfl.simulation.fitting import fitting
+from fedjax_pfl.simulation.hosted import HostedProgram
 from fedjax_pfl.simulation.memory import Memory, available
 from fedjax_pfl.simulation.patience import checked_patience
 from fedjax_pfl.simulation.program import Final, Lowered
@@ -101,6 +102,8 @@ def simulate(
     program, _ = fitting(program, _available(federation))
     program = replace(program, federation=spread(program.federation))
     shown = watching.shown(progress, algorithm.name)
+    if isinstance(program, HostedProgram) and checkpoints is not None:
+        program = replace(program, folder=checkpoints.folder)
     chunks = Chunks(program, matrix_rounds, checkpoints, patience)
     swept = {name: np.asarray(values) for name, values in (settings or {}).items()}
     numbers = tuple(int(seed) for seed in seeds)

@@ -156,12 +156,16 @@ def train_on(
     cursors = [cursor for *_, cursor in turns]
     cursors = None if cursors[0] is None else jnp.stack(cursors)
 
+    def of_members(trained):
+        """The loop's rows are the cohort's, and known to be."""
+        return replace(trained, cohort=replace(trained.cohort, rows=cohort.rows))
+
     def one(turn, both):
         last, _ = both
         cursor = None if cursors is None else cursors[turn]
         found = train(
-            federation, last.models, last.cohort, key=keys[turn], schedule=schedules, turn=turn,
-            cursor=cursor, expected=cohort.expected, **options,
+            federation, last.models, of_members(last).cohort, key=keys[turn], cursor=cursor,
+            schedule=schedules, turn=turn, expected=cohort.expected, **options,
         )  # fmt: skip
         return found, last
 
@@ -169,7 +173,7 @@ def train_on(
     first = Trained(models, replace(cohort, complete=False), nothing)
     with jax.named_scope("trainings[2]"):
         second, first = lax.fori_loop(0, 2, one, (first, first))
-    return first, second
+    return of_members(first), of_members(second)
 
 
 def full_gradient(

@@ -1,0 +1,216 @@
+"""Clients whose state lies in host memory: the same bits, checkpoints either way, and refusals."""
+
+import errno
+import os
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl import trees
+from fedjax_pfl.simulation import hosted, request
+from fedjax_pfl.simulation.checkpoints import Checkpoints
+from fedjax_pfl.simulation.first_rows import with_first_rows
+from fedjax_pfl.simulation.fitting import fitting
+from fedjax_pfl.simulation.host_data import HostData
+from fedjax_pfl.simulation.host_store import HostStore
+from fedjax_pfl.testing.toys import toy_federation
+from tests.simulation import test_resume
+
+ROUNDS = 5
+OPTIONS = {"seeds": (0, 3), "eval_every": 2, "matrix_rounds": (1, 4), "chunk": 3}
+
+
+@pytest.fixture(autouse=True)
+def everything_on_the_host(monkeypatch):
+    """Toys are so small that their state would stay on the device."""
+    monkeypatch.setattr(hosted, "SMALL", 8)
+
+
+def federation(where, **options):
+    given = {"dtype": "float32", "participation": 0.4, "validation_size": 0} | options
+    return toy_federation(client_state=where, **given)
+
+
+def run(name, where, federated=None, **options):
+    algorithm = pfl.make_algorithm(name)
+    made = federation(where, **(federated or {}))
+    return pfl.simulate(algorithm, made, ROUNDS, **OPTIONS | options)
+
+
+def whole(states):
+    return states.whole() if isinstance(states, hosted.HostedStates) else states
+
+
+def assert_same(a, b):
+    for name in ("scores", "clients", "scalars", "matrices"):
+        left, right = getattr(a, name), getattr(b, name)
+        assert left.keys() == right.keys()
+        for key in left:
+            np.testing.assert_array_equal(left[key], right[key], err_msg=f"{name} {key}")
+    np.testing.assert_array_equal(a.copies_up, b.copies_up)
+    pairs = (whole(a.final.states), whole(b.final.states)), (a.final.models(), b.final.models())
+    for left, right in pairs:
+        jax.tree.map(np.testing.assert_array_equal, left, right)
+
+
+CASES = {
+    "fedavg_ft": {},
+    "scaffold": {},
+    "fedper": {"keep_optimizer_state": True, "momentum": 0.5},
+    "l2c": {"validation_size": 1},
+    "lga": {},
+    "ifca": {},
+    "apfl": {},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_results_have_the_same_bits(name):
+    assert_same(run(name, "device", CASES[name]), run(name, "host", CASES[name]))
+
+
+def test_feddwa_has_the_same_bits():
+    """Beside a run on the device that another test makes as well."""
+    made = toy_federation(
+        dtype="float32", participation=0.6, validation_size=0, client_state="host"
+    )
+    result = pfl.simulate(
+        pfl.make_algorithm("feddwa"), made, test_resume.ROUNDS, **test_resume.OPTIONS
+    )
+    assert result.final.states.store.written.any()
+    assert_same(test_resume.whole("feddwa"), result)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_either_way_with_the_same_bits(tmp_path):
+    """Stopped after two rounds on the host, after two more on the device, it ends on the host."""
+    expected = run("ditto", "device")
+    assert not isinstance(expected.final.states, hosted.HostedStates)
+    for where, rounds in (("host", 1), ("device", 3), ("host", ROUNDS)):
+        kept = Checkpoints(tmp_path, every_seconds=1e9)
+        stop = test_resume.stops_after(2 if rounds > 1 else 1)
+        result = run("ditto", where, chunk_seconds=0, checkpoints=kept, stop=stop)
+        kept.close()
+        if result.stopped:
+            assert result.rounds == rounds
+    assert not result.stopped
+    assert result.final.states.store.written.any()
+    assert_same(result, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("fedamp", {}, "fedamp needs models or other state of clients that do not take part, in a"),
+        ("cwfedavg", {}, "cwfedavg needs models or other state"),
+        ("local", {}, "local needs models or other state"),
+        ("pfedhn", {}, "pfedhn needs samples of clients that do not take part"),
+        ("fedavg", {"participation": 1.0}, "these are all clients: take a participation below 1"),
+    ],
+)
+def test_what_needs_all_clients_is_refused_before_anything_is_compiled(name, options, said):
+    with pytest.raises(pfl.InputError, match=said):
+        request.checked_program(pfl.make_algorithm(name), federation("host", **options))
+
+
+def test_auto_moves_state_to_the_host_where_it_does_not_fit():
+    many = {"train_sizes": [4] * 40, "test_sizes": [1] * 40, "participation": 0.05}
+    program = request.checked_program(pfl.make_algorithm("ditto"), federation("auto", **many))
+    needs = program.memory().total
+    assert type(fitting(program, needs)[0]) is type(program)
+    with pytest.warns(UserWarning, match="ditto keeps clients' state in host memory"):
+        moved, estimate = fitting(program, needs - 1)
+    assert isinstance(moved, hosted.HostedProgram)
+    assert estimate.total < needs
+    asked = federation("device", **many)
+    with pytest.raises(pfl.InputError, match="would take about"):
+        fitting(request.checked_program(pfl.make_algorithm("ditto"), asked), needs - 1)
+
+
+def test_rows_are_what_was_written_last_and_at_first_what_all_have(tmp_path):
+    first = [np.arange(12.0).reshape(2, 1, 6), np.arange(20, dtype=np.int16).reshape(2, 10, 1)]
+    rows = np.array([[1, 4, 7], [0, 4, 9]])
+    rng = np.random.default_rng(0)
+    for limit in (0, 1e9):  # in a file, in memory
+        store = HostStore(first, 10, 6, tmp_path, limit)
+        expected = [np.broadcast_to(leaf, (2, 10, *leaf.shape[2:])).copy() for leaf in first]
+        for at in (rows, rows[:, :2] + 1):
+            values = [rng.normal(size=(*at.shape, 6)), rng.integers(99, size=(*at.shape, 1))]
+            values[1] = values[1].astype(np.int16)
+            store.put(at, values)
+            for leaf, value in zip(expected, values, strict=True):
+                leaf[np.arange(2)[:, None], at] = value
+        everyone = np.broadcast_to(np.arange(10), (2, 10))
+        for got, leaf in zip(store.take(everyone), expected, strict=True):
+            np.testing.assert_array_equal(got, leaf)
+        assert store.saved()[0].tolist() == [0, 1, 2, 4, 5, 7, 9]
+    assert not list(tmp_path.iterdir())  # the file has no name
+
+
+def test_a_file_may_be_larger_than_an_int32_counts(tmp_path):
+    first = [np.broadcast_to(np.zeros(1, np.uint8), (1, 1, 2**20))]
+    store, at = HostStore(first, 5000, 1, tmp_path, 0), np.array([[4999]], np.int32)
+    store.put(at, [np.full((1, 1, 2**20), 7, np.uint8)])
+    np.testing.assert_array_equal(store.take(at)[0], 7)
+
+
+def test_a_full_disk_is_one_sentence(tmp_path, monkeypatch):
+    first = [np.zeros((1, 1, 6))]
+    much = np.broadcast_to(np.zeros(1), (1, 1, 2**45))  # takes no memory
+    with pytest.raises(pfl.OutputError, match=r"may take .* in a file in .* are free"):
+        HostStore([much], 1000, 1000, tmp_path, 0)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    store = HostStore(first, 10, 6, tmp_path, 0)
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(pfl.OutputError, match=r"can't be written to .*: No space left on device"):
+        store.put(np.array([[3]]), [np.ones((1, 1, 6))])
+    assert not store.written.any()
+
+
+def test_equal_first_rows_stay_one():
+    def begin(x):
+        model = {"a": x * 2, "b": jnp.zeros(3)}
+        alike = trees.replicate(model, 7)
+        return alike, jnp.arange(7.0)[:, None] * x, jnp.full((7, 2), 5).astype(jnp.int16)
+
+    given = jnp.arange(4.0)
+    short = with_first_rows(begin, 7)(given)
+    assert [len(leaf) for leaf in short] == [1, 1, 7, 1]
+    for leaf, expected in zip(short, jax.tree.leaves(begin(given)), strict=True):
+        assert leaf.dtype == expected.dtype
+        np.testing.assert_array_equal(jnp.broadcast_to(leaf, expected.shape), expected)
+
+
+def test_a_cohorts_samples_are_its_own():
+    data = federation("host").data
+    cut = HostData(data).of(np.array([3, 0, 3]), ("train",), 2)
+    assert len(cut.samples) == 17 < len(data.samples)
+    for row in (0, 3):
+        for at in range(int(data.train.size[row])):
+            mine, all_of_them = (
+                one.fetch(one.train, row, jnp.array([at]), jnp.array([True]), "float32")
+                for one in (cut, data)
+            )
+            jax.tree.map(np.testing.assert_array_equal, mine, all_of_them)
+    with pytest.raises(trees.NotHere):
+        replace(cut, there=jnp.array([0, 3])).check_there(jnp.array([0, 3]))
+
+
+@pytest.mark.parametrize(
+    "use", [jnp.mean, lambda x: x[0], lambda x: x + 1, lambda x: x == 1, bool, list, np.asarray]
+)
+def test_nothing_is_computed_from_some_rows_in_place_of_all(use):
+    rows = jnp.array([1, 2])
+    leaf = trees.Fetched(jnp.ones((2, 3)), rows, 5)
+    with pytest.raises((trees.NotHere, TypeError), match="Fetched"):
+        use(leaf)
+    np.testing.assert_array_equal(trees.take(leaf, rows), np.ones((2, 3)))
+    assert trees.put(leaf, rows, jnp.zeros((2, 3))).shape == (5, 3)
