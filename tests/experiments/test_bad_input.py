@@ -71,6 +71,8 @@ BAD = {
     ("--dtype=float16",): "Unknown dtype 'float16'",
     ("--client_execution=fast",): "client_execution must be one of",
     ("--seed_execution=fast",): "Unknown seed execution 'fast'",
+    ("--client_state=hosts",): "Unknown client state 'hosts'",
+    ("--client_state=host",): "these are all clients: take a participation below 1",
     ("--num_seeds=0",): "--num_seeds=0",
     ("--seed=2147483647",): "--seed must be at most",
     ("--matrix_rounds=1,99",): "rounds in 1..50, got '99'",

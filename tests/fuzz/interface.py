@@ -107,6 +107,7 @@ FEDERATE = {
     "initializer": values.source("'torch'", "'flax'"),
     "client_execution": values.source("'map'", "'vmap'", "2"),
     "seed_execution": values.source("'map'", "'vmap'"),
+    "client_state": values.source("'device'", "'host'"),
     "devices": values.source("1", "2"),
     "eval_batch_size": number,
     "dtype": values.source("'float32'", "'bfloat16'", "'float64'"),
