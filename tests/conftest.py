@@ -97,9 +97,9 @@ def pytest_xdist_make_scheduler(config, log):
             folder, figures, _ = nodeid.partition("experiments/figures/")
             if figures:
                 return folder + figures
-            folder, contract, name = nodeid.partition("test_contract.py::test_contract[")
-            name = name.partition("-")[0]
-            if contract:  # several names may share a file
+            folder, contract, case = nodeid.partition("test_contract.py::test_contract")
+            name = case.partition("[")[2].partition("-")[0]
+            if contract and name in pfl.ALGORITHMS:  # several names may share a file
                 module = pfl.ALGORITHMS[name].__module__.rpartition(".")[2]
                 for own in (f"test_{name}.py", f"test_{module}.py"):
                     if (here / own).exists():

@@ -31,7 +31,7 @@ from tests.simulation.finals import final_in
 
 # Settings, and the network and its upper layers.
 VARIANTS = {
-    "everyone": ({"most_passes": 14}, None, ("head",)),
+    "everyone": ({}, None, ("head",)),
     "selected-two-layers": (
         {"who": "selected", "layers": 2, "percent": 50, "weight_rate": 3.0, "threshold": 0.02},
         FourLayers,

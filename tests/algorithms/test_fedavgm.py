@@ -80,7 +80,7 @@ class Adaptive(FedAvg):
         return optax.adam(0.05)
 
 
-@pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.thorough)])
 def test_no_momentum_and_the_whole_step_are_fedavg_to_the_bit(dtype):
     federation = sampled_federation(dtype=dtype)
     states, records = run_rounds(FedAvg(), federation)

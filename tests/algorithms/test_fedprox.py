@@ -110,7 +110,7 @@ def test_slow_clients_need_epochs_to_leave_out(options, said):
         pfl.check_simulation(algorithm(slow_fraction=0.2), toy_federation(**options))
 
 
-@pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.thorough)])
 def test_without_the_term_it_is_fedavg_to_the_bit(dtype):
     federation = sampled_federation(dtype=dtype)
     states, records = run_rounds(algorithm(mu=0), federation)

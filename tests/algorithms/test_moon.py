@@ -112,7 +112,7 @@ def assert_first_rounds_are_plain(case, common, states):
     assert max(moved[False]) < 1e-12 and min(moved[True]) > 1e-4
 
 
-@pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.thorough)])
 def test_without_the_term_it_is_fedavg_to_the_bit(dtype):
     federation = sampled_federation(dtype=dtype)
     states, records = run_rounds(algorithm(mu=0), federation)

@@ -15,7 +15,7 @@ def double_precision():
         yield
 
 
-@over(LATE_PATTERNS, [("paper-vmap", 3)], (2, 3))
+@over(LATE_PATTERNS, [("in-order", 2), ("paper-vmap", 3)], (2, 3))
 def test_perfedavg(pattern, variant):
     """Its cycle is its own, d + 1 rounds, whatever the federation's; two steps unless told."""
     case, settings = late_case(pattern), {} if variant == 2 else {"local_updates": variant}

@@ -103,7 +103,7 @@ def applied(models, run, blocks):
 
 
 QUICK = (("partial-map", "paper"), ("full-vmap", "one-step-given-parts"))
-QUICK_WEIGHTS = (("full-vmap", "memory"), ("partial-map", "one-step-given-parts"))
+QUICK_WEIGHTS = (("full-vmap", "memory"),)
 
 
 @over(PATTERNS, QUICK, VARIANTS, again=("three-blocks", "paper-three-blocks"))
@@ -116,7 +116,7 @@ def test_spfl(pattern, variant):
     assert max(apart) > 1e-3 or pattern == "single"
 
 
-@over(PATTERNS, QUICK_WEIGHTS, WEIGHTS_VARIANTS, again=("four-blocks",))
+@over(PATTERNS, QUICK_WEIGHTS, WEIGHTS_VARIANTS, again=("one-step-given-parts", "four-blocks"))
 def test_spfl_w(pattern, variant):
     compare("spfl_w", pattern, *WEIGHTS_VARIANTS[variant])
 

@@ -45,7 +45,16 @@ def test_workflows_run_what_the_makefile_has():
         assert program == "make"
         check_make(words)
     targets = {words[1] for words in run}
-    assert targets == {"lint", "test", "coverage", "docs", "test-all", "fuzz", "accelerators"}
+    assert targets == {
+        "lint",
+        "test",
+        "thorough",
+        "coverage",
+        "docs",
+        "test-all",
+        "fuzz",
+        "accelerators",
+    }
 
 
 def test_the_suite_runs_on_every_python_that_is_promised():

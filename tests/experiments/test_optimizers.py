@@ -36,6 +36,7 @@ def federation_of(name, *words):
     return build.prepare(args).federation_of(name)
 
 
+@pytest.mark.thorough
 def test_a_run_by_flags(tmp_path, capsys):
     words = ("--algorithms=fedavg,local", *GIVEN, *OWN)
     assert run.main(["run", *QUICK, *words, f"--output_dir={tmp_path / 'out'}"]) == 0
