@@ -130,8 +130,8 @@ def own_words(argv: Sequence[str]) -> tuple[list[str], list[str], str]:
         name, equals, value = word.partition("=")
         if name == "--distributed":
             raise pfl.InputError(
-                "A sweep runs in one process, without --distributed: --mesh=runs:4 shares its seeds "
-                "and settings between four devices of this machine."
+                "A sweep runs in one process, without --distributed: --mesh=runs:4 shares its "
+                "seeds and settings between four devices of this machine."
             )
         if name not in ("--grid", "--rank_by"):
             rest.append(word)
