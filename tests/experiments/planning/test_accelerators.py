@@ -29,5 +29,7 @@ def test_a_program_for_an_accelerator(name):
         assert plan.rounds_per_second > 0
     if case.size != SMALL:
         total = plan.planned["total"]
-        on_chip = 0 if case.target == "h100" else ON_CHIP
-        assert 0.85 * total < plan.estimated < 1.15 * total + on_chip
+        assert plan.estimated > 0.85 * total
+        if case.size.startswith("cnn"):
+            on_chip = 0 if case.target == "h100" else ON_CHIP
+            assert plan.estimated < 1.15 * total + on_chip
