@@ -38,6 +38,7 @@ class Clients(NamedTuple):
       count: of the clients; each has 450 training images and 100 test images.
       algorithms: that are compiled for them.
       targets: on which.
+      execution: of the clients.
     """
 
     network: str
@@ -45,11 +46,13 @@ class Clients(NamedTuple):
     count: int = 20
     algorithms: Sequence[str] = ("fedavg",)
     targets: Sequence[str] = ("v5e", "h100")
+    execution: str = "auto"
 
 
 LARGE = {
     "cnn": Clients("cnn", algorithms=WITH_CNN, targets=TARGETS),
     "cnn-100": Clients("cnn", count=100),
+    "cnn-100-by-20": Clients("cnn", count=100, targets=("v5e",), execution="20"),
     "mlp": Clients("mlp"),
     "softmax": Clients("softmax"),
     "resnet18": Clients("resnet18", "cifar10"),
@@ -65,11 +68,12 @@ def cases() -> list[Case]:
 
 def federation(size: str, algorithm: pfl.Algorithm, platform: str) -> pfl.Federation:
     """The clients of a size, for devices of a platform."""
-    options: dict[str, Any] = {"platform": platform, "client_execution": "auto"}
+    options: dict[str, Any] = {"platform": platform}
     if size == SMALL:
-        return toy_for(algorithm, SIZES, dtype="float32", **options)
+        return toy_for(algorithm, SIZES, dtype="float32", client_execution="auto", **options)
     clients = LARGE[size]
     images = _images(clients.images, clients.count)
+    options["client_execution"] = clients.execution
     return pfl.federate(*images, clients.network, batch_size=10, **options)
 
 

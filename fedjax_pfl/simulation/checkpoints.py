@@ -321,5 +321,5 @@ def _digest(arrays: Mapping[str, np.ndarray], described: Mapping[str, Any]) -> s
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
         total.update(f"{name} {array.dtype} {array.shape}".encode())
-        total.update(array.reshape(-1).view(np.uint8))
+        total.update(array.reshape(-1).view(np.uint8).data)
     return total.hexdigest()
