@@ -98,8 +98,10 @@ def status(progress: pfl.Progress) -> str:
     """Accuracy, pace and time left, as text."""
     pace = progress.round / max(progress.seconds, 1e-9)
     left = (progress.rounds - progress.round) / pace
-    accuracy = "-" if progress.accuracy is None else f"{100 * progress.accuracy:.2f} %"
-    return f"accuracy {accuracy}, {pace:.2f} rounds/s, {duration(left)} left"
+    measure, value = progress.measure, "-"
+    if progress.accuracy is not None:
+        value = measure.shown(measure.scale * progress.accuracy) + " %" * measure.fraction
+    return f"{measure.said} {value}, {pace:.2f} rounds/s, {duration(left)} left"
 
 
 class PlainProgress:
