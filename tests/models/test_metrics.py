@@ -137,7 +137,7 @@ def test_the_measures_that_are_summed():
 
     def values(task, outputs, labels):
         task = OBJECTIVES[task]
-        sums = np.asarray(task.marks(jnp.asarray(outputs), jnp.asarray(labels))).sum(axis=0)
+        sums = np.asarray(jax.jit(task.marks)(outputs, labels)).sum(axis=0)
         return {name: float(value) for name, value in task.values(sums, N).items()}
 
     found = values("classification", outputs, classes)
@@ -161,15 +161,13 @@ def test_the_measures_that_are_summed():
 
 
 def test_losses_of_several_labels_and_tokens():
-    logits = jnp.asarray([[2.0, -1.0], [50.0, 0.0]])
-    labels = jnp.asarray([[1, 0], [0, 1]])
-    p = jax.nn.sigmoid(logits)
-    wanted = -np.mean(np.where(labels == 1, np.log(p), np.log1p(-np.minimum(p, 1 - 1e-7))), axis=1)
-    got = OBJECTIVES["multi_label"].losses(logits, labels)
-    np.testing.assert_allclose(got[0], wanted[0], rtol=1e-5)
+    logits, labels = np.array([[2.0, -1.0], [50.0, 0.0]]), np.array([[1, 0], [0, 1]])
+    wanted = -np.log(1 / (1 + np.exp([-2.0, -1.0]))).mean()
+    got = jax.jit(OBJECTIVES["multi_label"].losses)(logits, labels)
+    np.testing.assert_allclose(got[0], wanted, rtol=1e-5)
     np.testing.assert_allclose(got[1], (50 + np.log(2)) / 2, rtol=1e-5)  # no overflow
     task = OBJECTIVES["next_token"]
-    got = task.losses(jnp.zeros((2, 3, 5)), jnp.asarray([[0, 1, -1], [-1, -1, -1]]))
+    got = jax.jit(task.losses)(np.zeros((2, 3, 5)), np.array([[0, 1, -1], [-1, -1, -1]]))
     np.testing.assert_allclose(got, [np.log(5), 0], rtol=1e-6)
 
 

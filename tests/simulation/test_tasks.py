@@ -1,5 +1,8 @@
 """Whole simulations of each task: their losses, scores and metrics, and what they refuse."""
 
+import functools
+
+import jax
 import numpy as np
 import pytest
 from sklearn import metrics as sk
@@ -12,8 +15,7 @@ COUNT = sum(TRAIN) + sum(TEST)
 
 
 def partition():
-    ends = np.cumsum([0, *TRAIN, *TEST])
-    lists = [np.arange(low, high) for low, high in zip(ends[:-1], ends[1:], strict=True)]
+    lists = np.split(np.arange(COUNT), np.cumsum([*TRAIN, *TEST])[:-1])
     return pfl.Partition.from_lists(lists[: len(TRAIN)], lists[len(TRAIN) :])
 
 
@@ -31,21 +33,30 @@ def dataset(task):
     return pfl.dataset_from_arrays("toy", x, y if task == "regression" else y > 0, task=task)
 
 
-def simulated(task, metrics, model="softmax", rounds=1, **options):
-    data = dataset(task)
-    options = {"batch_size": 4, "learning_rate": 0.1, "eval_batch_size": 5} | options
-    federation = pfl.federate(data, partition(), model, metrics=metrics, **options)
-    result = pfl.simulate(pfl.make_algorithm("local"), federation, rounds, matrix_rounds=[])
+@functools.cache
+def simulated(task):
+    data, (metrics, model, how) = dataset(task), OWN[task]
+    federation = pfl.federate(
+        data, partition(), model, metrics=metrics, client_execution=how, batch_size=4,
+        learning_rate=0.1, eval_batch_size=5,
+    )  # fmt: skip
+    result = pfl.simulate(pfl.make_algorithm("local"), federation, 3, matrix_rounds=[])
     return data, federation, result
 
 
-def outputs(data, federation, result):
-    """(outputs, labels) of each client's test samples and final model."""
-    import jax
+def a_table(key, inputs):
+    """Logits of the next token for each token, with no regard to the others."""
+    return {"head": jax.random.normal(key, (5, 5))}
 
+
+def outputs(data, federation, result):
+    """(outputs, labels) of each client's test samples and final model, None without samples."""
     stack, (samples, labels) = result.final.models()["personalized"], data.pool()
     for client, own in enumerate(partition().test.lists()):
         model = jax.tree.map(lambda leaf, n=client: leaf[0, n], stack)
+        if not len(own):
+            yield None
+            continue
         yield np.asarray(federation.task.predict(model, samples[own])), labels[own]
 
 
@@ -72,13 +83,11 @@ CASES = {
     },
 }
 OWN = {
-    "classification": (["per_class_accuracy", "macro_f1"], {"client_execution": 2}),
-    "regression": (["mae", "r2"], {"client_execution": "vmap"}),
-    "multi_label": (["exact_match"], {}),
-    "next_token": (["token_accuracy"], {
-        "model": "char_lstm", "model_options": {"hidden": 4, "layers": 1, "embedding": 2},
-    }),
-}  # fmt: skip
+    "classification": (["per_class_accuracy", "macro_f1"], "softmax", 2),
+    "regression": (["mae", "r2"], "softmax", "vmap"),
+    "multi_label": (["exact_match"], "softmax", "map"),
+    "next_token": (["token_accuracy"], (a_table, lambda params, ids: params["head"][ids]), "map"),
+}
 
 
 def _nats(o, y):
@@ -89,19 +98,18 @@ def _nats(o, y):
 
 @pytest.mark.parametrize("task", CASES)
 def test_scores_are_those_of_each_client_s_test_samples(task):
-    metrics, options = OWN[task]
-    data, federation, result = simulated(task, metrics, **options)
+    data, federation, result = simulated(task)
     assert result.measures == federation.measures
     assert result.measures[0] == OBJECTIVES[task].headline
     for name, fn in CASES[task].items():
         got = result.values(metric=name)[0, 0, -1]
-        wanted = [fn(o, y) if len(y) else np.nan for o, y in outputs(data, federation, result)]
+        wanted = [np.nan if o is None else fn(*o) for o in outputs(data, federation, result)]
         np.testing.assert_allclose(got, wanted, rtol=2e-4, atol=1e-6)
 
 
 def test_lower_is_better(tmp_path):
     """The best round, the worst tenth and patience of a regression; and the result's files."""
-    _, _, result = simulated("regression", ["r2"], rounds=3, client_execution="vmap")
+    _, _, result = simulated("regression")
     errors = result.values()[0, 0]  # [E, N]
     assert result.worst_decile()[0, 0] == np.nanmax(errors[-1])
     assert result.headline("best")[0, 0] == pytest.approx(np.nanmean(errors, axis=1).min())
@@ -111,9 +119,9 @@ def test_lower_is_better(tmp_path):
     )
     summary = result.summary()
     assert summary["mse"]["best_mean"] == pytest.approx(np.nanmean(errors, axis=1).min())
-    assert [one["better"] for one in summary["measures"]] == ["lower", "higher"]
+    assert [one["better"] for one in summary["measures"]] == ["lower", "lower", "higher"]
     assert "MSE ↓" in result.table() and "final mean MSE" in repr(result)
-    with pytest.raises(pfl.InputError, match=r"'accuracy'. Valid: mse, r2"):
+    with pytest.raises(pfl.InputError, match=r"'accuracy'. Valid: mae, mse, r2"):
         result.accuracy()
     result.save(tmp_path / "saved")
     again = pfl.Result.load(tmp_path / "saved")
@@ -126,7 +134,9 @@ REGRESSION = "this data set's task is regression, which has none"
 @pytest.mark.parametrize("name", ["cwfedavg", "fedproto", "fedrod", "sfl"])
 def test_algorithms_that_need_classes_refuse_others(name):
     federation = pfl.federate(dataset("regression"), partition(), "mlp")
-    with pytest.raises(pfl.InputError, match=f"{name} needs a class for each sample.*{REGRESSION}"):
+    with pytest.raises(
+        pfl.InputError, match=rf"{name} needs a class for each sample.*{REGRESSION}"
+    ):
         pfl.check_simulation(pfl.make_algorithm(name), federation)
 
 
@@ -137,7 +147,7 @@ def test_what_else_needs_classes():
     for options in ({"batch_order": "by_class"}, {"extra_loss": pfl.WeightDistribution(1.0)}):
         with pytest.raises(pfl.InputError, match="needs a class for each sample"):
             pfl.federate(data, partition(), "mlp", **options)
-    with pytest.raises(pfl.InputError, match="'dirichlet' deals samples by class.* use 'iid'"):
+    with pytest.raises(pfl.InputError, match=r"'dirichlet' deals samples by class.* use 'iid'"):
         pfl.make_partition("dirichlet", data, 3, 0)
     assert pfl.make_partition("iid", data, 3, 0).num_clients == 3
 
@@ -145,17 +155,26 @@ def test_what_else_needs_classes():
 def test_models_have_the_outputs_of_the_task():
     with pytest.raises(pfl.InputError, match=r"outputs \[batch, 6, 5\] for the task next_token"):
         pfl.federate(dataset("next_token"), partition(), (lambda k, x: {}, lambda p, x: 1.0 * x))
-    with pytest.raises(pfl.InputError, match="one output for a text.*Use 'char_lstm'"):
+    with pytest.raises(pfl.InputError, match=r"one output for a text.*Use 'char_lstm'"):
         pfl.federate(dataset("next_token"), partition(), "fasttext")
     with pytest.raises(pfl.InputError, match="Unknown option of model 'char_lstm'"):
         options = {"hidden": 4, "per_token": True}
         pfl.make_model("char_lstm", (6,), 5, vocab_size=5, **options, none=1)
 
 
+def test_the_lstm_has_an_output_after_each_token():
+    options = {"hidden": 4, "layers": 1, "embedding": 2}
+    data = dataset("next_token")
+    made = pfl.federate(data, partition(), "char_lstm", model_options=options)
+    model = jax.eval_shape(made.initial_model, jax.random.key(0))
+    logits = jax.eval_shape(made.task.predict, model, jax.ShapeDtypeStruct((7, 6), "int32"))
+    assert logits.shape == (7, 6, 5)
+
+
 def test_functions_that_are_no_metrics():
     data = dataset("regression")
     for fn, said in ((lambda o, y, v: o, r"got 'an array \[3, 3\]'"), (abs, "takes exactly one")):
-        with pytest.raises(pfl.InputError, match=f"Metric 'mine' must be a function.*{said}"):
+        with pytest.raises(pfl.InputError, match=rf"Metric 'mine' must be a function.*{said}"):
             pfl.federate(data, partition(), "mlp", metrics=[pfl.Metric("mine", fn)])
 
 
