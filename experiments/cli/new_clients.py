@@ -135,7 +135,7 @@ def write_table(folder: Path, results: Mapping[str, pfl.Result]) -> str:
     lines = [["Algorithm", *heading], ["---", *["---:"] * len(points)]]
     for name, found in means.items():
         cells = [
-            measure.shown(measure.scale * np.mean(found[at])) if at in found else "-"
+            measure.shown(measure.scale * float(np.mean(found[at]))) if at in found else "-"
             for at in points
         ]
         lines.append([name, *cells])

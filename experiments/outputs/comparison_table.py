@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 import fedjax_pfl as pfl
-from fedjax_pfl.measures import ACCURACY, Measure
+from fedjax_pfl.measures import ACCURACY, HIGHER, Measure
 from fedjax_pfl.results import headlines, remarks, tables
 from fedjax_pfl.results.tables import beyond, half_width, interval, interval_note
 
@@ -159,6 +159,8 @@ def heading(key: str, row: Mapping[str, Any]) -> str:
         return COLUMNS[key]
     if key == "accuracy" or key not in COLUMNS:
         return measure.title
+    if key == "std_over_clients":  # has no direction
+        measure = measure._replace(better=HIGHER)
     return measure.heading(COLUMNS[key].removesuffix(" %"))
 
 

@@ -128,8 +128,8 @@ def chosen(given: Any, objective: Objective, num_classes: int) -> tuple[Metric, 
         elif one not in known:
             raise unknown_name(f"metric of {objective.name}", one, known)
         elif one in own:
-            _, *how = own[one]
-            new = [Metric(one, None, *how)]
+            how = own[one]
+            new = [Metric(one, None, how.better, how.fraction, how.pools)]
         elif one == PER_CLASS:
             new = [Metric(f"class_{c}_accuracy", ClassAccuracy(c), fraction=True)
                    for c in range(num_classes)]  # fmt: skip

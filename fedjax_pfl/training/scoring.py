@@ -85,7 +85,6 @@ def _scoring(
     batch_size = min(batch_size, part.capacity)
     zero = jnp.zeros((), jnp.promote_types(task.dtype, jnp.float32))
     most, mean = (-(-size // batch_size) for size in (part.capacity, part.mean_size))
-    everything = jnp.arange(most * batch_size, dtype=jnp.int32) if metrics else None
 
     def size_of(scored: _Scored):
         if scored.size is not None:
@@ -134,10 +133,13 @@ def _scoring(
         _, marks, loss, kept = state
         if kept is None:
             return Scores(marks, loss, {})
+        everything = jnp.arange(most * batch_size, dtype=jnp.int32)
         valid = everything < size_of(scored)
         batch = data.fetch(part, scored.row, everything, valid, task.dtype)
         measured = {
-            one.name: jnp.asarray(one.fn(kept, batch.labels, valid), zero.dtype) for one in metrics
+            one.name: jnp.asarray(one.fn(kept, batch.labels, valid), zero.dtype)
+            for one in metrics
+            if one.fn is not None
         }
         return Scores(marks, loss, measured)
 

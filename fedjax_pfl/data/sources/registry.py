@@ -147,7 +147,8 @@ def _digits(data_dir: Path | None) -> Dataset:
 def _diabetes(data_dir: Path | None) -> Dataset:
     from sklearn.datasets import load_diabetes  # slow import: only where it is used
 
-    features, progress = load_diabetes(return_X_y=True)  # [442, 10], [442]
+    read: Any = load_diabetes(return_X_y=True)
+    features, progress = read  # [442, 10], [442]
     return dataset_from_arrays(
         "diabetes",
         features * len(features) ** 0.5,  # scikit-learn's have a deviation of 1 / sqrt(442)
