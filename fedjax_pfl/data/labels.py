@@ -40,7 +40,9 @@ def checked_labels(
         y = y[:, 0]
     integers = "integer"
     if task == CLASSES and y.dtype.kind == "f":
-        integers += " classes; numbers to predict are labels of the task 'regression'"
+        integers += (
+            " classes (numbers to predict need task='regression', or --data_option=task=regression)"
+        )
     require(y.dtype.kind in ("biu" if task == "multi_label" else "iu"), f"Type of the {what}",
             str(y.dtype), integers)  # fmt: skip
     if task == CLASSES:

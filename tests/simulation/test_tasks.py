@@ -181,7 +181,7 @@ def test_functions_that_are_no_metrics():
 @pytest.mark.parametrize(
     ("y", "task", "said"),
     [
-        (np.zeros(4), "classification", "labels of the task 'regression'"),
+        (np.zeros(4), "classification", "--data_option=task=regression"),
         (["a"] * 4, "regression", "must be numbers"),
         ([0, 1, np.nan, 2], "regression", "1 NaN or infinite values"),
         (np.zeros((4, 2, 2)), "regression", r"\[4\] or \[4, K\]"),
