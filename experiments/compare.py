@@ -16,6 +16,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl.data.files import as_path
 from fedjax_pfl.data.whole_files import there
 from fedjax_pfl.errors import InputError, require
+from fedjax_pfl.measures import ACCURACY
 from fedjax_pfl.results.headlines import FIRST, HEADLINES, headline_of
 from fedjax_pfl.results.remarks import over
 from fedjax_pfl.results.tables import interval
@@ -56,7 +57,7 @@ def compare(
 
     Args:
       baseline: label or algorithm of the run that is subtracted in differences; none by default.
-      target: accuracy in percent.
+      target: accuracy in percent, or the number to be reached of another measure.
       score: "final", "best" or "last_tenth".
       model, split, average: which accuracy, see `curve`.
       clients: their numbers; by default those that all runs on the same data score.
@@ -65,7 +66,8 @@ def compare(
     Raises:
       InputError: an unknown name, scores that a run lacks, or different data without that flag.
     """
-    if target is not None:
+    measure = runs[0].measure
+    if target is not None and measure.fraction:
         require(0 < target <= 100, "target", target, "a percentage in (0, 100]")
     given, runs = runs, with_scores(runs, [model], split)
     other = next((run for run in runs if not same_data(run, runs[0])), None)
@@ -77,7 +79,7 @@ def compare(
     names, rows = labels(runs), chosen_clients(runs, clients, model, split)
     scores = []
     for run, chosen in zip(runs, rows, strict=True):
-        values = one_number(curve(run, chosen, model, split, average), score)
+        values = one_number(curve(run, chosen, model, split, average), score, measure)
         scores.append(dict(zip(run.seeds, values.tolist(), strict=True)))
     base = None if baseline is None else scores[_baseline(baseline, runs, names)]
     table = [
@@ -87,8 +89,16 @@ def compare(
     table = [
         replace(row, **more) for row, more in zip(table, _apart(runs, rows, scores), strict=True)
     ]
-    said = f"{model} model, {split} samples, {SCORES[score]}, {who(runs, rows, average)}"
+    said = f"{_what(measure)}{model} model, {split} samples, {SCORES[score]}"
+    said += f", {who(runs, rows, average)}"
     return table, said, [*footnotes(table, score), *_beside(given, runs, names, model, split)]
+
+
+def _what(measure: pfl.Measure) -> str:
+    """What a table is of, where it is no accuracy."""
+    if measure == ACCURACY:
+        return ""
+    return f"{measure.said}, {measure.better} is better, "
 
 
 def _apart(runs, rows, scores) -> list[dict]:
@@ -150,7 +160,8 @@ def _row(run, name, scores, base, chosen, target, which) -> Row:
     values = np.array(list(scores.values()))
     apart = [] if base is None else [scores[seed] - base[seed] for seed in scores if seed in base]
     gaps = np.array(apart)
-    last = 100 * np.sort(run.accuracy(*which[:2])[:, -1, chosen], axis=-1)
+    measure = run.measure
+    last = measure.scale * measure.worst_first(run.values(*which[:2])[:, -1, chosen])
     known = np.maximum(np.isfinite(last).sum(axis=-1), 1)
     worst = [row[: -(-count // 10)].mean() for row, count in zip(last, known, strict=True)]
     sent = (run.traffic("up") + run.traffic("down")).sum(axis=-1) / 1e6  # [S, T]
@@ -160,7 +171,8 @@ def _row(run, name, scores, base, chosen, target, which) -> Row:
     if target is not None:
         curves = curve(run, chosen, *which)
         for s, line in enumerate(curves):
-            hit = np.flatnonzero(line >= target - 1e-4)  # scores are float32
+            close = 1e-4 if measure.fraction else 1e-6 * abs(target)  # scores are float32
+            hit = np.flatnonzero(measure.toward(line) >= measure.toward(target) - close)
             if len(hit):
                 rounds = int(run.eval_rounds[hit[0]])
                 reach["rounds"].append(rounds)
@@ -189,6 +201,7 @@ def _row(run, name, scores, base, chosen, target, which) -> Row:
         seconds_to=None if rounds_to is None else rounds_to * pace,
         reached=None if target is None else f"{len(reach['rounds'])}/{len(values)}",
         remarks=_remarks(run, which[0]),
+        measure=measure,
     )
 
 
@@ -214,10 +227,11 @@ def parse(argv: Sequence[str]) -> absl.flags.FlagValues:
     names("algorithms", [], "only these algorithms of them (default: all)", **place)
     meaning = "run (or algorithm) to subtract in differences (default: no differences)"
     text("baseline", None, meaning, **place)
-    meaning = "accuracy in percent to be reached (default: none)"
+    meaning = "accuracy in percent, or value of another metric, to be reached (default: none)"
     absl.flags.DEFINE_float("target", None, meaning, **place)
     text("score", "final", f"{', '.join(SCORES)}", **place)
     text("model", "personalized", "model that was scored", **place)
+    text("metric", None, "a measure of the runs (default: what their task leads with)", **place)
     text("split", "test", "samples it was scored on", **place)
     meaning = f"--score and --average by a name: {', '.join(HEADLINES)}"
     text("headline", FIRST, meaning, **place)
@@ -264,7 +278,7 @@ def tabulate(args: absl.flags.FlagValues, output: Path | None) -> int:
     """Prints the table, and writes it if there is a folder for it; returns the exit code."""
     options = ("baseline", "target", "score", "model", "split", "average", "clients")
     options += ("different_data",)
-    runs = find(args.runs, args.algorithms)
+    runs = find(args.runs, args.algorithms, args.metric)
     chosen = {name: value_of(args, name) for name in options}
     if args.pivot is not None:
         useless = [name for name in ("baseline", "target") if args[name].present]
@@ -272,8 +286,9 @@ def tabulate(args: absl.flags.FlagValues, output: Path | None) -> int:
             raise InputError(f"--{useless[0]} has no column in the table of --pivot: leave it out.")
         del chosen["baseline"], chosen["target"]
         made = pivoted(runs, args.pivot, spread=value_of(args, "spread"), **chosen)
-        said = f"{args.model} model, {args.split} samples, {SCORES[args.score]}, {made.over}"
-        said += f", %, by {args.pivot}"
+        said = _what(made.measure)
+        said += f"{args.model} model, {args.split} samples, {SCORES[args.score]}, {made.over}"
+        said += f", %, by {args.pivot}" if made.measure.fraction else f", by {args.pivot}"
         print("\n\n".join([said, made.markdown().rstrip(), *made.notes]))
         if output is not None:
             made.write(output, said)

@@ -201,7 +201,7 @@ def run_algorithm(experiment: Experiment, name: str, facts: dict, progress, stop
     if experiment.new_clients is not None:
         own = experiment.training[name]
         rows = new_clients.score(experiment.new_clients, result, own)
-        more = partial(new_clients.write, rows=rows)
+        more = partial(new_clients.write, rows=rows, measure=result.measure())
     result = remarked(
         replace(result, final=None), experiment.training[name]
     )  # frees device memory for the next algorithm
@@ -270,7 +270,7 @@ def header(experiment: Experiment) -> list[str]:
     fixed, match = federation.num_frozen, federation.initial_match
     return [
         f"data set   {dataset.name}: {dataset.num_train} training and {dataset.num_test} test "
-        f"samples of {shape}, {dataset.num_classes} classes",
+        f"samples of {shape}, {dataset.labelling}",
         *(
             f"{'partition' if k == 0 else '':10} {line}"
             for k, line in enumerate(experiment.partition.summary().splitlines())

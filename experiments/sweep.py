@@ -117,8 +117,10 @@ def run_cell(
 def outcomes(cell: Cell, result: pfl.Result, rank_by: str) -> Iterator[Outcome]:
     """Each setting of a program."""
 
+    measure = result.measure()
+
     def of(split: str) -> np.ndarray:
-        curve = 100 * result.curve(MODEL, split).astype(float)  # [S, H, E]
+        curve = measure.scale * result.curve(MODEL, split).astype(float)  # [S, H, E]
         last = 1 if rank_by == "final" else max(1, curve.shape[-1] // 10)
         return curve[..., -last:].mean(axis=-1)
 
@@ -126,7 +128,8 @@ def outcomes(cell: Cell, result: pfl.Result, rank_by: str) -> Iterator[Outcome]:
     for h, inside in enumerate(cell.inside):
         setting, seeds = cell.fixed | inside, tuple(int(seed) for seed in result.seeds)
         who, said = tuple(scored_clients(result, h)), tuple(row_remarks(result, h))
-        yield Outcome(cell.algorithm, setting, seeds, validation[:, h], test[:, h], who, said)
+        scores = validation[:, h], test[:, h]
+        yield Outcome(cell.algorithm, setting, seeds, *scores, who, said, measure)
 
 
 def own_words(argv: Sequence[str]) -> tuple[list[str], list[str], str]:

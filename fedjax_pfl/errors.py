@@ -177,6 +177,12 @@ def require(condition: bool | np.bool_, name: str, given: object, allowed: str) 
         raise refused(name, given, allowed)
 
 
+def require_classes(what: str, has_classes: bool) -> None:
+    """Raises `InputError` where `what` needs classes and the data set's samples have none."""
+    if not has_classes:
+        raise InputError(f"{what} needs a class for each sample, and this data set's have none.")
+
+
 def refused(name: str, given: object, allowed: str) -> InputError:
     """An `InputError`: "`name` must be `allowed`, got `given`."."""
     return InputError(f"{name} must be {allowed}, got {shown(given)}.")

@@ -13,6 +13,7 @@ from fedjax_pfl.data.files import as_path
 from fedjax_pfl.data.whole_files import check_name
 from fedjax_pfl.errors import shown
 from fedjax_pfl.execution import processes
+from fedjax_pfl.results.headlines import check_pools
 from fedjax_pfl.values import decimal
 
 from ..outputs import trackers
@@ -135,6 +136,7 @@ def prepare(
     options = federation_options(args) | dict(options)
     federation = pfl.federate(dataset, partition, args.model, **options)
     federation = federation.for_runs(args.num_seeds if runs is None else runs)
+    check_pools(args.headline, federation.measures[0])
     federation, new_clients = split_new_clients(args, federation)
     if processes.several():  # each keeps its own clients' samples
         federation, dataset = pfl.spread(federation), dataset.without_samples()
@@ -291,7 +293,9 @@ def make_partition(args: absl.flags.FlagValues, dataset: pfl.Dataset) -> pfl.Par
         partition = partition.split_validation(args.validation_fraction, args.partition_seed)
     for split in ("train", "test"):
         if not partition.sizes(split).sum():
-            raise pfl.InputError(f"The partition has no {split} samples, so there is no accuracy.")
+            raise pfl.InputError(
+                f"The partition has no {split} samples, so there is nothing to score."
+            )
     return partition
 
 

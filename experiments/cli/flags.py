@@ -104,6 +104,9 @@ SPELLED: dict[str, Callable[[_Group], None]] = {
     "lr_schedule_options": lambda group: group.pairs(
         "lr_schedule_option", "an option of the learning rate's schedule, such as final=0.1"
     ),
+    "metrics": lambda group: group.names(
+        "metrics", [], f"measured beside the headline: {metric_names()}, or your own"
+    ),
     "initial_model": lambda group: group.text(
         "init_from",
         None,
@@ -217,6 +220,7 @@ def _run(group: _Group) -> None:
     group.names("new_client_steps", list(map(str, SCORED["steps"])), meaning)
     meaning = "parts of their training samples that they may use"
     group.names("new_client_samples", list(map(str, SCORED["fractions"])), meaning)
+    group.options(pfl.options.ScoringOptions)
     group.options(pfl.options.ExecutionOptions)
     meaning = "a new folder, or that of the same run (default: runs/DATASET-PARTITION-HASH)"
     group.text("output_dir", None, meaning)
@@ -236,6 +240,14 @@ def _run(group: _Group) -> None:
         "~/.cache/fedjax_pfl",
         "folder for compiled programs; '' for none",
     )
+
+
+def metric_names() -> str:
+    """All metrics, by task."""
+    said = []
+    for name, task in pfl.OBJECTIVES.items():
+        said.append(f"{name}: {', '.join(pfl.options.names_for(task))}")
+    return "; ".join(said)
 
 
 def distributed(values: flags.FlagValues) -> None:

@@ -19,7 +19,7 @@ from fedjax_pfl.values import decimal
 from ..outputs.run_files import aside, write_text
 
 FILE = "new_clients.csv"
-COLUMNS = ("seed", "client", "part_of_samples", "local_steps", "accuracy")
+COLUMNS = ("seed", "client", "part_of_samples", "local_steps")  # and the measure
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,8 @@ def score(
     result: pfl.Result,
     own: Mapping[str, Any],
 ) -> list[tuple[int, int, float, int, float]]:
-    """Rows of `COLUMNS`: every seed, client, part of its samples and number of local steps.
+    """Rows of `COLUMNS` and the task's headline: every seed, client, part of its samples and number
+    of local steps.
 
     `own` are the algorithm's own options of local training.
     """
@@ -89,15 +90,15 @@ def score(
     ]
 
 
-def write(folder: Path, rows: Iterable[Sequence]) -> None:
+def write(folder: Path, rows: Iterable[Sequence], measure: pfl.Measure) -> None:
     """Writes an algorithm's rows."""
     with aside(folder / FILE) as part, part.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(COLUMNS)
+        writer.writerow((*COLUMNS, measure.name))
         writer.writerows(rows)
 
 
-def _rows(path: Path) -> list[dict[str, str]]:
+def _rows(path: Path, measure: pfl.Measure) -> list[dict[str, str]]:
     """An algorithm's rows.
 
     Raises:
@@ -107,24 +108,25 @@ def _rows(path: Path) -> list[dict[str, str]]:
         with path.open(newline="") as file:
             reader = csv.DictReader(file)
             rows = list(reader)
-        if tuple(reader.fieldnames or ()) != COLUMNS:
+        if tuple(reader.fieldnames or ()) != (*COLUMNS, measure.name):
             raise ValueError("its heading is another")
         for row in rows:
-            numbers = [float(row[column]) for column in COLUMNS]
-            if not 0 <= numbers[-1] <= 1:
-                raise ValueError(f"{numbers[-1]} is no accuracy")
+            numbers = [float(row[column]) for column in (*COLUMNS, measure.name)]
+            if measure.fraction and not 0 <= numbers[-1] <= 1:
+                raise ValueError(f"{numbers[-1]} is no {measure.said}")
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
         raise damaged(path, f"it can't be read as a table of new clients ({error})") from error
     return rows
 
 
-def write_table(folder: Path, names: Iterable[str]) -> str:
+def write_table(folder: Path, results: Mapping[str, pfl.Result]) -> str:
     """Writes and returns the table of new clients: mean over clients and seeds, by steps."""
     means: dict[str, dict[tuple[str, str], list[float]]] = {}
-    for name in names:
-        for row in _rows(folder / name / FILE):
+    measure = next(iter(results.values())).measure()
+    for name in results:
+        for row in _rows(folder / name / FILE, measure):
             at = row["part_of_samples"], row["local_steps"]
-            means.setdefault(name, {}).setdefault(at, []).append(float(row["accuracy"]))
+            means.setdefault(name, {}).setdefault(at, []).append(float(row[measure.name]))
     points = list(dict.fromkeys(at for found in means.values() for at in found))
     heading = [
         f"{steps} step{'' if steps == '1' else 's'}, {float(part):.0%} of samples"
@@ -132,9 +134,12 @@ def write_table(folder: Path, names: Iterable[str]) -> str:
     ]
     lines = [["Algorithm", *heading], ["---", *["---:"] * len(points)]]
     for name, found in means.items():
-        cells = [f"{100 * np.mean(found[at]):.2f}" if at in found else "-" for at in points]
+        cells = [
+            measure.shown(measure.scale * float(np.mean(found[at]))) if at in found else "-"
+            for at in points
+        ]
         lines.append([name, *cells])
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    said = "Accuracy % of new clients, which took part in no round; mean over them and seeds:"
+    said = f"{measure.title} of new clients, which took part in no round; mean over them and seeds:"
     write_text(folder / "new_clients.md", f"{said}\n\n{table}\n")
     return f"{said}\n\n{table}"

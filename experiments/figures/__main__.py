@@ -56,6 +56,8 @@ def parse(argv: Sequence[str]) -> tuple[str | None, absl.flags.FlagValues]:
     place = {"flag_values": values, "module_name": "figures"}
     absl.flags.DEFINE_list("runs", [], "folders of finished runs", **place)
     absl.flags.DEFINE_list("algorithms", [], "only these algorithms of them", **place)
+    meaning = "a measure of the runs, such as macro_f1 (default: what their task leads with)"
+    absl.flags.DEFINE_string("metric", None, meaning, **place)
     absl.flags.DEFINE_string("output", None, "a new PNG, PDF or SVG file", **place)
     absl.flags.DEFINE_string("data", None, "a new CSV file for the numbers", **place)
     absl.flags.DEFINE_string(
@@ -124,7 +126,7 @@ def draw(name: str | None, args: absl.flags.FlagValues) -> Drawing:
         raise InputError(f"{name} is drawn from finished runs: give their folders with --runs=DIR.")
     if "data_dir" in plot.options and args.data_dir is not None:
         options["data_dir"] = args.data_dir
-    runs = find(args.runs, args.algorithms)
+    runs = find(args.runs, args.algorithms, args.metric)
     return plot.draw(runs, **(dict(plot.options) | options))
 
 

@@ -11,7 +11,7 @@ from .runs import Run
 from .scores import SCORES, chosen_clients, curve, one_number, who
 from .selection import labels, setting, shown, with_scores
 
-COLUMNS = ("run", "label", "panel", "model", "seed", "round", "accuracy_percent")
+COLUMNS = ("run", "label", "panel", "model", "seed", "round")  # and the measure
 
 
 @figure("accuracy/rounds", "accuracy by round, one line for each run")
@@ -30,7 +30,7 @@ def by_round(
     Args:
       model, split: which accuracy.
       average: over "clients" or "samples".
-      best_so_far: the highest up to each round, instead.
+      best_so_far: the best up to each round, instead.
       clients: their numbers; by default those that all runs score.
       panel: a setting; each of its values gets its own axes.
     """
@@ -55,22 +55,24 @@ def by_round(
         for run in group:
             values = curve(run, rows[run], model, split, average)
             if best_so_far:
-                values = np.fmax.accumulate(values, axis=1)
+                values = run.measure.best_so_far(values)
             k = order.index(names[run])
             lines[k] = drawing.band(axes, run.eval_rounds, values, styles[k], names[run])
             lasts[k] = np.nanmean(values[:, -1])
             table += _rows(run, names[run], title, model, values)
         axes.set_title(title, fontsize=10)
-        drawing.tidy(axes, ylabel="accuracy, %" if drawing.leftmost(axes) else "")
+        drawing.tidy(axes, ylabel=runs[0].measure.axis if drawing.leftmost(axes) else "")
         drawing.round_axis(axes)
-    ranked = sorted(lines, key=lambda k: -lasts[k]) if len(groups) == 1 else sorted(lines)
-    texts = [f"{order[k]}  {lasts[k]:.1f}" if len(groups) == 1 else order[k] for k in ranked]
-    head = f"{'best' if best_so_far else 'last'} round, %" if len(groups) == 1 else None
+    measure, alone = runs[0].measure, len(groups) == 1
+    ranked = sorted(lines, key=lambda k: -measure.toward(lasts[k])) if alone else sorted(lines)
+    texts = [f"{order[k]}  {measure.brief(lasts[k])}" if alone else order[k] for k in ranked]
+    head = f"{'best' if best_so_far else 'last'} round" if alone else None
+    head = f"{head}, %" if head and measure.fraction else head
     drawing.legend(chart, [lines[k] for k in ranked], head, texts)
     what = "best so far" if best_so_far else f"{model} model, {split} samples"
     seeds = drawing.over_seeds(max(len(run.seeds) for run in runs))
     drawing.title(chart, f"{what}, {who(runs, list(rows.values()), average)}{seeds}")
-    return Drawing(chart, COLUMNS, table)
+    return Drawing(chart, (*COLUMNS, runs[0].measure.column), table)
 
 
 @figure("accuracy/models", "accuracy by round of several models of each run")
@@ -115,14 +117,15 @@ def of_models(
             axes.set_title(f"{at} model{end}" if by == "model" else at, fontsize=10)
             table += _rows(run, name, at, model, values)
     for axes in grid:
-        drawing.tidy(axes, ylabel="accuracy, %" if drawing.leftmost(axes) else "")
+        drawing.tidy(axes, ylabel=runs[0].measure.axis if drawing.leftmost(axes) else "")
         drawing.round_axis(axes)
     ends = [f" (mean over {mean})" if len(set(means)) > 1 else "" for mean in means]
     texts = [m + end for m, end in zip(wanted, ends, strict=True)] if by == "run" else names
     drawing.legend(chart, [lines[k] for k in sorted(lines)], None, texts)
     seeds = drawing.over_seeds(max(len(run.seeds) for run in runs))
-    drawing.title(chart, f"Accuracy on {split} samples{seeds}")
-    return Drawing(chart, COLUMNS, table)
+    said = runs[0].measure.said
+    drawing.title(chart, f"{said[:1].upper()}{said[1:]} on {split} samples{seeds}")
+    return Drawing(chart, (*COLUMNS, runs[0].measure.column), table)
 
 
 @figure("accuracy/pairs", "two or more models of each run side by side")
@@ -152,7 +155,7 @@ def side_by_side(
         points = []
         for run, name in zip(runs, names, strict=True):
             rows = chosen_clients([run], "", model, split)[0]
-            values = one_number(curve(run, rows, model, split), score)
+            values = one_number(curve(run, rows, model, split), score, run.measure)
             points.append((values.mean(), values.min(), values.max()))
             table += [
                 (str(run.folder), name, model, score, seed, value)
@@ -168,13 +171,15 @@ def side_by_side(
         lines.append(drawn)
     axes.set_yticks(range(len(runs)), names)
     axes.set_ylim(len(runs) - 0.5, -0.5)
-    drawing.tidy(axes, xlabel="accuracy, %")
+    drawing.tidy(axes, xlabel=runs[0].measure.axis)
     axes.grid(axis="y", visible=False)
     drawing.legend(chart, lines, "model")
     seeds = max(len(run.seeds) for run in runs)
     spread = f"; mean of {seeds} seeds, whiskers from lowest to highest" if seeds > 1 else ""
-    drawing.title(chart, f"{split} accuracy, {SCORES[score]}, mean over clients{spread}")
-    columns = ("run", "label", "model", "score", "seed", "accuracy_percent")
+    drawing.title(
+        chart, f"{split} {runs[0].measure.said}, {SCORES[score]}, mean over clients{spread}"
+    )
+    columns = ("run", "label", "model", "score", "seed", runs[0].measure.column)
     return Drawing(chart, columns, table)
 
 
@@ -199,9 +204,11 @@ def by_client(
     axes = chart.add_subplot()
     lines, table, styles = [], [], looks.numbers([run.algorithm for run in runs])
     for k, (run, name) in enumerate(zip(runs, names, strict=True)):
-        values = run.accuracy(model, split).astype(float)  # [S, E, N]
+        values = run.measure.scale * run.values(model, split).astype(float)  # [S, E, N]
         scored = np.flatnonzero(np.isfinite(values).any(axis=(0, 1)))
-        each = np.array([one_number(100 * values[:, :, i], score) for i in scored])  # [N', S]
+        each = np.array(  # [N', S]
+            [one_number(values[:, :, i], score, run.measure) for i in scored]
+        )
         where = scored + 0.6 * ((k + 0.5) / len(runs) - 0.5)
         mean = each.mean(axis=1)
         whisker = (mean - each.min(axis=1), each.max(axis=1) - mean)
@@ -218,7 +225,7 @@ def by_client(
             for client, row in zip(scored, each, strict=True)
             for seed, value in zip(run.seeds, row, strict=True)
         ]
-    drawing.tidy(axes, xlabel="client", ylabel="accuracy, %", xlim=(-0.5, most - 0.5))
+    drawing.tidy(axes, xlabel="client", ylabel=runs[0].measure.axis, xlim=(-0.5, most - 0.5))
     drawing.ticks(axes.xaxis, most, 20)
     drawing.legend(chart, lines, None, names)
     drawing.title(
@@ -226,7 +233,7 @@ def by_client(
         f"{model} model, {split} samples, {SCORES[score]}; whiskers: lowest and highest seed, "
         "dashed: mean over clients",
     )
-    columns = ("run", "label", "model", "score", "seed", "client", "accuracy_percent")
+    columns = ("run", "label", "model", "score", "seed", "client", runs[0].measure.column)
     return Drawing(chart, columns, table)
 
 

@@ -78,11 +78,12 @@ def by_cost(
             for number, c, value in zip(run.eval_rounds, paid, line, strict=True)
             if np.isfinite(value)
         ]
-    drawing.tidy(axes, xlabel=COSTS[x], ylabel="accuracy, %")
+    drawing.tidy(axes, xlabel=COSTS[x], ylabel=runs[0].measure.axis)
     drawing.legend(chart, lines, None, names)
     seeds = drawing.over_seeds(max(len(run.seeds) for run in runs))
     drawing.title(chart, f"{model} model, {split} samples, {who(runs, chosen, average)}{seeds}")
-    return Drawing(chart, ("run", "label", "seed", "round", x, "accuracy_percent"), table)
+    columns = ("run", "label", "seed", "round", x, runs[0].measure.column)
+    return Drawing(chart, columns, table)
 
 
 @figure("accuracy/scatter", "every client's accuracy in one run against another's")
@@ -96,7 +97,7 @@ def scatter(
     """Which clients gain or lose: a point for each client, mean over the seeds of both runs.
 
     The first run is across, every other one upward in axes of its own; above the line its clients
-    are better off. The title counts them.
+    are better off (below it where lower is better). The title counts them.
 
     Args:
       model, split: which accuracy.
@@ -124,24 +125,30 @@ def scatter(
             for one in (first, run)
         )
         gain = upward - across
+        measure = run.measure
+        gain = measure.toward(gain)
         better, worse = int((gain > 1e-9).sum()), int((gain < -1e-9).sum())
-        low = float(min(across.min(), upward.min())) - 2
-        axes.plot([low, 101], [low, 101], color=drawing.GREY, linewidth=1, zorder=1)
+        low, high = float(min(across.min(), upward.min())), float(max(across.max(), upward.max()))
+        margin = 0.05 * (high - low)
+        low, high = (low - 2, 101) if measure.fraction else (low - margin, high + margin)
+        axes.plot([low, high], [low, high], color=drawing.GREY, linewidth=1, zorder=1)
         colours = np.where(gain >= 0, drawing.COLOURS[0], drawing.COLOURS[1])
         axes.scatter(across, upward, c=colours, s=22, zorder=2)
-        axes.set(xlim=(low, 101), ylim=(low, 101), aspect="equal")
+        axes.set(xlim=(low, high), ylim=(low, high), aspect="equal")
         axes.set_title(f"{name}: {better} better, {worse} worse", fontsize=10)
-        drawing.tidy(axes, xlabel=f"{names[0]}, %", ylabel=f"{name}, %")
+        unit = ", %" if measure.fraction else f", {measure.axis}"
+        drawing.tidy(axes, xlabel=f"{names[0]}{unit}", ylabel=f"{name}{unit}")
         table += [
             (names[0], name, int(client), float(a), float(b))
             for client, a, b in zip(rows, across, upward, strict=True)
         ]
     drawing.title(chart, f"Clients: {model} model, {split} samples, {SCORES[score]}")
-    columns = ("label_across", "label_upward", "client", "accuracy_across", "accuracy_upward")
+    columns = ("label_across", "label_upward", "client")
+    columns += tuple(f"{first.measure.name}_{way}" for way in ("across", "upward"))
     return Drawing(chart, columns, table)
 
 
 def _of_client(run: Run, client: int, seeds, model: str, split: str, score: str) -> float:
     at = [run.seeds.index(seed) for seed in seeds]
-    values = 100 * run.accuracy(model, split)[at][:, :, client].astype(float)
-    return float(one_number(values, score).mean())
+    values = run.measure.scale * run.values(model, split)[at][:, :, client].astype(float)
+    return float(one_number(values, score, run.measure).mean())

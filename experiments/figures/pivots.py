@@ -9,6 +9,7 @@ import numpy as np
 
 from fedjax_pfl.data.whole_files import aside, writing
 from fedjax_pfl.errors import InputError, require_name
+from fedjax_pfl.measures import ACCURACY, Measure
 from fedjax_pfl.results.remarks import grouped
 from fedjax_pfl.results.tables import beyond, half_width, interval, interval_note, markdown
 
@@ -24,7 +25,7 @@ RANKED = "Of each column the best mean is bold, the second underlined."
 
 @dataclass(frozen=True)
 class Cell:
-    """The scores of one row in one column, in percent, by seed."""
+    """The scores of one row in one column, accuracies in percent, by seed."""
 
     scores: Mapping[int, float]
 
@@ -51,6 +52,7 @@ class Pivot:
       spread: "std" or "interval".
       notes: below the table, a line each.
       over: the clients of the means, in words.
+      measure: what the cells have.
     """
 
     name: str
@@ -60,13 +62,13 @@ class Pivot:
     spread: str
     notes: list[str]
     over: str
+    measure: Measure = ACCURACY
 
     def places(self, column: str) -> dict[str, int]:
         """The best rows of a column (0) and the second best (1), by means as they are printed."""
-        means = {
-            r: round(self.cells[r, column].mean, 2) for r in self.rows if (r, column) in self.cells
-        }
-        order = sorted(set(means.values()), reverse=True)[:2]
+        cells = {r: self.cells[r, column] for r in self.rows if (r, column) in self.cells}
+        means = {row: float(self.measure.shown(cell.mean)) for row, cell in cells.items()}
+        order = sorted(set(means.values()), reverse=self.measure.higher)[:2]
         if len(means) < 2:
             return {}
         return {row: order.index(mean) for row, mean in means.items() if mean in order}
@@ -77,9 +79,11 @@ class Pivot:
             return "-"
         half = cell.spread(self.spread)
         if half is None:
-            return f"{cell.mean:.2f}"
-        written = half_width(cell.mean, half) if self.spread == "interval" else f"{half:.2f}"
-        return f"{cell.mean:.2f} ± {written}"
+            return self.measure.shown(cell.mean)
+        written = self.measure.shown(half)
+        if self.spread == "interval":
+            written = half_width(cell.mean, half, measure=self.measure)
+        return f"{self.measure.shown(cell.mean)} ± {written}"
 
     def lines(self, marks: Sequence[str]) -> list[list[str]]:
         """Heading and rows of strings; `marks` are formats for the best and the second."""
@@ -120,13 +124,14 @@ class Pivot:
         names = ("row", self.name)
         with aside(folder / "table.csv") as part, part.open("w", newline="") as file:
             lines = csv.writer(file)
-            lines.writerow((*names, "seeds", "mean_percent", f"{self.spread}_percent"))
+            end = "_percent" if self.measure.fraction else ""
+            lines.writerow((*names, "seeds", f"mean{end}", f"{self.spread}{end}"))
             for at, cell in self.cells.items():
                 spread = cell.spread(self.spread)
                 lines.writerow((*at, len(cell.scores), cell.mean, "" if spread is None else spread))
         with aside(folder / "seeds.csv") as part, part.open("w", newline="") as file:
             lines = csv.writer(file)
-            lines.writerow((*names, "seed", "accuracy_percent"))
+            lines.writerow((*names, "seed", self.measure.column))
             for at, cell in self.cells.items():
                 lines.writerows((*at, seed, value) for seed, value in cell.scores.items())
 
@@ -180,7 +185,7 @@ def pivoted(
     cells: dict[tuple[str, str], dict[int, float]] = {}
     remarks: dict[str, list[str]] = {}
     for run, column, mine in zip(runs, at, chosen, strict=True):
-        values = one_number(curve(run, mine, model, split, average), score)
+        values = one_number(curve(run, mine, model, split, average), score, run.measure)
         cell = cells.setdefault((renamed(row_of(run)), renamed(column)), {})
         for seed, value in zip(run.seeds, values.tolist(), strict=True):
             if seed in cell:
@@ -201,11 +206,13 @@ def pivoted(
     if several:
         notes.insert(0, f"±: {what} over seeds, {seeds} of them.")
     if several and spread == "interval":
-        marked = any(beyond(cell.mean, cell.spread(spread)) for cell in several)
+        ends = runs[0].measure.range
+        marked = any(beyond(cell.mean, cell.spread(spread), *ends) for cell in several)
         note = interval_note(min(len(cell.scores) for cell in several), marked)
         notes += [] if note is None else [note]
     over = who(runs, chosen, average)
-    return Pivot(name, rows, [renamed(column) for column in columns], made, spread, notes, over)
+    labels = [renamed(column) for column in columns]
+    return Pivot(name, rows, labels, made, spread, notes, over, runs[0].measure)
 
 
 def _apart(runs: Sequence[Run], at: Sequence[str], name: str) -> list[str]:

@@ -4,7 +4,7 @@
 an `InputError` that names it and the remedy.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from fedjax_pfl.data.whole_files import read_arrays, read_json, require_version
 from fedjax_pfl.errors import InputError, shown
+from fedjax_pfl.measures import ACCURACY, BETTER, Measure
 from fedjax_pfl.results.result_files import (
     NUMBER,
     damaged,
@@ -93,8 +94,23 @@ def _summary_troubles(summary: Mapping[str, Any]) -> Iterator[str]:
         yield f"remarks must be a list of sentences, and is {shown(remarks)}"
     if "rounds" in summary and not whole(summary["rounds"], 1):
         yield f"rounds must be a whole number, and is {shown(summary['rounds'])}"
+    if "measures" in summary and not _are_measures(summary["measures"]):
+        yield f"measures must be those of a run, and are {shown(summary['measures'])}"
     if not isinstance(summary.get("partition_hash", ""), str):
         yield "partition_hash must be a text"
+
+
+def _are_measures(value: Any) -> bool:
+    def fits(one):
+        words = isinstance(one, dict) and one.keys() == set(Measure._fields)
+        return words and isinstance(one["name"], str) and one["better"] in BETTER
+
+    return isinstance(value, list) and len(value) > 0 and all(map(fits, value))
+
+
+def measures_of(summary: Mapping[str, Any]) -> tuple[Measure, ...]:
+    """The measures of a run, the headline of its task first; of an older run the accuracy."""
+    return tuple(Measure(**one) for one in summary.get("measures", [ACCURACY._asdict()]))
 
 
 KINDS = {str: "a text", dict: "an object", list: "a list"}
@@ -109,8 +125,10 @@ def _wrong(content: Mapping[str, Any], name: str, kind: type, where: str = "") -
         yield f"{name}{inside} must be {KINDS[kind]}, and is {shown(content[name])}"
 
 
-def read_clients(folder: Path, seeds: list[int], clients: int) -> dict[str, np.ndarray]:
-    """Content of `clients.npz`, of a run with these seeds and so many clients.
+def read_clients(
+    folder: Path, seeds: list[int], clients: int, measures: Sequence[Measure] = (ACCURACY,)
+) -> dict[str, np.ndarray]:
+    """Content of `clients.npz`, of a run with these seeds, so many clients and these measures.
 
     Raises:
       InputError: it can't be read, or doesn't fit the run.
@@ -118,6 +136,7 @@ def read_clients(folder: Path, seeds: list[int], clients: int) -> dict[str, np.n
     arrays = _arrays(folder / CLIENTS, seeds, ("rounds", "record_rounds", "test_sizes"))
     evaluations, rounds = (len_of(arrays[name]) for name in ("rounds", "record_rounds"))
     each, scored = (len(seeds), rounds, clients), (len(seeds), evaluations, clients)
+    fraction = {one.name: one.fraction for one in measures} | {"loss": False}
     sizes = {"rounds": (evaluations,), "record_rounds": (rounds,), "test_sizes": (clients,)}
 
     def troubles() -> Iterator[str]:
@@ -132,9 +151,10 @@ def read_clients(folder: Path, seeds: list[int], clients: int) -> dict[str, np.n
         for name in ("traffic/up_bytes", "traffic/down_bytes"):
             yield from misfit(name, arrays.get(name), each, NUMBER)
         for name, values in arrays.items():
-            if name.endswith(("/accuracy", "/loss")):
+            _, _, end = name.rpartition("/")
+            if end in fraction and name.count("/") == 2:
                 yield from misfit(name, values, scored, "f")
-                if name.endswith("/accuracy") and out_of_range(values, 0, 1):
+                if fraction[end] and out_of_range(values, 0, 1):
                     yield f"{name} must be fractions"
             elif values.ndim == 3 or name == "computation/flops":
                 yield from misfit(name, values, each, NUMBER)

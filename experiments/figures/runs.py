@@ -6,7 +6,7 @@
 import glob
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ PLACES = {
     "algorithms", "set", "data_dir", "partition_file", "output_dir", "save_models",
     "compilation_cache", "checkpoint_seconds", "matrix_rounds", "client_execution",
     "seed_execution", "devices", "mesh", "eval_batch_size", "client_state", "headline",
-    "keep_state", "tensorboard", "wandb", "mlflow",
+    "keep_state", "metrics", "tensorboard", "wandb", "mlflow",
 }  # fmt: skip
 ALGORITHM = "algorithm"
 SCALING = "input_scaling"  # of the same samples
@@ -42,11 +42,23 @@ class Run:
       folder: with `summary.json` in it.
       config: content of its `config.json`.
       summary: content of its `summary.json`.
+      metric: name of the measure that is shown, or None for the headline of its task.
     """
 
     folder: Path
     config: dict[str, Any]
     summary: dict[str, Any]
+    metric: str | None = None
+
+    @cached_property
+    def measures(self) -> tuple[pfl.Measure, ...]:
+        """All that were scored; the first is the headline of its task."""
+        return run_files.measures_of(self.summary)
+
+    @property
+    def measure(self) -> pfl.Measure:
+        """The one that is shown."""
+        return next(one for one in self.measures if self.metric in (None, one.name))
 
     @property
     def algorithm(self) -> str:
@@ -94,7 +106,7 @@ class Run:
 
     @cached_property
     def _clients(self) -> dict[str, np.ndarray]:
-        return run_files.read_clients(self.folder, self.seeds, self.num_clients)
+        return run_files.read_clients(self.folder, self.seeds, self.num_clients, self.measures)
 
     @cached_property
     def matrices(self) -> dict[str, np.ndarray]:
@@ -117,16 +129,16 @@ class Run:
 
     def scored(self, split: str = "test") -> list[str]:
         """Names of the models that were scored."""
-        end = f"/{split}/accuracy"
+        end = f"/{split}/{self.measure.name}"
         return [name.removesuffix(end) for name in self._clients if name.endswith(end)]
 
-    def accuracy(self, model: str = "personalized", split: str = "test") -> np.ndarray:
-        """Fractions [S, E, N], NaN for clients without a score.
+    def values(self, model: str = "personalized", split: str = "test") -> np.ndarray:
+        """The measure, [S, E, N]; accuracies are fractions; NaN for clients without a score.
 
         Raises:
           InputError: it wasn't scored.
         """
-        name = f"{model}/{split}/accuracy"
+        name = f"{model}/{split}/{self.measure.name}"
         if name not in self._clients:
             raise InputError(f"{self.folder} has no {split} scores of the model {model!r}.")
         return self._clients[name]
@@ -208,7 +220,7 @@ class Run:
     @property
     def alice(self) -> int | None:
         """The only client that the algorithm makes a model for, or None if there are several."""
-        served = np.flatnonzero(np.isfinite(self.accuracy()).any(axis=(0, 1)))
+        served = np.flatnonzero(np.isfinite(self.values()).any(axis=(0, 1)))
         return int(served[0]) if len(served) == 1 < self.num_clients else None
 
 
@@ -218,16 +230,20 @@ def same_data(run: Run, other: Run) -> bool:
     return all(run.data[name] == other.data[name] for name in common)
 
 
-def find(folders: Sequence[str], algorithms: Sequence[str] = ()) -> list[Run]:
+def find(
+    folders: Sequence[str], algorithms: Sequence[str] = (), metric: str | None = None
+) -> list[Run]:
     """Finished runs in the folders given and below them, in that order, each once.
 
     Args:
       folders: an algorithm's folder, a comparison's, or one of many comparisons; * and ? match
         names.
       algorithms: only these; all by default.
+      metric: the measure that is shown; by default the headline of their task.
 
     Raises:
-      InputError: no such folder, nothing finished in it, or an algorithm that none of them ran.
+      InputError: no such folder, nothing finished in it, an algorithm that none of them ran, a
+        metric that one of them lacks, or runs of tasks with several headlines.
     """
     found: dict[Path, Run] = {}
     for word in folders:
@@ -256,7 +272,29 @@ def find(folders: Sequence[str], algorithms: Sequence[str] = ()) -> list[Run]:
     runs = sorted_by_given(list(found.values()))
     ran = {run.algorithm for run in runs}
     chosen = {pfl.algorithm_name(name, ran, "algorithm among the runs") for name in algorithms}
-    return [run for run in runs if not chosen or run.algorithm in chosen]
+    return measured([run for run in runs if not chosen or run.algorithm in chosen], metric)
+
+
+def measured(runs: Sequence[Run], metric: str | None) -> list[Run]:
+    """The runs with the measure that is shown.
+
+    Raises:
+      InputError: a run lacks it, or they have several headlines and none is chosen.
+    """
+    runs = [replace(run, metric=metric) for run in runs]
+    for run in runs:
+        known = [one.name for one in run.measures]
+        if metric is not None and metric not in known:
+            raise InputError(
+                f"{run.folder} has no {metric!r}: it has {', '.join(known)}; --metrics of a run "
+                "says what is measured."
+            )
+    if runs and (other := next((r for r in runs if r.measure != runs[0].measure), None)):
+        raise InputError(
+            f"{runs[0].folder} leads with {runs[0].measure.name}, {other.folder} with "
+            f"{other.measure.name}: they do not compare."
+        )
+    return runs
 
 
 def natural(path: str | Path) -> list:

@@ -26,7 +26,7 @@ def chosen_clients(runs: Sequence[Run], words: str, model: str, split: str) -> l
       InputError: a client that a run lacks or does not score, or no client that all score.
     """
     scored = [
-        np.asarray(np.isfinite(run.accuracy(model, split)).any(axis=(0, 1)))
+        np.asarray(np.isfinite(run.values(model, split)).any(axis=(0, 1)))
         if model in run.scored(split)
         else np.ones(run.num_clients, bool)
         for run in runs
@@ -84,7 +84,8 @@ def curve(
     average: str = "clients",
     over: str = "all",
 ) -> np.ndarray:
-    """Accuracy in percent at the evaluated rounds, [S, E]; NaN where nobody was scored.
+    """The run's measure, accuracies in percent, at the evaluated rounds, [S, E]; NaN where nobody
+    was scored.
 
     Args:
       average: over "clients" each counts alike; over "samples" as many times as it has test
@@ -97,7 +98,11 @@ def curve(
     """
     require_name("average", average, AVERAGES)
     require_name("over", over, OVER)
-    values = run.accuracy(model, split)[:, :, rows].astype(float)
+    if average == "samples" and not run.measure.pools:
+        raise InputError(
+            f"average must be 'clients' here: {run.measure.said} is no mean over samples."
+        )
+    values = run.values(model, split)[:, :, rows].astype(float)
     known = np.isfinite(values)
     if over == "next_participants" and "participated" in run.recorded:  # else all take part
         took_part = run.record("participated").astype(bool)  # [S, T, N]
@@ -106,4 +111,4 @@ def curve(
     weights = known * (run.test_sizes[rows] if average == "samples" else 1.0)
     total = weights.sum(axis=-1)
     mean = (np.where(known, values, 0) * weights).sum(axis=-1) / np.where(total > 0, total, 1)
-    return np.where(total > 0, 100 * mean, np.nan)
+    return np.where(total > 0, run.measure.scale * mean, np.nan)

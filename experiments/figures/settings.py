@@ -60,11 +60,11 @@ def against_setting(
     rows = chosen_clients(runs, clients, model, split)
     points: dict[tuple, dict[tuple, list[Run]]] = {}
     values: dict[Run, dict[str, np.ndarray]] = {}
-    label = f"{split} accuracy, %"
+    label = f"{split} {runs[0].measure.axis}"
     for run, mine in zip(runs, rows, strict=True):
         key, at = (_key(run, names) for names in (line_names, axes_names))
         points.setdefault(key, {}).setdefault(at, []).append(run)
-        values[run] = {label: one_number(curve(run, mine, model, split), score)}
+        values[run] = {label: one_number(curve(run, mine, model, split), score, run.measure)}
         if record:
             values[run][record] = _last(run, record)
     used = {name for full in (*axes_names, *line_names) for name in _aliases(runs, full)}
@@ -94,7 +94,8 @@ def against_setting(
             drawn = _draw(axes, line, places, shift, values, metric, styles[k], scale)
         lines.append((drawn, renamed(_text(key))))
     for axes, metric in zip(grid, values[runs[0]], strict=True):
-        drawing.tidy(axes, xlabel=", ".join(axes_names), ylabel=_unit(metric))
+        ylabel = metric if metric == label else _unit(metric)
+        drawing.tidy(axes, xlabel=", ".join(axes_names), ylabel=ylabel)
         if scale == "log":
             axes.set_xscale("log")
             axes.minorticks_off()
@@ -203,4 +204,4 @@ def _last(run: Run, record: str) -> np.ndarray:
 def _unit(metric: str) -> str:
     if metric == TRAFFIC:
         return "MB a client sends and receives in a round"
-    return metric if metric.endswith("%") else f"{metric} (last round)"
+    return f"{metric} (last round)"

@@ -5,7 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from fedjax_pfl.data.whole_files import aside, writing
+from fedjax_pfl.measures import ACCURACY, Measure
 from fedjax_pfl.results import tables
 from fedjax_pfl.results.remarks import grouped
 from fedjax_pfl.results.tables import beyond, half_width, interval_note
@@ -52,6 +55,7 @@ class Row:
         the seeds that reached it; seconds are rounds times the run's median wall time of a round.
       reached: "2/3": seeds that reached the target.
       remarks: the run's own remarks.
+      measure: what is compared, where it is not the accuracy: `accuracy` and the others are of it.
     """
 
     label: str
@@ -73,6 +77,7 @@ class Row:
     seconds_to: float | None
     reached: str | None
     remarks: tuple[str, ...] = ()
+    measure: Measure = ACCURACY
 
 
 def columns(rows: Sequence[Row]) -> list[str]:
@@ -88,15 +93,21 @@ def cells(rows: Sequence[Row]) -> list[list[str]]:
         if value is None:
             return "-"
         if key == "interval":
-            return half_width(row.accuracy, value)
+            return half_width(row.accuracy, value, measure=row.measure)
         if key == "difference_interval":
-            return half_width(row.difference, value, low=-100.0)
+            low = -row.measure.range[1]
+            return half_width(row.difference, value, low=low, measure=row.measure)
         if isinstance(value, str | int):
             return str(value)
-        return f"{value:.3g}" if key in COSTS else f"{value:.2f}"
+        if key in COSTS:
+            return f"{value:.3g}"
+        return f"{value:.2f}" if key == "rounds_to" else row.measure.shown(value)
 
-    keys = columns(rows)
-    return [[HEADINGS[key] for key in keys]] + [[text(row, key) for key in keys] for row in rows]
+    keys, measure = columns(rows), rows[0].measure
+    titles = {"accuracy": measure.title, "worst": measure.heading("Worst tenth")}
+    return [[titles.get(key, HEADINGS[key]) for key in keys]] + [
+        [text(row, key) for key in keys] for row in rows
+    ]
 
 
 def footnotes(rows: Sequence[Row], score: str) -> list[str]:
@@ -108,8 +119,9 @@ def footnotes(rows: Sequence[Row], score: str) -> list[str]:
         notes.append("Worst tenth: after the last round.")
     if any(row.difference is not None for row in rows) and any(row.seeds for row in rows):
         notes.append("Difference: over the seeds that a run has in common with the baseline.")
-    marked = any(beyond(row.accuracy, row.interval) for row in rows)
-    marked |= any(beyond(r.difference, r.difference_interval, -100.0)
+    low, high = rows[0].measure.range
+    marked = any(beyond(row.accuracy, row.interval, low, high) for row in rows)
+    marked |= any(beyond(r.difference, r.difference_interval, -high, high)
                   for r in rows if r.difference is not None)  # fmt: skip
     several = [len(row.scores) for row in rows if row.interval is not None]
     note = interval_note(min(several), marked) if several else None
@@ -122,13 +134,17 @@ def markdown(rows: Sequence[Row]) -> str:
 
 def escaped(text: str) -> str:
     """A cell as LaTeX writes it."""
-    return "".join(f"\\{c}" if c in "%_&#" else c for c in text).replace("±", r"$\pm$")
+    return (
+        "".join(f"\\{c}" if c in "%_&#" else c for c in text)
+        .replace("±", r"$\pm$")
+        .replace("↓", r"$\downarrow$")
+    )
 
 
 def latex(rows: Sequence[Row]) -> str:
-    """A tabular for the package booktabs, the best accuracy in bold."""
+    """A tabular for the package booktabs, the best row's measure in bold."""
     keys, (heading, *body) = columns(rows), cells(rows)
-    at, best = keys.index("accuracy"), max(row.accuracy for row in rows)
+    at, best = keys.index("accuracy"), rows[0].measure.best(np.array([r.accuracy for r in rows]))
 
     lines = [rf"\begin{{tabular}}{{l{'r' * (len(heading) - 1)}}}", r"\toprule"]
     lines += [" & ".join(map(escaped, heading)) + r" \\", r"\midrule"]
@@ -151,10 +167,10 @@ def write(folder: Path, rows: Sequence[Row], said: str, notes: Sequence[str] = (
     keys = columns(rows)
     with aside(folder / "table.csv") as part, part.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(keys)
+        writer.writerow([rows[0].measure.name if key == "accuracy" else key for key in keys])
         writer.writerows([["" if v is None else v for v in map(row.__getattribute__, keys)]
                           for row in rows])  # fmt: skip
     with aside(folder / "seeds.csv") as part, part.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(("label", "seed", "accuracy"))
+        writer.writerow(("label", "seed", rows[0].measure.name))
         writer.writerows((row.label, s, value) for row in rows for s, value in row.scores.items())

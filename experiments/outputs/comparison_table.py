@@ -6,15 +6,17 @@ from typing import Any
 import numpy as np
 
 import fedjax_pfl as pfl
-from fedjax_pfl.results import headlines, remarks
+from fedjax_pfl.measures import ACCURACY, HIGHER, Measure
+from fedjax_pfl.results import headlines, remarks, tables
 from fedjax_pfl.results.tables import beyond, half_width, interval, interval_note
 
-ACCURACY = (
-    "Accuracy: the personalized model, as a client would use it after the round's aggregation and "
+MEANING = (
+    "{}: the personalized model, as a client would use it after the round's aggregation and "
     "before its next local training, on the client's own test samples; plain mean over {}, after "
     "the last round."
 )
-# Heading of a column, and whether its number is a percentage.
+# Headings of the columns of a classifier; those of another task's measure begin with its name, and
+# have no percentages where it is no fraction (`heading`).
 COLUMNS = {
     "algorithm": "Algorithm",
     "headline": "Headline %",
@@ -38,16 +40,16 @@ COLUMNS = {
 }
 NOTES = (
     "± 95 %: half the width of Student's 95 % interval over seeds, {seeds} here ('-' with one). "
-    "Pooled: all correct test predictions over all test samples. Worst tenth: mean over the tenth "
-    "of the clients with the lowest accuracy. Std clients: deviation over clients. Best round: the"
-    " highest mean over clients of any scored round, chosen on test data. MB: megabytes a "
+    "Pooled: {pooled}. Worst tenth: mean over the tenth "
+    "of the clients with the {lowest} {said}. Std clients: deviation over clients. Best round: the"
+    " {highest} mean over clients of any scored round, chosen on test data. MB: megabytes a "
     "participating client sends and receives in one round. GFLOP: 1e9 floating-point operations of"
     " its local training in one round; run: of a client in all rounds, mean over clients. s/round:"
     " median wall time of one round of one seed, evaluation included. Never drawn: scored clients "
     "that took part in no round, mean over seeds. Diverged: clients whose training went non-"
     "finite."
 )
-_WHAT = "personalized_test_accuracy_last_round"
+_WHAT = "personalized_test_{}_last_round"
 HALF_WIDTHS = {"interval": "accuracy", "headline_interval": "headline"}  # of which column
 # A column's name in comparison.csv, where it isn't its key.
 CSV_NAMES = {
@@ -58,7 +60,7 @@ CSV_NAMES = {
     "pooled": f"{_WHAT}_pooled_over_samples",
     "worst_decile": f"{_WHAT}_worst_tenth_of_clients",
     "std_over_clients": f"{_WHAT}_std_over_clients",
-    "best": "personalized_test_accuracy_best_round_mean_over_clients",
+    "best": "personalized_test_{}_best_round_mean_over_clients",
     "mb_up": "mb_up_per_client_round",
     "mb_down": "mb_down_per_client_round",
     "gflop": "gflop_per_client_round",
@@ -72,6 +74,9 @@ def comparison_rows(
 ) -> list[dict[str, Any]]:
     """One row for each algorithm with the keys of `COLUMNS`; accuracies are fractions.
 
+    Under "accuracy" is the headline of the task, whatever it is: "measure". Its other measures are
+    "measures".
+
     "clients" are the ids of the clients that the row's means are over; "common" is the mean over
     the clients that all rows have, None where there is no such client. Rows have a headline where
     it is another one than the accuracy after the last round.
@@ -80,9 +85,10 @@ def comparison_rows(
     common = _common(results)
     for name, result in results.items():
         summary = result.summary()
-        accuracy, traffic = summary["accuracy"], summary["traffic_mb_per_client_round"]
+        measure, more = result.measure(), result.measures[1:][: tables.MOST]
+        accuracy, traffic = summary[measure.name], summary["traffic_mb_per_client_round"]
         computation = summary["computation"]
-        last = result.accuracy()[:, 0, -1][:, np.isin(result.client_ids, common)]
+        last = result.values()[:, 0, -1][:, np.isin(result.client_ids, common)]
         rows.append(
             {
                 "algorithm": name,
@@ -104,6 +110,9 @@ def comparison_rows(
                     np.mean([len(v) for v in summary["never_took_part"].values()])
                 ),
                 "diverged_clients": len(summary["diverged_clients"]),
+                "measure": measure,
+                "measures": more,
+                **{_key(one): summary["metrics"][one.name]["final_mean"] for one in more},
             }
         )
         if headline != headlines.FIRST:
@@ -126,7 +135,40 @@ def columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         silent.add("common")
     if not any(row["never_drawn"] for row in rows):
         silent.add("never_drawn")
-    return [key for key in COLUMNS if key in rows[0] and key not in silent]
+    if not rows[0]["measure"].pools:
+        silent.add("pooled")
+    return [key for key in _keys(rows[0]) if key not in silent]
+
+
+def _keys(row: Mapping[str, Any]) -> list[str]:
+    """Of a row's columns; the task's other measures follow its best round."""
+    keys = [key for key in COLUMNS if key in row]
+    at = keys.index("best") + 1
+    return [*keys[:at], *map(_key, row["measures"]), *keys[at:]]
+
+
+def _key(measure: Measure) -> str:
+    """Of the column of a further measure; no other one is called so."""
+    return f"metric {measure.name}"
+
+
+def heading(key: str, row: Mapping[str, Any]) -> str:
+    """Of a column."""
+    measure = _measure(key, row)
+    if measure is None:
+        return COLUMNS[key]
+    if key == "accuracy" or key not in COLUMNS:
+        return measure.title
+    if key == "std_over_clients":  # has no direction
+        measure = measure._replace(better=HIGHER)
+    return measure.heading(COLUMNS[key].removesuffix(" %"))
+
+
+def _measure(key: str, row: Mapping[str, Any]) -> Measure | None:
+    """What a column has values of; None for other numbers."""
+    own = {_key(one): one for one in row["measures"]}
+    percent = key not in HALF_WIDTHS and COLUMNS.get(key, "").endswith("%")
+    return row["measure"] if percent else own.get(key)
 
 
 def table_cells(
@@ -134,19 +176,20 @@ def table_cells(
 ) -> list[list[str]]:
     """Heading and rows of strings for readers: percentages instead of fractions."""
     keys = columns(rows) if keys is None else keys
-    cells = [[COLUMNS[key] for key in keys]]
+    cells = [[heading(key, rows[0]) for key in keys]]
     for row in rows:
         line = []
         for key in keys:
-            value = row[key]
+            value, measure, lead = row[key], _measure(key, row), row["measure"]
             if value is None:
                 line.append("-")
             elif key in HALF_WIDTHS:
-                line.append(half_width(100 * row[HALF_WIDTHS[key]], 100 * value))
+                mean, half = (lead.scale * x for x in (row[HALF_WIDTHS[key]], value))
+                line.append(half_width(mean, half, measure=lead))
             elif key == "clients":
                 line.append(remarks.over(value))
-            elif COLUMNS[key].endswith("%"):
-                line.append(f"{100 * value:.2f}")
+            elif measure is not None:
+                line.append(measure.shown(measure.scale * value))
             else:
                 line.append(f"{value:.3g}" if isinstance(value, float) else str(value))
         cells.append(line)
@@ -155,11 +198,12 @@ def table_cells(
 
 def csv_cells(rows: Sequence[Mapping[str, Any]], headline: str = headlines.FIRST) -> list[list]:
     """Heading and rows for machines: fractions, ids with spaces between them, "-" for None."""
-    keys = [key for key in COLUMNS if key in rows[0]]
-    lead = f"personalized_test_accuracy_headline_{headline}"
-    names = CSV_NAMES | {
-        "headline": lead, "headline_interval": f"{lead}_ci95_half_width_over_seeds"
-    }  # fmt: skip
+    keys, measure = _keys(rows[0]), rows[0]["measure"].name
+    lead = f"personalized_test_{measure}_headline_{headline}"
+    names = {key: name.format(measure) for key, name in CSV_NAMES.items()}
+    names |= {"headline": lead, "headline_interval": f"{lead}_ci95_half_width_over_seeds"}
+    for one in rows[0]["measures"]:
+        names[_key(one)] = f"{_WHAT.format(one.name)}_mean_over_clients"
 
     def text(value):
         return " ".join(map(str, value)) if isinstance(value, list) else value
@@ -187,14 +231,18 @@ def said_of_headline(headline: str) -> list[str]:
 
 def headline(results: Mapping[str, pfl.Result]) -> str:
     """The meaning of the accuracies, and the clients of the mean."""
+    measure = next(iter(results.values())).measure()
+    what = f"{measure.said[:1].upper()}{measure.said[1:]}"
+    what += "" if measure.higher else " (lower is better)"
     each = [remarks.scored_clients(result) for result in results.values()]
     count = max(result.num_clients for result in results.values())
     if all(ids == each[0] for ids in each):
         if len(each[0]) == count:
-            return ACCURACY.format(f"all {count} clients" if count > 1 else "the only client")
-        return ACCURACY.format(f"{remarks.named(each[0])}, those of {count} that are scored")
+            every = f"all {count} clients" if count > 1 else "the only client"
+            return MEANING.format(what, every)
+        return MEANING.format(what, f"{remarks.named(each[0])}, those of {count} that are scored")
     common = _common(results)
-    said = ACCURACY.format("the clients of the column 'Mean over', not the same in all rows")
+    said = MEANING.format(what, "the clients of the column 'Mean over', not the same in all rows")
     if not common:
         return f"{said} No client is scored in all rows, so they do not compare."
     whole = (
@@ -211,9 +259,23 @@ def headline(results: Mapping[str, pfl.Result]) -> str:
 def footnotes(results: Mapping[str, pfl.Result], headline: str = headlines.FIRST) -> list[str]:
     """Notes below the table, a line each: on single rows, then on intervals."""
     said = {name: remarks.row_remarks(result) for name, result in results.items()}
-    finals = [100 * result.curve()[:, 0, -1] for result in results.values()]
+    measure = next(iter(results.values())).measure()
+    finals = [result.curve()[:, 0, -1] for result in results.values()]
     if headline != headlines.FIRST:
-        finals += [100 * result.headline(headline)[:, 0] for result in results.values()]
-    marked = any(beyond(values.mean(), interval(values)) for values in finals)
+        finals += [result.headline(headline)[:, 0] for result in results.values()]
+    finals = [measure.scale * values for values in finals]
+    marked = any(beyond(values.mean(), interval(values), *measure.range) for values in finals)
     note = interval_note(min(len(result.seeds) for result in results.values()), marked)
     return [*remarks.grouped(said), *([] if note is None else [note])]
+
+
+def notes(results: Mapping[str, pfl.Result]) -> str:
+    """What the columns mean."""
+    seeds = max(len(result.seeds) for result in results.values())
+    measure = next(iter(results.values())).measure()
+    pooled = "all correct test predictions over all test samples"
+    if measure != ACCURACY:
+        pooled = f"the {measure.said} over all clients' test samples"
+    lowest, highest = ("lowest", "highest") if measure.higher else ("highest", "lowest")
+    ends = {"lowest": lowest, "highest": highest, "said": measure.said, "pooled": pooled}
+    return NOTES.format(seeds=seeds, **ends)

@@ -136,19 +136,22 @@ def metric_lines(result: pfl.Result) -> str:
 def metric_rows(result: pfl.Result, setting: int = 0) -> Iterator[tuple[int, int, str, float]]:
     """Rows (seed, round, metric, value): scores of the evaluated rounds, records of every round."""
     table: dict[str, np.ndarray] = {}
+    measures = {one.name: one for one in result.measures}
     for name, values in result.scores.items():
         values = values[:, setting].astype(np.float64)
         table[name] = mean_over_clients(values)
-        if name.endswith("/accuracy"):
+        model, split, measure = name.split("/")
+        if measure in measures:
             there = np.isfinite(values).sum(axis=-1)
             table[f"{name}_clients"] = np.where(there, there, np.nan)  # clients of the mean
             count = max(int(np.isfinite(values).any(axis=(0, 1)).sum()), 1)
-            worst = np.sort(values, axis=-1)[..., : -(-count // 10)]  # NaN sorts last
+            worst = measures[measure].worst_first(values)[..., : -(-count // 10)]
             table[f"{name}_worst_decile"] = mean_over_clients(worst)
             squares = mean_over_clients((values - table[name][..., None]) ** 2)
             table[f"{name}_std_over_clients"] = np.sqrt(squares)
-            model, split, _ = name.split("/")
-            if split == "test":
+        if measure == result.measures[0].name:
+            pools = result.measures[0].pools
+            if split == "test" and pools:
                 pooled = np.where(
                     np.isfinite(table[name]), result.pooled(model)[:, setting], np.nan
                 )
@@ -157,7 +160,7 @@ def metric_rows(result: pfl.Result, setting: int = 0) -> Iterator[tuple[int, int
                 over = partial(result.participants, model, split)
                 table[f"{name}_participants"] = over()[:, setting]
                 table[f"{name}_next_participants"] = over(coming=True)[:, setting]
-                if split == "test":
+                if split == "test" and pools:
                     pooled = over(coming=True, pooled=True)[:, setting]
                     table[f"{name}_next_participants_pooled"] = pooled
     yield from _rows(result, table, result.eval_rounds)
@@ -231,9 +234,8 @@ def write_comparison(
     with aside(folder / "comparison.csv") as part, part.open("w", newline="") as file:
         csv.writer(file).writerows(comparison_table.csv_cells(rows, headline))
     table = markdown(comparison_table.table_cells(rows))
-    seeds = max(len(result.seeds) for result in results.values())
     notes = comparison_table.footnotes(results, headline)
-    below = [*notes, comparison_table.NOTES.format(seeds=seeds)]
+    below = [*notes, comparison_table.notes(results)]
     drawn = comparison_table.labelled(results)
     styles = dict(zip(drawn, looks.numbers(list(results)), strict=True))
     write_picture(folder / "accuracy.png", plots.accuracy_curves(drawn, styles=styles))

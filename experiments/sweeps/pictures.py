@@ -52,7 +52,7 @@ def _line(found, algorithm, name) -> Figure:
         axes.set_xscale("log")
     axes.set_xticks(x, values)
     axes.minorticks_off()
-    drawing.tidy(axes, xlabel=name, ylabel="accuracy, %")
+    drawing.tidy(axes, xlabel=name, ylabel=found[0].measure.axis)
     drawing.legend(chart, lines, None, ["validation", "test"])
     seeds = drawing.over_seeds(len(found[0].validation))
     drawing.title(chart, f"{algorithm}: mean over clients{seeds}")
@@ -72,10 +72,18 @@ def _map(found, algorithm, names) -> Figure:
     for (i, j), value in np.ndenumerate(grid):
         if np.isfinite(value):
             colour = "white" if value > middle else "black"
-            axes.text(j, i, f"{value:.1f}", ha="center", va="center", color=colour, fontsize=9)
+            axes.text(
+                j,
+                i,
+                found[0].measure.brief(value),
+                ha="center",
+                va="center",
+                color=colour,
+                fontsize=9,
+            )
     axes.set_xticks(range(len(columns)), columns)
     axes.set_yticks(range(len(rows)), rows)
     axes.set(xlabel=names[1], ylabel=names[0])
-    drawing.colorbar(chart, image, axes, "validation accuracy, %")
+    drawing.colorbar(chart, image, axes, f"validation {found[0].measure.axis}")
     drawing.title(chart, f"{algorithm}: mean over clients and seeds")
     return chart

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedjax_pfl.measures import ACCURACY, Measure
 from fedjax_pfl.results.remarks import grouped, over
 from fedjax_pfl.results.tables import beyond, half_width, interval, interval_note
 
@@ -24,9 +25,10 @@ class Outcome:
       algorithm: its name.
       setting: value by name of the grid.
       seeds: of its runs.
-      validation, test: accuracy in percent by seed, as ranked.
+      validation, test: the task's headline, accuracies in percent, by seed, as ranked.
       clients: ids of the clients of the mean test accuracy.
       remarks: its result's remarks.
+      measure: that headline.
     """
 
     algorithm: str
@@ -36,6 +38,7 @@ class Outcome:
     test: np.ndarray
     clients: tuple[int, ...] = ()
     remarks: tuple[str, ...] = ()
+    measure: Measure = ACCURACY
 
     @property
     def name(self) -> str:
@@ -43,12 +46,14 @@ class Outcome:
 
 
 def ranked(found: Sequence[Outcome]) -> list[Outcome]:
-    """Algorithm by algorithm, the best mean validation accuracy first; not-a-number last."""
+    """Algorithm by algorithm, the best mean validation score first; not-a-number last."""
     order = list(dict.fromkeys(one.algorithm for one in found))
 
     def key(one: Outcome):
         mean = one.validation.mean()
-        return order.index(one.algorithm), -mean if np.isfinite(mean) else np.inf
+        return order.index(one.algorithm), -one.measure.toward(mean) if np.isfinite(
+            mean
+        ) else np.inf
 
     return sorted(found, key=key)
 
@@ -58,11 +63,14 @@ def table(found: Sequence[Outcome]) -> str:
 
     def number(values: np.ndarray) -> str:
         half, mean = interval(values), values.mean()
-        return f"{mean:.2f}" + ("" if half is None else f" ± {half_width(mean, half)}")
+        written = "" if half is None else f" ± {half_width(mean, half, measure=measure)}"
+        return measure.shown(mean) + written
 
+    measure = found[0].measure
     differ = len({one.clients for one in found}) > 1
     more = ("Mean over |", " --- |") if differ else ("", "")
-    lines = [f"| Algorithm | Setting | Validation % | Test % |{' ' * differ}{more[0]}"]
+    titles = " | ".join(measure.heading(name) for name in ("Validation", "Test"))
+    lines = [f"| Algorithm | Setting | {titles} |{' ' * differ}{more[0]}"]
     lines += [f"| --- | --- | ---: | ---: |{more[1]}"]
     seen = set()
     for one in ranked(found):
@@ -95,7 +103,7 @@ def footnotes(found: Sequence[Outcome], data: Sequence[str] = ()) -> list[str]:
         )
     several = [(half, values.mean()) for one in found for values in (one.validation, one.test)
                if (half := interval(values)) is not None]  # fmt: skip
-    marked = any(beyond(mean, half) for half, mean in several)
+    marked = any(beyond(mean, half, *found[0].measure.range) for half, mean in several)
     note = interval_note(min(len(one.seeds) for one in found), marked)
     return [*notes, *([] if note is None else [note])]
 
@@ -124,7 +132,10 @@ def best(found: Sequence[Outcome]) -> list[Outcome]:
 def chosen_flags(one: Outcome) -> str:
     """A flagfile with an algorithm and its chosen values of the grid; other flags are the
     sweep's."""
-    lines = [f"# validation {one.validation.mean():.2f} %", f"--algorithms={one.algorithm}"]
+    measure = one.measure
+    mean = f"{measure.shown(one.validation.mean())}{measure.percent}"
+    what = "" if measure == ACCURACY else f"{measure.said} "
+    lines = [f"# validation {what}{mean}", f"--algorithms={one.algorithm}"]
     for name, value in one.setting.items():
         lines.append(f"--set={name}={value}" if "." in name else f"--{name}={value}")
     return "\n".join(lines) + "\n"
@@ -166,9 +177,11 @@ def write(
     `heading` are sentences on all settings, `data` is that of `footnotes`; `given` are the sweep's
     flags.
     """
+    measure = found[0].measure
     said = (
-        f"Ranked by the mean over clients and seeds of the validation accuracy ({rank_by}); test "
-        "accuracy is not used to choose. ±: half of the 95 % interval over seeds."
+        f"Ranked by the mean over clients and seeds of the validation {measure.said} ({rank_by}"
+        f"{'' if measure.higher else ', lower is better'}); test "
+        f"{measure.said} is not used to choose. ±: half of the 95 % interval over seeds."
     )
     text = [*heading, said, table(found).rstrip(), *footnotes(found, data)]
     run_files.write_text(output / "sweep.md", "\n\n".join(text) + "\n")
@@ -181,7 +194,8 @@ def write(
     names = list(dict.fromkeys(name for one in found for name in one.setting))
     with run_files.aside(output / "sweep.csv") as part, part.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["algorithm", *names, "seed", "validation_percent", "test_percent"])
+        end = "_percent" if measure.fraction else f"_{measure.name}"
+        writer.writerow(["algorithm", *names, "seed", f"validation{end}", f"test{end}"])
         for one in found:
             values = [one.setting.get(name, "") for name in names]
             for numbers in zip(one.seeds, one.validation, one.test, strict=True):

@@ -54,6 +54,7 @@ class CwFedAvg(Algorithm):
     """
 
     absent_kept = False  # every client is re-initialised in each round
+    needs_classes = True
 
     wdr_weight: float = 10.0
     shares: Literal["norms", "labels"] = static(default="norms")

@@ -49,6 +49,8 @@ class FedProto(Algorithm):
         published code, or "all".
     """
 
+    needs_classes = True
+
     weight: float = 1.0
     distance: Literal["matched", "batch", "class_means"] = static(default="matched")
     moment: Literal["after", "last_epoch"] = static(default="after")

@@ -38,6 +38,8 @@ class FedRod(fedavg.FedAvg):
       score_trained: keep the models as they were trained, before aggregation, and score them too.
     """
 
+    needs_classes = True  # of the balanced softmax
+
     personal_rate: float = 1.0
     score_trained: bool = static(default=False)
 

@@ -75,6 +75,9 @@ class Sfl(Algorithm):
         for name in ("graph_weight", "global_weight"):
             require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
 
+    def uses_classes(self):
+        return self.graph != "neighbours" and self.relation is None
+
     def check(self, federation):
         self.check_whole_models(federation)
         if self.relation is None:
@@ -88,7 +91,7 @@ class Sfl(Algorithm):
 
     def remarks(self, federation):
         told = super().remarks(federation)
-        if self.graph != "neighbours" and self.relation is None:
+        if self.uses_classes():
             told.append("its graph joins clients that share a label")
         if self.detached:
             told.append("its norms have no gradient, as in the published code")

@@ -37,6 +37,8 @@ class Algorithm:
       batch_norm: which part of normalisation layers is shared, where the federation leaves it open.
       validates: whether it uses validation samples; a federation without any is refused, and so
         are new clients without any.
+      needs_classes: whether it uses the class of each sample; a federation whose samples have
+        none, as in a regression, is refused.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]  # registering makes a dataclass of a subclass
@@ -47,6 +49,7 @@ class Algorithm:
     share: ClassVar[Rule] = "all"
     batch_norm: ClassVar[str] = DEFAULT_NORM_POLICY
     validates: ClassVar[bool] = False
+    needs_classes: ClassVar[bool] = False
 
     def sharing(self) -> Rule:
         """The rule of shared leaves where it depends on static hyperparameters; else `share`."""
@@ -73,6 +76,18 @@ class Algorithm:
                 f"{self.name or type(self).__name__} uses validation samples, and no client has "
                 "any: partition.split_validation(0.2, seed=0), or --validation_fraction=0.2, sets "
                 "training samples aside."
+            )
+
+    def uses_classes(self) -> bool:
+        """Whether it needs classes where that depends on hyperparameters; else `needs_classes`."""
+        return self.needs_classes
+
+    def check_classes(self, federation: Federation) -> None:
+        """Raises `InputError` where it needs classes and samples have none."""
+        if self.uses_classes() and not federation.data.num_classes:
+            raise InputError(
+                f"{self.name or type(self).__name__} needs a class for each sample, and this data "
+                f"set's task is {federation.network.objective.name}, which has none."
             )
 
     def check_whole_models(self, federation: Federation) -> None:

@@ -3,13 +3,14 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fedjax_pfl.data.labels import CLASSES, TASKS, checked_labels
 from fedjax_pfl.data.limits import require_memory
-from fedjax_pfl.errors import InputError, require, require_whole
+from fedjax_pfl.errors import InputError, require, require_name, require_whole
 
 # Token ids pass through float32 on the way to an embedding: beyond this they would be rounded.
 MAX_VOCABULARY = 2**24
@@ -25,15 +26,17 @@ class Dataset:
       name: name of the data set in results.
       train_x: training samples [n, ...], uint8 or float32; images are [n, height, width, channel];
         texts are token ids, int32 [n, length], where `vocab_size` is given.
-      train_y: training labels [n], int32 in 0..num_classes-1.
+      train_y: training labels: int32 [n] in 0..num_classes-1; of other tasks int32 or float32
+        [n, K], see `TASKS`.
       test_x: official test samples [m, ...] of the same type and shape; m = 0 where there are none.
-      test_y: official test labels [m], int32.
-      num_classes: number of classes C.
+      test_y: official test labels, likewise.
+      num_classes: number of classes C; 1 where samples have no classes, as in other tasks.
       input_scaling: name of the scaling that `default` stands for (see `fedjax_pfl.data.scaling`).
       vocab_size: number of token ids where samples are texts, None for everything else.
       class_names: name of each class, or empty where none are known.
       note: what a reader of results should know, such as lossy compression, a licence or the
         order of the samples; empty where there is nothing to say.
+      task: a name in `TASKS`.
     """
 
     name: str
@@ -46,6 +49,19 @@ class Dataset:
     vocab_size: int | None = None
     class_names: tuple[str, ...] = ()
     note: str = ""
+    task: str = CLASSES
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether each sample has one class."""
+        return self.task == CLASSES
+
+    @property
+    def num_outputs(self) -> int:
+        """Outputs of a model for one sample, or for one token."""
+        if self.has_classes:
+            return self.num_classes
+        return self.vocab_size or 0 if self.task == "next_token" else self.train_y.shape[1]
 
     @property
     def num_train(self) -> int:
@@ -64,7 +80,9 @@ class Dataset:
 
     @property
     def labels(self) -> np.ndarray:
-        """Labels of the pool [num_train + num_test], int32."""
+        """Classes of the pool [num_train + num_test], int32; all 0 where samples have none."""
+        if not self.has_classes:
+            return np.zeros(self.num_train + self.num_test, np.int32)
         return np.concatenate([self.train_y, self.test_y])
 
     def pool(self) -> tuple[np.ndarray, np.ndarray]:
@@ -72,11 +90,12 @@ class Dataset:
 
         Copies the samples where there is a test split, so call it once.
         """
+        labels = np.concatenate([self.train_y, self.test_y])
         if self.num_test == 0:
-            return self.train_x, self.train_y
+            return self.train_x, labels
         size = self.train_x.nbytes + self.test_x.nbytes
         require_memory(f"The samples of data set {self.name!r} in one array", size)
-        return np.concatenate([self.train_x, self.test_x]), self.labels
+        return np.concatenate([self.train_x, self.test_x]), labels
 
     def fingerprint(self) -> str:
         """SHA-256 of the arrays in their order (hexadecimal), computed once when first asked for.
@@ -88,7 +107,8 @@ class Dataset:
 
     @cached_property
     def _fingerprint(self) -> str:
-        digest = hashlib.sha256(f"{self.num_classes} {self.vocab_size}".encode())
+        other = "" if self.has_classes else f" {self.task}"
+        digest = hashlib.sha256(f"{self.num_classes} {self.vocab_size}{other}".encode())
         for array in (self.train_x, self.train_y, self.test_x, self.test_y):
             # Little-endian, so that the hash doesn't depend on the machine.
             array = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
@@ -102,6 +122,16 @@ class Dataset:
         vars(other)["_fingerprint"] = self.fingerprint()
         return other
 
+    @property
+    def labelling(self) -> str:
+        """Its labels in words."""
+        return {
+            CLASSES: f"{self.num_classes} classes",
+            "multi_label": f"{self.num_outputs} labels",
+            "regression": f"{self.num_outputs} number{'s' * (self.num_outputs > 1)} to predict",
+            "next_token": "the next token of each",
+        }[self.task]
+
     def describe(self) -> str:
         """One line: name, numbers of samples, shape, classes and the note."""
         parts = [f"{self.num_train:,} training"]
@@ -111,7 +141,7 @@ class Dataset:
             what = f"samples {shape}"
         else:
             what = f"texts of {shape} tokens out of {self.vocab_size:,}"
-        line = f"{self.name}: {' and '.join(parts)} {what}, {self.num_classes} classes"
+        line = f"{self.name}: {' and '.join(parts)} {what}, {self.labelling}"
         return f"{line}; {self.note}" if self.note else line
 
 
@@ -127,6 +157,7 @@ def dataset_from_arrays(
     vocab_size: int | None = None,
     class_names: tuple[str, ...] = (),
     note: str = "",
+    task: str = CLASSES,
 ) -> Dataset:
     """Checks arrays and makes a `Dataset` of them.
 
@@ -134,7 +165,7 @@ def dataset_from_arrays(
       name: name of the data set in results.
       train_x: [n, ...] uint8 or float, all finite; [n, h, w] gets a channel axis, [n, d] stays.
         With `vocab_size`: integer token ids [n, length].
-      train_y: [n] (or [n, 1]) integers in 0..C-1.
+      train_y: [n] (or [n, 1]) integers in 0..C-1; for other tasks see `task`.
       test_x: official test samples, or None.
       test_y: official test labels, or None.
       num_classes: C, at most 2**20; None takes the largest label + 1 and then refuses labels that
@@ -143,28 +174,42 @@ def dataset_from_arrays(
       vocab_size: number of token ids of texts, or None.
       class_names: C names, or empty.
       note: what a reader of results should know, or empty.
+      task: "classification"; "regression" for labels that are numbers, [n] or [n, K]; "multi_label"
+        for 0 or 1 for each of K labels, [n, K]; "next_token" for texts and the token after each of
+        theirs, [n, length], -1 where there is none.
 
     Raises:
       InputError: a shape, type or value that is not allowed.
     """
+    require_name("task", task, TASKS)
     require((test_x is None) == (test_y is None), "Test samples and labels", name, "given together")
     if vocab_size is not None:
         fits = type(vocab_size) is int and 1 <= vocab_size <= MAX_VOCABULARY
         require(fits, "vocab_size", vocab_size, f"an integer in 1..{MAX_VOCABULARY}")
     train_x = _samples(f"training samples of data set {name!r}", train_x, vocab_size)
-    train_y = _labels(f"training labels of data set {name!r}", train_y, len(train_x))
+    labels = partial(checked_labels, task=task, texts=train_x.shape[1:], vocab_size=vocab_size)
+    train_y = labels(f"training labels of data set {name!r}", train_y, len(train_x))
     require(len(train_y) > 0, f"Number of training samples of data set {name!r}", 0, "at least 1")
     if test_x is None:
         test_x, test_y = train_x[:0], train_y[:0]
     else:
         test_x = _samples(f"test samples of data set {name!r}", test_x, vocab_size)
-        test_y = _labels(f"test labels of data set {name!r}", test_y, len(test_x))
+        test_y = labels(f"test labels of data set {name!r}", test_y, len(test_x))
     if (test_x.shape[1:], test_x.dtype) != (train_x.shape[1:], train_x.dtype):
         raise InputError(
             f"Test samples of data set {name!r} are {test_x.dtype} {test_x.shape[1:]}, but its "
             f"training samples are {train_x.dtype} {train_x.shape[1:]}: both must be the same."
         )
-    num_classes = _num_classes(name, np.concatenate([train_y, test_y]), num_classes)
+    if task == CLASSES:
+        num_classes = _num_classes(name, np.concatenate([train_y, test_y]), num_classes)
+    else:
+        allowed = f"absent, as the task {task} has no classes"
+        require(num_classes is None, "num_classes", num_classes, allowed)
+        require(len(class_names) == 0, "class_names", class_names, allowed)
+        like = f"that of the training labels, {train_y.shape}"
+        what = f"Shape of the test labels of data set {name!r}"
+        require(test_y.shape[1:] == train_y.shape[1:], what, test_y.shape, like)
+        num_classes = 1
     listed = isinstance(class_names, Sequence) and not isinstance(class_names, str | bytes)
     fits = listed and len(class_names) in (0, num_classes)
     given = f"{len(class_names)} names" if listed else class_names
@@ -183,6 +228,7 @@ def dataset_from_arrays(
         vocab_size=vocab_size,
         class_names=tuple(class_names),
         note=note,
+        task=task,
     )
 
 
@@ -211,21 +257,6 @@ def _tokens(what: str, x: np.ndarray, vocab_size: int) -> np.ndarray:
     inside = low >= 0 and high < vocab_size
     require(inside, f"Token ids of the {what}", f"{low}..{high}", f"in 0..{vocab_size - 1}")
     return x.astype(np.int32, copy=False)
-
-
-def _labels(what: str, y, count: int) -> np.ndarray:
-    try:
-        y = np.asarray(y)
-    except ValueError:  # lists of several lengths
-        y = np.asarray(None)
-    if y.ndim == 2 and y.shape[1] == 1:
-        y = y[:, 0]
-    require(y.dtype.kind in "iu", f"Type of the {what}", str(y.dtype), "integer")
-    require(y.shape == (count,), f"Shape of the {what}", y.shape, f"({count},), one per sample")
-    low, high = (int(y.min()), int(y.max())) if count else (0, 0)
-    inside = low >= 0 and high < 2**31
-    require(inside, f"Values of the {what}", f"{low}..{high}", "integers 0..C-1")
-    return y.astype(np.int32)
 
 
 def _num_classes(name: str, labels: np.ndarray, given: int | None) -> int:

@@ -59,7 +59,10 @@ class Split:
 
 @struct
 class Batch:
-    """Samples of one minibatch: inputs [B, ...], labels int32 [B], and valid bool [B]."""
+    """Samples of one minibatch: inputs [B, ...], labels int32 [B], and valid bool [B].
+
+    Labels of tasks other than classification are int32 or float [B, K].
+    """
 
     inputs: jax.Array
     labels: jax.Array
@@ -75,13 +78,14 @@ class FederatedData:
         are stored in. uint16 and int32 are token ids, which are never scaled. In rows, because
         accelerators pad short last axes: a TPU would hold 28x28 pixels as 32x128. Rows may be
         longer than d; what follows is not read.
-      labels: int32 [n].
+      labels: int32 [n]; [n, K], also float32, where samples have no classes.
       scale, shift: float, broadcast against one sample: input = sample * scale + shift.
       train, validation, test: the splits; `validation` may hold no samples.
-      class_counts: int32 [N, C], training samples of each class.
+      class_counts: int32 [N, C], training samples of each class; [N, 1], all of them, without.
       ids: int32 [N], permanent client ids.
       label_map: int32 [N, C] or None: the label that each client sees in place of a class.
-      num_classes: C.
+      num_classes: C; 0 where samples have no classes.
+      num_outputs: of a model, for one sample or one token.
       sample_shape: of one sample, such as (28, 28, 1); d numbers.
       shards: how many equal parts the pool has. Each device has its own, with the samples of its
         own clients (`home_of`), and programs see it where that device's clients are run. With one
@@ -101,6 +105,7 @@ class FederatedData:
     ids: jax.Array
     label_map: jax.Array | None
     num_classes: int = static()
+    num_outputs: int = static()
     sample_shape: tuple[int, ...] = static()
     shards: int = static(default=1)
     digest: str = static(default="")
@@ -171,6 +176,8 @@ class FederatedData:
         labels = self.labels[pool]
         if self.label_map is not None:
             labels = self.label_map[row, labels]
+        elif jnp.issubdtype(labels.dtype, jnp.floating):
+            labels = labels.astype(dtype)
         return Batch(inputs, labels, valid)
 
 

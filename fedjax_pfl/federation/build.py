@@ -22,6 +22,7 @@ from fedjax_pfl.federation.options import (
     LocalTraining,
     ModelOptions,
     ParticipationOptions,
+    ScoringOptions,
     SharingOptions,
 )
 from fedjax_pfl.federation.schedules import IN_ORDER
@@ -84,6 +85,7 @@ def federate(
         plan=plan,
         execution=execution.execution(steps),
         eval_batch_size=execution.eval_batch_size,
+        metrics=given[ScoringOptions].chosen(task, data),
         **trained,
     )
 
@@ -92,7 +94,8 @@ def check_model(task: Task, data: FederatedData) -> tuple[Tree, list[str]]:
     """(shapes of one client's model, its blocks in order), after a dry run of its forward pass.
 
     Raises:
-      InputError: the model can't take the data's samples, or does not return [B, C] logits.
+      InputError: the model can't take the data's samples, or does not return [B, C] logits, or
+        other outputs that the task needs.
     """
     sample = data.sample_shape
     inputs = jax.ShapeDtypeStruct((2, *sample), data.input_dtype(task.dtype))
@@ -111,11 +114,14 @@ def check_model(task: Task, data: FederatedData) -> tuple[Tree, list[str]]:
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(f"The model can't take samples of shape {sample}: {reason}") from error
-    shape = getattr(logits, "shape", None)
-    if shape != (2, data.num_classes):
+    shape, objective = getattr(logits, "shape", None), task.objective
+    wanted = objective.shape(sample, data.num_outputs)
+    if shape != (2, *wanted):
         got = type(logits).__name__ if shape is None else list(shape)
+        what = "logits" if objective.classes else "outputs"
+        each = " (one for each class)" if objective.classes else f" for the task {objective.name}"
         raise InputError(
-            f"The model must return logits [batch, {data.num_classes}] (one for each class), got "
+            f"The model must return {what} [batch, {', '.join(map(str, wanted))}]{each}, got "
             f"{got} for a batch of 2."
         )
     return model, order

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
-from fedjax_pfl.errors import InputError
+from fedjax_pfl.errors import InputError, require_classes
 from fedjax_pfl.federation.client import Client
 from fedjax_pfl.models.task import ForwardedBatch
 from fedjax_pfl.structs import struct
@@ -32,7 +32,10 @@ class ExtraLoss:
         """Raises `InputError` for a number out of range."""
 
     def check(self, params: Tree, plan: LeafPlan, num_classes: int) -> None:
-        """Raises `InputError` where a model (shapes of its parameters) can't have this term."""
+        """Raises `InputError` where a model (shapes of its parameters) can't have this term.
+
+        `num_classes` is 0 where samples have no classes.
+        """
 
     def __call__(
         self, params: Tree, batch: ForwardedBatch, client: Client, plan: LeafPlan
@@ -147,6 +150,7 @@ class WeightDistribution(ExtraLoss):
         number("wdr_weight", self.weight, "a finite number of at least 0")
 
     def check(self, params: Tree, plan: LeafPlan, num_classes: int) -> None:
+        require_classes("The weight distribution regularizer", num_classes > 0)
         classifier_kernel(params, plan, num_classes)
 
     def __call__(

@@ -24,8 +24,10 @@ from fedjax_pfl.federation.extra_losses import ExtraLoss
 from fedjax_pfl.federation.local_training import LocalTraining
 from fedjax_pfl.federation.participation import Participation
 from fedjax_pfl.federation.schedules import Schedule
+from fedjax_pfl.measures import Measure
 from fedjax_pfl.models.heads import HEAD, PERSONAL_HEAD, TwoHeads, check_features, two_heads
 from fedjax_pfl.models.initial_values import Match
+from fedjax_pfl.models.metrics import Metric
 from fedjax_pfl.models.mixtures import mixture
 from fedjax_pfl.models.task import ForwardedBatch, Task
 from fedjax_pfl.structs import static, struct
@@ -60,6 +62,7 @@ class Federation:
       eval_batch_size: samples scored at once.
       augment: random change of the training images, or None.
       extra_loss: added to every client's minibatch loss, or None.
+      metrics: scored beside the task's headline.
     """
 
     data: FederatedData
@@ -81,6 +84,13 @@ class Federation:
     backbone: Tree = None
     initial_match: Match | None = static(default=None)
     keep_optimizer_state: bool = static(default=False)
+    metrics: tuple[Metric, ...] = static(default=())
+
+    @property
+    def measures(self) -> tuple[Measure, ...]:
+        """The measures that are scored; the first is the task's headline."""
+        headline = self.network.objective.headline
+        return (headline, *(one.measure for one in self.metrics))
 
     @property
     def task(self) -> Task:

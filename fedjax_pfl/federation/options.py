@@ -17,7 +17,7 @@ from fedjax_pfl.data.federated import FederatedData, by_class, make_split
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.scaling import SCALINGS, input_scaling
 from fedjax_pfl.data.sources.registry import Dataset
-from fedjax_pfl.errors import InputError, require
+from fedjax_pfl.errors import InputError, require, require_classes
 from fedjax_pfl.execution import tiles
 from fedjax_pfl.execution.packing import fitted
 from fedjax_pfl.execution.platforms import PLATFORMS, resolve_platform
@@ -33,7 +33,9 @@ from fedjax_pfl.federation.option import Group, Option, declared, gathered, opti
 from fedjax_pfl.federation.participation import ParticipationOptions
 from fedjax_pfl.models.adapters import adapted
 from fedjax_pfl.models.initial_values import Match, matched, read
+from fedjax_pfl.models.metrics import Metric, check_metrics, chosen, names_for
 from fedjax_pfl.models.networks import make_model
+from fedjax_pfl.models.objectives import CLASSIFICATION, objective_of
 from fedjax_pfl.models.registry import INITIALIZERS
 from fedjax_pfl.models.started import started
 from fedjax_pfl.models.task import Task, as_task
@@ -49,9 +51,11 @@ __all__ = [
     "ModelOptions",
     "Option",
     "ParticipationOptions",
+    "ScoringOptions",
     "SharingOptions",
     "declared",
     "gathered",
+    "names_for",
     "options_of",
 ]
 
@@ -123,12 +127,16 @@ class ModelOptions(Group):
         if isinstance(model, str):
             vocab_size = getattr(dataset, "vocab_size", None)
             options = {"vocab_size": vocab_size, **(self.model_options or {})}
-            shape, classes = dataset.input_shape, dataset.num_classes
-            model = make_model(model, shape, classes, self.initializer, **options)
+            shape, outputs = dataset.input_shape, dataset.num_outputs
+            options["per_token"] = objective_of(dataset.task).per_token
+            model = make_model(model, shape, outputs, self.initializer, **options)
         else:
             allowed = "absent without a model's name"
             require(not self.model_options, "model_options", self.model_options, allowed)
         task = as_task(model, self.dtype)
+        if task.objective == CLASSIFICATION and not dataset.has_classes:
+            task = copy.copy(task)  # no `replace`: a user's task may have an __init__ of its own
+            object.__setattr__(task, "objective", objective_of(dataset.task))
         if self.compute_dtype is not None:
             task = replace(task, compute_dtype=self.compute_dtype)
         check_hashable("model", task)
@@ -225,7 +233,8 @@ class InputOptions(Group):
         Raises:
           InputError: the partition does not fit the data set, or ids are not one for each client.
         """
-        samples, labels = dataset.pool()
+        samples, targets = dataset.pool()
+        labels = dataset.labels
         # No device will have all of several processes' samples, or of those kept on the host.
         keep: Any = np.asarray if on_host else jnp.asarray
         partition.validate(len(labels), dataset.num_classes, labels)
@@ -240,13 +249,14 @@ class InputOptions(Group):
         label_map = partition.label_map
         train = partition.train.idx, partition.train.offsets
         if class_sorted:
+            require_classes("batch_order 'by_class'", dataset.has_classes)
             index = by_class(*train, np.asarray(labels)[train[0]], ids, dataset.num_classes)
             train = index, train[1]
         rows = samples.reshape(len(samples), -1)
         longer = tiles.row_length(rows.shape[1], platform) - rows.shape[1]
         return FederatedData(
             samples=keep(np.pad(rows, ((0, 0), (0, longer))) if longer else rows),
-            labels=jnp.asarray(labels, np.int32),
+            labels=jnp.asarray(targets),
             scale=jnp.asarray(scale, np.float32),
             shift=jnp.asarray(shift, np.float32),
             train=make_split(*train),
@@ -255,7 +265,8 @@ class InputOptions(Group):
             class_counts=jnp.asarray(counts, np.int32),
             ids=jnp.asarray(ids, np.int32),
             label_map=None if label_map is None else jnp.asarray(label_map, np.int32),
-            num_classes=dataset.num_classes,
+            num_classes=dataset.num_classes if dataset.has_classes else 0,
+            num_outputs=dataset.num_outputs,
             sample_shape=tuple(dataset.input_shape),
         )
 
@@ -267,6 +278,30 @@ class InputOptions(Group):
         allowed = f"{count} distinct whole numbers in 0..2^31-1"
         require(distinct, "client_ids", ids.tolist(), allowed)
         return ids
+
+
+@dataclass(frozen=True)
+class ScoringOptions(Group):
+    """What is measured of every model."""
+
+    metrics: Sequence[str | Metric] | None = option(
+        None,
+        "measured beside the task's headline: names such as 'macro_f1', 'auc' or 'r2', or in "
+        "Python a Metric of a function (outputs, labels, valid)",
+    )
+
+    def chosen(self, task: Task, data: FederatedData) -> tuple[Metric, ...]:
+        """The metrics for a network's task and the clients' data.
+
+        Raises:
+          InputError: one that the task does not have, or a function that can't be.
+        """
+        given, objective = () if self.metrics is None else self.metrics, task.objective
+        found = chosen(given, objective, data.num_classes)
+        outputs = objective.shape(data.sample_shape, data.num_outputs)
+        labels = jax.ShapeDtypeStruct(data.labels.shape[1:], data.labels.dtype)
+        check_metrics(found, jax.ShapeDtypeStruct(outputs, task.dtype), labels)
+        return found
 
 
 @dataclass(frozen=True)
@@ -320,5 +355,6 @@ GROUPS: tuple[type[Group], ...] = (
     LocalTraining,
     ParticipationOptions,
     InputOptions,
+    ScoringOptions,
     ExecutionOptions,
 )

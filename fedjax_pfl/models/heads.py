@@ -1,7 +1,7 @@
 """A second head on the features of a network, for algorithms that train one for each client."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import jax
@@ -89,7 +89,7 @@ def _with_head(model: Tree, name: str) -> Tree:
 
 def two_heads(task: Task, fresh: bool = False) -> TwoHeads:
     """`TwoHeads` of a task."""
-    same = {"dtype": task.dtype, "compute_dtype": task.compute_dtype, "platform": task.platform}
+    same = {one.name: getattr(task, one.name) for one in fields(Task)}
     return TwoHeads(task, fresh, **same)
 
 

@@ -52,11 +52,12 @@ class Mixture(Task):
     def classify(self, model: Tree, features: jax.Array) -> jax.Array:
         return self.network.classify(model, features)
 
+    def losses(self, logits: jax.Array, labels: jax.Array) -> jax.Array:
+        return self.network.losses(logits, labels)
+
 
 def mixture(task: Task) -> Mixture:
     """`Mixture` of a task; one that is a mixture already is returned unchanged."""
-    return (
-        task
-        if isinstance(task, Mixture)
-        else Mixture(task, dtype=task.dtype, platform=task.platform)
-    )
+    if isinstance(task, Mixture):
+        return task
+    return Mixture(task, dtype=task.dtype, platform=task.platform, objective=task.objective)

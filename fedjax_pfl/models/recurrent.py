@@ -42,7 +42,7 @@ class LSTM(nn.Module):
 
 
 class CharLSTM(nn.Module):
-    """Embeddings, LSTM layers, and a head on the output after the last token."""
+    """Embeddings, LSTM layers, and a head on the output after the last token, or on all of them."""
 
     num_classes: int
     vocab_size: int
@@ -50,6 +50,7 @@ class CharLSTM(nn.Module):
     embedding_size: int = 8
     layers: int = 2
     initializer: str = "torch"
+    per_token: bool = False
 
     def setup(self):
         init = self.initializer
@@ -61,7 +62,7 @@ class CharLSTM(nn.Module):
         x, mask = self.embedding(ids), ids != 0
         for layer in self.lstm:
             x = layer(x, mask)
-        return x[:, -1]
+        return x if self.per_token else x[:, -1]
 
     def __call__(self, ids):
         return self.head(self.features(ids))
@@ -77,9 +78,10 @@ def _char_lstm(
     hidden: int = 256,
     embedding: int = 8,
     layers: int = 2,
+    per_token: bool = False,
 ):
     """LEAF's network for Shakespeare: embeddings of 8, two LSTM layers of 256."""
     check_texts("char_lstm", input_shape, 1)
     for name, value in {"hidden": hidden, "embedding": embedding, "layers": layers}.items():
         check_width(name, value)
-    return CharLSTM(num_classes, vocab_size, hidden, embedding, layers, initializer)
+    return CharLSTM(num_classes, vocab_size, hidden, embedding, layers, initializer, per_token)

@@ -14,6 +14,7 @@ MODELS: dict[str, Callable[..., Any]] = {}
 F = TypeVar("F", bound=Callable[..., Any])
 INITIALIZERS = ("torch", "flax")
 PROJECTION = "projection"  # an option of every network
+PER_TOKEN = "per_token"  # of networks for texts with an output for each token
 
 
 def model(name: str) -> Callable[[F], F]:
@@ -46,7 +47,8 @@ def make_model(
       initializer: "torch" or "flax".
       **options: of the network, such as hidden=512. `projection=256` projects its features, see
         `Projected`. `vocab_size` may always be given: it is the data set's number of token ids,
-        None where samples are no texts.
+        None where samples are no texts; and so may `per_token`: whether there is an output for each
+        token, as the task next_token needs.
 
     Raises:
       InputError: unknown name or option, or a network that cannot take such samples.
@@ -54,7 +56,7 @@ def make_model(
     require_name("model", name, MODELS)
     require_name("initializer", initializer, INITIALIZERS)
     accepted = options_of(name)
-    vocab_size = options.pop("vocab_size", None)
+    vocab_size, per_token = options.pop("vocab_size", None), options.pop(PER_TOKEN, False)
     if ("vocab_size" in accepted) != (vocab_size is not None):
         texts = [other for other in MODELS if "vocab_size" in options_of(other)]
         raise InputError(
@@ -62,11 +64,19 @@ def make_model(
             if vocab_size is None
             else f"Model {name!r} takes no texts. Use {' or '.join(map(repr, texts))}."
         )
+    if per_token and PER_TOKEN not in accepted:
+        fit = [other for other in MODELS if PER_TOKEN in options_of(other)]
+        raise InputError(
+            f"Model {name!r} has one output for a text; the task next_token needs one for each "
+            f"token. Use {' or '.join(map(repr, fit))}."
+        )
     for option in options:
-        if option not in accepted:
+        if option not in accepted or option == PER_TOKEN:
             raise unknown_name(f"option of model {name!r}", option, accepted)
     if vocab_size is not None:
         options["vocab_size"] = vocab_size
+    if per_token:
+        options[PER_TOKEN] = True
     width = options.pop(PROJECTION, None)
     network = MODELS[name](tuple(input_shape), num_classes, initializer, **options)
     if width is None:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from fedjax_pfl.data.federated import Batch
 from fedjax_pfl.errors import InputError
 from fedjax_pfl.models.kernels import forms
+from fedjax_pfl.models.objectives import CLASSIFICATION, Objective
 from fedjax_pfl.structs import struct
 from fedjax_pfl.typing import Key, Tree
 
@@ -88,7 +89,7 @@ def _known(features: jax.Array | None) -> jax.Array:
 
 @dataclass(frozen=True)
 class Task:
-    """Classification with one network; hashable and static. Subclasses define the calls.
+    """One network and its objective; hashable and static. Subclasses define the calls.
 
     Attributes:
       dtype: name of the floating type of parameters and inputs.
@@ -96,11 +97,13 @@ class Task:
         Parameters, their updates and averages, statistics and losses stay in `dtype`.
       platform: "cpu", "gpu" or "tpu": the one that programs are made for, by which this package's
         layers choose their form; None for that of a task around this one, or "cpu".
+      objective: loss and measures; those of the data set's task, unless the task has others.
     """
 
     dtype: str = field(default="float32", kw_only=True)
     compute_dtype: str | None = field(default=None, kw_only=True)
     platform: str | None = field(default=None, kw_only=True)
+    objective: Objective = field(default=CLASSIFICATION, kw_only=True)
 
     def init(self, key: jax.Array, inputs: jax.Array) -> Tree:
         """A fresh model for inputs [B, ...]."""
@@ -188,12 +191,11 @@ class Task:
         return jax.tree.map(lambda leaf: cast(leaf, self.dtype), out)
 
     def losses(self, logits: jax.Array, labels: jax.Array) -> jax.Array:
-        """Cross-entropy of every sample, [B]."""
-        log_p = jax.nn.log_softmax(logits)
-        return -jnp.take_along_axis(log_p, labels[:, None], axis=1)[:, 0]
+        """The loss of every sample, [B]: the objective's, such as cross-entropy."""
+        return self.objective.losses(logits, labels)
 
     def mean_loss(self, logits: jax.Array, batch: Batch) -> jax.Array:
-        """Mean cross-entropy of logits [B, C] over a batch's valid samples, []."""
+        """Mean loss of logits [B, ...] over a batch's valid samples, []."""
         losses = jnp.where(batch.valid, self.losses(logits, batch.labels), 0)
         count = jnp.sum(batch.valid, dtype=losses.dtype)
         return jnp.sum(losses) / jnp.maximum(count, 1)

@@ -4,7 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_pfl.errors import require_name
+from fedjax_pfl.errors import InputError, require_name
+from fedjax_pfl.measures import ACCURACY, Measure
 
 
 class Headline(NamedTuple):
@@ -53,7 +54,17 @@ def headline_of(name: str) -> Headline:
     return HEADLINES[name]
 
 
-def one_number(curves: np.ndarray, score: str) -> np.ndarray:
+def check_pools(name: str, measure: Measure) -> None:
+    """Raises `InputError` for a headline over pooled samples of a measure that has none."""
+    if headline_of(name).average == "samples" and not measure.pools:
+        others = [repr(one) for one, how in HEADLINES.items() if how.average != "samples"]
+        raise InputError(
+            f"Headline {name!r} pools all test samples, and {measure.said} is no mean over samples:"
+            f" use {' or '.join(others)}."
+        )
+
+
+def one_number(curves: np.ndarray, score: str, measure: Measure = ACCURACY) -> np.ndarray:
     """[..., E] to [...], as `score` says; rounds that some run did not score are left out.
 
     Raises:
@@ -63,7 +74,7 @@ def one_number(curves: np.ndarray, score: str) -> np.ndarray:
     axes = tuple(range(curves.ndim - 1))
     curves = curves[..., np.isfinite(curves).all(axis=axes)]
     if score == "best":
-        return curves.max(axis=-1)
+        return measure.best(curves)
     if score == "final":
         return curves[..., -1]
     return curves[..., -max(1, curves.shape[-1] // 10) :].mean(axis=-1)

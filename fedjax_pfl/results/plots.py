@@ -13,6 +13,7 @@ from matplotlib.colors import ListedColormap, PowerNorm
 from matplotlib.figure import Figure
 
 from fedjax_pfl.errors import require
+from fedjax_pfl.measures import ACCURACY, Measure
 from fedjax_pfl.results.names import HEADLINE
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def accuracy_curves(
     setting: int = 0,
     styles: Mapping[str, int] | None = None,
 ) -> Figure:
-    """Mean accuracy over clients against the round, one line for each result.
+    """Mean accuracy (or what the task leads with) over clients by round, a line for each result.
 
     The line is the mean over seeds, the band goes from the lowest seed to the highest.
 
@@ -64,27 +65,30 @@ def accuracy_curves(
     """
     lines = {name: one.curve(model, split)[:, setting] for name, one in results.items()}
     rounds = {name: one.eval_rounds for name, one in results.items()}
-    return curves(lines, rounds, styles)
+    measure = next(iter(results.values())).measure() if results else ACCURACY
+    return curves(lines, rounds, styles, measure)
 
 
 def curves(
     lines: Mapping[str, np.ndarray],
     rounds: Mapping[str, np.ndarray],
     styles: Mapping[str, int] | None = None,
+    measure: Measure = ACCURACY,
 ) -> Figure:
-    """Accuracy against the round: mean over seeds, and a band from the lowest to the highest.
+    """A measure against the round: mean over seeds, and a band from the lowest to the highest.
 
     Args:
-      lines: fractions [S, E] by the name that the legend shows.
+      lines: values [S, E] by the name that the legend shows.
       rounds: E numbers, for each of them.
       styles: numbers of the lines' styles by name; by default they are counted.
+      measure: which one.
     """
     require(len(lines) > 0, "results", lines, "at least one")
     figure = Figure(figsize=(7.5, 4.5), dpi=DPI, layout="constrained")
     axes = figure.add_subplot()
     finals = {}
-    for k, (name, fractions) in enumerate(lines.items()):
-        curve = 100 * fractions
+    for k, (name, values) in enumerate(lines.items()):
+        curve = measure.scale * values
         look = style(k if styles is None else styles[name])
         mean, x = curve.mean(axis=0), rounds[name]
         shown = np.isfinite(mean).sum()
@@ -95,13 +99,16 @@ def curves(
             low, high = curve.min(axis=0), curve.max(axis=0)
             axes.fill_between(x, low, high, color=look["color"], alpha=0.18, linewidth=0)
         finals[line] = mean[-1]
-    ranked = sorted(finals, key=lambda line: -np.nan_to_num(finals[line], nan=-1.0))
-    labels = [f"{line.get_label()}  {finals[line]:.1f}" for line in ranked]
+    ranked = sorted(
+        finals, key=lambda line: -np.nan_to_num(measure.toward(finals[line]), nan=-np.inf)
+    )
+    labels = [f"{line.get_label()}  {measure.brief(finals[line])}" for line in ranked]
+    title = "last round, %" if measure.fraction else "last round"
     axes.legend(
-        ranked, labels, title="last round, %", loc="center left", bbox_to_anchor=(1.01, 0.5),
+        ranked, labels, title=title, loc="center left", bbox_to_anchor=(1.01, 0.5),
         frameon=False, alignment="left",
     )  # fmt: skip
-    axes.set(xlabel="round", ylabel="accuracy, %")
+    axes.set(xlabel="round", ylabel=measure.axis)
     axes.locator_params("x", integer=True)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)

@@ -15,7 +15,7 @@ def scored_clients(
     result: "Result", setting: int = 0, model: str = "personalized", split: str = "test"
 ) -> list[int]:
     """Permanent ids of the clients whose models have a score: means are over these."""
-    known = np.isfinite(result.accuracy(model, split)[:, setting]).any(axis=(0, 1))
+    known = np.isfinite(result.values(model, split)[:, setting]).any(axis=(0, 1))
     return result.client_ids[known].tolist()
 
 
@@ -42,7 +42,9 @@ def row_remarks(result: "Result", setting: int = 0) -> list[str]:
     """Sentences on one setting: the algorithm's own remarks, then recorded facts."""
     said = [*result.remarks, *(result.setting_remarks or {setting: ()})[setting]]
     if result.stopped:
-        why = {"patience": "its validation accuracy had stopped rising"}
+        measure = result.measure()
+        way = "rising" if measure.higher else "falling"
+        why = {"patience": f"its validation {measure.said} had stopped {way}"}
         said.append(
             f"stopped after round {result.rounds} of {result.rounds_asked}: "
             f"{why.get(result.stopped, 'it was asked to')}"

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedjax_pfl.data.files import as_path
-from fedjax_pfl.errors import InputError
+from fedjax_pfl.errors import InputError, require_name
+from fedjax_pfl.measures import ACCURACY, Measure
 from fedjax_pfl.results import headlines, result_files, tables
 from fedjax_pfl.results.names import HEADLINE
 from fedjax_pfl.results.remarks import (
@@ -38,8 +39,9 @@ class Result:
       num_clients, num_parameters: N, and trainable parameters of one model.
       train_sizes, test_sizes: int [N] samples; client_ids: int [N], permanent ids.
       eval_rounds: int [E], rounds (counted from 1) after which models were scored.
-      scores: "MODEL/SPLIT/accuracy" (a fraction) and "MODEL/SPLIT/loss", [S, H, E, N]. The model
-        is the one a client would use after the round's aggregation and before its next training.
+      scores: "MODEL/SPLIT/accuracy" (a fraction), or the task's other measures, and
+        "MODEL/SPLIT/loss", [S, H, E, N]. The model is the one a client would use after the
+        round's aggregation and before its next training.
       clients: per-client records of every round, [S, H, T, N]: "participated", "diverged",
         "local_steps" (int32, gradients of a minibatch), "train_loss", and the algorithm's own;
         "numbers_up" and "numbers_down" (int32), if it sends more than blocks of the model.
@@ -59,6 +61,7 @@ class Result:
       stopped: "" where all rounds were simulated; "patience" where they ended early by patience,
         "asked" where `stop` ended them.
       rounds_asked: how many there would have been then; None otherwise.
+      measures: the measures of `scores`, see `Measure`; the first is the task's headline.
       setting_remarks: further ones on the rows of single settings, by setting; () where there are
         none.
       final: the end state on the device, or None for a result read from a file.
@@ -95,6 +98,7 @@ class Result:
     stopped: str = ""
     rounds_asked: int | None = None
     setting_remarks: tuple[tuple[str, ...], ...] = ()
+    measures: tuple[Measure, ...] = (ACCURACY,)
     final: Any = field(default=None, repr=False, compare=False)
 
     @property
@@ -108,28 +112,53 @@ class Result:
         )
         if not len(self.eval_rounds):
             return f"Result({said}; none was scored yet)"
-        if f"{HEADLINE}/test/accuracy" not in self.scores:
+        measure = self.measure()
+        if f"{HEADLINE}/test/{measure.name}" not in self.scores:
             return f"Result({said}; no test samples)"
         final, worst = self.curve()[:, :, -1].mean(), self.worst_decile().mean()
         who = {client for h in range(self.num_settings) for client in scored_clients(self, h)}
         over = "" if len(who) == self.num_clients else f" over {named(sorted(who))}"
-        return f"Result({said}; final mean accuracy {final:.4f}{over}, worst tenth {worst:.4f})"
+        what = f"final mean {measure.said} {final:.4f}{over}, worst tenth {worst:.4f}"
+        return f"Result({said}; {what})"
 
     @property
     def num_settings(self) -> int:
         return self.copies_up.shape[1]
 
-    def accuracy(self, model: str = HEADLINE, split: str = "test") -> np.ndarray:
-        """Accuracy [S, H, E, N] of a named model.
+    def measure(self, name: str | None = None) -> Measure:
+        """The measure of that name, by default the headline of the task.
 
         Raises:
-          InputError: no such model or split was scored.
+          InputError: it was not measured.
         """
-        name = f"{model}/{split}/accuracy"
+        if name is None:
+            return self.measures[0]
+        known = {one.name: one for one in self.measures}
+        require_name("metric of this result", name, known)
+        return known[name]
+
+    def values(
+        self, model: str = HEADLINE, split: str = "test", metric: str | None = None
+    ) -> np.ndarray:
+        """A measure of a named model, [S, H, E, N]; by default the headline of the task.
+
+        Raises:
+          InputError: no such model, split or metric was scored.
+        """
+        end = f"/{self.measure(metric).name}"
+        name = f"{model}/{split}{end}"
         if name not in self.scores:
-            known = sorted(key for key in self.scores if key.endswith("/accuracy"))
+            known = sorted(key for key in self.scores if key.endswith(end))
             raise InputError(f"No scores {name!r} in this result; it has {', '.join(known)}.")
         return self.scores[name]
+
+    def accuracy(self, model: str = HEADLINE, split: str = "test") -> np.ndarray:
+        """Accuracy [S, H, E, N] of a named model, of a classifier.
+
+        Raises:
+          InputError: no such model or split was scored, or the task has no accuracy.
+        """
+        return self.values(model, split, "accuracy")
 
     def require_scores(self) -> None:
         """Raises `InputError` where the rounds ended before the first that is scored."""
@@ -139,22 +168,33 @@ class Result:
                 "the first one that eval_every asks for."
             )
 
-    def curve(self, model: str = HEADLINE, split: str = "test") -> np.ndarray:
-        """Plain mean over clients, [S, H, E]; NaN in rounds without scores."""
-        accuracy = self.accuracy(model, split)
+    def curve(
+        self, model: str = HEADLINE, split: str = "test", metric: str | None = None
+    ) -> np.ndarray:
+        """Plain mean of a measure over clients, [S, H, E]; NaN in rounds without scores."""
+        accuracy = self.values(model, split, metric)
         mean, some = np.full(accuracy.shape[:-1], np.nan, accuracy.dtype), np.isfinite(accuracy)
         scored = some.any(axis=-1)
         mean[scored] = np.nanmean(accuracy[scored], axis=-1)
         return mean
 
     def pooled(self, model: str = HEADLINE) -> np.ndarray:
-        """All correct test predictions over all test samples of scored clients, [S, H, E]."""
-        accuracy = self.accuracy(model).astype(np.float64)
-        correct = np.rint(np.nan_to_num(accuracy) * self.test_sizes).sum(-1)
+        """The headline over all test samples of scored clients, [S, H, E].
+
+        For classifiers all correct predictions over all samples; NaN where the headline is no mean
+        over samples, such as a perplexity.
+        """
+        accuracy = self.values(model).astype(np.float64)
+        if not self.measure().pools:
+            return np.full(accuracy.shape[:-1], np.nan)
+        correct = np.nan_to_num(accuracy) * self.test_sizes
+        if self.measure() == ACCURACY:
+            correct = np.rint(correct)
+        correct = correct.sum(-1)
         return correct / np.maximum((np.isfinite(accuracy) * self.test_sizes).sum(-1), 1)
 
     def headline(self, name: str = headlines.FIRST, model: str = HEADLINE) -> np.ndarray:
-        """One number for each run, a fraction [S, H].
+        """One number for each run, [S, H]; accuracies are fractions.
 
         Args:
           name: "final", "best" or "last_tenth" of the rounds' plain means over clients; "pfllib"
@@ -163,20 +203,22 @@ class Result:
           model: a name that was scored.
 
         Raises:
-          InputError: an unknown headline, or a model without scores.
+          InputError: an unknown headline, one over pooled samples where the task's measure is no
+            mean over samples, or a model without scores.
         """
+        headlines.check_pools(name, self.measure())
         how, curve = headlines.headline_of(name), self.curve(model).astype(np.float64)
         if how.average == "samples":
             curve = np.where(np.isfinite(curve), self.pooled(model), np.nan)
-        return headlines.one_number(curve, how.score)
+        return headlines.one_number(curve, how.score, self.measure())
 
     def participants(
         self, model: str = HEADLINE, split: str = "test", coming: bool = False, pooled: bool = False
     ) -> np.ndarray:
-        """Accuracy over the clients that took part in the round just scored, [S, H, E].
+        """The headline over the clients that took part in the round just scored, [S, H, E].
 
         Args:
-          model, split: as of `accuracy`.
+          model, split: as of `values`.
           coming: over the clients of the next round instead, before they train in it. Codes that
             score the selected clients when a round begins report this. NaN after the
             last round.
@@ -184,7 +226,7 @@ class Result:
 
         NaN where none of them was scored.
         """
-        accuracy = self.accuracy(model, split).astype(np.float64)
+        accuracy = self.values(model, split).astype(np.float64)
         took_part = self.clients["participated"].astype(bool)
         if coming:
             took_part = np.roll(took_part, -1, axis=2)
@@ -197,7 +239,7 @@ class Result:
 
     def worst_decile(self, model: str = HEADLINE) -> np.ndarray:
         """Mean over the worst tenth of clients (at least one) after the last round, [S, H]."""
-        last = np.sort(self.accuracy(model)[:, :, -1], axis=-1)  # NaN sorts last
+        last = self.measure().worst_first(self.values(model)[:, :, -1])
         known = max(int(np.isfinite(last[0, 0]).sum()), 1)
         return last[..., : max(1, -(-known // 10))].mean(-1)
 
@@ -268,6 +310,8 @@ class Result:
     def summary(self, setting: int = 0) -> dict[str, Any]:
         """The numbers of one setting for a table; accuracies are fractions.
 
+        Those of the headline have its name, such as "accuracy".
+
         Raises:
           InputError: no round was scored.
         """
@@ -278,7 +322,9 @@ class Result:
         pooled = self.pooled()[:, setting, -1]
         spread = float(curve[:, -1].std(ddof=1)) if len(self.seeds) > 1 else None  # unknown
         clients = scored_clients(self, setting)
-        among = np.nanstd(self.accuracy()[:, setting, -1], axis=-1).mean()
+        among = np.nanstd(self.values()[:, setting, -1], axis=-1).mean()
+        measure = self.measure()
+        end = f"/{measure.name}"
         return {
             "algorithm": self.algorithm,
             "num_clients": self.num_clients,
@@ -286,20 +332,22 @@ class Result:
             "seeds": list(self.seeds),
             "training": self.training
             | {k: float(v[setting]) for k, v in self.settings.items() if k in self.training},
-            "accuracy": {
+            measure.name: {
                 "final_mean": float(curve[:, -1].mean()),
                 "final_std_over_seeds": spread,
                 "final_std_over_clients": float(among) if len(clients) > 1 else None,
-                "final_pooled": float(pooled.mean()),
-                "best_mean": float(curve.max(axis=-1).mean()),
+                "final_pooled": float(pooled.mean()) if measure.pools else None,
+                "best_mean": float(measure.best(curve).mean()),
                 "last_tenth_mean": float(curve[:, -max(1, curve.shape[1] // 10) :].mean()),
                 "worst_decile": float(self.worst_decile()[:, setting].mean()),
             },
-            "final_accuracy_by_model": {
-                name.removesuffix("/accuracy"): float(np.nanmean(values[:, setting, -1]))
+            f"final_{measure.name}_by_model": {
+                name.removesuffix(end): float(np.nanmean(values[:, setting, -1]))
                 for name, values in self.scores.items()
-                if name.endswith("/accuracy")
+                if name.endswith(end)
             },
+            "measures": [one._asdict() for one in self.measures],
+            **({"metrics": self._metrics(setting)} if self.measures[1:] else {}),
             "scored_clients": clients,
             "never_took_part": never_took_part(self, setting),
             "clients_without_steps": without_steps(self, setting),
@@ -313,6 +361,20 @@ class Result:
             "client_execution": self.execution,
             "model_parameters": self.num_parameters,
         }
+
+    def _metrics(self, setting: int) -> dict[str, Any]:
+        """The other measures of the personalized model, on test samples."""
+        found = {}
+        for one in self.measures[1:]:
+            curve = self.curve(metric=one.name)[:, setting]
+            curve = curve[:, np.isfinite(curve).any(axis=0)]
+            if not curve.size:  # defined for no client
+                found[one.name] = {"final_mean": None, "best_mean": None}
+                continue
+            best = one.toward(np.nanmax(one.toward(curve), axis=-1))
+            known = {"final_mean": np.nanmean(curve[:, -1]), "best_mean": np.nanmean(best)}
+            found[one.name] = {name: float(value) for name, value in known.items()}
+        return found
 
     def table(self, model: str = HEADLINE, form: str = "markdown") -> str:
         """One row for each setting: mean accuracy after the last round with half of its 95 %
@@ -349,6 +411,8 @@ class Result:
           OutputError: they can't be written; then neither exists.
         """
         values = {name: value for name, value in vars(self).items() if name != "final"}
+        if self.measures == (ACCURACY,):
+            del values["measures"]
         result_files.save(Path(folder), values)
 
     @classmethod
@@ -360,4 +424,7 @@ class Result:
             values is stored with them, and they must be consistent.
         """
         needed = {f.name: f.default is MISSING for f in fields(cls) if f.name != "final"}
-        return cls(**result_files.load(as_path("Folder of a result", folder), needed))
+        found = result_files.load(as_path("Folder of a result", folder), needed)
+        if "measures" in found:
+            found["measures"] = tuple(Measure(*one) for one in found["measures"])
+        return cls(**found)

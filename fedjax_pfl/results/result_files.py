@@ -16,11 +16,12 @@ import numpy as np
 from fedjax_pfl._version import __version__
 from fedjax_pfl.data.whole_files import aside, read_arrays, read_json, require_version, writing
 from fedjax_pfl.errors import InputError, shown
+from fedjax_pfl.measures import ACCURACY, BETTER, Measure
 from fedjax_pfl.results.names import COUNTS
 
 PLAIN, ARRAYS = "result.json", "result.npz"
 GROUPS = ("settings", "scores", "clients", "scalars", "matrices")
-TUPLES = ("seeds", "blocks", "remarks", "setting_remarks")
+TUPLES = ("seeds", "blocks", "remarks", "setting_remarks", "measures")
 DIGEST = "digest"
 NUMBER = "biuf"  # kinds of NumPy's types
 
@@ -158,6 +159,10 @@ def words_trouble(values: Mapping[str, Any]) -> str | None:
             lambda v: _list(v, lambda some: _list(some, _word)),
             "a list of sentences for each setting",
         ),
+        "measures": (
+            lambda v: _list(v, _measure) and len(v) > 0,
+            "a list of [name, direction, whether a fraction, whether it pools]",
+        ),
         "flops_per_step": (lambda v: v is None or number(v), "a number of at least 0, or null"),
         "flops_per_forward": (lambda v: v is None or number(v), "a number of at least 0, or null"),
     }
@@ -179,6 +184,12 @@ def number(value: Any) -> bool:
 
 def _word(value: Any) -> bool:
     return isinstance(value, str) and value != ""
+
+
+def _measure(value: Any) -> bool:
+    kinds = (_word, lambda v: v in BETTER, *[lambda v: isinstance(v, bool)] * 2)
+    fits = isinstance(value, list | tuple) and len(value) == len(kinds)
+    return fits and all(kind(part) for kind, part in zip(kinds, value, strict=True))
 
 
 def _list(value: Any, fits: Callable[[Any], bool]) -> bool:
@@ -281,11 +292,14 @@ def _ranges(values: Mapping[str, Any], rounds: int):
             yield f"{name} must be at least 0"
     if len(np.unique(values["client_ids"])) < values["num_clients"]:
         yield "client_ids must differ"
+    measures = (Measure(*one) for one in values.get("measures", (ACCURACY,)))
+    fraction = {one.name: one.fraction for one in measures} | {"loss": False}
     for name, scores in values["scores"].items():
         parts = name.split("/")
-        if len(parts) != 3 or parts[2] not in ("accuracy", "loss"):
-            yield f"scores:{name} must be called MODEL/SPLIT/accuracy or MODEL/SPLIT/loss"
-        elif parts[2] == "accuracy" and out_of_range(scores, 0, 1):
+        if len(parts) != 3 or parts[2] not in fraction:
+            *most, last = (f"MODEL/SPLIT/{one}" for one in fraction)
+            yield f"scores:{name} must be called {', '.join(most)} or {last}"
+        elif fraction[parts[2]] and out_of_range(scores, 0, 1):
             yield f"scores:{name} must be fractions"
     for name in ("participated", "diverged"):
         flags = values["clients"].get(name)

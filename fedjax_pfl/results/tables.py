@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedjax_pfl.errors import require_name
+from fedjax_pfl.measures import ACCURACY, Measure
 from fedjax_pfl.results import remarks
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from fedjax_pfl.results.result import Result
 
 FORMS = ("markdown", "plain")
-HEADING = ("Setting", "Accuracy %", "± 95 %", "Worst tenth %", "Best round %", "MB up", "MB down")
+MOST = 6  # further measures in one table
 
 
 def interval(values: np.ndarray) -> float | None:
@@ -33,11 +34,22 @@ def beyond(mean: float, half: float | None, low: float = 0.0, high: float = 100.
     return half is not None and (mean - half < low - 0.005 or mean + half > high + 0.005)
 
 
-def half_width(mean: float, half: float | None, low: float = 0.0, high: float = 100.0) -> str:
-    """Half an interval's width in percent: "-" where there is none, marked * where `beyond`."""
+def half_width(
+    mean: float,
+    half: float | None,
+    low: float | None = None,
+    high: float | None = None,
+    measure: Measure = ACCURACY,
+) -> str:
+    """Half an interval's width as tables show it: "-" where there is none, marked * where `beyond`.
+
+    The scale is from `low` to `high`, by default the measure's.
+    """
     if half is None:
         return "-"
-    return f"{half:.2f}{'*' if beyond(mean, half, low, high) else ''}"
+    given = zip(measure.range, (low, high), strict=True)
+    ends = (own if end is None else end for own, end in given)
+    return f"{measure.shown(half)}{'*' if beyond(mean, half, *ends) else ''}"
 
 
 def interval_note(seeds: int, marked: bool) -> str | None:
@@ -82,20 +94,27 @@ def table(result: "Result", model: str, form: str) -> str:
     """The table of `Result.table`, see there."""
     require_name("form of a table", form, FORMS)
     result.require_scores()
-    finals, best = 100 * result.curve(model)[..., -1], 100 * np.nanmax(result.curve(model), axis=-1)
-    worst, body, marked = 100 * result.worst_decile(model), [], False
+    measure, more = result.measure(), result.measures[1:][:MOST]
+    curve = measure.scale * result.curve(model)
+    finals, best = curve[..., -1], measure.toward(np.nanmax(measure.toward(curve), axis=-1))
+    worst, body, marked = measure.scale * result.worst_decile(model), [], False
+    others = [one.scale * result.curve(model, metric=one.name)[..., -1] for one in more]
     names, settings = setting_names(result), range(result.num_settings)
     clients = [remarks.scored_clients(result, h, model) for h in settings]
     differ = any(ids != clients[0] for ids in clients)
     for h, name in enumerate(names):
         mean, half = finals[:, h].mean(), interval(finals[:, h].astype(np.float64))
-        marked |= beyond(mean, half)
+        marked |= beyond(mean, half, *measure.range)
         sent = result.traffic_mb_per_client_round(h)
-        numbers = [f"{mean:.2f}", half_width(mean, half)]
+        numbers = [measure.shown(mean), half_width(mean, half, measure=measure)]
         numbers += [remarks.over(clients[h])] if differ else []
-        numbers += [f"{values[:, h].mean():.2f}" for values in (worst, best)]
+        numbers += [measure.shown(values[:, h].mean()) for values in (worst, best)]
+        for one, values in zip(more, others, strict=True):
+            numbers.append(one.shown(values[:, h].mean()))
         body.append([name, *numbers, f"{sent['up']:.3g}", f"{sent['down']:.3g}"])
-    heading = [*HEADING[:3], *(["Mean over"] if differ else []), *HEADING[3:]]
+    heading = ["Setting", measure.title, "± 95 %", *(["Mean over"] if differ else [])]
+    heading += [measure.heading("Worst tenth"), measure.heading("Best round")]
+    heading += [*(one.title for one in more), "MB up", "MB down"]
     rows = [heading, *body]
     below = []
     if not differ and len(clients[0]) < result.num_clients:
@@ -131,4 +150,4 @@ def plot(result: "Result", model: str, split: str) -> "Figure":
 
     curves = result.curve(model, split)
     lines = {name: curves[:, h] for h, name in enumerate(setting_names(result))}
-    return plots.curves(lines, dict.fromkeys(lines, result.eval_rounds))
+    return plots.curves(lines, dict.fromkeys(lines, result.eval_rounds), measure=result.measure())

@@ -11,6 +11,7 @@ import jax
 
 from fedjax_pfl.errors import InputError
 from fedjax_pfl.execution import processes
+from fedjax_pfl.measures import ACCURACY, Measure
 from fedjax_pfl.results.result import ASKED, IMPATIENT, Result
 from fedjax_pfl.simulation.checkpoints import Checkpoints, Saved, check_same, fingerprint
 from fedjax_pfl.simulation.collector import Collector
@@ -25,10 +26,12 @@ class Progress(NamedTuple):
     Attributes:
       round: rounds done.
       rounds: rounds of the run.
-      accuracy: mean over runs and clients of the last scored personalized test accuracy, or None.
+      accuracy: mean over runs and clients of the last scored personalized test accuracy, or None;
+        of another task the measure that it leads with.
       seconds: wall time since the first round, without compilation.
       since: rounds that were done before this chunk.
       result: makes the `Result` of the rounds done so far, without models.
+      measure: what `accuracy` is.
     """
 
     round: int
@@ -37,14 +40,17 @@ class Progress(NamedTuple):
     seconds: float
     since: int = 0
     result: Callable[[], Result] | None = None
+    measure: Measure = ACCURACY
 
     def __str__(self) -> str:
-        """Rounds, accuracy, pace and time left."""
+        """Rounds, the measure, pace and time left."""
         pace = self.round / max(self.seconds, 1e-9)
         left = _duration((self.rounds - self.round) / pace)
-        accuracy = "-" if self.accuracy is None else f"{100 * self.accuracy:.2f} %"
+        measure, value = self.measure, "-"
+        if self.accuracy is not None:
+            value = measure.shown(measure.scale * self.accuracy) + " %" * measure.fraction
         return (
-            f"round {self.round}/{self.rounds}, accuracy {accuracy}, {pace:.2f} rounds/s, "
+            f"round {self.round}/{self.rounds}, {measure.said} {value}, {pace:.2f} rounds/s, "
             f"{left} left"
         )
 
@@ -66,7 +72,7 @@ class Chunks:
       matrix_rounds: rounds, counted from 1, whose mixing matrices are kept.
       checkpoints: where state and measurements are kept, or None. Those of a simulation of fewer
         rounds are continued, if its rounds are the same as the first ones of this.
-      patience: rounds without a better validation accuracy after which the simulation stops.
+      patience: rounds without a better validation headline after which the simulation stops.
 
     Attributes:
       states: after the rounds done, leaves [R, ...].
@@ -177,8 +183,9 @@ class Chunks:
             length, since = min(length, self._next_stop() - self.done), self.done
             seconds = self._advance(length)
             if progress is not None:
-                accuracy = self.collector.accuracy()
-                progress(Progress(self.done, rounds, accuracy, self.spent, since, result))
+                measure = self.program.federation.measures[0]
+                value = self.collector.latest(f"personalized/test/{measure.name}")
+                progress(Progress(self.done, rounds, value, self.spent, since, result, measure))
             self._judge()
             # The next chunk takes the time asked for, if its rounds take as long as these.
             fitting = chunk_seconds * length / max(seconds, 1e-9)
@@ -207,8 +214,9 @@ class Chunks:
         """The first round after which the simulation may stop, as far as is known."""
         assert self.patience is not None
         every, last = self.program.eval_every, self.program.rounds
-        rounds, accuracy = self.collector.curve(WATCHED)
-        return earliest_stop(rounds, accuracy, self.patience, every, last)
+        measure = self.program.federation.measures[0]
+        rounds, values = self.collector.curve(f"{WATCHED}/{measure.name}")
+        return earliest_stop(rounds, measure.toward(values), self.patience, every, last)
 
     def _judge(self) -> None:
         """Notes that patience has ended."""

@@ -53,9 +53,10 @@ class Collector:
             jax.tree.unflatten(matrices, [leaf[q] for leaf in stacked]) for q in range(seen)
         ]
 
-    def accuracy(self) -> float | None:
+    def latest(self, name: str) -> float | None:
+        """The last mean over runs and clients of a score."""
         for part in reversed(self.parts):
-            scores = part["scores"].get("personalized/test/accuracy")
+            scores = part["scores"].get(name)
             if scores is not None and np.isfinite(scores).any():
                 seen = np.isfinite(scores).any(axis=(0, 2))
                 return float(np.nanmean(scores[:, np.flatnonzero(seen)[-1]]))

@@ -61,9 +61,9 @@ def evaluate(
     their rows as a NumPy array.
 
     Returns:
-      "MODEL/SPLIT/accuracy" and "MODEL/SPLIT/loss", [N] each, NaN for clients without samples,
-      those that the algorithm does not serve, and those that are not in `rows`; nothing for no
-      rows.
+      "MODEL/SPLIT/MEASURE", such as "personalized/test/accuracy", and "MODEL/SPLIT/loss", [N] each,
+      NaN for clients without samples, those that the algorithm does not serve, and those that are
+      not in `rows`; nothing for no rows.
     """
     if rows is not None and len(rows) == 0:
         return {}
@@ -96,6 +96,7 @@ def score_rows(
     federation = ctx.federation
     splits = [name for name in ("test", "validation") if federation.data.split(name).total]
     dtype = jnp.promote_types(federation.task.dtype, jnp.float32)
+    gathered = tuple(one for one in federation.metrics if one.fn is not None)
     last = ctx.t + 1 == ctx.total
     served = algorithm.served_clients(ctx)
     named = named_models(algorithm, ctx, state, rows)
@@ -111,12 +112,13 @@ def score_rows(
             size = federation.data.split(split).size[rows]
             twin = (id(models), split)  # a model with two names is scored once
             if twin not in seen:
-                seen[twin] = score(federation, models, rows, split)
-            correct, loss = seen[twin]
+                seen[twin] = score(federation, models, rows, split, gathered)
+            marks, loss, more = seen[twin]
             known = (size > 0) & served[rows] & (last if name in late else True)
             count = jnp.maximum(size, 1)
-            accuracy = correct.astype(dtype) / count
-            scores[f"{name}/{split}/accuracy"] = jnp.where(known, accuracy, jnp.nan)
+            values = federation.task.objective.values(marks.astype(dtype), count) | more
+            for one in federation.measures:
+                scores[f"{name}/{split}/{one.name}"] = jnp.where(known, values[one.name], jnp.nan)
             scores[f"{name}/{split}/loss"] = jnp.where(known, loss / count, jnp.nan)
     return scores
 

@@ -95,7 +95,7 @@ def score_new_clients(
     steps: Sequence[int] = (0, 5, 20),
     fractions: Sequence[float] = (1.0,),
 ) -> np.ndarray:
-    """Test accuracy of new clients' personalized models, [runs, fractions, steps, K].
+    """The headline of new clients' personalized models, [runs, fractions, steps, K].
 
     Args:
       final: the end of a simulation in which they took no part.
@@ -105,17 +105,18 @@ def score_new_clients(
       fractions: parts of its training samples that each has.
 
     Returns:
-      Fractions; NaN for clients without test samples.
+      Test accuracies, or what else the task leads with; NaN for clients without test samples.
     """
     new_clients = spread(final.program.runs.algorithm.prepare(new_clients))
-    size = np.asarray(new_clients.data.test.size)
+    size, objective = np.asarray(new_clients.data.test.size), new_clients.network.objective
+    headline = objective.headline.name
     rows = jnp.arange(new_clients.num_clients, dtype=jnp.int32)
 
-    def correct_of(run, models, federation):
+    def marks_of(run, models, federation):
         own = run.context(federation, jnp.int32(0), jnp.int32(1)).federation
         return score(own, models, rows, "test")[0]
 
-    runs, scored = final.program.runs, jax.jit(jax.vmap(correct_of, (0, 0, None)))
+    runs, scored = final.program.runs, jax.jit(jax.vmap(marks_of, (0, 0, None)))
     table = []
     for fraction in fractions:
         fewer = with_samples(new_clients, fraction)
@@ -123,8 +124,9 @@ def score_new_clients(
             schedule = replace(fewer.schedule, steps=int(count), shuffle=True)
             schedule.validate()
             models = final.personalize(replace(fewer, schedule=schedule))
-            correct = np.asarray(readable(scored(runs, models, new_clients)))
-            table.append(np.where(size > 0, correct / np.maximum(size, 1), np.nan))
+            marks = np.asarray(readable(scored(runs, models, new_clients)))
+            values = np.asarray(objective.values(marks, np.maximum(size, 1))[headline])
+            table.append(np.where(size > 0, values, np.nan))
     runs = table[0].shape[0]
     stacked = np.stack(table, axis=1)
     return stacked.reshape(runs, len(fractions), len(steps), new_clients.num_clients)

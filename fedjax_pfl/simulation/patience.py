@@ -1,4 +1,4 @@
-"""Stopping a simulation early, once its validation accuracy rises no more."""
+"""Stopping a simulation early, once its validation headline gets no better."""
 
 from typing import Any
 
@@ -9,13 +9,13 @@ from fedjax_pfl.errors import InputError, require_whole
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.federation import Federation
 
-WATCHED = "personalized/validation/accuracy"
+WATCHED = "personalized/validation"  # whose headline
 
 
 def checked_patience(
     patience: Any, algorithm: Algorithm, federation: Federation, adapt: Adaptation | None
 ) -> int | None:
-    """A number of rounds without a better validation accuracy, or None.
+    """A number of rounds without a better validation headline, or None.
 
     Raises:
       InputError: no whole number of at least 1, nobody has validation samples, or models are only
@@ -26,7 +26,8 @@ def checked_patience(
     patience = require_whole("patience", patience, 1)
     if not federation.data.validation.total:
         raise InputError(
-            "patience watches the validation accuracy, and no client has validation samples: "
+            f"patience watches the validation {federation.measures[0].said}, and no client has "
+            "validation samples: "
             "partition.split_validation(0.2, seed=0), or --validation_fraction=0.2, sets training "
             "samples aside."
         )
@@ -40,7 +41,7 @@ def checked_patience(
 
 
 def earliest_stop(
-    rounds: np.ndarray, accuracy: np.ndarray, patience: int, every: int, last: int
+    rounds: np.ndarray, values: np.ndarray, patience: int, every: int, last: int
 ) -> int:
     """The first scored round after which patience ends unless a run gets better until then.
 
@@ -48,11 +49,11 @@ def earliest_stop(
 
     Args:
       rounds: [E], numbers of the rounds scored so far.
-      accuracy: [R, E], of each run; NaN where there is none.
+      values: [R, E], of each run, higher ones better; NaN where there is none.
       patience: rounds without a new best, of every run.
       every, last: rounds are scored after each `every`-th, and after the last.
     """
-    known = np.where(np.isfinite(accuracy), accuracy, -np.inf)
+    known = np.where(np.isfinite(values), values, -np.inf)
     best = np.maximum.accumulate(known, axis=1)
     before = np.pad(best[:, :-1], ((0, 0), (1, 0)), constant_values=-np.inf)[:, : len(rounds)]
     bests = np.maximum.accumulate(np.where(known > before, rounds, 0), axis=1).max(axis=0)

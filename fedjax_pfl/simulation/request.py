@@ -54,6 +54,7 @@ def checked_program(
         check_hashable("adapt", adapt)
     algorithm = converted(algorithm)  # before it computes with its numbers
     algorithm.validate()
+    algorithm.check_classes(federation)
     federation = algorithm.prepare(federation)
     algorithm.check_validation(federation)
     algorithm.check(federation)

@@ -73,8 +73,9 @@ def simulate(
         some continues from there, and ends with the same bits as one without interruption; also if
         they are of fewer rounds.
       stop: called between chunks; once it returns true, a checkpoint is written and the rounds end.
-      patience: the rounds end after so many without a new best mean validation accuracy, of any
-        run (seed and setting). Which round that is depends on nothing but the measurements.
+      patience: the rounds end after so many without a new best mean validation accuracy (or
+        headline of another task), of any run (seed and setting). Which round that is depends
+        on nothing but the measurements.
 
     Returns:
       A `Result`; its arrays have the axes (seed, setting, round, client). Where the rounds ended
@@ -153,6 +154,7 @@ def _result(
         flops_per_forward=counted("forward") if scored_candidates else None,
         remarks=common,
         setting_remarks=single,
+        measures=federation.measures,
         stopped=chunks.stopped,
         rounds_asked=program.rounds if chunks.stopped else None,
         **measured,

@@ -15,6 +15,7 @@ from fedjax_pfl.execution.lanes import Counts, Loop, run_loops
 from fedjax_pfl.execution.rows import homes_of, over_rows
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.schedules import COUNTED
+from fedjax_pfl.models.metrics import Metric
 from fedjax_pfl.models.task import Task
 from fedjax_pfl.structs import Broadcast
 from fedjax_pfl.typing import Rows, Stack, Tree
@@ -37,30 +38,48 @@ class _Scored(NamedTuple):
     size: jax.Array | None = None
 
 
+class Scores(NamedTuple):
+    """Of each client's model on its own samples.
+
+    Attributes:
+      marks: the sums of its task's marks, [k] or [k, m]; a classifier's correct predictions, int32.
+      loss: the summed loss, [k].
+      metrics: further metrics by name, [k] each; NaN where undefined.
+    """
+
+    marks: jax.Array
+    loss: jax.Array
+    metrics: dict[str, jax.Array]
+
+
 def score(
-    federation: Federation, models: Tree | Broadcast, rows: Rows, split: str | Split
-) -> tuple[jax.Array, jax.Array]:
-    """Correct predictions and summed cross-entropy of each client's model on its own samples.
+    federation: Federation,
+    models: Tree | Broadcast,
+    rows: Rows,
+    split: str | Split,
+    metrics: tuple[Metric, ...] = (),
+) -> Scores:
+    """Scores of each client's model on its own samples.
 
     Args:
       models: [k, ...] for the clients `rows`, or one `Broadcast` model.
       rows: int32 [k].
       split: "train", "validation" or "test", or a `Split`, such as a window of one.
-
-    Returns:
-      (correct int32 [k], loss [k]).
+      metrics: functions of all of a client's outputs, which are gathered for them.
     """
     part = federation.data.split(split)
     alike = isinstance(models, Broadcast)
     operands, model = (_Scored(rows), models.model) if alike else (_Scored(rows, models), None)
     lengths = None if part.equal else part.size[rows]
     common = _Common(model, federation.data, part)
-    loop = partial(_scoring, federation.task, federation.eval_batch_size)
+    loop = partial(_scoring, federation.task, federation.eval_batch_size, metrics=metrics)
     homes = homes_of(federation.data, rows)
     return run_loops(loop, operands, common, federation.execution, lengths, homes)
 
 
-def _scoring(task: Task, batch_size: int, common: _Common) -> Loop:
+def _scoring(
+    task: Task, batch_size: int, common: _Common, metrics: tuple[Metric, ...] = ()
+) -> Loop:
     """Batch by batch over a client's samples."""
     data, part = common.data, common.part
     batch_size = min(batch_size, part.capacity)
@@ -72,30 +91,65 @@ def _scoring(task: Task, batch_size: int, common: _Common) -> Loop:
             return scored.size
         return part.size[0] if part.equal else part.size[scored.row]
 
+    def predicted(scored, common, at):
+        row, model, size = scored.row, scored.model, size_of(scored)
+        batch = data.fetch(part, row, at, at < size, task.dtype)
+        return task.predict(common.models if model is None else model, batch.inputs), batch
+
+    def marked(logits, batch):
+        marks = task.objective.marks(logits, batch.labels)
+        if not task.objective.marked:
+            return jnp.sum(marks & batch.valid, dtype=jnp.int32)
+        return jnp.sum(jnp.where(batch.valid[:, None], marks, 0), axis=0).astype(zero.dtype)
+
+    def begin(scored, common):
+        width = task.objective.marked
+        marks = jnp.zeros(width, zero.dtype) if width else jnp.int32(0)
+        if not metrics:
+            return jnp.int32(0), marks, zero, None
+        at = jnp.arange(batch_size, dtype=jnp.int32)
+        logits, _ = jax.eval_shape(lambda: predicted(scored, common, at))
+        kept = jnp.zeros((most * batch_size, *logits.shape[1:]), logits.dtype)
+        return jnp.int32(0), marks, zero, kept
+
     def unfinished(scored, state):
         return state[0] < size_of(scored)
 
     def step(scored, common, state):
-        row, model, size = scored.row, scored.model, size_of(scored)
-        start, correct, loss = state
+        start, marks, loss, kept = state
         at = start + jnp.arange(batch_size, dtype=jnp.int32)
-        batch = data.fetch(part, row, at, at < size, task.dtype)
-        logits = task.predict(common.models if model is None else model, batch.inputs)
-        right = (jnp.argmax(logits, axis=1) == batch.labels) & batch.valid
+        logits, batch = predicted(scored, common, at)
         losses = jnp.where(batch.valid, task.losses(logits, batch.labels), 0)
+        if kept is not None:
+            kept = lax.dynamic_update_slice_in_dim(kept, logits, start, 0)
         return (
             start + batch_size,
-            correct + jnp.sum(right, dtype=jnp.int32),
+            marks + marked(logits, batch),
             loss + jnp.sum(losses).astype(loss.dtype),
+            kept,
         )
 
+    def finish(scored, common, state):
+        _, marks, loss, kept = state
+        if kept is None:
+            return Scores(marks, loss, {})
+        everything = jnp.arange(most * batch_size, dtype=jnp.int32)
+        valid = everything < size_of(scored)
+        batch = data.fetch(part, scored.row, everything, valid, task.dtype)
+        measured = {
+            one.name: jnp.asarray(one.fn(kept, batch.labels, valid), zero.dtype)
+            for one in metrics
+            if one.fn is not None
+        }
+        return Scores(marks, loss, measured)
+
     return Loop(
-        begin=lambda scored, common: (jnp.int32(0), jnp.int32(0), zero),
+        begin=begin,
         enter=lambda scored, state: state,
         inside=unfinished,
         unfinished=unfinished,
         step=step,
-        finish=lambda scored, common, state: state[1:],
+        finish=finish,
         counts=Counts(1, most, mean, "batches"),  # a plan counts no local step here
     )
 
@@ -156,7 +210,7 @@ def loss_matrix(
         def one(candidate):
             model = trees.row(common.models, candidate)
             model = model if private is None else leaf_plan.join(model, private)
-            _, loss = scoring.alone(_Scored(row, model, size), common)
+            loss = scoring.alone(_Scored(row, model, size), common).loss
             return loss / jnp.maximum(common.part.size[row], 1)
 
         return lax.map(one, chosen)

@@ -19,6 +19,7 @@ from experiments.cli import flags, unknown_flags
 from experiments.figures import __main__ as figures
 from fedjax_pfl.data.pfllib_files import PFLLIB_EXPORT
 from fedjax_pfl.data.sources import registry
+from fedjax_pfl.models import metrics
 from tests.docs import pages
 from tests.docs.programs import check
 from tests.fuzz import __main__ as fuzz
@@ -43,6 +44,7 @@ RUN_BY = {
     "docs/using_models.md": (5, "test_using_models.py"),
     "docs/data_sources.md": (1, "test_commands.py"),
     "docs/results.md": (1, "test_commands.py"),
+    "docs/tasks.md": (2, "test_commands.py"),
     "docs/running.md": (2, "test_commands.py"),
     "docs/models.md": (1, "test_commands.py"),
 }
@@ -176,6 +178,16 @@ def test_a_result_is_shown(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "accuracy.png").stat().st_size
 
 
+def test_the_python_of_tasks(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(metrics, "METRICS", dict(metrics.METRICS))
+    names = {"__name__": "tasks"}
+    for block in python_blocks(ROOT / "docs/tasks.md"):
+        exec(compile(block, "tasks.md", "exec"), names)
+    assert "Top2 %" in capsys.readouterr().out
+    assert pfl.load_dataset("npz:targets.npz", task="regression").num_outputs == 1
+
+
 def short(words):
     """The same `experiments.run` with one seed, no more rounds than its matrices need, and a small
     network where it names none."""
@@ -204,7 +216,8 @@ RUNNING = ("README.md", "docs/running.md", "docs/models.md", "docs/migrating.md"
            "docs/algorithms/local.md", "docs/algorithms/fedala.md",
            "docs/algorithms/fedbabu.md", "docs/algorithms/fedper.md",
            "docs/algorithms/fedrep.md", "docs/algorithms/lg_fedavg.md", "docs/figures.md",
-           "docs/results.md", "docs/reproduce.md", "docs/performance.md")  # fmt: skip
+           "docs/results.md", "docs/tasks.md", "docs/reproduce.md",
+           "docs/performance.md")  # fmt: skip
 
 
 def test_no_page_is_forgotten():
@@ -219,6 +232,7 @@ def test_commands_run(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     x, y = np.random.default_rng(0).random((200, 12), np.float32), np.arange(200) % 4
     np.savez("mine.npz", x_train=x, y_train=y)  # as docs/your_own.md makes it
+    np.savez("targets.npz", x_train=x, y_train=x[:, 0])  # as docs/tasks.md does
     for script, words in in_reach(page):
         if script in ("experiments.run", "experiments.sweep"):
             own = [word for word in words if not re.match("--(grid|rank_by)", word)]

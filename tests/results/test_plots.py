@@ -7,6 +7,7 @@ import pytest
 from matplotlib import pyplot
 
 import fedjax_pfl as pfl
+from fedjax_pfl.measures import ACCURACY
 from fedjax_pfl.results import plots
 
 
@@ -17,6 +18,7 @@ def result(seeds=3, rounds=6, level=0.5):
         seeds=tuple(range(seeds)),
         eval_rounds=np.arange(1, rounds + 1),
         curve=lambda model, split: curve,
+        measure=lambda: ACCURACY,
     )
 
 

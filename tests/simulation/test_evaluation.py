@@ -48,7 +48,7 @@ scored = jax.jit(score, static_argnames="split")
 def test_score_counts_ragged_clients(split):
     federation = toy_federation(eval_batch_size=3)  # several batches, the last one not full
     models = models_of()
-    correct, loss = scored(federation, models, ROWS, split=split)
+    correct, loss, _ = scored(federation, models, ROWS, split=split)
     wanted = [counted(federation, models, i, split) for i in range(COUNT)]
     np.testing.assert_array_equal(correct, [c for c, _ in wanted])
     np.testing.assert_allclose(loss, [total for _, total in wanted], 1e-10)
@@ -60,7 +60,7 @@ def test_score_of_one_shared_model_under_vmap_and_for_some_clients():
     federation = toy_federation(client_execution="vmap")
     models = models_of()
     one = Broadcast(trees.row(models, 2))
-    correct, _ = scored(federation, one, jnp.array([3, 0]), split="test")
+    correct, *_ = scored(federation, one, jnp.array([3, 0]), split="test")
     wanted = [counted(federation, models, i, "test", model=2)[0] for i in (3, 0)]
     np.testing.assert_array_equal(correct, wanted)
 

@@ -101,7 +101,7 @@ def test_every_chunk_shows_all_measurements_so_far():
         assert result.rounds == done and result.final is None
         scored = [r for r in (2, 4, 5) if r <= done]
         assert result.eval_rounds.tolist() == scored
-        for name in (NAME, WATCHED):
+        for name in (NAME, f"{WATCHED}/accuracy"):
             part = whole.scores[name][:, :, : len(scored)]
             np.testing.assert_array_equal(result.scores[name], part)
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
+from fedjax_pfl.measures import ACCURACY
 from fedjax_pfl.simulation import watching
 
 
@@ -15,6 +16,7 @@ def progress(number, rounds=3):
     result = SimpleNamespace(
         eval_rounds=np.arange(1, number + 1),
         scores={"personalized/test/accuracy": None},
+        measure=lambda: ACCURACY,
         curve=lambda model, split: np.full((1, 1, number), 0.5),
     )
     return pfl.Progress(number, rounds, 0.5, 2.0 * number, number - 1, lambda: result)

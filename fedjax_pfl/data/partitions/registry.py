@@ -49,6 +49,7 @@ class Rule(NamedTuple):
     equal_sizes: bool
     test_split: str
     test_fraction: float
+    needs_classes: bool
 
 
 RULES: dict[str, Rule] = {}
@@ -57,7 +58,11 @@ _TEST_SPLITS = ("official", "pooled", "train")
 
 
 def register_rule(
-    name: str, equal_sizes: bool = False, test_split: str = "official", test_fraction: float = 0.25
+    name: str,
+    equal_sizes: bool = False,
+    test_split: str = "official",
+    test_fraction: float = 0.25,
+    needs_classes: bool = True,
 ) -> Callable[[F], F]:
     """Decorator that adds a rule to `RULES`.
 
@@ -66,10 +71,11 @@ def register_rule(
       equal_sizes: whether all clients get the same number of samples; a cap is then met exactly.
       test_split: the meaning of "auto" where an official test split exists.
       test_fraction: the rule's default of that option.
+      needs_classes: whether it deals by class, so that data sets without classes are refused.
     """
 
     def register(plan: F) -> F:
-        RULES[name] = Rule(plan, equal_sizes, test_split, test_fraction)
+        RULES[name] = Rule(plan, equal_sizes, test_split, test_fraction, needs_classes)
         return plan
 
     return register
@@ -161,6 +167,13 @@ def make_partition(
     for name in options:
         if name not in defaults:
             raise unknown_name(f"option of partition rule {rule!r}", name, defaults)
+    if RULES[rule].needs_classes and not dataset.has_classes:
+        others = [name for name, one in RULES.items() if not one.needs_classes]
+        raise InputError(
+            f"Partition rule {rule!r} deals samples by class, and those of data set "
+            f"{dataset.name!r}, for the task {dataset.task}, have none: use "
+            f"{' or '.join(map(repr, others))}, or a partition of your own."
+        )
     given = {k: v.item() if isinstance(v, np.generic) else v for k, v in options.items()}
     for name, value in given.items():
         single = value is None or isinstance(value, bool | int | float | str)

@@ -17,7 +17,7 @@ from fedjax_pfl.data.partitions.registry import Plan, integer, is_number, regist
 from fedjax_pfl.errors import InputError, require, unknown_name
 
 
-@register_rule("iid", equal_sizes=True)
+@register_rule("iid", equal_sizes=True, needs_classes=False)
 def iid(samples: Samples, num_clients: int, rng: np.random.Generator) -> Plan:
     """Equal random shares of all samples; fewer than N samples are left over."""
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
 from fedjax_pfl.data.files import as_path, reading
+from fedjax_pfl.data.labels import CLASSES
 from fedjax_pfl.data.places import folders, read_npz
 from fedjax_pfl.data.sources import cifar, idx
 from fedjax_pfl.data.sources.idx import EMNIST_CLASSES, read_idx
@@ -138,6 +139,25 @@ def _digits(data_dir: Path | None) -> Dataset:
     )
 
 
+@register_dataset(
+    "diabetes",
+    "442 patients and how their diabetes went on: a regression, inside scikit-learn",
+    bundled=True,
+)
+def _diabetes(data_dir: Path | None) -> Dataset:
+    from sklearn.datasets import load_diabetes  # slow import: only where it is used
+
+    read: Any = load_diabetes(return_X_y=True)
+    features, progress = read  # [442, 10], [442]
+    return dataset_from_arrays(
+        "diabetes",
+        features * len(features) ** 0.5,  # scikit-learn's have a deviation of 1 / sqrt(442)
+        (progress - progress.mean()) / progress.std(),
+        task="regression",
+        note="features and the number to predict in standard deviations from their means",
+    )
+
+
 def _prepared(name: str, data_dir: Path | None) -> Dataset | None:
     """The data set as prepared by TFDS, None where it isn't."""
     folder = find_prepared(name, tfds_folder(data_dir))
@@ -178,7 +198,7 @@ def _load_cifar(name: str, data_dir: Path | None) -> Dataset:
     return data
 
 
-def _load_npz(path: Path | None, vocab_size: int | None = None) -> Dataset:
+def _load_npz(path: Path | None, vocab_size: int | None = None, task: str = CLASSES) -> Dataset:
     if path is None:
         raise InputError("Data set 'npz' needs the path of a file: write npz:PATH or set data_dir.")
     arrays = read_npz(path, ("x_train", "y_train"), ("x_test", "y_test"))
@@ -191,6 +211,7 @@ def _load_npz(path: Path | None, vocab_size: int | None = None) -> Dataset:
         arrays.get("x_test"),
         arrays.get("y_test"),
         vocab_size=vocab_size,
+        task=task,
     )
 
 

@@ -45,7 +45,7 @@ GOOD = {"x_train": np.zeros((3, 5)), "y_train": np.array([0, 1, 1])}
         ({"x_train": np.zeros(3)}, r"\[n, d\], \[n, h, w\] or \[n, h, w, c\], got \(3,\)"),
         ({"x_train": np.zeros((3, 0))}, "without an empty axis"),
         ({"x_train": np.zeros((0, 5)), "y_train": np.zeros(0, int)}, "must be at least 1, got 0"),
-        ({"y_train": np.array([0.0, 1, 1])}, "must be integer, got 'float64'"),
+        ({"y_train": np.array([0.0, 1, 1])}, r"=task=regression\), got 'float64'"),
         ({"y_train": np.array([0, 1])}, r"must be \(3,\), one per sample, got \(2,\)"),
         ({"y_train": np.array([0, -1, 1])}, "must be integers 0..C-1, got '-1..1'"),
         ({"y_train": np.array([1, 2, 3])}, "label 0 never occurs while label 3 does"),

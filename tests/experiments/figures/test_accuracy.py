@@ -56,11 +56,11 @@ def test_all_are_scored_by_whom_an_algorithm_serves(found):
     """Weight Erosion serves client 1: beside it the others' lines are those of client 1, too."""
     runs = [found["main", "local"], found["main", "weight_erosion"]]
     drawn = accuracy.by_round(runs)
-    wanted = 100 * runs[0].accuracy()[:, :, 1].mean(axis=0)
+    wanted = 100 * runs[0].values()[:, :, 1].mean(axis=0)
     np.testing.assert_allclose(lines(drawn.figure.axes[0])[0].get_ydata(), wanted, rtol=1e-5)
     assert "client 1" in drawn.figure.get_suptitle()
     chosen = accuracy.by_round(runs[:1], clients="0,2")
-    wanted = 100 * runs[0].accuracy()[:, :, [0, 2]].mean(axis=(0, 2))
+    wanted = 100 * runs[0].values()[:, :, [0, 2]].mean(axis=(0, 2))
     np.testing.assert_allclose(lines(chosen.figure.axes[0])[0].get_ydata(), wanted, rtol=1e-5)
     with pytest.raises(InputError, match=r"clients must be numbers in 0\.\.3, got '4'"):
         accuracy.by_round(runs[:1], clients="0,4")
@@ -97,7 +97,7 @@ def test_server_accuracy_is_pooled(found, metrics):
 def test_pooled_means_count_samples(found):
     """Sizes differ: a mean over samples is not that over clients."""
     run = found["main", "local"]
-    values, sizes = run.accuracy().astype(float), np.array([1, 2, 3, 4])
+    values, sizes = run.values().astype(float), np.array([1, 2, 3, 4])
     run._clients["test_sizes"], kept = sizes, run._clients["test_sizes"]
     try:
         drawn = accuracy.by_round([run], average="samples")
@@ -125,7 +125,7 @@ def test_pairs_are_the_summaries_numbers(found, score, key):
     points = [container.lines[0].get_xdata() for container in drawn.figure.axes[0].containers]
     assert len(points) == 2
     np.testing.assert_allclose(points[1], 100 * summary[key], rtol=1e-5)
-    guided = 100 * run.accuracy("guidance").mean(axis=-1)
+    guided = 100 * run.values("guidance").mean(axis=-1)
     wanted = guided[:, -1] if score == "final" else guided.max(axis=1)
     np.testing.assert_allclose(points[0], wanted.mean(), rtol=1e-5)
     seeds = [row[-1] for row in drawn.rows if row[2] == "guidance"]
@@ -138,7 +138,7 @@ def test_every_client(found):
     runs = [found["main", "local"], found["main", "weight_erosion"]]
     drawn = accuracy.by_client(runs)
     first, second = (box.lines[0] for box in drawn.figure.axes[0].containers)
-    last = 100 * runs[0].accuracy()[:, -1].astype(float)
+    last = 100 * runs[0].values()[:, -1].astype(float)
     np.testing.assert_allclose(first.get_ydata(), last.mean(axis=0), rtol=1e-5)
     assert np.all(np.abs(first.get_xdata() - np.arange(CLIENTS)) < 0.5)
     assert np.rint(second.get_xdata()).tolist() == [1]  # the only client it serves

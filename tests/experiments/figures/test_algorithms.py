@@ -65,7 +65,7 @@ def test_clients_and_server(made):
     for axes, model in zip(drawn.figure.axes, ("personalized", "global"), strict=True):
         assert axes.get_title().startswith(f"{model} model")
         for line, run in zip(axes.get_lines(), runs, strict=True):
-            values = run.accuracy(model).astype(float)
+            values = run.values(model).astype(float)
             weights = run.test_sizes if model == "global" else np.ones(CLIENTS)
             wanted = 100 * np.average(values, axis=-1, weights=weights).mean(axis=0)
             np.testing.assert_allclose(line.get_ydata(), wanted, rtol=1e-5)

@@ -56,7 +56,7 @@ def test_every_client_is_a_point(found):
     drawn = comparison.scatter([local, feddwa])
     axes = drawn.figure.axes[0]
     points = np.asarray(axes.collections[0].get_offsets())
-    wanted = [100 * run.accuracy()[:, -1].mean(axis=0) for run in (local, feddwa)]
+    wanted = [100 * run.values()[:, -1].mean(axis=0) for run in (local, feddwa)]
     np.testing.assert_allclose(points, np.stack(wanted, axis=1), rtol=1e-5)
     better = int((wanted[1] > wanted[0] + 1e-9).sum())
     assert f"feddwa: {better} better" in axes.get_title()

@@ -91,7 +91,7 @@ def test_layerwise_weights(found, layered):
     left, right = drawn.figure.axes[:2]
     assert len(left.get_lines()) == 1  # FedDWA records no alpha
     np.testing.assert_allclose(
-        left.get_lines()[0].get_ydata(), 100 * run.accuracy()[:, :, 2].mean(axis=0), rtol=1e-5
+        left.get_lines()[0].get_ydata(), 100 * run.values()[:, :, 2].mean(axis=0), rtol=1e-5
     )
     own = alpha[:, -1, :, 2, 2].mean(axis=0)
     np.testing.assert_allclose(right.get_lines()[0].get_ydata(), own)

@@ -1,0 +1,263 @@
+"""Metrics beside a task's headline: functions of all of a client's outputs.
+
+Scoring gathers the outputs on a client's samples, which no sum over minibatches could replace for
+an AUC or an R2, and calls `fn(outputs, labels, valid)`. Rows that are not `valid` are padding.
+A value is NaN where it is undefined, such as the AUC of a client with one class.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_pfl.errors import InputError, require, require_name, unknown_name
+from fedjax_pfl.measures import BETTER, HIGHER, LOWER, Measure
+from fedjax_pfl.models.objectives import OBJECTIVES, Objective
+
+BINS = 15  # of the expected calibration error
+PER_CLASS = "per_class_accuracy"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number of one client's model.
+
+    Attributes:
+      name: in scores and tables.
+      fn: `fn(outputs [n, ...], labels [n, ...], valid [n]) -> []`, traced; None for a measure that
+        the task sums up anyway.
+      better: "higher" or "lower".
+      fraction: whether it lies in 0..1.
+      pools: see `Measure`.
+    """
+
+    name: str
+    fn: Callable[..., Any] | None
+    better: str = HIGHER
+    fraction: bool = False
+    pools: bool = False
+
+    @property
+    def measure(self) -> Measure:
+        return Measure(self.name, self.better, self.fraction, self.pools)
+
+
+class Registered(NamedTuple):
+    """A row of `METRICS`; no `tasks` are all tasks."""
+
+    metric: Metric
+    tasks: tuple[str, ...]
+
+
+METRICS: dict[str, Registered] = {}
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def register_metric(
+    name: str, *, better: str, fraction: bool = False, tasks: Sequence[str] = ()
+) -> Callable[[F], F]:
+    """Decorator: `fn(outputs, labels, valid) -> number of a client` gets a name.
+
+    Args:
+      name: how users call it.
+      better: "higher" or "lower".
+      fraction: whether it lies in 0..1, so that tables show percentages.
+      tasks: names of the tasks that it is for; all by default.
+
+    Raises:
+      InputError: a name that can't be, or another direction or task.
+    """
+    _check(name, better)
+    for task in tasks:
+        require_name("task", task, OBJECTIVES)
+
+    def register(fn: F) -> F:
+        METRICS[name] = Registered(Metric(name, fn, better, fraction), tuple(tasks))
+        return fn
+
+    return register
+
+
+def _check(name: Any, better: Any) -> None:
+    good = isinstance(name, str) and name.replace("_", "").isalnum() and name.isascii()
+    require(good, "The name of a metric", name, "letters, digits and _")
+    taken = {"loss", *(one.name for task in OBJECTIVES.values() for one in task.measures)}
+    require(name not in taken, "The name of a metric", name, f"none of {', '.join(sorted(taken))}")
+    require_name("direction of a metric", better, BETTER)
+
+
+def names_for(objective: Objective) -> list[str]:
+    """Names of the metrics that a task has beside its headline."""
+    own = [one.name for one in objective.measures[1:]]
+    own += [PER_CLASS] if objective.classes else []
+    return own + [n for n, one in METRICS.items() if not one.tasks or objective.name in one.tasks]
+
+
+def chosen(given: Any, objective: Objective, num_classes: int) -> tuple[Metric, ...]:
+    """The metrics that a user names or gives, for a task, each once.
+
+    Args:
+      given: names and `Metric`s; "per_class_accuracy" is one for each class.
+
+    Raises:
+      InputError: no list, a name that the task does not have, or a function without a name.
+    """
+    listed = isinstance(given, Sequence) and not isinstance(given, str | bytes)
+    require(listed, "metrics", given, "a list of names, such as ['macro_f1']")
+    known, found = names_for(objective), {}
+    own = {one.name: one for one in objective.measures}
+    for one in given:
+        if isinstance(one, Metric):
+            _check(one.name, one.better)
+            new = [one]
+        elif not isinstance(one, str):
+            raise InputError(
+                f"A metric is a name or a pfl.Metric(name, function, better=...), got "
+                f"{type(one).__name__}."
+            )
+        elif one in METRICS and one not in known:
+            tasks = " and ".join(METRICS[one].tasks)
+            raise InputError(
+                f"Metric {one!r} is for {tasks}; the data set's task is {objective.name}, which "
+                f"has {', '.join(known)}."
+            )
+        elif one == objective.headline.name:
+            continue  # is always there
+        elif one not in known:
+            raise unknown_name(f"metric of {objective.name}", one, known)
+        elif one in own:
+            how = own[one]
+            new = [Metric(one, None, how.better, how.fraction, how.pools)]
+        elif one == PER_CLASS:
+            new = [Metric(f"class_{c}_accuracy", ClassAccuracy(c), fraction=True)
+                   for c in range(num_classes)]  # fmt: skip
+        else:
+            new = [METRICS[one].metric]
+        for metric in new:
+            require(
+                found.setdefault(metric.name, metric) == metric,
+                "metrics", metric.name, "each name once",
+            )  # fmt: skip
+    return tuple(found.values())
+
+
+def check_metrics(
+    metrics: Sequence[Metric], outputs: jax.ShapeDtypeStruct, labels: jax.ShapeDtypeStruct
+) -> None:
+    """Raises `InputError` unless every function gives one number; for one sample's shapes."""
+
+    def several(one, count=3):
+        return jax.ShapeDtypeStruct((count, *one.shape), one.dtype)
+
+    floating = jnp.issubdtype(labels.dtype, jnp.floating)
+    labels = jax.ShapeDtypeStruct(labels.shape, outputs.dtype if floating else labels.dtype)
+    valid = jax.ShapeDtypeStruct((3,), bool)
+    for one in metrics:
+        if one.fn is None:
+            continue
+        allowed = "a function (outputs, labels, valid) of a client's samples, to one number"
+        try:
+            got = jax.eval_shape(one.fn, several(outputs), several(labels), valid)
+            got = list(jnp.shape(got))
+        except Exception as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise InputError(f"Metric {one.name!r} must be {allowed}: {reason}") from error
+        require(not got, f"Metric {one.name!r}", f"an array {got}", allowed)
+
+
+def _mean(values: jax.Array, weights: jax.Array) -> jax.Array:
+    """The mean of the values with a weight, NaN where there is none."""
+    total = jnp.sum(weights, dtype=values.dtype)
+    mean = jnp.sum(jnp.where(weights, values, 0)) / jnp.maximum(total, 1)
+    return jnp.where(total > 0, mean, jnp.nan)
+
+
+@dataclass(frozen=True)
+class ClassAccuracy:
+    """The part of a client's samples of one class that its model is right on."""
+
+    number: int
+
+    def __call__(self, outputs: jax.Array, labels: jax.Array, valid: jax.Array) -> jax.Array:
+        right = jnp.argmax(outputs, axis=1) == labels
+        return _mean(right.astype(outputs.dtype), valid & (labels == self.number))
+
+
+def _f1(predicted: jax.Array, true: jax.Array, dtype) -> jax.Array:
+    """The mean F1 score over the columns of bool [n, C] that either one has."""
+    both = jnp.sum(predicted & true, axis=0, dtype=dtype)
+    either = jnp.sum(predicted, axis=0, dtype=dtype) + jnp.sum(true, axis=0, dtype=dtype)
+    return _mean(2 * both / jnp.maximum(either, 1), either > 0)
+
+
+@register_metric("macro_f1", better=HIGHER, fraction=True, tasks=("classification", "multi_label"))
+def macro_f1(outputs: jax.Array, labels: jax.Array, valid: jax.Array) -> jax.Array:
+    """Mean F1 score over the classes (or labels) that a client's samples or predictions have."""
+    if labels.ndim == 2:
+        predicted, true = outputs > 0, labels == 1
+    else:
+        classes = jnp.arange(outputs.shape[1])
+        predicted, true = (x[:, None] == classes for x in (jnp.argmax(outputs, axis=1), labels))
+    predicted, true = (x & valid[:, None] for x in (predicted, true))
+    both = jnp.sum(predicted & true, axis=0, dtype=outputs.dtype)
+    each = (jnp.sum(x, axis=0, dtype=outputs.dtype) for x in (predicted, true))
+    either = sum(each)
+    return _mean(2 * both / jnp.maximum(either, 1), either > 0)
+
+
+def _ranked(scores: jax.Array, positive: jax.Array, valid: jax.Array) -> jax.Array:
+    """The part of pairs of a positive and a negative sample that scores [n] order rightly.
+
+    Ties count half; NaN without such pairs.
+    """
+    negative = valid & ~positive
+    others = jnp.sort(jnp.where(negative, scores, jnp.inf))
+    count = jnp.sum(negative, dtype=jnp.int32)
+    below, upto = (
+        jnp.minimum(jnp.searchsorted(others, scores, side=side), count)
+        for side in ("left", "right")
+    )
+    part = (below + upto).astype(scores.dtype) / (2 * jnp.maximum(count, 1))
+    return jnp.where(count > 0, _mean(part, valid & positive), jnp.nan)
+
+
+@register_metric("auc", better=HIGHER, fraction=True, tasks=("classification", "multi_label"))
+def auc(outputs: jax.Array, labels: jax.Array, valid: jax.Array) -> jax.Array:
+    """Area under the ROC curve, each class (or label) against the others: mean over those that
+    some of a client's samples have, and some have not.
+    """
+    if labels.ndim == 2:
+        scores, true = outputs, labels == 1
+    else:
+        scores = jax.nn.softmax(outputs)
+        true = labels[:, None] == jnp.arange(outputs.shape[1])
+    each = jax.vmap(_ranked, (1, 1, None))(scores, true, valid)
+    return _mean(each, ~jnp.isnan(each))
+
+
+@register_metric("ece", better=LOWER, fraction=True, tasks=("classification",))
+def ece(outputs: jax.Array, labels: jax.Array, valid: jax.Array) -> jax.Array:
+    """Expected calibration error, in 15 bins of the same width."""
+    p = jax.nn.softmax(outputs)
+    sure, right = jnp.max(p, axis=1), jnp.argmax(p, axis=1) == labels
+    at = jnp.clip(jnp.ceil(sure * BINS).astype(jnp.int32) - 1, 0, BINS - 1)
+    gap = jnp.where(valid, right.astype(p.dtype) - sure, 0)
+    apart = jnp.abs(jnp.zeros(BINS, p.dtype).at[at].add(gap))
+    count = jnp.sum(valid, dtype=p.dtype)
+    return jnp.where(count > 0, jnp.sum(apart) / jnp.maximum(count, 1), jnp.nan)
+
+
+@register_metric("r2", better=HIGHER, tasks=("regression",))
+def r2(outputs: jax.Array, labels: jax.Array, valid: jax.Array) -> jax.Array:
+    """Coefficient of determination, mean over the outputs whose labels differ."""
+    there = valid[:, None]
+    count = jnp.maximum(jnp.sum(valid, dtype=labels.dtype), 1)
+    mean = jnp.sum(jnp.where(there, labels, 0), axis=0) / count
+    apart = jnp.sum(jnp.where(there, (labels - mean) ** 2, 0), axis=0)
+    error = jnp.sum(jnp.where(there, (labels - outputs) ** 2, 0), axis=0)
+    # All alike, though their mean is rounded.
+    first = labels[jnp.argmax(valid)]
+    differ = jnp.any(there & (labels != first), axis=0)
+    return _mean(1 - error / jnp.where(differ, apart, 1), differ)

@@ -1,0 +1,166 @@
+"""What a network's outputs are trained for and scored by: the kinds of tasks.
+
+An objective has the loss, and the measures that are sums over samples, which scoring adds up
+minibatch by minibatch. The first measure is the task's headline. Other measures are functions of
+all of a client's outputs, see `metrics`.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_pfl.errors import require_name
+from fedjax_pfl.measures import ACCURACY, LOWER, Measure
+
+
+@dataclass(frozen=True)
+class Objective:
+    """One kind of task; hashable and static.
+
+    Class attributes:
+      name: such as "regression".
+      classes: whether each sample has one class, which partitions and algorithms may use.
+      marked: numbers of a sample that are added up; 0 for a single yes or no, which is counted.
+      per_token: whether a model has outputs for each token of a text.
+      measures: those that `values` computes; the first is the headline.
+    """
+
+    name: ClassVar[str] = ""
+    classes: ClassVar[bool] = False
+    marked: ClassVar[int] = 0
+    per_token: ClassVar[bool] = False
+    measures: ClassVar[tuple[Measure, ...]] = ()
+
+    @property
+    def headline(self) -> Measure:
+        return self.measures[0]
+
+    def shape(self, sample: tuple[int, ...], width: int) -> tuple[int, ...]:
+        """Of the outputs for one sample of a shape."""
+        return (sample[0], width) if self.per_token else (width,)
+
+    def losses(self, outputs: jax.Array, labels: jax.Array) -> jax.Array:
+        """The loss of every sample, [B], of outputs [B, ...]."""
+        raise NotImplementedError
+
+    def marks(self, outputs: jax.Array, labels: jax.Array) -> jax.Array:
+        """What is added up over samples: float [B, `marked`], or bool [B]."""
+        raise NotImplementedError
+
+    def values(self, sums: Any, count: Any) -> dict[str, Any]:
+        """The measures, of sums [k] or [k, m] of marks over `count` samples [k] (at least 1)."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Classification(Objective):
+    """Cross-entropy of logits [B, C]; labels int [B]."""
+
+    name = "classification"
+    classes = True
+    measures = (ACCURACY,)
+
+    def losses(self, outputs, labels):
+        log_p = jax.nn.log_softmax(outputs)
+        return -jnp.take_along_axis(log_p, labels[:, None], axis=1)[:, 0]
+
+    def marks(self, outputs, labels):
+        return jnp.argmax(outputs, axis=1) == labels
+
+    def values(self, sums, count):
+        return {"accuracy": sums / count}
+
+
+@dataclass(frozen=True)
+class Regression(Objective):
+    """Mean squared error of outputs [B, K]; labels float [B, K]."""
+
+    name = "regression"
+    marked = 2
+    measures = (
+        Measure("mse", LOWER, fraction=False, pools=True),
+        Measure("mae", LOWER, fraction=False, pools=True),
+    )
+
+    def losses(self, outputs, labels):
+        return jnp.mean((outputs - labels) ** 2, axis=1)
+
+    def marks(self, outputs, labels):
+        apart = outputs - labels
+        return jnp.stack([jnp.mean(apart**2, axis=1), jnp.mean(jnp.abs(apart), axis=1)], axis=1)
+
+    def values(self, sums, count):
+        return {"mse": sums[..., 0] / count, "mae": sums[..., 1] / count}
+
+
+@dataclass(frozen=True)
+class MultiLabel(Objective):
+    """Sigmoid cross-entropy of logits [B, K], mean over the labels; labels int [B, K], 0 or 1."""
+
+    name = "multi_label"
+    marked = 2
+    measures = (Measure("label_accuracy", pools=True), Measure("exact_match", pools=True))
+
+    def losses(self, outputs, labels):
+        signed = jnp.where(labels == 1, outputs, -outputs)
+        return jnp.mean(-jax.nn.log_sigmoid(signed), axis=1)
+
+    def marks(self, outputs, labels):
+        right = (outputs > 0) == (labels == 1)
+        both = jnp.stack([jnp.mean(right, axis=1), jnp.all(right, axis=1)], axis=1)
+        return both.astype(outputs.dtype)
+
+    def values(self, sums, count):
+        return {"label_accuracy": sums[..., 0] / count, "exact_match": sums[..., 1] / count}
+
+
+@dataclass(frozen=True)
+class NextToken(Objective):
+    """Cross-entropy of logits [B, T, V] of each next token; labels int [B, T], below 0 where there
+    is none. A sample's loss is the mean over its tokens.
+    """
+
+    name = "next_token"
+    marked = 3
+    per_token = True
+    measures = (Measure("perplexity", LOWER, fraction=False), Measure("token_accuracy"))
+
+    def losses(self, outputs, labels):
+        _, losses, count = self._of_tokens(outputs, labels)
+        return losses / jnp.maximum(count, 1)
+
+    def marks(self, outputs, labels):
+        return jnp.stack(self._of_tokens(outputs, labels), axis=1)
+
+    def values(self, sums, count):
+        right, losses, tokens = sums[..., 0], sums[..., 1], jnp.maximum(sums[..., 2], 1)
+        return {"perplexity": jnp.exp(losses / tokens), "token_accuracy": right / tokens}
+
+    def _of_tokens(self, outputs, labels):
+        """(right predictions, summed losses, number of tokens) of every sample, [B] each."""
+        there = labels >= 0
+        log_p = jax.nn.log_softmax(outputs)
+        known = jnp.take_along_axis(log_p, jnp.maximum(labels, 0)[..., None], axis=-1)[..., 0]
+        losses = jnp.sum(jnp.where(there, -known, 0), axis=1)
+        right = (jnp.argmax(outputs, axis=-1) == labels) & there
+        each = (jnp.sum(x, axis=1, dtype=losses.dtype) for x in (right, there))
+        right, count = each
+        return right, losses, count
+
+
+CLASSIFICATION = Classification()
+OBJECTIVES: dict[str, Objective] = {
+    one.name: one for one in (CLASSIFICATION, Regression(), MultiLabel(), NextToken())
+}
+
+
+def objective_of(task: str) -> Objective:
+    """The objective of that name.
+
+    Raises:
+      InputError: there is none.
+    """
+    require_name("task", task, OBJECTIVES)
+    return OBJECTIVES[task]
