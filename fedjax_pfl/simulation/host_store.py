@@ -65,7 +65,7 @@ class _InFile:
     def read(self, index: int, size: int) -> np.ndarray:
         record, done = np.empty(size, np.uint8), 0
         while done < size:
-            count = os.preadv(self.file.fileno(), [memoryview(record)[done:]], index * size + done)
+            count = os.preadv(self.file.fileno(), [record.data[done:]], index * size + done)
             if count == 0:
                 raise OutputError(f"The file in {self.folder} with what clients keep is cut short.")
             done += count
@@ -75,7 +75,7 @@ class _InFile:
         done, size = 0, len(record)
         try:
             while done < size:
-                part = memoryview(record)[done:]
+                part = record.data[done:]
                 done += os.pwrite(self.file.fileno(), part, index * size + done)
         except OSError as error:
             raise self._error(error) from error

@@ -7,8 +7,8 @@ The design. A round under sampling needs the rows of its cohort alone, M of N. T
   keep. Rows that nobody has written yet are one row on the host (`first_rows`), not N;
 - cohorts depend on the seed and the round alone, so the host knows the next one. While a round
   runs, it reads that one's rows and samples; of clients that are in both, the program takes the
-  rows that the round has just made (`_merged`). Then, while the next round runs, the host writes
-  those to the store;
+  rows that the round has just made (`host_programs.merged`). Then, while the next round runs, the
+  host writes those to the store;
 - the program of a round is that of `program._advance`, with rows [M, ...] in place of stacks
   [N, ...]. An algorithm sees them as `trees.Fetched`: `cohort.gather` and `scatter` work, and
   whatever needs other rows fails while it is traced. Nothing is declared, and nothing can be
@@ -31,50 +31,22 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
-from jax.sharding import Mesh
 
-from fedjax_pfl.contract import checks, kept_optimizers
-from fedjax_pfl.contract.context import Context
 from fedjax_pfl.errors import InputError
-from fedjax_pfl.execution.mesh import AXIS, RUNS, mesh_of, place
+from fedjax_pfl.execution.mesh import AXIS, RUNS, place
 from fedjax_pfl.execution.processes import several
 from fedjax_pfl.federation.federation import Federation
+from fedjax_pfl.simulation import host_programs as programs
 from fedjax_pfl.simulation import host_store, memory
-from fedjax_pfl.simulation.evaluation import named_models, score_rows
-from fedjax_pfl.simulation.first_rows import with_first_rows
 from fedjax_pfl.simulation.host_data import SPLITS, HostData
+from fedjax_pfl.simulation.host_programs import Layout
 from fedjax_pfl.simulation.host_store import HostStore, whole_leaves
 from fedjax_pfl.simulation.memory import BESIDE, Memory, nbytes, peak
-from fedjax_pfl.simulation.program import Chunk, Lowered, Program, filled, with_adapted
-from fedjax_pfl.simulation.runs import Runs, over_runs
+from fedjax_pfl.simulation.program import Chunk, Lowered, Program
 from fedjax_pfl.structs import Broadcast, by_field
 from fedjax_pfl.typing import Device, Rows, Stack, State, Tree
 
 SMALL = 4096  # bytes of a client's row of a leaf that stays on the device
-
-
-class Layout(NamedTuple):
-    """Which leaves of a state lie on the host; the same for all runs.
-
-    Attributes:
-      tree: structure of the state.
-      hosted: for each leaf.
-    """
-
-    tree: Any
-    hosted: tuple[bool, ...]
-
-    def joined(self, kept: Sequence[Any], rows: Sequence[Any]) -> State:
-        """The state of leaves on the device, and those on the host, in their order."""
-        here, there = iter(kept), iter(rows)
-        leaves = [next(there if hosted else here) for hosted in self.hosted]
-        return jax.tree.unflatten(self.tree, leaves)
-
-    def parted(self, state: State) -> tuple[list[Any], list[Any]]:
-        """The reverse of `joined`."""
-        leaves = list(zip(jax.tree.leaves(state), self.hosted, strict=True))
-        return [x for x, hosted in leaves if not hosted], [x for x, hosted in leaves if hosted]
 
 
 class HostedStates(NamedTuple):
@@ -131,7 +103,7 @@ class HostedProgram(Program):
     @cached_property
     def _shapes(self) -> State:
         total = np.int32(self.rounds)
-        begin = partial(_begin, federation=self.federation, total=total)
+        begin = partial(programs.begin, federation=self.federation, total=total)
         return jax.eval_shape(jax.vmap(begin), self.runs)
 
     @cached_property
@@ -158,7 +130,7 @@ class HostedProgram(Program):
 
     def _put(self, tree: Tree, *lead: str | None) -> Tree:
         """Arrays on the devices, as `mesh.place` puts them."""
-        mesh = _mesh(self.federation)
+        mesh = programs.mesh(self.federation)
         return jax.device_put(tree) if mesh.size == 1 else place(tree, mesh, *lead)
 
     @property
@@ -207,12 +179,14 @@ class HostedProgram(Program):
 
     @cached_property
     def _round_splits(self) -> tuple[str, ...]:
-        return self._splits(_round, self._round_operands(self.federation), layout=self.layout)
+        return self._splits(
+            programs.one_round, self._round_operands(self.federation), layout=self.layout
+        )
 
     @cached_property
     def _scored_splits(self) -> tuple[str, ...]:
         operands = self._block_operands(self.federation)
-        return self._splits(_scores, operands, layout=self.layout, extra=self.adapt)
+        return self._splits(programs.scores, operands, layout=self.layout, extra=self.adapt)
 
     def check(self) -> None:
         """Raises `InputError` where a round, or scoring, needs more than its clients' state."""
@@ -246,9 +220,9 @@ class HostedProgram(Program):
         execution, found = self.federation.execution, []
         platform, devices, data = execution.platform, execution.devices, self._data
         both = (
-            (_round, self._round_operands, self._round_splits, self._members, {}),
+            (programs.one_round, self._round_operands, self._round_splits, self._members, {}),
             (
-                _scores,
+                programs.scores,
                 self._block_operands,
                 self._scored_splits,
                 self._width,
@@ -284,7 +258,9 @@ class HostedProgram(Program):
         Raises:
           OutputError: there is no room for a file that is needed.
         """
-        kept, first = _first(self.runs, self._shell, np.int32(self.rounds), layout=self.layout)
+        kept, first = programs.first_leaves(
+            self.runs, self._shell, np.int32(self.rounds), layout=self.layout
+        )
         members = self.federation.participation.cohort_size * self.rounds
         clients = self.federation.num_clients
         first = [np.asarray(leaf) for leaf in first]
@@ -301,7 +277,7 @@ class HostedProgram(Program):
         for now in range(t, t + length):
             following = self._cohorts(now + 1) if now + 1 < t + length else None
             numbers = np.int32(now), np.int32(1), np.int32(self.rounds)
-            kept, rows, one, matrices = _round(
+            kept, rows, one, matrices = programs.one_round(
                 kept, coming.rows, self.runs, coming.federation, *numbers, layout=self.layout
             )
             if waiting is not None:  # the rows of the round before, while this one runs
@@ -325,7 +301,7 @@ class HostedProgram(Program):
         """No round: the programs are compiled, and the measurements have their structure alone."""
         operands = self._round_operands(coming.federation)
         given = (states.kept, coming.rows, *operands[2:])
-        compiled = _round.lower(*given, layout=self.layout)
+        compiled = programs.one_round.lower(*given, layout=self.layout)
         compiled.compile()
         _, _, one, matrices = compiled.out_info
         if self.scored != ():
@@ -336,7 +312,7 @@ class HostedProgram(Program):
 
     def _cohorts(self, t: int) -> np.ndarray:
         """int32 [R, M], the clients of each run's cohort."""
-        return np.asarray(_cohorts(self.runs, self._shell, np.int32(t)))
+        return np.asarray(programs.cohorts(self.runs, self._shell, np.int32(t)))
 
     def _fetched(self, store: HostStore, clients: np.ndarray, waiting: Any = None) -> _Fetched:
         """Rows and samples of a round's clients, on the device or on the way there.
@@ -350,8 +326,8 @@ class HostedProgram(Program):
             same = clients[:, :, None] == waiting[0][:, None, :]
             skip, at = same.any(-1), np.where(same.any(-1), same.argmax(-1), -1).astype(np.int32)
         rows = self._put(store.take(clients, skip), RUNS, AXIS)
-        if at is not None:
-            rows = _merged(rows, waiting[1], at, mesh=_mesh(self.federation))
+        if waiting is not None:
+            rows = programs.merged(rows, waiting[1], at, mesh=programs.mesh(self.federation))
         data = self._data.of(clients, self._round_splits, self._members)
         return _Fetched(clients, rows, replace(self._shell, data=self._put(data)))
 
@@ -391,7 +367,7 @@ class HostedProgram(Program):
         if self.scored == ():
             return {}
         operands, clients = self._block_operands(self.federation), self.federation.num_clients
-        shapes = _scores.eval_shape(*operands, layout=self.layout, extra=self.adapt)
+        shapes = programs.scores.eval_shape(*operands, layout=self.layout, extra=self.adapt)
         return {n: np.full((s.shape[0], clients), np.nan, s.dtype) for n, s in shapes.items()}
 
     def _score(self, kept, store, now: int, blocks: int | None = None) -> dict[str, np.ndarray]:
@@ -403,7 +379,7 @@ class HostedProgram(Program):
         if not len(wanted):
             return scores
         found = self._by_blocks(
-            _scores, (kept, store), now, wanted, self._scored_splits, extra=self.adapt
+            programs.scores, (kept, store), now, wanted, self._scored_splits, extra=self.adapt
         )
         for number, part in enumerate(found):
             at = wanted[number * self._width : (number + 1) * self._width]
@@ -414,9 +390,9 @@ class HostedProgram(Program):
     def models(self, states: HostedStates, t: Any, rows: np.ndarray) -> dict[str, Any]:
         """See `Program.models`; on the host."""
         operands = self._block_operands(self.federation)
-        splits = self._splits(_block_models, operands, layout=self.layout)
+        splits = self._splits(programs.block_models, operands, layout=self.layout)
         pair = states.kept, states.store
-        parts = list(self._by_blocks(_block_models, pair, t, rows, splits))
+        parts = list(self._by_blocks(programs.block_models, pair, t, rows, splits))
 
         def one(*models):
             if isinstance(models[0], Broadcast):
@@ -466,114 +442,3 @@ def hosted(program: Program, folder: Path | None = None) -> HostedProgram:
     moved = HostedProgram(**fields, folder=folder, limit=limit)
     moved.check()
     return moved
-
-
-def _begin(run: Runs, federation: Federation, total) -> State:
-    return checks.checked_init(run.algorithm, run.context(federation, jnp.int32(0), total))
-
-
-def _mesh(federation: Federation) -> Mesh:
-    return mesh_of(federation.execution.devices, federation.execution.runs)
-
-
-def _there(ctx: Context, rows: Rows) -> Context:
-    """The context in which the samples of those clients alone are on the device."""
-    data = replace(ctx.federation.data, there=rows)
-    return replace(ctx, federation=replace(ctx.federation, data=data))
-
-
-@partial(jax.jit, static_argnames=("layout",))
-def _first(runs, federation, total, layout):
-    """(leaves on the device, [R, N, ...] or [R, 1, ...] of the others) before the first round."""
-    count = federation.num_clients
-
-    def begin(run, federation, total):
-        leaves = with_first_rows(lambda run: _begin(run, federation, total), count)(run)
-        kept, first = layout.parted(jax.tree.unflatten(layout.tree, leaves))
-        shapes = layout.parted(jax.eval_shape(lambda: _begin(run, federation, total)))[0]
-        return [jnp.broadcast_to(x, s.shape) for x, s in zip(kept, shapes, strict=True)], first
-
-    return over_runs(begin, runs, federation, total)
-
-
-@jax.jit
-def _cohorts(runs, federation, t):
-    def drawn(run, federation, t):
-        return run.context(federation, t, t).cohort.rows
-
-    return over_runs(drawn, runs, federation, t)
-
-
-@partial(jax.jit, static_argnames=("mesh",), donate_argnums=(0,))
-def _merged(coming, done, at, mesh):
-    """Rows [R, M, ...] with those that the round before has made, where `at` [R, M] is no -1."""
-
-    def one(new, made, at):
-        known = (at >= 0).reshape(at.shape + (1,) * (new.ndim - 1))
-        return jnp.where(known, made[jnp.maximum(at, 0)], new)
-
-    merged = jax.tree.map(lambda new, made: jax.vmap(one)(new, made, at), coming, done)
-    return place(merged, mesh, RUNS, AXIS)
-
-
-@partial(jax.jit, static_argnames=("layout",), donate_argnums=(0, 1))
-def _round(kept, rows, runs, federation, t, length, total, layout):
-    """One round: (leaves on the device, rows [R, M, ...], measurements, matrices) after it.
-
-    It is a loop of one turn, so that it is compiled as that of many rounds is.
-    """
-
-    def chunk(operand, federation, t, length, total):
-        run, kept, rows = operand
-        run = run.begun(federation)
-
-        def one_round(state, now):
-            ctx = run.context(federation, now, total)
-            ctx = _there(ctx, ctx.cohort.rows)
-            state, record = checks.checked_round(run.algorithm, ctx, state)
-            measured = {
-                "clients": record.clients,
-                "scalars": record.scalars,
-                "up": record.up,
-                "down": record.down,
-            }
-            return state, measured, record.matrices
-
-        state = layout.joined(kept, rows)
-        _, *shapes = jax.eval_shape(one_round, state, t)
-        first = (state, *(filled(one, 0) for one in shapes))
-        with jax.named_scope("rounds[1]"):
-            last = lax.fori_loop(0, length, lambda i, carry: one_round(carry[0], t + i), first)
-        return (*layout.parted(last[0]), *last[1:])
-
-    kept, rows, *rest = over_runs(chunk, (runs, kept, rows), federation, t, length, total)
-    mesh = _mesh(federation)
-    return place(kept, mesh, RUNS), place(rows, mesh, RUNS, AXIS), *place(rest, mesh)
-
-
-@partial(jax.jit, static_argnames=("layout", "extra"))
-def _scores(kept, rows, at, runs, federation, t, total, layout, extra):
-    """Scores [R, k] of the clients `at` [k], whose rows [R, k, ...] these are, after round `t`."""
-
-    def scores_of(operand, federation, t, total, at):
-        run, kept, rows = operand
-        run = run.begun(federation)
-        ctx = _there(run.context(federation, t, total), at)
-        own = kept_optimizers.own(layout.joined(kept, rows))
-        return score_rows(run.algorithm, ctx, own, extra, at)
-
-    with jax.named_scope("evaluation"):
-        return over_runs(scores_of, (runs, kept, rows), federation, t, total, at)
-
-
-@partial(jax.jit, static_argnames=("layout",))
-def _block_models(kept, rows, at, runs, federation, t, total, layout):
-    """Models [R, k, ...] of the clients `at` [k], by name; see `Final.models`."""
-
-    def models_of(operand, federation, t, total, at):
-        run, kept, rows = operand
-        ctx = _there(run.context(federation, t, total), at)
-        own = kept_optimizers.own(layout.joined(kept, rows))
-        return with_adapted(run.algorithm, ctx, named_models(run.algorithm, ctx, own, at), at)
-
-    return over_runs(models_of, (runs, kept, rows), federation, t, total, at)

@@ -139,4 +139,7 @@ def notebook() -> Any:
 
 
 def _is_scored(result: Result) -> bool:
-    return bool(len(result.eval_rounds)) and f"{HEADLINE}/test/{result.measure().name}" in result.scores
+    return (
+        bool(len(result.eval_rounds))
+        and f"{HEADLINE}/test/{result.measure().name}" in result.scores
+    )
