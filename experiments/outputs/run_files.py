@@ -7,6 +7,7 @@ OUTPUT/run.json             the flags; OUTPUT/checkpoints/, while it runs, to co
 OUTPUT/partition.npz        each client's samples (`Partition.load` reads it)
 OUTPUT/comparison.csv, .md  one row for each algorithm
 OUTPUT/accuracy.png, partition.png
+OUTPUT/clients.csv          where clients have names: those, samples, scores (`clients_table`)
 OUTPUT/NAME/config.json     everything that determines the run, and its machine
 OUTPUT/NAME/summary.json    the numbers of the table; accuracies are fractions
 OUTPUT/NAME/metrics.csv     seed,round,metric,value: means over clients, and their number; sums of

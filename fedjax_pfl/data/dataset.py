@@ -1,13 +1,14 @@
 """`Dataset`: the checked NumPy arrays that every source returns."""
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fedjax_pfl.data.columns import checked_columns
 from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.errors import InputError, require, require_whole
 
@@ -34,6 +35,8 @@ class Dataset:
       class_names: name of each class, or empty where none are known.
       note: what a reader of results should know, such as lossy compression, a licence or the
         order of the samples; empty where there is nothing to say.
+      columns: what is known of each sample of the pool beside its label, such as who wrote it:
+        int64 or text [n + m] by name. The rule `by_column` makes clients of one.
     """
 
     name: str
@@ -46,6 +49,7 @@ class Dataset:
     vocab_size: int | None = None
     class_names: tuple[str, ...] = ()
     note: str = ""
+    columns: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def num_train(self) -> int:
@@ -127,6 +131,7 @@ def dataset_from_arrays(
     vocab_size: int | None = None,
     class_names: tuple[str, ...] = (),
     note: str = "",
+    columns: Mapping[str, ArrayLike] | None = None,
 ) -> Dataset:
     """Checks arrays and makes a `Dataset` of them.
 
@@ -143,6 +148,8 @@ def dataset_from_arrays(
       vocab_size: number of token ids of texts, or None.
       class_names: C names, or empty.
       note: what a reader of results should know, or empty.
+      columns: whole numbers or text by name, one for each training sample and then for each test
+        sample, for the rule `by_column`.
 
     Raises:
       InputError: a shape, type or value that is not allowed.
@@ -183,6 +190,7 @@ def dataset_from_arrays(
         vocab_size=vocab_size,
         class_names=tuple(class_names),
         note=note,
+        columns=checked_columns(name, columns or {}, len(train_y) + len(test_y)),
     )
 
 
