@@ -70,6 +70,7 @@ OPTIONS = _turned(
         "batch_norm": "buffers",
         "batch_size": "bs lbs localbs localbatchsize clientbatchsize trainbatchsize",
         "classes_per_client": "c classes classperclient classesperuser labelsperclient",
+        "column": "partitionby clientcolumn idcolumn",
         "clusters": "clusternum nclusters numclusters",
         "data_dir": "datapath dataroot datasetdir datasetpath",
         "dataset": "d data datasetname",
@@ -160,6 +161,7 @@ WITHOUT = _said(
 
 PARTITIONS = _turned(
     {
+        "by_column": "natural naturalid naturalidpartitioner realistic byuser bywriter user",
         "dirichlet": "dir lda hetero labeldir noniidlabeldir niid noniid",
         "dirichlet_per_client": "innerdirichlet innerdirichletpartitioner",
         "dirichlet_uncapped": "dirichletpartitioner",

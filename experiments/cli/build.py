@@ -95,7 +95,7 @@ def material(args: absl.flags.FlagValues, dataset: pfl.Dataset | None = None) ->
     algorithms = parse_algorithms(args.algorithms, value_of(args, "set"))
     training = own_training(args.algorithms, value_of(args, "set"), common_training(args))
     options = parse_pairs(args, "model_option")
-    dataset = load_dataset(args, value_of(args, "column")) if dataset is None else dataset
+    dataset = load_dataset(args) if dataset is None else dataset
     partition = make_partition(args, dataset)
     found = identity.describe(args, algorithms, training, dataset, partition, options)
     return Material(algorithms, dataset, partition, found, training)
@@ -187,8 +187,10 @@ def federation_options(args: absl.flags.FlagValues) -> dict[str, Any]:
 def load_dataset(args: absl.flags.FlagValues, column: str | None = None) -> pfl.Dataset:
     """The data set of --dataset, --data_dir and --data_option.
 
-    A reader that keeps only the columns that it is told keeps `column`, of which clients are made.
+    A reader that keeps only the columns that it is told keeps the one of which clients are made:
+    `column`, by default that of --column.
     """
+    column = column or value_of(args, "column")
     source = pfl.DATASETS.get(args.dataset.partition(":")[0])
     texts = [] if source is None else source.text_options
     options = parse_pairs(args, "data_option", texts)

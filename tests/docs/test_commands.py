@@ -219,6 +219,7 @@ def test_commands_run(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     x, y = np.random.default_rng(0).random((200, 12), np.float32), np.arange(200) % 4
     np.savez("mine.npz", x_train=x, y_train=y)  # as docs/your_own.md makes it
+    np.savez("hospitals.npz", x_train=x, y_train=y, hospital_train=y)
     for script, words in in_reach(page):
         if script in ("experiments.run", "experiments.sweep"):
             own = [word for word in words if not re.match("--(grid|rank_by)", word)]

@@ -19,6 +19,7 @@ from fedjax_pfl.data.places import folders, npz_names, read_npz
 from fedjax_pfl.data.sources import cifar, idx
 from fedjax_pfl.data.sources.idx import EMNIST_CLASSES, read_idx
 from fedjax_pfl.data.sources.images import load_cinic10, load_folder, load_tiny_imagenet
+from fedjax_pfl.data.sources.leaf import load_leaf
 from fedjax_pfl.data.sources.parquet import load_cifar10_jpeg, load_parquet
 from fedjax_pfl.data.sources.pfllib import load_pfllib
 from fedjax_pfl.data.sources.table import load_table
@@ -49,12 +50,14 @@ class Source(NamedTuple):
         source that reads many data sets by name.
       named: whether the text after the colon in "SOURCE:..." is such a name instead of a path.
       bundled: whether it needs no files, so that nothing may follow the colon.
+      natural: whether its samples say whose they are, so that scripts make clients by column.
     """
 
     description: str
     load: Callable[..., Dataset]
     named: bool = False
     bundled: bool = False
+    natural: bool = False
 
     @property
     def text_options(self) -> list[str]:
@@ -68,12 +71,16 @@ F = TypeVar("F", bound=Callable[..., Dataset])
 
 
 def register_dataset(
-    name: str, description: str, named: bool = False, bundled: bool = False
+    name: str,
+    description: str,
+    named: bool = False,
+    bundled: bool = False,
+    natural: bool = False,
 ) -> Callable[[F], F]:
     """Decorator that adds `load(data_dir: Path | None, ...) -> Dataset` to `DATASETS`."""
 
     def register(load: F) -> F:
-        DATASETS[name] = Source(description, load, named, bundled)
+        DATASETS[name] = Source(description, load, named, bundled, natural)
         return load
 
     return register
@@ -237,6 +244,11 @@ DATASETS |= {
     ),
     "pfllib": Source(
         "a folder that PFLlib wrote, pfllib:PATH, with its samples and their clients", load_pfllib
+    ),
+    "leaf": Source(
+        "a folder that LEAF wrote, leaf:PATH, such as FEMNIST or Shakespeare, by user",
+        load_leaf,
+        natural=True,
     ),
     "tfds": Source("anything TFDS prepared, tfds:NAME such as tfds:kmnist", load_tfds, named=True),
 }
