@@ -51,7 +51,7 @@ from fedjax_pfl.federation.schedules import Schedule, batch_indices
 from fedjax_pfl.federation.spreading import spread
 from fedjax_pfl.models import networks
 from fedjax_pfl.models.heads import TwoHeads
-from fedjax_pfl.models.networks import MODELS, make_model
+from fedjax_pfl.models.networks import MODELS, make_model, register_model
 from fedjax_pfl.models.task import Forward, ForwardedBatch, FunctionTask, LinenTask, Outputs, Task
 from fedjax_pfl.results.model_files import load_models, model_axes, save_models
 from fedjax_pfl.results.result import Result
@@ -90,7 +90,7 @@ __all__ = [  # noqa: RUF022 - grouped as the pages of the reference are
     "register_dataset", "rule_options",
     # Models
     "Forward", "ForwardedBatch", "FunctionTask", "LinenTask", "MODELS", "Outputs", "Task",
-    "TwoHeads", "make_model", "networks",
+    "TwoHeads", "make_model", "networks", "register_model",
     # Simulating
     "Checkpoints", "MAX_RUNS", "Memory", "Progress", "check_memory",
     "check_simulation", "estimate_memory", "lower_simulation", "Lowered", "score_new_clients",

@@ -22,6 +22,7 @@ from fedjax_pfl.data.sources.images import load_cinic10, load_folder, load_tiny_
 from fedjax_pfl.data.sources.leaf import load_leaf
 from fedjax_pfl.data.sources.parquet import load_cifar10_jpeg, load_parquet
 from fedjax_pfl.data.sources.pfllib import load_pfllib
+from fedjax_pfl.data.sources.recordings import load_recordings
 from fedjax_pfl.data.sources.table import load_table
 from fedjax_pfl.data.sources.text import load_ag_news, load_text_csv
 from fedjax_pfl.data.sources.tfds import find_prepared, load_tfds, read_prepared
@@ -248,6 +249,11 @@ DATASETS |= {
     "leaf": Source(
         "a folder that LEAF wrote, leaf:PATH, such as FEMNIST or Shakespeare, by user",
         load_leaf,
+        natural=True,
+    ),
+    "recordings": Source(
+        "windows of your own sensors' recordings, recordings:PATH of an NPZ file",
+        load_recordings,
         natural=True,
     ),
     "tfds": Source("anything TFDS prepared, tfds:NAME such as tfds:kmnist", load_tfds, named=True),
