@@ -50,8 +50,10 @@ from fedjax_pfl.federation.rates import LR_SCHEDULES, register_lr_schedule
 from fedjax_pfl.federation.schedules import Schedule, batch_indices
 from fedjax_pfl.federation.spreading import spread
 from fedjax_pfl.models import networks
+from fedjax_pfl.models.equinox_task import EquinoxTask
 from fedjax_pfl.models.heads import TwoHeads
 from fedjax_pfl.models.networks import MODELS, make_model, register_model
+from fedjax_pfl.models.nnx_task import NnxTask
 from fedjax_pfl.models.task import Forward, ForwardedBatch, FunctionTask, LinenTask, Outputs, Task
 from fedjax_pfl.results.model_files import load_models, model_axes, save_models
 from fedjax_pfl.results.result import Result
@@ -89,8 +91,8 @@ __all__ = [  # noqa: RUF022 - grouped as the pages of the reference are
     "parse_options", "partition_statistics", "prepare_tfds", "read_partition", "recognised",
     "register_dataset", "rule_options",
     # Models
-    "Forward", "ForwardedBatch", "FunctionTask", "LinenTask", "MODELS", "Outputs", "Task",
-    "TwoHeads", "make_model", "networks", "register_model",
+    "EquinoxTask", "Forward", "ForwardedBatch", "FunctionTask", "LinenTask", "MODELS", "NnxTask",
+    "Outputs", "Task", "TwoHeads", "make_model", "networks", "register_model",
     # Simulating
     "Checkpoints", "MAX_RUNS", "Memory", "Progress", "check_memory",
     "check_simulation", "estimate_memory", "lower_simulation", "Lowered", "score_new_clients",
