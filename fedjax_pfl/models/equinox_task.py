@@ -1,6 +1,7 @@
 """Equinox modules as tasks: arrays, state and keys taken apart."""
 
 import functools
+import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator
@@ -27,7 +28,7 @@ class Made:
     """
 
     def __init__(self, module: Any, state: Any = None):
-        import equinox as eqx  # an optional package: only where it is used
+        eqx = _equinox()
 
         made = eqx.nn.make_with_state(lambda: module)() if state is None else (module, state)
         self.module, self.state = made
@@ -76,7 +77,7 @@ class EquinoxTask(Task):
 
     def _merged(self, model: Tree, train: bool) -> tuple[Any, Any]:
         """The module and its state with a model's values."""
-        import equinox as eqx
+        eqx = _equinox()
 
         module, state = _template(self.make)
         state = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), state)
@@ -98,7 +99,7 @@ def equinox_task(model: Any, dtype: str) -> EquinoxTask | None:
     """The task of an Equinox module, or of a pair (module, state); None for anything else."""
     if "equinox" not in sys.modules:  # then nobody has made a module
         return None
-    import equinox as eqx
+    eqx = _equinox()
 
     if isinstance(model, eqx.Module):
         return EquinoxTask(Made(model), dtype=dtype)
@@ -109,9 +110,14 @@ def equinox_task(model: Any, dtype: str) -> EquinoxTask | None:
 FOREIGN.append(equinox_task)
 
 
+def _equinox() -> Any:
+    """The package, which is optional: only where it is used."""
+    return importlib.import_module("equinox")
+
+
 def _made(make: Callable[[Any], Any], key: Key) -> tuple[Any, Any]:
     """A module and its state, none of whose values is weakly typed."""
-    import equinox as eqx
+    eqx = _equinox()
 
     made = make(key)
     module, state = made if isinstance(made, tuple) else eqx.nn.make_with_state(lambda: made)()
@@ -121,7 +127,7 @@ def _made(make: Callable[[Any], Any], key: Key) -> tuple[Any, Any]:
 @functools.lru_cache(maxsize=32)
 def _template(make: Callable[[Any], Any]) -> tuple[Any, Any]:
     """The module and its state; arrays that no model holds with their values, others by shape."""
-    import equinox as eqx
+    eqx = _equinox()
 
     module, state = eqx.filter_eval_shape(_made, make, jax.random.key(0))
     if any(hasattr(x, "dtype") and not _floating(x) for x in jax.tree.leaves(module)):
@@ -135,8 +141,8 @@ def _called(
 ) -> tuple[jax.Array, jax.Array | None, Any]:
     """(the method's results [B, ...], the features that it asked for or None, the state after)."""
     known = inspect.signature(getattr(type(module), method)).parameters
-    drawn = "key" in known and train and rng is not None
-    keys = jax.random.split(rng, len(inputs)) if drawn else None
+    drawn = rng if "key" in known and train else None
+    keys = None if drawn is None else jax.random.split(drawn, len(inputs))
     takes_state = "state" in known
 
     def one(x, key):
@@ -165,7 +171,7 @@ def _has_features(module: Any) -> bool:
 
 def _axis(module: Any) -> Any:
     """The name of the batch's axis in the layers that look across it."""
-    import equinox as eqx
+    eqx = _equinox()
 
     layers = jax.tree.leaves(module, is_leaf=lambda x: isinstance(x, eqx.nn.BatchNorm))
     names = {layer.axis_name for layer in layers if isinstance(layer, eqx.nn.BatchNorm)}
@@ -180,7 +186,7 @@ def _axis(module: Any) -> Any:
 
 def _indices(module: Any) -> list[Any]:
     """The module's `StateIndex`es."""
-    import equinox as eqx
+    eqx = _equinox()
 
     found = jax.tree.leaves(module, is_leaf=lambda x: isinstance(x, eqx.nn.StateIndex))
     return [index for index in found if isinstance(index, eqx.nn.StateIndex)]
@@ -192,7 +198,7 @@ def _kept(module: Any, state: Any) -> Iterator[tuple[str, Any]]:
     A path is that of the layer, then one name: `bn/batch_state_index_0`, so that statistics lie
     beside their layer's parameters.
     """
-    import equinox as eqx
+    eqx = _equinox()
 
     leaves, _ = jax.tree_util.tree_flatten_with_path(
         module, is_leaf=lambda x: isinstance(x, eqx.nn.StateIndex)

@@ -45,7 +45,7 @@ class NnxTask(Task):
     `features(inputs)` and a layer `head`, which `__call__` applies to them.
     """
 
-    make: Callable[[Any], Any]
+    make: Callable[..., Any]
 
     def init(self, key: Key, inputs: jax.Array) -> Tree:
         from flax import nnx
@@ -118,7 +118,7 @@ FOREIGN.append(nnx_task)
 
 
 @functools.lru_cache(maxsize=32)
-def _shapes(make: Callable[[Any], Any]) -> tuple[Any, Any]:
+def _shapes(make: Callable[..., Any]) -> tuple[Any, Any]:
     """(graph, shapes of all variables) of the module."""
     from flax import nnx
 

@@ -202,7 +202,7 @@ def make_partition(
     test = _samples(dataset, labels, first_test, len(labels), "test samples")
     shared = () if RULES[rule].natural else (train, test) if official else (train,)
     for samples in shared:
-        if len(samples.idx) < num_clients:
+        if num_clients is not None and len(samples.idx) < num_clients:
             raise InputError(
                 f"{num_clients} clients can't share {len(samples.idx)} {samples.what}: "
                 f"at most {len(samples.idx)} clients can."

@@ -61,7 +61,7 @@ def load_leaf(data_dir: Path | None) -> Dataset:
     for part in parts[1:]:
         same = (part.x.dtype.kind, part.x.shape[1:]) == (train.x.dtype.kind, train.x.shape[1:])
         require(same, f"Samples in {folder / 'test'}", part.x.shape[1:], "as those for training")
-    name, about = folder.resolve().name if folder is data_dir else data_dir.resolve().name, {}
+    name, about = data_dir.resolve().name, dict[str, Any]()
     xs, ys = [part.x for part in parts], [part.y for part in parts]
     if train.x.dtype.kind == "i":
         about = {"vocab_size": RESERVED + len(LETTERS), "num_classes": len(LETTERS)}
@@ -109,7 +109,7 @@ def _users(path: Path) -> Iterator[tuple[str, list, list]]:
         raise InputError(f"{path} isn't a file of LEAF's: it has no users with user_data.")
     data = content["user_data"]
     for user in content["users"]:
-        own = data.get(user) if isinstance(user, str) else None
+        own: Any = data.get(user) if isinstance(user, str) else None
         lists = isinstance(own, dict) and all(isinstance(own.get(key), list) for key in "xy")
         if not (lists and len(own["x"]) == len(own["y"])):
             raise InputError(

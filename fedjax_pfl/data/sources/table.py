@@ -1,8 +1,8 @@
 """Tables of numbers: CSV and Parquet files with a row for each sample."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,7 @@ ENDINGS = (".csv", ".parquet")
 
 class _Table(NamedTuple):
     path: Path
-    columns: dict[str, Sequence | np.ndarray]  # all of one length
+    columns: Mapping[str, Sequence | np.ndarray]  # all of one length
 
 
 def load_table(
@@ -165,7 +165,7 @@ def _numbers(table: _Table, name: str) -> np.ndarray:
     )
 
 
-def _is_number(cell: object) -> bool:
+def _is_number(cell: Any) -> bool:
     try:
         np.float32(cell)
     except ValueError:
