@@ -28,7 +28,7 @@ from fedjax_pfl.data.whole_files import there, writing
 from fedjax_pfl.results import partition_plots as plots
 
 from .cli import foreign_data, shell
-from .cli.build import load_dataset
+from .cli.build import load_dataset, num_clients
 from .cli.flagfiles import FlagValues, value_of
 from .cli.flags import RULE_OPTION
 from .cli.pairs import name_and_value
@@ -136,7 +136,7 @@ def build(args: absl.flags.FlagValues, dataset: pfl.Dataset) -> dict[str, pfl.Pa
                 f"--alphas names {name} twice, to the six digits that names of files have."
             )
         partitions[name] = pfl.make_partition(
-            args.partition, dataset, args.num_clients, args.partition_seed, **options
+            args.partition, dataset, num_clients(args), args.partition_seed, **options
         )
     if not partitions:
         raise pfl.InputError("--alphas must name at least one number, such as 0.1,1.")
@@ -233,7 +233,7 @@ def main(argv: list[str]) -> int:
         print(catalogue())
         return 0
     output = output_folder(args)
-    dataset = load_dataset(args)
+    dataset = load_dataset(args, given_options(args).get("column"))
     partitions = build(args, dataset)
     labels, num_classes = dataset.labels, dataset.num_classes
     statistics = {

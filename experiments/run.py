@@ -31,7 +31,7 @@ from .cli.algorithms import remarked
 from .cli.build import Experiment, Material, material, output_folder, prepare
 from .cli.flagfiles import value_of
 from .cli.help import help_text
-from .outputs import comparison_table, live, run_files, tracking, training_line
+from .outputs import clients_table, comparison_table, live, run_files, tracking, training_line
 
 
 @shell.script(shell.GOES_ON, "from what is kept")
@@ -125,6 +125,7 @@ def _write_comparison(
         title += f", scored on client {', '.join(map(str, experiment.score_clients))}"
     if not args.keep_state:
         shutil.rmtree(output / resume.CHECKPOINTS, ignore_errors=True)
+    clients_table.write(output, experiment.partition, results)
     line = training_line.described(args, experiment.federation.num_clients)
     run_files.write_comparison(output, results, title, line)  # last: with it the run is finished
 

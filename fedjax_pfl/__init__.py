@@ -51,9 +51,11 @@ from fedjax_pfl.federation.schedules import Schedule, batch_indices
 from fedjax_pfl.federation.spreading import spread
 from fedjax_pfl.measures import Measure
 from fedjax_pfl.models import networks
+from fedjax_pfl.models.equinox_task import EquinoxTask
 from fedjax_pfl.models.heads import TwoHeads
 from fedjax_pfl.models.metrics import METRICS, Metric, register_metric
-from fedjax_pfl.models.networks import MODELS, make_model
+from fedjax_pfl.models.networks import MODELS, make_model, register_model
+from fedjax_pfl.models.nnx_task import NnxTask
 from fedjax_pfl.models.objectives import OBJECTIVES, Objective
 from fedjax_pfl.models.task import Forward, ForwardedBatch, FunctionTask, LinenTask, Outputs, Task
 from fedjax_pfl.results.model_files import load_models, model_axes, save_models
@@ -93,9 +95,9 @@ __all__ = [  # noqa: RUF022 - grouped as the pages of the reference are
     "parse_options", "partition_statistics", "prepare_tfds", "read_partition", "recognised",
     "register_dataset", "rule_options",
     # Models
-    "Forward", "ForwardedBatch", "FunctionTask", "LinenTask", "METRICS", "MODELS", "Measure",
-    "Metric", "OBJECTIVES", "Objective", "Outputs", "Task", "TwoHeads", "make_model", "networks",
-    "register_metric",
+    "EquinoxTask", "Forward", "ForwardedBatch", "FunctionTask", "LinenTask", "METRICS", "MODELS",
+    "Measure", "Metric", "NnxTask", "OBJECTIVES", "Objective", "Outputs", "Task", "TwoHeads",
+    "make_model", "networks", "register_metric", "register_model",
     # Simulating
     "Checkpoints", "LiveCurves", "MAX_RUNS", "Memory", "Progress", "check_memory",
     "check_simulation", "estimate_memory", "lower_simulation", "Lowered", "score_new_clients",

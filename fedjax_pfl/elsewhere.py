@@ -70,17 +70,27 @@ OPTIONS = _turned(
         "batch_norm": "buffers",
         "batch_size": "bs lbs localbs localbatchsize clientbatchsize trainbatchsize",
         "classes_per_client": "c classes classperclient classesperuser labelsperclient",
+        "clip_norm": "clip clipgrad gradclip gradientclip gradientclipval gradientclipping "
+        "maxgradnorm maxnorm",
         "clusters": "clusternum nclusters numclusters",
+        "column": "clientcolumn idcolumn partitionby",
         "data_dir": "datapath dataroot datasetdir datasetpath",
         "dataset": "d data datasetname",
         "eval_every": "eg ti evalgap evalinterval evalfrequency frequencyofthetest testgap "
         "testinterval tg",
+        "freeze": "freezebackbone freezelayers frozenlayers",
         "head_epochs": "plocalepochs pls",
+        "init_from": "externalmodelparamsfile initmodel initweights loadmodel modelpath pretrained "
+        "pretrainedmodel pretrainedpath weights",
         "inner_steps": "k",
         "learning_rate": "lr locallr locallearningrate clientlr clientlearningrate",
         "learning_rate_decay": "lrdecay ld ldg learningratedecaygamma lrdecayperround",
         "local_epochs": "ls le localepoch localep epochs numepochs clientepochs numlocalepochs",
         "local_steps": "localiterations localiters localupdates numlocalsteps",
+        "lora_alpha": "peftloraalpha",
+        "lora_layers": "loratargetmodules targetmodules",
+        "lora_rank": "lora lorar peftlorar",
+        "lr_schedule": "lrscheduler lrschedulertype lrpolicy scheduler",
         "min_size": "leastsamples minpartitionsize minsamplesperclient ms",
         "model": "arch backbone m modelname net network",
         "momentum": "mo mom clientmomentum",
@@ -89,6 +99,7 @@ OPTIONS = _turned(
         "num_clients": "nc cn clientnum clientnumintotal nclients nparties numparties "
         "numpartitions numsupernodes numusers totalclients",
         "num_seeds": "t times numruns numtrials repeats trials",
+        "optimizer": "clientoptimizer localoptimizer opt optim",
         "output_dir": "goal go logdir outdir savedir savefoldername sfn",
         "participation": "jr joinratio frac fraction fractionfit fractiontrain clientfraction "
         "samplefraction participationratio participationrate proportion clientsperround "
@@ -153,6 +164,9 @@ WITHOUT = _said(
         "mode numworkers": _TOGETHER,
         "nb numclasses": "the data set has its number of classes",
         "prev pv": _ON,
+        "resetoptimizeronglobalepoch": "an optimizer begins anew in every round, and "
+        "--keep_optimizer_state keeps its state",
+        "warmup warmupsteps warmuprounds": "--lr_schedule=warmup_cosine begins with a warm-up",
         "savefig savelog savemetrics": _WRITTEN,
         "selfbalancing": "--partition=dirichlet caps the sizes, dirichlet_uncapped does not",
     }
@@ -160,6 +174,7 @@ WITHOUT = _said(
 
 PARTITIONS = _turned(
     {
+        "by_column": "natural naturalid naturalidpartitioner realistic byuser bywriter user",
         "dirichlet": "dir lda hetero labeldir noniidlabeldir niid noniid",
         "dirichlet_per_client": "innerdirichlet innerdirichletpartitioner",
         "dirichlet_uncapped": "dirichletpartitioner",

@@ -125,10 +125,11 @@ def prepare(
     matrix_rounds = parse_rounds(args.matrix_rounds, args.rounds)
     adapt = parse_adaptation(args)
     score_clients = parse_clients(args.score_clients)
-    if options is None:
-        count = devices.prepare(args.devices, args.num_clients, value_of(args, "mesh"))
-        options = {"devices": count}
     made = material(args) if made is None else made
+    if options is None:
+        count = num_clients(args) or made.partition.num_clients
+        count = devices.prepare(args.devices, count, value_of(args, "mesh"))
+        options = {"devices": count}
     algorithms, dataset, partition = made.algorithms, made.dataset, made.partition
     output = output_folder(args, made.identity) if output is None else output
     if args.dtype == "float64":
@@ -188,11 +189,18 @@ def federation_options(args: absl.flags.FlagValues) -> dict[str, Any]:
     }
 
 
-def load_dataset(args: absl.flags.FlagValues) -> pfl.Dataset:
-    """The data set of --dataset, --data_dir and --data_option."""
+def load_dataset(args: absl.flags.FlagValues, column: str | None = None) -> pfl.Dataset:
+    """The data set of --dataset, --data_dir and --data_option.
+
+    A reader that keeps only the columns that it is told keeps the one of which clients are made:
+    `column`, by default that of --column.
+    """
+    column = column or value_of(args, "column")
     source = pfl.DATASETS.get(args.dataset.partition(":")[0])
     texts = [] if source is None else source.text_options
     options = parse_pairs(args, "data_option", texts)
+    if column and "id_columns" in texts:
+        options.setdefault("id_columns", column)
     return pfl.load_dataset(args.dataset, args.data_dir, **options)
 
 
@@ -258,6 +266,13 @@ def parse_adaptation(args: absl.flags.FlagValues) -> pfl.Adaptation | None:
     return None
 
 
+def num_clients(args: absl.flags.FlagValues) -> int | None:
+    """--num_clients; None, for all, where the data have clients and the flag is not given."""
+    rule = pfl.RULES.get(args.partition)
+    every = rule is not None and rule.natural and not args["num_clients"].present
+    return None if every else args.num_clients
+
+
 def make_partition(args: absl.flags.FlagValues, dataset: pfl.Dataset) -> pfl.Partition:
     """The partition of a file or a rule, with its validation samples."""
     given = flags.given(args, "rule")
@@ -286,8 +301,9 @@ def make_partition(args: absl.flags.FlagValues, dataset: pfl.Dataset) -> pfl.Par
         texts = {name: value for name, value in options.items() if isinstance(value, str)}
         defaults = pfl.rule_options(args.partition)
         options |= pfl.parse_options(texts, defaults, "option of the partition rule")
+        count = num_clients(args)
         partition = pfl.make_partition(
-            args.partition, dataset, args.num_clients, args.partition_seed, **options
+            args.partition, dataset, count, args.partition_seed, **options
         )
     if args.validation_fraction:
         partition = partition.split_validation(args.validation_fraction, args.partition_seed)

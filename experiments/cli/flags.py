@@ -158,7 +158,7 @@ def _data(group: _Group) -> None:
     group.options(pfl.options.InputOptions)
     group.pairs("data_option", "an option of the data set's reader, such as image_size=32")
     group.text("partition", "dirichlet", "rule that deals samples to clients")
-    group.whole("num_clients", 20, "number of clients", 1)
+    group.whole("num_clients", 20, "number of clients (by_column: all, unless it is given)", 1)
     group.whole("partition_seed", 0, "fixes the partition, for all seeds of the run", 0)
     meaning = (
         "NPZ file with each client's samples, or a folder of PFLlib's or FL-bench's, instead of a "
@@ -183,6 +183,7 @@ def _rule(group: _Group) -> None:
     group.number(
         "test_fraction", None, "part of a client's samples held out for testing, if pooled"
     )
+    group.text("column", None, "column of client ids, such as writer, user, hospital (by_column)")
     # Further options of single rules, given as text and parsed by the rule's own types.
     takers: dict[str, list[str]] = {}
     for rule in sorted(pfl.RULES):

@@ -12,10 +12,14 @@ from fedjax_pfl.data.files import as_path
 from .flagfiles import value_of
 
 PREFIX = "pfllib:"
+SAMPLES = ("pfllib", "leaf")  # tools whose folders hold samples
 
 
 def adopt(values: absl.flags.FlagValues, others: Collection[str] = ("partition",)) -> None:
     """Writes --dataset=FOLDER of PFLlib's as pfllib:FOLDER, split as that folder splits it.
+
+    A folder of LEAF's becomes leaf:FOLDER. Data sets that say whose their samples are get clients
+    by column.
 
     Args:
       values: flags; changed in place.
@@ -30,12 +34,15 @@ def adopt(values: absl.flags.FlagValues, others: Collection[str] = ("partition",
         source = pfl.recognised(place)
         if source == "flbench":
             raise _of_flbench(place)
-        if source == "pfllib":
-            values["dataset"].value = f"{PREFIX}{given}"
+        if source in SAMPLES:
+            values["dataset"].value = f"{source}:{given}"
     given = value_of(values, "dataset")
     dealt = values["partition_file"].value is not None or any(values[n].present for n in others)
     if given.startswith(PREFIX) and not dealt:
         values["partition_file"].value = given.removeprefix(PREFIX)
+    source = pfl.DATASETS.get(given.partition(":")[0])
+    if source is not None and source.natural and not dealt:
+        values["partition"].value = "by_column"
 
 
 def _of_flbench(place: Path) -> pfl.InputError:

@@ -9,6 +9,7 @@ OUTPUT/comparison.csv, .md  one row for each algorithm
 OUTPUT/accuracy.png, partition.png
 OUTPUT/tensorboard/NAME/seed_S  measurements as event files, with --tensorboard
 OUTPUT/tracking.json        what trackers have (`experiments.outputs.tracking`)
+OUTPUT/clients.csv          where clients have names: those, samples, scores (`clients_table`)
 OUTPUT/NAME/config.json     everything that determines the run, and its machine
 OUTPUT/NAME/summary.json    the numbers of the table; accuracies are fractions
 OUTPUT/NAME/metrics.csv     seed,round,metric,value: means over clients, and their number; sums of

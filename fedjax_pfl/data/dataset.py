@@ -1,13 +1,14 @@
 """`Dataset`: the checked NumPy arrays that every source returns."""
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fedjax_pfl.data.columns import checked_columns
 from fedjax_pfl.data.labels import CLASSES, TASKS, checked_labels
 from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.errors import InputError, require, require_name, require_whole
@@ -37,6 +38,8 @@ class Dataset:
       note: what a reader of results should know, such as lossy compression, a licence or the
         order of the samples; empty where there is nothing to say.
       task: a name in `TASKS`.
+      columns: what is known of each sample of the pool beside its label, such as who wrote it:
+        int64 or text [n + m] by name. The rule `by_column` makes clients of one.
     """
 
     name: str
@@ -50,6 +53,7 @@ class Dataset:
     class_names: tuple[str, ...] = ()
     note: str = ""
     task: str = CLASSES
+    columns: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def has_classes(self) -> bool:
@@ -158,6 +162,7 @@ def dataset_from_arrays(
     class_names: tuple[str, ...] = (),
     note: str = "",
     task: str = CLASSES,
+    columns: Mapping[str, ArrayLike] | None = None,
 ) -> Dataset:
     """Checks arrays and makes a `Dataset` of them.
 
@@ -177,6 +182,8 @@ def dataset_from_arrays(
       task: "classification"; "regression" for labels that are numbers, [n] or [n, K]; "multi_label"
         for 0 or 1 for each of K labels, [n, K]; "next_token" for texts and the token after each of
         theirs, [n, length], -1 where there is none.
+      columns: whole numbers or text by name, one for each training sample and then for each test
+        sample, for the rule `by_column`.
 
     Raises:
       InputError: a shape, type or value that is not allowed.
@@ -229,6 +236,7 @@ def dataset_from_arrays(
         class_names=tuple(class_names),
         note=note,
         task=task,
+        columns=checked_columns(name, columns or {}, len(train_y) + len(test_y)),
     )
 
 

@@ -41,7 +41,7 @@ def federate(
     Args:
       dataset: samples and labels.
       partition: which samples each client holds.
-      model: a name, a linen module, a `Task` or a pair (init, apply).
+      model: a name, a linen, NNX or Equinox module, a `Task` or a pair (init, apply).
       **options: those of the groups in `fedjax_pfl.options`.
 
     Raises:

@@ -8,7 +8,7 @@ import flax.linen as nn
 from fedjax_pfl.errors import unknown_name
 from fedjax_pfl.models.layers import Conv, Dense, max_pool
 from fedjax_pfl.models.normalization import BatchNorm
-from fedjax_pfl.models.registry import check_dropout, check_images, check_width, model
+from fedjax_pfl.models.registry import check_dropout, check_images, check_width, register_model
 
 NORMS = (None, "before_relu", "after_pool")
 
@@ -94,10 +94,10 @@ def smallest_image(net: CNN) -> int:
 
 
 def _image_model(name: str):
-    """`model(name)` for a `CNN`, which refuses images too small for its poolings."""
+    """`register_model(name)` for a `CNN`, which refuses images too small for its poolings."""
 
     def register(make):
-        @model(name)
+        @register_model(name)
         @functools.wraps(make)  # the name's description and options are those of `make`
         def checked(input_shape, *args, **options):
             net = make(input_shape, *args, **options)
@@ -109,7 +109,7 @@ def _image_model(name: str):
     return register
 
 
-@model("cnn")
+@register_model("cnn")
 def _cnn(input_shape, num_classes, initializer):
     """The 4-layer CNN of cwFedAVG and PFLlib; below 16x16 pixels a smaller one."""
     check_images("cnn", input_shape, 4)
@@ -135,7 +135,7 @@ def _lenet(num_classes, initializer, padding=0):
     return CNN(num_classes, (6, 16), 5, (padding, 0), (120, 84), initializer)
 
 
-@model("lenet5")
+@register_model("lenet5")
 def _lenet5(input_shape, num_classes, initializer):
     """WAFFLE's LeNet-5 with ReLU and max pooling; images below 32x32 are padded by 2."""
     check_images("lenet5", input_shape, 12)

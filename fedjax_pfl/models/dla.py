@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from fedjax_pfl.models.layers import Dense, global_mean
-from fedjax_pfl.models.registry import check_images, model
+from fedjax_pfl.models.registry import check_images, register_model
 from fedjax_pfl.models.resnet import ConvNorm, ResidualBlock
 
 
@@ -73,7 +73,7 @@ class DLA(nn.Module):
         return self.head(self.features(x, train, valid))
 
 
-@model("dla")
+@register_model("dla")
 def _dla(input_shape, num_classes, initializer):
     """WAFFLE's network for CIFAR-10: deep layer aggregation with 16 million parameters."""
     check_images("dla", input_shape, 8)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import flax.linen as nn
 
 from fedjax_pfl.models.layers import Dense
-from fedjax_pfl.models.registry import check_width, model
+from fedjax_pfl.models.registry import check_width, register_model
 
 
 class MLP(nn.Module):
@@ -29,13 +29,13 @@ class MLP(nn.Module):
         return self.head(self.features(x))
 
 
-@model("mlp")
+@register_model("mlp")
 def _mlp(input_shape, num_classes, initializer, *, hidden: int = 64):
     """One hidden layer of 64 ReLU units."""
     return MLP(num_classes, (check_width("hidden", hidden),), initializer)
 
 
-@model("softmax")
+@register_model("softmax")
 def _softmax(input_shape, num_classes, initializer):
     """Softmax regression: no hidden layer."""
     return MLP(num_classes, (), initializer)

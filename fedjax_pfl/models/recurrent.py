@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_pfl.models.layers import Dense, Embedding, initializers
-from fedjax_pfl.models.registry import check_width, model
+from fedjax_pfl.models.registry import check_width, register_model
 from fedjax_pfl.models.text import check_texts
 
 
@@ -68,7 +68,7 @@ class CharLSTM(nn.Module):
         return self.head(self.features(ids))
 
 
-@model("char_lstm")
+@register_model("char_lstm")
 def _char_lstm(
     input_shape,
     num_classes,

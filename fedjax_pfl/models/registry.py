@@ -17,14 +17,24 @@ PROJECTION = "projection"  # an option of every network
 PER_TOKEN = "per_token"  # of networks for texts with an output for each token
 
 
-def model(name: str) -> Callable[[F], F]:
-    """Registers `factory(input_shape, num_classes, initializer, **options) -> linen module`.
+def register_model(name: str) -> Callable[[F], F]:
+    """Decorator that gives a network a name, for scripts and `federate`.
 
-    Keyword-only parameters of the factory are the network's options. With one called `vocab_size`
-    the network takes token ids.
+    The function is `factory(input_shape, num_classes, initializer, **options)` and returns whatever
+    `federate` takes as a model, such as a linen module; it makes no arrays. Keyword-only parameters
+    are the network's options. With one called `vocab_size` the network takes token ids.
+
+    Raises:
+      InputError: the name is another network's.
     """
+    require(isinstance(name, str) and bool(name.strip()), "name of the model", name, "text")
 
     def register(factory: F) -> F:
+        require(callable(factory), f"model {name!r}", type(factory).__name__, "a function")
+        known = MODELS.get(name)
+        places = {(f.__module__, f.__qualname__) for f in (known, factory) if f is not None}
+        if len(places) > 1:  # a module run twice may register its own once more
+            raise InputError(f"The model {name!r} is registered already, by another function.")
         MODELS[name] = factory
         return factory
 

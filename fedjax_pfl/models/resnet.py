@@ -6,7 +6,7 @@ import flax.linen as nn
 
 from fedjax_pfl.models.layers import Conv, Dense, global_mean, max_pool
 from fedjax_pfl.models.normalization import BatchNorm
-from fedjax_pfl.models.registry import check_images, model
+from fedjax_pfl.models.registry import check_images, register_model
 
 
 class ConvNorm(nn.Module):
@@ -83,7 +83,7 @@ class ResNet(nn.Module):
         return self.head(self.features(x, train, valid))
 
 
-@model("resnet8")
+@register_model("resnet8")
 def _resnet8(input_shape, num_classes, initializer):
     """FedDWA's ResNet-8 for Tiny-ImageNet, weights from He's normal law as in its code."""
     check_images("resnet8", input_shape, 4)

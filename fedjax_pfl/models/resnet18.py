@@ -9,7 +9,7 @@ import flax.linen as nn
 from fedjax_pfl.errors import require, require_name
 from fedjax_pfl.models.layers import Conv, Dense, global_mean, max_pool
 from fedjax_pfl.models.normalization import GroupNorm
-from fedjax_pfl.models.registry import check_images, check_width, model
+from fedjax_pfl.models.registry import check_images, check_width, register_model
 from fedjax_pfl.models.resnet import ConvNorm, ResidualBlock
 
 STEMS = ("small", "large")
@@ -85,13 +85,13 @@ def _made(name, input_shape, num_classes, initializer, stem, groups) -> ResNet18
     return ResNet18(num_classes, large=stem == "large", groups=groups, initializer=initializer)
 
 
-@model("resnet18")
+@register_model("resnet18")
 def _resnet18(input_shape, num_classes, initializer, *, stem: str = "small"):
     """ResNet-18; stem=small as usual for CIFAR, stem=large as torchvision's for ImageNet."""
     return _made("resnet18", input_shape, num_classes, initializer, stem, 0)
 
 
-@model("resnet18_gn")
+@register_model("resnet18_gn")
 def _resnet18_gn(input_shape, num_classes, initializer, *, stem: str = "small", groups: int = 2):
     """ResNet-18 with group normalisation, of two groups as in adaptive federated optimization."""
     check_width("groups", groups)

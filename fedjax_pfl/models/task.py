@@ -294,8 +294,12 @@ class FunctionTask(Task):
         return Outputs(self.apply_fn(model["params"], inputs), {})
 
 
+# What makes tasks of other libraries' modules, `(model, dtype)`, None for anything else.
+FOREIGN: list[Callable[[Any, str], Task | None]] = []
+
+
 def as_task(model: Any, dtype: str = "float32") -> Task:
-    """A `Task` of a `Task`, a linen module, or an (init, apply) pair.
+    """A `Task` of a `Task`, a linen, NNX or Equinox module, or an (init, apply) pair.
 
     Raises:
       InputError: anything else.
@@ -304,9 +308,12 @@ def as_task(model: Any, dtype: str = "float32") -> Task:
         return model
     if isinstance(model, nn.Module):
         return LinenTask(model, dtype=dtype)
+    for foreign in FOREIGN:
+        if (task := foreign(model, dtype)) is not None:
+            return task
     if isinstance(model, tuple) and len(model) == 2 and all(callable(f) for f in model):
         return FunctionTask(*model, dtype=dtype)
     raise InputError(
-        "model must be a name, a flax.linen module, a Task or a pair of functions (init, apply), "
-        f"got {type(model).__name__}."
+        "model must be a name, a flax.linen, NNX or Equinox module, a Task or a pair of functions "
+        f"(init, apply), got {type(model).__name__}."
     )

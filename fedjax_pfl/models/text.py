@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from fedjax_pfl.errors import InputError
 from fedjax_pfl.models.layers import Conv, Dense, Embedding
-from fedjax_pfl.models.registry import check_dropout, check_width, model
+from fedjax_pfl.models.registry import check_dropout, check_width, register_model
 
 
 class FastText(nn.Module):
@@ -83,14 +83,14 @@ def check_texts(name: str, input_shape: tuple[int, ...], shortest: int) -> None:
         )
 
 
-@model("fasttext")
+@register_model("fasttext")
 def _fasttext(input_shape, num_classes, initializer, *, vocab_size: int, hidden: int = 512):
     """PFLlib's fastText: mean of embeddings, one linear layer of 512 units."""
     check_texts("fasttext", input_shape, 1)
     return FastText(num_classes, vocab_size, check_width("hidden", hidden), initializer)
 
 
-@model("textcnn")
+@register_model("textcnn")
 def _textcnn(
     input_shape,
     num_classes,

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from fedjax_pfl.errors import InputError, require
 from fedjax_pfl.models.layers import Dense
 from fedjax_pfl.models.normalization import LayerNorm
-from fedjax_pfl.models.registry import check_images, check_width, model
+from fedjax_pfl.models.registry import check_images, check_width, register_model
 
 
 class Attention(nn.Module):
@@ -100,7 +100,7 @@ class _Tokens(nn.Module):
         return x + self.param("positions", small, (1, *x.shape[1:])).astype(x.dtype)
 
 
-@model("vit_tiny")
+@register_model("vit_tiny")
 def _vit_tiny(
     input_shape,
     num_classes,

@@ -38,7 +38,7 @@ MAINS = {
 # How many blocks of Python a page has that need nothing, and which test runs them.
 RUN_BY = {
     "README.md": (2, "test_readme.py"),
-    "docs/your_own.md": (12, "test_your_own.py"),
+    "docs/your_own.md": (15, "test_your_own.py"),
     "docs/partitions.md": (1, "test_commands.py"),
     "docs/migrating.md": (1, "test_migrating.py"),
     "docs/using_models.md": (5, "test_using_models.py"),
@@ -233,6 +233,7 @@ def test_commands_run(page, tmp_path, monkeypatch, capsys):
     x, y = np.random.default_rng(0).random((200, 12), np.float32), np.arange(200) % 4
     np.savez("mine.npz", x_train=x, y_train=y)  # as docs/your_own.md makes it
     np.savez("targets.npz", x_train=x, y_train=x[:, 0])  # as docs/tasks.md does
+    np.savez("hospitals.npz", x_train=x, y_train=y, hospital_train=y)
     for script, words in in_reach(page):
         if script in ("experiments.run", "experiments.sweep"):
             own = [word for word in words if not re.match("--(grid|rank_by)", word)]

@@ -12,11 +12,12 @@ BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), r
 
 
 @pytest.fixture(autouse=True)
-def known_algorithms():
-    before = dict(pfl.ALGORITHMS)
+def known_names():
+    before = [(known, dict(known)) for known in (pfl.ALGORITHMS, pfl.MODELS)]
     yield
-    pfl.ALGORITHMS.clear()
-    pfl.ALGORITHMS.update(before)
+    for known, names in before:
+        known.clear()
+        known.update(names)
 
 
 def run_blocks(blocks, tmp_path, monkeypatch):

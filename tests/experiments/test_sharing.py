@@ -10,7 +10,7 @@ import pytest
 from experiments.run import main
 from fedjax_pfl.models.layers import Dense
 from fedjax_pfl.models.normalization import BatchNorm
-from fedjax_pfl.models.registry import MODELS, model
+from fedjax_pfl.models.registry import MODELS, register_model
 
 NAMES = ("fedavg", "fedper", "lg_fedavg", "fedbn")
 WORDS = ("--dataset=digits", "--num_clients=5", "--rounds=2", "--num_seeds=1", "--local_steps=2",
@@ -31,7 +31,7 @@ class Small(nn.Module):
 
 @pytest.fixture(scope="module", autouse=True)
 def small_network():
-    @model("small_normed")
+    @register_model("small_normed")
     def make(input_shape, num_classes, initializer):
         """Linear, batch normalisation, ReLU, linear."""
         return Small(num_classes)

@@ -209,7 +209,10 @@ def good_init(key, inputs):
     [
         ("cnm", "Unknown model 'cnm'. Did you mean 'cnn'"),
         ("cnn", "Model 'cnn' takes images .* Use 'mlp'"),
-        (3, r"model must be a name, a flax.linen module, a Task or a pair .* got int\."),
+        (
+            3,
+            r"model must be a name, a flax.linen, NNX or Equinox module, .* a pair .* got int\.",
+        ),
         ((good_init,), "got tuple"),
         (nn.Dense(5), r"must return logits \[batch, 3\] .* got \[2, 5\] for a batch of 2"),
         (nn.Conv(3, (3, 3, 3)), r"The model can't take samples of shape \(4,\): "),

@@ -1,7 +1,7 @@
 """Turns planned counts into index lists: each class is a deck that is cut and dealt."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -10,12 +10,21 @@ Strata = list[np.ndarray]  # one client's samples: shuffled pool indices
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Samples to deal: pool indices [n], their labels [n], C, and their name in sentences."""
+    """Samples to deal.
+
+    Attributes:
+      idx: pool indices [n].
+      labels: their labels [n].
+      num_classes: C.
+      what: their name in sentences.
+      columns: the data set's columns, [n] by name.
+    """
 
     idx: np.ndarray
     labels: np.ndarray
     num_classes: int
     what: str
+    columns: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def counts(self) -> np.ndarray:
         """Samples per class [C]."""

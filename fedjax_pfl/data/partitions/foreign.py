@@ -8,12 +8,16 @@ from fedjax_pfl.data.partitions.flbench import LISTS, is_flbench
 from fedjax_pfl.data.partitions.importers import import_partition
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.pfllib_files import is_pfllib
+from fedjax_pfl.data.sources.leaf import is_leaf
 from fedjax_pfl.data.sources.registry import Dataset
 from fedjax_pfl.errors import InputError
 
 
 def recognised(place: Path) -> str | None:
-    """The importer for a file or folder, from the names in it; None for no other tool's."""
+    """The tool that wrote a file or folder, from the names in it; None for no other tool's.
+
+    "leaf" is a data set with clients, the others are importers of splits.
+    """
     if place.is_file():
         return "flower" if place.suffix == ".json" else None
     if not place.is_dir():
@@ -22,6 +26,8 @@ def recognised(place: Path) -> str | None:
         return "pfllib"
     if is_flbench(place):
         return "flbench"
+    if is_leaf(place):
+        return "leaf"
     numbered = any(re.search(r"\d$", entry.stem) for entry in place.iterdir())
     return "flower" if numbered else None
 
@@ -42,6 +48,11 @@ def read_partition(path: str | Path, dataset: Dataset) -> Partition:
         if place.name == LISTS and is_flbench(place.parent):
             place = place.parent
         source = recognised(place)
+    if source == "leaf":
+        raise InputError(
+            f"{place} is a folder of LEAF's, which holds samples and their clients: give it as the "
+            f"data set, leaf:{place}, with the rule by_column."
+        )
     if source is not None:
         return import_partition(source, place, dataset)
     if place.is_dir():

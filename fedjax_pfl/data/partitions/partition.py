@@ -18,8 +18,10 @@ from fedjax_pfl.data.partitions.statistics import SPLITS
 from fedjax_pfl.data.places import read_npz
 from fedjax_pfl.data.whole_files import writing
 from fedjax_pfl.errors import InputError, require, require_name, require_whole
+from fedjax_pfl.values import is_list
 
 _FILE_KEYS = {"train": "train", "test": "test", "validation": "val"}
+_NAMES = "client_names"
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +38,7 @@ class Partition:
       rule: name of the rule that made it; "file" if it was loaded.
       options: the rule's options as resolved, and facts that it reports.
       allow_overlap: whether a sample may be held more than once.
+      names: of the N clients, where they have any, such as "hospital_3"; else empty.
     """
 
     train: Ragged
@@ -45,6 +48,7 @@ class Partition:
     rule: str = "custom"
     options: dict[str, Any] = field(default_factory=dict)
     allow_overlap: bool = False
+    names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         given = type(self.options).__name__
@@ -57,6 +61,10 @@ class Partition:
         if self.validation is None:
             empty = Ragged(np.zeros(0, np.int32), np.zeros_like(self.train.offsets))
             object.__setattr__(self, "validation", empty)
+        listed = is_list(self.names) and all(isinstance(name, str) for name in self.names)
+        object.__setattr__(self, "names", tuple(self.names) if listed else self.names)
+        fits = listed and len(set(self.names)) == len(self.names) in (0, self.num_clients)
+        require(fits, "names", self.names, f"{self.num_clients} different names of clients, or ()")
 
     @classmethod
     def from_lists(
@@ -169,7 +177,8 @@ class Partition:
           OutputError: it can't be written; no part of it is left.
         """
         buffer = io.BytesIO()
-        save_arrays(buffer, self._arrays())
+        names = {_NAMES: np.array(self.names)} if self.names else {}
+        save_arrays(buffer, self._arrays() | names)
         path = Path(path)
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -191,15 +200,17 @@ class Partition:
         """Reads an NPZ file with one list of pool indices per client and split.
 
         Keys: `train_idx` [total] and `train_offsets` [N + 1], `test_idx`, `test_offsets`, and
-        optionally `val_idx`, `val_offsets`, `label_map` [N, C]; all integers. Samples may be held
-        more than once; `report` and `summary` then say so.
+        optionally `val_idx`, `val_offsets`, `label_map` [N, C]; all integers. `client_names` [N] is
+        text. Samples may be held more than once; `report` and `summary` then say so.
 
         Raises:
           InputError: not such a file, or offsets that don't describe N lists.
         """
         path = as_path("Path of a partition", path)
         required = ("train_idx", "train_offsets", "test_idx", "test_offsets")
-        arrays = read_npz(path, required, ("val_idx", "val_offsets", "label_map"))
+        arrays = read_npz(path, required, ("val_idx", "val_offsets", "label_map", _NAMES))
+        names = arrays.pop(_NAMES, np.zeros(0, "U1"))
+        require(names.dtype.kind == "U", f"{_NAMES} in {path}", str(names.dtype), "text")
         if ("val_idx" in arrays) != ("val_offsets" in arrays):
             raise InputError(f"{path} must have both of val_idx and val_offsets or neither.")
         for key, array in arrays.items():
@@ -219,6 +230,7 @@ class Partition:
             rule="file",
             options={"path": str(path)},
             allow_overlap=True,
+            names=tuple(names.reshape(-1).tolist()),
         )
         loaded._check_offsets()
         return loaded

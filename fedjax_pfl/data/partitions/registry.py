@@ -33,6 +33,7 @@ class Plan(NamedTuple):
       allow_overlap: whether several clients may be dealt the same sample.
       unread: options that this mode of the rule doesn't read, with the mode that reads them. Giving
         one is an error.
+      names: of the clients, where they have any.
     """
 
     deal: Deal
@@ -40,6 +41,7 @@ class Plan(NamedTuple):
     label_map: np.ndarray | None = None
     allow_overlap: bool = False
     unread: Mapping[str, str] = MappingProxyType({})
+    names: tuple[str, ...] = ()
 
 
 class Rule(NamedTuple):
@@ -50,6 +52,7 @@ class Rule(NamedTuple):
     test_split: str
     test_fraction: float
     needs_classes: bool
+    natural: bool
 
 
 RULES: dict[str, Rule] = {}
@@ -63,6 +66,7 @@ def register_rule(
     test_split: str = "official",
     test_fraction: float = 0.25,
     needs_classes: bool = True,
+    natural: bool = False,
 ) -> Callable[[F], F]:
     """Decorator that adds a rule to `RULES`.
 
@@ -71,11 +75,19 @@ def register_rule(
       equal_sizes: whether all clients get the same number of samples; a cap is then met exactly.
       test_split: the meaning of "auto" where an official test split exists.
       test_fraction: the rule's default of that option.
+      natural: whether the data have clients, so that `num_clients` may be None for all of them.
       needs_classes: whether it deals by class, so that data sets without classes are refused.
     """
 
     def register(plan: F) -> F:
-        RULES[name] = Rule(plan, equal_sizes, test_split, test_fraction, needs_classes)
+        RULES[name] = Rule(
+            plan,
+            equal_sizes,
+            test_split,
+            test_fraction,
+            needs_classes=needs_classes,
+            natural=natural,
+        )
         return plan
 
     return register
@@ -137,14 +149,14 @@ def _parse(name: str, text: str, default):
 
 
 def make_partition(
-    rule: str, dataset: Dataset, num_clients: int, seed: int, **options: Any
+    rule: str, dataset: Dataset, num_clients: int | None, seed: int, **options: Any
 ) -> Partition:
     """Deals a data set to clients.
 
     Args:
       rule: a name in `RULES`; its docstring and `rule_options` tell its own options.
       dataset: the data set; indices go into its pool, training samples before test samples.
-      num_clients: number of clients N.
+      num_clients: number of clients N; for `by_column` None takes all that the data have.
       seed: the partition is a function of the arguments and this number alone.
       **options: the rule's options, and for every rule
         test_split: "official" deals the official test samples by the same plan; "pooled" deals all
@@ -185,7 +197,8 @@ def make_partition(
     resolved = defaults | given
     common = {name: resolved[name] for name in COMMON_OPTIONS}
     own = {name: value for name, value in resolved.items() if name not in COMMON_OPTIONS}
-    num_clients = integer("num_clients", num_clients, 1)
+    if num_clients is not None or not RULES[rule].natural:
+        num_clients = integer("num_clients", num_clients, 1)
     seed = integer("seed", seed, 0, limit=2**63)
     fraction = common["test_fraction"]
     in_range = is_number(fraction) and 0 <= fraction < 1
@@ -204,17 +217,18 @@ def make_partition(
     what = "samples" if common["test_split"] == "pooled" else "training samples"
     train = _samples(dataset, labels, 0, first_test, what)
     test = _samples(dataset, labels, first_test, len(labels), "test samples")
-    for samples in (train, test) if official else (train,):
-        if len(samples.idx) < num_clients:
+    shared = () if RULES[rule].natural else (train, test) if official else (train,)
+    for samples in shared:
+        if num_clients is not None and len(samples.idx) < num_clients:
             raise InputError(
                 f"{num_clients} clients can't share {len(samples.idx)} {samples.what}: "
                 f"at most {len(samples.idx)} clients can."
             )
     # One stream per purpose: a cap or another test split doesn't change the plan.
     plan_rng, train_rng, test_rng = (np.random.default_rng([seed, purpose]) for purpose in range(3))
-    what = f"A table of {num_clients:,} clients and {dataset.num_classes:,} classes"
-    require_memory(what, 8 * num_clients * dataset.num_classes)
+    _require_table(num_clients, dataset.num_classes)
     plan = RULES[rule].plan(train, num_clients, plan_rng, **own)
+    _require_table(len(plan.names), dataset.num_classes)
     check_read(given, plan.unread)
     dealt = plan.deal(train, train_rng)
     if official:
@@ -230,6 +244,7 @@ def make_partition(
         options=own | common | {"seed": seed} | plan.resolved,
         label_map=plan.label_map,
         allow_overlap=plan.allow_overlap,
+        names=plan.names,
     )
     partition.validate(len(labels), dataset.num_classes, labels)
     return partition
@@ -249,8 +264,15 @@ def check_read(given: Mapping[str, Any], unread: Mapping[str, str]) -> None:
             )
 
 
+def _require_table(num_clients: int | None, num_classes: int) -> None:
+    what = f"A table of {num_clients or 0:,} clients and {num_classes:,} classes"
+    require_memory(what, 8 * (num_clients or 0) * num_classes)
+
+
 def _samples(dataset: Dataset, labels, start: int, stop: int, what: str) -> Samples:
-    return Samples(np.arange(start, stop), labels[start:stop], dataset.num_classes, what)
+    columns = {name: values[start:stop] for name, values in dataset.columns.items()}
+    idx = np.arange(start, stop)
+    return Samples(idx, labels[start:stop], dataset.num_classes, what, columns)
 
 
 def integer(name: str, value: Any, low: int, high: int | None = None, limit: int = LIMIT) -> int:

@@ -4,7 +4,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedjax_pfl.data.partitions import dirichlet, feddwa, pfedla, pfllib, spfl, waffle  # noqa: F401 - importing them registers their rules
+from fedjax_pfl.data.partitions import by_column, dirichlet, feddwa, pfedla, pfllib, spfl, waffle  # noqa: F401 - importing them registers their rules
 from fedjax_pfl.data.partitions.dealing import (
     Samples,
     apportion,

@@ -2,12 +2,15 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from fedjax_pfl.data.arrow_files import batches, open_parquet
 from fedjax_pfl.data.cache import cached_arrays, hash_of
+from fedjax_pfl.data.columns import checked_columns, named
+from fedjax_pfl.data.csv_files import check_header
 from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
 from fedjax_pfl.data.image_decoding import ImageSize, decode_images, parse_size
 from fedjax_pfl.data.limits import require_memory
@@ -25,6 +28,7 @@ def load_parquet(
     image_column: str | None = None,
     label_column: str | None = None,
     num_classes: int | None = None,
+    id_columns: str = "",
 ) -> Dataset:
     """A folder with train*.parquet (and test*.parquet) files, directly or in its folder `data`.
 
@@ -35,6 +39,7 @@ def load_parquet(
       image_column: bytes, or a struct with a field `bytes`; None takes `image` or `img`.
       label_column: integers 0..C-1; None takes `label`, `fine_label` or `labels`.
       num_classes: C; None takes the number of names in the file, else the largest label + 1.
+      id_columns: columns to keep beside the images, for the rule `by_column`, such as "writer_id".
 
     Raises:
       InputError: no such folder or files, a file that is no Parquet file, or a column or an image
@@ -48,8 +53,15 @@ def load_parquet(
         require_whole("num_classes", num_classes, 1)
     for place in (data_dir, data_dir / "data"):
         if any(place.glob("*.parquet")):
-            columns = (image_column, label_column)
-            return _load(data_dir.resolve().name, place, image_size, channels, columns, num_classes)
+            data = _load(
+                data_dir.resolve().name,
+                place,
+                image_size,
+                channels,
+                (image_column, label_column),
+                num_classes,
+            )
+            return replace(data, columns=_kept(place, data, id_columns)) if id_columns else data
     raise InputError(f"{data_dir} holds no .parquet files.")
 
 
@@ -98,6 +110,23 @@ def _load(name, folder, image_size, channels, columns, num_classes, note="") -> 
         class_names=names,
         note=note,
     )
+
+
+def _kept(folder: Path, data: Dataset, id_columns: str) -> dict[str, np.ndarray]:
+    """Columns of whole numbers or text beside the images, of all files."""
+    files = [file for split in ("train", "test") for file in sorted(folder.glob(f"{split}*"))]
+    parts = {}
+    for path in (file for file in files if file.suffix == ".parquet"):
+        opened = open_parquet(path)
+        check_header(path, opened.schema_arrow.names)
+        for name in named(id_columns, opened.schema_arrow.names, path):
+            for batch in batches(path, opened, [name]):
+                column = batch.column(name)
+                if column.null_count:
+                    raise InputError(f"Column {name!r} of {path} has rows without a value.")
+                parts.setdefault(name, []).append(column.to_numpy(zero_copy_only=False))
+    joined = {name: np.concatenate(part) for name, part in parts.items()}
+    return checked_columns(data.name, joined, data.num_train + data.num_test)
 
 
 def _decode(files, columns, size, channels) -> tuple[np.ndarray, np.ndarray]:

@@ -12,15 +12,19 @@ from typing import Any, NamedTuple, TypeVar, get_args
 
 import numpy as np
 
+from fedjax_pfl.data.columns import named
 from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
 from fedjax_pfl.data.files import as_path, reading
 from fedjax_pfl.data.labels import CLASSES
-from fedjax_pfl.data.places import folders, read_npz
+from fedjax_pfl.data.places import folders, npz_names, read_npz
 from fedjax_pfl.data.sources import cifar, idx
 from fedjax_pfl.data.sources.idx import EMNIST_CLASSES, read_idx
 from fedjax_pfl.data.sources.images import load_cinic10, load_folder, load_tiny_imagenet
+from fedjax_pfl.data.sources.leaf import load_leaf
 from fedjax_pfl.data.sources.parquet import load_cifar10_jpeg, load_parquet
 from fedjax_pfl.data.sources.pfllib import load_pfllib
+from fedjax_pfl.data.sources.recordings import load_recordings
+from fedjax_pfl.data.sources.table import load_table
 from fedjax_pfl.data.sources.text import load_ag_news, load_text_csv
 from fedjax_pfl.data.sources.tfds import find_prepared, load_tfds, read_prepared
 from fedjax_pfl.data.sources.tfds_prepare import prepare_tfds, tfds_folder
@@ -48,12 +52,14 @@ class Source(NamedTuple):
         source that reads many data sets by name.
       named: whether the text after the colon in "SOURCE:..." is such a name instead of a path.
       bundled: whether it needs no files, so that nothing may follow the colon.
+      natural: whether its samples say whose they are, so that scripts make clients by column.
     """
 
     description: str
     load: Callable[..., Dataset]
     named: bool = False
     bundled: bool = False
+    natural: bool = False
 
     @property
     def text_options(self) -> list[str]:
@@ -67,12 +73,16 @@ F = TypeVar("F", bound=Callable[..., Dataset])
 
 
 def register_dataset(
-    name: str, description: str, named: bool = False, bundled: bool = False
+    name: str,
+    description: str,
+    named: bool = False,
+    bundled: bool = False,
+    natural: bool = False,
 ) -> Callable[[F], F]:
     """Decorator that adds `load(data_dir: Path | None, ...) -> Dataset` to `DATASETS`."""
 
     def register(load: F) -> F:
-        DATASETS[name] = Source(description, load, named, bundled)
+        DATASETS[name] = Source(description, load, named, bundled, natural)
         return load
 
     return register
@@ -198,12 +208,22 @@ def _load_cifar(name: str, data_dir: Path | None) -> Dataset:
     return data
 
 
-def _load_npz(path: Path | None, vocab_size: int | None = None, task: str = CLASSES) -> Dataset:
+def _load_npz(
+    path: Path | None,
+    vocab_size: int | None = None,
+    task: str = CLASSES,
+    id_columns: str = "",
+) -> Dataset:
     if path is None:
         raise InputError("Data set 'npz' needs the path of a file: write npz:PATH or set data_dir.")
     arrays = read_npz(path, ("x_train", "y_train"), ("x_test", "y_test"))
     if ("x_test" in arrays) != ("y_test" in arrays):
         raise InputError(f"{path} must have both of x_test and y_test or neither.")
+    ends = [end for end in ("_train", "_test") if f"x{end}" in arrays]
+    known = [name.removesuffix(end) for end in ends[:1] for name in npz_names(path)
+             if name.endswith(end) and name not in arrays]  # fmt: skip
+    ids = {name: [f"{name}{end}" for end in ends] for name in named(id_columns, known, path)}
+    kept = read_npz(path, [key for keys in ids.values() for key in keys])
     return dataset_from_arrays(
         path.stem,
         arrays["x_train"],
@@ -211,8 +231,10 @@ def _load_npz(path: Path | None, vocab_size: int | None = None, task: str = CLAS
         arrays.get("x_test"),
         arrays.get("y_test"),
         vocab_size=vocab_size,
+        columns={name: np.concatenate([kept[key].reshape(-1) for key in keys])
+                  for name, keys in ids.items()},
         task=task,
-    )
+    )  # fmt: skip
 
 
 DATASETS |= {
@@ -242,12 +264,23 @@ DATASETS |= {
     "ag_news": Source("127,600 news texts of 4 classes: train.csv and test.csv", load_ag_news),
     "folder": Source("your own images, folder:PATH with one folder per class", load_folder),
     "parquet": Source("your own images, parquet:PATH with train*.parquet files", load_parquet),
+    "table": Source("your own table of numbers, table:PATH of a CSV or Parquet file", load_table),
     "text_csv": Source("your own texts, text_csv:PATH of a CSV file or folder", load_text_csv),
     "npz": Source(
         "your own arrays, npz:PATH with x_train, y_train (and x_test, y_test)", _load_npz
     ),
     "pfllib": Source(
         "a folder that PFLlib wrote, pfllib:PATH, with its samples and their clients", load_pfllib
+    ),
+    "leaf": Source(
+        "a folder that LEAF wrote, leaf:PATH, such as FEMNIST or Shakespeare, by user",
+        load_leaf,
+        natural=True,
+    ),
+    "recordings": Source(
+        "windows of your own sensors' recordings, recordings:PATH of an NPZ file",
+        load_recordings,
+        natural=True,
     ),
     "tfds": Source("anything TFDS prepared, tfds:NAME such as tfds:kmnist", load_tfds, named=True),
 }

@@ -5,21 +5,20 @@ tokens of its own, a vocabulary of the most frequent tokens of the training text
 """
 
 import collections
-import contextlib
-import csv
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_pfl.data.columns import named
+from fedjax_pfl.data.csv_files import check_header, read_rows
 from fedjax_pfl.data.dataset import MAX_VOCABULARY, Dataset, dataset_from_arrays
-from fedjax_pfl.data.files import require_file
 from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.data.places import folders, not_found
-from fedjax_pfl.errors import InputError, require
+from fedjax_pfl.errors import InputError, require, unknown_name
 
 PAD, UNKNOWN = 0, 1
 _RESERVED = ("<pad>", "<unk>")
@@ -67,10 +66,22 @@ def encode(tokens: Iterable[list[str]], vocabulary: dict[str, int], length: int)
     return ids
 
 
+class Columns(NamedTuple):
+    """Names of a CSV file's columns as given: of the label, the text, and those to keep."""
+
+    label: str | None = None
+    text: str | None = None
+    kept: str = ""
+
+
+USUAL = Columns()
+
+
 class _Texts(NamedTuple):
     path: Path
     labels: list[str]
     texts: list[str]
+    kept: dict[str, list[str]]
 
 
 def load_ag_news(
@@ -111,6 +122,9 @@ def load_text_csv(
     max_tokens: int = 32_000,
     max_length: int = 200,
     min_frequency: int = 1,
+    label_column: str | None = None,
+    text_column: str | None = None,
+    id_columns: str = "",
 ) -> Dataset:
     """Your own labelled texts: one CSV file, or a folder with train.csv (and test.csv).
 
@@ -124,7 +138,10 @@ def load_text_csv(
       max_tokens: largest number of ids (see `build_vocabulary`).
       max_length: number of tokens that a text is cut or padded to.
       min_frequency: tokens that occur less often get no id.
+      label_column, text_column: names in the header; None takes `label`, and `text` or all others.
+      id_columns: columns to keep beside the texts, for the rule `by_column`, such as "user".
     """
+    columns = Columns(label_column, text_column, id_columns)
     if data_dir is None:
         raise InputError(
             "Data set 'text_csv' needs the path of a file or folder: write text_csv:PATH or set "
@@ -132,11 +149,13 @@ def load_text_csv(
         )
     test = None
     if data_dir.is_dir():
-        train, test = (_read(data_dir / f"{split}.csv") for split in ("train", "test"))
+        train, test = (
+            _read(data_dir / f"{split}.csv", None, columns) for split in ("train", "test")
+        )
         if train is None:
             raise InputError(f"{data_dir} lacks train.csv (label, text).")
     else:
-        train = _read(data_dir)
+        train = _read(data_dir, None, columns)
         if train is None:
             raise InputError(f"No file {data_dir}: give a CSV file of labels and texts.")
     values = sorted(set(train.labels))
@@ -181,6 +200,10 @@ def _encoded(name, train, test, class_names, values, options, note="") -> Datase
             encode(map(tokenize, test.texts), vocabulary, max_length),
             np.array([number[value] for value in test.labels]),
         ]
+    kept = {
+        column: values + ([] if test is None else test.kept[column])
+        for column, values in train.kept.items()
+    }
     return dataset_from_arrays(
         name,
         *arrays,
@@ -188,63 +211,45 @@ def _encoded(name, train, test, class_names, values, options, note="") -> Datase
         vocab_size=len(vocabulary) + 2,
         class_names=class_names,
         note=note,
+        columns=kept,
     )
 
 
-def _read(path: Path, columns: int | None = None) -> _Texts | None:
+def _read(path: Path, columns: int | None = None, options: Columns = USUAL) -> _Texts | None:
     """Labels and texts of a CSV file, None where there is none; rows have `columns` cells each."""
     if not path.exists():
         return None
-    # Python takes some ten bytes for one in a table of short cells.
-    require_memory(f"The texts of {path}", 10 * require_file(path))
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file, _long_cells():
-            rows = _rows(path, csv.reader(file, strict=True), columns)
-    except (csv.Error, UnicodeDecodeError, OSError) as error:
-        raise InputError(f"{path} can't be read as a CSV file in UTF-8: {error}") from error
+    rows = read_rows(path, columns, " (label first)")
     if not rows:
         raise InputError(f"{path} holds no texts.")
-    label, text = 0, [i for i in range(len(rows[0])) if i != 0]
+    label, text, kept = 0, [i for i in range(len(rows[0])) if i != 0], {}
     header = [cell.strip().lower() for cell in rows[0]]
-    if columns is None and "label" in header:
-        twice = [name for name in dict.fromkeys(header) if name and header.count(name) > 1]
-        if twice:
-            raise InputError(
-                f"{path} has {header.count(twice[0])} columns called {twice[0]!r}: rename all but "
-                "one."
-            )
+    named_label = (options.label or "label").lower()
+    if columns is None and (named_label in header or options != USUAL):
+        check_header(path, header)
         rows = rows[1:]
-        label = header.index("label")
-        text = [header.index("text")] if "text" in header else range(len(header))
-        text = [i for i in text if i != label]
+        label, text, kept = _places(path, header, named_label, options)
     if not rows:
         raise InputError(f"{path} holds no texts below its header.")
     labels = [sys.intern(row[label].strip()) for row in rows]
     if "" in labels:
         raise InputError(f"{path} has no label in row {labels.index('') + 1}.")
-    return _Texts(path, labels, [" ".join(row[i] for i in text) for row in rows])
+    texts = [" ".join(row[i] for i in text) for row in rows]
+    return _Texts(path, labels, texts, {name: [row[i] for row in rows] for name, i in kept.items()})
 
 
-@contextlib.contextmanager
-def _long_cells() -> Iterator[None]:
-    """Lets a cell have any length while it lasts: Python's own limit is 131,072 characters."""
-    limit = csv.field_size_limit(2**31 - 1)
-    try:
-        yield
-    finally:
-        csv.field_size_limit(limit)
-
-
-def _rows(path: Path, reader, columns: int | None) -> list[list[str]]:
-    rows = []
-    for row in reader:
-        if not row:
-            continue  # an empty line
-        wanted = columns or (len(rows[0]) if rows else max(len(row), 2))
-        if len(row) != wanted:
-            raise InputError(
-                f"{path} must have {wanted} columns (label first) in every row, got {len(row)} in "
-                f"the row that ends in line {reader.line_num}."
-            )
-        rows.append(row)
-    return rows
+def _places(
+    path: Path, header: list[str], label: str, options: Columns
+) -> tuple[int, list[int], dict[str, int]]:
+    """Where the label is, the text (one column or more), and the columns that are kept."""
+    kept = {name: header.index(name) for name in named(options.kept.lower(), header, path)}
+    for name in filter(None, (label, (options.text or "").lower())):
+        if name not in header:
+            raise unknown_name(f"column of {path}:", name, header)
+        require(name not in kept, "id_columns", options.kept, f"columns other than {name!r}")
+    if options.text or "text" in header:
+        text = [header.index((options.text or "text").lower())]
+    else:
+        text = [i for i in range(len(header)) if i not in kept.values()]
+    at = header.index(label)
+    return at, [i for i in text if i != at], kept

@@ -86,7 +86,9 @@ def test_columns_whose_names_read_like_numbers(tmp_path):
     assert data.num_classes == 2
     with pytest.raises(InputError, match="num_classes must be a whole number of at least 1, got 0"):
         load_dataset(f"parquet:{tmp_path}", image_column="0", label_column="1.50", num_classes=0)
-    assert DATASETS["parquet"].text_options == ["image_size", "image_column", "label_column"]
+    assert DATASETS["parquet"].text_options == [
+        "image_size", "image_column", "label_column", "id_columns",
+    ]  # fmt: skip
     assert DATASETS["digits"].text_options == []
     options = ("image_column=0", "label_column=1.50", "image_size=4")
     words = [f"--data_option={option}" for option in options]

@@ -102,7 +102,7 @@ def test_an_example_by_name(capsys):
 
 
 def test_an_example_is_code_too(tmp_path, capsys):
-    assert own_code.examples().keys() == {"kept_average"}
+    assert own_code.examples().keys() == {"kept_average", "sensor_network"}
     (tmp_path / "mine.flags").write_text(
         "--preset=digits_quick\n--import_file=example:kept_average"
     )

@@ -1,0 +1,74 @@
+"""Columns beside samples and labels: who wrote a sample, or the hospital that it is from."""
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedjax_pfl.errors import InputError, require, unknown_name
+
+
+def named(given: str, known: Collection[str], where: Path | str) -> tuple[str, ...]:
+    """The names in a text such as "writer,hospital", which all are known.
+
+    Args:
+      given: names with commas between them; empty for none.
+      known: names of all columns.
+      where: what has these columns, for sentences.
+
+    Raises:
+      InputError: an unknown name (the sentence has the nearest one), or one that is given twice.
+    """
+    require(isinstance(given, str), "id_columns", given, "names with commas between them")
+    names = tuple(word.strip() for word in given.split(",") if word.strip())
+    for name in names:
+        if name not in known:
+            raise unknown_name(f"column of {where}:", name, known)
+        require(names.count(name) == 1, "id_columns", given, f"names of which {name!r} is only one")
+    return names
+
+
+def checked_columns(
+    dataset: str, columns: Mapping[str, ArrayLike], count: int
+) -> dict[str, np.ndarray]:
+    """Columns as arrays [count] of int64, or of text where some value is no whole number.
+
+    Raises:
+      InputError: another number of values, values of another type, or an empty text.
+    """
+    require(isinstance(columns, Mapping), "columns", type(columns).__name__, "a dict")
+    return {name: _checked(f"Column {name!r} of data set {dataset!r}", values, count)
+            for name, values in columns.items()}  # fmt: skip
+
+
+def _checked(what: str, values: ArrayLike, count: int) -> np.ndarray:
+    try:
+        column = np.asarray(values)
+    except ValueError:  # lists of several lengths
+        column = np.asarray(None)
+    require(column.shape == (count,), f"Shape of {what}", column.shape, f"({count},)")
+    if column.dtype.kind == "O" and all(isinstance(value, str) for value in column):
+        column = column.astype(str)
+    require(column.dtype.kind in "iuU", what, str(column.dtype), "whole numbers or text")
+    if column.dtype.kind == "u":
+        fits = int(column.max(initial=0)) < 2**63
+        require(fits, what, "a number beyond that", "whole numbers below 2^63")
+    if column.dtype.kind != "U":
+        return column.astype(np.int64)
+    column = np.char.strip(column)
+    missing = np.flatnonzero(column == "")[:1]
+    if len(missing):
+        raise InputError(f"{what} has no value for sample {missing[0]}.")
+    return _numbers(column)
+
+
+def _numbers(column: np.ndarray) -> np.ndarray:
+    """Text as int64, if all of it is whole numbers as Python writes them ("07" stays text)."""
+    if column.dtype.itemsize > 4 * 18:  # more digits than int64 holds for certain
+        return column
+    try:
+        numbers = column.astype(np.int64)
+    except ValueError:
+        return column
+    return numbers if np.array_equal(numbers.astype(column.dtype), column) else column

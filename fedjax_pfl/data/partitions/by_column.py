@@ -1,0 +1,78 @@
+"""Natural clients: a column says whose samples they are."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from fedjax_pfl.data.partitions.dealing import Samples
+from fedjax_pfl.data.partitions.registry import Plan, integer, register_rule
+from fedjax_pfl.errors import InputError, shown, unknown_name
+
+
+@register_rule("by_column", natural=True, needs_classes=False)
+def by_column(
+    samples: Samples,
+    num_clients: int | None,
+    rng: np.random.Generator,
+    *,
+    column: str = "",
+    min_size: int = 2,
+) -> Plan:
+    """A client for each value of a column: each writer, user or hospital has its own samples.
+
+    Clients are in the order of the values: numbers ascending, texts by the alphabet. Without
+    `num_clients` all values with enough samples are clients; otherwise so many of them, drawn at
+    random. A client's name (`Partition.names`) is its value, after the column's name where values
+    are numbers, such as "hospital_3".
+
+    Args:
+      column: one of the data set's columns; may be left out where it has only one.
+      min_size: values with fewer samples are left out (`options["left_out"]` counts them), test
+        samples included where they are held out afterwards.
+    """
+    column = _chosen(column, samples.columns)
+    least = integer("min_size", min_size, 1)
+    values, counts = np.unique(samples.columns[column], return_counts=True)
+    enough = np.flatnonzero(counts >= least)
+    what = f"values of column {column!r} have {least} {samples.what} or more (min_size)"
+    if len(enough) == 0:
+        raise InputError(f"No {what}: the largest has {counts.max()}.")
+    if num_clients is not None and num_clients > len(enough):
+        raise InputError(f"num_clients is {num_clients}, but {len(enough)} {what}.")
+    drawn = np.sort(rng.permutation(enough)[:num_clients])
+    clients = values[drawn]
+
+    def deal(samples: Samples, rng: np.random.Generator):
+        order = rng.permutation(len(samples.idx))
+        seen = samples.columns[column][order]
+        at = np.minimum(np.searchsorted(clients, seen), len(clients) - 1)
+        held = clients[at] == seen
+        if not held.any():
+            raise InputError(
+                f"No {samples.what} are of these clients, by column {column!r}: hold out some of "
+                "their own with test_split 'pooled' or 'train'."
+            )
+        own, order = at[held], order[held]
+        order = samples.idx[order[np.argsort(own, kind="stable")]]
+        ends = np.cumsum(np.bincount(own, minlength=len(clients)))[:-1]
+        return [[stratum] for stratum in np.split(order, ends)]
+
+    prefix = f"{column}_" if clients.dtype.kind == "i" else ""
+    names = tuple(f"{prefix}{value}" for value in clients)
+    left_out = int(len(values) - len(enough))
+    return Plan(deal, {"column": column, "left_out": left_out}, names=names)
+
+
+def _chosen(column: str, known: Mapping[str, np.ndarray]) -> str:
+    if not known:
+        raise InputError(
+            "by_column needs a column of the data set, which has none: readers of tables, texts, "
+            "Parquet and NPZ files keep those that their option id_columns names."
+        )
+    if column in known:
+        return column
+    if not column and len(known) == 1:
+        return next(iter(known))
+    if not column:
+        raise InputError(f"column must be one of {', '.join(sorted(known))}, got {shown(column)}.")
+    raise unknown_name("column of the data set:", column, known)

@@ -1,0 +1,155 @@
+"""LEAF's JSON (Caldas et al., 2018): FEMNIST, Shakespeare, and any other vectors of numbers.
+
+A folder has `train/*.json` and `test/*.json`, each {"users": [...], "num_samples": [...],
+"user_data": {user: {"x": [...], "y": [...]}}}.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
+from fedjax_pfl.data.json_files import read_json
+from fedjax_pfl.data.limits import require_memory
+from fedjax_pfl.errors import InputError, require, shown
+
+# LEAF's letters, in the order of its classes; it counts them from 0, here the first two ids are
+# padding and any other letter.
+LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+OTHER, RESERVED = 1, 2
+_NUMBER = {letter: number for number, letter in enumerate(LETTERS)}
+FEMNIST = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+SIDE = 28  # pixels of an image of FEMNIST
+COLUMN = "user"
+
+
+class _Part(NamedTuple):
+    x: np.ndarray
+    y: np.ndarray
+    users: np.ndarray
+
+
+def is_leaf(folder: Path) -> bool:
+    """Whether LEAF's preprocessing wrote it, as far as the names in it say."""
+    return any((folder / "train").glob("*.json")) and not (folder / "config.json").exists()
+
+
+def load_leaf(data_dir: Path | None) -> Dataset:
+    """LEAF's train/*.json and test/*.json; the column `user` has each sample's user.
+
+    Samples of 784 numbers in 0..1 are images 28x28 (FEMNIST), texts of one length whose label is a
+    letter are the ids of their letters (Shakespeare: the next letter is the class), other numbers
+    stay vectors. Users are in the order of the files, which are sorted by name.
+
+    Args:
+      data_dir: the folder, or one with these two in its folder `data`.
+
+    Raises:
+      InputError: no such folder, or files of another form, such as names of pictures (CelebA) or
+        texts of words (Sent140, Reddit).
+    """
+    if data_dir is None:
+        raise InputError("Data set 'leaf' needs the folder that LEAF wrote: write leaf:FOLDER.")
+    folder = next((place for place in (data_dir, data_dir / "data") if is_leaf(place)), None)
+    if folder is None:
+        raise InputError(f"{data_dir} has no train/*.json, as LEAF's preprocess.sh writes them.")
+    train, test = (_read(folder / split) for split in ("train", "test"))
+    assert train is not None  # as `is_leaf` found files
+    parts = [train] if test is None else [train, test]
+    for part in parts[1:]:
+        same = (part.x.dtype.kind, part.x.shape[1:]) == (train.x.dtype.kind, train.x.shape[1:])
+        require(same, f"Samples in {folder / 'test'}", part.x.shape[1:], "as those for training")
+    name, about = data_dir.resolve().name, dict[str, Any]()
+    xs, ys = [part.x for part in parts], [part.y for part in parts]
+    if train.x.dtype.kind == "i":
+        about = {"vocab_size": RESERVED + len(LETTERS), "num_classes": len(LETTERS)}
+        about["class_names"] = tuple(LETTERS)
+    elif train.x.shape[1:] == (SIDE**2,) and all(_are_pixels(x) for x in xs):
+        xs = [np.rint(x * 255).astype(np.uint8).reshape(-1, SIDE, SIDE, 1) for x in xs]
+        if max(int(y.max()) for y in ys) < len(FEMNIST):
+            about = {"num_classes": len(FEMNIST), "class_names": tuple(FEMNIST)}
+    arrays = [array for pair in zip(xs, ys, strict=True) for array in pair]
+    users = np.concatenate([part.users for part in parts])
+    return dataset_from_arrays(name, *arrays, columns={COLUMN: users}, **about)
+
+
+def _are_pixels(x: np.ndarray) -> bool:
+    """Whether numbers are bytes divided by 255."""
+    inside = bool(np.all((x >= 0) & (x <= 1)))
+    return inside and bool(np.all(np.abs(x * 255 - np.rint(x * 255)) < 1e-3))
+
+
+def _read(folder: Path) -> _Part | None:
+    """The samples of all files of a folder, None where there is none."""
+    files = sorted(folder.glob("*.json"))
+    xs, ys, users = [], [], []
+    for path in files:
+        for user, x, y in _users(path):
+            what = f"user {user!r:.80} in {path}"
+            samples, labels = _arrays(what, x, y)
+            same = not xs or (samples.dtype, samples.shape[1:]) == (xs[0].dtype, xs[0].shape[1:])
+            require(same, f"Samples of {what}", samples.shape[1:], "those of the first user's form")
+            xs.append(samples)
+            ys.append(labels)
+            users.append(np.full(len(labels), user))
+    if not files:
+        return None
+    require(len(xs) > 0, f"Users with samples in {folder}", 0, "at least 1")
+    require_memory(f"The samples in {folder}", sum(x.nbytes for x in xs))
+    return _Part(np.concatenate(xs), np.concatenate(ys), np.concatenate(users))
+
+
+def _users(path: Path) -> Iterator[tuple[str, list, list]]:
+    """Yields (user, samples, labels) of a file, of those with samples."""
+    content = read_json(path)
+    good = isinstance(content, dict) and isinstance(content.get("user_data"), dict)
+    if not (good and isinstance(content.get("users"), list)):
+        raise InputError(f"{path} isn't a file of LEAF's: it has no users with user_data.")
+    data = content["user_data"]
+    for user in content["users"]:
+        own: Any = data.get(user) if isinstance(user, str) else None
+        lists = isinstance(own, dict) and all(isinstance(own.get(key), list) for key in "xy")
+        if not (lists and len(own["x"]) == len(own["y"])):
+            raise InputError(
+                f"{path} has no samples x and labels y, as many of each, for user {shown(user)}."
+            )
+        if own["y"]:
+            yield user, own["x"], own["y"]
+
+
+def _arrays(what: str, x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.ndarray]:
+    if all(isinstance(one, str) for one in (*x, *y)):
+        return _letters(what, x, y)
+    try:
+        samples, labels = np.array(x), np.array(y)
+    except ValueError:  # lists of several lengths
+        samples = labels = np.array(None)
+    numbers = samples.dtype.kind in "iuf" and samples.ndim == 2
+    whole = labels.ndim == 1 and labels.dtype.kind in "iuf" and bool(np.all(labels % 1 == 0))
+    if not (numbers and whole):
+        raise InputError(
+            f"Samples of {what} must be vectors of numbers with whole labels (FEMNIST, synthetic) "
+            f"or texts with a letter as label (Shakespeare), got {shown(x[0])} with {shown(y[0])}."
+        )
+    return samples.astype(np.float32), labels.astype(np.int64)
+
+
+def _letters(what: str, x: list[str], y: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Ids of the letters, int32 [n, length], and the classes of the letters that follow."""
+    length = len(x[0])
+    for text, label in zip(x, y, strict=True):
+        fits = len(text) == length > 0 and label in _NUMBER
+        if not fits:
+            raise InputError(
+                f"Samples of {what} must be texts of {length} letters with one of LEAF's "
+                f"{len(LETTERS)} letters as label, got {shown(text)} with {shown(label)}."
+            )
+    ids = np.full((len(x), length), OTHER, np.int32)
+    known = np.full(2**8, OTHER, np.int32)
+    for letter, number in _NUMBER.items():
+        known[ord(letter)] = RESERVED + number
+    codes = np.array(x).view(np.int32).reshape(len(x), -1)
+    ids[:, : codes.shape[1]] = np.where(codes < len(known), known[np.minimum(codes, 255)], OTHER)
+    return ids, np.array([_NUMBER[label] for label in y])

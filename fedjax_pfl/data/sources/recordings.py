@@ -1,0 +1,87 @@
+"""Recordings of sensors: signals of several channels, cut into windows."""
+
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_pfl.data.columns import checked_columns
+from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
+from fedjax_pfl.data.limits import require_memory
+from fedjax_pfl.data.places import npz_names, read_npz
+from fedjax_pfl.errors import InputError, require, require_whole
+from fedjax_pfl.values import number
+
+ARRAYS = ("recordings", "lengths", "labels")
+
+
+def load_recordings(
+    data_dir: Path | None, window: int = 100, step: int | None = None, test_fraction: float = 0.25
+) -> Dataset:
+    """An NPZ file of recordings, one after the other, each with a label.
+
+    A sample is a window, [window, 1, channels], by default scaled to mean 0 and deviation 1 per
+    channel. The last part of each recording gives the official test samples, so that no window of
+    training overlaps one of testing.
+
+    Args:
+      data_dir: a file with `recordings` [total, channels], `lengths` [R] that add up to total, and
+        `labels` [R], whole numbers or words. Every other array [R] is a column, for the rule
+        `by_column`.
+      window: moments in a window.
+      step: moments between the beginnings of two windows; None for a window's length, so that none
+        overlap.
+      test_fraction: the part of each recording that is for testing, in [0, 1).
+
+    Raises:
+      InputError: no such file or arrays, or no recording is long enough.
+    """
+    if data_dir is None:
+        raise InputError("Data set 'recordings' needs a file: write recordings:PATH.")
+    require_whole("window", window, 1)
+    step = window if step is None else require_whole("step", step, 1)
+    tested = number("test_fraction", test_fraction, "in [0, 1)", high=1)
+    require(tested < 1, "test_fraction", test_fraction, "in [0, 1)")
+    known = npz_names(data_dir)
+    arrays = read_npz(data_dir, ARRAYS, [name for name in known if name not in ARRAYS])
+    signal, lengths, labels = (arrays.pop(name) for name in ARRAYS)
+    fits = signal.ndim == 2 and signal.dtype.kind == "f" and signal.shape[1] > 0
+    what = f"recordings in {data_dir}"
+    require(fits, what, f"{signal.dtype} {signal.shape}", "floats [total, channels]")
+    whole = lengths.ndim == 1 and lengths.dtype.kind in "iu" and len(lengths) > 0
+    adds_up = whole and int(lengths.min()) >= 0 and int(lengths.sum()) == len(signal)
+    allowed = f"whole numbers that add up to {len(signal)}, the length of all recordings"
+    require(adds_up, f"lengths in {data_dir}", lengths, allowed)
+    columns = checked_columns(data_dir.stem, {"labels": labels, **arrays}, len(lengths))
+    classes, of_recording = np.unique(columns.pop("labels"), return_inverse=True)
+
+    begins = {"train": [], "test": []}  # of windows, in the signal
+    owners = {"train": [], "test": []}  # their recordings
+    ends = np.cumsum(lengths)
+    for recording, (end, length) in enumerate(zip(ends, lengths, strict=True)):
+        cut = end - int(tested * length)
+        for split, (low, high) in {"train": (end - length, cut), "test": (cut, end)}.items():
+            begins[split].append(np.arange(low, high - window + 1, step))
+            owners[split].append(np.full(len(begins[split][-1]), recording))
+    parts, who = [], []
+    for split in ("train", "test"):
+        first, owner = np.concatenate(begins[split]), np.concatenate(owners[split])
+        if split == "train" and not len(first):
+            raise InputError(
+                f"No recording in {data_dir} has a window of {window} moments to train on: the "
+                f"longest has {lengths.max()}, {tested:g} of them for testing."
+            )
+        require_memory(f"The windows of {data_dir}", 4 * len(first) * window * signal.shape[1])
+        at = first[:, None] + np.arange(window)
+        parts += [signal[at].astype(np.float32)[:, :, None], of_recording[owner]]
+        who.append(owner)
+    if not len(parts[2]):
+        parts, who = parts[:2], who[:1]
+    of_window = np.concatenate(who)
+    return dataset_from_arrays(
+        data_dir.stem,
+        *parts,
+        num_classes=len(classes),
+        input_scaling="standard",
+        class_names=tuple(map(str, classes)),
+        columns={name: values[of_window] for name, values in columns.items()},
+    )

@@ -1,0 +1,239 @@
+"""Equinox modules as tasks: arrays, state and keys taken apart."""
+
+import functools
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_pfl import trees
+from fedjax_pfl.errors import InputError
+from fedjax_pfl.models.task import EVALUATION, FOREIGN, Mode, Outputs, Task
+from fedjax_pfl.typing import Key, Tree
+
+COLLECTION = "state"
+AXIS = "batch"  # of the samples, where no layer names it
+
+
+class Made:
+    """A module that was made already, as a function of a key: it begins as it is.
+
+    Attributes:
+      module, state: the module, and what its `StateIndex`es hold.
+    """
+
+    def __init__(self, module: Any, state: Any = None):
+        eqx = _equinox()
+
+        made = eqx.nn.make_with_state(lambda: module)() if state is None else (module, state)
+        self.module, self.state = made
+
+    def __call__(self, key: Key) -> tuple[Any, Any]:
+        return self.module, self.state
+
+
+@dataclass(frozen=True)
+class EquinoxTask(Task):
+    """An Equinox module, made by a function of a key: `make(key) -> module`, or (module, state).
+
+    It sees one sample at a time, `module(x)`, and gets `key` and `state` where its `__call__` takes
+    them; the samples of a batch are the axis that its `BatchNorm` layers name. Parameters are all
+    floating arrays; others stay as they are. Statistics are all that its `StateIndex`es hold; whole
+    numbers and booleans among these are kept as floats, so that they can be averaged. For
+    algorithms that look at features or ask for a second head, it has a method `features`, which
+    takes and returns what `__call__` does, and a layer `head`, which `__call__` applies to them.
+    """
+
+    make: Callable[[Any], Any]
+
+    def init(self, key: Key, inputs: jax.Array) -> Tree:
+        module, state = _made(self.make, key)
+        model = {"params": _nested(_parameters(module))}
+        kept = {name: value.astype(self.dtype) for name, value in _kept(module, state)}
+        return model | ({COLLECTION: _nested(kept.items())} if kept else {})
+
+    def apply(self, model: Tree, inputs: jax.Array, *mode: *Mode) -> Outputs:
+        module, state = self._merged(model, mode[0])
+        logits, features, state = _called(module, "__call__", state, inputs, *mode)
+        return Outputs(logits, self._statistics(module, state, mode[0]), features)
+
+    def embed(self, model: Tree, inputs: jax.Array, *mode: *Mode) -> tuple[jax.Array, Tree]:
+        module, state = self._merged(model, mode[0])
+        if not _has_features(module):
+            raise self.no_head()
+        features, _, state = _called(module, "features", state, inputs, *mode)
+        return features, self._statistics(module, state, mode[0])
+
+    def classify(self, model: Tree, features: jax.Array) -> jax.Array:
+        module, _ = self._merged(model, EVALUATION[0])
+        if not hasattr(module, "head"):
+            raise self.no_head()
+        return jax.vmap(module.head)(features)
+
+    def _merged(self, model: Tree, train: bool) -> tuple[Any, Any]:
+        """The module and its state with a model's values."""
+        eqx = _equinox()
+
+        module, state = _template(self.make)
+        state = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), state)
+        values = iter([_at(model["params"], name) for name, _ in _parameters(module)])
+        module = jax.tree.map(lambda x: next(values) if _floating(x) else x, module)
+        held = iter([_at(model[COLLECTION], name) for name, _ in _kept(module, state)])
+        for index in _indices(module):
+            like = state.get(index)
+            state = state.set(index, jax.tree.map(lambda x: _as(next(held), x.dtype), like))
+        return eqx.nn.inference_mode(module, not train), state
+
+    def _statistics(self, module: Any, state: Any, train: bool) -> Tree:
+        """The collection of statistics, if the pass was one of training and there are any."""
+        kept = {name: value.astype(self.dtype) for name, value in _kept(module, state)}
+        return {COLLECTION: _nested(kept.items())} if train and kept else {}
+
+
+def equinox_task(model: Any, dtype: str) -> EquinoxTask | None:
+    """The task of an Equinox module, or of a pair (module, state); None for anything else."""
+    if "equinox" not in sys.modules:  # then nobody has made a module
+        return None
+    eqx = _equinox()
+
+    if isinstance(model, eqx.Module):
+        return EquinoxTask(Made(model), dtype=dtype)
+    pair = isinstance(model, tuple) and len(model) == 2 and isinstance(model[1], eqx.nn.State)
+    return EquinoxTask(Made(*model), dtype=dtype) if pair else None
+
+
+FOREIGN.append(equinox_task)
+
+
+def _equinox() -> Any:
+    """The package, which is optional: only where it is used."""
+    return importlib.import_module("equinox")
+
+
+def _made(make: Callable[[Any], Any], key: Key) -> tuple[Any, Any]:
+    """A module and its state, none of whose values is weakly typed."""
+    eqx = _equinox()
+
+    made = make(key)
+    module, state = made if isinstance(made, tuple) else eqx.nn.make_with_state(lambda: made)()
+    return module, jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), state)
+
+
+@functools.lru_cache(maxsize=32)
+def _template(make: Callable[[Any], Any]) -> tuple[Any, Any]:
+    """The module and its state; arrays that no model holds with their values, others by shape."""
+    eqx = _equinox()
+
+    module, state = eqx.filter_eval_shape(_made, make, jax.random.key(0))
+    if any(hasattr(x, "dtype") and not _floating(x) for x in jax.tree.leaves(module)):
+        with jax.ensure_compile_time_eval():
+            module, _ = _made(make, jax.random.key(0))
+    return module, state
+
+
+def _called(
+    module: Any, method: str, state: Any, inputs: jax.Array, train: bool, rng: Any, valid: Any
+) -> tuple[jax.Array, jax.Array | None, Any]:
+    """(the method's results [B, ...], the features that it asked for or None, the state after)."""
+    known = inspect.signature(getattr(type(module), method)).parameters
+    drawn = rng if "key" in known and train else None
+    keys = None if drawn is None else jax.random.split(drawn, len(inputs))
+    takes_state = "state" in known
+
+    def one(x, key):
+        options = {"key": key} if "key" in known else {}
+        seen = []
+        if method == "__call__" and _has_features(module):
+            features = module.features
+            spy = lambda *a, **k: seen.append(features(*a, **k)) or seen[-1]  # noqa: E731
+            object.__setattr__(module, "features", spy)
+        out = getattr(module, method)(x, **options, **({"state": state} if takes_state else {}))
+        if seen:
+            object.__delattr__(module, "features")
+        asked = seen[-1][0] if seen and isinstance(seen[-1], tuple) else (*seen, None)[0]
+        return (*out, asked) if takes_state else (out, None, asked)
+
+    axes = (0, None if keys is None else 0)
+    called = jax.vmap(one, axes, (0, None, 0), axis_name=_axis(module))
+    out, after, asked = called(inputs, keys)
+    return out, asked, after if takes_state else state
+
+
+def _has_features(module: Any) -> bool:
+    """Whether it has that method, and no number or layer of the name."""
+    return callable(getattr(type(module), "features", None))
+
+
+def _axis(module: Any) -> Any:
+    """The name of the batch's axis in the layers that look across it."""
+    eqx = _equinox()
+
+    layers = jax.tree.leaves(module, is_leaf=lambda x: isinstance(x, eqx.nn.BatchNorm))
+    names = {layer.axis_name for layer in layers if isinstance(layer, eqx.nn.BatchNorm)}
+    if len(names) > 1:
+        several = ", ".join(sorted(map(repr, names)))
+        raise InputError(
+            f"The Equinox module's BatchNorm layers name several axes, {several}: give them "
+            "one axis_name, or write a pfl.Task with init and apply."
+        )
+    return next(iter(names), AXIS)
+
+
+def _indices(module: Any) -> list[Any]:
+    """The module's `StateIndex`es."""
+    eqx = _equinox()
+
+    found = jax.tree.leaves(module, is_leaf=lambda x: isinstance(x, eqx.nn.StateIndex))
+    return [index for index in found if isinstance(index, eqx.nn.StateIndex)]
+
+
+def _kept(module: Any, state: Any) -> Iterator[tuple[str, Any]]:
+    """(path, value) of what a state holds, in the order of `_indices`.
+
+    A path is that of the layer, then one name: `bn/batch_state_index_0`, so that statistics lie
+    beside their layer's parameters.
+    """
+    eqx = _equinox()
+
+    leaves, _ = jax.tree_util.tree_flatten_with_path(
+        module, is_leaf=lambda x: isinstance(x, eqx.nn.StateIndex)
+    )
+    for path, index in leaves:
+        if isinstance(index, eqx.nn.StateIndex):
+            for number, value in enumerate(jax.tree.leaves(state.get(index))):
+                yield f"{trees.path_name(path)}_{number}", value
+
+
+def _parameters(module: Any) -> Iterator[tuple[str, Any]]:
+    """(path, array) of the floating arrays of a module."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(module)
+    return ((trees.path_name(path), leaf) for path, leaf in leaves if _floating(leaf))
+
+
+def _floating(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
+
+
+def _as(value: jax.Array, dtype: Any) -> jax.Array:
+    """A value that was kept as a float, in its own type."""
+    if jnp.issubdtype(dtype, jnp.bool_):
+        return value > 0.5
+    return jnp.round(value).astype(dtype) if jnp.issubdtype(dtype, jnp.integer) else value
+
+
+def _nested(values: Any) -> Tree:
+    """Dicts of dicts by the parts of paths."""
+    tree: dict[str, Any] = {}
+    for path, value in values:
+        *above, last = path.split("/")
+        functools.reduce(lambda part, name: part.setdefault(name, {}), above, tree)[last] = value
+    return tree
+
+
+def _at(tree: Tree, path: str) -> Any:
+    return functools.reduce(lambda part, name: part[name], path.split("/"), tree)

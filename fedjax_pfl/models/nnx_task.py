@@ -1,0 +1,189 @@
+"""Flax NNX modules as tasks: parameters, batch statistics and random streams taken apart."""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from fedjax_pfl.errors import InputError
+from fedjax_pfl.models.task import EVALUATION, FOREIGN, Mode, Outputs, Task
+from fedjax_pfl.typing import Key, Tree
+
+COLLECTION = "batch_stats"
+
+
+class Made:
+    """A module that was made already, as a function of random streams: it begins as it is.
+
+    Attributes:
+      parts: its graph and values.
+      order: paths of its variables, as `_order` has them, which a copy no longer tells.
+    """
+
+    def __init__(self, module: Any):
+        from flax import nnx  # slow import: only where it is used
+
+        self.parts, self.order = nnx.split(nnx.clone(module)), _order(module)
+
+    def __call__(self, *, rngs: Any) -> Any:
+        from flax import nnx
+
+        return nnx.merge(*self.parts)
+
+
+@dataclass(frozen=True)
+class NnxTask(Task):
+    """An NNX module, made by a function of its random streams, `make(rngs=nnx.Rngs) -> module`.
+
+    Parameters are `nnx.Param`, statistics `nnx.BatchStat`; every random stream in the module gets a
+    key of its own from a training step's. The module is in training mode then (`module.train()`),
+    otherwise in that of evaluation. Where its `__call__` takes `train` or `valid`, it gets them.
+    For algorithms that look at features or ask for a second head, it has a method
+    `features(inputs)` and a layer `head`, which `__call__` applies to them.
+    """
+
+    make: Callable[..., Any]
+
+    def init(self, key: Key, inputs: jax.Array) -> Tree:
+        from flax import nnx
+
+        made = self.make(rngs=nnx.Rngs(key))
+        return _model(made, self.make.order if isinstance(self.make, Made) else _order(made))
+
+    def apply(self, model: Tree, inputs: jax.Array, *mode: *Mode) -> Outputs:
+        module = self._merged(model, *mode)
+        seen = []
+        if _has_features(module):
+            features = module.features
+            vars(module)["features"] = lambda *a, **k: seen.append(features(*a, **k)) or seen[-1]
+        logits = module(inputs, **_options(type(module).__call__, *mode))
+        if _has_features(module):
+            del vars(module)["features"]
+        return Outputs(logits, _statistics(module, *mode), seen[-1] if seen else None)
+
+    def embed(self, model: Tree, inputs: jax.Array, *mode: *Mode) -> tuple[jax.Array, Tree]:
+        module = self._merged(model, *mode)
+        if not _has_features(module):
+            raise self.no_head()
+        features = module.features(inputs, **_options(type(module).features, *mode))
+        return features, _statistics(module, *mode)
+
+    def classify(self, model: Tree, features: jax.Array) -> jax.Array:
+        module = self._merged(model, *EVALUATION)
+        if not hasattr(module, "head"):
+            raise self.no_head()
+        return module.head(features)
+
+    def _merged(self, model: Tree, train: bool, rng: Key | None, valid: jax.Array | None) -> Any:
+        """The module with a model's values, in the mode of a minibatch."""
+        from flax import nnx
+
+        graph, state = _shapes(self.make)
+        leaves, streams = [], 0
+        for path, variable in nnx.to_flat_state(state):
+            if isinstance(variable, nnx.RngState):
+                drawn = jax.random.key(0) if rng is None else jax.random.fold_in(rng, streams)
+                count = jax.numpy.zeros(variable.shape, variable.dtype)
+                value = drawn if isinstance(variable, nnx.RngKey) else count
+                streams += 1
+            else:
+                name = "params" if isinstance(variable, nnx.Param) else COLLECTION
+                value = functools.reduce(lambda tree, part: tree[part], map(str, path), model[name])
+            leaves.append((path, variable.replace(value)))
+        module = nnx.merge(graph, nnx.from_flat_state(leaves))
+        module.train() if train else module.eval()
+        return module
+
+
+def nnx_task(model: Any, dtype: str) -> NnxTask | None:
+    """The task of an NNX module, of a class of such modules or a `functools.partial` of one.
+
+    None for anything else.
+    """
+    made = model.func if isinstance(model, functools.partial) else model
+    kind = made if isinstance(made, type) else type(made)
+    if not any(base.__module__.startswith("flax.nnx") for base in kind.__mro__):
+        return None
+    from flax import nnx
+
+    if not issubclass(kind, nnx.Module):
+        return None
+    return NnxTask(Made(model) if isinstance(model, nnx.Module) else model, dtype=dtype)
+
+
+FOREIGN.append(nnx_task)
+
+
+@functools.lru_cache(maxsize=32)
+def _shapes(make: Callable[..., Any]) -> tuple[Any, Any]:
+    """(graph, shapes of all variables) of the module."""
+    from flax import nnx
+
+    return nnx.split(nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0))))
+
+
+def _has_features(module: Any) -> bool:
+    """Whether it has that method, and no number or layer of the name."""
+    return inspect.isfunction(getattr(type(module), "features", None))
+
+
+def _options(method: Any, train: bool, rng: Any, valid: jax.Array | None) -> dict[str, Any]:
+    """What a method takes of the mode, by name."""
+    known = inspect.signature(method).parameters
+    return {k: v for k, v in {"train": train, "valid": valid}.items() if k in known}
+
+
+def _statistics(module: Any, train: bool, rng: Any, valid: Any) -> Tree:
+    """The collection of statistics, if the pass was one of training and there are any."""
+    found = {k: tree for k, tree in _model(module, _order(module)).items() if k != "params"}
+    return found if train else {}
+
+
+def _model(module: Any, order: Sequence[tuple[Any, ...]]) -> Tree:
+    """A module's values, in dicts by collection and path; `order` has all paths."""
+    from flax import nnx
+
+    tree: dict[str, Any] = {"params": {}}
+    variables = dict(nnx.to_flat_state(nnx.state(module)))
+    for path in order:
+        variable = variables[path]
+        if isinstance(variable, nnx.RngState):
+            continue
+        if not isinstance(variable, nnx.Param | nnx.BatchStat):
+            name = "/".join(map(str, path))
+            raise InputError(
+                f"The NNX module keeps {name!r} as {type(variable).__name__}: what clients train "
+                "is nnx.Param, their statistics are nnx.BatchStat. Write another kind as a "
+                "pfl.Task with init and apply, see docs/your_own.md."
+            )
+        part = tree.setdefault("params" if isinstance(variable, nnx.Param) else COLLECTION, {})
+        for name in map(str, path[:-1]):
+            part = part.setdefault(name, {})
+        part[str(path[-1])] = variable.get_value()
+    return tree
+
+
+def _order(module: Any) -> list[tuple[Any, ...]]:
+    """Paths of a module's variables, in the order of its attributes."""
+    from flax import nnx
+
+    paths = [path for path, _ in nnx.to_flat_state(nnx.state(module))]
+    return sorted(paths, key=lambda path: _place(module, path))
+
+
+def _place(module: Any, path: tuple[Any, ...]) -> tuple[int, ...]:
+    """Where a path's parts stand among the attributes around them."""
+    place: list[int] = []
+    for part in path:
+        if isinstance(module, Mapping):
+            known = {str(name): value for name, value in module.items()}
+        elif isinstance(module, list | tuple):
+            known = {str(i): value for i, value in enumerate(module)}
+        else:
+            known = getattr(module, "__dict__", {})
+        place.append([*known, str(part)].index(str(part)))
+        module = known.get(str(part))
+    return tuple(place)

@@ -1,0 +1,126 @@
+"""LEAF's JSON: FEMNIST and Shakespeare in the form that its preprocessing writes."""
+
+import json
+
+import numpy as np
+import pytest
+
+from experiments.cli import build, flags
+from fedjax_pfl.data.partitions.foreign import read_partition, recognised
+from fedjax_pfl.data.partitions.registry import make_partition
+from fedjax_pfl.data.sources.leaf import LETTERS
+from fedjax_pfl.data.sources.registry import load_dataset
+from fedjax_pfl.errors import InputError
+from tests.data.sources.test_registry import _nothing_of_this_machine  # noqa: F401
+
+
+def write(folder, split, name, users, **more):
+    """A file of LEAF's; `users` {user: (x, y)}."""
+    data = {user: {"x": x, "y": y} for user, (x, y) in users.items()}
+    sizes = [len(y) for _, y in users.values()]
+    content = {"users": list(users), "num_samples": sizes, "user_data": data, **more}
+    (folder / split).mkdir(parents=True, exist_ok=True)
+    (folder / split / f"{name}.json").write_text(json.dumps(content))
+
+
+def image(seed):
+    return (np.random.default_rng(seed).integers(0, 256, 784) / 255).tolist()
+
+
+@pytest.fixture
+def femnist(tmp_path):
+    write(tmp_path, "train", "all_data_0", {
+        "f0001_41": ([image(0), image(1), image(2)], [5, 61, 0]),
+        "f0002_12": ([image(3), image(4)], [10, 36]),
+    })  # fmt: skip
+    write(tmp_path, "train", "all_data_1", {
+        "f0003_00": ([image(5), image(6)], [1, 1]),
+        "f0004_00": ([], []),
+    })  # fmt: skip
+    write(tmp_path, "test", "all_data_0", {
+        "f0003_00": ([image(7)], [1]),
+        "f0001_41": ([image(8)], [5]),
+    })  # fmt: skip
+    return tmp_path
+
+
+def test_femnist(femnist):
+    data = load_dataset(f"leaf:{femnist}")
+    pixels = [np.rint(np.array(image(i)) * 255).reshape(28, 28, 1) for i in range(9)]
+    np.testing.assert_array_equal(data.pool()[0], pixels)
+    assert data.train_x.dtype == np.uint8
+    assert data.labels.tolist() == [5, 61, 0, 10, 36, 1, 1, 1, 5]
+    assert (data.num_classes, data.class_names[10], data.class_names[61]) == (62, "A", "z")
+    users = ["f0001_41"] * 3 + ["f0002_12"] * 2 + ["f0003_00"] * 3 + ["f0001_41"]
+    assert data.columns["user"].tolist() == users
+    p = make_partition("by_column", data, None, 0)
+    assert p.names == ("f0001_41", "f0002_12", "f0003_00")
+    assert [p.client("train", i).tolist() for i in range(3)] == [[0, 1, 2], [3, 4], [5, 6]]
+    assert [p.client("test", i).tolist() for i in range(3)] == [[8], [], [7]]
+
+
+def test_shakespeare(tmp_path):
+    texts = ["To be, or n", "o be, or no"]
+    write(tmp_path / "data", "train", "a", {"HAMLET": (texts, ["o", "t"])}, hierarchies=["HAM"])
+    write(tmp_path / "data", "train", "b", {"IAGO": (["\u00e9\u4e00        Z"], ["}"])})
+    data = load_dataset("leaf", tmp_path)
+    assert (data.vocab_size, data.num_classes, data.num_test) == (82, 80, 0)
+    said = "".join(LETTERS[i - 2] for i in data.train_x[0])
+    assert said == texts[0]
+    assert data.train_x[2].tolist() == [1, 1, *[2 + LETTERS.index(" ")] * 8, 2 + LETTERS.index("Z")]
+    assert [LETTERS[y] for y in data.train_y] == ["o", "t", "}"]
+    assert data.name == tmp_path.name
+
+
+def test_other_numbers_stay_vectors(tmp_path):
+    write(tmp_path, "train", "a", {"0": ([[0.5, -2.0]] * 2, [0.0, 1.0]), "1": ([[1, 2]], [1])})
+    data = load_dataset("leaf", tmp_path)
+    assert data.train_x.tolist() == [[0.5, -2], [0.5, -2], [1, 2]]
+    assert data.columns["user"].tolist() == [0, 0, 1]
+
+
+def test_from_flags(femnist):
+    for dataset in (f"{femnist}", f"leaf:{femnist}"):
+        made = build.material(flags.parse(["run", f"--dataset={dataset}"]))
+        assert made.partition.names == ("f0001_41", "f0002_12", "f0003_00")
+        assert made.identity["dataset"] == "leaf"
+    words = ["run", f"--dataset={femnist}", "--min_size=3", "--test_split=pooled"]
+    assert build.material(flags.parse(words)).partition.sizes().tolist() == [3, 2]
+    words = ["run", f"--dataset={femnist}", "--partition=iid", "--num_clients=2"]
+    assert build.material(flags.parse(words)).partition.rule == "iid"
+
+
+def test_a_folder_is_no_split(femnist):
+    assert recognised(femnist) == "leaf"
+    with pytest.raises(InputError, match="is a folder of LEAF's, which holds samples and their"):
+        read_partition(femnist, load_dataset("digits"))
+
+
+@pytest.mark.parametrize(
+    ("users", "message"),
+    [
+        ({"a": (["pic.jpg"], [1])}, r"Samples of user 'a' in .* got 'pic.jpg' with 1"),
+        ({"a": (["abc", "ab"], ["d", "d"])}, "must be texts of 3 letters with one of LEAF's 80 "),
+        ({"a": (["abc"], ["\u00e9"])}, "must be texts of 3 letters"),
+        ({"a": ([[1, 2], [1]], [0, 1])}, r"must be vectors of numbers .* got \[1, 2\] with 0"),
+        ({"a": ([[1, 2]], [0.5])}, "must be vectors of numbers with whole labels"),
+        ({"a": ([[1, 2]], [0]), "b": ([[1]], [0])}, "user 'b' .* must be those of the first user'"),
+        ({"a": ([[1, 2]], [0, 1])}, "has no samples x and labels y, as many of each, for user 'a'"),
+        ({"a": ([], [])}, "Users with samples in .* must be at least 1, got 0"),
+    ],
+)
+def test_other_forms(tmp_path, users, message):
+    write(tmp_path, "train", "a", users)
+    with pytest.raises(InputError, match=message):
+        load_dataset("leaf", tmp_path)
+
+
+def test_no_folder_of_leafs(tmp_path):
+    with pytest.raises(InputError, match=r"has no train/\*\.json"):
+        load_dataset("leaf", tmp_path)
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "a.json").write_text("[]")
+    with pytest.raises(InputError, match="isn't a file of LEAF's: it has no users with user_data"):
+        load_dataset("leaf", tmp_path)
+    with pytest.raises(InputError, match="write leaf:FOLDER"):
+        load_dataset("leaf")

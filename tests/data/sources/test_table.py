@@ -1,0 +1,112 @@
+"""Tables of numbers, and the columns that readers keep beside the samples."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from fedjax_pfl.data.sources.registry import load_dataset
+from fedjax_pfl.errors import InputError
+from tests.data.sources.test_images import colour
+from tests.data.sources.test_parquet import write_parquet
+from tests.data.sources.test_registry import _nothing_of_this_machine  # noqa: F401
+
+CSV = "hospital,age,dose,label\n7,50,1.5,ill\n12,60,2,well\n7,70,-1e3,ill\n"
+
+
+def table(folder, text=CSV, name="t.csv"):
+    (folder / name).write_text(text)
+    return folder / name
+
+
+def test_csv(tmp_path):
+    data = load_dataset(f"table:{table(tmp_path)}", id_columns="hospital")
+    np.testing.assert_array_equal(data.train_x, np.float32([[50, 1.5], [60, 2], [70, -1000]]))
+    assert data.train_y.tolist() == [0, 1, 0]
+    assert data.class_names == ("ill", "well")
+    assert (data.input_scaling, data.num_test) == ("standard", 0)
+    assert data.columns["hospital"].tolist() == [7, 12, 7]
+    without = load_dataset("table", tmp_path / "t.csv", skip_columns="dose")
+    assert without.train_x[:, 0].tolist() == [7, 12, 7]  # a number like others, if nobody says
+    assert without.columns == {}
+
+
+def test_parquet_in_a_folder_with_test_samples(tmp_path):
+    rows = {"who": ["a", "b", "c"], "x": [1, 2, 3], "y": [0.5, 1.0, 2.0], "kind": [10, 9, 10]}
+    pq.write_table(pa.table(rows), tmp_path / "train.parquet")
+    pq.write_table(pa.table(rows).slice(0, 1), tmp_path / "test.parquet")
+    data = load_dataset("table", tmp_path, label_column="kind", id_columns="who")
+    assert data.train_y.tolist() == [1, 0, 1]
+    assert data.test_x.tolist() == [[1, 0.5]]
+    assert data.class_names == ("9", "10")
+    assert data.columns["who"].tolist() == ["a", "b", "c", "a"]
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        (CSV, {"id_columns": "hospitals"}, "column of .*: 'hospitals'. Did you mean 'hospital'"),
+        (CSV, {"label_column": "lable"}, "column of .*: 'lable'. Did you mean 'label'"),
+        (CSV, {"id_columns": "label"}, "'label' can't be the label and one that is kept aside"),
+        (CSV, {"id_columns": "age,age"}, "names of which 'age' is only one"),
+        (CSV, {"skip_columns": "age,dose,hospital"}, "has no column of numbers beside"),
+        (CSV.replace("60", "old"), {}, r"'age' .* must hold numbers, got 'old' in row 2: leave it"),
+        (CSV.replace("60", ""), {}, r"'age' .* must hold numbers, got '' in row 2"),
+        (CSV.replace("well", ""), {}, "'label' .* is empty in row 2"),
+        (CSV.replace("60", "nan"), {}, "got '1 NaN or infinite values'"),
+        (CSV.replace("age", "dose"), {}, "has 2 columns called 'dose'"),
+        (CSV.replace("12,60", "60"), {}, "must have 4 columns in every row, got 3 in .* line 3"),
+        ("hospital,age,label\n", {}, "has no rows"),
+    ],
+)
+def test_bad_tables(tmp_path, text, options, message):
+    with pytest.raises(InputError, match=message):
+        load_dataset("table", table(tmp_path, text), **options)
+
+
+def test_no_table(tmp_path):
+    for place, message in ((tmp_path, "lacks train.csv or"), (tmp_path / "t.csv", "No table")):
+        with pytest.raises(InputError, match=message):
+            load_dataset("table", place)
+    with pytest.raises(InputError, match="write table:PATH"):
+        load_dataset("table")
+
+
+def test_texts_keep_columns(tmp_path):
+    text = "label,user,text\npos,ann,good film\nneg,bob,bad film\n"
+    data = load_dataset("text_csv", table(tmp_path, text), id_columns="user", max_length=3)
+    assert data.columns["user"].tolist() == ["ann", "bob"]
+    whole = load_dataset("text_csv", table(tmp_path, text.replace("text", "words")), max_length=3)
+    kept = load_dataset(
+        "text_csv", tmp_path / "t.csv", id_columns="user", text_column="words", max_length=3
+    )
+    assert whole.vocab_size == kept.vocab_size + 2  # the users are words of the texts
+    with pytest.raises(InputError, match=r"'usr'\. Did you mean 'user'"):
+        load_dataset("text_csv", tmp_path / "t.csv", id_columns="usr")
+    with pytest.raises(InputError, match="id_columns must be columns other than 'label'"):
+        load_dataset("text_csv", tmp_path / "t.csv", id_columns="label")
+
+
+def test_npz_keeps_columns(tmp_path):
+    arrays = {"x_train": np.zeros((3, 2)), "y_train": [0, 1, 0], "user_train": [4, 5, 4]}
+    arrays |= {"x_test": np.zeros((1, 2)), "y_test": [1], "user_test": [5]}
+    np.savez(tmp_path / "a.npz", **arrays)
+    data = load_dataset("npz", tmp_path / "a.npz", id_columns="user")
+    assert data.columns["user"].tolist() == [4, 5, 4, 5]
+    with pytest.raises(InputError, match=r"'usr'\. Did you mean 'user'"):
+        load_dataset("npz", tmp_path / "a.npz", id_columns="usr")
+    del arrays["user_test"]
+    np.savez(tmp_path / "a.npz", **arrays)
+    with pytest.raises(InputError, match="lacks user_test"):
+        load_dataset("npz", tmp_path / "a.npz", id_columns="user")
+
+
+def test_images_keep_columns(tmp_path):
+    for part, writers in (("train-0", ["f1", "f2"]), ("train-1", ["f1"]), ("test", ["f2"])):
+        path = tmp_path / f"{part}.parquet"
+        write_parquet(path, [colour()] * len(writers), [0] * len(writers))
+        pq.write_table(pq.read_table(path).append_column("writer_id", pa.array(writers)), path)
+    data = load_dataset("parquet", tmp_path, id_columns="writer_id")
+    assert data.columns["writer_id"].tolist() == ["f1", "f2", "f1", "f2"]
+    with pytest.raises(InputError, match=r"'writer'\. Did you mean 'writer_id'"):
+        load_dataset("parquet", tmp_path, id_columns="writer")

@@ -1,0 +1,71 @@
+"""Natural clients from the command line: a table of patients, partitioned by hospital."""
+
+import csv
+
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from experiments import partition, run
+
+
+@pytest.fixture(scope="module")
+def patients(tmp_path_factory):
+    path = tmp_path_factory.mktemp("patients") / "patients.csv"
+    rng = np.random.default_rng(0)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["hospital", "age", "dose", "label"])
+        for i in range(120):
+            age, dose = rng.normal(50, 10), rng.normal()
+            writer.writerow([i % 4 + 1, age, dose, int(age > 50)])
+        writer.writerow([9, 50, 0, 1])
+    return path
+
+
+def words(patients, *more):
+    return (f"--dataset=table:{patients}", "--partition=by_column", "--column=hospital", *more)
+
+
+def test_partition(patients, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert partition.main(["partition", *words(patients), f"--output_dir={out}"]) == 0
+    assert "4 clients by rule 'by_column'" in capsys.readouterr().out
+    named = ("hospital_1", "hospital_2", "hospital_3", "hospital_4")
+    assert pfl.Partition.load(out / "partition.npz").names == named
+    other = tmp_path / "other"
+    option = (*words(patients)[:2], "--option=column=hospital", "--num_clients=3")
+    assert partition.main(["partition", *option, f"--output_dir={other}"]) == 0
+    assert pfl.Partition.load(other / "partition.npz").num_clients == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("--column=hospitl",), "Did you mean 'hospital'?"),
+        (("--num_clients=9",), "num_clients is 9, but 4 values of column 'hospital' have 2"),
+        (("--min_size=500",), "No values of column 'hospital' have 500 samples or more"),
+        (("--partition=iid",), "--column is no option of partition rule 'iid'"),
+    ],
+)
+def test_refusals(patients, given, message, capsys):
+    assert run.main(["run", *words(patients), *given]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_run_with_a_new_hospital(patients, tmp_path):
+    out = tmp_path / "out"
+    more = ("--algorithms=local", "--model=softmax", "--rounds=2", "--num_seeds=2")
+    more += ("--new_clients=1", "--new_client_steps=2", "--compilation_cache=")
+    assert run.main(["run", *words(patients, *more), f"--output_dir={out}"]) == 0
+    with (out / "clients.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["name"] for row in rows] == [f"hospital_{i}" for i in (1, 2, 3, 4)]
+    assert [row["train"] for row in rows] == ["22"] * 4
+    last = pfl.Result.load(out / "local").accuracy()[:, 0, -1].mean(axis=0)
+    scores = [row["local/accuracy"] for row in rows]
+    np.testing.assert_allclose([float(score) for score in scores[:3]], last, rtol=1e-6)
+    assert scores[3] == ""  # the new client, which took part in no round
+    with (out / "local" / "new_clients.csv").open(newline="") as file:
+        assert {row["client"] for row in csv.DictReader(file)} == {"3"}
