@@ -254,6 +254,7 @@ def test_what_can_not_be(settings, options, said):
         pfl.check_simulation(algorithm(**settings), toy_federation(**options))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("leaves", ["head", "body"])
 def test_copies_of_a_pair_adapt_the_heads_of_both_models_or_all_but_them(leaves):
     ours = algorithm(form="logits")

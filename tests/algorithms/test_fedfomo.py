@@ -142,6 +142,7 @@ def validation(case, i):
     return {"validation": case.samples(i, "validation")}
 
 
+@pytest.mark.thorough
 def test_weights_by_shared_layers_and_not_by_models_that_overflow():
     """Each client puts its own private layers into what it downloads: nobody sends theirs."""
     case = Case(rounds=1, validation_size=3, share="head")

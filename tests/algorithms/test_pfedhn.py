@@ -149,6 +149,7 @@ def test_biases_alone_are_fedavg_or_pass_the_model_from_client_to_client():
     assert abs(mean["params"]["head"]["bias"] - passed["params"]["head"]["bias"]).max() > 1e-3
 
 
+@pytest.mark.thorough
 def test_a_step_descends_and_the_published_other_sign_ascends():
     """A public re-implementation steps along theta' - theta."""
     algorithm = made(server_decay=0.0, server_rate=1e-2)
@@ -183,6 +184,7 @@ def test_without_a_server_rate_all_models_are_constant():
     assert (moving[0, kept] != moving[-1, kept]).all()
 
 
+@pytest.mark.thorough
 def test_who_diverges_leaves_everything_as_it_was():
     settings = {"local_head": True, "server_decay": 0.1}
     algorithm = made(**settings)

@@ -105,7 +105,7 @@ def models_of(stack):
     ]
 
 
-@over(PATTERNS, QUICK, VARIANTS, again=("heuristic-relu",))
+@over(PATTERNS, QUICK, VARIANTS, again=("heuristic-relu", "none-retained"))
 def test_reference(pattern, variant):
     name, settings, options, blocks = VARIANTS[variant]
     deep = any("hidden_a" in pfedla.layers_of(block) for block in blocks)

@@ -14,7 +14,7 @@ from fedjax_pfl.testing.toys import toy_federation
     ("name", "shape", "options"),
     [
         ("mlp", (8,), {"hidden": 6}),
-        ("mtfl_cnn", (10, 10, 1), {"dropout": 0.5}),
+        pytest.param("mtfl_cnn", (10, 10, 1), {"dropout": 0.5}, marks=pytest.mark.thorough),
         pytest.param("textcnn", (6,), {"vocab_size": 9, "hidden": 6}, marks=pytest.mark.thorough),
     ],
 )

@@ -19,6 +19,7 @@ def double_precision():
         yield
 
 
+@pytest.mark.thorough
 def test_fedavg_that_keeps_momentum_is_the_algorithm_that_does():
     """That one is held against plain loops."""
     known = Case(momentum=MOMENTUM, participation=0.6).states_of(Remembering())
