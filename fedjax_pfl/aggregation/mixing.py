@@ -125,7 +125,9 @@ def _goes_by_columns(shape: tuple[int, int], senders: list[jax.Array]) -> bool:
     """
     mesh = columns.shared_clients()
     receivers, count = shape
-    return columns.is_shared(senders) and receivers > count // mesh.shape[columns.AXIS]
+    if mesh is None or not columns.is_shared(senders):
+        return False
+    return receivers > count // mesh.shape[columns.AXIS]
 
 
 def _product(weights: Matrix, leaf: jax.Array) -> jax.Array:

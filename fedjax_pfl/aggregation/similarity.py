@@ -140,7 +140,7 @@ def _unit_rows(a: Stack) -> Stack:
     return scaled(jnp.sqrt(jnp.where(squares > 0, squares, 1)))
 
 
-def _over_blocks(fn: Callable[..., Any], a: Tree, b: Tree, *others: jax.Array) -> Tree:
+def _over_blocks(fn: Callable[..., Any], a: Tree, b: Tree, *others: Rows) -> Tree:
     """Sums `fn(x [A, ..., d], y [B, ..., d], *others)` over all leaves, wide ones block by block.
 
     Where devices share the clients, each takes some columns of all. `fn` must not close over
