@@ -119,7 +119,8 @@ def _write_comparison(
 ) -> None:
     args = experiment.args
     if experiment.new_clients is not None:
-        print(f"\n{new_clients.write_table(output, results)}")
+        measure = next(iter(results.values())).measure()
+        print(f"\n{new_clients.write_table(output, results, measure)}")
     title = f"{', '.join(results)} on {facts['summary']['dataset']}"
     if experiment.score_clients is not None:
         title += f", scored on client {', '.join(map(str, experiment.score_clients))}"

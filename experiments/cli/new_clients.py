@@ -13,6 +13,7 @@ import numpy as np
 
 import fedjax_pfl as pfl
 from fedjax_pfl.errors import shown
+from fedjax_pfl.measures import ACCURACY
 from fedjax_pfl.results.result_files import damaged
 from fedjax_pfl.values import decimal
 
@@ -90,7 +91,7 @@ def score(
     ]
 
 
-def write(folder: Path, rows: Iterable[Sequence], measure: pfl.Measure) -> None:
+def write(folder: Path, rows: Iterable[Sequence], measure: pfl.Measure = ACCURACY) -> None:
     """Writes an algorithm's rows."""
     with aside(folder / FILE) as part, part.open("w", newline="") as file:
         writer = csv.writer(file)
@@ -119,11 +120,10 @@ def _rows(path: Path, measure: pfl.Measure) -> list[dict[str, str]]:
     return rows
 
 
-def write_table(folder: Path, results: Mapping[str, pfl.Result]) -> str:
+def write_table(folder: Path, names: Iterable[str], measure: pfl.Measure = ACCURACY) -> str:
     """Writes and returns the table of new clients: mean over clients and seeds, by steps."""
     means: dict[str, dict[tuple[str, str], list[float]]] = {}
-    measure = next(iter(results.values())).measure()
-    for name in results:
+    for name in names:
         for row in _rows(folder / name / FILE, measure):
             at = row["part_of_samples"], row["local_steps"]
             means.setdefault(name, {}).setdefault(at, []).append(float(row[measure.name]))
