@@ -61,7 +61,8 @@ def load_leaf(data_dir: Path | None) -> Dataset:
     for part in parts[1:]:
         same = (part.x.dtype.kind, part.x.shape[1:]) == (train.x.dtype.kind, train.x.shape[1:])
         require(same, f"Samples in {folder / 'test'}", part.x.shape[1:], "as those for training")
-    name, about = data_dir.resolve().name, dict[str, Any]()
+    name = data_dir.resolve().name
+    about: dict[str, Any] = {}
     xs, ys = [part.x for part in parts], [part.y for part in parts]
     if train.x.dtype.kind == "i":
         about = {"vocab_size": RESERVED + len(LETTERS), "num_classes": len(LETTERS)}
