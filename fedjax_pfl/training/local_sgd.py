@@ -153,8 +153,8 @@ def train_on(
     if len({replace(schedule, epochs=1, steps=None) for schedule in schedules}) > 1:
         raise ValueError("Trainings with one step have the same batches in the same order.")
     keys = jnp.stack([key for _, key, _ in turns])
-    cursors = [cursor for *_, cursor in turns if cursor is not None]
-    cursors = jnp.stack(cursors) if cursors else None
+    cursors = [cursor for *_, cursor in turns]
+    cursors = None if cursors[0] is None else jnp.stack(cursors)
 
     def of_members(trained):
         """The loop's rows are the cohort's, and known to be."""

@@ -34,8 +34,9 @@ def test_training_on_is_training_twice(execution):
         assert_close(found.models, wanted.models, "models", 1e-6)
         assert_close(found.loss, wanted.loss, "losses", 1e-6)
         for name in ("mask", "diverged", "steps"):
-            ours, theirs = (getattr(each.cohort, name) for each in (found, wanted))
-            np.testing.assert_array_equal(ours, theirs, name)
+            np.testing.assert_array_equal(
+                *(getattr(t.cohort, name) for t in (found, wanted)), name, strict=True
+            )
     first, second = at_once
     assert list(first.cohort.mask) == [True, False, True]
     assert list(second.cohort.steps) == [2 + 4, 2, 2 + 4]  # a client that diverged takes no more
