@@ -72,12 +72,8 @@ class FedDWA(Algorithm):
 
     def round(self, ctx, state):
         received = ctx.cohort.gather(state.models)
-        if self.guidance == "epochs":
-            *_, schedule = self.schedules(ctx.federation)
-            (trained, _, loss), (guide, cohort, _) = ctx.train_on(received, schedule, "guidance")
-        else:
-            trained, cohort, loss = ctx.train(received)  # eq. (7)
-            guide, cohort = self._guide(ctx, state, received, trained, cohort)  # eq. (16)
+        trained, cohort, loss = ctx.train(received)  # eq. (7)
+        guide, cohort = self._guide(ctx, state, received, trained, cohort)  # eq. (16)
         uploads = ctx.uploaded(trained)
         distances = similarity.squared_distances(ctx.uploaded(guide), uploads)
         tiny = 1e-12 * similarity.squared_norms(uploads)[:, None]  # of the receiver's own size
@@ -98,6 +94,10 @@ class FedDWA(Algorithm):
 
     def _guide(self, ctx, state, received, trained, cohort):
         """(guidance models [M, ...], cohort without those whose guidance diverged)."""
+        if self.guidance == "epochs":
+            *_, schedule = self.schedules(ctx.federation)
+            guide, cohort, _ = ctx.train(trained, cohort, purpose="guidance", schedule=schedule)
+            return guide, cohort
         if self.guidance == "full_gradient":
             gradient, cohort = ctx.full_gradient(trained, cohort)
             move = optax.tree.add_scale(trained["params"], -ctx.learning_rate, gradient)

@@ -110,7 +110,6 @@ class Context:
             num_clients=self.num_clients,
             in_place=in_place,
             complete=True,
-            expected=True,
         )
 
     def train(
@@ -134,30 +133,6 @@ class Context:
         if self.optimizers is not None and "optimizer_state" not in options:
             return self.optimizers.train(self.federation, models, cohort, purpose, **options)
         return local_sgd.train(self.federation, models, cohort, **options)
-
-    def train_on(
-        self, models: Stack, then: Schedule, purpose: str, **options: Any
-    ) -> tuple[local_sgd.Trained, local_sgd.Trained]:
-        """Local training of the cohort, and further training from its models for another purpose.
-
-        As `first = ctx.train(models)` and `ctx.train(first.models, first.cohort, purpose,
-        schedule=then)` are, but half as long to compile: one step serves both.
-
-        Args:
-          models: [M, ...].
-          then: the second training's schedule; it differs from the federation's in `epochs` and
-            `steps` alone.
-          **options: of `local_sgd.train`, the same for both: learning_rate, extra_loss, ...
-        """
-        if self.optimizers is not None:  # two phases, each with states of its own
-            first = self.train(models, **options)
-            return first, self.train(first.models, first.cohort, purpose, schedule=then, **options)
-        options.setdefault("learning_rate", self.learning_rate)
-        turns = [
-            (schedule, self.key_for(name), self._cursor(self.cohort, schedule))
-            for schedule, name in ((self.federation.schedule, "train"), (then, purpose))
-        ]
-        return local_sgd.train_on(self.federation, models, self.cohort, turns, **options)
 
     def adapt(self, models: Stack | Broadcast, rows: Rows, how: Adaptation) -> Stack:
         """Copies of `models` for the clients `rows`, trained locally as `how` says, [k, ...].

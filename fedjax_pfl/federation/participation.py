@@ -44,7 +44,6 @@ class Cohort:
       in_place: whether the cohort has all clients, in the order of the client axis.
       complete: whether the mask is known to be true for all members, so that no lane waits. To
         leave out members use `keep`, which updates this; do not replace the mask.
-      expected: whether the mask is true for all members but those that diverged.
     """
 
     rows: jax.Array
@@ -61,7 +60,6 @@ class Cohort:
     num_clients: int = static()
     in_place: bool = static(default=False)
     complete: bool = static(default=False)
-    expected: bool = static(default=False)
 
     @property
     def size(self) -> int:
@@ -112,8 +110,7 @@ class Cohort:
 
     def at_work(self, members: jax.Array) -> "Cohort":
         """The cohort with `members` [M] (late ones too), without the diverged, as its mask."""
-        mask = members & ~self.diverged
-        return replace(self, mask=mask, complete=False, expected=False)
+        return replace(self, mask=members & ~self.diverged, complete=False)
 
     def on_schedule(self, t: jax.Array, schedule: str) -> "Cohort":
         """The cohort of round `t` if stragglers follow that schedule (`Participation`)."""
@@ -215,7 +212,6 @@ class Participation:
             num_clients=num_clients,
             in_place=size == num_clients,
             complete=size == num_clients and self.punctual,
-            expected=self.punctual,
             **times,
         )
 

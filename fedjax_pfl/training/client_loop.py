@@ -1,6 +1,6 @@
 """Every client's local loop over its own samples, at its true length."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -39,11 +39,10 @@ class ClientRuns(NamedTuple):
 
 
 class _Lane(NamedTuple):
-    """One client's row, carry, operand, cursor, number of steps, and whether it works.
+    """One client's operands: its row, carry, operand, cursor and number of steps.
 
     The carry is () where all clients begin from the same one. Without a cursor it is 0; without a
-    number of steps it is the schedule's. A client that does not work for all its steps is put back
-    at the end; without the flag none is.
+    number of steps it is the schedule's.
     """
 
     row: jax.Array
@@ -51,19 +50,17 @@ class _Lane(NamedTuple):
     operand: Tree
     start: jax.Array | None
     steps: jax.Array | None
-    works: jax.Array | None
 
 
 class _Common(NamedTuple):
     """Shared by all clients: the carry that all begin with, or None, operands, the data and their
-    split whose samples are used, the round's key, which of several schedules counts, or None."""
+    split whose samples are used, the round's key."""
 
     carry: Tree
     broadcast: Tree
     data: FederatedData
     part: Split
     key: jax.Array
-    turn: jax.Array | None
 
 
 class _Walk(NamedTuple):
@@ -91,8 +88,7 @@ class _ClientLoop:
 
     Attributes:
       common: see `_Common`; on the device where the loop runs.
-      step, finish: see `run_clients`.
-      schedules: alike but in length; `common.turn` says which one counts, if there are several.
+      step, schedule, finish: see `run_clients`.
       dtype: of the models' inputs.
       augment: random change of the split's samples, or None.
       together: whether all clients begin with the same carry.
@@ -100,7 +96,7 @@ class _ClientLoop:
 
     common: _Common
     step: Step
-    schedules: tuple[Schedule, ...]
+    schedule: Schedule
     finish: Callable[[Tree, Client], Tree] | None
     dtype: str
     augment: Augmentation | None
@@ -117,25 +113,17 @@ class _ClientLoop:
             counts=self._counts(),
         )
 
-    @property
-    def schedule(self) -> Schedule:
-        return self.schedules[0]
-
     def _counts(self) -> Counts:
-        part, schedule, turns = self.common.part, self.schedule, len(self.schedules)
-        most, usual = (
-            sum(float(each.total_steps(size)) for each in self.schedules) / turns
-            for size in (part.capacity, part.mean_size)
-        )
+        part, schedule = self.common.part, self.schedule
+        mean = part.mean_size
+        most, usual = (float(schedule.total_steps(size)) for size in (part.capacity, mean))
         return Counts(most / max(schedule.steps_per_order(part.capacity), 1), most, usual)
 
     def _walk(self, lane: _Lane) -> _Walk:
         # Where all sizes are equal, a client's size does not depend on the row.
         part = self.common.part
         size = part.size[0] if part.equal else part.size[lane.row]
-        count = lane.steps
-        if count is None:
-            count = _total_steps(self.schedules, self.common.turn, size)
+        count = self.schedule.total_steps(size) if lane.steps is None else lane.steps
         start = jnp.int32(0) if lane.start is None else lane.start
         per_order = jnp.maximum(self.schedule.steps_per_order(size), 1)
         return _Walk(size, per_order, start, start + count)
@@ -194,18 +182,10 @@ class _ClientLoop:
 
     def _finish(self, lane: _Lane, common: _Common, at: _Position) -> ClientRuns:
         ours, first = self._walk(lane), self._first(lane, common)
-        finite, steps = trees.is_finite(at.value), at.k - ours.start
-        kept = finite if lane.works is None else finite & lane.works
-        last = jax.tree.map(lambda new, old: jnp.where(kept, new, old), at.value, first)
+        finite = trees.is_finite(at.value)
+        last = jax.tree.map(lambda new, old: jnp.where(finite, new, old), at.value, first)
         last = last if self.finish is None else self.finish(last, self._client(lane, ours.stop))
-        if lane.works is not None:
-            finite, steps = finite | ~lane.works, jnp.where(lane.works, steps, 0)
-        return ClientRuns(last, finite, steps)
-
-
-def _total_steps(schedules: Sequence[Schedule], turn: jax.Array | None, size: jax.Array):
-    counts = [schedule.total_steps(size) for schedule in schedules]
-    return counts[0] if turn is None else jnp.stack(counts)[turn]
+        return ClientRuns(last, finite, at.k - ours.start)
 
 
 def run_clients(
@@ -215,13 +195,11 @@ def run_clients(
     *,
     rows: Rows,
     key: jax.Array,
-    schedule: Schedule | Sequence[Schedule],
-    turn: jax.Array | None = None,
+    schedule: Schedule,
     broadcast: Tree = None,
     operands: Tree = None,
     split: str | Split = "train",
     active: jax.Array | None = None,
-    expected: bool = False,
     cursor: jax.Array | None = None,
     epochs: jax.Array | None = None,
     finish: Callable[[Tree, Client], Tree] | None = None,
@@ -236,15 +214,12 @@ def run_clients(
       rows: int32 [M], rows of the client axis; traced, any length, one included. All clients in
         order are best given as a NumPy array (`Cohort.places`).
       key: key of the round and purpose; the executor folds in permanent ids.
-      schedule: which batches in which order; or several that differ in `epochs` and `steps` alone.
-      turn: int32 [], which of several schedules it is; traced.
+      schedule: which batches in which order.
       broadcast: operands without a client axis, handed to every step.
       operands: read-only operands of each client, leaves [M, ...]; found in `client.operand`.
       split: "train", "validation" or "test", or a `Split`, such as a window of one. Samples are
         augmented under the name "train" alone.
       active: bool [M]; the others take no step and keep their carry.
-      expected: nearly always all are active. Side by side, clients with equally many samples then
-        all take the same steps, and what others took is forgotten: no lane waits for another.
       cursor: int32 [M], steps taken before, for unshuffled schedules, which continue there.
       epochs: int32 [M], passes of each client over its samples, no more than the schedule's, which
         all take by default.
@@ -259,30 +234,26 @@ def run_clients(
     trees.check_rows("operands of local work", operands, rows.shape[0])
     homes, rows = homes_of(federation.data, rows), jnp.asarray(rows)
     part = federation.data.split(split)
-    schedules = [schedule] if isinstance(schedule, Schedule) else schedule
-    for each in schedules:
-        each.check_counts(part.capacity)  # sizes below are traced, and products of them wrap
-    schedules = tuple(each.fitting(part.capacity) for each in schedules)
-    sizes, works = part.size[rows], None
-    if epochs is None and part.equal and expected and federation.execution.lanes(len(rows)) > 1:
-        active, works = None, active
+    schedule.check_counts(part.capacity)  # sizes below are traced, and products of them wrap
+    schedule = schedule.fitting(part.capacity)
+    sizes = part.size[rows]
     if epochs is None and active is None and part.equal:
         steps = None  # unbatched trip counts: no lane waits, nothing is selected
     else:
-        steps = _total_steps(schedules, turn, sizes)
+        steps = schedule.total_steps(sizes)
         if epochs is not None:
-            steps = (epochs * schedules[0].steps_per_epoch(sizes)).astype(steps.dtype)
+            steps = (epochs * schedule.steps_per_epoch(sizes)).astype(steps.dtype)
         steps = steps if active is None else jnp.where(active, steps, 0)
     together = isinstance(carry, Broadcast)
-    lanes = _Lane(rows, () if together else carry, operands, cursor, steps, works)
+    lanes = _Lane(rows, () if together else carry, operands, cursor, steps)
     begun = carry.model if together else None
-    common = _Common(begun, broadcast, federation.data, part, key, turn)
+    common = _Common(begun, broadcast, federation.data, part, key)
 
     def loop(common: _Common) -> Loop:
         return _ClientLoop(
             common=common,
             step=step,
-            schedules=schedules,
+            schedule=schedule,
             finish=finish,
             dtype=federation.task.dtype,
             augment=federation.augment if split == "train" else None,

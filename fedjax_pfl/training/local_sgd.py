@@ -1,12 +1,11 @@
 """Local training between download and upload: epochs or steps of SGD on a client's samples."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from fedjax_pfl import trees
 from fedjax_pfl.data.federated import Batch
@@ -53,12 +52,10 @@ def train(
     *,
     key: jax.Array,
     learning_rate: jax.Array,
-    schedule: Schedule | Sequence[Schedule] | None = None,
-    turn: jax.Array | None = None,
+    schedule: Schedule | None = None,
     broadcast: Tree = None,
     operands: Tree = None,
     active: jax.Array | None = None,
-    expected: bool = False,
     cursor: jax.Array | None = None,
     epochs: jax.Array | None = None,
     optimizer_state: Tree = None,
@@ -70,7 +67,7 @@ def train(
     Args:
       key: the round's key for this purpose.
       schedule: batches and their order; the federation's by default.
-      turn, broadcast, operands, expected, cursor, epochs: see `run_clients`.
+      broadcast, operands, cursor, epochs: see `run_clients`.
       active: bool [M], the members that train; the cohort's mask by default.
       optimizer_state: [M, ...], states of the local optimizers from earlier rounds, returned
         updated; by default they are new in each round.
@@ -118,62 +115,15 @@ def train(
         rows=cohort.places,
         key=key,
         schedule=schedule or federation.schedule,
-        turn=turn,
         broadcast=broadcast,
         operands=operands,
         active=active,
-        expected=expected,
         cursor=cursor,
         epochs=epochs,
         finish=finish,
     )
     cohort = cohort.keep(finite, steps * step.updates_per_batch)
     return Trained(trained, cohort, loss, gradient, kept)
-
-
-def train_on(
-    federation: Federation,
-    models: Tree,
-    cohort: Cohort,
-    turns: Sequence[tuple[Schedule, jax.Array, jax.Array | None]],
-    **options: Any,
-) -> tuple[Trained, Trained]:
-    """Two trainings, the second one from the first one's models, with one traced step for both.
-
-    Args:
-      models: [M, ...].
-      turns: the schedule, key and cursor of both. The schedules differ in length alone, in `epochs`
-        and `steps`.
-      **options: of `train`, for both.
-
-    Raises:
-      ValueError: the schedules have other batches.
-    """
-    schedules = [schedule for schedule, _, _ in turns]
-    if len({replace(schedule, epochs=1, steps=None) for schedule in schedules}) > 1:
-        raise ValueError("Trainings with one step have the same batches in the same order.")
-    keys = jnp.stack([key for _, key, _ in turns])
-    cursors = [cursor for *_, cursor in turns]
-    cursors = None if cursors[0] is None else jnp.stack(cursors)
-
-    def of_members(trained):
-        """The loop's rows are the cohort's, and known to be."""
-        return replace(trained, cohort=replace(trained.cohort, rows=cohort.rows))
-
-    def one(turn, both):
-        last, _ = both
-        cursor = None if cursors is None else cursors[turn]
-        found = train(
-            federation, last.models, of_members(last).cohort, key=keys[turn], cursor=cursor,
-            schedule=schedules, turn=turn, expected=cohort.expected, **options,
-        )  # fmt: skip
-        return found, last
-
-    nothing = jnp.zeros((cohort.size,), federation.task.dtype)
-    first = Trained(models, replace(cohort, complete=False), nothing)
-    with jax.named_scope("trainings[2]"):
-        second, first = lax.fori_loop(0, 2, one, (first, first))
-    return of_members(first), of_members(second)
 
 
 def full_gradient(
