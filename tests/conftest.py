@@ -70,16 +70,24 @@ def maps_held():
     return MAPS.read_bytes().count(b"\n") if MAPS.exists() else 0
 
 
+REGISTRIES = (
+    pfl.ALGORITHMS, pfl.DATASETS, pfl.LR_SCHEDULES, pfl.METRICS, pfl.MODELS, pfl.OPTIMIZERS,
+    pfl.RULES,
+)  # fmt: skip
+
+
 @pytest.fixture(autouse=True)
 def own_code_is_forgotten():
-    """Algorithms that a test's own files have registered stay with that test."""
-    algorithms, modules = dict(pfl.ALGORITHMS), set(sys.modules)
+    """What a test's own files have registered stays with that test."""
+    before, modules = [dict(registry) for registry in REGISTRIES], set(sys.modules)
     yield
-    for name in set(sys.modules) - modules:
-        if name.startswith("own_code_"):
-            del sys.modules[name]
-            pfl.ALGORITHMS.clear()
-            pfl.ALGORITHMS.update(algorithms)
+    own = [name for name in set(sys.modules) - modules if name.startswith("own_code_")]
+    for name in own:
+        del sys.modules[name]
+    if own:
+        for registry, known in zip(REGISTRIES, before, strict=True):
+            registry.clear()
+            registry.update(known)
 
 
 @pytest.hookimpl(optionalhook=True)

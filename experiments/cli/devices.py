@@ -32,7 +32,8 @@ def prepare(devices: str, num_clients: int, mesh: str = AUTO) -> int:
         if devices != "auto":
             shares.check(asked, _whole(devices), f"--devices is {devices}")
         if not processes.several():
-            return asked.devices if _start(asked.devices) else 1
+            there = _start(asked.devices) or asked.devices <= len(jax.local_devices())
+            return asked.devices if there else 1
         devices, num_clients = str(asked.devices), asked.devices
     if processes.several():
         return _of_several(devices, num_clients)

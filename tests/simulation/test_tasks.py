@@ -147,7 +147,9 @@ def test_what_else_needs_classes():
     for options in ({"batch_order": "by_class"}, {"extra_loss": pfl.WeightDistribution(1.0)}):
         with pytest.raises(pfl.InputError, match="needs a class for each sample"):
             pfl.federate(data, partition(), "mlp", **options)
-    with pytest.raises(pfl.InputError, match=r"'dirichlet' deals samples by class.* use 'iid'"):
+    with pytest.raises(
+        pfl.InputError, match=r"'dirichlet' deals samples by class.* use 'by_column' or 'iid'"
+    ):
         pfl.make_partition("dirichlet", data, 3, 0)
     assert pfl.make_partition("iid", data, 3, 0).num_clients == 3
 

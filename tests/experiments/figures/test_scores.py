@@ -7,16 +7,17 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments.figures.scores import curve
+from fedjax_pfl.measures import ACCURACY as MEASURE
 
 ACCURACY = np.array([[[0.5, 0.7, np.nan], [0.2, 0.4, 0.6], [0.1, 0.3, 0.9]]])  # [S, E, N]
 TOOK_PART = np.array([[[1, 0, 0], [1, 1, 0], [0, 1, 1], [1, 0, 1]]], bool)  # [S, T, N]
 SIZES = np.array([1, 3, 4])
 
 
-def a_run(**changed):
+def a_run():
     return SimpleNamespace(
         recorded=["participated"], record={"participated": TOOK_PART}.get, test_sizes=SIZES,
-        accuracy=lambda model, split: ACCURACY, eval_rounds=np.array([1, 3, 4]), **changed,
+        values=lambda model, split: ACCURACY, measure=MEASURE, eval_rounds=np.array([1, 3, 4]),
     )  # fmt: skip
 
 
