@@ -86,6 +86,7 @@ def alone(folder, *words):
     return folder
 
 
+@pytest.mark.thorough
 def test_two_processes_give_the_numbers_of_one(tmp_path):
     """The first one prints and writes; the other one does neither."""
     folder = tmp_path / "pair"

@@ -31,8 +31,10 @@ def divided(federation):
         ("feddwa", SOME | {"client_execution": "map"}),
         pytest.param("fedavg", SOME | {"client_execution": "2"}, marks=pytest.mark.slow),
         pytest.param("fedavg", SOME | EQUAL | {"client_execution": "vmap"}, marks=pytest.mark.slow),
-        ("fedavg", {"train_sizes": (7, 3, 1, 4)}),  # two at home on each device, in order
-        ("fedavg", SOME | GIVEN),
+        pytest.param(
+            "fedavg", {"train_sizes": (7, 3, 1, 4)}, marks=pytest.mark.thorough
+        ),  # in order
+        pytest.param("fedavg", SOME | GIVEN, marks=pytest.mark.thorough),
     ],
     ids=["map", "lanes", "equal clients", "in place", "given values, frozen layers, kept states"],
 )
