@@ -216,6 +216,7 @@ def reproduce(
         )
         if not done:
             reproduce_report.write(asked.output, report)
+            overview.write_picture(asked.output, report)
     return 0, report, shown
 
 

@@ -1,9 +1,10 @@
 """Pages of measured tables: `python -m tools.reproduced_pages docs/reproduced [--costs] QUEUE...`.
 
-Copies the tables of queues (`experiments.reproduce --all` or `--table=A,B`) into a folder of the
-documentation, one page and picture each, and writes the index of all pages there. A table without
-a measured cell gets no page. Places on this machine are written as DATA. With --costs what all
-tables cost at full scale is counted anew, which takes minutes.
+Copies the tables of queues (`experiments.reproduce --all` or `--table=A,B`, or a folder of single
+tables, each in PAPER-TABLE) into a folder of the documentation, one page and picture each, and
+writes the index of all pages there. A table without a measured cell gets no page. Places on this
+machine are written as DATA. With --costs what all tables cost at full scale is counted anew, which
+takes minutes.
 """
 
 import csv
@@ -18,6 +19,7 @@ from experiments.outputs.run_files import write_text
 from experiments.reproduction import full_cost, planning, tables
 from experiments.reproduction.entries import NEAR
 from experiments.reproduction.full_cost import TWO_CORES
+from experiments.reproduction.overview import PICTURE
 from fedjax_pfl.results.tables import markdown
 
 INDEX, COSTS = "README.md", "costs.csv"
@@ -45,10 +47,9 @@ def copy(queue: Path, docs: Path) -> list[str]:
         if not count:
             continue
         text = (path.parent / "table.md").read_text(encoding="utf-8").rstrip("\n")
-        picture = queue / f"{name}.png"
-        if picture.exists():
-            (docs / picture.name).write_bytes(picture.read_bytes())
-            text += f"\n\n![The paper's numbers and ours]({picture.name})"
+        if (picture := path.parent / PICTURE).exists():
+            (docs / f"{name}.png").write_bytes(picture.read_bytes())
+            text += f"\n\n![The paper's numbers and ours]({name}.png)"
         write_text(docs / f"{name}.md", f"{public(text)}\n")
         summary = json.loads(path.read_text(encoding="utf-8"))
         facts = {key: summary[key] for key in ("table", "scale", "reading", "title", "verdict")}

@@ -1,4 +1,4 @@
-"""One report of several tables: `report.md`, `report.html`, `report.csv` and a picture for each."""
+"""A table's picture, and one report of several: `report.md`, `report.html` and `report.csv`."""
 
 import base64
 import csv
@@ -20,6 +20,7 @@ from .full_cost import TWO_CORES, Cost, of_table
 from .planning import Command
 from .report import Report
 
+PICTURE = "table.png"
 STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; }
 table { border-collapse: collapse; margin: 1rem 0; display: block; overflow-x: auto; }
@@ -80,10 +81,6 @@ def kept_cost(asked: Command, report: Report, measured: int) -> Cost:
 
 def write(output: Path, title: str, parts: Sequence[Part]) -> None:
     """Writes the report as far as it goes, again after each table."""
-    for part in parts:
-        if part.report is not None and (chart := picture(part.report)) is not None:
-            with aside(output / f"{part.file}.png") as path:
-                chart.savefig(path, format="png")
     text = markdown(title, parts, output)
     write_text(output / "report.md", text)
     write_text(output / "report.html", as_html(title, text, output))
@@ -119,8 +116,9 @@ def markdown(title: str, parts: Sequence[Part], output: Path) -> str:
     for part in parts:
         if part.report is not None:
             lines.append(one_report.markdown(part.report, 2).rstrip("\n"))
-            if (output / f"{part.file}.png").exists():
-                lines.append(f"![{part.name}: the paper's numbers and ours]({part.file}.png)")
+            drawn = f"{part.file}/{PICTURE}"
+            if (output / drawn).exists():
+                lines.append(f"![{part.name}: the paper's numbers and ours]({drawn})")
     return "\n\n".join(lines) + "\n"
 
 
@@ -180,6 +178,14 @@ def picture(report: Report) -> Figure | None:
     )
     chart.suptitle(said, fontsize=9)
     return chart
+
+
+def write_picture(output: Path, report: Report) -> None:
+    """Writes the picture of a table into its folder, if a cell was measured."""
+    chart = picture(report)
+    if chart is not None:
+        with aside(output / PICTURE) as part:
+            chart.savefig(part, format="png")
 
 
 def as_html(title: str, text: str, output: Path) -> str:

@@ -149,6 +149,7 @@ def test_what_the_numbers_do_not_say(finished):
     """Two seeds; and, of rows of another origin, other clients and remarks."""
     note = "With 2 seeds a 95 % interval has 1 degree of freedom"
     assert note in (finished / "table.md").read_text()
+    assert (finished / "table.png").stat().st_size > 1000
     line = reproduce_tables.Line("A", "local", (90.0,))
     own = entries.Entry(line, 90.0, 99.0, np.array([40.0, 60.0]), "", (0, 1), ("x",))
     other = replace(own, line=replace(line, title="B"), clients=(0,), remarks=())

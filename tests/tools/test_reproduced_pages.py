@@ -22,7 +22,7 @@ def test_pages_and_index(tmp_path, capsys):
     table(queue, "waffle-1", ["measured", "data missing"])
     table(queue, "feddwa-1", ["measured"], reading="paper", verdict=VERDICT | {"compared": 0})
     table(queue, "pfedla-1", ["data missing"])
-    (queue / "waffle-1.png").write_bytes(b"picture")
+    (queue / "waffle-1" / "table.png").write_bytes(b"picture")
     assert reproduced_pages.main(["", str(docs), str(queue)]) == 0
     assert "feddwa-1, waffle-1" in capsys.readouterr().out
     names = {path.name for path in docs.iterdir()}
