@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from fedjax_pfl.errors import require_name
 from fedjax_pfl.measures import ACCURACY, LOWER, Measure
+from fedjax_pfl.models.kernels import forms
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Classification(Objective):
 
     def losses(self, outputs, labels):
         log_p = jax.nn.log_softmax(outputs)
-        return -jnp.take_along_axis(log_p, labels[:, None], axis=1)[:, 0]
+        return -_of_labels(log_p, labels)
 
     def marks(self, outputs, labels):
         return jnp.argmax(outputs, axis=1) == labels
@@ -142,12 +143,20 @@ class NextToken(Objective):
         """(right predictions, summed losses, number of tokens) of every sample, [B] each."""
         there = labels >= 0
         log_p = jax.nn.log_softmax(outputs)
-        known = jnp.take_along_axis(log_p, jnp.maximum(labels, 0)[..., None], axis=-1)[..., 0]
+        known = _of_labels(log_p, jnp.maximum(labels, 0))
         losses = jnp.sum(jnp.where(there, -known, 0), axis=1)
         right = (jnp.argmax(outputs, axis=-1) == labels) & there
         each = (jnp.sum(x, axis=1, dtype=losses.dtype) for x in (right, there))
         right, count = each
         return right, losses, count
+
+
+def _of_labels(log_p: jax.Array, labels: jax.Array) -> jax.Array:
+    """Of values [..., C] those of the labels [...], by the form of the platform."""
+    if forms.picks_by_sum():
+        of_label = labels[..., None] == jnp.arange(log_p.shape[-1], dtype=labels.dtype)
+        return jnp.sum(jnp.where(of_label, log_p, 0), axis=-1)
+    return jnp.take_along_axis(log_p, labels[..., None], axis=-1)[..., 0]
 
 
 CLASSIFICATION = Classification()

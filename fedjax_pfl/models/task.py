@@ -191,7 +191,10 @@ class Task:
         return jax.tree.map(lambda leaf: cast(leaf, self.dtype), out)
 
     def losses(self, logits: jax.Array, labels: jax.Array) -> jax.Array:
-        """The loss of every sample, [B]: the objective's, such as cross-entropy."""
+        """The loss of every sample, [B]: the objective's, in the form for `platform`."""
+        if self.platform is not None:
+            with forms.made_for(self.platform):
+                return self.objective.losses(logits, labels)
         return self.objective.losses(logits, labels)
 
     def mean_loss(self, logits: jax.Array, batch: Batch) -> jax.Array:

@@ -33,7 +33,7 @@ def step_flops(federation: Federation) -> float | None:
       None where the length of a loop of the step is known only when it runs; and, with a warning,
       where this version of JAX does not tell.
     """
-    return _of_federation(_step, federation)
+    return _of_federation(step, federation)
 
 
 def forward_flops(federation: Federation) -> float | None:
@@ -41,9 +41,10 @@ def forward_flops(federation: Federation) -> float | None:
     return _of_federation(_forward, federation)
 
 
-def _step(federation, state, batch, key, client):
-    step = LocalStep(federation, federation.learning_rate)
-    return step(state, batch, key, None, client)
+def step(federation, state, batch, key, client):
+    """The state after a local step of one client."""
+    stepped = LocalStep(federation, federation.learning_rate)
+    return stepped(state, batch, key, None, client)
 
 
 def _forward(federation, state, batch, key, client):
@@ -51,7 +52,7 @@ def _forward(federation, state, batch, key, client):
 
 
 def _of_federation(fn: Callable[..., Any], federation: Federation) -> float | None:
-    leaves, structure = jax.tree.flatten(_one_client(federation))
+    leaves, structure = jax.tree.flatten(one_client(federation))
     try:
         counted = _counted(fn, structure, tuple(leaves))
     except Exception as error:
@@ -63,7 +64,7 @@ def _of_federation(fn: Callable[..., Any], federation: Federation) -> float | No
     return None if math.isnan(counted) else counted
 
 
-def _one_client(federation: Federation) -> Federation:
+def one_client(federation: Federation) -> Federation:
     """Shapes of what a step depends on: the same for all federations whose steps cost the same."""
 
     def one(leaf):
@@ -87,19 +88,21 @@ def _one_client(federation: Federation) -> Federation:
     )  # fmt: skip
 
 
+def step_operands(federation: Federation) -> tuple[Any, ...]:
+    """What `step` takes beside the federation of `one_client`: (state, batch, key, client)."""
+    data, zero = federation.data, jnp.int32(0)
+    at = jnp.zeros((federation.schedule.batch_size,), jnp.int32)
+    batch = data.fetch(data.train, 0, at, at == 0, federation.task.dtype)
+    client = Client(zero, zero, zero, data.class_counts[0], zero, zero, operand=None)
+    key = jax.random.key(0)
+    begun = LocalStep(federation, federation.learning_rate).begin(federation.initial_model(key))
+    return begun, batch, key, client
+
+
 @lru_cache(maxsize=64)  # tracing takes about as long as a round of a small run
 def _counted(fn: Callable[..., Any], structure, leaves: tuple[jax.ShapeDtypeStruct, ...]) -> float:
-    def operands(federation):
-        data, zero = federation.data, jnp.int32(0)
-        at = jnp.zeros((federation.schedule.batch_size,), jnp.int32)
-        batch = data.fetch(data.train, 0, at, at == 0, federation.task.dtype)
-        client = Client(zero, zero, zero, data.class_counts[0], zero, zero, operand=None)
-        step = LocalStep(federation, federation.learning_rate)
-        key = jax.random.key(0)
-        return step.begin(federation.initial_model(key)), batch, key, client
-
     federation = jax.tree.unflatten(structure, leaves)
-    return flops(fn, federation, *jax.eval_shape(operands, federation))
+    return flops(fn, federation, *jax.eval_shape(step_operands, federation))
 
 
 def flops(fn: Callable[..., Any], *args: Tree) -> float:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from fedjax_pfl.errors import InputError, gigabytes
 from fedjax_pfl.simulation.hosted import hosted
 from fedjax_pfl.simulation.memory import Memory
+from fedjax_pfl.simulation.on_chip import resident
 from fedjax_pfl.simulation.program import Program
 
 MARGIN = 1.15  # a compiler for accelerators may plan so much more than is estimated
@@ -14,8 +15,9 @@ MARGIN = 1.15  # a compiler for accelerators may plan so much more than is estim
 def fitting(program: Program, limit: int | None) -> tuple[Program, Memory | None]:
     """The program, with fewer clients side by side where that number is automatic.
 
-    Its estimate as well, None where there is none. On accelerators, where a program that is too
-    large fails, there is to be a margin as long as there are clients to take from.
+    So many that a local step stays on a TPU's chip (`on_chip`), and that the program fits. Its
+    estimate as well, None where there is none. On accelerators, where a program that is too large
+    fails, there is to be a margin as long as there are clients to take from.
 
     Args:
       program: as it was asked for.
@@ -24,6 +26,7 @@ def fitting(program: Program, limit: int | None) -> tuple[Program, Memory | None
     Raises:
       InputError: it can't fit; with the estimate.
     """
+    program = resident(program)
     estimate = program.memory()
     federation = program.federation
     execution = federation.execution

@@ -38,3 +38,12 @@ def form() -> str:
     A layer with a gradient of its own asks in its forward pass: the backward one is traced outside.
     """
     return DEFINITION if _counted.value else FORMS[_platform.value]
+
+
+def picks_by_sum() -> bool:
+    """Whether one number of a short row is best picked by a sum in which the others are 0.
+
+    On a TPU a gather, and the scatter that is its gradient, are several operations of their own,
+    and the sum becomes a part of others. The values are the same. For tracing.
+    """
+    return _platform.value == "tpu" and not _counted.value

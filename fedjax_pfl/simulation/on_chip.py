@@ -1,0 +1,69 @@
+"""How many clients side by side keep a local step in the memory that is on the chip itself.
+
+What does not fit there goes through the device's memory, and on a TPU it is padded on the way.
+"""
+
+from dataclasses import replace
+
+import jax
+
+from fedjax_pfl.federation.federation import Federation
+from fedjax_pfl.simulation.costs import one_client, step, step_operands
+from fedjax_pfl.simulation.memory import nbytes, peak
+from fedjax_pfl.simulation.program import Program
+
+# Bytes for a local step: half of what a v5e and a v6e have (a program is not told which TPU it is
+# for). In the other half is what comes and goes: samples, and arrays in two layouts.
+ON_CHIP = {"tpu": 64 * 2**20}
+
+
+def resident(program: Program) -> Program:
+    """The program, narrowed so that a local step stays on the chip, where that is automatic."""
+    federation = program.federation
+    execution = federation.execution
+    room = ON_CHIP.get(execution.platform)
+    if room is None or not execution.auto or execution.chunk:
+        return program
+    trained = federation.participation.cohort_size
+    lanes = execution.lanes(trained)
+    needs = step_bytes(federation) if lanes > 1 else None
+    if needs is None:
+        return program
+    beside = program.num_runs if execution.seeds == "vmap" else 1
+    fewer = narrowed(lanes, needs[0] * beside, needs[1] * beside, room)
+    if fewer == lanes:
+        return program
+    execution = replace(execution, chunk=fewer)
+    return replace(program, federation=replace(federation, execution=execution))
+
+
+def narrowed(lanes: int, model: int, activations: int, room: int) -> int:
+    """Lanes of which models, gradients and activations fit into `room` bytes, as even shares.
+
+    All lanes stay where their activations alone fit: models pass through memory in any case. So
+    they do where not even two lanes would fit.
+
+    Args:
+      lanes: that there would be.
+      model: bytes of one lane's state and gradients.
+      activations: bytes of all else that is alive at once in its step.
+    """
+    most = room // max(model + activations, 1)
+    if lanes * activations <= room or most < 2 or most >= lanes:
+        return lanes
+    return -(-lanes // -(-lanes // most))
+
+
+def step_bytes(federation: Federation) -> tuple[int, int] | None:
+    """Bytes of one client's state and gradients, and of all else in its step, unpadded.
+
+    None where this version of JAX has other internals, which the count reads.
+    """
+    try:
+        client = one_client(federation)
+        state, *others = jax.eval_shape(step_operands, client)
+        most = peak(jax.make_jaxpr(step)(client, state, *others).jaxpr)
+    except Exception:  # `Program.memory` says it
+        return None
+    gradients = nbytes(state.model["params"])
+    return nbytes(state) + gradients, max(most - gradients, 0)
