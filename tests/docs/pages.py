@@ -76,6 +76,8 @@ def commands(text: str) -> list[Command]:
     parts = [
         f"NEED={block.need}\n{block.text}" for block in blocks(text) if block.language in SHELLS
     ]
+    # What runs beside the next command would write its words among the other's.
+    parts = [re.sub(r" &$", "", part, flags=re.MULTILINE) for part in parts]
     script = "\n".join([STAND_IN, *parts])
     done = subprocess.run(
         [shutil.which("bash"), "-c", script], capture_output=True, text=True, timeout=60
