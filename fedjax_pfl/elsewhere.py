@@ -196,5 +196,7 @@ MODELS = _turned(
 
 DATASETS = _turned({"fashion_mnist": "fmnist", "tiny_imagenet": "tinyimagenet200"})
 
+METRICS = _turned({"auc": "auroc rocauc", "macro_f1": "f1 f1score f1macro"})
+
 # What a name that is unknown here may mean, whatever it names.
-MEANT = OPTIONS | PARTITIONS | DATASETS | MODELS
+MEANT = OPTIONS | PARTITIONS | DATASETS | MODELS | METRICS

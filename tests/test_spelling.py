@@ -172,6 +172,7 @@ def test_options_of_other_libraries():
         pfl.load_dataset("fmnist")
     with pytest.raises(pfl.InputError, match=r"Unknown model 'MLR'. Did you mean 'softmax'"):
         pfl.make_model("MLR", (4,), 3)
+    assert spelling.suggestions("f1", ["auc", "ece", "macro_f1"]) == ["macro_f1"]
     with pytest.raises(pfl.InputError, match=r"hyperparameter of 'feddwa' 'colour'\. Valid"):
         pfl.make_algorithm("FedDWA", {"colour": 1})
 
