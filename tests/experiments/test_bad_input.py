@@ -16,7 +16,7 @@ BAD = {
     ("--algorithms=GPFL",): "Unknown algorithm 'GPFL'. It is not in this version. Valid: ",
     ("--algorithms=FedAvg-FT,fedavg_ft",): "--algorithms names 'fedavg_ft' twice",
     ("--round=3",): "Unknown command line flag 'round'. Did you mean --rounds?",
-    ("--quux=red",): "Unknown command line flag 'quux'.\n",
+    ("--flavour=red",): "Unknown command line flag 'flavour'.\n",
     ("extra",): "'extra' is no flag: write --NAME=VALUE.\n",
     ("method=fedavg",): "is no flag: write --NAME=VALUE. It is --algorithms here.",
     ("common.join_ratio=0.1",): "is no flag: write --NAME=VALUE. It is --participation here.",
