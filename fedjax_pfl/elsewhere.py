@@ -186,7 +186,17 @@ PARTITIONS = _turned(
     }
 )
 
+MODELS = _turned(
+    {
+        "mlp": "dnn 2nn",
+        "resnet18": "res18",
+        "softmax": "logistic logisticregression logreg mlr",
+    }
+)
+
 DATASETS = _turned({"fashion_mnist": "fmnist", "tiny_imagenet": "tinyimagenet200"})
 
+METRICS = _turned({"auc": "auroc rocauc", "macro_f1": "f1 f1score f1macro"})
+
 # What a name that is unknown here may mean, whatever it names.
-MEANT = OPTIONS | PARTITIONS | DATASETS
+MEANT = OPTIONS | PARTITIONS | DATASETS | MODELS | METRICS

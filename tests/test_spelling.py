@@ -170,6 +170,9 @@ def test_options_of_other_libraries():
         pfl.LocalTraining().changed(lr=0.1)
     with pytest.raises(pfl.InputError, match=r"Unknown data set 'fmnist'. Did you mean 'fash"):
         pfl.load_dataset("fmnist")
+    with pytest.raises(pfl.InputError, match=r"Unknown model 'MLR'. Did you mean 'softmax'"):
+        pfl.make_model("MLR", (4,), 3)
+    assert spelling.suggestions("f1", ["auc", "ece", "macro_f1"]) == ["macro_f1"]
     with pytest.raises(pfl.InputError, match=r"hyperparameter of 'feddwa' 'colour'\. Valid"):
         pfl.make_algorithm("FedDWA", {"colour": 1})
 

@@ -127,13 +127,14 @@ def parsed(values: FlagValues, argv: Sequence[str], **options) -> list[str]:
     Raises:
       InputError: an unknown flag with a name of hundreds of letters, for which absl's search for
         a near name would nest as many calls; a switch with a value that is neither yes nor no.
-      absl.flags.Error: an unknown flag, with ours; another value that can't be.
+      absl.flags.Error: unknown flags, with ours; another value that can't be.
     """
     try:
         return values(list(argv), **options)
     except UnrecognizedFlagError as error:
-        hint = unknown_flags.hint(error.flagname, values)
-        raise FlagsError(f"Unknown command line flag {error.flagname!r}. {hint}".strip()) from None
+        names = [error.flagname, *unknown_flags.more(argv, error.flagname, values)]
+        hints = (f"{name!r}. {unknown_flags.hint(name, values)}".strip() for name in names)
+        raise FlagsError(f"Unknown command line flag {' Unknown too: '.join(hints)}") from None
     except RecursionError as error:
         raise InputError("No flag has a name that long: --help shows them.") from error
     except IllegalFlagValueError as error:

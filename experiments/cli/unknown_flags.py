@@ -1,11 +1,31 @@
 """What is said of a flag that isn't ours: ours where another library has it, or the nearest."""
 
+import re
+from collections.abc import Sequence
+
 from absl.flags import FlagValues
 
 import fedjax_pfl as pfl
 from fedjax_pfl import elsewhere, spelling
 
 MOST = 3  # algorithms named for a hyperparameter
+MORE = 8  # unknown flags that are answered beside the first
+_FLAG = re.compile(r"--?([A-Za-z][-\w]{0,30})(=|$)")  # a word that names a flag; numbers are none
+
+
+def more(argv: Sequence[str], first: str, values: FlagValues) -> list[str]:
+    """Unknown flags beside the first one, without dashes, so that one answer has them all.
+
+    Args:
+      argv: the words of the command, the program's name first.
+      first: the unknown flag that ended their parsing.
+      values: the flags that there are.
+    """
+    end = list(argv).index("--") if "--" in argv else len(argv)
+    found = [_FLAG.match(word) for word in argv[1:end]]
+    names = dict.fromkeys(one[1] for one in found if one)
+    known = {*values, *(f"no{name}" for name in values), "undefok"}
+    return [name for name in names if name not in known and name != first][:MORE]
 
 
 def hint(name: str, values: FlagValues) -> str:

@@ -129,6 +129,15 @@ def test_flags_of_other_libraries_are_answered_with_ours(ours, tmp_path, monkeyp
     assert list(tmp_path.iterdir()) == []
 
 
+def test_several_unknown_flags_are_answered_at_once(capsys):
+    words = ("-data", "MNIST", "-lr=1", "--rounds=3", "--nosave_models", "-gr", "-5", "--lr=2")
+    assert call(*words) == 2
+    assert capsys.readouterr().err == (
+        "error: Unknown command line flag 'data'. It is --dataset here. "
+        "Unknown too: 'lr'. It is --learning_rate here. Unknown too: 'gr'. It is --rounds here.\n"
+    )
+
+
 def test_every_flag_that_others_names_stand_for_is_ours():
     known = set(flags.parse(["run"]))
     keys = {key for one in pfl.ALGORITHMS.values() for key in one.__dataclass_fields__}

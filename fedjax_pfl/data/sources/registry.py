@@ -105,9 +105,9 @@ def load_dataset(name: str, data_dir: str | Path | None = None, **options: Any) 
     """
     if not isinstance(name, str):
         raise unknown_name("data set", name, DATASETS)
-    name, _, rest = name.partition(":")
+    given, (name, _, rest) = name, name.partition(":")
     if name not in DATASETS:
-        raise unknown_name("data set", name, DATASETS)
+        raise unknown_name("data set", name, DATASETS, hint=_of_path(given))
     source = DATASETS[name]
     arguments = []
     if source.named:
@@ -289,3 +289,16 @@ for _config, _classes in EMNIST_CLASSES.items():
         f"handwritten characters, 28x28, {len(_classes)} classes: gzip.zip or IDX files",
         partial(_load_emnist, _config),
     )
+
+
+def _of_path(given: str) -> str | None:
+    """What is said of an unknown name that looks like a file or folder; None of other names."""
+    if ":" in given or given.startswith("emnist/") or not {"/", "."} & set(given):
+        return None
+    try:
+        there = Path(given).exists()
+    except (OSError, ValueError):
+        return None
+    if there:
+        return "There is such a path: write what it holds, as in npz:PATH or folder:PATH."
+    return "There is no such path either." if "/" in given else None

@@ -38,6 +38,17 @@ def test_unknown_name_gives_the_nearest():
         load_dataset("fashion-mnist")
 
 
+def test_an_unknown_name_that_is_a_path_says_whether_it_is_there(tmp_path):
+    (tmp_path / "mine.npz").write_bytes(b"")
+    for name, said in {
+        "mine.npz": "There is such a path: write what it holds, as in npz:PATH or folder:PATH.",
+        "mien.npz": "There is no such path either.",
+    }.items():
+        with pytest.raises(InputError) as caught:
+            load_dataset(str(tmp_path / name))
+        assert f"{name}'. {said} Valid: " in str(caught.value)
+
+
 def test_every_source_has_a_one_line_description():
     names = "digits mnist fashion_mnist npz tfds cifar10 cifar100 cifar10_jpeg parquet folder"
     names += " cinic10 tiny_imagenet ag_news text_csv emnist/byclass emnist/balanced emnist/letters"
