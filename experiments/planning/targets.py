@@ -25,6 +25,7 @@ QUIET = {
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_LIBRARY_LOG_LEVEL": "3",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # no chip is held: several processes may describe one
 }
 PLUGINS = ("xla_cuda13", "xla_cuda12")  # JAX's for CUDA, in the package jax_plugins
 # Without a GPU no kernel can be tried.

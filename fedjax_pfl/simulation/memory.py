@@ -96,7 +96,8 @@ def peak(
       jaxpr: of the program, not closed.
       owned: inputs that it may use up, which count.
       devices: how many devices share the stacks. Outside a `shard_map` each of them
-        gathers the larger operand of a product, and in a round what is scanned over.
+        gathers the larger operand of a product, unless that is a small sum over its clients, and
+        in a round what is scanned over.
       platform: whose arrays they are, see `execution.tiles`.
     """
     return _Walk(devices, platform).peak(jaxpr, owned)
@@ -141,13 +142,25 @@ class _Walk:
             made = sum(self.size(v) for v in equation.outvars if v in last)
             inside = self.inside(equation, dying)
             if name == "dot_general" and self.devices > 1:
-                made += self.devices * max(map(self.size, equation.invars))
+                made += self.devices * self.exchanged(equation)
             need = made if inside is None else max(inside, made) - used_up
             most = max(most, sum(live.values()) + need)
             live |= {v: self.size(v) for v in equation.outvars if v in last}
             live = {v: size for v, size in live.items() if last.get(v, -1) > i}
         whole({v for v in jaxpr.outvars if not isinstance(v, Literal)}, len(jaxpr.eqns))
         return max(most, sum(live.values()))
+
+    def exchanged(self, product: Any) -> int:
+        """Bytes that each device gathers for a product of stacks, or its own part of the sum.
+
+        A sum over the larger operand's clients is added up, where it is smaller than the operand.
+        """
+        larger = max((0, 1), key=lambda side: self.size(product.invars[side]))
+        whole = self.size(product.invars[larger])
+        summed, batched = (axes[larger] for axes in product.params["dimension_numbers"])
+        rank = len(product.invars[larger].aval.shape)
+        first = next((axis for axis in range(rank) if axis not in batched), None)
+        return min(whole, self.size(product.outvars[0])) if first in summed else whole
 
     def inside(self, equation: Any, dying: set) -> int | None:
         """Peak of what an equation runs, with the inputs it uses up; None if it runs nothing."""

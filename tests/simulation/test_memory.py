@@ -86,11 +86,23 @@ def test_each_device_gathers_the_stack_that_a_product_mixes():
     assert peak(jaxpr, devices=2) == peak(jaxpr)  # nothing is gathered inside
 
 
+def test_no_device_gathers_the_stack_of_a_mean():
+    stack = jax.ShapeDtypeStruct((10, 250), jnp.float32)  # 10,000 bytes
+    seeds = jax.ShapeDtypeStruct((3, 10, 250), jnp.float32)
+    for fn, operand, size in ((jnp.matmul, stack, 1_000), (jax.vmap(jnp.matmul), seeds, 3_000)):
+        weights = jnp.ones(operand.shape[:-1])
+        jaxpr = jax.make_jaxpr(lambda x, fn=fn, w=weights: fn(w, x))(operand).jaxpr
+        assert peak(jaxpr, devices=2) == peak(jaxpr) + 2 * size
+    pairs = jax.make_jaxpr(lambda x: x @ x.T)(stack).jaxpr
+    assert peak(pairs, devices=2) == peak(pairs) + 2 * 10_000
+
+
 @pytest.mark.parametrize(
     ("name", "devices"),
     [
         pytest.param("local", 1, marks=pytest.mark.slow),  # a part of the others
         ("fedavg", 1),
+        pytest.param("fedavg", 2, marks=pytest.mark.thorough),
         pytest.param("feddwa", 1, marks=pytest.mark.thorough),
         pytest.param("local", 2, marks=pytest.mark.thorough),
     ],
