@@ -18,6 +18,7 @@ from fedjax_pfl.results.plots import COLOURS, DPI, SHADES, ticks
 
 _THOUSANDS = "{x:,.0f}"
 _HATCHES = {"train": "", "test": "///", "validation": "..."}  # distinct in grey, too
+_SINGLE_BARS = 400  # more are narrower than two pixels, and each costs milliseconds: one outline
 
 
 def heatmap(
@@ -168,11 +169,14 @@ def _bars(axes, partition: Partition) -> None:
     for k, split in enumerate(SPLITS):
         sizes = partition.sizes(split)
         if k == 0 or sizes.any():
-            axes.bar(
-                clients, sizes, bottom=bottom, width=0.8, color=COLOURS[k], label=split,
-                hatch=_HATCHES[split], edgecolor="white", linewidth=0,
-            )  # fmt: skip
-            bottom += sizes
+            look = {"color": COLOURS[k], "label": split, "hatch": _HATCHES[split]}
+            look |= {"edgecolor": "white", "linewidth": 0}
+            if len(clients) > _SINGLE_BARS:
+                edges = np.arange(len(clients) + 1) - 0.5
+                axes.stairs(bottom + sizes, edges, baseline=bottom, fill=True, **look)
+            else:
+                axes.bar(clients, sizes, bottom=bottom, width=0.8, **look)
+            bottom = bottom + sizes
     axes.set_ylabel("samples")
     axes.yaxis.get_major_locator().set_params(nbins=4, integer=True)
     axes.yaxis.set_major_formatter(_THOUSANDS)

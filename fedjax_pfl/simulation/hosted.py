@@ -103,8 +103,11 @@ class HostedProgram(Program):
     @cached_property
     def _shapes(self) -> State:
         total = np.int32(self.rounds)
-        begin = partial(programs.begin, federation=self.federation, total=total)
-        return jax.eval_shape(jax.vmap(begin), self.runs)
+
+        def begun(runs, federation):
+            return jax.vmap(partial(programs.begin, federation=federation, total=total))(runs)
+
+        return jax.eval_shape(begun, self.runs, self.federation)
 
     @cached_property
     def layout(self) -> Layout:

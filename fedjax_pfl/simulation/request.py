@@ -67,7 +67,7 @@ def checked_program(
             f"{algorithm.name} has its own local steps, to which no extra loss can be added."
         )
     if federation.keep_optimizer_state:  # traced, so that what can't keep them is refused
-        jax.eval_shape(lambda: _first_state(runs, federation)[-1])
+        jax.eval_shape(lambda *given: _first_state(*given)[-1], runs, federation)
     scored = None if score_clients is None else _scored_rows(score_clients, runs, federation)
     program = Program(runs, federation, rounds, eval_every, chunk, adapt, scored)
     return hosted(program) if federation.execution.client_state == "host" else program
@@ -144,11 +144,11 @@ def _uses_extra_loss(runs: Runs, federation: Federation, added: ExtraLoss) -> bo
             asked.append(True)
             return added(params, batch, client, plan)
 
-    def first_round():
+    def first_round(runs, federation):
         run, ctx, state = _first_state(runs, replace(federation, extra_loss=Asked()))
         return checks.checked_round(run.algorithm, ctx, state)
 
-    jax.eval_shape(first_round)
+    jax.eval_shape(first_round, runs, federation)
     return bool(asked)
 
 

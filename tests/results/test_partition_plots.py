@@ -44,7 +44,13 @@ def test_heatmap(clients, classes):
     bars, heat = figure.axes[:2]
     drawn = np.ma.filled(heat.collections[0].get_array(), 0).reshape(classes, clients)
     np.testing.assert_array_equal(drawn.T, p.class_counts(dataset.labels, classes))
-    heights = [bar.get_height() for bar in bars.patches]
+    if clients > 400:  # one outline for each split
+        heights = [
+            x for one in bars.patches for x in one.get_data().values - one.get_data().baseline
+        ]
+        assert len(bars.patches) == 2
+    else:
+        heights = [bar.get_height() for bar in bars.patches]
     np.testing.assert_array_equal(heights, [*p.sizes(), *p.sizes("test")])
     assert_legible(figure)
 

@@ -118,6 +118,18 @@ def test_what_needs_all_clients_is_refused_before_anything_is_compiled(name, opt
         request.checked_program(pfl.make_algorithm(name), federation("host", **options))
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"keep_optimizer_state": True, "momentum": 0.5},
+        {"extra_loss": pfl.WeightDistribution(0.1)},
+    ],
+)
+def test_rounds_traced_beforehand_may_read_samples_on_the_host(options):
+    program = request.checked_program(pfl.make_algorithm("fedper"), federation("host", **options))
+    assert any(program.layout.hosted)
+
+
 def test_auto_moves_state_to_the_host_where_it_does_not_fit():
     many = {"train_sizes": [4] * 40, "test_sizes": [1] * 40, "participation": 0.05}
     program = request.checked_program(pfl.make_algorithm("ditto"), federation("auto", **many))
