@@ -162,7 +162,7 @@ def _row(run, name, scores, base, chosen, target, which) -> Row:
     gaps = np.array(apart)
     measure = run.measure
     last = measure.scale * measure.worst_first(run.values(*which[:2])[:, -1, chosen])
-    known = np.maximum(np.isfinite(last).sum(axis=-1), 1)
+    known = np.maximum((~np.isnan(last)).sum(axis=-1), 1)
     worst = [row[: -(-count // 10)].mean() for row, count in zip(last, known, strict=True)]
     sent = (run.traffic("up") + run.traffic("down")).sum(axis=-1) / 1e6  # [S, T]
     flops = run.flops()

@@ -60,7 +60,7 @@ class Scored(Measurements):
     ) -> np.ndarray:
         """Plain mean of a measure over clients, [S, H, E]; NaN in rounds without scores."""
         accuracy = self.values(model, split, metric)
-        mean, some = np.full(accuracy.shape[:-1], np.nan, accuracy.dtype), np.isfinite(accuracy)
+        mean, some = np.full(accuracy.shape[:-1], np.nan, accuracy.dtype), ~np.isnan(accuracy)
         scored = some.any(axis=-1)
         mean[scored] = np.nanmean(accuracy[scored], axis=-1)
         return mean
@@ -74,11 +74,12 @@ class Scored(Measurements):
         accuracy = self.values(model).astype(np.float64)
         if not self.measure().pools:
             return np.full(accuracy.shape[:-1], np.nan)
-        correct = np.nan_to_num(accuracy) * self.test_sizes
+        known = ~np.isnan(accuracy)  # an infinite error counts
+        correct = np.where(known, accuracy, 0) * self.test_sizes
         if self.measure() == ACCURACY:
             correct = np.rint(correct)
         correct = correct.sum(-1)
-        return correct / np.maximum((np.isfinite(accuracy) * self.test_sizes).sum(-1), 1)
+        return correct / np.maximum((known * self.test_sizes).sum(-1), 1)
 
     def headline(self, name: str = headlines.FIRST, model: str = HEADLINE) -> np.ndarray:
         """One number for each run, [S, H]; accuracies are fractions.
@@ -96,7 +97,7 @@ class Scored(Measurements):
         headlines.check_pools(name, self.measure())
         how, curve = headlines.headline_of(name), self.curve(model).astype(np.float64)
         if how.average == "samples":
-            curve = np.where(np.isfinite(curve), self.pooled(model), np.nan)
+            curve = np.where(~np.isnan(curve), self.pooled(model), np.nan)
         return headlines.one_number(curve, how.score, self.measure())
 
     def participants(
@@ -127,5 +128,5 @@ class Scored(Measurements):
     def worst_decile(self, model: str = HEADLINE) -> np.ndarray:
         """Mean over the worst tenth of clients (at least one) after the last round, [S, H]."""
         last = self.measure().worst_first(self.values(model)[:, :, -1])
-        known = max(int(np.isfinite(last[0, 0]).sum()), 1)
+        known = max(int((~np.isnan(last[0, 0])).sum()), 1)
         return last[..., : max(1, -(-known // 10))].mean(-1)
