@@ -17,16 +17,16 @@ from fedjax_pfl.data.files import as_path
 from fedjax_pfl.data.whole_files import there
 from fedjax_pfl.errors import InputError, require
 from fedjax_pfl.measures import ACCURACY
-from fedjax_pfl.results.headlines import FIRST, HEADLINES, headline_of
 from fedjax_pfl.results.remarks import over
 from fedjax_pfl.results.tables import interval
 
 from .cli import shell
 from .cli.flagfiles import FlagValues, value_of
 from .cli.start import called
+from .figures.choice import Choice, choice_of, define_flags
 from .figures.pivots import SPREADS, pivoted
 from .figures.runs import ALGORITHM, Run, find, same_data
-from .figures.scores import AVERAGES, SCORES, chosen_clients, curve, one_number, who
+from .figures.scores import SCORES, chosen_clients, curve, one_number, who
 from .figures.selection import REPEATS, labelled, labels, read_labels, varying, with_scores
 from .figures.tables import Row, footnotes, markdown, write
 
@@ -43,43 +43,36 @@ those. Runs on other data sets or partitions need --different_data."""
 
 def compare(
     runs: Sequence[Run],
+    choice: Choice = Choice(),  # noqa: B008 - immutable
     *,
     baseline: str | None = None,
     target: float | None = None,
-    score: str = "final",
-    model: str = "personalized",
-    split: str = "test",
-    average: str = "clients",
-    clients: str = "",
-    different_data: bool = False,
 ) -> tuple[list[Row], str, list[str]]:
     """(one row for each run, the meaning of the accuracies, notes below the table).
 
     Args:
+      choice: which scores.
       baseline: label or algorithm of the run that is subtracted in differences; none by default.
       target: accuracy in percent, or the number to be reached of another measure.
-      score: "final", "best" or "last_tenth".
-      model, split, average: which accuracy, see `curve`.
-      clients: their numbers; by default those that all runs on the same data score.
-      different_data: whether one table may hold runs on different data sets or partitions.
 
     Raises:
       InputError: an unknown name, scores that a run lacks, or different data without that flag.
     """
+    model, split, average = choice.model, choice.split, choice.average
     measure = runs[0].measure
     if target is not None and measure.fraction:
         require(0 < target <= 100, "target", target, "a percentage in (0, 100]")
     given, runs = runs, with_scores(runs, [model], split)
     other = next((run for run in runs if not same_data(run, runs[0])), None)
-    if other is not None and not different_data:
+    if other is not None and not choice.different_data:
         raise InputError(
             f"These runs are not on the same data: {runs[0].folder} has {runs[0].data_name}, "
             f"{other.folder} {other.data_name}; --different_data puts them into one table."
         )
-    names, rows = labels(runs), chosen_clients(runs, clients, model, split)
+    names, rows = labels(runs), chosen_clients(runs, choice.clients, model, split)
     scores = []
     for run, chosen in zip(runs, rows, strict=True):
-        values = one_number(curve(run, chosen, model, split, average), score, measure)
+        values = one_number(curve(run, chosen, model, split, average), choice.score, measure)
         scores.append(dict(zip(run.seeds, values.tolist(), strict=True)))
     base = None if baseline is None else scores[_baseline(baseline, runs, names)]
     table = [
@@ -89,9 +82,13 @@ def compare(
     table = [
         replace(row, **more) for row, more in zip(table, _apart(runs, rows, scores), strict=True)
     ]
-    said = f"{_what(measure)}{model} model, {split} samples, {SCORES[score]}"
+    said = f"{_what(measure)}{model} model, {split} samples, {SCORES[choice.score]}"
     said += f", {who(runs, rows, average)}"
-    return table, said, [*footnotes(table, score), *_beside(given, runs, names, model, split)]
+    return (
+        table,
+        said,
+        [*footnotes(table, choice.score), *_beside(given, runs, names, model, split)],
+    )
 
 
 def _what(measure: pfl.Measure) -> str:
@@ -162,7 +159,7 @@ def _row(run, name, scores, base, chosen, target, which) -> Row:
     gaps = np.array(apart)
     measure = run.measure
     last = measure.scale * measure.worst_first(run.values(*which[:2])[:, -1, chosen])
-    known = np.maximum(np.isfinite(last).sum(axis=-1), 1)
+    known = np.maximum((~np.isnan(last)).sum(axis=-1), 1)
     worst = [row[: -(-count // 10)].mean() for row, count in zip(last, known, strict=True)]
     sent = (run.traffic("up") + run.traffic("down")).sum(axis=-1) / 1e6  # [S, T]
     flops = run.flops()
@@ -229,15 +226,8 @@ def parse(argv: Sequence[str]) -> absl.flags.FlagValues:
     text("baseline", None, meaning, **place)
     meaning = "accuracy in percent, or value of another metric, to be reached (default: none)"
     absl.flags.DEFINE_float("target", None, meaning, **place)
-    text("score", "final", f"{', '.join(SCORES)}", **place)
-    text("model", "personalized", "model that was scored", **place)
     text("metric", None, "a measure of the runs (default: what their task leads with)", **place)
-    text("split", "test", "samples it was scored on", **place)
-    meaning = f"--score and --average by a name: {', '.join(HEADLINES)}"
-    text("headline", FIRST, meaning, **place)
-    text("average", "clients", f"mean over {' or '.join(AVERAGES)}", **place)
-    text("clients", "", "numbers of the clients (default: those that all runs score)", **place)
-    absl.flags.DEFINE_boolean("different_data", False, "rows on other data or partitions", **place)
+    define_flags(place)
     meaning = "a setting, such as dataset: algorithms by its values, as papers print it"
     text("pivot", None, f"{meaning} (default: a row for each run)", **place)
     text("spread", SPREADS[0], f"of the cells of --pivot: {' or '.join(SPREADS)}", **place)
@@ -247,12 +237,6 @@ def parse(argv: Sequence[str]) -> absl.flags.FlagValues:
     text("output_dir", None, meaning, **place)
     absl.flags.DEFINE_boolean("help", False, "print this", **place)
     shell.refuse_words(shell.parsed(values, argv)[1:], values)
-    if values["headline"].present:
-        how = headline_of(value_of(values, "headline"))
-        twice = [name for name in ("score", "average") if values[name].present]
-        if twice:
-            raise InputError(f"--headline says what --{twice[0]} does: leave one of them out.")
-        values["score"].value, values["average"].value = how.score, how.average
     return values
 
 
@@ -276,18 +260,15 @@ def main(argv: list[str]) -> int:
 
 def tabulate(args: absl.flags.FlagValues, output: Path | None) -> int:
     """Prints the table, and writes it if there is a folder for it; returns the exit code."""
-    options = ("baseline", "target", "score", "model", "split", "average", "clients")
-    options += ("different_data",)
+    choice = choice_of(args)
     runs = find(args.runs, args.algorithms, args.metric)
-    chosen = {name: value_of(args, name) for name in options}
     if args.pivot is not None:
         useless = [name for name in ("baseline", "target") if args[name].present]
         if useless:
             raise InputError(f"--{useless[0]} has no column in the table of --pivot: leave it out.")
-        del chosen["baseline"], chosen["target"]
-        made = pivoted(runs, args.pivot, spread=value_of(args, "spread"), **chosen)
+        made = pivoted(runs, args.pivot, choice, spread=value_of(args, "spread"))
         said = _what(made.measure)
-        said += f"{args.model} model, {args.split} samples, {SCORES[args.score]}, {made.over}"
+        said += f"{choice.model} model, {choice.split} samples, {SCORES[choice.score]}, {made.over}"
         said += f", %, by {args.pivot}" if made.measure.fraction else f", by {args.pivot}"
         print("\n\n".join([said, made.markdown().rstrip(), *made.notes]))
         if output is not None:
@@ -295,7 +276,9 @@ def tabulate(args: absl.flags.FlagValues, output: Path | None) -> int:
     else:
         if args["spread"].present:
             raise InputError("--spread is for --pivot: other tables have both columns' intervals.")
-        rows, said, notes = compare(runs, **chosen)
+        rows, said, notes = compare(
+            runs, choice, baseline=value_of(args, "baseline"), target=value_of(args, "target")
+        )
         print("\n\n".join([said, markdown(rows).rstrip(), *notes]))
         if output is not None:
             write(output, rows, said, notes)

@@ -254,7 +254,8 @@ def report(results: dict[str, pfl.Result], args, output: Path) -> int:
     notes = comparison_table.footnotes(results, args.headline)
     print("".join(f"\n{line}" for line in notes) + "\n" * bool(notes))
     clients = max(result.num_clients for result in results.values())
-    said = [*comparison_table.said_of_headline(args.headline), comparison_table.headline(results)]
+    said = comparison_table.said_of_headline(results, args.headline)
+    said += [comparison_table.headline(results)]
     training = f"Training: {training_line.described(args, clients)}."
     print("\n".join([training, *said]) + "\n")
     print(f"Table, pictures and a folder for each algorithm: {output}")

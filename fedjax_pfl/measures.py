@@ -10,6 +10,11 @@ BETTER = (HIGHER, LOWER)
 TITLES = {
     "mse": "MSE", "mae": "MAE", "r2": "R2", "auc": "AUC", "ece": "ECE", "macro_f1": "Macro F1",
 }  # fmt: skip
+# The least and the largest value of those that are no fractions.
+RANGES = {
+    "mse": (0.0, math.inf), "mae": (0.0, math.inf), "perplexity": (1.0, math.inf),
+    "r2": (-math.inf, 1.0),
+}  # fmt: skip
 
 
 class Measure(NamedTuple):
@@ -40,7 +45,9 @@ class Measure(NamedTuple):
     @property
     def range(self) -> tuple[float, float]:
         """The least and the largest value that tables may show."""
-        return (0.0, 100.0) if self.fraction else (-math.inf, math.inf)
+        if self.fraction:
+            return 0.0, 100.0
+        return RANGES.get(self.name, (-math.inf, math.inf))
 
     @property
     def said(self) -> str:

@@ -1,11 +1,14 @@
 """Measures: names in tables, and the direction that rankings, bold and headlines go."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
 from experiments.figures.pivots import Cell, Pivot
 from experiments.figures.tables import Row, latex
+from experiments.outputs import comparison_table
 from experiments.sweeps.tables import Outcome, best, chosen_flags, table
 from fedjax_pfl.measures import ACCURACY, LOWER, Measure
 from fedjax_pfl.results.headlines import check_pools, one_number
@@ -70,3 +73,16 @@ def test_bold_is_the_best_of_a_column():
         for name, value in (("low", 0.25), ("high", 4.0))
     ]  # fmt: skip
     assert r"\textbf{0.25}" in latex(rows) and r"MSE $\downarrow$" in latex(rows)
+
+
+def test_an_infinite_error_counts():
+    """A client whose error overflows is in the mean, and its round is not passed over."""
+    curve = np.array([[3.0, np.inf, np.nan]])  # the last round was not scored
+    assert one_number(curve, "final", MSE) == np.inf and one_number(curve, "best", MSE) == 3
+    assert MSE.range[0] == 0 and PERPLEXITY.range[0] == 1  # where intervals end
+
+
+def test_the_note_on_a_headline_names_the_measure():
+    result = SimpleNamespace(measure=lambda: MSE)
+    (said,) = comparison_table.said_of_headline({"fedavg": result}, "pfllib")
+    assert "the best round's MSE over all test samples pooled" in said

@@ -25,13 +25,16 @@ def parse_pairs(
 ) -> dict[str, int | float | str]:
     """Options from words such as "hidden=128"; words that look like numbers become numbers.
 
-    Options named in `texts` stay text: a column may be called "1".
+    Options named in `texts` stay text: a column may be called "1". The same word may come again,
+    from a preset or the flags of a sweep.
     """
-    options = {}
+    options, words = {}, {}
     for word in value_of(args, flag):
         name, text = name_and_value(flag, word)
-        if name in options:
-            raise pfl.InputError(f"--{flag} gives {name} twice.")
+        if words.setdefault(name, text) != text:
+            raise pfl.InputError(
+                f"--{flag} gives {name} twice: {shown(words[name])} and {shown(text)}."
+            )
         options[name] = text
         for kind in () if name in texts else (float, int):
             with contextlib.suppress(ValueError):  # Python reads no integers of 4,301 digits

@@ -14,6 +14,7 @@ from fedjax_pfl.results.remarks import grouped
 from fedjax_pfl.results.tables import beyond, half_width, interval, interval_note, markdown
 
 from ..outputs.run_files import write_text
+from .choice import Choice
 from .runs import ALGORITHM, Run, same_data
 from .scores import chosen_clients, curve, one_number, who
 from .selection import REPEATS, renamed, setting, shown, varying, with_scores
@@ -139,14 +140,9 @@ class Pivot:
 def pivoted(
     runs: Sequence[Run],
     name: str,
+    choice: Choice = Choice(),  # noqa: B008 - immutable
     *,
     spread: str = "std",
-    score: str = "final",
-    model: str = "personalized",
-    split: str = "test",
-    average: str = "clients",
-    clients: str = "",
-    different_data: bool = False,
 ) -> Pivot:
     """Algorithms (and the settings in which their runs differ) by the values of a setting.
 
@@ -155,22 +151,22 @@ def pivoted(
 
     Args:
       name: "dataset", or any other setting.
+      choice: which scores.
       spread: "std" over seeds, or "interval", half the width of its 95 % interval.
-      score, model, split, average, clients: which accuracy.
-      different_data: whether the rows of one column may be on different data or partitions.
 
     Raises:
       InputError: an unknown name, a cell with two runs of the same seed, or different data.
     """
     require_name("--spread", spread, SPREADS)
+    model, split, average = choice.model, choice.split, choice.average
     runs = setting(with_scores(runs, [model], split), name)
-    chosen = chosen_clients(runs, clients, model, split)
+    chosen = chosen_clients(runs, choice.clients, model, split)
     at = [shown(run.settings[name]) for run in runs]
     columns = list(dict.fromkeys(at))
     for column in columns:
         first, *others = (run for run, where in zip(runs, at, strict=True) if where == column)
         other = next((run for run in others if not same_data(run, first)), None)
-        if other is not None and not different_data:
+        if other is not None and not choice.different_data:
             raise InputError(
                 f"{first.folder} and {other.folder} both have {name} {column}, but not the same "
                 f"data: {first.data_name} and {other.data_name}; --different_data allows it."
@@ -185,7 +181,7 @@ def pivoted(
     cells: dict[tuple[str, str], dict[int, float]] = {}
     remarks: dict[str, list[str]] = {}
     for run, column, mine in zip(runs, at, chosen, strict=True):
-        values = one_number(curve(run, mine, model, split, average), score, run.measure)
+        values = one_number(curve(run, mine, model, split, average), choice.score, run.measure)
         cell = cells.setdefault((renamed(row_of(run)), renamed(column)), {})
         for seed, value in zip(run.seeds, values.tolist(), strict=True):
             if seed in cell:

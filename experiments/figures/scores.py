@@ -103,7 +103,7 @@ def curve(
             f"average must be 'clients' here: {run.measure.said} is no mean over samples."
         )
     values = run.values(model, split)[:, :, rows].astype(float)
-    known = np.isfinite(values)
+    known = ~np.isnan(values)  # an infinite error counts
     if over == "next_participants" and "participated" in run.recorded:  # else all take part
         took_part = run.record("participated").astype(bool)  # [S, T, N]
         coming = np.concatenate([took_part[:, 1:], np.zeros_like(took_part[:, :1])], axis=1)

@@ -220,13 +220,14 @@ def labelled(results: Mapping[str, pfl.Result]) -> dict[str, pfl.Result]:
     return {f"{name} ({remarks.over(each[name])})": result for name, result in results.items()}
 
 
-def said_of_headline(headline: str) -> list[str]:
-    """A sentence on the headline, where it is another one than the accuracy."""
+def said_of_headline(results: Mapping[str, pfl.Result], headline: str) -> list[str]:
+    """A sentence on the headline, where it is another one than the last round's mean."""
     if headline == headlines.FIRST:
         return []
     how = headlines.headline_of(headline)
     warning = f"; {headlines.CHOSEN_ON_TEST}" if how.score == "best" else ""
-    return [f"Headline ({headline}): the personalized model, {how.meaning}{warning}."]
+    meaning = how.meaning.replace("accuracy", next(iter(results.values())).measure().said)
+    return [f"Headline ({headline}): the personalized model, {meaning}{warning}."]
 
 
 def headline(results: Mapping[str, pfl.Result]) -> str:

@@ -241,7 +241,7 @@ def write_comparison(
     styles = dict(zip(drawn, looks.numbers(list(results)), strict=True))
     write_picture(folder / "accuracy.png", plots.accuracy_curves(drawn, styles=styles))
     above = [f"# {title}", *([f"Training: {training}."] if training else [])]
-    above += comparison_table.said_of_headline(headline)
+    above += comparison_table.said_of_headline(results, headline)
     text = [*above, comparison_table.headline(results), table, *below]
     write_text(folder / "comparison.md", "\n\n".join(text) + "\n")
 

@@ -201,17 +201,16 @@ def macro_f1(outputs: jax.Array, labels: jax.Array, valid: jax.Array) -> jax.Arr
         classes = jnp.arange(outputs.shape[1])
         predicted, true = (x[:, None] == classes for x in (jnp.argmax(outputs, axis=1), labels))
     predicted, true = (x & valid[:, None] for x in (predicted, true))
-    both = jnp.sum(predicted & true, axis=0, dtype=outputs.dtype)
-    each = (jnp.sum(x, axis=0, dtype=outputs.dtype) for x in (predicted, true))
-    either = sum(each)
-    return _mean(2 * both / jnp.maximum(either, 1), either > 0)
+    return _f1(predicted, true, outputs.dtype)
 
 
 def _ranked(scores: jax.Array, positive: jax.Array, valid: jax.Array) -> jax.Array:
     """The part of pairs of a positive and a negative sample that scores [n] order rightly.
 
-    Ties count half; NaN without such pairs.
+    Ties count half; NaN without such pairs. A score that is no number is below all others, so that
+    outputs that are all NaN order nothing: 0.5.
     """
+    scores = jnp.where(jnp.isnan(scores), -jnp.inf, scores)
     negative = valid & ~positive
     others = jnp.sort(jnp.where(negative, scores, jnp.inf))
     count = jnp.sum(negative, dtype=jnp.int32)

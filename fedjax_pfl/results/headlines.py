@@ -72,7 +72,7 @@ def one_number(curves: np.ndarray, score: str, measure: Measure = ACCURACY) -> n
     """
     require_name("score", score, SCORES)
     axes = tuple(range(curves.ndim - 1))
-    curves = curves[..., np.isfinite(curves).all(axis=axes)]
+    curves = curves[..., ~np.isnan(curves).any(axis=axes)]
     if score == "best":
         return measure.best(curves)
     if score == "final":

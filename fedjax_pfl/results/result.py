@@ -1,15 +1,14 @@
-"""A simulation's result: arrays with the axes (seed, setting, round, client), and summaries."""
+"""A simulation's result: its measurements, their summaries, its files."""
 
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedjax_pfl.data.files import as_path
-from fedjax_pfl.errors import InputError, require_name
 from fedjax_pfl.measures import ACCURACY, Measure
-from fedjax_pfl.results import headlines, result_files, tables
+from fedjax_pfl.results import result_files, tables
 from fedjax_pfl.results.names import HEADLINE
 from fedjax_pfl.results.remarks import (
     named,
@@ -18,6 +17,8 @@ from fedjax_pfl.results.remarks import (
     scored_clients,
     without_steps,
 )
+from fedjax_pfl.results.scored import Scored
+from fedjax_pfl.results.spent import Spent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure  # slow import: only where it is drawn
@@ -27,7 +28,7 @@ IMPATIENT, ASKED = "patience", "asked"  # why rounds may have ended early
 
 
 @dataclass(frozen=True)
-class Result:
+class Result(Scored, Spent):
     """Everything measured in a simulation.
 
     Arrays lead with the axes S (seed) and H (setting), then T (round) and N (client).
@@ -67,44 +68,6 @@ class Result:
       final: the end state on the device, or None for a result read from a file.
     """
 
-    algorithm: str
-    hyperparameters: dict[str, Any]
-    training: dict[str, Any]
-    seeds: tuple[int, ...]
-    settings: dict[str, np.ndarray]
-    num_clients: int
-    num_parameters: int
-    train_sizes: np.ndarray
-    test_sizes: np.ndarray
-    eval_rounds: np.ndarray
-    scores: dict[str, np.ndarray]
-    clients: dict[str, np.ndarray]
-    scalars: dict[str, np.ndarray]
-    copies_up: np.ndarray
-    copies_down: np.ndarray
-    blocks: tuple[str, ...]
-    block_sizes: np.ndarray
-    client_ids: np.ndarray
-    item_bytes: int
-    matrices: dict[str, np.ndarray]
-    matrix_rounds: np.ndarray
-    compile_seconds: float
-    seconds_per_round: float
-    padding_efficiency: float
-    execution: str
-    flops_per_step: float | None = None
-    flops_per_forward: float | None = None
-    remarks: tuple[str, ...] = ()
-    stopped: str = ""
-    rounds_asked: int | None = None
-    setting_remarks: tuple[tuple[str, ...], ...] = ()
-    measures: tuple[Measure, ...] = (ACCURACY,)
-    final: Any = field(default=None, repr=False, compare=False)
-
-    @property
-    def rounds(self) -> int:
-        return self.copies_up.shape[2]
-
     def __repr__(self) -> str:
         said = (
             f"{self.algorithm}: {self.num_clients} clients, {self.rounds} rounds, "
@@ -120,192 +83,6 @@ class Result:
         over = "" if len(who) == self.num_clients else f" over {named(sorted(who))}"
         what = f"final mean {measure.said} {final:.4f}{over}, worst tenth {worst:.4f}"
         return f"Result({said}; {what})"
-
-    @property
-    def num_settings(self) -> int:
-        return self.copies_up.shape[1]
-
-    def measure(self, name: str | None = None) -> Measure:
-        """The measure of that name, by default the headline of the task.
-
-        Raises:
-          InputError: it was not measured.
-        """
-        if name is None:
-            return self.measures[0]
-        known = {one.name: one for one in self.measures}
-        require_name("metric of this result", name, known)
-        return known[name]
-
-    def values(
-        self, model: str = HEADLINE, split: str = "test", metric: str | None = None
-    ) -> np.ndarray:
-        """A measure of a named model, [S, H, E, N]; by default the headline of the task.
-
-        Raises:
-          InputError: no such model, split or metric was scored.
-        """
-        end = f"/{self.measure(metric).name}"
-        name = f"{model}/{split}{end}"
-        if name not in self.scores:
-            known = sorted(key for key in self.scores if key.endswith(end))
-            raise InputError(f"No scores {name!r} in this result; it has {', '.join(known)}.")
-        return self.scores[name]
-
-    def accuracy(self, model: str = HEADLINE, split: str = "test") -> np.ndarray:
-        """Accuracy [S, H, E, N] of a named model, of a classifier.
-
-        Raises:
-          InputError: no such model or split was scored, or the task has no accuracy.
-        """
-        return self.values(model, split, "accuracy")
-
-    def require_scores(self) -> None:
-        """Raises `InputError` where the rounds ended before the first that is scored."""
-        if not len(self.eval_rounds):
-            raise InputError(
-                f"No round of this result was scored: it ends after round {self.rounds}, before "
-                "the first one that eval_every asks for."
-            )
-
-    def curve(
-        self, model: str = HEADLINE, split: str = "test", metric: str | None = None
-    ) -> np.ndarray:
-        """Plain mean of a measure over clients, [S, H, E]; NaN in rounds without scores."""
-        accuracy = self.values(model, split, metric)
-        mean, some = np.full(accuracy.shape[:-1], np.nan, accuracy.dtype), np.isfinite(accuracy)
-        scored = some.any(axis=-1)
-        mean[scored] = np.nanmean(accuracy[scored], axis=-1)
-        return mean
-
-    def pooled(self, model: str = HEADLINE) -> np.ndarray:
-        """The headline over all test samples of scored clients, [S, H, E].
-
-        For classifiers all correct predictions over all samples; NaN where the headline is no mean
-        over samples, such as a perplexity.
-        """
-        accuracy = self.values(model).astype(np.float64)
-        if not self.measure().pools:
-            return np.full(accuracy.shape[:-1], np.nan)
-        correct = np.nan_to_num(accuracy) * self.test_sizes
-        if self.measure() == ACCURACY:
-            correct = np.rint(correct)
-        correct = correct.sum(-1)
-        return correct / np.maximum((np.isfinite(accuracy) * self.test_sizes).sum(-1), 1)
-
-    def headline(self, name: str = headlines.FIRST, model: str = HEADLINE) -> np.ndarray:
-        """One number for each run, [S, H]; accuracies are fractions.
-
-        Args:
-          name: "final", "best" or "last_tenth" of the rounds' plain means over clients; "pfllib"
-            and "flbench", the best round's accuracy over all test samples pooled, as these
-            libraries report it; "flower", the last round's.
-          model: a name that was scored.
-
-        Raises:
-          InputError: an unknown headline, one over pooled samples where the task's measure is no
-            mean over samples, or a model without scores.
-        """
-        headlines.check_pools(name, self.measure())
-        how, curve = headlines.headline_of(name), self.curve(model).astype(np.float64)
-        if how.average == "samples":
-            curve = np.where(np.isfinite(curve), self.pooled(model), np.nan)
-        return headlines.one_number(curve, how.score, self.measure())
-
-    def participants(
-        self, model: str = HEADLINE, split: str = "test", coming: bool = False, pooled: bool = False
-    ) -> np.ndarray:
-        """The headline over the clients that took part in the round just scored, [S, H, E].
-
-        Args:
-          model, split: as of `values`.
-          coming: over the clients of the next round instead, before they train in it. Codes that
-            score the selected clients when a round begins report this. NaN after the
-            last round.
-          pooled: weighted by test samples, not the plain mean.
-
-        NaN where none of them was scored.
-        """
-        accuracy = self.values(model, split).astype(np.float64)
-        took_part = self.clients["participated"].astype(bool)
-        if coming:
-            took_part = np.roll(took_part, -1, axis=2)
-            took_part[:, :, -1] = False
-        weights = took_part[:, :, self.eval_rounds - 1] & np.isfinite(accuracy)
-        weights = weights * (self.test_sizes if pooled else 1.0)
-        total = weights.sum(-1)
-        mean = (np.nan_to_num(accuracy) * weights).sum(-1) / np.where(total > 0, total, 1)
-        return np.where(total > 0, mean, np.nan)
-
-    def worst_decile(self, model: str = HEADLINE) -> np.ndarray:
-        """Mean over the worst tenth of clients (at least one) after the last round, [S, H]."""
-        last = self.measure().worst_first(self.values(model)[:, :, -1])
-        known = max(int(np.isfinite(last[0, 0]).sum()), 1)
-        return last[..., : max(1, -(-known // 10))].mean(-1)
-
-    def diverged(self) -> list[tuple[int, int, int, int]]:
-        """(seed, setting, round, permanent client id) of every training that went non-finite."""
-        found = np.argwhere(self.clients["diverged"])
-        ids = self.client_ids
-        return [(self.seeds[s], int(h), int(t) + 1, int(ids[n])) for s, h, t, n in found]
-
-    def traffic(self) -> dict[str, np.ndarray]:
-        """Bytes sent ("up") and received ("down") by each client, int64 [S, H, T, N]."""
-        size = self.block_sizes.astype(np.int64) * self.item_bytes
-        sent = {
-            "up": self.copies_up.astype(np.int64) @ size,
-            "down": self.copies_down.astype(np.int64) @ size,
-        }
-        for way in sent:
-            if (numbers := self.clients.get(f"numbers_{way}")) is not None:
-                sent[way] += numbers.astype(np.int64) * self.item_bytes
-        return sent
-
-    def traffic_mb_per_client_round(self, setting: int = 0) -> dict[str, float]:
-        """Megabytes (1e6 bytes) a participating client sends and receives in one round."""
-        present = max(int(self.clients["participated"][:, setting].sum()), 1)
-        sent = {way: float(bytes_[:, setting].sum()) for way, bytes_ in self.traffic().items()}
-        return {way: total / present / 1e6 for way, total in sent.items()}
-
-    def flops(self) -> np.ndarray | None:
-        """FLOPs of each client's local training, float64 [S, H, T, N]; None if they are unknown.
-
-        Clients that diverge count too. A last minibatch that is not full costs as much as a full
-        one. The losses of candidates that a client computes are included.
-        """
-        if self.flops_per_step is None or "local_steps" not in self.clients:
-            return None
-        steps = self.clients["local_steps"] * float(self.flops_per_step)
-        passes = self.clients.get("forward_samples")
-        if passes is None:
-            return steps
-        return None if self.flops_per_forward is None else steps + passes * self.flops_per_forward
-
-    def computation(self, setting: int = 0) -> dict[str, float | None]:
-        """Local training in numbers; a GFLOP is 1e9 floating-point operations.
-
-        "flops_per_step"; "local_steps_per_client_round" and "gflop_per_client_round", of a client
-        that takes part; "gflop_per_client", in all rounds, mean over all clients and seeds. Where
-        candidates were scored, "flops_per_forward" and "forward_samples_per_client_round" too.
-        """
-        present, done = max(int(self.clients["participated"][:, setting].sum()), 1), self.flops()
-        total = None if done is None else float(done[:, setting].sum()) / 1e9
-        runs = len(self.seeds) * self.num_clients
-
-        def counted(name: str) -> float | None:
-            counts = self.clients.get(name)
-            return None if counts is None else int(counts[:, setting].sum(dtype=np.int64)) / present
-
-        numbers = {
-            "flops_per_step": self.flops_per_step,
-            "local_steps_per_client_round": counted("local_steps"),
-            "gflop_per_client_round": None if total is None else total / present,
-            "gflop_per_client": None if total is None else total / runs,
-        }
-        if "forward_samples" in self.clients:
-            numbers["flops_per_forward"] = self.flops_per_forward
-            numbers["forward_samples_per_client_round"] = counted("forward_samples")
-        return numbers
 
     def summary(self, setting: int = 0) -> dict[str, Any]:
         """The numbers of one setting for a table; accuracies are fractions.

@@ -7,6 +7,7 @@ import pytest
 
 from experiments import compare
 from experiments.figures import tables
+from experiments.figures.choice import Choice, choice_of
 from experiments.figures.runs import find
 from experiments.figures.scores import chosen_clients, who
 from fedjax_pfl.errors import InputError
@@ -74,7 +75,7 @@ def test_a_baseline_in_another_spelling(runs):
 
 
 def test_best_and_single_clients(runs):
-    rows, said, notes = compare.compare(runs, score="best", clients="1")
+    rows, said, notes = compare.compare(runs, Choice(score="best", clients="1"))
     assert said.endswith("best round, client 1")
     assert "Best round: chosen on the samples that it is scored on." in notes
     assert "Worst tenth: after the last round." in notes
@@ -85,7 +86,7 @@ def test_best_and_single_clients(runs):
 
 
 def test_over_samples(runs):
-    rows, *_ = compare.compare(runs, average="samples")
+    rows, *_ = compare.compare(runs, Choice(average="samples"))
     assert row_of(rows, "fedavg").accuracy == pytest.approx(
         50 * sum((a + 2 * b) / 3 for a, b in ((0.6, 0.8), (0.5, 0.7)))
     )
@@ -124,7 +125,7 @@ def test_an_algorithm_that_serves_one_client(tmp_path):
     assert [row.accuracy for row in rows] == pytest.approx([90, 80])
     assert [row.clients for row in rows] == [None, None]
     with pytest.raises(InputError, match=r"client 1 is not scored in .*waffle, which"):
-        compare.compare(find([folder]), clients="0,1")
+        compare.compare(find([folder]), Choice(clients="0,1"))
     write_run(tmp_path / "r" / "other", "waffle", finals([np.nan, 0.8]), [0], **SAME)
     with pytest.raises(InputError, match="No client is scored in all of these runs"):
         compare.compare(find([folder]))
@@ -170,7 +171,7 @@ def test_the_same_rows_of_other_data_are_other_clients(tmp_path):
     other = SAME | {"partition_hash": "ffff"}
     write_run(tmp_path / "a" / "waffle", "waffle", finals([0.8, np.nan]), [0], **SAME)
     write_run(tmp_path / "b" / "local", "local", finals([0.9, 0.3]), [0], **other)
-    rows, said, _ = compare.compare(find([str(tmp_path)]), different_data=True)
+    rows, said, _ = compare.compare(find([str(tmp_path)]), Choice(different_data=True))
     assert [row.accuracy for row in rows] == pytest.approx([80, 60])
     assert [row.clients for row in rows] == ["client 0", "clients 0, 1"]
     assert said.endswith("mean over clients of each run's own")
@@ -203,7 +204,7 @@ def test_runs_that_are_left_out_are_named(tmp_path):
     path = tmp_path / "c" / "feddwa" / "clients.npz"
     arrays = dict(np.load(path))
     np.savez(path, **arrays, **{"global/test/accuracy": arrays["personalized/test/accuracy"]})
-    rows, _, notes = compare.compare(find([str(tmp_path)]), model="global")
+    rows, _, notes = compare.compare(find([str(tmp_path)]), Choice(model="global"))
     assert [row.label for row in rows] == ["feddwa"]
     left = f"Left out, without test scores of the model 'global': {tmp_path}/b/fedavg."
     assert left in notes
@@ -248,7 +249,7 @@ def test_help_says_every_default(capsys):
 def test_a_headline_is_score_and_average(runs, capsys):
     folder = str(runs[0].folder.parent)
     args = compare.parse(["compare", f"--runs={folder}", "--headline=pfllib"])
-    assert (args.score, args.average) == ("best", "samples")
+    assert choice_of(args) == Choice(score="best", average="samples")
     words = [f"--runs={folder}", "--headline=pfllib", "--score=best"]
     assert compare.main(["compare", *words]) == 2
     assert "--headline says what --score does" in capsys.readouterr().err

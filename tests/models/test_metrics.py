@@ -204,3 +204,9 @@ def test_a_metric_of_ones_own(monkeypatch):
     assert made.fn is spread and not made.measure.higher
     with pytest.raises(pfl.InputError, match="is for regression"):
         chosen(["spread"], OBJECTIVES["classification"], 3)
+
+
+def test_auc_of_outputs_that_are_no_numbers():
+    """A diverged model orders no samples: it is no better than chance."""
+    labels, valid = jnp.arange(N) % C, jnp.ones(N, bool)
+    assert METRICS["auc"].metric.fn(jnp.full((N, C), jnp.nan), labels, valid) == 0.5

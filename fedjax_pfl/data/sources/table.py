@@ -10,8 +10,9 @@ from fedjax_pfl.data.arrow_files import batches, open_parquet
 from fedjax_pfl.data.columns import named
 from fedjax_pfl.data.csv_files import check_header, read_rows
 from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
+from fedjax_pfl.data.labels import CLASSES
 from fedjax_pfl.data.limits import require_memory
-from fedjax_pfl.errors import InputError, shown, unknown_name
+from fedjax_pfl.errors import InputError, require, shown, unknown_name
 
 ENDINGS = (".csv", ".parquet")
 
@@ -26,6 +27,7 @@ def load_table(
     label_column: str = "label",
     id_columns: str = "",
     skip_columns: str = "",
+    task: str = CLASSES,
 ) -> Dataset:
     """A table: one CSV or Parquet file, or a folder with train.csv (and test.csv), or .parquet.
 
@@ -34,14 +36,17 @@ def load_table(
 
     Args:
       data_dir: the file or folder.
-      label_column: classes, as numbers or words; their order is ascending.
+      label_column: classes, as numbers or words, in ascending order; or numbers to predict.
       id_columns: columns to keep beside the numbers, for the rule `by_column`, such as
         "hospital".
       skip_columns: columns to leave out.
+      task: "classification", or "regression" where the labels are numbers to predict.
 
     Raises:
-      InputError: no such file, an unknown column, or a value that is no number.
+      InputError: no such file, an unknown column, a value that is no number, or another task.
     """
+    allowed = "'classification' or 'regression'; other tasks' samples can be an NPZ file"
+    require(task in (CLASSES, "regression"), "task of a table", task, allowed)
     if data_dir is None:
         raise InputError("Data set 'table' needs the path of a file or folder: write table:PATH.")
     tables = [_read(path) for path in _files(data_dir)]
@@ -59,25 +64,19 @@ def load_table(
         missing = [name for name in names if name not in table.columns]
         if missing:
             raise InputError(f"{table.path} lacks the column {missing[0]!r} of {tables[0].path}.")
-    words = [_text(table, label_column) for table in tables]
-    classes = _classes(words[0])
-    arrays = []
-    for table, labels in zip(tables, words, strict=True):
-        strange = np.setdiff1d(labels, classes)
-        if len(strange):
-            raise InputError(
-                f"{table.path} has the label {str(strange[0])!r:.100}, which {tables[0].path} "
-                "lacks."
-            )
-        order = np.argsort(classes, kind="stable")
-        found = order[np.searchsorted(classes, labels, sorter=order)]
-        arrays += [np.stack([_numbers(table, name) for name in features], axis=1), found]
+    inputs = [np.stack([_numbers(table, name) for name in features], axis=1) for table in tables]
+    if task == CLASSES:
+        labels, classes = _class_numbers(tables, label_column)
+        of_task = {"num_classes": len(classes), "class_names": tuple(map(str, classes))}
+    else:
+        labels, of_task = [_numbers(table, label_column) for table in tables], {}
+    arrays = [array for pair in zip(inputs, labels, strict=True) for array in pair]
     return dataset_from_arrays(
         data_dir.resolve().stem,
         *arrays,
-        num_classes=len(classes),
         input_scaling="standard",
-        class_names=tuple(map(str, classes)),
+        task=task,
+        **of_task,
         columns={name: np.concatenate([_text(table, name) for table in tables]) for name in ids},
     )
 
@@ -141,6 +140,29 @@ def _text(table: _Table, name: str) -> np.ndarray:
     if len(missing):
         raise InputError(f"Column {name!r} of {table.path} is empty in row {missing[0] + 1}.")
     return words
+
+
+def _class_numbers(tables: Sequence[_Table], name: str) -> tuple[list[np.ndarray], np.ndarray]:
+    """(labels of each table in 0..C-1, the C classes as text)."""
+    words = [_text(table, name) for table in tables]
+    classes = _classes(words[0])
+    fractions = [word for word in classes if _is_number(word) and float(word) % 1 != 0]
+    if len(fractions) > len(words[0]) // 2:
+        raise InputError(
+            f"Column {name!r} of {tables[0].path} has {len(classes)} different values such as "
+            f"{shown(str(fractions[0]))} in {len(words[0])} rows: numbers to predict need "
+            "--data_option=task=regression."
+        )
+    order, found = np.argsort(classes, kind="stable"), []
+    for table, labels in zip(tables, words, strict=True):
+        strange = np.setdiff1d(labels, classes)
+        if len(strange):
+            raise InputError(
+                f"{table.path} has the label {str(strange[0])!r:.100}, which {tables[0].path} "
+                "lacks."
+            )
+        found.append(order[np.searchsorted(classes, labels, sorter=order)])
+    return found, classes
 
 
 def _classes(words: np.ndarray) -> np.ndarray:

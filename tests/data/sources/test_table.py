@@ -31,6 +31,29 @@ def test_csv(tmp_path):
     assert without.columns == {}
 
 
+def test_numbers_to_predict(tmp_path):
+    """A column of numbers is what a model predicts if the task says so; not a class for each."""
+    rows = "age,cost\n" + "".join(f"{age},{age / 4 + 0.1}\n" for age in range(6))
+    path = table(tmp_path, rows)
+    data = load_dataset(f"table:{path}", label_column="cost", task="regression")
+    assert (data.task, data.class_names, data.input_scaling) == ("regression", (), "standard")
+    np.testing.assert_allclose(data.train_y[:, 0], np.arange(6) / 4 + 0.1, rtol=1e-6)
+    assert data.train_x[:, 0].tolist() == [0, 1, 2, 3, 4, 5]
+    with pytest.raises(
+        InputError, match=r"6 different values such as '0\.1' in 6 rows: numbers to"
+    ):
+        load_dataset(f"table:{path}", label_column="cost")
+    with pytest.raises(
+        InputError, match="task of a table must be 'classification' or 'regression'"
+    ):
+        load_dataset(f"table:{path}", label_column="cost", task="multi_label")
+    halves = "age,stars\n" + "1,0.5\n2,1.5\n" * 3  # few values: classes
+    assert (
+        load_dataset(f"table:{table(tmp_path, halves, 'h.csv')}", label_column="stars").num_classes
+        == 2
+    )
+
+
 def test_parquet_in_a_folder_with_test_samples(tmp_path):
     rows = {"who": ["a", "b", "c"], "x": [1, 2, 3], "y": [0.5, 1.0, 2.0], "kind": [10, 9, 10]}
     pq.write_table(pa.table(rows), tmp_path / "train.parquet")

@@ -1,0 +1,59 @@
+"""Which scores of runs a table takes, and the flags that say so."""
+
+from dataclasses import dataclass, fields
+
+import absl.flags
+
+from fedjax_pfl.errors import InputError
+from fedjax_pfl.results.headlines import AVERAGES, FIRST, HEADLINES, SCORES, headline_of
+
+from ..cli.flagfiles import value_of
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which scores.
+
+    Attributes:
+      score: of the rounds, a name in `SCORES`.
+      model, split, average: as of `curve`.
+      clients: their numbers; by default those that all runs on the same data score.
+      different_data: whether a table (a column of a pivot) may have runs on different data sets or
+        partitions.
+    """
+
+    score: str = "final"
+    model: str = "personalized"
+    split: str = "test"
+    average: str = "clients"
+    clients: str = ""
+    different_data: bool = False
+
+
+def define_flags(place: dict) -> None:
+    """Defines the flags of a `Choice`, and --headline; `place` is where, of `absl.flags`."""
+    text = absl.flags.DEFINE_string
+    text("score", "final", f"{', '.join(SCORES)}", **place)
+    text("model", "personalized", "model that was scored", **place)
+    text("split", "test", "samples it was scored on", **place)
+    meaning = f"--score and --average by a name: {', '.join(HEADLINES)}"
+    text("headline", FIRST, meaning, **place)
+    text("average", "clients", f"mean over {' or '.join(AVERAGES)}", **place)
+    text("clients", "", "numbers of the clients (default: those that all runs score)", **place)
+    absl.flags.DEFINE_boolean("different_data", False, "rows on other data or partitions", **place)
+
+
+def choice_of(values: absl.flags.FlagValues) -> Choice:
+    """The choice that the flags make.
+
+    Raises:
+      InputError: --headline beside a flag that it stands for.
+    """
+    found = {field.name: value_of(values, field.name) for field in fields(Choice)}
+    if values["headline"].present:
+        how = headline_of(value_of(values, "headline"))
+        twice = [name for name in ("score", "average") if values[name].present]
+        if twice:
+            raise InputError(f"--headline says what --{twice[0]} does: leave one of them out.")
+        found |= {"score": how.score, "average": how.average}
+    return Choice(**found)

@@ -1,0 +1,55 @@
+"""What a simulation measured: arrays with the axes (seed, setting, round, client)."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fedjax_pfl.measures import ACCURACY, Measure
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """The fields of a `Result`, which describes them."""
+
+    algorithm: str
+    hyperparameters: dict[str, Any]
+    training: dict[str, Any]
+    seeds: tuple[int, ...]
+    settings: dict[str, np.ndarray]
+    num_clients: int
+    num_parameters: int
+    train_sizes: np.ndarray
+    test_sizes: np.ndarray
+    eval_rounds: np.ndarray
+    scores: dict[str, np.ndarray]
+    clients: dict[str, np.ndarray]
+    scalars: dict[str, np.ndarray]
+    copies_up: np.ndarray
+    copies_down: np.ndarray
+    blocks: tuple[str, ...]
+    block_sizes: np.ndarray
+    client_ids: np.ndarray
+    item_bytes: int
+    matrices: dict[str, np.ndarray]
+    matrix_rounds: np.ndarray
+    compile_seconds: float
+    seconds_per_round: float
+    padding_efficiency: float
+    execution: str
+    flops_per_step: float | None = None
+    flops_per_forward: float | None = None
+    remarks: tuple[str, ...] = ()
+    stopped: str = ""
+    rounds_asked: int | None = None
+    setting_remarks: tuple[tuple[str, ...], ...] = ()
+    measures: tuple[Measure, ...] = (ACCURACY,)
+    final: Any = field(default=None, repr=False, compare=False)
+
+    @property
+    def rounds(self) -> int:
+        return self.copies_up.shape[2]
+
+    @property
+    def num_settings(self) -> int:
+        return self.copies_up.shape[1]

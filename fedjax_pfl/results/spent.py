@@ -1,0 +1,73 @@
+"""What a simulated run took: clients lost, bytes sent, operations computed."""
+
+import numpy as np
+
+from fedjax_pfl.results.measurements import Measurements
+
+
+class Spent(Measurements):
+    """Divergence, traffic and computation of every client."""
+
+    def diverged(self) -> list[tuple[int, int, int, int]]:
+        """(seed, setting, round, permanent client id) of every training that went non-finite."""
+        found = np.argwhere(self.clients["diverged"])
+        ids = self.client_ids
+        return [(self.seeds[s], int(h), int(t) + 1, int(ids[n])) for s, h, t, n in found]
+
+    def traffic(self) -> dict[str, np.ndarray]:
+        """Bytes sent ("up") and received ("down") by each client, int64 [S, H, T, N]."""
+        size = self.block_sizes.astype(np.int64) * self.item_bytes
+        sent = {
+            "up": self.copies_up.astype(np.int64) @ size,
+            "down": self.copies_down.astype(np.int64) @ size,
+        }
+        for way in sent:
+            if (numbers := self.clients.get(f"numbers_{way}")) is not None:
+                sent[way] += numbers.astype(np.int64) * self.item_bytes
+        return sent
+
+    def traffic_mb_per_client_round(self, setting: int = 0) -> dict[str, float]:
+        """Megabytes (1e6 bytes) a participating client sends and receives in one round."""
+        present = max(int(self.clients["participated"][:, setting].sum()), 1)
+        sent = {way: float(bytes_[:, setting].sum()) for way, bytes_ in self.traffic().items()}
+        return {way: total / present / 1e6 for way, total in sent.items()}
+
+    def flops(self) -> np.ndarray | None:
+        """FLOPs of each client's local training, float64 [S, H, T, N]; None if they are unknown.
+
+        Clients that diverge count too. A last minibatch that is not full costs as much as a full
+        one. The losses of candidates that a client computes are included.
+        """
+        if self.flops_per_step is None or "local_steps" not in self.clients:
+            return None
+        steps = self.clients["local_steps"] * float(self.flops_per_step)
+        passes = self.clients.get("forward_samples")
+        if passes is None:
+            return steps
+        return None if self.flops_per_forward is None else steps + passes * self.flops_per_forward
+
+    def computation(self, setting: int = 0) -> dict[str, float | None]:
+        """Local training in numbers; a GFLOP is 1e9 floating-point operations.
+
+        "flops_per_step"; "local_steps_per_client_round" and "gflop_per_client_round", of a client
+        that takes part; "gflop_per_client", in all rounds, mean over all clients and seeds. Where
+        candidates were scored, "flops_per_forward" and "forward_samples_per_client_round" too.
+        """
+        present, done = max(int(self.clients["participated"][:, setting].sum()), 1), self.flops()
+        total = None if done is None else float(done[:, setting].sum()) / 1e9
+        runs = len(self.seeds) * self.num_clients
+
+        def counted(name: str) -> float | None:
+            counts = self.clients.get(name)
+            return None if counts is None else int(counts[:, setting].sum(dtype=np.int64)) / present
+
+        numbers = {
+            "flops_per_step": self.flops_per_step,
+            "local_steps_per_client_round": counted("local_steps"),
+            "gflop_per_client_round": None if total is None else total / present,
+            "gflop_per_client": None if total is None else total / runs,
+        }
+        if "forward_samples" in self.clients:
+            numbers["flops_per_forward"] = self.flops_per_forward
+            numbers["forward_samples_per_client_round"] = counted("forward_samples")
+        return numbers
