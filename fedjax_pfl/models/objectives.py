@@ -93,7 +93,7 @@ class Regression(Objective):
         return jnp.stack([jnp.mean(apart**2, axis=1), jnp.mean(jnp.abs(apart), axis=1)], axis=1)
 
     def values(self, sums, count):
-        return {"mse": sums[..., 0] / count, "mae": sums[..., 1] / count}
+        return {"mse": _error(sums[..., 0] / count), "mae": _error(sums[..., 1] / count)}
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class NextToken(Objective):
 
     def values(self, sums, count):
         right, losses, tokens = sums[..., 0], sums[..., 1], jnp.maximum(sums[..., 2], 1)
-        return {"perplexity": jnp.exp(losses / tokens), "token_accuracy": right / tokens}
+        return {"perplexity": _error(jnp.exp(losses / tokens)), "token_accuracy": right / tokens}
 
     def _of_tokens(self, outputs, labels):
         """(right predictions, summed losses, number of tokens) of every sample, [B] each."""
@@ -149,6 +149,11 @@ class NextToken(Objective):
         each = (jnp.sum(x, axis=1, dtype=losses.dtype) for x in (right, there))
         right, count = each
         return right, losses, count
+
+
+def _error(values: jax.Array) -> jax.Array:
+    """Errors; infinite, not unscored, where outputs are no numbers."""
+    return jnp.where(jnp.isnan(values), jnp.inf, values)
 
 
 def _of_labels(log_p: jax.Array, labels: jax.Array) -> jax.Array:

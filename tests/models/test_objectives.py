@@ -31,3 +31,17 @@ def test_a_tpu_picks_the_label_without_a_gather(name, lead):
     assert "scatter" not in texts["tpu"]
     for one, other in zip(found["cpu"], found["tpu"], strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("name", "lower"), [("regression", ("mse", "mae")), ("next_token", ("perplexity",))]
+)
+def test_outputs_that_are_no_numbers_have_an_infinite_error(name, lower):
+    """They were scored: NaN would mean that they were not."""
+    objective = OBJECTIVES[name]
+    if name == "regression":
+        marks = objective.marks(jnp.array([[jnp.nan, 1.0], [0.0, 1.0]]), jnp.ones((2, 2)))
+    else:
+        marks = objective.marks(jnp.full((2, 3, 4), jnp.nan), jnp.zeros((2, 3), jnp.int32))
+    values = objective.values(jnp.sum(marks, axis=0), 2)
+    assert all(values[one] == np.inf for one in lower)
