@@ -1,7 +1,7 @@
 """Measures of how good a model is: their names, and in which direction they are better."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -100,7 +100,7 @@ class Measure(NamedTuple):
         best = np.fmax if self.higher else np.fmin
         return best.accumulate(values, axis=-1)
 
-    def toward(self, values: np.ndarray) -> np.ndarray:
+    def toward(self, values: Any) -> Any:
         """Numbers of which higher ones are better."""
         return values if self.higher else -values
 

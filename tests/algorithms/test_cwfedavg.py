@@ -85,6 +85,7 @@ def test_the_worked_example():
 
 @settings(max_examples=40, deadline=None)
 @given(st.sampled_from([1, 3, 6]), st.sampled_from([2, 5]), st.integers(0, 2**32 - 1))
+@pytest.mark.thorough
 def test_weights_are_row_stochastic_and_know_no_order_of_classes(count, classes, seed):
     with jax.enable_x64(True):
         rng = np.random.default_rng(seed)

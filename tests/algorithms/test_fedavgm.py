@@ -93,6 +93,7 @@ def test_no_momentum_and_the_whole_step_are_fedavg_to_the_bit(dtype):
             assert_close(record["scores"], wanted["scores"], f"scores, {other.name}", 0)
 
 
+@pytest.mark.thorough
 def test_any_optimizer_steps_along_what_the_average_is_away():
     federation = toy_federation(model=NormNet())
     _, averaged = states_of(FedAvg(), federation, 1)

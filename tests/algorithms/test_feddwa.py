@@ -84,6 +84,7 @@ def test_one_huge_client_does_not_even_out_the_weights_of_the_others():
     assert wanted.max() > 0.5  # far from even
 
 
+@pytest.mark.thorough
 def test_an_absent_client_takes_no_step_though_all_have_a_place_in_the_cohort():
     # Client 3 overflows whenever it trains; it is in step in every fourth round.
     federation = toy_federation(stragglers={3: 2}, diverging=3)

@@ -87,6 +87,7 @@ def test_reference(pattern, variant):
         assert np.isnan(records[0]["scores"]["personalized/test/loss"]).all()
 
 
+@pytest.mark.thorough
 def test_the_recorded_loss_is_the_mean_over_the_steps_of_both_phases():
     federation = toy_federation((6,), (3,), local_epochs=2, batch_size=6)
     states, (record,) = run_rounds(algorithm(), federation, 1, scored=())

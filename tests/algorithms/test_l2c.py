@@ -134,6 +134,7 @@ def test_scores_with_a_diverged_client_stay_as_they_were():
     assert not after.logits[1].any() and not after.logits[:, 1].any()
 
 
+@pytest.mark.thorough
 def test_who_is_late_gets_nothing_and_a_gradient_that_is_not_finite_is_no_step():
     federation = toy_federation((5, 4, 3), (3, 3, 3), stragglers={2: 1})
     data = federation.data

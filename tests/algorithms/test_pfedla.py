@@ -253,6 +253,7 @@ def stepped(networks, uploads, centres, weighting, plan):
 
 @pytest.mark.parametrize("weighting", ["softmax", "relu_norm"])
 @pytest.mark.parametrize("seed", range(5))
+@pytest.mark.thorough
 def test_a_step_of_the_hypernetworks_descends(weighting, seed):
     """A small step lowers the sum of L_i(thetabar_i).
 

@@ -64,6 +64,7 @@ updates = st.sampled_from([2, 3, 6]).flatmap(  # each number of agents compiles 
 
 @settings(max_examples=40, deadline=None)
 @given(updates, st.integers(0, 99), st.floats(1e-3, 1e3), st.data())
+@pytest.mark.thorough
 def test_raw_weights_are_on_the_simplex_alices_largest_and_free_of_scale(update, t, scale, data):
     with jax.enable_x64(True):
         update = np.round(np.array(update), 3)

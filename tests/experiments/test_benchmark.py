@@ -63,6 +63,7 @@ def test_a_dirichlet_split_has_the_same_samples():
     assert partition.sizes().sum() + partition.sizes("test").sum() == 400
 
 
+@pytest.mark.thorough
 def test_a_case_is_measured_shown_and_written(tmp_path, capsys):
     file = tmp_path / "speed.json"
     words = ["--case=g", "--quick", "--notorch", "--repeats=1", "--rounds=1", "--devices=1"]

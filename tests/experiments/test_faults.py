@@ -76,6 +76,7 @@ FILES = (
 )  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_a_full_disk_at_every_file(whole, tmp_path, monkeypatch, capsys):
     """One run, given again and again: the disk is full at the next file each time."""
     folder, rename = tmp_path / "out", os.replace

@@ -12,6 +12,8 @@ from experiments.cli import algorithms, build, flags
 from experiments.figures import probes
 from experiments.figures.runs import find
 
+pytestmark = pytest.mark.thorough  # the library's own tests show the same
+
 QUICK = (
     "--dataset=digits",
     "--model=softmax",

@@ -187,6 +187,7 @@ def test_existing_folder_is_refused_and_untouched(finished, capsys):
     assert {path: path.stat().st_mtime_ns for path in finished.rglob("*")} == before
 
 
+@pytest.mark.thorough
 def test_partition_file_and_part_of_the_clients(finished, tmp_path, capsys):
     words = [w for w in QUICK if not w.startswith("--alpha")]
     words += ["--num_seeds=1", "--algorithms=fedavg", "--participation=0.5", "--rounds=3"]

@@ -73,6 +73,7 @@ def test_one_table_holds_what_shares_different_things(tmp_path, capsys):
     assert "This run is finished" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_the_flag_is_for_all_of_them_and_the_table_says_where_it_wins(tmp_path, capsys):
     folder = tmp_path / "out"
     words = ("--algorithms=fedavg,fedper", "--share=all")

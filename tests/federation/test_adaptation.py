@@ -65,6 +65,7 @@ def test_the_rate_of_copies_times_a_factor():
     assert "0.5 times the round's rate" in str(pfl.Adaptation(rate_factor=0.5))
 
 
+@pytest.mark.thorough
 def test_copies_of_clients_own_models_stay_near_them():
     """Each is pulled to its own; a weight of 0 pulls nobody."""
     federation = toy_federation((4,) * 5, (2,) * 5, dtype="float32", learning_rate=0.1)

@@ -51,6 +51,7 @@ class WithAttention(nn.Module):
         return nn.Dense(3, name="head")(x.mean(1))
 
 
+@pytest.mark.thorough
 def test_attention_of_flax_by_merged_kernels():
     one, model = begun(small_federation(WithAttention(), lora_rank=1, dtype="float32"))
     assert set(model["params"]["mix"]) == {"query", "key", "value", "out"}

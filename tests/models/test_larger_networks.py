@@ -82,7 +82,7 @@ def test_vit_by_hand():
 @pytest.mark.parametrize(
     ("net", "tokens"),
     [
-        (ResNet18(3, (2,), groups=2), False),
+        pytest.param(ResNet18(3, (2,), groups=2), False, marks=pytest.mark.thorough),
         pytest.param(ViT(3, patch=3, width=4, depth=1, heads=2), False, marks=pytest.mark.thorough),
         pytest.param(CharLSTM(3, 9, hidden=3, embedding_size=2), True, marks=pytest.mark.thorough),
     ],

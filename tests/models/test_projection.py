@@ -45,6 +45,7 @@ def test_the_head_classifies_two_layers_of_the_features(name, shape, options):
     np.testing.assert_allclose(apart, logits, 1e-5, 1e-6)
 
 
+@pytest.mark.thorough
 def test_modes_reach_the_network():
     """Dropout and moments of the minibatch in training."""
     task = as_task(make_model("mtfl_cnn", (10, 10, 1), 3, projection=4), "float32")

@@ -42,6 +42,7 @@ def test_who_is_new_changes_nobody_elses_data():
         np.testing.assert_array_equal(part.data.class_counts, wanted)
 
 
+@pytest.mark.thorough
 def test_local_training_of_those_left_is_what_it_was():
     """Batches depend on permanent ids: without a server, missing clients change nothing."""
     algorithm = pfl.make_algorithm("local")

@@ -45,6 +45,7 @@ def test_rounds_and_scores_are_traced_once(ways):
     assert traced == ["round", "models"]
 
 
+@pytest.mark.thorough
 def test_a_federation_that_lies_on_the_mesh_is_simulated():
     """Arrays with a `NamedSharding` reach the devices' loops as arguments, with the same bits."""
     federation = toy_federation(participation=0.6, dtype="float32", devices=2)

@@ -117,6 +117,7 @@ def test_a_partial_result():
     assert part.rounds == 3 and "stopped after round 3 of 5: it was asked to" in part.table()
 
 
+@pytest.mark.thorough
 def test_models_of_a_stopped_run_are_of_its_last_round():
     """At the rate that the schedule of all rounds has there."""
     federation = toy_federation(dtype="float32")

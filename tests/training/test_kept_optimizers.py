@@ -100,6 +100,7 @@ def test_what_can_not_be_kept_is_refused(name, options, message):
         pfl.check_simulation(pfl.make_algorithm(name), federation)
 
 
+@pytest.mark.thorough
 def test_a_stopped_simulation_goes_on_with_them(tmp_path):
     federation = toy_federation(optimizer="adam", keep_optimizer_state=True, validation_size=0)
     algorithm, options = pfl.make_algorithm("local"), {"chunk_seconds": 0, "matrix_rounds": []}

@@ -124,6 +124,7 @@ class OfTheHead(Remembering):
         return replace(state, optimizers=kept), ctx.record(trained.cohort)
 
 
+@pytest.mark.thorough
 def test_states_are_over_the_leaves_that_are_trained():
     federation = toy_federation(momentum=MOMENTUM)
     start, after = states_of(OfTheHead(), federation, 1)

@@ -8,6 +8,8 @@ import pytest
 from experiments import run
 from experiments.cli import new_clients
 
+pytestmark = pytest.mark.thorough  # the library's own tests show the same
+
 WORDS = (
     "--dataset=digits",
     "--algorithms=fedavg",

@@ -22,6 +22,7 @@ SMALL = (
 )
 
 
+@pytest.mark.thorough
 def test_runs_and_a_sweep_of_the_example(tmp_path, capsys):
     """Its limits: all kept is local training, nothing kept is FedAvg."""
     valid = "--validation_fraction=0.2"

@@ -16,6 +16,8 @@ from experiments.reproduction.tables import Column, Line, PaperTable
 from fedjax_pfl.errors import InputError
 from tests.experiments.written_runs import write_run
 
+pytestmark = pytest.mark.thorough  # the library's own tests show the same
+
 # Two seeds, or two settings of one: one program of local for both.
 SHARED = ["--dataset=digits", "--num_clients=5", "--new_clients=1", "--validation_fraction=0.2"]
 SHARED += ["--model=softmax", "--rounds=2", "--compilation_cache="]

@@ -118,6 +118,7 @@ def test_the_task_decides_and_jit_knows_it():
             assert ("reduce_window" in operations(pool, x)) == there
 
 
+@pytest.mark.thorough
 def test_a_task_around_another_decides_for_it():
     federation = images(platform="tpu")
     x = jnp.ones((2, 8, 8, 1))
