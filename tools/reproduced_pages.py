@@ -18,7 +18,7 @@ from experiments.cli import shell
 from experiments.outputs.run_files import write_text
 from experiments.reproduction import full_cost, planning, tables
 from experiments.reproduction.entries import NEAR
-from experiments.reproduction.full_cost import TWO_CORES
+from experiments.reproduction.full_cost import MACHINES, RATES
 from experiments.reproduction.overview import PICTURE
 from fedjax_pfl.results.tables import markdown
 
@@ -68,18 +68,20 @@ COSTING = f"""## What they cost at full scale
 
 Local training of all runs of a table, counted from the paper's networks, rounds, partitions and
 seeds: plain training, to which FedDWA, SPFL, APFL and others add further steps (the report of a
-queue counts those of finished runs). 1 PFLOP is 1e15 operations. Hours at {TWO_CORES:g} GFLOP a
-second, which the benchmark's small CNN reached on two cores of a server; another network or machine
-has another rate. No accelerator was measured, so none is estimated."""
+queue counts those of finished runs). 1 PFLOP is 1e15 operations. Hours are those at one rate
+each; another network or machine has another:
+
+{RATES}"""
 
 
 def count(docs: Path) -> None:
     """Counts the costs of all tables."""
-    lines = ["table,runs,pflop,hours"]
+    lines = [",".join(["table,runs,pflop", *(one.key for one in MACHINES)])]
     for name in tables.names():
         asked = planning.Command(tables.load(name), "full", (), Path("none"))
         cost = full_cost.of_table(asked, ())
-        lines.append(f"{name},{cost.runs},{cost.gflop / 1e6:.4g},{cost.hours:.4g}")
+        numbers = (cost.gflop / 1e6, *cost.hours)
+        lines.append(",".join([name, str(cost.runs), *(f"{x:.4g}" for x in numbers)]))
         print(lines[-1], flush=True)
     write_text(docs / COSTS, "\n".join(lines) + "\n")
 
@@ -106,8 +108,9 @@ def index(docs: Path) -> str:
     if (docs / COSTS).exists():
         with (docs / COSTS).open(newline="") as file:
             costs = list(csv.DictReader(file))
-        rows = [["Table", "Runs", "PFLOP", "Hours on two cores"]]
-        rows += [[f"`{c['table']}`", c["runs"], c["pflop"], c["hours"]] for c in costs]
+        rows = [["Table", "Runs", "PFLOP", *(f"hours, {one.name}" for one in MACHINES)]]
+        rows += [[f"`{c['table']}`", c["runs"], c["pflop"], *(c[m.key] for m in MACHINES)]
+                 for c in costs]  # fmt: skip
         parts += [COSTING, markdown(rows)]
     return "\n\n".join(parts) + "\n"
 

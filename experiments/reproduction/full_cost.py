@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import absl.flags
 import numpy as np
@@ -17,9 +18,27 @@ from .entries import Section
 from .planning import Command
 from .published import KINDS
 
-# Counted GFLOP a second that the benchmark's case (a) reached: the CNN of 582,026 parameters, two
-# cores of an Intel Xeon with AVX-512 (docs/performance.md says how it is measured).
-TWO_CORES = 110.0
+
+class Machine(NamedTuple):
+    """GFLOP a second, as `step_flops` counts them, with the CNN of 582,026 parameters."""
+
+    name: str
+    key: str
+    rate: float
+    said: str
+
+
+MACHINES = (
+    Machine("two cores", "two_cores", 110.0, "measured with a small CNN, Intel Xeon with AVX-512"),
+    Machine("one v5e, planned", "v5e", 5200.0,
+            "what the compiler's estimate promises for 20 clients of this CNN in minibatches of "
+            "10: 23.1 rounds of 45 steps a second, scoring and server included (no TPU was "
+            "measured)"),
+    Machine("one H100, at least", "h100", 67_000.0,
+            "its peak in float32 by NVIDIA's data sheet (SXM): nothing here estimates a GPU's "
+            "time, and minibatches this small reach a fraction of it"),
+)  # fmt: skip
+RATES = "\n".join(f"- {one.name}: {one.rate:,g} GFLOP a second, {one.said}." for one in MACHINES)
 
 
 @dataclass(frozen=True)
@@ -40,9 +59,9 @@ class Cost:
     unknown: int
 
     @property
-    def hours(self) -> float:
-        """On two cores."""
-        return self.gflop / TWO_CORES / 3600
+    def hours(self) -> tuple[float, ...]:
+        """On each of `MACHINES`."""
+        return tuple(self.gflop / machine.rate / 3600 for machine in MACHINES)
 
 
 def of_table(asked: Command, sections: Sequence[Section]) -> Cost:

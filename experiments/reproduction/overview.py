@@ -16,7 +16,7 @@ from ..figures.drawing import COLOURS, MARKERS, Figure, panels
 from ..outputs.run_files import aside, write_json, write_text
 from . import report as one_report
 from .entries import NEAR, NO_NUMBER
-from .full_cost import TWO_CORES, Cost, of_table
+from .full_cost import MACHINES, RATES, Cost, of_table
 from .planning import Command
 from .report import Report
 
@@ -87,7 +87,8 @@ def write(output: Path, title: str, parts: Sequence[Part]) -> None:
     with aside(output / "report.csv") as path, path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(("table", "state", "kendall_tau", "rows", "within", "compared",
-                         "unexplained", "full_gflop", "full_hours_two_cores"))  # fmt: skip
+                         "unexplained", "full_gflop",
+                         *(f"full_hours_{one.key}" for one in MACHINES)))  # fmt: skip
         for part in parts:
             verdict = part.report and part.report.verdict
             line = [part.name, part.state]
@@ -96,20 +97,21 @@ def write(output: Path, title: str, parts: Sequence[Part]) -> None:
                 verdict.compared, verdict.unexplained,
             ]  # fmt: skip
             cost = part.cost
-            writer.writerow([*line, *(["", ""] if cost is None else [cost.gflop, cost.hours])])
+            empty = [""] * (1 + len(MACHINES))
+            writer.writerow([*line, *(empty if cost is None else [cost.gflop, *cost.hours])])
 
 
 def markdown(title: str, parts: Sequence[Part], output: Path) -> str:
     """The whole report; pictures that are there are shown."""
     rows = [["Table", "State", "Kendall's tau", f"Within {NEAR:g}", "Unexplained",
-             "Full scale, PFLOP", "hours on two cores"]]  # fmt: skip
+             "Full scale, PFLOP", *(f"hours, {one.name}" for one in MACHINES)]]  # fmt: skip
     for part in parts:
         verdict = part.report and part.report.verdict
         tau = "-" if not verdict or verdict.tau is None else f"{verdict.tau:+.2f}"
         near = f"{verdict.near} of {verdict.compared}" if verdict and verdict.compared else "-"
-        cost = ["-", "-"]
+        cost = ["-"] * (1 + len(MACHINES))
         if part.cost is not None:
-            cost = [f"{part.cost.gflop / 1e6:,.3g}", f"{part.cost.hours:,.3g}"]
+            cost = [f"{x:,.3g}" for x in (part.cost.gflop / 1e6, *part.cost.hours)]
         rows.append([f"{part.name}: {part.title}", part.state, tau, near,
                      str(verdict.unexplained) if verdict else "-", *cost])  # fmt: skip
     lines = [f"# {title}", text_tables.markdown(rows), *costs_said(parts), *missing(parts)]
@@ -132,11 +134,10 @@ def costs_said(parts: Sequence[Part]) -> list[str]:
         "Full scale: local training of all runs of a table, counted from the paper's network, "
         "rounds, partition and seeds (1 PFLOP is 1e15 operations), times what a finished run at "
         "hand takes beyond plain training, such as FedDWA's second epoch. Without scoring and "
-        f"servers. Hours at {TWO_CORES:g} GFLOP a second, measured with a small CNN on two cores: "
-        "another network or machine has another rate. No accelerator was measured, so none is "
-        "estimated."
+        "servers. Hours are those at one rate each; another network or machine has another:"
     )
-    return [said + (f" {unknown} runs could not be counted." if unknown else "")]
+    more = [f"{unknown} runs could not be counted."] if unknown else []
+    return [said, RATES, *more]
 
 
 def missing(parts: Sequence[Part]) -> list[str]:
