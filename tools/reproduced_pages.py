@@ -1,10 +1,10 @@
 """Pages of measured tables: `python -m tools.reproduced_pages docs/reproduced [--costs] QUEUE...`.
 
 Copies the tables of queues (`experiments.reproduce --all` or `--table=A,B`, or a folder of single
-tables, each in PAPER-TABLE) into a folder of the documentation, one page and picture each, and
-writes the index of all pages there. A table without a measured cell gets no page. Places on this
-machine are written as DATA. With --costs what all tables cost at full scale is counted anew, which
-takes minutes.
+tables, each in PAPER-TABLE) into a folder of the documentation, one page and picture each (of
+another scale than small as PAPER-TABLE-SCALE), and writes the index of all pages there. A table
+without a measured cell gets no page. Places on this machine are written as DATA. With --costs what
+all tables cost at full scale is counted anew, which takes minutes.
 """
 
 import csv
@@ -20,6 +20,7 @@ from experiments.reproduction import full_cost, planning, tables
 from experiments.reproduction.entries import NEAR
 from experiments.reproduction.full_cost import MACHINES, RATES
 from experiments.reproduction.overview import PICTURE
+from experiments.reproduction.tables import SCALES
 from fedjax_pfl.results.tables import markdown
 
 INDEX, COSTS = "README.md", "costs.csv"
@@ -36,22 +37,28 @@ def table_of(page: Path) -> dict:
     return json.loads(page.with_suffix(".json").read_text(encoding="utf-8"))
 
 
+def page_of(table: str, scale: str) -> str:
+    """A page's name: small tables are PAPER-TABLE, others name their scale."""
+    table = table.replace("/", "-")
+    return table if scale == SCALES[0] else f"{table}-{scale}"
+
+
 def copy(queue: Path, docs: Path) -> list[str]:
     """Copies a queue's tables; the names of the pages written."""
     written = []
     for path in sorted(queue.glob("*/table.json")):
-        name = path.parent.name
         with (path.parent / "table.csv").open(newline="") as file:
             rows = list(csv.DictReader(file))
         count = sum(row["state"] == "measured" for row in rows)
         if not count:
             continue
+        summary = json.loads(path.read_text(encoding="utf-8"))
+        name = page_of(path.parent.name, summary["scale"])
         text = (path.parent / "table.md").read_text(encoding="utf-8").rstrip("\n")
         if (picture := path.parent / PICTURE).exists():
             (docs / f"{name}.png").write_bytes(picture.read_bytes())
             text += f"\n\n![The paper's numbers and ours]({name}.png)"
         write_text(docs / f"{name}.md", f"{public(text)}\n")
-        summary = json.loads(path.read_text(encoding="utf-8"))
         facts = {key: summary[key] for key in ("table", "scale", "reading", "title", "verdict")}
         facts |= {"measured": count, "cells": len(rows)}
         write_text(docs / f"{name}.json", json.dumps(facts, indent=2) + "\n")
@@ -89,9 +96,9 @@ def count(docs: Path) -> None:
 def index(docs: Path) -> str:
     """The first page: a line for each table."""
     rows = [["Table", "Scale", "Cells measured", "Kendall's tau", f"Within {NEAR:g}"]]
-    order = {name.replace("/", "-"): at for at, name in enumerate(tables.names())}
-    pages = sorted(docs.glob("*.json"), key=lambda path: order.get(path.stem, len(order)))
-    for page in pages:
+    every = [page_of(name, scale) for name in tables.names() for scale in SCALES]
+    order = {page: at for at, page in enumerate(every)}
+    for page in sorted(docs.glob("*.json"), key=lambda path: order.get(path.stem, len(order))):
         facts = table_of(page)
         verdict, reading = facts["verdict"], facts["reading"]
         tau, near = verdict["kendall_tau"], "-"

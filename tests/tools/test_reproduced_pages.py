@@ -22,16 +22,19 @@ def test_pages_and_index(tmp_path, capsys):
     table(queue, "waffle-1", ["measured", "data missing"])
     table(queue, "feddwa-1", ["measured"], reading="paper", verdict=VERDICT | {"compared": 0})
     table(queue, "pfedla-1", ["data missing"])
+    table(tmp_path / "larger", "feddwa-1", ["measured"] * 2, scale="medium")
     (queue / "waffle-1" / "table.png").write_bytes(b"picture")
-    assert reproduced_pages.main(["", str(docs), str(queue)]) == 0
+    assert reproduced_pages.main(["", str(docs), str(queue), str(tmp_path / "larger")]) == 0
     assert "feddwa-1, waffle-1" in capsys.readouterr().out
     names = {path.name for path in docs.iterdir()}
     assert names == {"README.md", "waffle-1.md", "waffle-1.json", "waffle-1.png",
-                     "feddwa-1.md", "feddwa-1.json"}  # fmt: skip
+                     "feddwa-1.md", "feddwa-1.json",
+                     "feddwa-1-medium.md", "feddwa-1-medium.json"}  # fmt: skip
     page = (docs / "waffle-1.md").read_text()
     assert "/home" not in page and "DATA/mnist" in page and "x.org/a/b. 3/4." in page
     assert "](waffle-1.png)" in page
-    lines = (docs / "README.md").read_text().splitlines()[-2:]
+    lines = (docs / "README.md").read_text().splitlines()[-3:]
+    assert lines.pop(1).startswith("| [feddwa-1, Table 1](feddwa-1-medium.md) | medium | 2 of 2 |")
     assert lines[0] == "| [feddwa-1, Table 1](feddwa-1.md) | small, paper | 1 of 1 | +0.50 | - |"
     assert lines[1] == "| [waffle-1, Table 1](waffle-1.md) | small | 1 of 2 | +0.50 | 1 of 2 |"
 
