@@ -43,12 +43,12 @@ import jax  # noqa: E402, after the flags
 # as Python does by default is a twentieth of the suite's time.
 gc.set_threshold(200_000, 50, 100)
 
-MAPS = Path("/proc/self/maps")
 ENOUGH = 25_000
 EVERY = 5  # tests between two looks: reading so many lines takes tens of milliseconds
 jax.config.update("jax_num_cpu_devices", 2)
 
 import fedjax_pfl as pfl  # noqa: E402, after the flags
+from fedjax_pfl.execution import memory_maps  # noqa: E402
 from fedjax_pfl.simulation import program  # noqa: E402
 
 PROGRAMS = [fn for fn in vars(program).values() if hasattr(fn, "clear_cache")]
@@ -58,16 +58,12 @@ tests_run = itertools.count(1)
 @pytest.fixture(autouse=True)
 def bounded_memory_maps():
     yield
-    if next(tests_run) % EVERY or maps_held() <= ENOUGH:
+    if next(tests_run) % EVERY or memory_maps.held() <= ENOUGH:
         return
     for fn in PROGRAMS:
         fn.clear_cache()
-    if maps_held() > ENOUGH // 2:
+    if memory_maps.held() > ENOUGH // 2:
         jax.clear_caches()
-
-
-def maps_held():
-    return MAPS.read_bytes().count(b"\n") if MAPS.exists() else 0
 
 
 REGISTRIES = (

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_pfl.contract.algorithm import Algorithm
-from fedjax_pfl.execution import processes, shares
+from fedjax_pfl.execution import memory_maps, processes, shares
 from fedjax_pfl.execution.mesh import described
 from fedjax_pfl.execution.packing import fitted, padding_efficiency
 from fedjax_pfl.federation.adaptation import Adaptation
@@ -100,6 +100,7 @@ def simulate(
     chunk_seconds = request.checked_seconds(chunk_seconds)
     matrix_rounds = request.checked_matrix_rounds(matrix_rounds, rounds)
     patience = checked_patience(patience, algorithm, program.federation, adapt)
+    memory_maps.make_room()
     program, _ = fitting(program, _available(federation))
     program = replace(program, federation=spread(program.federation))
     shown = watching.shown(progress, algorithm.name)
