@@ -11,7 +11,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl import trees
-from fedjax_pfl.simulation import hosted, request
+from fedjax_pfl.simulation import host_needs, hosted, request
 from fedjax_pfl.simulation.checkpoints import Checkpoints
 from fedjax_pfl.simulation.first_rows import with_first_rows
 from fedjax_pfl.simulation.fitting import fitting
@@ -27,7 +27,7 @@ OPTIONS = {"seeds": (0, 3), "eval_every": 2, "matrix_rounds": (1, 4), "chunk": 3
 @pytest.fixture(autouse=True)
 def everything_on_the_host(monkeypatch):
     """Toys are so small that their state would stay on the device."""
-    monkeypatch.setattr(hosted, "SMALL", 8)
+    monkeypatch.setattr(host_needs, "SMALL", 8)
 
 
 def federation(where, **options):
