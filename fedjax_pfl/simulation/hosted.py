@@ -38,7 +38,7 @@ from fedjax_pfl.simulation import host_programs as programs
 from fedjax_pfl.simulation import host_store, memory
 from fedjax_pfl.simulation.host_needs import TracedProgram
 from fedjax_pfl.simulation.host_programs import Layout
-from fedjax_pfl.simulation.host_store import HostStore, whole_leaves
+from fedjax_pfl.simulation.host_store import BLOCK, HostStore, whole_leaves
 from fedjax_pfl.simulation.program import Chunk, Lowered, Program
 from fedjax_pfl.typing import Device, Stack, State
 
@@ -190,19 +190,17 @@ class HostedProgram(TracedProgram):
 
     def restored(self, trees: Mapping[str, list[np.ndarray]], like: HostedStates) -> HostedStates:
         """See `Program.restored`."""
-        begun, leaves = self.start(), trees["states"]
-        kept = [x for x, hosted in zip(leaves, self.layout.hosted, strict=True) if not hosted]
-        same = "hosted" in trees and [*trees["hosted"][1]] == [*np.flatnonzero(self.layout.hosted)]
-        if same:
-            touched = np.asarray(trees["hosted"][0])
+        begun, places = self.start(), np.flatnonzero(self.layout.hosted)
+        if "hosted" in trees and [*trees["hosted"][1]] == [*places]:
+            leaves, touched = trees["states"], np.asarray(trees["hosted"][0])
+            for start in range(0, len(touched), BLOCK):
+                at = touched[start : start + BLOCK]
+                values = [leaves[place][:, start : start + BLOCK] for place in places]
+                begun.store.put(np.broadcast_to(at, (self.num_runs, len(at))), values)
         else:
             leaves = whole_leaves(trees)
-            touched = np.arange(self.federation.num_clients)
-        rows = [x for x, hosted in zip(leaves, self.layout.hosted, strict=True) if hosted]
-        for start in range(0, len(touched), 100):
-            at = touched[start : start + 100]
-            values = [leaf[:, start : start + 100] for leaf in rows]
-            begun.store.put(np.broadcast_to(at, (self.num_runs, len(at))), values)
+            begun.store.put_changed([leaves[place] for place in places])
+        kept = [x for x, hosted in zip(leaves, self.layout.hosted, strict=True) if not hosted]
         return HostedStates(self.layout, self.put(kept, RUNS), begun.store)
 
 
