@@ -30,12 +30,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_pfl.errors import InputError
 from fedjax_pfl.execution.mesh import AXIS, RUNS
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.simulation import host_blocks as blocks
+from fedjax_pfl.simulation import host_lowering, host_store, memory
 from fedjax_pfl.simulation import host_programs as programs
-from fedjax_pfl.simulation import host_store, memory
 from fedjax_pfl.simulation.host_needs import TracedProgram
 from fedjax_pfl.simulation.host_programs import Layout
 from fedjax_pfl.simulation.host_store import BLOCK, HostStore, whole_leaves
@@ -93,7 +92,8 @@ class HostedProgram(TracedProgram):
     limit: float = float("inf")
 
     def lowered(self, devices: Sequence[Device]) -> Lowered:
-        raise InputError("A plan is made of programs with client_state='device'.")
+        """See `Program.lowered`."""
+        return host_lowering.lowered(self, devices)
 
     def start(self) -> HostedStates:
         """The states before the first round.
