@@ -39,7 +39,8 @@ def added(fn: Callable[..., Tree], *stacks: Stack, others: tuple = ()) -> Tree:
     """`fn(*stacks, *others)` of stacks [M, ...] with as many leaves as each other.
 
     What `fn` returns must be a sum over columns: it is given lists of leaves with some columns of
-    all rows, on each device others.
+    all rows, on each device others. Of a matrix each device then has some rows alone: of all pairs
+    of clients it may be more than a model.
 
     Args:
       fn: must not close over arrays.
@@ -51,13 +52,26 @@ def added(fn: Callable[..., Tree], *stacks: Stack, others: tuple = ()) -> Tree:
     distinct = list({id(stack): jax.tree.leaves(stack) for stack in stacks}.values())
     place = {id(stack): None for stack in stacks}
     numbers = [list(place).index(id(stack)) for stack in stacks]
+    results, treedef = jax.tree.flatten(jax.eval_shape(fn, *stacks, *others))
+    mesh = shared_clients()
+    assert mesh is not None
+    by_rows = [x.ndim == 2 and len(x) % mesh.shape[AXIS] == 0 for x in results]
 
     def one_device(distinct, others):
         parts = _parts(distinct[0], [0] * len(distinct[0]), _devices())
         sent = [[_sent(part, leaves) for part in parts] for leaves in distinct]
-        return lax.psum(fn(*(sent[k] for k in numbers), *others), AXIS)
+        summands = jax.tree.leaves(fn(*(sent[k] for k in numbers), *others))
+        return [_summed(x, apart) for x, apart in zip(summands, by_rows, strict=True)]
 
-    return _on_devices(one_device, PartitionSpec(), distinct, others)
+    specs = [PartitionSpec(AXIS) if apart else PartitionSpec() for apart in by_rows]
+    return treedef.unflatten(_on_devices(one_device, specs, distinct, others))
+
+
+def _summed(x: jax.Array, by_rows: bool) -> jax.Array:
+    """The devices' sum: whole, or each device's rows of it."""
+    if by_rows:
+        return lax.psum_scatter(x, AXIS, scatter_dimension=0, tiled=True)
+    return lax.psum(x, AXIS)
 
 
 def mixed(
@@ -92,7 +106,7 @@ def mixed(
     return _on_devices(one_device, whole, list(senders), weights)
 
 
-def _on_devices(fn: Callable[..., Any], out: PartitionSpec, stacks: Any, others: Any) -> Any:
+def _on_devices(fn: Callable[..., Any], out: Any, stacks: Any, others: Any) -> Any:
     def alone(*operands):
         with not_shared():
             return fn(*operands)
