@@ -35,8 +35,8 @@ def federation(where, **options):
     return toy_federation(client_state=where, **given)
 
 
-def run(name, where, federated=None, **options):
-    algorithm = pfl.make_algorithm(name)
+def run(name, where, federated=None, settings=None, **options):
+    algorithm = pfl.make_algorithm(name, settings)
     made = federation(where, **(federated or {}))
     return pfl.simulate(algorithm, made, ROUNDS, **OPTIONS | options)
 
@@ -65,13 +65,17 @@ CASES = {
     "lga": {},
     "ifca": {},
     "apfl": {},
+    "pfedhn": {},
+    "fedala": {},
 }
+SETTINGS = {"pfedhn": {"local_head": True}, "fedala": {"who": "selected"}}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_results_have_the_same_bits(name):
-    assert_same(run(name, "device", CASES[name]), run(name, "host", CASES[name]))
+    settings = SETTINGS.get(name)
+    assert_same(*(run(name, where, CASES[name], settings) for where in ("device", "host")))
 
 
 def test_feddwa_has_the_same_bits():
@@ -109,7 +113,7 @@ def test_a_run_goes_on_either_way_with_the_same_bits(tmp_path):
         ("fedamp", {}, "fedamp needs models or other state of clients that do not take part, in a"),
         ("cwfedavg", {}, "cwfedavg needs models or other state"),
         ("local", {}, "local needs models or other state"),
-        ("pfedhn", {}, "pfedhn needs samples of clients that do not take part"),
+        ("fedala", {}, "fedala needs "),
         ("fedavg", {"participation": 1.0}, "these are all clients: take a participation below 1"),
     ],
 )
