@@ -37,7 +37,7 @@ from fedjax_pfl.execution.mesh import AXIS, RUNS, place
 from fedjax_pfl.execution.processes import several
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.simulation import host_programs as programs
-from fedjax_pfl.simulation import host_store, memory
+from fedjax_pfl.simulation import host_reads, host_store, memory
 from fedjax_pfl.simulation.host_data import SPLITS, HostData
 from fedjax_pfl.simulation.host_programs import Layout
 from fedjax_pfl.simulation.host_store import HostStore, whole_leaves
@@ -163,12 +163,14 @@ class HostedProgram(Program):
     def _round_operands(self, federation: Federation) -> tuple:
         rows = self._row_shapes(federation.participation.cohort_size)
         numbers = np.int32(0), np.int32(1), np.int32(self.rounds)
-        return self.layout.parted(self._shapes)[0], rows, self.runs, federation, *numbers
+        at = host_reads.address(None, self.num_runs)
+        return self.layout.parted(self._shapes)[0], rows, self.runs, at, federation, *numbers
 
     def _block_operands(self, federation: Federation) -> tuple:
-        at = jax.ShapeDtypeStruct((self._width,), np.int32)
+        clients = jax.ShapeDtypeStruct((self._width,), np.int32)
         kept, rows = self.layout.parted(self._shapes)[0], self._row_shapes(self._width)
-        return kept, rows, at, self.runs, federation, np.int32(0), np.int32(self.rounds)
+        at, numbers = host_reads.address(None, self.num_runs), (np.int32(0), np.int32(self.rounds))
+        return kept, rows, self.runs, at, clients, federation, *numbers
 
     def _splits(self, fn: Any, operands: tuple, **options: Any) -> tuple[str, ...]:
         """The splits whose samples a program uses."""
@@ -190,6 +192,13 @@ class HostedProgram(Program):
     def _scored_splits(self) -> tuple[str, ...]:
         operands = self._block_operands(self.federation)
         return self._splits(programs.scores, operands, layout=self.layout, extra=self.adapt)
+
+    @cached_property
+    def _reads(self) -> bool:
+        """Whether a round reads rows of others while it runs."""
+        operands = self._round_operands(self.federation)
+        traced = programs.one_round.trace(*operands, layout=self.layout)
+        return host_reads.reads(traced.jaxpr.jaxpr)
 
     def check(self) -> None:
         """Raises `InputError` where a round, or scoring, needs more than its clients' state."""
@@ -273,15 +282,19 @@ class HostedProgram(Program):
     def advance(self, states: HostedStates, t: int, length: int) -> Chunk:
         """See `Program.advance`."""
         kept, store = states.kept, states.store
+        at = host_reads.address(store, self.num_runs)
         measured, matrices, waiting = [], None, None
         coming = self._fetched(store, self._cohorts(t))
         if length == 0:
             return self._compiled(states, coming)
         for now in range(t, t + length):
             following = self._cohorts(now + 1) if now + 1 < t + length else None
+            if self._reads and waiting is not None:
+                store.put(*waiting)
+                waiting = None
             numbers = np.int32(now), np.int32(1), np.int32(self.rounds)
             kept, rows, one, matrices = programs.one_round(
-                kept, coming.rows, self.runs, coming.federation, *numbers, layout=self.layout
+                kept, coming.rows, self.runs, at, coming.federation, *numbers, layout=self.layout
             )
             if waiting is not None:  # the rows of the round before, while this one runs
                 store.put(*waiting)
@@ -354,9 +367,10 @@ class HostedProgram(Program):
     ) -> Iterator[Any]:
         """Results of a program for blocks of clients, on the host; one block is ahead."""
         kept, store = states
+        address = host_reads.address(store, self.num_runs)
         numbers, ahead = (np.int32(t), np.int32(self.rounds)), None
         for at, rows, federation in self._blocks(store, np.asarray(wanted, np.int32), splits):
-            given = kept, rows, at, self.runs, federation, *numbers
+            given = kept, rows, self.runs, address, at, federation, *numbers
             found = fn(*given, layout=self.layout, **options)
             if ahead is not None:
                 yield jax.device_get(ahead)
