@@ -60,6 +60,11 @@ def count(module: Module) -> Costs:
     return _Count(module).costs()
 
 
+def whole(module: Module) -> float:
+    """Cycles of all that a program does."""
+    return _Count(module).total(module.entry)
+
+
 def counted(scope: str) -> tuple[str, float] | None:
     """("steps", 45.0) of a loop whose scope ends so; None for one without a count."""
     found = _COUNTED.search(scope)

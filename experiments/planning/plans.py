@@ -13,12 +13,13 @@ from fedjax_pfl.typing import Device
 
 from ..cli.build import Experiment
 from . import hlo
-from .costs import Costs, count
+from .costs import Costs, count, whole
 from .targets import Chip, Target
 
 # Over a model in a local step: its weights are read forward, read backward and written, its
 # gradient is written and read.
 PASSES = 5
+HOST = ("rows", "samples", "to_device", "from_device")
 NO_ROOM = "RESOURCE_EXHAUSTED"  # begins a compiler's message on a program that is too large
 
 
@@ -35,6 +36,8 @@ class Plan:
       costs: of one round of all seeds.
       step_floor: cycles that a local step takes at least, for all lanes' weights to pass through
         memory; None where cycles are unknown.
+      host: bytes on the host, and moved in a round, where clients' state lies there (see
+        `pfl.Lowered.host`): "rows", "samples", "to_device" and "from_device"; else empty.
       cycles: of one round, models being scored as often as asked; None where the compiler expects
         none.
       rounds_per_second: of all seeds together, promised by the cycles.
@@ -50,6 +53,7 @@ class Plan:
     estimated: int | None = None
     costs: Costs | None = None
     step_floor: float | None = None
+    host: dict[str, int] = field(default_factory=dict)
     cycles: float | None = None
     rounds_per_second: float | None = None
     said: str | None = None
@@ -121,12 +125,12 @@ def _compiled(
     found.lanes = execution.lanes(cohorts.cohort_size)
     if lowered.memory is not None:
         found.estimated = lowered.memory.total // len(devices)
+    parts, host = [lowered.start, lowered.rounds], lowered.host
+    beside = [0, 0] if host is None else [0, host.coming, host.coming_block]
     begun = time.perf_counter()
     try:
-        start, rounds = (
-            one.compile(compiler_options=target.compiler_options)
-            for one in (lowered.start, lowered.rounds)
-        )
+        parts += [] if host is None else [host.scores]
+        compiled = [one.compile(compiler_options=target.compiler_options) for one in parts]
     except jax.errors.JaxRuntimeError as error:
         said = str(error).splitlines()[0]
         if NO_ROOM in said:
@@ -136,9 +140,14 @@ def _compiled(
         return found
     finally:
         found.compile_seconds = time.perf_counter() - begun
-    found.planned = max(map(_memory, (start, rounds)), key=lambda kinds: kinds["total"])
+    kinds = [_memory(one, size // len(devices)) for one, size in zip(compiled, beside, strict=True)]
+    found.planned = max(kinds, key=lambda one: one["total"])
     found.fits = found.planned["total"] <= target.chip.memory
-    found.costs = count(hlo.parse(rounds.as_text() or ""))
+    modules = [hlo.parse(one.as_text() or "") for one in compiled[1:]]
+    found.costs = count(modules[0])
+    if host is not None:
+        found.costs.evaluation = host.blocks * whole(modules[1])
+        found.host = {name: getattr(host, name) for name in HOST}
     if target.chip.clock is not None:
         found.cycles = found.costs.cycles(eval_every)
         if found.cycles:
@@ -161,13 +170,17 @@ def step_floor(federation: pfl.Federation, lanes: int, chip: Chip) -> float | No
     return moved / chip.bandwidth * chip.clock
 
 
-def _memory(compiled: jax.stages.Compiled) -> dict[str, int]:
-    """Bytes of one device by kind, and "total"; outputs that take an argument's place are its."""
+def _memory(compiled: jax.stages.Compiled, coming: int) -> dict[str, int]:
+    """Bytes of one device by kind, and "total"; outputs that take an argument's place are its.
+
+    Kept beside: what comes next from the host, where clients' state lies there.
+    """
     stats: Any = compiled.memory_analysis()
     kinds = {
         "arguments": stats.argument_size_in_bytes,
         "outputs": stats.output_size_in_bytes - stats.alias_size_in_bytes,
         "temporaries": stats.temp_size_in_bytes,
         "code": stats.generated_code_size_in_bytes,
+        **({"coming": coming} if coming else {}),
     }
     return kinds | {"total": sum(kinds.values())}

@@ -15,7 +15,7 @@ from fedjax_pfl.typing import Device
 from ..cli import flags
 from ..cli.build import Experiment
 from ..outputs.run_files import write_json, write_text
-from .plans import Plan
+from .plans import HOST, Plan
 from .targets import Target, chips
 
 COMPILERS = ("libtpu", "jax-cuda13-plugin", "jax-cuda12-plugin")
@@ -58,6 +58,8 @@ def rows(found: Mapping[str, Plan]) -> list[dict[str, Any]]:
             "round_cycles": plan.cycles if timed else None,
             "rounds_per_second": plan.rounds_per_second,
         }
+        if any(one.host for one in found.values()):
+            row |= {f"host_{kind}_bytes": plan.host.get(kind) for kind in HOST}
         result.append(row)
     return result
 
@@ -114,6 +116,13 @@ def notes(found: Mapping[str, Plan], experiment: Experiment, target: Target) -> 
     if unknown and chip.clock is not None:
         lines.append(f"Loops of unknown length count once in: {', '.join(unknown)}.")
     for name, plan in found.items():
+        if plan.host:
+            rows, samples, up, down = (_size(plan.host[kind]) for kind in HOST)
+            lines.append(
+                f"{name} keeps clients' state in host memory, up to {rows}, and samples, "
+                f"{samples}. A round moves {up} to the devices and {down} back; its memory is with "
+                "the next cohort's."
+            )
         if plan.said and not plan.fits:
             lines.append(f"{name}: {plan.said}")
         if plan.error:

@@ -12,6 +12,7 @@ import numpy as np
 from fedjax_pfl.errors import OutputError, gigabytes
 
 MEMORY = 0.5  # of the machine's memory that records may take; larger ones go to a file
+BLOCK = 100  # clients of a checkpoint that are looked at or written at once
 
 
 class Leaf(NamedTuple):
@@ -173,10 +174,34 @@ class HostStore:
             self.records.write(run * self.clients + int(row), record)
             self.written[run, row] = True
 
+    def put_changed(self, leaves: Sequence[np.ndarray]) -> None:
+        """Writes the clients' rows of whole leaves [R, N, ...], but for those that are as at first.
+
+        Raises:
+          OutputError: the file can't be written.
+        """
+        for start in range(0, self.clients, BLOCK):
+            part = slice(start, start + BLOCK)
+            here = [leaf[:, part] for leaf in leaves]
+            first = [x[:, part] if x.shape[1] > 1 else x for x in self.first]
+            changed = np.zeros((len(self.written), min(BLOCK, self.clients - start)), bool)
+            for leaf, one in zip(here, first, strict=True):
+                other = _bits(leaf) != _bits(one)  # so that a NaN is itself, and -0 is not 0
+                changed |= other.any(axis=tuple(range(2, other.ndim)))
+            at = np.flatnonzero(changed.any(axis=0))
+            rows = np.broadcast_to(start + at, (len(self.written), len(at)))
+            self.put(rows, [leaf[:, at] for leaf in here])
+
     def saved(self) -> tuple[np.ndarray, list[np.ndarray]]:
         """(clients written in some run [K], their rows of each leaf [R, K, ...])."""
         touched = np.flatnonzero(self.written.any(axis=0)).astype(np.int32)
         return touched, self.take(np.broadcast_to(touched, (len(self.written), len(touched))))
+
+
+def _bits(values: np.ndarray) -> np.ndarray:
+    """Bytes [R, K, ...] of values [R, K, ...], for comparison."""
+    flat = np.ascontiguousarray(values)[..., None]
+    return flat.view(np.uint8)
 
 
 def whole_leaves(trees: Mapping[str, Sequence[np.ndarray]]) -> list[np.ndarray]:

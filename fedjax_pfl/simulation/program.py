@@ -53,12 +53,38 @@ class Lowered(NamedTuple):
         `execution.lanes.Counts`); scores are made under the name "evaluation".
       memory: estimated, of all devices together; see `Program.memory`.
       federation: with as many lanes as fit by that estimate.
+      host: what lies in host memory, where clients' state does. `rounds` is then one round.
     """
 
     start: jax.stages.Lowered
     rounds: jax.stages.Lowered
     memory: Memory | None
     federation: Federation
+    host: "HostCosts | None" = None
+
+
+class HostCosts(NamedTuple):
+    """What clients whose state lies on the host cost beside the programs; bytes, of all runs.
+
+    Attributes:
+      scores: the program that scores a block of clients.
+      blocks: how often it runs, to score all that are scored.
+      coming: the next cohort's rows and samples, on the devices while a round runs.
+      coming_block: the next block's, while one is scored.
+      rows: most that what clients keep takes on the host, after all rounds.
+      samples: the data set's, on the host.
+      to_device: rows and samples that a round's cohort takes to the devices.
+      from_device: rows that a round's cohort brings back.
+    """
+
+    scores: jax.stages.Lowered
+    blocks: int
+    coming: int
+    coming_block: int
+    rows: int
+    samples: int
+    to_device: int
+    from_device: int
 
 
 @dataclass(frozen=True)
@@ -136,9 +162,9 @@ class Program:
         # On a mesh states alone are placed, and JAX spreads the rest, as in a simulation.
         home = SingleDeviceSharding(devices[0]) if len(devices) == 1 else None
         with described(devices):
-            _, runs, federation, *numbers = _at(home, self._operands(None, 0, 0))
+            _, runs, federation, *numbers = at(home, self._operands(None, 0, 0))
             total = numbers[2]
-            states = _at(home, jax.eval_shape(_start, runs, federation, total))
+            states = at(home, jax.eval_shape(_start, runs, federation, total))
             states = placed(states, self.federation)
             start = _start.trace(runs, federation, total)
             rounds = _advance.trace(states, runs, federation, *numbers, **self._options)
@@ -302,7 +328,7 @@ def _advance(states, runs, federation, t, length, total, eval_every, capacity, e
     return Chunk(placed(states, federation), buffers, matrices)
 
 
-def _at(sharding: Sharding | None, tree: Tree) -> Tree:
+def at(sharding: Sharding | None, tree: Tree) -> Tree:
     """Shapes of arrays that lie there; nowhere in particular for None."""
     shapes = jax.eval_shape(lambda tree: tree, tree)
     return jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), shapes)

@@ -120,6 +120,33 @@ def test_rows_of_a_plan(here, played, capsys, tmp_path):
     assert abs(int(row["estimated_bytes"]) / int(row["memory_bytes"]) - 1) < 0.5
 
 
+@pytest.mark.parametrize(
+    "target",
+    ["h100", *(pytest.param(name, marks=pytest.mark.slow) for name in ("h100:2", "tpu", "gpu"))],
+)
+def test_a_plan_of_clients_on_the_host(target, request, played, capsys, tmp_path):
+    """For this machine's devices in place of H100s, or for the real ones."""
+    if target in ("tpu", "gpu"):
+        compiler = {"tpu": "libtpu", "gpu": "jax_plugins.xla_cuda13"}[target]
+        pytest.importorskip(compiler, reason=f"{compiler} is not installed")
+    else:
+        request.getfixturevalue("here")
+    words = [
+        f"--target={ {'tpu': 'v5e', 'gpu': 'h100'}.get(target, target)}",
+        "--dataset=digits", "--model=mlp", "--num_clients=40", "--participation=0.1",
+        "--partition=iid", "--algorithms=ditto", "--num_seeds=1", "--rounds=5",
+        "--client_state=host", "--client_execution=map", "--output=p.csv",
+    ]  # fmt: skip
+    code, out, err = played(capsys, *words)
+    assert (code, err) == (0, "")
+    assert "ditto keeps clients' state in host memory, up to " in out
+    (row,) = csv.DictReader((tmp_path / "p.csv").open())
+    rows, moved = int(row["host_rows_bytes"]), int(row["host_from_device_bytes"])
+    assert rows == 5 * moved  # five rounds of four different clients at most
+    assert moved < int(row["host_to_device_bytes"]) < moved + int(row["host_samples_bytes"])
+    assert abs(int(row["estimated_bytes"]) / int(row["memory_bytes"]) - 1) < 0.15
+
+
 class Step:
     """A `plans._compiled` that fits from so many lanes downward."""
 

@@ -13,7 +13,7 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl import trees
 from fedjax_pfl.aggregation import streamed
-from fedjax_pfl.simulation import host_reads, hosted, request
+from fedjax_pfl.simulation import host_needs, host_reads, hosted, request
 from fedjax_pfl.simulation.checkpoints import Checkpoints
 from fedjax_pfl.simulation.first_rows import with_first_rows
 from fedjax_pfl.simulation.fitting import fitting
@@ -29,7 +29,7 @@ OPTIONS = {"seeds": (0, 3), "eval_every": 2, "matrix_rounds": (1, 4), "chunk": 3
 @pytest.fixture(autouse=True)
 def everything_on_the_host(monkeypatch):
     """Toys are so small that their state would stay on the device."""
-    monkeypatch.setattr(hosted, "SMALL", 8)
+    monkeypatch.setattr(host_needs, "SMALL", 8)
 
 
 def federation(where, **options):
@@ -47,16 +47,22 @@ def whole(states):
     return states.whole() if isinstance(states, hosted.HostedStates) else states
 
 
-def assert_same(a, b):
+def assert_same(a, b, tolerance=0):
+    def same(x, y, message=""):
+        if tolerance:
+            np.testing.assert_allclose(x, y, tolerance, tolerance, err_msg=message)
+        else:
+            np.testing.assert_array_equal(x, y, err_msg=message)
+
     for name in ("scores", "clients", "scalars", "matrices"):
         left, right = getattr(a, name), getattr(b, name)
         assert left.keys() == right.keys()
         for key in left:
-            np.testing.assert_array_equal(left[key], right[key], err_msg=f"{name} {key}")
+            same(left[key], right[key], f"{name} {key}")
     np.testing.assert_array_equal(a.copies_up, b.copies_up)
     pairs = (whole(a.final.states), whole(b.final.states)), (a.final.models(), b.final.models())
     for left, right in pairs:
-        jax.tree.map(np.testing.assert_array_equal, left, right)
+        jax.tree.map(same, left, right)
 
 
 CASES = {
@@ -112,21 +118,30 @@ def test_feddwa_has_the_same_bits():
     assert_same(test_resume.whole("feddwa"), result)
 
 
+PLACES = [  # of the first round, the next two and the last two
+    (("host", "auto"), ("device", "auto"), ("host", "auto")),
+    (("device", "auto"), ("host", "runs:2"), ("device", "runs:2")),
+    (("host", "clients:2"), ("device", "clients:2"), ("host", "runs:2")),
+]
+
+
 @pytest.mark.slow
-def test_a_run_goes_on_either_way_with_the_same_bits(tmp_path):
-    """Stopped after two rounds on the host, after two more on the device, it ends on the host."""
+@pytest.mark.parametrize("places", PLACES)
+def test_a_run_goes_on_in_another_place_with_the_same_bits(tmp_path, places):
     expected = run("ditto", "device")
     assert not isinstance(expected.final.states, hosted.HostedStates)
-    for where, rounds in (("host", 1), ("device", 3), ("host", ROUNDS)):
+    for (where, mesh), rounds in zip(places, (1, 3, ROUNDS), strict=True):
         kept = Checkpoints(tmp_path, every_seconds=1e9)
         stop = test_resume.stops_after(2 if rounds > 1 else 1)
-        result = run("ditto", where, chunk_seconds=0, checkpoints=kept, stop=stop)
+        given = {"checkpoints": kept, "stop": stop, "chunk_seconds": 0}
+        result = run("ditto", where, {"mesh": mesh}, **given)
         kept.close()
-        if result.stopped:
-            assert result.rounds == rounds
+        assert result.rounds == rounds
+        assert isinstance(result.final.states, hosted.HostedStates) == (where == "host")
+        if where == "host":
+            assert 0 < result.final.states.store.written.sum() < 2 * result.num_clients
     assert not result.stopped
-    assert result.final.states.store.written.any()
-    assert_same(result, expected)
+    assert_same(result, expected, 1e-6 if ("host", "clients:2") in places else 0)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +164,7 @@ def test_what_needs_all_clients_is_refused_before_anything_is_compiled(name, opt
 @pytest.mark.parametrize(("name", "reads"), [("fedamp", True), ("fedavg_ft", False)])
 def test_a_program_that_reads_others_rows_is_known(name, reads):
     program = request.checked_program(pfl.make_algorithm(name), federation("host"))
-    assert program._reads == reads
+    assert program.reads == reads
 
 
 def test_the_devices_of_a_mesh_do_not_read_others_rows():
@@ -219,6 +234,20 @@ def test_rows_are_what_was_written_last_and_at_first_what_all_have(tmp_path):
             np.testing.assert_array_equal(got, leaf)
         assert store.saved()[0].tolist() == [0, 1, 2, 4, 5, 7, 9]
     assert not list(tmp_path.iterdir())  # the file has no name
+
+
+def test_rows_of_a_whole_state_that_are_as_at_first_are_not_written():
+    """Of 250 clients, more than are looked at once; each run has its own first rows."""
+    first = [np.array([0.0, np.nan]).reshape(2, 1, 1), np.arange(500.0).reshape(2, 250, 1)]
+    leaves = [np.broadcast_to(leaf, (2, 250, 1)).copy() for leaf in first]
+    leaves[0][0, 3] = -0.0
+    leaves[1][1, [99, 100, 249]] = -1
+    store = HostStore(first, 250, 10)
+    store.put_changed(leaves)
+    assert store.saved()[0].tolist() == [3, 99, 100, 249]
+    everyone = np.broadcast_to(np.arange(250), (2, 250))
+    for got, leaf in zip(store.take(everyone), leaves, strict=True):
+        assert got.tobytes() == leaf.tobytes()
 
 
 def test_a_file_may_be_larger_than_an_int32_counts(tmp_path):
