@@ -66,7 +66,7 @@ def test_what_a_server_computes_block_by_block(monkeypatch, block):
 
     @jax.jit
     def all_ways(stack, own):
-        ways = (lambda x: x), far, partial(far, changed=True)
+        ways = (lambda x: x), partial(far, changed=True)
         return [everything(stack, own, of) for of in ways]
 
     expected, *found = all_ways(stack, own)
