@@ -3,6 +3,7 @@
 Arithmetic between trees (sums, scalings, dot products) is in `optax.tree`.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -24,19 +25,41 @@ class Fetched:
     """A leaf [N, ...] of which only some rows are on the device, while a function is traced.
 
     It is no array: `take` of the very rows that are there gives their values, `put` of those rows
-    gives their next values, and whatever else is done with it raises `NotHere`, or a `TypeError`
-    with this class's name. So nothing that needs other rows is ever computed without them.
+    gives their next values, `take` of other rows reads them where that can be, and whatever else is
+    done with it raises `NotHere`, or a `TypeError` with this class's name. So nothing that needs
+    other rows is ever computed without them.
 
     Attributes:
       values: [M, ...].
       rows: int32 [M], traced; the same object as the rows that are asked for.
       shape: [N, ...].
+      reader: `reader(numbers, shapes, rows)` gives rows [K] of the leaves with those numbers as
+        they were before any `put`; None where no other rows can be read.
+      number: of the leaf, for the reader.
+      changed: whether these values were `put`.
     """
 
-    def __init__(self, values: jax.Array, rows: Rows, count: int):
+    def __init__(
+        self,
+        values: jax.Array,
+        rows: Rows,
+        count: int,
+        reader: Callable[..., Any] | None = None,
+        number: int = 0,
+        changed: bool = False,
+    ):
         self.values, self.rows = values, rows
+        self.reader, self.number, self.changed = reader, number, changed
         self.shape = (count, *values.shape[1:])
         self.dtype, self.ndim = values.dtype, values.ndim
+
+    @property
+    def readable(self) -> bool:
+        return self.reader is not None
+
+    def next(self, values: jax.Array) -> "Fetched":
+        """The leaf with other values of its rows."""
+        return Fetched(values, self.rows, self.shape[0], self.reader, self.number, True)
 
     def __getitem__(self, rows: Any) -> jax.Array:
         if rows is not self.rows:
@@ -83,7 +106,32 @@ def take(stack: Stack, rows: Rows | np.ndarray) -> Stack:
     def of(leaf):
         return leaf[rows] if isinstance(leaf, Fetched) else jnp.take(leaf, rows, 0, mode="clip")
 
-    return jax.tree.map(of, stack)
+    leaves, tree = jax.tree.flatten(stack)
+    far = [i for i, x in enumerate(leaves) if _is_far(x, rows)]
+    read = dict(zip(far, _read([leaves[i] for i in far], jnp.asarray(rows)), strict=True))
+    return tree.unflatten([read[i] if i in read else of(x) for i, x in enumerate(leaves)])
+
+
+def _is_far(leaf: Any, rows: Rows | np.ndarray) -> bool:
+    return isinstance(leaf, Fetched) and leaf.readable and rows is not leaf.rows
+
+
+def _read(leaves: Sequence[Fetched], rows: Rows) -> list[jax.Array]:
+    """Any rows [K] of leaves that can be read, those that were `put` as they are by now."""
+    if not leaves:
+        return []
+    shapes = [jax.ShapeDtypeStruct((*rows.shape, *x.shape[1:]), x.dtype) for x in leaves]
+    reader = leaves[0].reader
+    assert reader is not None
+    found = reader(tuple(x.number for x in leaves), shapes, rows)
+    if not any(leaf.changed for leaf in leaves):
+        return found
+    same = rows[:, None] == leaves[0].rows
+    known, at = jnp.any(same, axis=1), jnp.argmax(same, axis=1)
+    return [
+        where(known, leaf.values[at], old) if leaf.changed else old
+        for leaf, old in zip(leaves, found, strict=True)
+    ]
 
 
 def put(stack: Stack, rows: Rows, values: Stack) -> Stack:
@@ -92,7 +140,7 @@ def put(stack: Stack, rows: Rows, values: Stack) -> Stack:
     def of(leaf, new):
         new = new.astype(leaf.dtype)
         if isinstance(leaf, Fetched):
-            return Fetched(jnp.broadcast_to(new, leaf[rows].shape), rows, leaf.shape[0])
+            return leaf.next(jnp.broadcast_to(new, leaf[rows].shape))
         return leaf.at[rows].set(new)
 
     return jax.tree.map(of, stack, values)

@@ -5,12 +5,14 @@ model is weighted on its own. Rows sum to one over the senders that are present;
 present sender is zero, and `apply` leaves its receiver unchanged.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl import trees
-from fedjax_pfl.aggregation import columns, products
+from fedjax_pfl.aggregation import columns, products, streamed
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
 from fedjax_pfl.errors import require
 from fedjax_pfl.typing import Mask, Matrix, PerMember, Scalar, Stack, Tree
@@ -108,6 +110,8 @@ def apply(
     if _goes_by_columns(wanted, sent):
         kinds = [blocks[i] for i in at]
         new = columns.mixed(_product, used, sent, kinds, receivers=wanted[0])
+    elif streamed.is_elsewhere(sent):
+        new = _streamed([used[blocks[i]] for i in at], sent)
     else:
         product = _by_blocks if blockwise else products.rows
         new = [product(used[blocks[i]].astype(leaves[i].dtype), leaves[i]) for i in at]
@@ -128,6 +132,19 @@ def _goes_by_columns(shape: tuple[int, int], senders: list[jax.Array]) -> bool:
     if mesh is None or not columns.is_shared(senders):
         return False
     return receivers > count // mesh.shape[columns.AXIS]
+
+
+def _streamed(weights: list[Matrix], senders: list[jax.Array]) -> list[jax.Array]:
+    """Products of weights [A, B] and leaves [B, ...] of which the device has some rows alone."""
+    wanted = jnp.any(jnp.stack([jnp.any(w != 0, axis=0) for w in weights]), axis=0)
+
+    def of_block(block, rows, real):
+        return [
+            _product(jnp.where(real, w[:, rows], 0), leaf)
+            for w, leaf in zip(weights, block, strict=True)
+        ]
+
+    return streamed.added(of_block, senders, wanted)
 
 
 def _product(weights: Matrix, leaf: jax.Array) -> jax.Array:
@@ -163,13 +180,23 @@ def weighted_sum(weights: PerMember, senders: Stack, onto: Tree) -> Tree:
     Without any weight (no upload arrived) it is `onto`; so are leaves that are no floats.
     """
     arrived = jnp.any(weights != 0)
+    leaves, tree = jax.tree.flatten(senders)
+    floats = [x for x in leaves if jnp.issubdtype(x.dtype, jnp.inexact)]
+    if streamed.is_elsewhere(floats):
+
+        def of_block(block, rows, real):
+            return combine(jnp.where(real, weights[rows], 0), block)
+
+        sums = iter(streamed.added(of_block, floats, weights != 0))
+    else:
+        sums = map(partial(combine, weights), floats)
 
     def received(leaf, old):
         if not jnp.issubdtype(leaf.dtype, jnp.inexact):
             return old
-        return jnp.where(arrived, combine(weights, leaf), old)
+        return jnp.where(arrived, next(sums), old)
 
-    return jax.tree.map(received, senders, onto)
+    return tree.unflatten(map(received, leaves, tree.flatten_up_to(onto)))
 
 
 def combine(weights: PerMember, senders: Stack) -> Tree:

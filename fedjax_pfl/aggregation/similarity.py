@@ -4,7 +4,7 @@ All take pytrees whose leaves lead with the client axis ([A, ...] and [B, ...]) 
 Leaves are contracted one by one at the highest matrix-product precision the backend has (tf32 or
 bfloat16 products would drown the small distances that the weights of personalized algorithms depend
 on), and their results summed. Wide leaves go block by block, so that nothing as large as a stack of
-models is made on the way.
+models is made on the way. So do the clients of `b` that are not on the device (`streamed`).
 """
 
 import math
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_pfl import trees
-from fedjax_pfl.aggregation import columns, products
+from fedjax_pfl.aggregation import columns, products, streamed
 from fedjax_pfl.errors import InputError
 from fedjax_pfl.typing import Matrix, PerMember, Rows, Stack, Tree
 
@@ -25,6 +25,11 @@ BLOCK = 2**20  # elements of a block: 4 MB in float32
 
 def gram(a: Stack, b: Stack, centred: bool = False) -> Matrix:
     """Inner products <a_i, b_j> over all leaves, [A, B]; `centred`: of b minus its mean row."""
+
+    if streamed.blocks(b) is not None:
+        centre = _centre(b) if centred else None
+        return streamed.columns(lambda some: gram(a, _shifted(some, centre)), b)
+    b = streamed.here(b)
 
     def block(x, y):
         return products.pairs(x, y - _mean_row(y) if centred else y)
@@ -75,7 +80,12 @@ def squared_distances(a: Stack, b: Stack, partners: Rows | None = None) -> Matri
         return products.pairs(x, y), jnp.sum(x * x, inner), jnp.sum(y * y, inner), paired
 
     others = () if partners is None else (partners,)
-    crossed, norms_a, norms_b, paired = _over_blocks(sums, a, b, *others)
+    far = streamed.blocks(b) is not None
+    if far:
+        crossed, norms_a, norms_b, paired = _far_sums(a, b, partners)
+    else:
+        b = streamed.here(b)
+        crossed, norms_a, norms_b, paired = _over_blocks(sums, a, b, *others)
     scale = norms_a[:, None] + norms_b[None, :]
     distances = jnp.maximum(scale - 2 * crossed, 0)
     trusted = distances >= 1e-3 * scale
@@ -89,11 +99,42 @@ def squared_distances(a: Stack, b: Stack, partners: Rows | None = None) -> Matri
         def block(x, y):
             return lax.map(lambda other: squared_norms(x - other), y).T
 
-        return jnp.where(all_trusted, distances, _over_blocks(block, a, b))
+        direct = streamed.columns(lambda some: _over_blocks(block, a, some), b) if far else None
+        direct = _over_blocks(block, a, b) if direct is None else direct
+        return jnp.where(all_trusted, distances, direct)
 
     all_trusted = jnp.all(trusted)
     with jax.named_scope("seldom"):  # a plan of a round then counts the cheaper branch
         return lax.cond(_in_all_runs(all_trusted), lambda: distances, one_by_one)
+
+
+def _far_sums(a: Stack, b: Stack, partners: Rows | None) -> tuple[jax.Array, ...]:
+    """`sums` of `squared_distances`, all leaves together, of a `b` that is read block by block."""
+    centre = _centre(b)
+    near = a if partners is None else trees.take(b, partners)
+    paired = squared_norms(jax.tree.map(jnp.subtract, a, near))
+    a = _shifted(a, centre)
+
+    def rows_of(some):
+        some = _shifted(some, centre)
+        return jnp.concatenate([gram(a, some), squared_norms(some)[None]])
+
+    found = streamed.columns(rows_of, b)
+    return found[:-1], squared_norms(a), found[-1], paired
+
+
+def _centre(b: Stack) -> Tree:
+    """The mean of a stack that is read block by block."""
+    count = len(jax.tree.leaves(b)[0])
+
+    def of_block(some, rows, real):
+        return jax.tree.map(lambda x: products.rows(real.astype(x.dtype) / count, x), some)
+
+    return streamed.added(of_block, b)
+
+
+def _shifted(stack: Stack, centre: Tree | None) -> Stack:
+    return stack if centre is None else jax.tree.map(jnp.subtract, stack, centre)
 
 
 @jax.custom_batching.custom_vmap
@@ -117,6 +158,8 @@ def cosines(a: Stack, b: Stack) -> Matrix:
     A cosine is not translation invariant: pass updates (differences of models), never weights
     shifted by a common centre.
     """
+    if streamed.is_elsewhere(b):
+        return streamed.columns(lambda some: cosines(a, some), b)
     return gram(_unit_rows(a), _unit_rows(b))
 
 

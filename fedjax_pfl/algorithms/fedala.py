@@ -103,9 +103,11 @@ class FedALA(fedavg.FedAvg):
         else:
             begun, passes = self.adapt(ctx, state, state.trained, ctx.cohort)
             after, record = super().round(ctx, begun)
-            lost = record.clients["diverged"]  # these keep what they had
-            kept = {name: trees.where(lost, getattr(state, name), getattr(after, name))
-                    for name in ("models", "weights", "begun")}  # fmt: skip
+            lost = ctx.cohort.gather(record.clients["diverged"])  # these keep what they had
+            names = ("models", "weights", "begun")
+            held = {name: ctx.cohort.gather(getattr(state, name)) for name in names}
+            kept = {name: ctx.cohort.scatter(getattr(after, name), held[name], where=lost)
+                    for name in names}  # fmt: skip
             after = replace(after, **kept)
         return after, replace(record, clients={**record.clients, "adaptation_passes": passes})
 

@@ -120,7 +120,7 @@ def checked_round(algorithm: Algorithm, ctx: Context, state: State) -> tuple[Sta
       TypeError: it does not return a state of the same structure, shapes and types, and a record.
     """
     name, tally = algorithm.name, Tally()
-    given = fetched(state, ctx.cohort.rows, ctx.num_clients)
+    given = fetched(state, ctx.cohort.rows, ctx.num_clients, ctx.reader)
     optimizers = None
     if isinstance(given, Kept):
         optimizers = kept_optimizers.Optimizers(name, given.optimizers)

@@ -40,6 +40,8 @@ class Context:
       tally: counts a round's computation apart from local steps; None where nothing is recorded.
       optimizers: gives local training the optimizers' states that clients keep; None where their
         optimizers are new in each round.
+      reader: reads rows of clients whose state is not on the device (`trees.Fetched`); None where
+        all is there, or a round must do without.
     """
 
     federation: Federation
@@ -49,6 +51,7 @@ class Context:
     cohort: Cohort
     tally: Tally | None = None
     optimizers: Optimizers | None = None
+    reader: Callable[..., Any] | None = None
 
     @property
     def num_clients(self) -> int:

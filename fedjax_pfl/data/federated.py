@@ -129,6 +129,10 @@ class FederatedData:
         if self.there is not None and rows is not self.there:
             raise NotHere("Fetched: the samples of other clients than those on the device.")
 
+    def narrowed(self, whole: Rows, part: Rows) -> "FederatedData":
+        """The same data for `part` of the rows `whole`: there too if the samples of these are."""
+        return replace(self, there=part) if self.there is not None and self.there is whole else self
+
     def content(self) -> str:
         """SHA-256 of the data, the same wherever and in whatever parts they lie."""
         if self.digest:

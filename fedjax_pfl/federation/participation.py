@@ -44,6 +44,7 @@ class Cohort:
       in_place: whether the cohort has all clients, in the order of the client axis.
       complete: whether the mask is known to be true for all members, so that no lane waits. To
         leave out members use `keep`, which updates this; do not replace the mask.
+      whole: int32, the rows of the cohort of which this is a part (`member`); None for a whole one.
     """
 
     rows: jax.Array
@@ -60,6 +61,7 @@ class Cohort:
     num_clients: int = static()
     in_place: bool = static(default=False)
     complete: bool = static(default=False)
+    whole: jax.Array | None = None
 
     @property
     def size(self) -> int:
@@ -89,7 +91,9 @@ class Cohort:
 
     def member(self, k: jax.Array | int) -> "Cohort":
         """The cohort of the single member at position `k`, for work on one after the other."""
-        return replace(jax.tree.map(lambda leaf: leaf[k][None], self), in_place=False)
+        whole = self.rows if self.whole is None else self.whole
+        own = jax.tree.map(lambda leaf: leaf[k][None], replace(self, whole=None))
+        return replace(own, in_place=False, whole=whole)
 
     def order(self, key: jax.Array) -> jax.Array:
         """int32 [M]: the positions of the members in a random order, by their permanent ids."""

@@ -34,7 +34,7 @@ def named_models(
       InputError: see `while_traced`.
       TypeError: "personalized" is not among them, or a stack is not of the clients asked for.
     """
-    state = fetched(state, rows, ctx.num_clients)
+    state = fetched(state, rows, ctx.num_clients, ctx.reader)
     with while_traced(algorithm, "models"):
         named = algorithm.models(ctx, state, rows)
     if not isinstance(named, Mapping) or "personalized" not in named:

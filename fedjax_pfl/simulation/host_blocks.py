@@ -9,6 +9,7 @@ import numpy as np
 
 from fedjax_pfl.execution.mesh import AXIS, RUNS
 from fedjax_pfl.simulation import host_programs as programs
+from fedjax_pfl.simulation import host_reads
 from fedjax_pfl.simulation.host_needs import TracedProgram
 from fedjax_pfl.simulation.host_store import HostStore
 from fedjax_pfl.structs import Broadcast
@@ -42,9 +43,10 @@ def _by_blocks(
 ) -> Iterator[Any]:
     """Results of a program for blocks of clients, on the host; one block is ahead."""
     kept, store = states
+    address = host_reads.address(store, program.num_runs)
     numbers, ahead = (np.int32(t), np.int32(program.rounds)), None
     for at, rows, federation in _blocks(program, store, np.asarray(wanted, np.int32), splits):
-        given = kept, rows, at, program.runs, federation, *numbers
+        given = kept, rows, program.runs, address, at, federation, *numbers
         found = fn(*given, layout=program.layout, **options)
         if ahead is not None:
             yield jax.device_get(ahead)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
+from fedjax_pfl.errors import InputError
 from fedjax_pfl.execution.mesh import AXIS, RUNS, described, place
 from fedjax_pfl.simulation import host_programs as programs
 from fedjax_pfl.simulation.host_needs import TracedProgram
@@ -15,12 +16,21 @@ from fedjax_pfl.typing import Device
 
 
 def lowered(program: TracedProgram, devices: Sequence[Device]) -> Lowered:
-    """See `Program.lowered`."""
+    """See `Program.lowered`.
+
+    Raises:
+      InputError: rounds read rows of others while they run, which no plan counts.
+    """
     if len(devices) != program.federation.execution.all_devices:
         raise ValueError("The program is for another number of devices.")
     home = SingleDeviceSharding(devices[0]) if len(devices) == 1 else None
     platform, layout = program.federation.execution.platform, program.layout
     with described(devices):
+        if program.reads:
+            raise InputError(
+                "A plan does not count the models of other clients that rounds read from host "
+                "memory: take client_state='device'."
+            )
         mesh = programs.mesh(program.federation)
 
         def there(splits: tuple[str, ...], clients: int) -> tuple:

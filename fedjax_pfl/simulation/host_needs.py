@@ -16,6 +16,7 @@ from fedjax_pfl.execution.mesh import place
 from fedjax_pfl.execution.processes import several
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.simulation import host_programs as programs
+from fedjax_pfl.simulation import host_reads
 from fedjax_pfl.simulation.host_data import SPLITS, HostData
 from fedjax_pfl.simulation.host_programs import Layout
 from fedjax_pfl.simulation.memory import BESIDE, Memory, nbytes, peak
@@ -93,12 +94,14 @@ class TracedProgram(Program):
     def round_operands(self, federation: Federation) -> tuple:
         rows = self.row_shapes(federation.participation.cohort_size)
         numbers = np.int32(0), np.int32(1), np.int32(self.rounds)
-        return self.layout.parted(self.shapes)[0], rows, self.runs, federation, *numbers
+        at = host_reads.address(None, self.num_runs)
+        return self.layout.parted(self.shapes)[0], rows, self.runs, at, federation, *numbers
 
     def block_operands(self, federation: Federation) -> tuple:
-        at = jax.ShapeDtypeStruct((self.width,), np.int32)
+        clients = jax.ShapeDtypeStruct((self.width,), np.int32)
         kept, rows = self.layout.parted(self.shapes)[0], self.row_shapes(self.width)
-        return kept, rows, at, self.runs, federation, np.int32(0), np.int32(self.rounds)
+        at, numbers = host_reads.address(None, self.num_runs), (np.int32(0), np.int32(self.rounds))
+        return kept, rows, self.runs, at, clients, federation, *numbers
 
     def splits(self, fn: Any, operands: tuple, **options: Any) -> tuple[str, ...]:
         """The splits whose samples a program uses."""
@@ -120,6 +123,13 @@ class TracedProgram(Program):
     def scored_splits(self) -> tuple[str, ...]:
         operands = self.block_operands(self.federation)
         return self.splits(programs.scores, operands, layout=self.layout, extra=self.adapt)
+
+    @cached_property
+    def reads(self) -> bool:
+        """Whether a round reads rows of other clients while it runs."""
+        operands = self.round_operands(self.federation)
+        traced = programs.one_round.trace(*operands, layout=self.layout)
+        return host_reads.reads(traced.jaxpr.jaxpr)
 
     @cached_property
     def unscored(self) -> dict[str, np.ndarray]:

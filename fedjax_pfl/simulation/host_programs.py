@@ -16,6 +16,7 @@ from fedjax_pfl.execution.mesh import AXIS, RUNS, mesh_of, place
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.simulation.evaluation import named_models, score_rows
 from fedjax_pfl.simulation.first_rows import with_first_rows
+from fedjax_pfl.simulation.host_reads import Address, Reader
 from fedjax_pfl.simulation.program import filled, with_adapted
 from fedjax_pfl.simulation.runs import Runs, over_runs
 from fedjax_pfl.typing import Rows, State
@@ -52,10 +53,14 @@ def mesh(federation: Federation) -> Mesh:
     return mesh_of(federation.execution.devices, federation.execution.runs)
 
 
-def there(ctx: Context, rows: Rows) -> Context:
-    """The context in which the samples of those clients alone are on the device."""
-    data = replace(ctx.federation.data, there=rows)
-    return replace(ctx, federation=replace(ctx.federation, data=data))
+def there(ctx: Context, rows: Rows, at: Address) -> Context:
+    """The context in which the samples of those clients alone are on the device.
+
+    State of others is read from `at`; by one device: several would all have to ask.
+    """
+    execution, data = ctx.federation.execution, replace(ctx.federation.data, there=rows)
+    reader = Reader(at) if execution.devices * execution.runs == 1 else None
+    return replace(ctx, federation=replace(ctx.federation, data=data), reader=reader)
 
 
 @partial(jax.jit, static_argnames=("layout",))
@@ -93,19 +98,19 @@ def merged(coming, done, at, mesh):
 
 
 @partial(jax.jit, static_argnames=("layout",), donate_argnums=(0, 1))
-def one_round(kept, rows, runs, federation, t, length, total, layout):
+def one_round(kept, rows, runs, at, federation, t, length, total, layout):
     """One round: (leaves on the device, rows [R, M, ...], measurements, matrices) after it.
 
     It is a loop of one turn, so that it is compiled as that of many rounds is.
     """
 
     def chunk(operand, federation, t, length, total):
-        run, kept, rows = operand
+        run, kept, rows, at = operand
         run = run.begun(federation)
 
         def turn(state, now):
             ctx = run.context(federation, now, total)
-            ctx = there(ctx, ctx.cohort.rows)
+            ctx = there(ctx, ctx.cohort.rows, at)
             state, record = checks.checked_round(run.algorithm, ctx, state)
             measured = {
                 "clients": record.clients,
@@ -122,34 +127,35 @@ def one_round(kept, rows, runs, federation, t, length, total, layout):
             last = lax.fori_loop(0, length, lambda i, carry: turn(carry[0], t + i), first)
         return (*layout.parted(last[0]), *last[1:])
 
-    kept, rows, *rest = over_runs(chunk, (runs, kept, rows), federation, t, length, total)
+    kept, rows, *rest = over_runs(chunk, (runs, kept, rows, at), federation, t, length, total)
     parts = mesh(federation)
     return place(kept, parts, RUNS), place(rows, parts, RUNS, AXIS), *place(rest, parts)
 
 
 @partial(jax.jit, static_argnames=("layout", "extra"))
-def scores(kept, rows, at, runs, federation, t, total, layout, extra):
-    """Scores [R, k] of the clients `at` [k], whose rows [R, k, ...] these are, after round `t`."""
+def scores(kept, rows, runs, at, clients, federation, t, total, layout, extra):
+    """Scores [R, k] of the `clients` [k], whose rows [R, k, ...] these are, after round `t`."""
 
-    def scores_of(operand, federation, t, total, at):
-        run, kept, rows = operand
+    def scores_of(operand, federation, t, total, clients):
+        run, kept, rows, at = operand
         run = run.begun(federation)
-        ctx = there(run.context(federation, t, total), at)
+        ctx = there(run.context(federation, t, total), clients, at)
         own = kept_optimizers.own(layout.joined(kept, rows))
-        return score_rows(run.algorithm, ctx, own, extra, at)
+        return score_rows(run.algorithm, ctx, own, extra, clients)
 
     with jax.named_scope("evaluation"):
-        return over_runs(scores_of, (runs, kept, rows), federation, t, total, at)
+        return over_runs(scores_of, (runs, kept, rows, at), federation, t, total, clients)
 
 
 @partial(jax.jit, static_argnames=("layout",))
-def block_models(kept, rows, at, runs, federation, t, total, layout):
-    """Models [R, k, ...] of the clients `at` [k], by name; see `Final.models`."""
+def block_models(kept, rows, runs, at, clients, federation, t, total, layout):
+    """Models [R, k, ...] of the `clients` [k], by name; see `Final.models`."""
 
-    def models_of(operand, federation, t, total, at):
-        run, kept, rows = operand
-        ctx = there(run.context(federation, t, total), at)
+    def models_of(operand, federation, t, total, clients):
+        run, kept, rows, at = operand
+        ctx = there(run.context(federation, t, total), clients, at)
         own = kept_optimizers.own(layout.joined(kept, rows))
-        return with_adapted(run.algorithm, ctx, named_models(run.algorithm, ctx, own, at), at)
+        named = named_models(run.algorithm, ctx, own, clients)
+        return with_adapted(run.algorithm, ctx, named, clients)
 
-    return over_runs(models_of, (runs, kept, rows), federation, t, total, at)
+    return over_runs(models_of, (runs, kept, rows, at), federation, t, total, clients)

@@ -143,6 +143,16 @@ class HostStore:
                 into[run, k] = part
         return out
 
+    def some(self, runs: np.ndarray, rows: np.ndarray, leaves: Sequence[int]) -> list[np.ndarray]:
+        """The rows [R, K] of some `runs` [R] and leaves, [R, K, ...] each."""
+        chosen = [self.leaves[i] for i in leaves]
+        out = [np.empty((*rows.shape, *leaf.shape), leaf.dtype) for leaf in chosen]
+        for (r, k), row in np.ndenumerate(rows):
+            parts = self._row(int(runs[r]), int(row))
+            for into, i in zip(out, leaves, strict=True):
+                into[r, k] = parts[i]
+        return out
+
     def _row(self, run: int, row: int) -> list[np.ndarray]:
         if self.written[run, row]:
             return self._parts(self.records.read(run * self.clients + row, self.record))

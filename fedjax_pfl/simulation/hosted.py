@@ -10,9 +10,11 @@ The design. A round under sampling needs the rows of its cohort alone, M of N. T
   rows that the round has just made (`host_programs.merged`). Then, while the next round runs, the
   host writes those to the store;
 - the program of a round is that of `program._advance`, with rows [M, ...] in place of stacks
-  [N, ...]. An algorithm sees them as `trees.Fetched`: `cohort.gather` and `scatter` work, and
-  whatever needs other rows fails while it is traced. Nothing is declared, and nothing can be
-  computed from less than it needs: an algorithm that reads all clients' models is refused;
+  [N, ...]. An algorithm sees them as `trees.Fetched`: `cohort.gather` and `scatter` work. What is
+  compared with, or mixed from, other clients' models reads these block by block while it runs
+  (`aggregation.streamed`, `host_reads`), and whatever else needs other rows fails while it is
+  traced. Nothing is declared, and nothing can be computed from less than it needs: an algorithm
+  that trains all clients, or changes their models, is refused;
 - samples lie on the host too, and go with the rows (`HostData`); local training and scoring ask
   `FederatedData.check_there`;
 - models are scored, and returned, by blocks of as many clients as a program with all state scores
@@ -33,7 +35,7 @@ import numpy as np
 from fedjax_pfl.execution.mesh import AXIS, RUNS
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.simulation import host_blocks as blocks
-from fedjax_pfl.simulation import host_lowering, host_store, memory
+from fedjax_pfl.simulation import host_lowering, host_reads, host_store, memory
 from fedjax_pfl.simulation import host_programs as programs
 from fedjax_pfl.simulation.host_needs import TracedProgram
 from fedjax_pfl.simulation.host_programs import Layout
@@ -113,15 +115,19 @@ class HostedProgram(TracedProgram):
     def advance(self, states: HostedStates, t: int, length: int) -> Chunk:
         """See `Program.advance`."""
         kept, store = states.kept, states.store
+        at = host_reads.address(store, self.num_runs)
         measured, matrices, waiting = [], None, None
         coming = self._fetched(store, self._cohorts(t))
         if length == 0:
             return self._compiled(states, coming)
         for now in range(t, t + length):
             following = self._cohorts(now + 1) if now + 1 < t + length else None
+            if self.reads and waiting is not None:
+                store.put(*waiting)
+                waiting = None
             numbers = np.int32(now), np.int32(1), np.int32(self.rounds)
             kept, rows, one, matrices = programs.one_round(
-                kept, coming.rows, self.runs, coming.federation, *numbers, layout=self.layout
+                kept, coming.rows, self.runs, at, coming.federation, *numbers, layout=self.layout
             )
             if waiting is not None:  # the rows of the round before, while this one runs
                 store.put(*waiting)

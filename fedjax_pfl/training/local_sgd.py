@@ -80,6 +80,9 @@ def train(
       TypeError: a stack does not lead with one row for each member, or the optimizers' state is
         another optimizer's, or over other leaves.
     """
+    if cohort.whole is not None:
+        data = federation.data.narrowed(cohort.whole, cohort.rows)
+        federation = replace(federation, data=data)
     step = LocalStep(federation, learning_rate, **step_options)
     if not isinstance(models, Broadcast):
         hint = f"One model for all is Broadcast(model). {trees.MEMBERS}"

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_pfl import trees
-from fedjax_pfl.aggregation import leaf_plan
+from fedjax_pfl.aggregation import leaf_plan, streamed
 from fedjax_pfl.data.federated import FederatedData, Split
 from fedjax_pfl.errors import require
 from fedjax_pfl.execution.lanes import Counts, Loop, run_loops
@@ -198,6 +198,15 @@ def loss_matrix(
     sizes = part.size[rows]
     sizes = sizes if active is None else jnp.where(active, sizes, 0)
 
+    if streamed.is_elsewhere(candidates):  # a candidate of each client at a time
+        itself = jnp.arange(len(rows), dtype=jnp.int32)[:, None]
+
+        def one_each(chosen):
+            some = trees.take(candidates, chosen)
+            return loss_matrix(federation, some, rows, split, itself, active, onto).losses[:, 0]
+
+        return LossMatrix(lax.map(one_each, choice.T).T, _passes(sizes, choice))
+
     private = None
     if onto is not None:
         trees.check_rows("models with the clients' private leaves", onto, rows.shape[0])
@@ -219,4 +228,8 @@ def loss_matrix(
     common = _Common(candidates, federation.data, part)
     homes = homes_of(federation.data, rows)
     losses = over_rows(lane, operands, common, federation.execution, sizes, homes)
-    return LossMatrix(losses, (sizes * choice.shape[1]).astype(jnp.int32))
+    return LossMatrix(losses, _passes(sizes, choice))
+
+
+def _passes(sizes: jax.Array, choice: jax.Array) -> jax.Array:
+    return (sizes * choice.shape[1]).astype(jnp.int32)

@@ -4,6 +4,7 @@ import errno
 import os
 from dataclasses import replace
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +12,8 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl import trees
-from fedjax_pfl.simulation import host_needs, hosted, request
+from fedjax_pfl.aggregation import streamed
+from fedjax_pfl.simulation import host_needs, host_reads, hosted, request
 from fedjax_pfl.simulation.checkpoints import Checkpoints
 from fedjax_pfl.simulation.first_rows import with_first_rows
 from fedjax_pfl.simulation.fitting import fitting
@@ -35,8 +37,8 @@ def federation(where, **options):
     return toy_federation(client_state=where, **given)
 
 
-def run(name, where, federated=None, **options):
-    algorithm = pfl.make_algorithm(name)
+def run(name, where, federated=None, settings=None, **options):
+    algorithm = pfl.make_algorithm(name, settings)
     made = federation(where, **(federated or {}))
     return pfl.simulate(algorithm, made, ROUNDS, **OPTIONS | options)
 
@@ -71,13 +73,37 @@ CASES = {
     "lga": {},
     "ifca": {},
     "apfl": {},
+    "pfedhn": {},
+    "fedala": {},
+    "fedamp": {},
+    "heurfedamp": {},
+    "fedfomo": {"validation_size": 1},
+    "perfedavg_async": {},
+    "pfedla": {},
 }
+SETTINGS = {"pfedhn": {"local_head": True}, "fedala": {"who": "selected"}}
+
+
+SECOND = ("heurfedamp", "perfedavg_async")  # of kinds that another case shows
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.thorough] * (n in SECOND)) for n in CASES]
+)
 def test_results_have_the_same_bits(name):
-    assert_same(run(name, "device", CASES[name]), run(name, "host", CASES[name]))
+    settings = SETTINGS.get(name)
+    assert_same(*(run(name, where, CASES[name], settings) for where in ("device", "host")))
+
+
+@pytest.mark.slow
+def test_models_of_all_clients_are_read_block_by_block(monkeypatch):
+    expected = run("fedamp", "device")
+    monkeypatch.setattr(streamed, "BLOCK", 1)
+    result = run("fedamp", "host")
+    for left, right in ((expected.scores, result.scores), (expected.scalars, result.scalars)):
+        chex.assert_trees_all_close(left, right, rtol=1e-5, atol=1e-6)
+    chex.assert_trees_all_close(expected.final.models(), result.final.models(), atol=1e-5)
 
 
 def test_feddwa_has_the_same_bits():
@@ -121,16 +147,49 @@ def test_a_run_goes_on_in_another_place_with_the_same_bits(tmp_path, places):
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [
-        ("fedamp", {}, "fedamp needs models or other state of clients that do not take part, in a"),
+        ("sfl", {}, "sfl needs models or other state of clients that do not take part, in a"),
+        pytest.param("apple", {}, "apple needs models or other state", marks=pytest.mark.thorough),
+        pytest.param("spfl", {}, "spfl needs ", marks=pytest.mark.thorough),
         ("cwfedavg", {}, "cwfedavg needs models or other state"),
         ("local", {}, "local needs models or other state"),
-        ("pfedhn", {}, "pfedhn needs samples of clients that do not take part"),
+        ("fedala", {}, "fedala needs "),
         ("fedavg", {"participation": 1.0}, "these are all clients: take a participation below 1"),
     ],
 )
 def test_what_needs_all_clients_is_refused_before_anything_is_compiled(name, options, said):
     with pytest.raises(pfl.InputError, match=said):
         request.checked_program(pfl.make_algorithm(name), federation("host", **options))
+
+
+def test_a_program_that_reads_others_rows_is_known():
+    """And no plan is made of it: other tests run programs that do not read."""
+    program = request.checked_program(pfl.make_algorithm("fedamp"), federation("host"))
+    assert program.reads
+    with pytest.raises(pfl.InputError, match="A plan does not count the models of other clients"):
+        program.lowered(jax.devices()[:1])
+
+
+def test_the_devices_of_a_mesh_do_not_read_others_rows():
+    with pytest.raises(pfl.InputError, match="fedamp needs models or other state"):
+        request.checked_program(pfl.make_algorithm("fedamp"), federation("host", devices=2))
+
+
+def test_each_run_reads_its_own_rows():
+    first = [np.zeros((2, 1, 3), np.float32), np.zeros((2, 1), np.int16)]
+    store = HostStore(first, 6, 6)
+    everyone = np.broadcast_to(np.arange(6), (2, 6))
+    wide = np.arange(36, dtype=np.float32).reshape(2, 6, 3)
+    store.put(everyone[:, 1:], [wide[:, 1:], np.zeros((2, 5), np.int16)])
+    shapes = [jax.ShapeDtypeStruct((2, 3), jnp.float32)]
+
+    @jax.jit
+    def read(at, rows):
+        return jax.vmap(lambda at: host_reads.Reader(at)((0,), shapes, rows)[0])(at)
+
+    at = host_reads.address(store, 2)
+    assert host_reads.address(store, 2).store[0] == at.store[0]
+    found = read(at, jnp.array([0, 4], jnp.int32))
+    np.testing.assert_array_equal(found, np.stack([0 * wide[:, 0], wide[:, 4]], axis=1))
 
 
 @pytest.mark.parametrize(
