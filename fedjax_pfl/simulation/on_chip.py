@@ -42,9 +42,10 @@ def resident(program: Program) -> Program:
 def narrowed(lanes: int, model: int, activations: int, room: int, steps: int = WORTH) -> int:
     """Lanes of which models, gradients and activations fit into `room` bytes, as even shares.
 
-    All lanes stay where they fit into twice that, all that is on the chip. So they do where not
-    even two lanes would fit, and in a round of a few steps where activations alone fit: models
-    pass through memory in any case, and each turn copies them once more.
+    No fewer than two: also where these do not fit, the arrays of few pass through memory less.
+    All lanes stay where their activations alone fit, and either all fits into 1.5 times the
+    room, three quarters of the chip's memory; or a round has a few steps, as each turn copies
+    models once more; or two models are too large: these pass through memory in any case.
 
     Args:
       lanes: that there would be.
@@ -53,12 +54,10 @@ def narrowed(lanes: int, model: int, activations: int, room: int, steps: int = W
       steps: local steps of a lane in a round.
     """
     most = room // max(model + activations, 1)
-    fit = lanes * activations <= room
-    if fit and (steps < WORTH or lanes * (model + activations) <= 2 * room):
+    whole = 2 * lanes * (model + activations) <= 3 * room
+    if lanes * activations <= room and (whole or steps < WORTH or most < 2):
         return lanes
-    if most < 2 or most >= lanes:
-        return lanes
-    return -(-lanes // -(-lanes // most))
+    return -(-lanes // -(-lanes // max(most, 2)))
 
 
 def _steps(federation: Federation) -> int:

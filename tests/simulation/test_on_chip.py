@@ -20,14 +20,15 @@ MIB = 2**20
 @pytest.mark.parametrize(
     ("lanes", "model", "activations", "kept"),
     [
-        (36, 5 * MIB, 2 * MIB, 36),  # twice the room is enough for all
-        (37, 5 * MIB, 2 * MIB, 13),  # three turns
-        (64, 5 * MIB, 2 * MIB, 16),  # four, though activations alone fit
+        (27, 5 * MIB, 2 * MIB, 27),  # 1.5 times the room is enough for all
+        (28, 5 * MIB, 2 * MIB, 14),  # two turns, though activations alone fit
+        (64, 5 * MIB, 2 * MIB, 16),
         (100, 5 * MIB, 2 * MIB, 17),  # six turns
         (100, 4 * MIB, 2 * MIB, 20),  # 21 fit: five turns of 20 waste none
         (1000, MIB, MIB // 16, 112),
         (100, 0, 2 * MIB, 50),
-        (20, 90 * MIB, 150 * MIB, 20),  # not even one fits
+        (20, 90 * MIB, 150 * MIB, 2),  # not even one fits
+        (20, 90 * MIB, 2 * MIB, 20),  # but activations do
         (3, 0, 60 * MIB, 2),
         (1, 0, 500 * MIB, 1),
     ],
