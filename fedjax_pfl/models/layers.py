@@ -57,16 +57,20 @@ def patches(x: jax.Array, kernel: Sequence[int], stride: int = 1) -> jax.Array:
     return jnp.concatenate(_slices(x, 1, kh, stride), axis=-1)
 
 
-def convolve(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
-    """The convolution without padding, [B, H, W, C] by [kh, kw, C, F] gives [B, H', W', F].
+def convolve(x: jax.Array, kernel: jax.Array, stride: int = 1, padding: int = 0) -> jax.Array:
+    """The convolution, [B, H, W, C] by [kh, kw, C, F] gives [B, H', W', F].
 
     For a CPU as patches times weights, or with fewer products where that is faster
-    (`minimal_filtering`).
+    (`minimal_filtering`). `padding` zeros stand around height and width; on accelerators no padded
+    copy is made for them.
     """
     if forms.form() == "xla":
-        layout = ("NHWC", "HWIO", "NHWC")
-        strides = (stride, stride)
-        return jax.lax.conv_general_dilated(x, kernel, strides, "VALID", dimension_numbers=layout)
+        around = (padding, padding)
+        return jax.lax.conv_general_dilated(
+            x, kernel, (stride, stride), (around, around),
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )  # fmt: skip
+    x = _pad(x, padding)
     kh, kw, channels, features = kernel.shape
     if kw == 1 < kh and x.shape[2] == 1:  # over time: the long axis is the width
         x, kernel = x.swapaxes(1, 2), kernel.swapaxes(0, 1)
@@ -180,7 +184,7 @@ class Conv(nn.Module):
         fan_in = shape[0] * shape[1] * shape[2]
         kernel_init, bias_init = initializers(self.initializer, fan_in)
         kernel = self.param("kernel", kernel_init, shape).astype(x.dtype)
-        out = convolve(_pad(x, self.padding), kernel, self.stride)
+        out = convolve(x, kernel, self.stride, self.padding)
         if not self.use_bias:
             return out if pool is None else pool(out)
         bias = self.param("bias", bias_init, (self.features,))

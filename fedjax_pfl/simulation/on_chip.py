@@ -15,6 +15,8 @@ from fedjax_pfl.simulation.program import Program
 # Bytes for a local step: half of what a v5e and a v6e have (a program is not told which TPU it is
 # for). In the other half is what comes and goes: samples, and arrays in two layouts.
 ON_CHIP = {"tpu": 64 * 2**20}
+# Local steps of a round that pay for its turns: between these, the lanes' models are copied.
+WORTH = 8
 
 
 def resident(program: Program) -> Program:
@@ -30,28 +32,38 @@ def resident(program: Program) -> Program:
     if needs is None:
         return program
     beside = program.num_runs if execution.seeds == "vmap" else 1
-    fewer = narrowed(lanes, needs[0] * beside, needs[1] * beside, room)
+    fewer = narrowed(lanes, needs[0] * beside, needs[1] * beside, room, _steps(federation))
     if fewer == lanes:
         return program
     execution = replace(execution, chunk=fewer)
     return replace(program, federation=replace(federation, execution=execution))
 
 
-def narrowed(lanes: int, model: int, activations: int, room: int) -> int:
+def narrowed(lanes: int, model: int, activations: int, room: int, steps: int = WORTH) -> int:
     """Lanes of which models, gradients and activations fit into `room` bytes, as even shares.
 
-    All lanes stay where their activations alone fit: models pass through memory in any case. So
-    they do where not even two lanes would fit.
+    No fewer than two: also where these do not fit, the arrays of few pass through memory less.
+    All lanes stay where their activations alone fit, and either all fits into 1.5 times the
+    room, three quarters of the chip's memory; or a round has a few steps, as each turn copies
+    models once more; or two models are too large: these pass through memory in any case.
 
     Args:
       lanes: that there would be.
       model: bytes of one lane's state and gradients.
       activations: bytes of all else that is alive at once in its step.
+      steps: local steps of a lane in a round.
     """
     most = room // max(model + activations, 1)
-    if lanes * activations <= room or most < 2 or most >= lanes:
+    whole = 2 * lanes * (model + activations) <= 3 * room
+    if lanes * activations <= room and (whole or steps < WORTH or most < 2):
         return lanes
-    return -(-lanes // -(-lanes // most))
+    return -(-lanes // -(-lanes // max(most, 2)))
+
+
+def _steps(federation: Federation) -> int:
+    """Local steps of the average client in a round."""
+    train = federation.data.train
+    return federation.schedule.fitting(train.capacity).total_steps(train.mean_size)
 
 
 def step_bytes(federation: Federation) -> tuple[int, int] | None:

@@ -254,7 +254,7 @@ def test_a_described_tpu(name, played, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["h100", "a100", "h100:8"])
+@pytest.mark.parametrize("name", ["h100", "h200", "a100", "h100:8"])
 def test_a_described_gpu(name, played, capsys):
     pytest.importorskip("jax_plugins.xla_cuda13", reason="JAX's plugin for CUDA is not installed")
     code, out, err = played(capsys, f"--target={name}", "--algorithms=fedavg", *SMALL)

@@ -20,19 +20,29 @@ MIB = 2**20
 @pytest.mark.parametrize(
     ("lanes", "model", "activations", "kept"),
     [
-        (20, 5 * MIB, 2 * MIB, 20),  # activations alone fit
-        (64, 5 * MIB, 2 * MIB, 64),
+        (27, 5 * MIB, 2 * MIB, 27),  # 1.5 times the room is enough for all
+        (28, 5 * MIB, 2 * MIB, 14),  # two turns, though activations alone fit
+        (64, 5 * MIB, 2 * MIB, 16),
         (100, 5 * MIB, 2 * MIB, 17),  # six turns
         (100, 4 * MIB, 2 * MIB, 20),  # 21 fit: five turns of 20 waste none
-        (1000, MIB, MIB // 16, 1000),
+        (1000, MIB, MIB // 16, 112),
         (100, 0, 2 * MIB, 50),
-        (20, 90 * MIB, 150 * MIB, 20),  # not even one fits
+        (20, 90 * MIB, 150 * MIB, 2),  # not even one fits
+        (20, 90 * MIB, 2 * MIB, 20),  # but activations do
         (3, 0, 60 * MIB, 2),
         (1, 0, 500 * MIB, 1),
     ],
 )
 def test_lanes_are_even_shares_that_fit(lanes, model, activations, kept):
     assert on_chip.narrowed(lanes, model, activations, 128 * MIB) == kept
+
+
+def test_few_steps_do_not_pay_for_turns():
+    lanes, sizes = 40, (5 * MIB, 2 * MIB)
+    few = on_chip.WORTH - 1
+    assert on_chip.narrowed(lanes, *sizes, 128 * MIB, few) == lanes
+    assert on_chip.narrowed(lanes, *sizes, 128 * MIB, few + 1) < lanes
+    assert on_chip.narrowed(100, *sizes, 128 * MIB, few) == 17  # activations do not fit
 
 
 def test_a_step_is_counted_once_for_a_client():

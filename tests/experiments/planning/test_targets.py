@@ -14,7 +14,7 @@ def test_names():
     assert one.chip is four.chip
     assert (one.topology, four.topology) == ("2x2", "2x2")
     assert targets.parse("h100:8").topology == "8"
-    for name in ("v5e:2x2", "v5e:4x8", "v6e:2x2", "v2:2x2", "h100", "a100"):
+    for name in ("v5e:2x2", "v5e:4x8", "v6e:2x2", "v2:2x2", "h100", "h200", "a100"):
         targets.parse(name)
         assert name in targets.names()
 

@@ -109,6 +109,7 @@ def test_the_task_decides_and_jit_knows_it():
     for name in (None, "tpu", "cpu", "gpu", "tpu"):
         found[name] = operations(partial(apply, LinenTask(Net(), platform=name)), model)
     assert ("conv_general_dilated" in found["tpu"]) and ("reduce_window" in found["gpu"])
+    assert "pad[" not in found["tpu"] and "pad[" in found["cpu"]  # a copy of its own
     for name in (None, "cpu"):
         assert "conv_general_dilated" not in found[name] and "reduce_window" not in found[name]
     # A layer's jitted function that both call is traced for each.
