@@ -45,4 +45,4 @@ def test_costs_are_counted_when_asked_for(tmp_path, monkeypatch):
     assert reproduced_pages.main(["", str(tmp_path), "--costs"]) == 0
     assert (tmp_path / "costs.csv").read_text().splitlines()[1].startswith("feddwa/6,4,8,")
     last = (tmp_path / "README.md").read_text().splitlines()[-1]
-    assert last.startswith("| `feddwa/6` | 4 | 8 | 20.2 | 0.4274 | 0.03317 |")
+    assert last.startswith("| `feddwa/6` | 4 | 8 | 20.2 | 0.3367 | 0.03317 |")
