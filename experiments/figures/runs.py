@@ -81,6 +81,13 @@ class Run:
     def num_clients(self) -> int:
         return self.summary["num_clients"]
 
+    @property
+    def client_names(self) -> list[str]:
+        """N names of clients that have any, such as hospitals; else []."""
+        names = self.summary.get("client_names")
+        fits = isinstance(names, list) and len(names) == self.num_clients
+        return list(map(str, names)) if fits else []
+
     @cached_property
     def flags(self) -> dict[str, Any]:
         """Flags by name, resolved options of the partition rule, and the algorithm's own local

@@ -113,7 +113,9 @@ def write_algorithm(
         for name, value in matrices.items():
             names = result.blocks if value.ndim == 5 else None
             title = f"{result.algorithm}: {name} weights, seed {result.seeds[0]}"
-            picture = plots.mixing_heatmaps(value[0], result.matrix_rounds, title, names)
+            picture = plots.mixing_heatmaps(
+                value[0], result.matrix_rounds, title, names, result.client_names
+            )
             write_picture(folder / f"{name}.png", picture)
     if more is not None:
         more(folder)
