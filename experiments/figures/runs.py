@@ -85,8 +85,9 @@ class Run:
     def client_names(self) -> list[str]:
         """N names of clients that have any, such as hospitals; else []."""
         names = self.summary.get("client_names")
-        fits = isinstance(names, list) and len(names) == self.num_clients
-        return list(map(str, names)) if fits else []
+        if not isinstance(names, list) or len(names) != self.num_clients:
+            return []
+        return list(map(str, names))
 
     @cached_property
     def flags(self) -> dict[str, Any]:
