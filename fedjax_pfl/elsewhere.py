@@ -134,10 +134,13 @@ HYPERPARAMETERS = {
     "fedala": {"layeridx": "layers", "p": "layers"},
     "fedamp": {"alk": "alpha", "alphak": "alpha"},
     "fedavgm": {"beta": "server_momentum"},
-    "fedfomo": {"m": "downloads"},
+    "fedfomo": {"m": "downloads"},  # M: see `CAPITALS`
     "fedyogi": {"beta1": "b1", "beta2": "b2"},
     "pfedme": {"beta": "server_rate"},
 }
+
+# Flags of one capital letter whose small one means something else.
+CAPITALS = {"M": "fedfomo.downloads"}
 
 # Flags of others without a counterpart here, and what is done instead.
 _DEVICE = (

@@ -12,6 +12,9 @@ from fedjax_pfl import elsewhere
 from fedjax_pfl.spelling import plain, suggestions
 
 LONGEST = 2000  # characters of a message
+OF_ONES_OWN = (
+    "One of your own is known once its file is imported, in commands by --import_file=FILE.py."
+)
 MOST = 8  # entries of an array or a list that is shown whole
 
 

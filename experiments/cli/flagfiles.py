@@ -9,6 +9,7 @@ from typing import Any
 from absl import flags
 
 import fedjax_pfl as pfl
+from fedjax_pfl import spelling
 from fedjax_pfl.data.files import as_path, read_bytes, require_file
 
 from . import presets
@@ -17,6 +18,7 @@ LARGEST_FLAGFILE = 2**20
 MOST_FLAGFILES = 1000
 PRESET = re.compile(r"--?preset(=|\s*\Z)")
 SWEPT = re.compile(r"--?settings_from(=|\s*\Z)")
+PAIRS = r"--?(?:set|grid|\w+_option)"  # flags of pairs NAME=VALUE
 SETTINGS = "settings.flags"  # of a sweep: all flags of a run with what it chose
 CONFLICT = "can't differ between the algorithms of a run"  # in it, of a flag that was left out
 # Flags that a sweep doesn't hand on: places of its own, and code, which the command line names.
@@ -26,6 +28,36 @@ OWN_PLACES = ("output_dir", "import_file", "trust_flagfiles", "preset", "setting
 def value_of(values: flags.FlagValues, name: str) -> Any:
     """The value of the flag of that name, of the type that its own parser makes."""
     return values[name].value
+
+
+class _Line(str):
+    """A word of a flagfile, and which file that is."""
+
+    file: str
+
+    def __new__(cls, text: str, file: str):
+        line = super().__new__(cls, text)
+        line.file = file
+        return line
+
+
+def _last_pairs(words: Sequence[str]) -> list[str]:
+    """The words without pairs NAME=VALUE of a flagfile that come again behind it, as of flags.
+
+    Two values from one file, or both from the command line, stay: they are a mistake.
+    """
+    kept, later = [], {}
+    for i in reversed(range(len(words))):
+        word = words[i]
+        bare = re.fullmatch(PAIRS, word) and i + 1 < len(words)  # its value is the next word
+        said = re.match(rf"({PAIRS})=([^=]+)=", f"{word}={words[i + 1]}" if bare else word)
+        file = getattr(word, "file", None)
+        if said is not None:
+            target = said[1].lstrip("-"), spelling.plain(said[2])
+            if later.setdefault(target, file) != file and file is not None:
+                continue
+        kept.append(word)
+    return kept[::-1]
 
 
 class FlagValues(flags.FlagValues):
@@ -48,7 +80,7 @@ class FlagValues(flags.FlagValues):
             if re.fullmatch("--?(preset|settings_from)", word):  # its value is the next word
                 word = f"--{word.lstrip('-')}={next(words, '')}"
             joined.append(word)
-        return super().read_flags_from_files(joined, force_gnu)
+        return _last_pairs(super().read_flags_from_files(joined, force_gnu))
 
     def _is_flag_file_directive(self, flag_string):
         ours = PRESET.match(flag_string) or SWEPT.match(flag_string)
@@ -77,7 +109,8 @@ class FlagValues(flags.FlagValues):
                 raise pfl.InputError(f"--flagfile={path} is no UTF-8 text: {error}.") from None
             if "\0" in text:
                 raise pfl.InputError(f"--flagfile={path} holds NUL: it is no text.")
-        return super()._get_flag_file_lines(filename, parsed_file_stack)
+        lines = super()._get_flag_file_lines(filename, parsed_file_stack)
+        return [line if isinstance(line, _Line) else _Line(line, filename) for line in lines]
 
 
 def settings_of(folder: str) -> Path:

@@ -50,6 +50,8 @@ def configuration(args: absl.flags.FlagValues, **more) -> dict[str, Any]:
     """
     groups = flags.resolved(args).values()
     values = {name: value for group in groups for name, value in group.items()}
+    pairs = flags.repeated() - {"import_file"}  # in any order, and perhaps twice
+    values |= {name: sorted(set(values[name])) for name in pairs & values.keys()}
     values = {name: value for name, value in values.items() if name not in NEUTRAL} | more
     code = own_code.digests(values.pop("import_file"))  # the files' contents, not their places
     values |= {"import_file": code} if code else {}

@@ -18,11 +18,19 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
+from absl.flags import (
+    BooleanParser,
+    Flag,
+    FlagValues,
+    FloatParser,
+    IllegalFlagValueError,
+    IntegerParser,
+    UnrecognizedFlagError,
+)
 from absl.flags import Error as FlagsError
-from absl.flags import Flag, FlagValues, IllegalFlagValueError, UnrecognizedFlagError
 
 from fedjax_pfl import errors
-from fedjax_pfl.errors import InputError, OutputError, cut, sentence, shown
+from fedjax_pfl.errors import InputError, OutputError, cut, refused, sentence
 
 from . import together, unknown_flags
 
@@ -126,7 +134,8 @@ def parsed(values: FlagValues, argv: Sequence[str], **options) -> list[str]:
 
     Raises:
       InputError: an unknown flag with a name of hundreds of letters, for which absl's search for
-        a near name would nest as many calls; a switch with a value that is neither yes nor no.
+        a near name would nest as many calls; a switch with a value that is neither yes nor no; no
+        number, or one out of a flag's range.
       absl.flags.Error: unknown flags, with ours; another value that can't be.
     """
     try:
@@ -138,10 +147,31 @@ def parsed(values: FlagValues, argv: Sequence[str], **options) -> list[str]:
     except RecursionError as error:
         raise InputError("No flag has a name that long: --help shows them.") from error
     except IllegalFlagValueError as error:
-        said = re.match(r"flag (--\w+)=(.*): \('Non-boolean argument", str(error), re.DOTALL)
-        if said is None:
-            raise
-        raise InputError(f"{said[1]} must be true or false, got {shown(said[2])}.") from error
+        raise _refused(str(error), values) or error from None
+
+
+def _refused(message: str, values: FlagValues) -> InputError | None:
+    """A sentence in place of absl's message on a flag's value; None where it has no such flag.
+
+    The message reads "flag --NAME=VALUE: WHY", or "flag --NAME=None: Flag --NAME must ...".
+    """
+    said = re.match(r"flag --(\w+)=(.*?): ", message, re.DOTALL)
+    if said is None or said[1] not in values:
+        return None
+    name, given, parser = said[1], said[2], values[said[1]].parser
+    if isinstance(parser, BooleanParser):
+        return refused(f"--{name}", given, "true or false")
+    if not isinstance(parser, FloatParser | IntegerParser):
+        return None
+    why = message[said.end() :]
+    if why.startswith("the value "):  # of `flags._Number`
+        return InputError(f"--{name} {why.removeprefix('the value ')}")
+    kind = "a whole number" if isinstance(parser, IntegerParser) else "a number"
+    low, high = parser.lower_bound, parser.upper_bound
+    bounds = [f"of at least {low:g}"] if low is not None else []
+    if high is not None:
+        bounds.append(f"below {high + 1:,}" if kind == "a whole number" else f"of at most {high:g}")
+    return refused(f"--{name}", given, " ".join([kind, " and ".join(bounds)]).strip())
 
 
 def refuse_words(words: Sequence[str], values: FlagValues) -> None:

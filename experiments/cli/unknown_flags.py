@@ -36,11 +36,13 @@ def hint(name: str, values: FlagValues) -> str:
       values: the flags that there are.
     """
     word, known = spelling.plain(name), list(values)
+    if "set" in known and name in elsewhere.CAPITALS:
+        return f"A hyperparameter is set as --set={elsewhere.CAPITALS[name]}=VALUE."
     ours = spelling.meant(name, known, elsewhere.OPTIONS)
     said = [f"It is {' or '.join(f'--{one}' for one in ours)} here."] if ours else []
     if not ours and word in elsewhere.WITHOUT:
         return f"It is not needed here: {elsewhere.WITHOUT[word]}."
-    owners = _called_so(word) if "set" in known else []
+    owners = _called_so(word) if "set" in known and name.upper() not in elsewhere.CAPITALS else []
     if "set" in known and not ours:
         owners = list(dict.fromkeys([*owners, *_owners(name)]))
     if owners:

@@ -13,6 +13,7 @@ from fedjax_pfl.errors import InputError, require, unknown_name
 from fedjax_pfl.results.plots import COLOURS as COLOURS
 from fedjax_pfl.results.plots import DASHES as DASHES
 from fedjax_pfl.results.plots import DPI, SHADES
+from fedjax_pfl.results.plots import client_ticks as client_ticks
 from fedjax_pfl.results.plots import style as style
 from fedjax_pfl.results.plots import ticks as ticks
 from fedjax_pfl.values import keyword_defaults

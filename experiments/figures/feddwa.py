@@ -137,8 +137,8 @@ def weights(
 def _frame(axes, run: Run) -> None:
     """Square cells, ticks of clients, lines between groups."""
     axes.set_aspect("equal")
-    drawing.ticks(axes.xaxis, run.num_clients, 8)
-    drawing.ticks(axes.yaxis, run.num_clients, 8)
+    drawing.client_ticks(axes.xaxis, run.num_clients, 8, run.client_names)
+    drawing.client_ticks(axes.yaxis, run.num_clients, 8, run.client_names)
     for border in group_borders(run):
         axes.axhline(border, color="0.45", linewidth=0.6)
         axes.axvline(border, color="0.45", linewidth=0.6)

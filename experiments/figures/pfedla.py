@@ -179,8 +179,8 @@ def matrices(
             image = drawing.heat(axes, values, norm)
             used.append(axes)
             axes.set_aspect("equal")
-            drawing.ticks(axes.xaxis, run.num_clients, 8)
-            drawing.ticks(axes.yaxis, run.num_clients, 8)
+            drawing.client_ticks(axes.xaxis, run.num_clients, 8, run.client_names)
+            drawing.client_ticks(axes.yaxis, run.num_clients, 8, run.client_names)
             axes.set_title(layer, fontsize=10)
             axes.set_xlabel("sender")
             table += [
@@ -225,7 +225,7 @@ def layers_of_client(
         image = drawing.heat(axes, weights, norm)
         names = run.blocks(len(weights))
         axes.set_yticks(range(len(names)), names)
-        drawing.ticks(axes.xaxis, run.num_clients, 12)
+        drawing.client_ticks(axes.xaxis, run.num_clients, 12, run.client_names)
         axes.set_title(f"{name}, round {number}", fontsize=10)
         axes.set_xlabel("sender")
         table += [

@@ -81,6 +81,14 @@ class Run:
     def num_clients(self) -> int:
         return self.summary["num_clients"]
 
+    @property
+    def client_names(self) -> list[str]:
+        """N names of clients that have any, such as hospitals; else []."""
+        names = self.summary.get("client_names")
+        if not isinstance(names, list) or len(names) != self.num_clients:
+            return []
+        return list(map(str, names))
+
     @cached_property
     def flags(self) -> dict[str, Any]:
         """Flags by name, resolved options of the partition rule, and the algorithm's own local

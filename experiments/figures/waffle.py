@@ -56,7 +56,7 @@ def weights(runs: Sequence[Run], *, record: str = "weight") -> Drawing:
         mean = np.nan_to_num(value).mean(axis=0)  # absent clients have none
         image = drawing.heat(upper, mean[:, order].T, norm)
         image.set_clim(0.0, top)
-        drawing.ticks(upper.yaxis, n, 12, [str(i) for i in order])
+        drawing.ticks(upper.yaxis, n, 12, [str((run.client_names or range(n))[i]) for i in order])
         upper.set_title(name, fontsize=10)
         for i in range(n):
             if i != alice:

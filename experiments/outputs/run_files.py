@@ -6,7 +6,7 @@ Every file is written under another name and then renamed: one that has its fina
 OUTPUT/run.json             the flags; OUTPUT/checkpoints/, while it runs, to continue it
 OUTPUT/partition.npz        each client's samples (`Partition.load` reads it)
 OUTPUT/comparison.csv, .md  one row for each algorithm
-OUTPUT/accuracy.png, partition.png
+OUTPUT/accuracy.png, partition.png  the first by the name of the task's headline, such as mse.png
 OUTPUT/tensorboard/NAME/seed_S  measurements as event files, with --tensorboard
 OUTPUT/tracking.json        what trackers have (`experiments.outputs.tracking`)
 OUTPUT/clients.csv          where clients have names: those, samples, scores (`clients_table`)
@@ -57,7 +57,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Strict JSON: NaN and infinities become null."""
+    """Strict JSON: NaN becomes null, infinities the texts "inf" and "-inf"."""
     write_text(path, json.dumps(plain(value), indent=2, allow_nan=False) + "\n")
 
 
@@ -70,7 +70,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple | set):
         return [plain(item) for item in value]
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        if math.isfinite(value):
+            return value
+        return None if math.isnan(value) else str(value)
     return value if isinstance(value, str | int | bool | None) else str(value)
 
 
@@ -113,7 +115,9 @@ def write_algorithm(
         for name, value in matrices.items():
             names = result.blocks if value.ndim == 5 else None
             title = f"{result.algorithm}: {name} weights, seed {result.seeds[0]}"
-            picture = plots.mixing_heatmaps(value[0], result.matrix_rounds, title, names)
+            picture = plots.mixing_heatmaps(
+                value[0], result.matrix_rounds, title, names, result.client_names
+            )
             write_picture(folder / f"{name}.png", picture)
     if more is not None:
         more(folder)
@@ -239,7 +243,8 @@ def write_comparison(
     below = [*notes, comparison_table.notes(results)]
     drawn = comparison_table.labelled(results)
     styles = dict(zip(drawn, looks.numbers(list(results)), strict=True))
-    write_picture(folder / "accuracy.png", plots.accuracy_curves(drawn, styles=styles))
+    picture = f"{next(iter(results.values())).measure().name}.png"
+    write_picture(folder / picture, plots.accuracy_curves(drawn, styles=styles))
     above = [f"# {title}", *([f"Training: {training}."] if training else [])]
     above += comparison_table.said_of_headline(results, headline)
     text = [*above, comparison_table.headline(results), table, *below]

@@ -58,6 +58,12 @@ class FedDWA(Algorithm):
         if not any(federation.plan.shared):
             raise InputError("feddwa compares clients by what they share, and share is 'none'.")
 
+    def remarks(self, federation):
+        told, every = super().remarks(federation), federation.num_clients
+        if self.top_k > every:
+            told.append(f"mixes all {every} models: there are no {self.top_k}")
+        return told
+
     def schedules(self, federation):
         own = replace(federation.schedule, epochs=self.guidance_epochs, steps=None)
         return (federation.schedule, own) if self.guidance == "epochs" else (federation.schedule,)

@@ -8,15 +8,18 @@ from typing import Any, TypeVar, dataclass_transform
 
 from fedjax_pfl import elsewhere, spelling
 from fedjax_pfl.contract.algorithm import Algorithm
-from fedjax_pfl.errors import InputError, shown, unknown_hyperparameter, unknown_name
+from fedjax_pfl.errors import (
+    OF_ONES_OWN,
+    InputError,
+    shown,
+    unknown_hyperparameter,
+    unknown_name,
+)
 from fedjax_pfl.federation.local_training import SETTABLE
 from fedjax_pfl.structs import static, struct
 from fedjax_pfl.values import convert
 
 ALGORITHMS: dict[str, type[Algorithm]] = {}
-OF_ONES_OWN = (
-    "One of your own is known once its file is imported, in commands by --import_file=FILE.py."
-)
 A = TypeVar("A", bound=Algorithm)
 
 

@@ -86,6 +86,7 @@ def federate(
         execution=execution.execution(steps),
         eval_batch_size=execution.eval_batch_size,
         metrics=given[ScoringOptions].chosen(task, data),
+        client_names=tuple(zip(np.asarray(data.ids).tolist(), partition.names, strict=False)),
         **trained,
     )
 

@@ -63,6 +63,7 @@ class Federation:
       augment: random change of the training images, or None.
       extra_loss: added to every client's minibatch loss, or None.
       metrics: scored beside the task's headline.
+      client_names: (permanent id, name) of clients that have names, such as hospitals; else empty.
     """
 
     data: FederatedData
@@ -85,6 +86,7 @@ class Federation:
     initial_match: Match | None = static(default=None)
     keep_optimizer_state: bool = static(default=False)
     metrics: tuple[Metric, ...] = static(default=())
+    client_names: tuple[tuple[int, str], ...] = static(default=())
 
     @property
     def measures(self) -> tuple[Measure, ...]:

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl.errors import InputError, require, require_name, unknown_name
+from fedjax_pfl.errors import OF_ONES_OWN, InputError, require, require_name, unknown_name
 from fedjax_pfl.measures import BETTER, HIGHER, LOWER, Measure
 from fedjax_pfl.models.objectives import OBJECTIVES, Objective
+from fedjax_pfl.spelling import suggestions
 
 BINS = 15  # of the expected calibration error
 PER_CLASS = "per_class_accuracy"
@@ -126,7 +127,9 @@ def chosen(given: Any, objective: Objective, num_classes: int) -> tuple[Metric, 
         elif one == objective.headline.name:
             continue  # is always there
         elif one not in known:
-            raise unknown_name(f"metric of {objective.name}", one, known)
+            near = suggestions(one, known)
+            hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else OF_ONES_OWN
+            raise unknown_name(f"metric of {objective.name}", one, known, hint=hint)
         elif one in own:
             how = own[one]
             new = [Metric(one, None, how.better, how.fraction, how.pools)]

@@ -44,6 +44,7 @@ class Measurements:
     rounds_asked: int | None = None
     setting_remarks: tuple[tuple[str, ...], ...] = ()
     measures: tuple[Measure, ...] = (ACCURACY,)
+    client_names: tuple[str, ...] = ()
     final: Any = field(default=None, repr=False, compare=False)
 
     @property

@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.partitions.statistics import SPLITS, partition_statistics
 from fedjax_pfl.errors import InputError, require, shown
-from fedjax_pfl.results.plots import COLOURS, DPI, SHADES, ticks
+from fedjax_pfl.results.plots import COLOURS, DPI, SHADES, client_ticks, ticks
 
 _THOUSANDS = "{x:,.0f}"
 _HATCHES = {"train": "", "test": "///", "validation": "..."}  # distinct in grey, too
@@ -50,7 +50,7 @@ def heatmap(
     bars.tick_params(axis="x", length=0, labelbottom=False)
     image = _heat(heat, counts, PowerNorm(0.5, vmin=0, vmax=max(counts.max(), 1)))
     heat.set(xlabel="client", ylabel="label" if partition.label_map is not None else "class")
-    ticks(heat.xaxis, n, 3.0 * width)
+    client_ticks(heat.xaxis, n, 3.0 * width, partition.names)
     ticks(heat.yaxis, num_classes, 4.5 * (height - 2.0), class_names)
     _colorbar(figure, image, heat)
     figure.suptitle(title or f"Partition {partition.rule}, {n} clients", fontsize=11, wrap=True)
@@ -73,7 +73,7 @@ def size_bars(partition: Partition, title: str | None = None) -> Figure:
     mean = np.sum([partition.sizes(split) for split in SPLITS], axis=0).mean()
     axes.axhline(mean, color="black", linewidth=1, linestyle="--")
     axes.set(xlabel="client")
-    ticks(axes.xaxis, n, 3.0 * figure.get_figwidth())
+    client_ticks(axes.xaxis, n, 3.0 * figure.get_figwidth(), partition.names)
     name = title or f"Partition {partition.rule}, {n} clients"
     figure.suptitle(f"{name} (dashed: mean, {mean:,.1f})", fontsize=11, wrap=True)
     return figure

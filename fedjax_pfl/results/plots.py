@@ -120,6 +120,7 @@ def mixing_heatmaps(
     rounds: Sequence[int] | np.ndarray,
     title: str = "mixing matrix",
     row_names: Sequence[str] | None = None,
+    client_names: Sequence[str] = (),
 ) -> Figure:
     """Mixing matrices side by side, one column for each round, on one colour scale.
 
@@ -131,6 +132,7 @@ def mixing_heatmaps(
       rounds: Q numbers.
       title: of the figure.
       row_names: G names of the groups.
+      client_names: N names, or () for their numbers.
 
     Of many clients every k-th is drawn, as the picture has no more points.
     """
@@ -153,8 +155,8 @@ def mixing_heatmaps(
     for (g, q), axes in np.ndenumerate(grid):
         shown = np.ma.masked_equal(matrices[q, g], 0)
         axes.imshow(shown, cmap=HEAT, norm=norm, interpolation="nearest", extent=extent)
-        ticks(axes.xaxis, n)
-        ticks(axes.yaxis, n)
+        client_ticks(axes.xaxis, n, names=client_names)
+        client_ticks(axes.yaxis, n, names=client_names)
         if g == 0:
             axes.set_title(f"round {rounds[q]}", fontsize=10)
         if g == rows - 1:
@@ -177,3 +179,11 @@ def ticks(axis, count: int, most: float = 10, names: Sequence[str] | None = None
     step = next(s for s in steps if count / s <= most or s == steps[-1])
     where = range(0, count, step)
     axis.set_ticks(where, [str(i if names is None else names[i]) for i in where])
+
+
+def client_ticks(axis, count: int, most: float = 10, names: Sequence[str] | None = None) -> None:
+    """`ticks` of clients, by their names where they have any: aslant below a picture."""
+    ticks(axis, count, most, names or None)
+    if names and axis.axis_name == "x":
+        for label in axis.get_ticklabels():
+            label.set(rotation=45, ha="right", rotation_mode="anchor")

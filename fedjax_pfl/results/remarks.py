@@ -51,27 +51,38 @@ def row_remarks(result: "Result", setting: int = 0) -> list[str]:
         )
     idle = without_steps(result, setting)
     if idle:
-        said.append(f"{named(idle)} took part without a local step")
+        said.append(f"{named(idle, names_of(result))} took part without a local step")
     absent = list(never_took_part(result, setting).values())
     if any(absent):
         count = len(scored_clients(result, setting))
         fewest, most = min(map(len, absent)), max(map(len, absent))
         if len(absent) == 1 or all(ids == absent[0] for ids in absent):
-            said.append(f"{named(absent[0])} (of {count} scored) took part in no round")
+            who = named(absent[0], names_of(result))
+            said.append(f"{who} (of {count} scored) took part in no round")
         else:
             several = str(most) if fewest == most else f"{fewest} to {most}"
             said.append(f"in each seed {several} of {count} clients scored took part in no round")
     lost = sorted({n for _, h, _, n in result.diverged() if h == setting})
     if lost:
-        said.append(f"training of {named(lost)} went non-finite")
+        said.append(f"training of {named(lost, names_of(result))} went non-finite")
     return said
 
 
-def named(ids: Sequence[int], most: int = MOST) -> str:
-    """ "client 3", "clients 3, 7", or for more than `most` their number and the first ones."""
+def names_of(result: "Result") -> dict[int, str]:
+    """The names of clients that have any, by permanent id."""
+    return dict(zip(result.client_ids.tolist(), result.client_names, strict=False))
+
+
+def named(ids: Sequence[int], names: Mapping[int, str] | None = None, most: int = MOST) -> str:
+    """ "client 3", "clients 3, 7", or for more than `most` their number and the first ones.
+
+    With names it is "client 3 (north)".
+    """
+    known = names or {}
+    said = [f"{k} ({known[k]})" if k in known else str(k) for k in ids[:most]]
     if len(ids) > most:
-        return f"{len(ids)} clients ({', '.join(map(str, ids[:most]))}, ...)"
-    return f"{'client' if len(ids) == 1 else 'clients'} {', '.join(map(str, ids))}"
+        return f"{len(ids)} clients ({', '.join(said)}, ...)"
+    return f"{'client' if len(ids) == 1 else 'clients'} {', '.join(said)}"
 
 
 def over(ids: Sequence[int]) -> str:

@@ -12,6 +12,7 @@ from fedjax_pfl.results import result_files, tables
 from fedjax_pfl.results.names import HEADLINE
 from fedjax_pfl.results.remarks import (
     named,
+    names_of,
     never_took_part,
     row_remarks,
     scored_clients,
@@ -63,6 +64,7 @@ class Result(Scored, Spent):
         "asked" where `stop` ended them.
       rounds_asked: how many there would have been then; None otherwise.
       measures: the measures of `scores`, see `Measure`; the first is the task's headline.
+      client_names: of the N clients where they have any, such as "north"; else empty.
       setting_remarks: further ones on the rows of single settings, by setting; () where there are
         none.
       final: the end state on the device, or None for a result read from a file.
@@ -80,7 +82,7 @@ class Result(Scored, Spent):
             return f"Result({said}; no test samples)"
         final, worst = self.curve()[:, :, -1].mean(), self.worst_decile().mean()
         who = {client for h in range(self.num_settings) for client in scored_clients(self, h)}
-        over = "" if len(who) == self.num_clients else f" over {named(sorted(who))}"
+        over = "" if len(who) == self.num_clients else f" over {named(sorted(who), names_of(self))}"
         what = f"final mean {measure.said} {final:.4f}{over}, worst tenth {worst:.4f}"
         return f"Result({said}; {what})"
 
@@ -125,6 +127,7 @@ class Result(Scored, Spent):
             },
             "measures": [one._asdict() for one in self.measures],
             **({"metrics": self._metrics(setting)} if self.measures[1:] else {}),
+            **({"client_names": list(self.client_names)} if self.client_names else {}),
             "scored_clients": clients,
             "never_took_part": never_took_part(self, setting),
             "clients_without_steps": without_steps(self, setting),
@@ -190,6 +193,8 @@ class Result(Scored, Spent):
         values = {name: value for name, value in vars(self).items() if name != "final"}
         if self.measures == (ACCURACY,):
             del values["measures"]
+        if not self.client_names:
+            del values["client_names"]
         result_files.save(Path(folder), values)
 
     @classmethod

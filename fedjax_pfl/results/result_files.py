@@ -21,7 +21,7 @@ from fedjax_pfl.results.names import COUNTS
 
 PLAIN, ARRAYS = "result.json", "result.npz"
 GROUPS = ("settings", "scores", "clients", "scalars", "matrices")
-TUPLES = ("seeds", "blocks", "remarks", "setting_remarks", "measures")
+TUPLES = ("seeds", "blocks", "remarks", "setting_remarks", "measures", "client_names")
 DIGEST = "digest"
 NUMBER = "biuf"  # kinds of NumPy's types
 
@@ -154,6 +154,7 @@ def words_trouble(values: Mapping[str, Any]) -> str | None:
         "execution": (_word, "a text"),
         "stopped": (lambda v: v in ("", "patience", "asked"), "patience, asked or nothing"),
         "rounds_asked": (lambda v: v is None or whole(v, 1), "a whole number, or null"),
+        "client_names": (lambda v: _list(v, lambda name: isinstance(name, str)), "a list of names"),
         "remarks": (lambda v: _list(v, _word), "a list of sentences"),
         "setting_remarks": (
             lambda v: _list(v, lambda some: _list(some, _word)),
@@ -292,6 +293,9 @@ def _ranges(values: Mapping[str, Any], rounds: int):
             yield f"{name} must be at least 0"
     if len(np.unique(values["client_ids"])) < values["num_clients"]:
         yield "client_ids must differ"
+    names = values.get("client_names", ())
+    if len(set(names)) != len(names) or len(names) not in (0, values["num_clients"]):
+        yield f"client_names must be {values['num_clients']} different names"
     measures = (Measure(*one) for one in values.get("measures", (ACCURACY,)))
     fraction = {one.name: one.fraction for one in measures} | {"loss": False}
     for name, scores in values["scores"].items():

@@ -118,7 +118,8 @@ def table(result: "Result", model: str, form: str) -> str:
     rows = [heading, *body]
     below = []
     if not differ and len(clients[0]) < result.num_clients:
-        below.append(f"Mean over {remarks.named(clients[0])} of {result.num_clients}.")
+        who = remarks.named(clients[0], remarks.names_of(result))
+        below.append(f"Mean over {who} of {result.num_clients}.")
     said = {name: remarks.row_remarks(result, h) for h, name in enumerate(names)}
     below += remarks.grouped(said)
     note = interval_note(len(result.seeds), marked)

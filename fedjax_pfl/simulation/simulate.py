@@ -132,6 +132,7 @@ def _result(
     federation = program.federation
     measured = collector.collect((len(seeds), -1))
     common, single = remarks(algorithm, federation, settings)
+    ids, names = np.asarray(federation.data.ids), dict(federation.client_names)
     scored_candidates = "forward_samples" in measured["clients"]
     return Result(
         algorithm=algorithm.name,
@@ -141,7 +142,8 @@ def _result(
         settings=settings,
         num_clients=federation.num_clients,
         num_parameters=federation.plan.num_parameters,
-        client_ids=np.asarray(federation.data.ids),
+        client_ids=ids,
+        client_names=tuple(names[client] for client in ids.tolist()) if names else (),
         test_sizes=np.asarray(federation.data.test.size),
         train_sizes=np.asarray(federation.data.train.size),
         block_sizes=federation.plan.shared_block_sizes(),

@@ -33,6 +33,9 @@ def test_partition(patients, tmp_path, capsys):
     assert "4 clients by rule 'by_column'" in capsys.readouterr().out
     named = ("hospital_1", "hospital_2", "hospital_3", "hospital_4")
     assert pfl.Partition.load(out / "partition.npz").names == named
+    data = pfl.load_dataset(f"table:{patients}", id_columns="hospital")
+    federation = pfl.federate(data, pfl.Partition.load(out / "partition.npz"), "softmax")
+    assert federation.client_names == tuple(enumerate(named))
     other = tmp_path / "other"
     option = (*words(patients)[:2], "--option=column=hospital", "--num_clients=3")
     assert partition.main(["partition", *option, f"--output_dir={other}"]) == 0
@@ -63,7 +66,9 @@ def test_run_with_a_new_hospital(patients, tmp_path):
         rows = list(csv.DictReader(file))
     assert [row["name"] for row in rows] == [f"hospital_{i}" for i in (1, 2, 3, 4)]
     assert [row["train"] for row in rows] == ["22"] * 4
-    last = pfl.Result.load(out / "local").accuracy()[:, 0, -1].mean(axis=0)
+    result = pfl.Result.load(out / "local")
+    assert result.client_names == ("hospital_1", "hospital_2", "hospital_3")
+    last = result.accuracy()[:, 0, -1].mean(axis=0)
     scores = [row["local/accuracy"] for row in rows]
     np.testing.assert_allclose([float(score) for score in scores[:3]], last, rtol=1e-6)
     assert scores[3] == ""  # the new client, which took part in no round

@@ -137,6 +137,15 @@ def test_local_says_that_all_train_whoever_is_drawn():
         np.testing.assert_array_equal(drawn.clients[name], other.clients[name])
 
 
+def test_more_models_than_there_are_is_said():
+    every = federation().num_clients
+    options = {"feddwa": {"top_k": every + 1}, "sfl": {"graph": "neighbours", "neighbours": 99}}
+    for name, given in options.items():
+        told = pfl.make_algorithm(name, given).remarks(federation())
+        assert told[-1].endswith(f"there are no {list(given.values())[-1]}")
+    assert pfl.make_algorithm("feddwa", {"top_k": every}).remarks(federation()) == []
+
+
 def test_words():
     assert named([3]) == "client 3" and named([3, 7]) == "clients 3, 7"
     assert named(range(9)) == "9 clients (0, 1, 2, 3, 4, 5, 6, 7, ...)"

@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 
 import fedjax_pfl as pfl
+from fedjax_pfl.results.plots import mixing_heatmaps
 from fedjax_pfl.results.tables import half_width, interval, interval_note
 
 PAGE = (Path(__file__).parents[2] / "docs/results.md").read_text(encoding="utf-8")
@@ -147,3 +148,22 @@ def test_bad_names(result):
 def test_a_saved_result_has_the_same_table(result, tmp_path):
     result.save(tmp_path / "r")
     assert pfl.Result.load(tmp_path / "r").table() == result.table()
+
+
+def test_clients_names(result, tmp_path):
+    names = ("north", "south", "east", "west", "sea")
+    named = replace(result, client_names=names)
+    assert "client_names" not in result.summary() and named.summary()["client_names"] == [*names]
+    diverged = np.zeros_like(result.clients["diverged"])
+    diverged[0, :, 1, [1, 4]] = True
+    named = replace(named, clients=result.clients | {"diverged": diverged})
+    assert "training of clients 1 (south), 4 (sea) went non-finite" in named.table()
+    named.save(tmp_path / "a")
+    assert pfl.Result.load(tmp_path / "a").client_names == names
+    replace(named, client_names=names[:2]).save(tmp_path / "b")
+    with pytest.raises(pfl.InputError, match="client_names must be 5 different names"):
+        pfl.Result.load(tmp_path / "b")
+    figure = mixing_heatmaps(np.eye(5)[None], [1], client_names=names)
+    axes = figure.axes[0]
+    for labels in (axes.get_xticklabels(), axes.get_yticklabels()):
+        assert [label.get_text() for label in labels] == [*names]

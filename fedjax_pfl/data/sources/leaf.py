@@ -12,6 +12,7 @@ import numpy as np
 
 from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
 from fedjax_pfl.data.json_files import read_json
+from fedjax_pfl.data.labels import CLASSES
 from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.errors import InputError, require, shown
 
@@ -23,6 +24,8 @@ _NUMBER = {letter: number for number, letter in enumerate(LETTERS)}
 FEMNIST = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 SIDE = 28  # pixels of an image of FEMNIST
 COLUMN = "user"
+NEXT = "next_token"
+TASKS = (CLASSES, NEXT)
 
 
 class _Part(NamedTuple):
@@ -36,7 +39,7 @@ def is_leaf(folder: Path) -> bool:
     return any((folder / "train").glob("*.json")) and not (folder / "config.json").exists()
 
 
-def load_leaf(data_dir: Path | None) -> Dataset:
+def load_leaf(data_dir: Path | None, task: str = CLASSES) -> Dataset:
     """LEAF's train/*.json and test/*.json; the column `user` has each sample's user.
 
     Samples of 784 numbers in 0..1 are images 28x28 (FEMNIST), texts of one length whose label is a
@@ -45,11 +48,14 @@ def load_leaf(data_dir: Path | None) -> Dataset:
 
     Args:
       data_dir: the folder, or one with these two in its folder `data`.
+      task: "classification", or "next_token" of texts: the letter after each one, whose classes are
+        all ids.
 
     Raises:
       InputError: no such folder, or files of another form, such as names of pictures (CelebA) or
-        texts of words (Sent140, Reddit).
+        texts of words (Sent140, Reddit); a task that the samples do not have.
     """
+    require(task in TASKS, "task of LEAF's data", task, " or ".join(map(repr, TASKS)))
     if data_dir is None:
         raise InputError("Data set 'leaf' needs the folder that LEAF wrote: write leaf:FOLDER.")
     folder = next((place for place in (data_dir, data_dir / "data") if is_leaf(place)), None)
@@ -64,7 +70,12 @@ def load_leaf(data_dir: Path | None) -> Dataset:
     name = data_dir.resolve().name
     about: dict[str, Any] = {}
     xs, ys = [part.x for part in parts], [part.y for part in parts]
-    if train.x.dtype.kind == "i":
+    texts = train.x.dtype.kind == "i"
+    if task == NEXT:
+        require(texts, f"task of {folder}", task, f"{CLASSES!r}, as its samples are no texts")
+        about = {"vocab_size": RESERVED + len(LETTERS), "task": task}
+        ys = [_shifted(x, y) for x, y in zip(xs, ys, strict=True)]
+    elif texts:
         about = {"vocab_size": RESERVED + len(LETTERS), "num_classes": len(LETTERS)}
         about["class_names"] = tuple(LETTERS)
     elif train.x.shape[1:] == (SIDE**2,) and all(_are_pixels(x) for x in xs):
@@ -74,6 +85,11 @@ def load_leaf(data_dir: Path | None) -> Dataset:
     arrays = [array for pair in zip(xs, ys, strict=True) for array in pair]
     users = np.concatenate([part.users for part in parts])
     return dataset_from_arrays(name, *arrays, columns={COLUMN: users}, **about)
+
+
+def _shifted(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """The id after each of the texts' letters [n, length]; a class [n] counts from 0."""
+    return np.concatenate([x[:, 1:], RESERVED + y[:, None]], axis=1)
 
 
 def _are_pixels(x: np.ndarray) -> bool:

@@ -1,21 +1,28 @@
 """Recordings of sensors: signals of several channels, cut into windows."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedjax_pfl.data.columns import checked_columns
 from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
+from fedjax_pfl.data.labels import CLASSES, checked_labels
 from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.data.places import npz_names, read_npz
 from fedjax_pfl.errors import InputError, require, require_whole
 from fedjax_pfl.values import number
 
+TASKS = (CLASSES, "regression", "multi_label")
 ARRAYS = ("recordings", "lengths", "labels")
 
 
 def load_recordings(
-    data_dir: Path | None, window: int = 100, step: int | None = None, test_fraction: float = 0.25
+    data_dir: Path | None,
+    window: int = 100,
+    step: int | None = None,
+    test_fraction: float = 0.25,
+    task: str = CLASSES,
 ) -> Dataset:
     """An NPZ file of recordings, one after the other, each with a label.
 
@@ -31,12 +38,15 @@ def load_recordings(
       step: moments between the beginnings of two windows; None for a window's length, so that none
         overlap.
       test_fraction: the part of each recording that is for testing, in [0, 1).
+      task: "regression" where labels are numbers to predict, [R] or [R, K], "multi_label" where
+        they are 0 or 1, [R, K].
 
     Raises:
       InputError: no such file or arrays, or no recording is long enough.
     """
     if data_dir is None:
         raise InputError("Data set 'recordings' needs a file: write recordings:PATH.")
+    require(task in TASKS, "task of recordings", task, ", ".join(map(repr, TASKS)))
     require_whole("window", window, 1)
     step = window if step is None else require_whole("step", step, 1)
     tested = number("test_fraction", test_fraction, "in [0, 1)", high=1)
@@ -51,8 +61,15 @@ def load_recordings(
     adds_up = whole and int(lengths.min()) >= 0 and int(lengths.sum()) == len(signal)
     allowed = f"whole numbers that add up to {len(signal)}, the length of all recordings"
     require(adds_up, f"lengths in {data_dir}", lengths, allowed)
-    columns = checked_columns(data_dir.stem, {"labels": labels, **arrays}, len(lengths))
-    classes, of_recording = np.unique(columns.pop("labels"), return_inverse=True)
+    about: dict[str, Any] = {"task": task}
+    if task == CLASSES:
+        columns = checked_columns(data_dir.stem, {"labels": labels, **arrays}, len(lengths))
+        classes, of_recording = np.unique(columns.pop("labels"), return_inverse=True)
+        about = {"num_classes": len(classes), "class_names": tuple(map(str, classes))}
+    else:
+        columns = checked_columns(data_dir.stem, arrays, len(lengths))
+        what = f"labels in {data_dir}"
+        of_recording = checked_labels(what, labels, len(lengths), task, (), None)
 
     begins = {"train": [], "test": []}  # of windows, in the signal
     owners = {"train": [], "test": []}  # their recordings
@@ -80,8 +97,7 @@ def load_recordings(
     return dataset_from_arrays(
         data_dir.stem,
         *parts,
-        num_classes=len(classes),
         input_scaling="standard",
-        class_names=tuple(map(str, classes)),
         columns={name: values[of_window] for name, values in columns.items()},
+        **about,
     )

@@ -70,6 +70,11 @@ def test_shakespeare(tmp_path):
     assert data.train_x[2].tolist() == [1, 1, *[2 + LETTERS.index(" ")] * 8, 2 + LETTERS.index("Z")]
     assert [LETTERS[y] for y in data.train_y] == ["o", "t", "}"]
     assert data.name == tmp_path.name
+    following = load_dataset("leaf", tmp_path, task="next_token")
+    assert (following.task, following.vocab_size, following.num_outputs) == ("next_token", 82, 82)
+    np.testing.assert_array_equal(following.train_x, data.train_x)
+    np.testing.assert_array_equal(following.train_y[:, :-1], data.train_x[:, 1:])
+    assert following.train_y[:, -1].tolist() == [2 + LETTERS.index(y) for y in "ot}"]
 
 
 def test_other_numbers_stay_vectors(tmp_path):
@@ -77,6 +82,9 @@ def test_other_numbers_stay_vectors(tmp_path):
     data = load_dataset("leaf", tmp_path)
     assert data.train_x.tolist() == [[0.5, -2], [0.5, -2], [1, 2]]
     assert data.columns["user"].tolist() == [0, 0, 1]
+    for task, allowed in {"next_token": "'classification', as its", "x": "or 'next_token'"}.items():
+        with pytest.raises(InputError, match=f"task of .* must be .*{allowed}.*, got '{task}'"):
+            load_dataset("leaf", tmp_path, task=task)
 
 
 def test_from_flags(femnist):

@@ -76,6 +76,22 @@ def test_bad_recordings(tmp_path, change, options, message):
         load_dataset(saved(tmp_path, **change), **options)
 
 
+def test_other_tasks(tmp_path):
+    numbers = load_dataset(saved(tmp_path, labels=[0.5, 2.0, -1.5]), window=3, task="regression")
+    assert numbers.train_y.tolist() == [[0.5]] * 3 + [[-1.5]] * 4 and numbers.columns.keys() == {
+        "subject"
+    }
+    several = [[0, 1], [1, 1], [1, 0]]
+    labels = load_dataset(saved(tmp_path, labels=several), window=3, task="multi_label")
+    assert labels.test_y.tolist() == [[0, 1], [1, 0]] and labels.num_outputs == 2
+    for task, message in {
+        "regression": "must be numbers",
+        "next_token": "must be 'classif",
+    }.items():
+        with pytest.raises(InputError, match=message):
+            load_dataset(saved(tmp_path), task=task)
+
+
 def test_the_watch_data_of_seglearn(tmp_path, monkeypatch):
     """The page's lines convert it; nothing here unpickles."""
     if importlib.util.find_spec("seglearn") is None:

@@ -3,6 +3,7 @@
 import absl.flags
 import pytest
 
+from experiments.cli import flags, resume
 from experiments.cli.pairs import parse_pairs
 from fedjax_pfl.errors import InputError
 
@@ -19,3 +20,28 @@ def test_the_same_pair_again_is_one():
     assert parsed("column=1", "size=2", "column=1") == {"column": "1", "size": 2}
     with pytest.raises(InputError, match="--option gives size twice: '2' and '3'"):
         parsed("size=2", "size=3")
+
+
+def test_pairs_behind_a_flagfile_win(tmp_path):
+    inner, outer = tmp_path / "inner", tmp_path / "outer"
+    inner.write_text("--data_option=a=1\n--data_option=b=1\n--set=feddwa.top_k=2\n")
+    outer.write_text(f"--flagfile={inner}\n--data_option=b=2\n--data_option=c=2\n")
+    words = ["--data_option", "c=3", "--set=FedDWA.top_k=4", "--set=fedavg.learning_rate=1"]
+    args = flags.parse(["run", f"--flagfile={outer}", *words])
+    assert parse_pairs(args, "data_option") == {"a": 1, "b": 2, "c": 3}
+    assert args.set == ["feddwa.top_k=4", "fedavg.learning_rate=1"]
+    args = flags.parse(["run", *words, f"--flagfile={outer}"])  # the file is behind
+    with pytest.raises(InputError, match="gives c twice: '3' and '2'"):
+        parse_pairs(args, "data_option")
+    outer.write_text("--data_option=b=1\n--data_option=b=2\n")
+    with pytest.raises(InputError, match="gives b twice: '1' and '2'"):
+        parse_pairs(flags.parse(["run", f"--flagfile={outer}"]), "data_option")
+
+
+def test_the_order_of_pairs_is_no_other_run():
+    words = ["--data_option=a=1", "--data_option=b=2", "--set=fedavg.x=1", "--set=fedavg.y=2"]
+    before, now, other = (
+        resume.configuration(flags.parse(["run", *some]))
+        for some in (words, words[::-1], words[:1])
+    )
+    assert before == now != other
