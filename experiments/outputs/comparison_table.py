@@ -251,9 +251,10 @@ def headline(results: Mapping[str, pfl.Result]) -> str:
         if len(common) <= remarks.MOST
         else "--score_clients with their numbers makes"
     )
+    compares = measure.heading(COLUMNS["common"].removesuffix(" %"))
     return (
-        f"{said} What compares is 'Common %', over {remarks.named(common)}, which all rows score; "
-        f"{whole} all of the table so."
+        f"{said} What compares is {compares!r}, over {remarks.named(common)}, which all rows "
+        f"score; {whole} all of the table so."
     )
 
 

@@ -61,7 +61,7 @@ class FedDWA(Algorithm):
     def remarks(self, federation):
         told, every = super().remarks(federation), federation.num_clients
         if self.top_k > every:
-            told.append(f"mixes all {every} models: there are no {self.top_k}")
+            told.append(f"mixes all {every} models, not {self.top_k}")
         return told
 
     def schedules(self, federation):

@@ -78,7 +78,7 @@ class FedFomo(Algorithm):
         told, others = super().remarks(federation), federation.num_clients - 1
         if self.downloads > others:
             many = f"all {others} others" if others > 1 else f"{others or 'no'} other"
-            told.append(f"downloads {many}: there are no {self.downloads}")
+            told.append(f"downloads {many}, not {self.downloads}")
         return [*told, "scored before its last local training"]
 
     def init(self, ctx):

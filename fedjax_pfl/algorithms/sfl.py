@@ -95,7 +95,7 @@ class Sfl(Algorithm):
             told.append("its graph joins clients that share a label")
         every = federation.num_clients
         if self.graph == "neighbours" and self.neighbours > every:
-            told.append(f"all {every} clients are neighbours: there are no {self.neighbours}")
+            told.append(f"all {every} clients are neighbours, not {self.neighbours}")
         if self.detached:
             told.append("its norms have no gradient, as in the published code")
         return told

@@ -261,7 +261,7 @@ def test_what_federations_can_not_be_and_what_tables_are_told():
     remarks = algorithm.remarks(algorithm.prepare(toy_federation()))
     last = "scored before its last local training"
     assert remarks == [last]
-    all_told = "downloads all 4 others: there are no 9"
+    all_told = "downloads all 4 others, not 9"
     many = pfl.make_algorithm("fedfomo", {"downloads": 9})
     assert many.remarks(toy_federation()) == [all_told, last]
-    assert "downloads no other: there are no 4" in algorithm.remarks(toy_federation((4,), (2,)))
+    assert "downloads no other, not 4" in algorithm.remarks(toy_federation((4,), (2,)))
