@@ -213,10 +213,12 @@ def test_errors_are_those_of_all(tmp_path, words, own, said):
 
 
 @pytest.mark.slow
-def test_many_algorithms_give_the_numbers_of_one_process(tmp_path):
-    names = ["feddwa", "scaffold", "pfedla", "ifca"]
+@pytest.mark.parametrize("quarter", range(4))
+def test_every_algorithm_gives_the_numbers_of_one_process(tmp_path, quarter):
+    """Two processes of two devices each, with four clients and with more."""
+    names = sorted(pfl.ALGORITHMS)[quarter::4]
     port, module = free_port(), "tests.simulation.of_processes"
-    words = [[sys.executable, "-m", module, str(tmp_path), str(port), "2", str(k), "1", *names]
+    words = [[sys.executable, "-m", module, str(tmp_path), str(port), "2", str(k), "2", *names]
              for k in range(2)]  # fmt: skip
     pair = [subprocess.Popen(each, cwd=ROOT, env=dict(environment())) for each in words]
     assert [each.wait(timeout=3 * MINUTES) for each in pair] == [0, 0]
