@@ -2,8 +2,8 @@
 
 A stack [N, ...] of `trees.Fetched` leaves whose other rows can be read passes through the device in
 blocks, each at most as large as the rows that are there or as `BLOCK`. What is computed of a block
-is a sum over its clients, or a column for each. A stack that fits into one block is read whole, and
-then nothing differs from one on the device; else sums are added up in another order.
+is a sum over its clients, or a column for each. A stack that fits into one block is read whole, as
+if it were on the device; else sums are added up in another order.
 """
 
 import math
