@@ -4,13 +4,18 @@ Arithmetic between trees (sums, scalings, dot products) is in `optax.tree`.
 """
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from fedjax_pfl.typing import Mask, Rows, Scalar, Stack, Tree
+
+WIDE = 2**14  # numbers of a leaf from which a test of all goes by parts
+PARTS = 8  # at most
 
 MEMBERS = (
     "ctx.cohort.gather takes the members' rows of all clients, ctx.cohort.scatter puts them back."
@@ -173,18 +178,33 @@ def rows_finite(stack: Stack, count: int) -> Mask:
     finite = jnp.ones((count,), bool)
     for leaf in jax.tree.leaves(stack):
         if jnp.issubdtype(leaf.dtype, jnp.inexact):
-            finite &= jnp.all(jnp.isfinite(leaf.reshape(count, -1)), axis=1)
+            finite &= _all_finite(leaf, 1)
     return finite
 
 
 def is_finite(tree: Tree) -> Scalar:
     """bool []: whether every floating leaf of one tree is free of NaN and infinity."""
     flags = [
-        jnp.all(jnp.isfinite(leaf))
+        _all_finite(leaf, 0)
         for leaf in jax.tree.leaves(tree)
         if jnp.issubdtype(leaf.dtype, jnp.inexact)
     ]
     return jnp.all(jnp.stack(flags)) if flags else jnp.array(True)
+
+
+def _all_finite(leaf: jax.Array, kept: int) -> jax.Array:
+    """Whether all numbers are finite, bool with the first `kept` axes of the leaf.
+
+    Parts of a wide leaf are combined before what is left is reduced: backends reduce slower.
+    """
+    slices = [leaf]
+    if leaf.ndim > kept and leaf.size >= WIDE:
+        count = leaf.shape[kept]
+        length = count // max(k for k in range(1, PARTS + 1) if count % k == 0)
+        begins = range(0, count, length)
+        slices = [lax.slice_in_dim(leaf, at, at + length, axis=kept) for at in begins]
+    finite = reduce(jnp.logical_and, map(jnp.isfinite, slices))
+    return jnp.all(finite, axis=tuple(range(kept, leaf.ndim)))
 
 
 def row(stack: Stack, index: Scalar | int) -> Tree:
