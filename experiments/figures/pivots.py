@@ -161,7 +161,7 @@ def pivoted(
     model, split, average = choice.model, choice.split, choice.average
     runs = setting(with_scores(runs, [model], split), name)
     chosen = chosen_clients(runs, choice.clients, model, split)
-    at = _columns(runs, name)
+    at = [shown(run.settings[name]) for run in runs]
     columns = list(dict.fromkeys(at))
     for column in columns:
         first, *others = (run for run, where in zip(runs, at, strict=True) if where == column)
@@ -209,20 +209,6 @@ def pivoted(
     over = who(runs, chosen, average)
     labels = [renamed(column) for column in columns]
     return Pivot(name, rows, labels, made, spread, notes, over, runs[0].measure)
-
-
-def _columns(runs: Sequence[Run], name: str) -> list[str]:
-    """Each run's column: data of a path by the name that they have, if no others have it."""
-    at = [shown(run.settings[name]) for run in runs]
-    if name != "dataset":
-        return at
-    named = [str(run.summary.get(name, where)) for run, where in zip(runs, at, strict=True)]
-    pairs = set(zip(at, named, strict=True))
-    alone = {own for own in named if sum(other == own for _, other in pairs) == 1}
-    return [
-        own if ":" in where and own in alone else where
-        for where, own in zip(at, named, strict=True)
-    ]
 
 
 def _apart(runs: Sequence[Run], at: Sequence[str], name: str) -> list[str]:
