@@ -61,7 +61,7 @@ def compare(
     model, split, average = choice.model, choice.split, choice.average
     measure = runs[0].measure
     if target is not None and measure.fraction:
-        require(0 < target <= 100, "target", target, "a percentage in (0, 100]")
+        require(1 < target <= 100, "target", target, "a percentage in (1, 100], such as 80")
     given, runs = runs, with_scores(runs, [model], split)
     other = next((run for run in runs if not same_data(run, runs[0])), None)
     if other is not None and not choice.different_data:

@@ -112,6 +112,7 @@ def unknown_name(
     *,
     listed: str | None = None,
     hint: str | None = None,
+    ones_own: bool = False,
 ) -> InputError:
     """An `InputError` for an unknown name: what it may mean, and all valid names.
 
@@ -122,11 +123,13 @@ def unknown_name(
       listed: the command that shows them where there are too many for a sentence, such as
         "run --list".
       hint: a sentence on this name, in place of the nearest valid one.
+      ones_own: whether users may register others, in files to be imported; said, too.
     """
     valid = sorted(valid)
     if hint is None:
         near = suggestions(given, valid) if isinstance(given, str) else []
         hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else ""
+    hint = f"{hint} {OF_ONES_OWN}".strip() if ones_own else hint
     every = f"{listed} shows them" if listed else f"Valid: {', '.join(valid)}"
     return InputError(
         " ".join(filter(None, (f"Unknown {kind} {shown(given)}.", hint, f"{every}.")))

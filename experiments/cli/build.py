@@ -293,9 +293,10 @@ def make_partition(args: absl.flags.FlagValues, dataset: pfl.Dataset) -> pfl.Par
         for name in given:
             if name not in own:
                 valid = ", ".join(f"--{flag}" for flag in own)
+                takers = [rule for rule in sorted(pfl.RULES) if name in console.rule_flags(rule)]
                 raise pfl.InputError(
                     f"--{name} is no option of partition rule {args.partition!r}, which takes "
-                    f"{valid}."
+                    f"{valid}. Rules that take it: {', '.join(takers)}."
                 )
         options = {flags.RULE_OPTION.get(name, name): value_of(args, name) for name in given}
         texts = {name: value for name, value in options.items() if isinstance(value, str)}

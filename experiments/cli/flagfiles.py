@@ -80,7 +80,9 @@ class FlagValues(flags.FlagValues):
             if re.fullmatch("--?(preset|settings_from)", word):  # its value is the next word
                 word = f"--{word.lstrip('-')}={next(words, '')}"
             joined.append(word)
-        return _last_pairs(super().read_flags_from_files(joined, force_gnu))
+        words = _last_pairs(super().read_flags_from_files(joined, force_gnu))
+        self.__dict__["__words"] = words
+        return words
 
     def _is_flag_file_directive(self, flag_string):
         ours = PRESET.match(flag_string) or SWEPT.match(flag_string)
@@ -143,6 +145,17 @@ def given(values: flags.FlagValues) -> list[str]:
         if flag.present and name == flag.name and name not in (*OWN_PLACES, "flagfile"):
             words += flag.serialize().splitlines()
     return words
+
+
+def filed(values: flags.FlagValues) -> set[str]:
+    """Names of the flags that flagfiles gave and the command line itself did not."""
+    origins: dict[str, bool] = {}
+    for word in values.__dict__.get("__words", ()):
+        said = re.match(r"--?(\w+)", word)
+        if said is not None:
+            name = said[1] if said[1] in values else said[1].removeprefix("no")
+            origins[name] = origins.get(name, True) and hasattr(word, "file")
+    return {name for name, only in origins.items() if only and name in values}
 
 
 def check_trust(argv: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ from fedjax_pfl.errors import cut
 from fedjax_pfl.results.headlines import FIRST, HEADLINES
 from fedjax_pfl.values import LIMIT, convert, keyword_defaults
 
-from . import algorithms, flagfiles, foreign_data, own_code, shell
+from . import algorithms, flagfiles, foreign_data, own_code, shell, splits
 
 # Flag names that differ from the option of the partition rule that they set.
 RULE_OPTION = {"dominant_share": "share"}
@@ -299,6 +299,7 @@ def parse(
     shell.refuse_words(rest, values)
     own_code.load(values.import_file)
     algorithms.canonical(values)
+    splits.replace(values, RULE_FLAG)
     foreign_data.adopt(values)
     return values
 

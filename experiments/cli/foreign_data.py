@@ -9,6 +9,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl import elsewhere, spelling
 from fedjax_pfl.data.files import as_path
 
+from . import splits
 from .flagfiles import value_of
 
 PREFIX = "pfllib:"
@@ -18,8 +19,8 @@ SAMPLES = ("pfllib", "leaf")  # tools whose folders hold samples
 def adopt(values: absl.flags.FlagValues, others: Collection[str] = ("partition",)) -> None:
     """Writes --dataset=FOLDER of PFLlib's as pfllib:FOLDER, split as that folder splits it.
 
-    A folder of LEAF's becomes leaf:FOLDER. Data sets that say whose their samples are get clients
-    by column.
+    The folder's split takes the place of a flagfile's rule. A folder of LEAF's becomes leaf:FOLDER.
+    Data sets that say whose their samples are get clients by column.
 
     Args:
       values: flags; changed in place.
@@ -37,6 +38,8 @@ def adopt(values: absl.flags.FlagValues, others: Collection[str] = ("partition",
         if source in SAMPLES:
             values["dataset"].value = f"{source}:{given}"
     given = value_of(values, "dataset")
+    if given.startswith(PREFIX):
+        splits.give_way(values)
     dealt = values["partition_file"].value is not None or any(values[n].present for n in others)
     if given.startswith(PREFIX) and not dealt:
         values["partition_file"].value = given.removeprefix(PREFIX)

@@ -49,8 +49,10 @@ def load(files: Sequence[str]) -> None:
         name = f"own_code_{_digest(str(path).encode())}_{path.stem}"
         if name in sys.modules:
             continue
-        if not os.path.isfile(path) or path.suffix != ".py":
+        if path.suffix != ".py":
             raise pfl.InputError(f"--import_file must be a Python file (NAME.py), got {file!r}.")
+        if not os.path.isfile(path):
+            raise pfl.InputError(f"--import_file={file}: there is no such file.")
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None and spec.loader is not None  # as it is a file NAME.py
         module = importlib.util.module_from_spec(spec)

@@ -9,7 +9,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl import elsewhere, spelling
 
 MOST = 3  # algorithms named for a hyperparameter
-MORE = 8  # unknown flags that are answered beside the first
+MORE = 24  # unknown flags that are answered beside the first: a whole command of PFLlib's
 _FLAG = re.compile(r"--?([A-Za-z][-\w]{0,30})(=|$)")  # a word that names a flag; numbers are none
 
 

@@ -25,6 +25,8 @@ MEASURING = (
 # Runs that differ in these alone are repetitions of one experiment.
 REPEATS = ("seed", "num_seeds", "partition_seed")
 
+DATASET = "dataset"
+
 
 def having(runs: Sequence[Run], has: Callable[[Run], bool], what: str, remedy: str) -> list[Run]:
     """The runs for which `has(run)` holds.
@@ -108,7 +110,7 @@ def varying(runs: Sequence[Run], ignore: Sequence[str] = ()) -> list[str]:
 
 
 def setting(runs: Sequence[Run], name: str) -> list[Run]:
-    """Runs that have a setting.
+    """Runs that have a setting; as a data set, data of a path are called by their name.
 
     Raises:
       InputError: none has it; names the nearest.
@@ -118,7 +120,19 @@ def setting(runs: Sequence[Run], name: str) -> list[Run]:
         known = varying(runs) or sorted({name for run in runs for name in run.settings})
         bare = [name.partition(".")[2] for name in known if "." in name]
         raise unknown_name("setting", name, {*known, *bare})
+    if name == DATASET:
+        _name_data(kept)
     return kept
+
+
+def _name_data(runs: Sequence[Run]) -> None:
+    """Writes a data set's name in place of its path, such as npz:a/mine.npz, if no other has it."""
+    given = [str(run.settings[DATASET]) for run in runs]
+    names = [str(run.summary.get(DATASET, where)) for run, where in zip(runs, given, strict=True)]
+    pairs = set(zip(given, names, strict=True))
+    for run, where, name in zip(runs, given, names, strict=True):
+        if ":" in where and sum(name == other for _, other in pairs) == 1:
+            run.settings[DATASET] = name
 
 
 def shown(value: Any) -> str:

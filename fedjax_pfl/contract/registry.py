@@ -9,7 +9,6 @@ from typing import Any, TypeVar, dataclass_transform
 from fedjax_pfl import elsewhere, spelling
 from fedjax_pfl.contract.algorithm import Algorithm
 from fedjax_pfl.errors import (
-    OF_ONES_OWN,
     InputError,
     shown,
     unknown_hyperparameter,
@@ -109,9 +108,8 @@ def algorithm_name(
         hint = "It is not in this version." if among is ALGORITHMS else ""
     else:
         hint = f"Did you mean {near!r}?" if near else ""
-    if among is ALGORITHMS and word not in elsewhere.ABSENT:
-        hint = f"{hint} {OF_ONES_OWN}".strip()
-    raise unknown_name(kind, given, among, hint=hint)
+    own = among is ALGORITHMS and word not in elsewhere.ABSENT
+    raise unknown_name(kind, given, among, hint=hint, ones_own=own)
 
 
 def make_algorithm(name: str, settings: Mapping[str, Any] | None = None) -> Algorithm:
@@ -135,5 +133,10 @@ def make_algorithm(name: str, settings: Mapping[str, Any] | None = None) -> Algo
             raise unknown_hyperparameter(name, key, known)
         values[key] = convert(f"{name}.{key}", value, typing.get_type_hints(cls)[key])
     algorithm = cls(**values)
-    algorithm.validate()
+    try:
+        algorithm.validate()
+    except InputError as error:
+        if str(error).partition(" ")[0] in known:  # of several algorithms' hyperparameters
+            raise InputError(f"{name}.{error}") from None
+        raise
     return algorithm

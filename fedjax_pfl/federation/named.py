@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from fedjax_pfl.errors import InputError, require, require_name, shown, unknown_name
+from fedjax_pfl.errors import InputError, require, shown, unknown_name
 from fedjax_pfl.values import convert
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -49,7 +49,8 @@ def configured(kind: str, registry: Registry, name: str, options: Mapping[str, A
     Raises:
       InputError: no such name or option, or a value of another type.
     """
-    require_name(kind, name, registry)
+    if not (isinstance(name, str) and name in registry):
+        raise unknown_name(kind, name, registry, ones_own=True)
     own, given = options_of(registry[name]), {}
     for option, value in options.items():
         if not own:

@@ -63,7 +63,8 @@ def make_model(
     Raises:
       InputError: unknown name or option, or a network that cannot take such samples.
     """
-    require_name("model", name, MODELS)
+    if not (isinstance(name, str) and name in MODELS):
+        raise unknown_name("model", name, MODELS, ones_own=True)
     require_name("initializer", initializer, INITIALIZERS)
     accepted = options_of(name)
     vocab_size, per_token = options.pop("vocab_size", None), options.pop(PER_TOKEN, False)

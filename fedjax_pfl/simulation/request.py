@@ -45,6 +45,10 @@ def checked_program(
     Raises:
       InputError: an argument that `simulate` refuses.
     """
+    made = "an Algorithm, such as make_algorithm('fedavg') gives"
+    require(isinstance(algorithm, Algorithm), "algorithm", algorithm, made)
+    made = "a Federation, such as federate(dataset, partition) gives"
+    require(isinstance(federation, Federation), "federation", type(federation).__name__, made)
     for name, given in (("rounds", rounds), ("eval_every", eval_every), ("chunk", chunk)):
         require_whole(name, given, 1)
     _check_seeds(seeds)
@@ -104,6 +108,8 @@ def _check_seeds(seeds: Sequence[int]) -> None:
     require(is_list(seeds) and len(seeds) > 0, "seeds", seeds, allowed)
     require(len(seeds) <= MAX_RUNS, "seeds", seeds, f"at most {MAX_RUNS:,}")
     require(all(_whole(s) and 0 <= s < 2**31 for s in seeds), "seeds", seeds, allowed)
+    # The same run twice would count twice in means, and narrow their intervals.
+    require(len({int(s) for s in seeds}) == len(seeds), "seeds", seeds, "different numbers")
 
 
 def _check_steps(algorithm, federation, rounds: int, adapt: Adaptation | None) -> None:

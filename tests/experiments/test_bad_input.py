@@ -140,6 +140,16 @@ def test_several_unknown_flags_are_answered_at_once(capsys):
     )
 
 
+def test_a_whole_command_of_pfllibs_is_answered_at_once(capsys):
+    command = (
+        "-data MNIST -m CNN -algo FedAvg -gr 9 -did 0 -nc 6 -jr 1 -lbs 10 -ls 1 -lr .1 -eg 1 -go x"
+    )
+    words = command.split()
+    assert call(*words) == 2
+    said = capsys.readouterr().err
+    assert [word for word in words[::2] if f"'{word[1:]}'. It is" not in said] == []
+
+
 def test_every_flag_that_others_names_stand_for_is_ours():
     known = set(flags.parse(["run"]))
     keys = {key for one in pfl.ALGORITHMS.values() for key in one.__dataclass_fields__}

@@ -96,7 +96,7 @@ def test_over_samples(runs):
     ("words", "said"),
     [
         (["--baseline=fedavgg"], "Unknown baseline 'fedavgg'. Did you mean 'fedavg'?"),
-        (["--target=0"], "target must be a percentage in (0, 100], got 0.0."),
+        (["--target=0.8"], "target must be a percentage in (1, 100], such as 80, got 0.8."),
         (["--score=worst"], "Unknown score 'worst'"),
         (["--model=global"], "None of the runs has test scores of the model 'global'"),
         (["--clients=2"], "clients must be numbers in 0..1, got '2'"),

@@ -48,6 +48,16 @@ def test_algorithms_by_data_sets(by_data, tmp_path, capsys):
     assert "FedDWA (ours)" in capsys.readouterr().out
 
 
+def test_a_path_is_no_heading(tmp_path, capsys):
+    for at, (path, name) in enumerate([("a/mine", "mine"), ("b/two", "same"), ("c/two", "same")]):
+        write_run(
+            tmp_path / str(at), "local", [[[0.5] * 2]], [0],
+            words=[f"--dataset=npz:{path}.npz"], dataset=name, dataset_hash=path,
+        )  # fmt: skip
+    assert compare.main(["compare", f"--runs={tmp_path}", "--pivot=dataset"]) == 0
+    assert "|  | mine | npz:b/two.npz | npz:c/two.npz |" in capsys.readouterr().out
+
+
 def test_wide_intervals_of_a_pivot_are_explained(by_data, capsys):
     for seed, path in enumerate(sorted(by_data.glob("*/*/clients.npz"))):
         arrays = dict(np.load(path))

@@ -207,7 +207,7 @@ def good_init(key, inputs):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("cnm", "Unknown model 'cnm'. Did you mean 'cnn'"),
+        ("cnm", r"Unknown model 'cnm'. Did you mean 'cnn'\? One of your own is known once"),
         ("cnn", "Model 'cnn' takes images .* Use 'mlp'"),
         (
             3,

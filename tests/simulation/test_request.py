@@ -30,6 +30,7 @@ def double_precision():
         ({"seeds": (0, -1)}, "seeds must be one or more whole numbers"),
         ({"seeds": (0.5,)}, "seeds must be one or more whole numbers"),
         ({"seeds": (2**31,)}, "seeds must be one or more whole numbers"),
+        ({"seeds": (3, 0, 3)}, r"seeds must be different numbers, got \(3, 0, 3\)"),
         ({"matrix_rounds": (0, 1)}, r"matrix_rounds must be rounds in 1\.\.3, got \[0\]"),
         ({"matrix_rounds": (4,)}, r"matrix_rounds must be rounds in 1\.\.3, got \[4\]"),
         ({"adapt": Adaptation(steps=-1)}, r"adapt_steps must be .*at least 0"),
@@ -39,6 +40,18 @@ def test_arguments_that_are_refused(options, message):
     with pytest.raises(InputError, match=message) as error:
         simulate(**{"rounds": 3} | options)
     assert "\n" not in str(error.value)
+
+
+def test_what_is_no_algorithm_and_no_federation():
+    with pytest.raises(InputError, match=r"algorithm must be .*fedavg.*, got 'fedavg'"):
+        pfl.simulate("fedavg", toy_federation(), 1)
+    with pytest.raises(InputError, match=r"federation must be .*federate.*, got 'str'"):
+        pfl.simulate(pfl.make_algorithm("fedavg"), "digits", 1)
+
+
+def test_a_hyperparameter_that_is_refused_has_its_algorithms_name():
+    with pytest.raises(InputError, match=r"^ditto\.pull must be at least 0, got -1"):
+        pfl.make_algorithm("ditto", {"pull": -1})
 
 
 @pytest.mark.parametrize(

@@ -59,3 +59,31 @@ def test_names_of_data_sets_are_no_folders(folder, monkeypatch):
     assert parsed("--dataset=digits").dataset == "digits"
     with pytest.raises(pfl.InputError, match="Unknown data set"):
         build.load_dataset(parsed("--dataset=nowhere"))
+
+
+RULED = "--partition=dirichlet\n--alpha=0.1\n--min_size=4\n--num_clients=2\n--learning_rate=0.005\n"
+
+
+def test_a_typed_split_takes_the_place_of_a_flagfiles(folder, tmp_path):
+    (file := tmp_path / "ruled.flags").write_text(RULED)
+    ruled = f"--flagfile={file}"
+
+    def split(*words):
+        args = parsed(*words)
+        assert args.learning_rate == 0.005
+        shared = args.alpha, args.min_size, args.num_clients
+        return args.partition_file, args.partition, shared, args["partition"].present
+
+    default = parsed("--dataset=digits").num_clients
+    of_folder = f"{folder}", "dirichlet", (None, None, default), 0
+    assert split(ruled, f"--dataset={folder}") == of_folder
+    assert split(f"--dataset={folder}", ruled) == of_folder
+    assert split(ruled, "--dataset=digits", f"--partition_file={folder}") == of_folder
+    args = parsed(ruled, "--partition", "pathological", "--num_clients=7")  # has no alpha
+    assert (args.alpha, args.min_size, args.num_clients) == (None, None, 7)
+    assert build.material(parsed(ruled, f"--dataset={folder}")).partition.num_clients == 3
+    file.write_text(f"{RULED}--alpha=0.3\n--dataset={folder}\n")  # a file's own split stays
+    assert split(ruled) == (None, "dirichlet", (0.3, 4, 2), 1)
+    assert split(ruled, "--alpha=0.5") == (None, "dirichlet", (0.5, 4, 2), 1)
+    file.write_text(f"--learning_rate=0.005\n--partition_file={folder}\n")
+    assert split(ruled, "--partition=iid")[:2] == (None, "iid")
