@@ -45,6 +45,8 @@ def checked_program(
     Raises:
       InputError: an argument that `simulate` refuses.
     """
+    made = isinstance(algorithm, Algorithm)
+    require(made, "algorithm", algorithm, "an algorithm, such as pfl.make_algorithm('fedavg')")
     for name, given in (("rounds", rounds), ("eval_every", eval_every), ("chunk", chunk)):
         require_whole(name, given, 1)
     _check_seeds(seeds)
@@ -104,6 +106,8 @@ def _check_seeds(seeds: Sequence[int]) -> None:
     require(is_list(seeds) and len(seeds) > 0, "seeds", seeds, allowed)
     require(len(seeds) <= MAX_RUNS, "seeds", seeds, f"at most {MAX_RUNS:,}")
     require(all(_whole(s) and 0 <= s < 2**31 for s in seeds), "seeds", seeds, allowed)
+    alone = len(set(map(int, seeds))) == len(seeds)  # else intervals are narrower than they are
+    require(alone, "seeds", seeds, "different numbers")
 
 
 def _check_steps(algorithm, federation, rounds: int, adapt: Adaptation | None) -> None:

@@ -30,6 +30,8 @@ def double_precision():
         ({"seeds": (0, -1)}, "seeds must be one or more whole numbers"),
         ({"seeds": (0.5,)}, "seeds must be one or more whole numbers"),
         ({"seeds": (2**31,)}, "seeds must be one or more whole numbers"),
+        ({"seeds": (1, 0, 1)}, r"seeds must be different numbers, got \(1, 0, 1\)"),
+        ({"stop": True}, "stop must be a function that returns a bool, or None, got True"),
         ({"matrix_rounds": (0, 1)}, r"matrix_rounds must be rounds in 1\.\.3, got \[0\]"),
         ({"matrix_rounds": (4,)}, r"matrix_rounds must be rounds in 1\.\.3, got \[4\]"),
         ({"adapt": Adaptation(steps=-1)}, r"adapt_steps must be .*at least 0"),
@@ -39,6 +41,12 @@ def test_arguments_that_are_refused(options, message):
     with pytest.raises(InputError, match=message) as error:
         simulate(**{"rounds": 3} | options)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("given", ["fedavg", pfl.ALGORITHMS["fedavg"]])
+def test_an_algorithm_is_made_first(given):
+    with pytest.raises(InputError, match=r"algorithm must be .* such as pfl\.make_algorithm\("):
+        pfl.simulate(given, toy_federation(), 1)
 
 
 @pytest.mark.parametrize(
