@@ -49,6 +49,8 @@ def load(files: Sequence[str]) -> None:
         name = f"own_code_{_digest(str(path).encode())}_{path.stem}"
         if name in sys.modules:
             continue
+        if not path.exists():
+            raise pfl.InputError(f"--import_file={file}: there is no such file.")
         if not os.path.isfile(path) or path.suffix != ".py":
             raise pfl.InputError(f"--import_file must be a Python file (NAME.py), got {file!r}.")
         spec = importlib.util.spec_from_file_location(name, path)
