@@ -52,8 +52,11 @@ def nearest(given: str, valid: Iterable[str], shared: re.Pattern[str] | None = N
             near = 0.65
             if shared.search(one) and shared.search(other):
                 one, other = shared.sub("", one), shared.sub("", other)
-                short = min(len(one), len(other)) < 3
-                likeness, near = (likeness, 0.9) if short else (_ratio(one, other), near)
+                if min(len(one), len(other)) < 3:
+                    near = 0.9
+                else:  # what is left decides whether it is near, and the better one how near
+                    left = _ratio(one, other)
+                    likeness = max(likeness, left) if left >= near else left
         elif len(one) > 2 and other.startswith(one):
             likeness = max(likeness, near)  # a beginning is near, however long the rest
         if likeness >= near and likeness > best:

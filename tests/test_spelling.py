@@ -45,7 +45,7 @@ NEAR = {
     "fedavgg": "fedavg", "fedpor": "fedper", "scafold": "scaffold", "fedprx": "fedprox",
     "pfedlaa": "pfedla", "heurpfdla": "heurpfedla", "fedasyn": "fedasync", "wafle": "waffle",
     "prox": "fedprox", "feddaw": "feddwa", "fdeavg": "fedavg", "fedbabe": "fedbabu",
-    "fedreep": "fedrep", "dito": "ditto", "pfedhm": None, "fedadan": "fedadam",
+    "fedagv": "fedavg", "fedreep": "fedrep", "dito": "ditto", "pfedhm": None, "fedadan": "fedadam",
 }  # fmt: skip
 
 

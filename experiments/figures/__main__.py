@@ -72,14 +72,23 @@ def parse(argv: Sequence[str]) -> tuple[str | None, absl.flags.FlagValues]:
     absl.flags.DEFINE_boolean("list", False, "print all figures and their options", **place)
     absl.flags.DEFINE_boolean("help", False, "print this", **place)
     place["module_name"] = "options"
-    known = (name for plot in FIGURES.values() for name in plot.options)
-    for option in dict.fromkeys(known):
+    known = {name: default for plot in FIGURES.values() for name, default in plot.options.items()}
+    for option, default in known.items():
         if option not in values:
-            absl.flags.DEFINE_string(option, None, "option of a figure", **place)
+            switch = isinstance(default, bool)  # --NAME alone is true
+            define = absl.flags.DEFINE_boolean if switch else absl.flags.DEFINE_string
+            define(option, None, "option of a figure", **place)
     rest = shell.parsed(values, argv)[1:]
     if len(rest) > 1:
         raise InputError(f"Give one figure's name, got {', '.join(map(repr, rest))}.")
     return (rest[0] if rest else None), values
+
+
+def options_given(args: absl.flags.FlagValues) -> dict[str, str]:
+    """The figure's options that were given, as text."""
+    given = (f.name for f in args.get_flags_for_module("options") if f.present)
+    values = {name: value_of(args, name) for name in given}
+    return {n: str(v).lower() if isinstance(v, bool) else v for n, v in values.items()}
 
 
 def catalogue() -> str:
@@ -114,10 +123,7 @@ def draw(name: str | None, args: absl.flags.FlagValues) -> Drawing:
     if name not in FIGURES:
         raise unknown_name("figure", name, FIGURES)
     plot = FIGURES[name]
-    given = {
-        f.name: value_of(args, f.name) for f in args.get_flags_for_module("options") if f.present
-    }
-    options = pfl.parse_options(given, plot.options, f"option of figure {name!r}")
+    options = pfl.parse_options(options_given(args), plot.options, f"option of figure {name!r}")
     if not plot.needs_runs:
         if args.runs:
             raise InputError(f"{name} draws a formula: leave --runs out.")

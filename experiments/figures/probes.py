@@ -16,7 +16,7 @@ import numpy as np
 import fedjax_pfl as pfl
 from fedjax_pfl import similarity, trees
 from fedjax_pfl.data.whole_files import read_json
-from fedjax_pfl.errors import InputError, unknown_name
+from fedjax_pfl.errors import InputError, require_classes, unknown_name
 from fedjax_pfl.results.result_files import damaged
 from fedjax_pfl.typing import Tree
 
@@ -260,6 +260,11 @@ def model_class_norms(federation: pfl.Federation, models: Tree) -> np.ndarray:
 
 
 def class_shares(federation: pfl.Federation) -> np.ndarray:
-    """Parts of each client's training samples that are of each class, [N, C]."""
+    """Parts of each client's training samples that are of each class, [N, C].
+
+    Raises:
+      InputError: the data set's task has no classes.
+    """
+    require_classes("A figure of class norms", bool(federation.data.num_classes))
     counts = np.asarray(federation.data.class_counts, float)
     return counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)

@@ -65,7 +65,7 @@ def _checked(what: str, values: ArrayLike, count: int) -> np.ndarray:
 
 def _numbers(column: np.ndarray) -> np.ndarray:
     """Text as int64, if all of it is whole numbers as Python writes them ("07" stays text)."""
-    if column.dtype.itemsize > 4 * 18:  # more digits than int64 holds for certain
+    if np.char.str_len(column).max(initial=0) > 18:  # more digits than int64 holds for certain
         return column
     try:
         numbers = column.astype(np.int64)

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from fedjax_pfl.data.columns import checked_columns
 from fedjax_pfl.data.labels import CLASSES, TASKS, checked_labels
 from fedjax_pfl.data.limits import require_memory
-from fedjax_pfl.errors import InputError, require, require_name, require_whole
+from fedjax_pfl.errors import InputError, refused, require, require_name, require_whole
 
 # Token ids pass through float32 on the way to an embedding: beyond this they would be rounded.
 MAX_VOCABULARY = 2**24
@@ -245,7 +245,10 @@ def _samples(what: str, x, vocab_size: int | None) -> np.ndarray:
     if vocab_size is not None:
         return _tokens(what, x, vocab_size)
     allowed = x.dtype == np.uint8 or x.dtype.kind == "f"
-    require(allowed, f"Type of the {what}", str(x.dtype), "uint8 or float")
+    if not allowed:
+        tokens = " (token ids need vocab_size, or --data_option=vocab_size=V)"
+        types = f"uint8 or float{tokens if x.dtype.kind in 'iu' and x.ndim == 2 else ''}"
+        raise refused(f"Type of the {what}", str(x.dtype), types)
     require(x.ndim >= 2, f"Shape of the {what}", x.shape, "[n, d], [n, h, w] or [n, h, w, c]")
     require(0 not in x.shape[1:], f"Shape of the {what}", x.shape, "without an empty axis")
     if x.dtype != np.uint8:

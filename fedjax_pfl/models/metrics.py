@@ -68,13 +68,17 @@ def register_metric(
       tasks: names of the tasks that it is for; all by default.
 
     Raises:
-      InputError: a name that can't be, or another direction or task.
+      InputError: a name that can't be or is another function's, or another direction or task.
     """
     _check(name, better)
     for task in tasks:
         require_name("task", task, OBJECTIVES)
 
     def register(fn: F) -> F:
+        known = [METRICS[name].metric.fn] if name in METRICS else []
+        places = {(f.__module__, getattr(f, "__qualname__", "")) for f in (*known, fn)}
+        if len(places) > 1:  # a module run twice may register its own once more
+            raise InputError(f"The metric {name!r} is registered already, by another function.")
         METRICS[name] = Registered(Metric(name, fn, better, fraction), tuple(tasks))
         return fn
 
@@ -163,11 +167,13 @@ def check_metrics(
         allowed = "a function (outputs, labels, valid) of a client's samples, to one number"
         try:
             got = jax.eval_shape(one.fn, several(outputs), several(labels), valid)
-            got = list(jnp.shape(got))
         except Exception as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise InputError(f"Metric {one.name!r} must be {allowed}: {reason}") from error
-        require(not got, f"Metric {one.name!r}", f"an array {got}", allowed)
+        if not isinstance(got, jax.ShapeDtypeStruct):
+            raise InputError(f"Metric {one.name!r} must be {allowed}, got a {type(got).__name__}.")
+        real = not jnp.issubdtype(got.dtype, jnp.complexfloating)
+        require(real and not got.shape, f"Metric {one.name!r}", got, allowed)
 
 
 def _mean(values: jax.Array, weights: jax.Array) -> jax.Array:

@@ -103,10 +103,12 @@ def options_of(name: str) -> tuple[str, ...]:
 def check_images(name: str, input_shape: tuple[int, ...], smallest: int) -> None:
     """Raises `InputError` unless samples are images of at least `smallest` pixels a side."""
     if len(input_shape) != 3 or min(input_shape[:2]) < smallest:
+        first = len(input_shape) == 3 and input_shape[0] in (1, 3) and min(input_shape[1:]) > 3
+        turned = "If channels come first, x.transpose(0, 2, 3, 1) puts them last."
         raise InputError(
             f"Model {name!r} takes images [height, width, channels] of at least "
             f"{smallest}x{smallest} pixels; the data set's samples have the shape {input_shape}. "
-            "Use 'mlp'."
+            + (turned if first else "Use 'mlp'.")
         )
 
 

@@ -146,8 +146,8 @@ class Task:
         """The error of a model that has no features, or no head of its own."""
         return InputError(
             f"The model of {type(self).__name__} does not say what its features and its head are; "
-            "a linen module does with a method features(inputs) and a layer head, which __call__ "
-            "applies to them."
+            "a linen or NNX module does with a method features(inputs) and a layer head, which "
+            "__call__ applies to them."
         )
 
     def initial_model(self, key: jax.Array, inputs: jax.Array) -> Tree:

@@ -36,6 +36,11 @@ class Scored(Measurements):
         name = f"{model}/{split}{end}"
         if name not in self.scores:
             known = sorted(key for key in self.scores if key.endswith(end))
+            if not known:
+                raise InputError(
+                    f"No scores {name!r} in this result, nor others: no client that is scored has "
+                    "a test or validation sample."
+                )
             raise InputError(f"No scores {name!r} in this result; it has {', '.join(known)}.")
         return self.scores[name]
 

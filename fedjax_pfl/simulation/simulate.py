@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_pfl.contract.algorithm import Algorithm
+from fedjax_pfl.errors import require
 from fedjax_pfl.execution import memory_maps, processes, shares
 from fedjax_pfl.execution.mesh import described
 from fedjax_pfl.execution.packing import fitted, padding_efficiency
@@ -98,6 +99,7 @@ def simulate(
         chunk=chunk,
     )
     chunk_seconds = request.checked_seconds(chunk_seconds)
+    require(stop is None or callable(stop), "stop", stop, "a function that returns a bool, or None")
     matrix_rounds = request.checked_matrix_rounds(matrix_rounds, rounds)
     patience = checked_patience(patience, algorithm, program.federation, adapt)
     memory_maps.make_room()

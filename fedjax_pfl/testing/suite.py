@@ -203,7 +203,13 @@ def _diverging(algorithm: Algorithm, make: Callable[..., Federation]) -> None:
         weights = record["matrices"].get("mixing")  # no other client mixes the diverged model
         if diverged and weights is not None:
             others = np.arange(weights.shape[-2]) != bad if weights.shape[-2] > 1 else [True]
-            assert not weights[..., others, bad].any(), f"client {bad} was mixed in"
+            mixed = weights[..., others, bad].any()
+            message = (
+                f"client {bad} diverged and was mixed into other clients' models: give members "
+                "that are not in cohort.mask the weight 0, as mixing.by_size(ctx.sizes(), "
+                "cohort.mask) does"
+            )
+            assert not mixed, message
     for name, axes in client_axes(states[0]).items():
         if axes == 1 and algorithm.absent_kept:
             pairs = (jax.tree.leaves(getattr(s, name)) for s in (states[0], states[-1]))

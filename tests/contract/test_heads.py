@@ -181,7 +181,7 @@ def functions():
 def test_a_model_that_does_not_say_its_features_is_refused(model):
     federation = toy_federation(model=model)
     pfl.check_simulation(FedAvg(), federation)
-    with pytest.raises(pfl.InputError, match="does not say what its features and its head are; a"):
+    with pytest.raises(pfl.InputError, match="features and its head are; a linen or NNX module"):
         pfl.check_simulation(TwoHeaded(), federation)
 
 

@@ -62,8 +62,7 @@ def check_figures(words):
     if name not in figures.FIGURES:
         raise pfl.unknown_name("figure", name, figures.FIGURES)
     figure = figures.FIGURES[name]
-    given = {f.name: f.value for f in args.get_flags_for_module("options") if f.present}
-    parse_options(given, figure.options, f"option of {name}")
+    parse_options(figures.options_given(args), figure.options, f"option of {name}")
     assert bool(args.runs) == figure.needs_runs
     for file in filter(None, (args.output, args.data)):
         assert not Path(file).exists()

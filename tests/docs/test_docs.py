@@ -182,8 +182,7 @@ def test_figures_exist_and_take_the_options(name):
         figure, *words = shlex.split(span)
         assert figure in figures.FIGURES, span
         _, args = figures.parse(["figures", figure, *words])
-        given = {f.name: f.value for f in args.get_flags_for_module("options") if f.present}
-        parse_options(given, figures.FIGURES[figure].options, "option")
+        parse_options(figures.options_given(args), figures.FIGURES[figure].options, "option")
 
 
 @pytest.mark.parametrize("path", pages.PAGES, ids=pages.name)

@@ -10,7 +10,7 @@ from sklearn import metrics as sk
 
 import fedjax_pfl as pfl
 from fedjax_pfl.models import metrics
-from fedjax_pfl.models.metrics import METRICS, ClassAccuracy, chosen, names_for
+from fedjax_pfl.models.metrics import METRICS, ClassAccuracy, check_metrics, chosen, names_for
 from fedjax_pfl.models.objectives import OBJECTIVES
 
 N, C = 24, 4  # rows, padding included
@@ -204,6 +204,26 @@ def test_a_metric_of_ones_own(monkeypatch):
     assert made.fn is spread and not made.measure.higher
     with pytest.raises(pfl.InputError, match="is for regression"):
         chosen(["spread"], OBJECTIVES["classification"], 3)
+    pfl.register_metric("spread", better="lower")(spread)  # as a cell of a notebook, run again
+    for name in ("spread", "auc"):
+        with pytest.raises(pfl.InputError, match=f"metric {name!r} is registered already"):
+            pfl.register_metric(name, better="higher")(jnp.mean)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (None, "got a NoneType"),
+        ((1.0, 2.0), "got a tuple"),
+        (jnp.zeros(3), r"got an array \[3\] of float"),
+        (jnp.complex64(1j), r"got an array \[\] of complex64"),
+    ],
+)
+def test_a_metric_is_one_number(value, said):
+    outputs, labels = jax.ShapeDtypeStruct((2,), jnp.float32), jax.ShapeDtypeStruct((), jnp.int32)
+    one = pfl.Metric("mine", lambda outputs, labels, valid: value, better="higher")
+    with pytest.raises(pfl.InputError, match=f"'mine' must be a function .*, {said}"):
+        check_metrics([one], outputs, labels)
 
 
 def test_auc_of_outputs_that_are_no_numbers():

@@ -200,6 +200,12 @@ def federate(model):
     return toy_federation(model=model, dtype="float32")
 
 
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28)])
+def test_channels_come_last(shape):
+    with pytest.raises(pfl.InputError, match=r"x\.transpose\(0, 2, 3, 1\) puts them last\.$"):
+        pfl.make_model("cnn", shape, 10)
+
+
 def good_init(key, inputs):
     return {"w": jnp.zeros((4, 3))}
 

@@ -143,6 +143,8 @@ def test_bad_names(result):
         result.table("none")
     with pytest.raises(pfl.InputError, match="No scores 'personalized/train/accuracy'"):
         result.plot(split="train")
+    with pytest.raises(pfl.InputError, match="nor others: no client that is scored has a test or"):
+        replace(result, scores={}).values()
 
 
 def test_a_saved_result_has_the_same_table(result, tmp_path):

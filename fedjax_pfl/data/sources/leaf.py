@@ -36,15 +36,23 @@ class _Part(NamedTuple):
 
 def is_leaf(folder: Path) -> bool:
     """Whether LEAF's preprocessing wrote it, as far as the names in it say."""
-    return any((folder / "train").glob("*.json")) and not (folder / "config.json").exists()
+    return _files_of(folder) is not None
+
+
+def _files_of(folder: Path) -> Path | None:
+    """Where `train` and `test` are: the folder itself or its folder `data`; None if nowhere."""
+    for place in (folder, folder / "data"):
+        if any((place / "train").glob("*.json")) and not (place / "config.json").exists():
+            return place
+    return None
 
 
 def load_leaf(data_dir: Path | None, task: str = CLASSES) -> Dataset:
     """LEAF's train/*.json and test/*.json; the column `user` has each sample's user.
 
-    Samples of 784 numbers in 0..1 are images 28x28 (FEMNIST), texts of one length whose label is a
-    letter are the ids of their letters (Shakespeare: the next letter is the class), other numbers
-    stay vectors. Users are in the order of the files, which are sorted by name.
+    Samples of 784 bytes divided by 255 are images 28x28 (FEMNIST), texts of one length whose label
+    is a letter are the ids of their letters (Shakespeare: the next letter is the class), other
+    numbers stay vectors. Users are in the order of the files, which are sorted by name.
 
     Args:
       data_dir: the folder, or one with these two in its folder `data`.
@@ -58,16 +66,17 @@ def load_leaf(data_dir: Path | None, task: str = CLASSES) -> Dataset:
     require(task in TASKS, "task of LEAF's data", task, " or ".join(map(repr, TASKS)))
     if data_dir is None:
         raise InputError("Data set 'leaf' needs the folder that LEAF wrote: write leaf:FOLDER.")
-    folder = next((place for place in (data_dir, data_dir / "data") if is_leaf(place)), None)
+    folder = _files_of(data_dir)
     if folder is None:
         raise InputError(f"{data_dir} has no train/*.json, as LEAF's preprocess.sh writes them.")
     train, test = (_read(folder / split) for split in ("train", "test"))
-    assert train is not None  # as `is_leaf` found files
+    assert train is not None  # as `_files_of` found some
     parts = [train] if test is None else [train, test]
     for part in parts[1:]:
         same = (part.x.dtype.kind, part.x.shape[1:]) == (train.x.dtype.kind, train.x.shape[1:])
         require(same, f"Samples in {folder / 'test'}", part.x.shape[1:], "as those for training")
-    name = data_dir.resolve().name
+    place = folder.resolve()
+    name = (place.parent if place.name == "data" else place).name  # as LEAF's folders are laid out
     about: dict[str, Any] = {}
     xs, ys = [part.x for part in parts], [part.y for part in parts]
     texts = train.x.dtype.kind == "i"

@@ -15,6 +15,10 @@ from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.errors import InputError, require, shown, unknown_name
 
 ENDINGS = (".csv", ".parquet")
+SET_ASIDE = "leave it out with skip_columns, or keep it for by_column with id_columns"
+TO_PREDICT = (
+    "a regression predicts numbers; name another label_column, or leave task out for classes"
+)
 
 
 class _Table(NamedTuple):
@@ -69,7 +73,7 @@ def load_table(
         labels, classes = _class_numbers(tables, label_column)
         of_task = {"num_classes": len(classes), "class_names": tuple(map(str, classes))}
     else:
-        labels, of_task = [_numbers(table, label_column) for table in tables], {}
+        labels, of_task = [_numbers(table, label_column, TO_PREDICT) for table in tables], {}
     arrays = [array for pair in zip(inputs, labels, strict=True) for array in pair]
     return dataset_from_arrays(
         data_dir.resolve().stem,
@@ -174,7 +178,7 @@ def _classes(words: np.ndarray) -> np.ndarray:
         return classes
 
 
-def _numbers(table: _Table, name: str) -> np.ndarray:
+def _numbers(table: _Table, name: str, instead: str = SET_ASIDE) -> np.ndarray:
     cells = table.columns[name]
     try:
         return np.asarray(cells).astype(np.float32)
@@ -183,7 +187,7 @@ def _numbers(table: _Table, name: str) -> np.ndarray:
     row = next(row for row, cell in enumerate(cells) if not _is_number(cell))
     raise InputError(
         f"Column {name!r} of {table.path} must hold numbers, got {shown(str(cells[row]))} in row "
-        f"{row + 1}: leave it out with skip_columns, or keep it for by_column with id_columns."
+        f"{row + 1}: {instead}."
     )
 
 

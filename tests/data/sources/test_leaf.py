@@ -100,8 +100,14 @@ def test_from_flags(femnist):
 
 def test_a_folder_is_no_split(femnist):
     assert recognised(femnist) == "leaf"
+    (femnist / "femnist/data").mkdir(parents=True)
+    for split in ("train", "test"):
+        (femnist / split).rename(femnist / "femnist/data" / split)
+    for folder in (femnist / "femnist/data", femnist / "femnist"):  # as LEAF's folders lie
+        assert recognised(folder) == "leaf"
+        assert load_dataset("leaf", folder).name == "femnist"
     with pytest.raises(InputError, match="is a folder of LEAF's, which holds samples and their"):
-        read_partition(femnist, load_dataset("digits"))
+        read_partition(femnist / "femnist", load_dataset("digits"))
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,9 @@ def test_numbers_to_predict(tmp_path):
         InputError, match="task of a table must be 'classification' or 'regression'"
     ):
         load_dataset(f"table:{path}", label_column="cost", task="multi_label")
+    words = {"label_column": "label", "id_columns": "hospital", "task": "regression"}
+    with pytest.raises(InputError, match=r"'label' .* got 'ill' in row 1: a regression predicts n"):
+        load_dataset(f"table:{table(tmp_path)}", **words)
     halves = "age,stars\n" + "1,0.5\n2,1.5\n" * 3  # few values: classes
     assert (
         load_dataset(f"table:{table(tmp_path, halves, 'h.csv')}", label_column="stars").num_classes
@@ -56,13 +59,15 @@ def test_numbers_to_predict(tmp_path):
 
 def test_parquet_in_a_folder_with_test_samples(tmp_path):
     rows = {"who": ["a", "b", "c"], "x": [1, 2, 3], "y": [0.5, 1.0, 2.0], "kind": [10, 9, 10]}
+    rows["ward"] = [10, 9, 10]
     pq.write_table(pa.table(rows), tmp_path / "train.parquet")
     pq.write_table(pa.table(rows).slice(0, 1), tmp_path / "test.parquet")
-    data = load_dataset("table", tmp_path, label_column="kind", id_columns="who")
+    data = load_dataset("table", tmp_path, label_column="kind", id_columns="who,ward")
     assert data.train_y.tolist() == [1, 0, 1]
     assert data.test_x.tolist() == [[1, 0.5]]
     assert data.class_names == ("9", "10")
     assert data.columns["who"].tolist() == ["a", "b", "c", "a"]
+    assert data.columns["ward"].tolist() == [10, 9, 10, 10]  # numbers, in whose order clients are
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ def test_a_table_runs_no_code(strangers, capsys):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("none.py", None, "none.py: there is no such file"),
+        ("none.py", None, "none.py: there is no such file."),
         ("text.txt", "x = 1", "must be a Python file"),
         ("wrong.py", "x = (", "does not run: SyntaxError"),
         ("fails.py", "import nowhere", "does not run: ModuleNotFoundError"),

@@ -12,7 +12,7 @@ import experiments
 import fedjax_pfl as pfl
 from experiments.cli import flags
 from experiments.cli.build import prepare
-from experiments.figures.__main__ import main, parse
+from experiments.figures.__main__ import main, options_given, parse
 from experiments.figures.drawing import FIGURES
 from experiments.figures.runs import Run
 from fedjax_pfl.data.partitions.registry import parse_options
@@ -51,6 +51,12 @@ def test_picture_and_numbers(folder, tmp_path, capsys, ending, start):
     assert capsys.readouterr().out.split() == [str(picture), str(numbers)]
     assert call(*words, f"--output={picture}") == 2
     assert "nothing is ever overwritten" in capsys.readouterr().err
+
+
+def test_a_switch_needs_no_value():
+    for word, said in (("", "true"), ("=true", "true"), ("=false", "false")):
+        _, args = parse(["figures", "accuracy/rounds", f"--best_so_far{word}", "--output=a.png"])
+        assert (options_given(args), args.output) == ({"best_so_far": said}, "a.png")
 
 
 def test_options_are_the_figures_own(folder, tmp_path):
@@ -122,8 +128,7 @@ def test_the_document_has_every_figure_and_no_other():
     for line in drawn:
         words = shlex.split(line.partition("experiments.figures ")[2])
         name, args = parse(["figures", *words])
-        given = {f.name: f.value for f in args.get_flags_for_module("options") if f.present}
-        parse_options(given, FIGURES[name].options, "option")
+        parse_options(options_given(args), FIGURES[name].options, "option")
         assert (args.output or "").endswith(".png") and (args.runs or name == "waffle/omega")
         names.add(name)
     assert names == table == set(FIGURES)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -42,6 +43,12 @@ def test_rebuilt_federation_is_the_runs(found):
     )
     assert experiment.federation.schedule.batch_size == 16
     assert experiment.federation.plan.num_parameters == run.summary["model_parameters"]
+
+
+def test_class_shares_need_classes():
+    regression = SimpleNamespace(data=SimpleNamespace(num_classes=0))
+    with pytest.raises(InputError, match="A figure of class norms needs a class for each"):
+        probes.class_shares(regression)
 
 
 def test_class_norms_over_the_minibatches(found):
