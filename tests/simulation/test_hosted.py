@@ -238,6 +238,17 @@ def test_rows_are_what_was_written_last_and_at_first_what_all_have(tmp_path):
     assert not list(tmp_path.iterdir())  # the file has no name
 
 
+def test_a_store_has_its_own_clients_rows_and_zeros_for_others(tmp_path):
+    first, own = [np.full((1, 1, 2), 5.0)], np.array([True, True, False, False])
+    for limit in (0, 1e9):  # in a file, in memory
+        store = HostStore(first, 4, 9, tmp_path, limit, own)
+        store.put(np.array([[3, 1]]), [np.array([[[3.0, 3], [1, 1]]])])
+        assert store.touched.tolist() == [1, 3]  # as all processes know
+        assert store.in_file == (limit == 0)
+        (rows,) = store.take(np.array([[0, 1, 2, 3]]))
+        assert rows[0, :, 0].tolist() == [5, 1, 0, 0]
+
+
 def test_rows_of_a_whole_state_that_are_as_at_first_are_not_written():
     """Of 250 clients, more than are looked at once; each run has its own first rows."""
     first = [np.array([0.0, np.nan]).reshape(2, 1, 1), np.arange(500.0).reshape(2, 250, 1)]
