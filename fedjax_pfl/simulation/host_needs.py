@@ -151,6 +151,11 @@ class TracedProgram(Program):
         """Raises `InputError` where a round, or scoring, needs more than its clients' state."""
         own = type(self.runs.algorithm).name or type(self.runs.algorithm).__name__
         federation = self.federation
+        if several() and federation.data.shards > 1:
+            raise InputError(
+                "client_state='host' keeps samples in host memory, and these are on the devices of "
+                "several processes: leave out pfl.spread, or take client_state='device'."
+            )
         if federation.participation.cohort_size == federation.num_clients:
             raise InputError(
                 "client_state='host' keeps what a round's clients need on the device, and here "
