@@ -71,5 +71,6 @@ class SharedStore(HostStore):
             whole = combined(rows, mesh_of(len(processes.all_devices())))
             for leaf, part in zip(out, whole, strict=True):
                 part = np.asarray(part)  # in every process: nobody runs ahead of the others
-                leaf[:, start : start + width] = part[:, : leaf.shape[1] - start]
+                if kept:
+                    leaf[:, start : start + width] = part[:, : len(touched) - start]
         return touched, out
