@@ -23,6 +23,7 @@ from fedjax_pfl.typing import Device, Tree
 
 T = TypeVar("T")
 NAME = "fedjax_pfl"  # of this package's keys
+PIECE = 2**26  # bytes that are sent at once
 FOREVER = 7 * 24 * 3600 * 1000  # milliseconds; JAX ends whoever waits for a process that died
 # In messages of JAX where a connection between processes is broken.
 BROKEN = ("Gloo", "gloo", "NCCL", "onnection", "UNAVAILABLE", "oordination")
@@ -202,20 +203,39 @@ def _joined(leaf: Any) -> np.ndarray:
 
 
 def from_first(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The first process's arrays, in all."""
+    """The first process's arrays, in all; devices have a piece of them at a time."""
     if not several():
         return arrays
     described = exchange({n: [list(a.shape), str(a.dtype)] for n, a in arrays.items()})[0]
-    sizes = {n: int(np.prod(s)) * np.dtype(t).itemsize for n, (s, t) in described.items()}
-    content = np.zeros(sum(sizes.values()), np.uint8)
-    if is_first() and arrays:
-        parts = (np.ascontiguousarray(array).reshape(-1) for array in arrays.values())
-        content = np.concatenate([part.view(np.uint8) for part in parts])
+    if is_first():
+        found = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    else:
+        found = {
+            name: np.empty(shape, np.dtype(dtype)) for name, (shape, dtype) in described.items()
+        }
+    content = [found[name].reshape(-1).view(np.uint8) for name in described]
+    ends = np.cumsum([len(part) for part in content], dtype=np.int64).tolist()
+    total = ends[-1] if ends else 0
     with of_processes():
-        content = np.asarray(multihost_utils.broadcast_one_to_all(content))
-    found, start = {}, 0
-    for name, (shape, dtype) in described.items():
-        part = content[start : start + sizes[name]].copy()
-        found[name] = part.view(np.dtype(dtype)).reshape(shape)
-        start += sizes[name]
-    return found
+        for start in range(0, total, PIECE):
+            piece = np.zeros(min(total, PIECE), np.uint8)
+            parts = list(_parts(content, ends, start, start + len(piece)))
+            if is_first():
+                for part, at in parts:
+                    piece[at : at + len(part)] = part
+            piece = np.asarray(multihost_utils.broadcast_one_to_all(piece))
+            if not is_first():
+                for part, at in parts:
+                    part[...] = piece[at : at + len(part)]
+    return {name: found[name].reshape(shape) for name, (shape, _) in described.items()}
+
+
+def _parts(
+    content: list[np.ndarray], ends: list[int], start: int, end: int
+) -> Iterator[tuple[np.ndarray, int]]:
+    """What lies in start..end of arrays one after the other, and where in there it begins."""
+    for array, last in zip(content, ends, strict=True):
+        first = last - len(array)
+        part = array[max(start - first, 0) : max(end - first, 0)]
+        if len(part):
+            yield part, max(first - start, 0)

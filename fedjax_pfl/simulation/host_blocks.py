@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_pfl.execution.mesh import AXIS, RUNS
+from fedjax_pfl.execution.processes import readable, several
 from fedjax_pfl.simulation import host_programs as programs
 from fedjax_pfl.simulation import host_reads
 from fedjax_pfl.simulation.host_needs import TracedProgram
@@ -27,7 +27,7 @@ def _blocks(
     for start in range(0, len(wanted), width):
         at = wanted[np.minimum(np.arange(start, start + width), len(wanted) - 1)]
         clients = np.broadcast_to(at, (program.num_runs, width))
-        rows = program.put(store.take(clients), RUNS, AXIS)
+        rows = program.put_rows(store.take(clients))
         data = program.put(program.data.of(at, splits, width))
         yield at, rows, replace(program.shell, data=data)
 
@@ -48,9 +48,11 @@ def _by_blocks(
     for at, rows, federation in _blocks(program, store, np.asarray(wanted, np.int32), splits):
         given = kept, rows, program.runs, address, at, federation, *numbers
         found = fn(*given, layout=program.layout, **options)
+        if several():  # what the next block exchanges must not meet what this one does
+            jax.block_until_ready(found)
         if ahead is not None:
             yield jax.device_get(ahead)
-        ahead = found
+        ahead = readable(found)
     if ahead is not None:
         yield jax.device_get(ahead)
 

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl.errors import InputError
-from fedjax_pfl.execution.mesh import place
-from fedjax_pfl.execution.processes import several
+from fedjax_pfl.execution.combining import combined
+from fedjax_pfl.execution.mesh import AXIS, RUNS, place
+from fedjax_pfl.execution.processes import count, several
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.simulation import host_programs as programs
 from fedjax_pfl.simulation import host_reads
@@ -66,6 +67,12 @@ class TracedProgram(Program):
         """Arrays on the devices, as `mesh.place` puts them."""
         mesh = programs.mesh(self.federation)
         return jax.device_put(tree) if mesh.size == 1 else place(tree, mesh, *lead)
+
+    def put_rows(self, leaves: list[np.ndarray]) -> list[jax.Array]:
+        """Rows [R, K, ...] of a store on the devices; of several processes each gives its own."""
+        if several():
+            return combined(leaves, programs.mesh(self.federation), RUNS, AXIS)
+        return self.put(leaves, RUNS, AXIS)
 
     @property
     def members(self) -> int:
@@ -144,10 +151,10 @@ class TracedProgram(Program):
         """Raises `InputError` where a round, or scoring, needs more than its clients' state."""
         own = type(self.runs.algorithm).name or type(self.runs.algorithm).__name__
         federation = self.federation
-        if several():
+        if several() and federation.data.shards > 1:
             raise InputError(
-                "client_state='host' is for one process, and these are several: take "
-                "client_state='device'."
+                "client_state='host' keeps samples in host memory, and these are on the devices of "
+                "several processes: leave out pfl.spread, or take client_state='device'."
             )
         if federation.participation.cohort_size == federation.num_clients:
             raise InputError(
@@ -187,14 +194,15 @@ class TracedProgram(Program):
             given = operands(federation)
             traced = fn.trace(*given, layout=self.layout, **options)
             state = nbytes(given[:2], platform)
-            count = len(jax.tree.leaves(given[:2]))
+            owned = len(jax.tree.leaves(given[:2]))
             jaxpr = traced.jaxpr.jaxpr
             try:
-                most = peak(jaxpr, frozenset(jaxpr.invars[:count]), devices, platform)
+                most = peak(jaxpr, frozenset(jaxpr.invars[:owned]), devices, platform)
             except Exception:  # as in `Program.memory`, which warns
                 return None
             working = round(max(most - state, 0) * BESIDE.get(platform, 1))
-            held = devices * nbytes(given[0], platform) + 2 * nbytes(given[1], platform)
+            copies = 2 + several() * count()  # each process gives rows of the size of the cohort
+            held = devices * nbytes(given[0], platform) + copies * nbytes(given[1], platform)
             pool = nbytes((federation.data.samples, federation.data.labels), platform)
             found.append(Memory(devices * (nbytes(federation, platform) + pool), held, working))
         return max(found, key=lambda one: one.total)

@@ -74,7 +74,8 @@ def first_leaves(runs, federation, total, layout):
         shapes = layout.parted(jax.eval_shape(lambda: begin(run, federation, total)))[0]
         return [jnp.broadcast_to(x, s.shape) for x, s in zip(kept, shapes, strict=True)], first
 
-    return over_runs(of_run, runs, federation, total)
+    kept, first = over_runs(of_run, runs, federation, total)
+    return place(kept, mesh(federation), RUNS), first
 
 
 @jax.jit

@@ -91,9 +91,10 @@ class HostStore:
       rounds_rows: rows that the rounds may write, of each run.
       folder: where a file may be made.
       limit: bytes of records that memory may hold.
+      own: bool [N], the clients whose rows are kept here, or None for all. Others' are zeros.
 
     Attributes:
-      written: bool [R, N]; the others are as they were at first.
+      written: bool [R, N], here or elsewhere; the others are as they were at first.
 
     Raises:
       OutputError: the file can't be made, or the disk has too little space.
@@ -106,14 +107,16 @@ class HostStore:
         written_rows: int,
         folder: Path | None = None,
         limit: float = float("inf"),
+        own: np.ndarray | None = None,
     ):
         self.first = [np.asarray(leaf) for leaf in first]
         self.clients = clients
+        self.own = np.ones(clients, bool) if own is None else own
         self.leaves = [Leaf(leaf.shape[2:], leaf.dtype) for leaf in self.first]
         self.ends = np.cumsum([leaf.nbytes for leaf in self.leaves]).tolist()
         runs = len(self.first[0]) if self.first else 1
         self.written = np.zeros((runs, clients), bool)
-        needed = runs * min(written_rows, clients) * self.record
+        needed = runs * min(written_rows, int(self.own.sum())) * self.record
         self.records: Any = _InMemory()
         if needed > limit:
             self.records = _InFile(folder or Path(tempfile.gettempdir()), needed)
@@ -133,11 +136,12 @@ class HostStore:
 
     def take(self, rows: np.ndarray, skip: np.ndarray | None = None) -> list[np.ndarray]:
         """The rows [R, K] of each leaf, [R, K, ...]; those to `skip` bool [R, K] are left open."""
-        out = [np.empty((*rows.shape, *leaf.shape), leaf.dtype) for leaf in self.leaves]
+        new = np.empty if self.own.all() else np.zeros
+        out = [new((*rows.shape, *leaf.shape), leaf.dtype) for leaf in self.leaves]
         if not out:
             return out
         for (run, k), row in np.ndenumerate(rows):
-            if skip is not None and skip[run, k]:
+            if not self.own[row] or (skip is not None and skip[run, k]):
                 continue
             for into, part in zip(out, self._row(run, int(row)), strict=True):
                 into[run, k] = part
@@ -159,7 +163,7 @@ class HostStore:
         return [leaf[run, row if leaf.shape[1] > 1 else 0] for leaf in self.first]
 
     def put(self, rows: np.ndarray, values: Sequence[Any]) -> None:
-        """Writes values [R, K, ...] of each leaf to the rows [R, K].
+        """Writes values [R, K, ...] of each leaf to those of the rows [R, K] that are kept here.
 
         Raises:
           OutputError: the file can't be written.
@@ -168,10 +172,11 @@ class HostStore:
         if not values:
             return
         for (run, k), row in np.ndenumerate(rows):
-            record = np.empty(self.record, np.uint8)
-            for part, value in zip(self._parts(record), values, strict=True):
-                part[...] = value[run, k]
-            self.records.write(run * self.clients + int(row), record)
+            if self.own[row]:
+                record = np.empty(self.record, np.uint8)
+                for part, value in zip(self._parts(record), values, strict=True):
+                    part[...] = value[run, k]
+                self.records.write(run * self.clients + int(row), record)
             self.written[run, row] = True
 
     def put_changed(self, leaves: Sequence[np.ndarray]) -> None:
@@ -192,9 +197,23 @@ class HostStore:
             rows = np.broadcast_to(start + at, (len(self.written), len(at)))
             self.put(rows, [leaf[:, at] for leaf in here])
 
-    def saved(self) -> tuple[np.ndarray, list[np.ndarray]]:
-        """(clients written in some run [K], their rows of each leaf [R, K, ...])."""
-        touched = np.flatnonzero(self.written.any(axis=0)).astype(np.int32)
+    @property
+    def touched(self) -> np.ndarray:
+        """int32 [K], the clients written in some run."""
+        return np.flatnonzero(self.written.any(axis=0)).astype(np.int32)
+
+    @property
+    def in_file(self) -> bool:
+        """Whether records lie in a file, where writing may fail."""
+        return isinstance(self.records, _InFile)
+
+    def saved(self, everywhere: bool = True) -> tuple[np.ndarray, list[np.ndarray]]:
+        """(`touched` [K], their rows of each leaf [R, K, ...]).
+
+        Args:
+          everywhere: whether a process of several has rows in any case, see `SharedStore`.
+        """
+        touched = self.touched
         return touched, self.take(np.broadcast_to(touched, (len(self.written), len(touched))))
 
 

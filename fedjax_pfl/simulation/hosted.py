@@ -17,6 +17,9 @@ The design. A round under sampling needs the rows of its cohort alone, M of N. T
   that trains all clients, or changes their models, is refused;
 - samples lie on the host too, and go with the rows (`HostData`); local training and scoring ask
   `FederatedData.check_there`;
+- of several processes each keeps the rows of its own clients (`SharedStore`), and all samples. A
+  cohort's rows meet on the devices (`execution.combining`), and come back whole to every process,
+  which writes its own;
 - models are scored, and returned, by blocks of as many clients as a program with all state scores
   at a time (`host_blocks`). What all these programs need is found by tracing (`host_needs`).
 
@@ -32,13 +35,17 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_pfl.execution.mesh import AXIS, RUNS
+from fedjax_pfl.execution.combining import on_hosts
+from fedjax_pfl.execution.mesh import RUNS
+from fedjax_pfl.execution.processes import of_processes, readable, several
 from fedjax_pfl.federation.federation import Federation
+from fedjax_pfl.federation.spreading import spread
 from fedjax_pfl.simulation import host_blocks as blocks
 from fedjax_pfl.simulation import host_lowering, host_reads, host_store, memory
 from fedjax_pfl.simulation import host_programs as programs
 from fedjax_pfl.simulation.host_needs import TracedProgram
 from fedjax_pfl.simulation.host_programs import Layout
+from fedjax_pfl.simulation.host_shares import SharedStore
 from fedjax_pfl.simulation.host_store import BLOCK, HostStore, whole_leaves
 from fedjax_pfl.simulation.program import Chunk, Lowered, Program
 from fedjax_pfl.typing import Device, Stack, State
@@ -59,12 +66,16 @@ class HostedStates(NamedTuple):
 
     def whole(self) -> State:
         """All of it, leaves [R, N, ...], on the host."""
-        trees = {name: jax.tree.leaves(tree) for name, tree in self.saved().items()}
+        saved = self.saved(everywhere=True)
+        trees = {name: jax.tree.leaves(readable(tree)) for name, tree in saved.items()}
         return jax.tree.unflatten(self.layout.tree, map(np.asarray, whole_leaves(trees)))
 
-    def saved(self) -> dict[str, Any]:
-        """The leaves by name; of those on the host, the rows that some round has written."""
-        touched, rows = self.store.saved()
+    def saved(self, everywhere: bool = False) -> dict[str, Any]:
+        """The leaves by name; of those on the host, the rows that some round has written.
+
+        Of several processes the first one has these rows, the others only if `everywhere`.
+        """
+        touched, rows = self.store.saved(everywhere)
         trees = {"states": self.layout.joined(self.kept, rows)}
         if rows:
             places = np.flatnonzero(self.layout.hosted).astype(np.int32)
@@ -108,12 +119,16 @@ class HostedProgram(TracedProgram):
         )
         members = self.federation.participation.cohort_size * self.rounds
         clients = self.federation.num_clients
-        first = [np.asarray(leaf) for leaf in first]
-        store = HostStore(first, clients, members, self.folder, self.limit)
-        return HostedStates(self.layout, self.put(kept, RUNS), store)
+        make = SharedStore if several() else HostStore
+        store = make(on_hosts(first), clients, members, self.folder, self.limit)
+        return HostedStates(self.layout, kept, store)
 
     def advance(self, states: HostedStates, t: int, length: int) -> Chunk:
         """See `Program.advance`."""
+        with of_processes():
+            return self._advance(states, t, length)
+
+    def _advance(self, states: HostedStates, t: int, length: int) -> Chunk:
         kept, store = states.kept, states.store
         at = host_reads.address(store, self.num_runs)
         measured, matrices, waiting = [], None, None
@@ -139,6 +154,8 @@ class HostedProgram(TracedProgram):
                 scores = blocks.scores(self, kept, store, now)
             if following is not None:
                 coming = self._fetched(store, following, waiting)
+            if several() and waiting is not None:  # now: later programs would come in between
+                waiting = waiting[0], on_hosts(waiting[1])
             measured.append({**one, "scores": scores})
         if waiting is not None:
             store.put(*waiting)
@@ -161,7 +178,7 @@ class HostedProgram(TracedProgram):
 
     def _cohorts(self, t: int) -> np.ndarray:
         """int32 [R, M], the clients of each run's cohort."""
-        return np.asarray(programs.cohorts(self.runs, self.shell, np.int32(t)))
+        return np.asarray(readable(programs.cohorts(self.runs, self.shell, np.int32(t))))
 
     def _fetched(self, store: HostStore, clients: np.ndarray, waiting: Any = None) -> _Fetched:
         """Rows and samples of a round's clients, on the device or on the way there.
@@ -174,10 +191,15 @@ class HostedProgram(TracedProgram):
         if waiting is not None:
             same = clients[:, :, None] == waiting[0][:, None, :]
             skip, at = same.any(-1), np.where(same.any(-1), same.argmax(-1), -1).astype(np.int32)
-        rows = self.put(store.take(clients, skip), RUNS, AXIS)
+        rows = store.take(clients, skip)
+        data = self.data.of(clients, self.round_splits, self.members)
+        if several():  # what they exchange must not meet what the round does
+            jax.block_until_ready(() if waiting is None else waiting[1])
+        rows = self.put_rows(rows)
         if waiting is not None:
             rows = programs.merged(rows, waiting[1], at, mesh=programs.mesh(self.federation))
-        data = self.data.of(clients, self.round_splits, self.members)
+        if several():
+            jax.block_until_ready(rows)
         return _Fetched(clients, rows, replace(self.shell, data=self.put(data)))
 
     def models(self, states: HostedStates, t: Any, rows: np.ndarray) -> dict[str, Any]:
@@ -185,8 +207,9 @@ class HostedProgram(TracedProgram):
         return blocks.models(self, states.kept, states.store, t, rows)
 
     def personalize(self, states: HostedStates, t: Any, new_clients: Federation) -> Stack:
-        """See `Program.personalize`; for this alone all state goes to the device."""
-        return super().personalize(states.whole(), t, new_clients)
+        """See `Program.personalize`; for this alone all state and samples go to the device."""
+        everything = replace(self, federation=spread(self.federation))
+        return Program.personalize(everything, states.whole(), t, new_clients)
 
     # Checkpoints.
 

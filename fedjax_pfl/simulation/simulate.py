@@ -104,7 +104,8 @@ def simulate(
     patience = checked_patience(patience, algorithm, program.federation, adapt)
     memory_maps.make_room()
     program, _ = fitting(program, _available(federation))
-    program = replace(program, federation=spread(program.federation))
+    if not isinstance(program, HostedProgram):  # whose samples stay on the host
+        program = replace(program, federation=spread(program.federation))
     shown = watching.shown(progress, algorithm.name)
     if isinstance(program, HostedProgram) and checkpoints is not None:
         program = replace(program, folder=checkpoints.folder)

@@ -19,3 +19,13 @@ def test_what_is_fetched_is_not_kept_beside_the_array():
     assert all(type(leaf) is np.ndarray for leaf in found)
     jax.tree.map(np.testing.assert_array_equal, found, wanted)
     assert found[0].flags.writeable  # what JAX keeps can't be written to
+
+
+def test_pieces_are_parts_of_arrays_one_after_the_other():
+    arrays = [np.arange(n, dtype=np.uint8) + 10 * n for n in (3, 0, 5, 1)]
+    ends, whole = np.cumsum([len(array) for array in arrays]).tolist(), np.concatenate(arrays)
+    for start, end in ((0, 9), (0, 3), (2, 4), (3, 8), (4, 9)):
+        piece = np.zeros(end - start, np.uint8)
+        for part, at in processes._parts(arrays, ends, start, end):
+            piece[at : at + len(part)] = part
+        np.testing.assert_array_equal(piece, whole[start:end])

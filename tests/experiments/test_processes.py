@@ -73,9 +73,9 @@ def environment():
     return os.environ | {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
 
 
-def same(folder, other, tolerance):
+def same(folder, other, tolerance, name="fedavg"):
     """Whether the results in two runs' folders agree."""
-    one, two = (pfl.Result.load(each / "fedavg") for each in (folder, other))
+    one, two = (pfl.Result.load(each / name) for each in (folder, other))
     assert one.scores.keys() == two.scores.keys()
     for name, score in one.scores.items():
         np.testing.assert_allclose(score, two.scores[name], tolerance, tolerance, err_msg=name)
@@ -142,14 +142,14 @@ def test_a_patient_run_is_lengthened_by_two_processes(tmp_path):
     assert earlier.rounds == first
 
 
-def checkpoints(folder):
-    kept = folder / resume.CHECKPOINTS / "fedavg"
+def checkpoints(folder, name="fedavg"):
+    kept = folder / resume.CHECKPOINTS / name
     return sorted(int(p.name) for p in kept.glob("*") if p.name.isdecimal())
 
 
-def wait_for_rounds(folder, pair):
+def wait_for_rounds(folder, pair, name="fedavg"):
     until = time.monotonic() + MINUTES
-    while max(checkpoints(folder), default=0) < 3:
+    while max(checkpoints(folder, name), default=0) < 3:
         assert time.monotonic() < until
         assert [each.poll() for each in pair.running] == [None, None], pair.said(0) + pair.said(1)
         time.sleep(0.2)
@@ -189,6 +189,35 @@ def test_a_process_that_dies_is_noticed_and_the_run_goes_on(tmp_path, dead):
         assert pair.codes() == [0, 0], pair.said(0) + pair.said(1)
     assert "round 1/" not in pair.said(0)  # it went on
     same(folder, alone(tmp_path / "straight", *LONG), 1e-4)
+
+
+ON_HOSTS = ["--client_state=host", "--algorithms=ditto", "--model=mlp", "--num_clients=15",
+            "--model_option=hidden=20", "--partition=iid", "--train_samples=10", *LONG]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda n: n.name)
+def test_state_on_the_hosts_of_two_processes(tmp_path, number):
+    """The run goes on in one process with all state on the device, or in two again."""
+    folder = tmp_path / "pair"
+    words = (*ON_HOSTS, "--devices=2", f"--output_dir={folder}")
+    with Started(tmp_path, *words) as pair:
+        wait_for_rounds(folder, pair, "ditto")
+        pair.running[1].send_signal(number)
+        codes = pair.codes()
+    if number == signal.SIGTERM:
+        assert codes == [128 + number] * 2, pair.said(0) + pair.said(1)
+    else:
+        assert codes[1] == -number and codes[0] not in (0, 2)
+        assert "the same command continues" in pair.said(0)
+    assert 3 <= max(checkpoints(folder, "ditto")) < ROUNDS
+    if number == signal.SIGTERM:
+        alone(folder, *ON_HOSTS, "--client_state=device")
+    else:
+        with Started(tmp_path, *words) as pair:
+            assert pair.codes() == [0, 0], pair.said(0) + pair.said(1)
+        assert "round 1/" not in pair.said(0)  # it went on
+    same(folder, alone(tmp_path / "straight", *ON_HOSTS), 1e-4, "ditto")
 
 
 @pytest.mark.slow

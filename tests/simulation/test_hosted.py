@@ -13,7 +13,7 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl import trees
 from fedjax_pfl.aggregation import streamed
-from fedjax_pfl.simulation import host_needs, host_reads, hosted, request
+from fedjax_pfl.simulation import host_needs, host_reads, host_shares, hosted, request
 from fedjax_pfl.simulation.checkpoints import Checkpoints
 from fedjax_pfl.simulation.first_rows import with_first_rows
 from fedjax_pfl.simulation.fitting import fitting
@@ -236,6 +236,30 @@ def test_rows_are_what_was_written_last_and_at_first_what_all_have(tmp_path):
             np.testing.assert_array_equal(got, leaf)
         assert store.saved()[0].tolist() == [0, 1, 2, 4, 5, 7, 9]
     assert not list(tmp_path.iterdir())  # the file has no name
+
+
+def test_a_store_has_its_own_clients_rows_and_zeros_for_others(tmp_path):
+    first, own = [np.full((1, 1, 2), 5.0)], np.array([True, True, False, False])
+    for limit in (0, 1e9):  # in a file, in memory
+        store = HostStore(first, 4, 9, tmp_path, limit, own)
+        store.put(np.array([[3, 1]]), [np.array([[[3.0, 3], [1, 1]]])])
+        assert store.touched.tolist() == [1, 3]  # as all processes know
+        assert store.in_file == (limit == 0)
+        (rows,) = store.take(np.array([[0, 1, 2, 3]]))
+        assert rows[0, :, 0].tolist() == [5, 1, 0, 0]
+
+
+def test_rows_of_all_processes_are_collected_in_pieces(tmp_path, monkeypatch):
+    """By one process, which has all of them."""
+    monkeypatch.setattr(host_shares, "PIECE", 32)  # two clients' rows of two runs
+    first = [np.zeros((2, 1, 2), np.float32)]
+    store = host_shares.SharedStore(first, 7, 9, tmp_path / "not there", 1e9)
+    rows = np.array([[5, 1, 3], [5, 6, 0]])
+    store.put(rows, [np.arange(12, dtype=np.float32).reshape(2, 3, 2) - 3])
+    touched, (found,) = store.saved()
+    wanted, (expected,) = HostStore.saved(store)
+    assert touched.tolist() == wanted.tolist() == [0, 1, 3, 5, 6]
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_rows_of_a_whole_state_that_are_as_at_first_are_not_written():

@@ -1,0 +1,81 @@
+"""Rows on the hosts of several processes, each of which has some: on the devices, and back."""
+
+from collections.abc import Sequence
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from fedjax_pfl.execution.mesh import place
+from fedjax_pfl.execution.processes import all_devices, count, index, readable
+from fedjax_pfl.typing import Device
+
+PROCESS, SLOT = "process", "slot"  # axes of the devices by process
+
+
+def own_rows(total: int) -> np.ndarray:
+    """bool [total]: which of so many rows this process keeps; as many one after the other."""
+    share = -(-total // count())
+    return np.arange(total) // share == index()
+
+
+def combined(leaves: Sequence[np.ndarray], mesh: Mesh, *lead: str | None) -> list[jax.Array]:
+    """Rows [R, K, ...] on the devices of all processes, placed as `mesh.place` does.
+
+    Every row comes from one process; all others give zeros for it. The devices add up the bits as
+    whole numbers, so that these stay as they are.
+
+    Args:
+      mesh: of all devices.
+    """
+    by_process = _by_process(all_devices())
+    width = by_process.shape[SLOT]
+    rows = tuple((leaf.shape[1], np.dtype(leaf.dtype)) for leaf in leaves)
+    given = [_given(_bits(leaf), by_process, width) for leaf in leaves]
+    return _added(given, rows=rows, mesh=mesh, lead=lead)
+
+
+def on_hosts(leaves: Sequence[jax.Array]) -> list[np.ndarray]:
+    """Whole arrays in every process; one after the other, so that devices hold one of them."""
+    return [np.asarray(readable(leaf)) for leaf in leaves]
+
+
+@cache
+def _by_process(devices: tuple[Device, ...]) -> Mesh:
+    return Mesh(np.asarray(devices).reshape(count(), -1), (PROCESS, SLOT))
+
+
+def _bits(leaf: np.ndarray) -> np.ndarray:
+    """The same bytes as whole numbers of the same size."""
+    return np.ascontiguousarray(leaf).view(_whole(leaf.dtype))
+
+
+def _whole(dtype: Any) -> np.dtype:
+    return np.dtype(f"u{np.dtype(dtype).itemsize}")
+
+
+def _given(bits: np.ndarray, mesh: Mesh, width: int) -> jax.Array:
+    """What all processes give, [processes, R, K, ...]; K is filled up to a multiple of `width`."""
+    more = -bits.shape[1] % width
+    if more:
+        bits = np.pad(bits, [(0, 0), (0, more), *[(0, 0)] * (bits.ndim - 2)])
+    sharding = NamedSharding(mesh, PartitionSpec(PROCESS, None, SLOT))
+    shape = (mesh.shape[PROCESS], *bits.shape)
+    return jax.make_array_from_callback(shape, sharding, lambda at: bits[at[1:]][None])
+
+
+@partial(jax.jit, static_argnames=("rows", "mesh", "lead"))
+def _added(
+    given: list[jax.Array], rows: tuple[tuple[int, np.dtype], ...], mesh: Mesh, lead: tuple
+) -> list[jax.Array]:
+    def one(parts: jax.Array, length: int, dtype: np.dtype) -> jax.Array:
+        whole = jnp.sum(parts, axis=0, dtype=parts.dtype)[:, :length]
+        boolean = dtype == np.bool_
+        return whole != 0 if boolean else lax.bitcast_convert_type(whole, dtype)
+
+    whole = [one(parts, *kind) for parts, kind in zip(given, rows, strict=True)]
+    return place(whole, mesh, *lead)
