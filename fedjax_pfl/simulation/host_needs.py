@@ -187,13 +187,15 @@ class TracedProgram(Program):
             given = operands(federation)
             traced = fn.trace(*given, layout=self.layout, **options)
             state = nbytes(given[:2], platform)
-            count = len(jax.tree.leaves(given[:2]))
+            # Scoring does not use up its inputs.
+            count = len(jax.tree.leaves(given[:2])) if fn is programs.one_round else 0
             jaxpr = traced.jaxpr.jaxpr
             try:
                 most = peak(jaxpr, frozenset(jaxpr.invars[:count]), devices, platform)
             except Exception:  # as in `Program.memory`, which warns
                 return None
-            working = round(max(most - state, 0) * BESIDE.get(platform, 1))
+            most -= state if count else 0
+            working = round(max(most, 0) * BESIDE.get(platform, 1))
             held = devices * nbytes(given[0], platform) + 2 * nbytes(given[1], platform)
             pool = nbytes((federation.data.samples, federation.data.labels), platform)
             found.append(Memory(devices * (nbytes(federation, platform) + pool), held, working))
