@@ -19,6 +19,8 @@ from fedjax_pfl.execution.mesh import AXIS, not_shared, shared_clients
 from fedjax_pfl.typing import Stack, Tree
 
 WIDE = 2**14  # numbers of one client from which a leaf is sent alone; smaller ones go together
+LARGE = 2**22  # numbers of a matrix from which no device has it whole: its rows go round
+WHOLE = PartitionSpec()
 
 
 class Part(NamedTuple):
@@ -40,7 +42,8 @@ def added(fn: Callable[..., Tree], *stacks: Stack, others: tuple = ()) -> Tree:
 
     What `fn` returns must be a sum over columns: it is given lists of leaves with some columns of
     all rows, on each device others. Of a matrix each device then has some rows alone: of all pairs
-    of clients it may be more than a model.
+    of clients it may be more than a model. Where `fn` returns large matrices alone, no device
+    has all rows of its summand at a time: then a row must belong to that of the first stack.
 
     Args:
       fn: must not close over arrays.
@@ -56,14 +59,18 @@ def added(fn: Callable[..., Tree], *stacks: Stack, others: tuple = ()) -> Tree:
     mesh = shared_clients()
     assert mesh is not None
     by_rows = [x.ndim == 2 and len(x) % mesh.shape[AXIS] == 0 for x in results]
+    in_turns = all(by_rows) and not others and sum(x.size for x in results) >= LARGE
 
     def one_device(distinct, others):
         parts = _parts(distinct[0], [0] * len(distinct[0]), _devices())
         sent = [[_sent(part, leaves) for part in parts] for leaves in distinct]
-        summands = jax.tree.leaves(fn(*(sent[k] for k in numbers), *others))
+        a, *more = (sent[k] for k in numbers)
+        if in_turns:
+            return _sums_in_turns(lambda rows: jax.tree.leaves(fn(rows, *more)), a)
+        summands = jax.tree.leaves(fn(a, *more, *others))
         return [_summed(x, apart) for x, apart in zip(summands, by_rows, strict=True)]
 
-    specs = [PartitionSpec(AXIS) if apart else PartitionSpec() for apart in by_rows]
+    specs = [PartitionSpec(AXIS) if apart else WHOLE for apart in by_rows]
     return treedef.unflatten(_on_devices(one_device, specs, distinct, others))
 
 
@@ -72,6 +79,26 @@ def _summed(x: jax.Array, by_rows: bool) -> jax.Array:
     if by_rows:
         return lax.psum_scatter(x, AXIS, scatter_dimension=0, tiled=True)
     return lax.psum(x, AXIS)
+
+
+def _sums_in_turns(
+    fn: Callable[[list[jax.Array]], list[jax.Array]], a: list[jax.Array]
+) -> list[jax.Array]:
+    """The devices' sum of `fn(a)`, of which each device gets its own rows.
+
+    Sums of a part of the rows go round: a device adds its summand, and hands them on to the next.
+    """
+    devices, mine = _devices(), lax.axis_index(AXIS)
+    rows = len(a[0]) // devices
+
+    def summands(whose):
+        return fn([lax.dynamic_slice_in_dim(x, whose * rows, rows) for x in a])
+
+    def turn(i, sums):
+        sums = lax.ppermute(sums, AXIS, _onward(devices))
+        return jax.tree.map(jnp.add, sums, summands((mine - 1 - i) % devices))
+
+    return lax.fori_loop(1, devices, turn, summands((mine - 1) % devices))
 
 
 def mixed(
@@ -84,8 +111,9 @@ def mixed(
     """New leaves [A, ...] of leaves [B, ...]: `fn(weights of its kind, leaf)`, on some columns.
 
     Args:
-      fn: must not close over arrays.
-      weights: a dict of arrays by kind, which every device has.
+      fn: must not close over arrays; a row of the weights gives a row of the result.
+      weights: a dict of arrays [A, B] by kind. Every device gets them, those of large matrices
+        by turns.
       senders: leaves that are shared (`is_shared`).
       kinds: of every leaf.
       receivers: A.
@@ -93,27 +121,73 @@ def mixed(
     mesh = shared_clients()
     assert mesh is not None
     back = receivers % mesh.shape[AXIS] == 0
+    in_turns = back and sum(x.size for x in weights.values()) >= LARGE
 
     def one_device(senders, weights):
         parts = _parts(senders, kinds, _devices())
+        kind_of = [kinds[part.leaves[0]] for part in parts]
+        sent = (_sent(part, senders) for part in parts)  # each when it is needed
+        if in_turns:
+            sent = list(sent)
+            mine = _in_turns(
+                lambda w: [fn(w[k], x) for k, x in zip(kind_of, sent, strict=True)], weights
+            )
+        else:
+            mine = (fn(weights[k], x) for k, x in zip(kind_of, sent, strict=True))
         new: dict[int, jax.Array] = {}
-        for part in parts:
-            columns = fn(weights[kinds[part.leaves[0]]], _sent(part, senders))
+        for part, columns in zip(parts, mine, strict=True):
             new |= _returned(part, columns, senders, back)
         return [new[i] for i in range(len(senders))]
 
-    whole = PartitionSpec(AXIS) if back else PartitionSpec()
-    return _on_devices(one_device, whole, list(senders), weights)
+    out, lie = (PartitionSpec(AXIS) if rows else WHOLE for rows in (back, in_turns))
+    return _on_devices(one_device, out, list(senders), weights, lie)
 
 
-def _on_devices(fn: Callable[..., Any], out: Any, stacks: Any, others: Any) -> Any:
+def _in_turns(fn: Callable[[Tree], list[jax.Array]], weights: Tree) -> list[jax.Array]:
+    """`fn` of all devices' weights, rows below each other, of which a device has one part a turn.
+
+    The parts go round: a device hands the one that it has used on to the next.
+    """
+    devices, mine = _devices(), lax.axis_index(AXIS)
+
+    def put(new, weights, whose):
+        rows = fn(weights)
+        return [
+            lax.dynamic_update_slice_in_dim(x, part, whose * len(part), axis=0)
+            for x, part in zip(new, rows, strict=True)
+        ]
+
+    def turn(i, carry):
+        weights, new = carry
+        weights = lax.ppermute(weights, AXIS, _onward(devices))
+        return weights, put(new, weights, (mine - i) % devices)
+
+    shapes = jax.eval_shape(fn, weights)
+    new = [jnp.zeros((devices * len(s), *s.shape[1:]), s.dtype) for s in shapes]
+    return lax.fori_loop(1, devices, turn, (weights, put(new, weights, mine)))[1]
+
+
+def _onward(devices: int) -> list[tuple[int, int]]:
+    """From every device to the next, and from the last to the first."""
+    return [(device, (device + 1) % devices) for device in range(devices)]
+
+
+def _on_devices(
+    fn: Callable[..., Any],
+    out: Any,
+    stacks: Any,
+    others: Any,
+    lie: PartitionSpec = WHOLE,
+) -> Any:
+    """`fn(stacks, others)` on every device, of its rows of the stacks; `others` lie as told."""
+
     def alone(*operands):
         with not_shared():
             return fn(*operands)
 
     mesh = shared_clients()
     assert mesh is not None
-    specs = (PartitionSpec(AXIS), PartitionSpec())
+    specs = (PartitionSpec(AXIS), lie)
     run = jax.shard_map(alone, mesh=mesh, in_specs=specs, out_specs=out, check_vma=False)
     return run(stacks, others)
 

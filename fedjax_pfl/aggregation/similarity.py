@@ -97,6 +97,8 @@ def squared_distances(a: Stack, b: Stack, partners: Rows | None = None) -> Matri
     def one_by_one():
         # By blocks: where the devices of one CPU share `b`, each gathers what is mapped over.
         def block(x, y):
+            if len(x) < rows:  # some of them at a time (`columns.added`): the fewer are mapped
+                return lax.map(lambda one: squared_norms(one - y), x)
             return lax.map(lambda other: squared_norms(x - other), y).T
 
         direct = streamed.columns(lambda some: _over_blocks(block, a, some), b) if far else None

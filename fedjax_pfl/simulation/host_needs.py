@@ -194,13 +194,15 @@ class TracedProgram(Program):
             given = operands(federation)
             traced = fn.trace(*given, layout=self.layout, **options)
             state = nbytes(given[:2], platform)
-            owned = len(jax.tree.leaves(given[:2]))
+            # Scoring does not use up its inputs.
+            owned = len(jax.tree.leaves(given[:2])) if fn is programs.one_round else 0
             jaxpr = traced.jaxpr.jaxpr
             try:
                 most = peak(jaxpr, frozenset(jaxpr.invars[:owned]), devices, platform)
             except Exception:  # as in `Program.memory`, which warns
                 return None
-            working = round(max(most - state, 0) * BESIDE.get(platform, 1))
+            most -= state if owned else 0
+            working = round(max(most, 0) * BESIDE.get(platform, 1))
             copies = 2 + several() * count()  # each process gives rows of the size of the cohort
             held = devices * nbytes(given[0], platform) + copies * nbytes(given[1], platform)
             pool = nbytes((federation.data.samples, federation.data.labels), platform)

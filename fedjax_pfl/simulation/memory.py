@@ -34,7 +34,6 @@ REDUCTIONS = frozenset(
 # Of a round's working memory, what no trace shows: on a TPU the program itself, and weights that it
 # converts ahead of a loop, or lays out anew for a product (5 to 15 % with the CNN).
 BESIDE = {"tpu": 1.1}
-CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint"})
 
 
 @dataclass(frozen=True)
@@ -129,7 +128,7 @@ class _Walk:
                     live[v] = self.size(v)
 
         for i, equation in enumerate(jaxpr.eqns):
-            read = {v for v in equation.invars if not isinstance(v, Literal)}
+            read = _variables(equation.invars)
             name = equation.primitive.name
             if name in FUSED:
                 bases = {b for v in read for b in (fused.get(v) or {v})}
@@ -138,14 +137,21 @@ class _Walk:
             if name not in REDUCTIONS:
                 whole(read, i)
             dying = {v for v in read if v in live and last[v] <= i}
-            used_up = sum(live[v] for v in dying)
-            made = sum(self.size(v) for v in equation.outvars if v in last)
-            inside = self.inside(equation, dying)
+            results = {v: self.size(v) for v in equation.outvars if v in last}
+            results |= {v: results[v] + more for v, more in self.copies(equation, "out")}
+            made = sum(results.values())
             if name == "dot_general" and self.devices > 1:
                 made += self.devices * self.exchanged(equation)
-            need = made if inside is None else max(inside, made) - used_up
+            found = self.inside(equation, dying)
+            if found is None:
+                need = made
+            else:
+                inside, used_up = found
+                copies = self.copies(equation, "in")
+                inside += sum(more for v, more in copies if v in live and v not in used_up)
+                need = max(inside, made) - sum(live[v] for v in used_up)
             most = max(most, sum(live.values()) + need)
-            live |= {v: self.size(v) for v in equation.outvars if v in last}
+            live |= results
             live = {v: size for v, size in live.items() if last.get(v, -1) > i}
         whole({v for v in jaxpr.outvars if not isinstance(v, Literal)}, len(jaxpr.eqns))
         return max(most, sum(live.values()))
@@ -162,17 +168,30 @@ class _Walk:
         first = next((axis for axis in range(rank) if axis not in batched), None)
         return min(whole, self.size(product.outvars[0])) if first in summed else whole
 
-    def inside(self, equation: Any, dying: set) -> int | None:
-        """Peak of what an equation runs, with the inputs it uses up; None if it runs nothing."""
+    def copies(self, equation: Any, side: str) -> list[tuple[Any, int]]:
+        """What a `shard_map` takes ("in") or returns ("out") whole: bytes of its further copies."""
+        if equation.primitive.name != "shard_map":
+            return []
+        variables = equation.invars if side == "in" else equation.outvars
+        pairs = zip(variables, equation.params[f"{side}_specs"], strict=True)
+        whole = _variables(v for v, spec in pairs if not any(spec))
+        return [(v, (self.devices - 1) * self.size(v)) for v in whole]
+
+    def inside(self, equation: Any, dying: set) -> tuple[int, set] | None:
+        """(peak of what an equation runs, the dying inputs that this counts); None if nothing.
+
+        What a loop reads in every turn lives on until its end.
+        """
         name, params = equation.primitive.name, equation.params
         if name == "while":
             body, skipped = params["body_jaxpr"].jaxpr, params["body_nconsts"]
             looped = replace(self, in_round=True)
-            return looped.peak(body, frozenset(body.invars[skipped:]))
+            first = dying.intersection(_variables(equation.invars[-len(equation.outvars) :]))
+            return looped.peak(body, frozenset(body.invars[skipped:])), first
         if name == "scan":
             body = params["jaxpr"].jaxpr
             if params["length"] == 1:  # XLA makes it no loop
-                return self.called(body, equation, dying)
+                return self.called(body, equation.invars, dying)
             # What is scanned over, and stacked, has an axis less inside: these come last.
             carried = sum(map(_same_rank, equation.outvars, body.outvars))
             whole = sum(map(_same_rank, equation.invars, body.invars))
@@ -180,24 +199,30 @@ class _Walk:
             carry = frozenset(body.invars[whole - carried : whole])
             if self.devices > 1 and self.in_round:
                 stacked += self.devices * sum(self.size(v) for v in equation.invars[whole:])
-            return self.peak(body, carry) + stacked
+            first = dying.intersection(_variables(equation.invars[whole - carried : whole]))
+            return self.peak(body, carry) + stacked, first
         if name == "cond":
-            return max(self.peak(branch.jaxpr) for branch in params["branches"])
+            operands = equation.invars[1:]
+            found = [self.called(one.jaxpr, operands, dying) for one in params["branches"]]
+            return max(size for size, _ in found), found[0][1]
         if name == "shard_map":
-            alone = replace(self, devices=1)
-            return alone.peak(params["jaxpr"]) * params["mesh"].size
+            alone, size = replace(self, devices=1), params["mesh"].size
+            most, used_up = alone.called(params["jaxpr"], equation.invars, dying)
+            return most * size, used_up
         bodies = [getattr(p, "jaxpr", p) for p in params.values() if hasattr(p, "jaxpr")]
         bodies += [p for p in params.values() if hasattr(p, "eqns") and not hasattr(p, "jaxpr")]
         if not bodies:
             return None
-        if name in CALLS and len(bodies[0].invars) == len(equation.invars):
-            return self.called(bodies[0], equation, dying)
-        return self.peak(bodies[0])
+        if len(bodies[0].invars) == len(equation.invars):
+            return self.called(bodies[0], equation.invars, dying)
+        return self.peak(bodies[0]), set()
 
-    def called(self, body: Any, equation: Any, dying: set) -> int:
-        pairs = zip(equation.invars, body.invars, strict=True)
-        owned = frozenset(b for a, b in pairs if not isinstance(a, Literal) and a in dying)
-        return self.peak(body, owned)
+    def called(self, body: Any, operands: Any, dying: set) -> tuple[int, set]:
+        """(peak of a body that may use up what dies of these, those)."""
+        used_up = dying & _variables(operands)
+        pairs = zip(operands, body.invars, strict=True)
+        owned = {b for a, b in pairs if not isinstance(a, Literal) and a in used_up}
+        return self.peak(body, frozenset(owned)), used_up
 
     def size(self, variable: Any) -> int:
         aval = variable.aval
@@ -217,6 +242,10 @@ def _last_uses(jaxpr: Any) -> dict[Any, int]:
             if not isinstance(v, Literal):
                 last[v] = max(last.get(v, -1), until)
     return last
+
+
+def _variables(operands: Any) -> set:
+    return {v for v in operands if not isinstance(v, Literal)}
 
 
 def _same_rank(outside: Any, inside: Any) -> bool:

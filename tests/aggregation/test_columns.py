@@ -1,5 +1,7 @@
 """The server's part where devices share the clients: each takes some columns of all models."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -62,6 +64,41 @@ def test_columns_give_the_numbers_of_whole_models(rows, monkeypatch):
         assert_close(compiled(*sharded, *operands[2:]), wanted, "by columns", 1e-12)
         for moved in (" all-to-all(", " reduce-scatter("):  # a matrix: each device has its rows
             assert (moved in compiled.as_text()) == (rows == 4)
+
+
+def test_large_matrices_go_round(monkeypatch):
+    """Each of four devices has two rows of a matrix at a time, of weights and of comparisons."""
+    monkeypatch.setattr(columns, "WIDE", 40)
+    with jax.enable_x64(True):
+        models = stack(8, 0)
+        models["params"] = jax.tree.map(twin, models["params"])
+        plan = leaf_plan(jax.tree.map(lambda leaf: leaf[0], models))
+        weights = jnp.asarray(np.random.default_rng(1).dirichlet(np.ones(8), (plan.num_blocks, 8)))
+
+        def part(weights, models):
+            params = models["params"]
+            return {
+                "mixed": mixing.apply(weights, models, models, plan),
+                "cosines": similarity.cosines(params, params),
+                "distances": similarity.squared_distances(params, params),
+            }
+
+        wanted = jax.jit(part)(weights, models)
+        assert 0 < wanted["distances"][0, 2] < 1e-9  # so near that pairs are summed one by one
+        sharded = [place(weights, mesh_of(4), None, AXIS), place(models, mesh_of(4), AXIS)]
+        monkeypatch.setattr(columns, "LARGE", 1)
+        with sharing(replace(ON_TPU, devices=4)):
+            compiled = jax.jit(part).lower(*sharded).compile()
+        found = compiled(*sharded)
+        assert_close(found, wanted, "in turns", 1e-12)
+        np.testing.assert_allclose(found["distances"], wanted["distances"], 1e-9)
+        assert compiled.as_text().count(" collective-permute") >= 3
+        assert f"f64[{plan.num_blocks},8,8]" not in compiled.as_text()
+
+
+def twin(x):
+    """The rows, the third nearly equal to the first."""
+    return np.concatenate([x[:2], x[:1] + 1e-6, x[3:]])
 
 
 def test_devices_of_one_cpu_exchange_no_columns():

@@ -204,7 +204,7 @@ def test_rounds_traced_beforehand_may_read_samples_on_the_host(options):
     assert any(program.layout.hosted)
 
 
-def test_auto_moves_state_to_the_host_where_it_does_not_fit():
+def test_auto_moves_state_to_the_host_where_it_does_not_fit(monkeypatch):
     many = {"train_sizes": [4] * 40, "test_sizes": [1] * 40, "participation": 0.05}
     program = request.checked_program(pfl.make_algorithm("ditto"), federation("auto", **many))
     needs = program.memory().total
@@ -213,6 +213,15 @@ def test_auto_moves_state_to_the_host_where_it_does_not_fit():
         moved, estimate = fitting(program, needs - 1)
     assert isinstance(moved, hosted.HostedProgram)
     assert estimate.total < needs
+    used_up = []
+
+    def peak(jaxpr, owned, *_):
+        used_up.append(bool(owned))
+        return 0
+
+    monkeypatch.setattr(host_needs, "peak", peak)
+    moved.memory()
+    assert used_up == [True, False]  # a round uses its rows up, scoring does not
     asked = federation("device", **many)
     with pytest.raises(pfl.InputError, match="would take about"):
         fitting(request.checked_program(pfl.make_algorithm("ditto"), asked), needs - 1)

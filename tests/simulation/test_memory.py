@@ -46,6 +46,25 @@ def test_loops_update_their_carry_in_place():
     assert 5000 <= stacked <= 7012  # the result, and one row at work
 
 
+def test_what_a_loop_or_branch_reads_lives_on():
+    rows = jax.ShapeDtypeStruct((5, 250), jnp.float32)  # 5,000 bytes, and sorted as much
+
+    def scanned(x):
+        return lax.map(lambda row: jnp.sum(jnp.sort(row)), jnp.sort(x))
+
+    def read_in_turns(x):
+        rows = jnp.sort(x)
+        return lax.fori_loop(0, 9, lambda i, c: c + jnp.sum(jnp.sort(rows[i])), 0.0)
+
+    def in_a_branch(x):
+        rows = jnp.sort(x)
+        return lax.cond(x[0, 0] > 0, lambda: jnp.sum(jnp.sort(rows[:1], 0) * rows), lambda: 0.0)
+
+    for fn in (scanned, read_in_turns, in_a_branch):
+        assert 6000 <= peak_of(fn, rows) <= 8100, fn.__name__  # with a row at work
+    assert peak_of(lambda x: lax.fori_loop(0, 9, lambda i, c: c * 2, jnp.sort(x)), rows) < 5100
+
+
 def test_each_device_gathers_the_stack_that_a_round_scans():
     stack = jax.ShapeDtypeStruct((10, 250), jnp.float32)  # 10,000 bytes
 
@@ -84,6 +103,28 @@ def test_each_device_gathers_the_stack_that_a_product_mixes():
     own = jax.shard_map(lambda x: jnp.ones((5, 5)) @ x, mesh=mesh, in_specs=rows, out_specs=rows)
     jaxpr = jax.make_jaxpr(own)(stack).jaxpr
     assert peak(jaxpr, devices=2) == peak(jaxpr)  # nothing is gathered inside
+
+
+def test_each_device_has_a_copy_of_what_is_not_divided():
+    mesh = jax.sharding.Mesh(jax.devices()[:2], ("client",))
+    rows, whole = (jax.sharding.PartitionSpec(*axes) for axes in (("client",), ()))
+    stack = jax.ShapeDtypeStruct((10, 250), jnp.float32)  # 10,000 bytes
+
+    def over(fn, given, returned):
+        return jax.shard_map(fn, mesh=mesh, in_specs=given, out_specs=returned, check_vma=False)
+
+    def weighed(kept):
+        def one(x):
+            weights = x.T @ x  # 250,000 bytes
+            mixed = over(lambda w, x: jnp.sort(x @ w), (whole, rows), rows)(weights, x)
+            return (mixed, weights) if kept else mixed
+
+        return jax.make_jaxpr(one)(stack).jaxpr
+
+    for kept in (False, True):
+        assert peak(weighed(kept), devices=2) >= 2 * 250_000 + 10_000
+    jaxpr = jax.make_jaxpr(over(lambda x: x, whole, whole))(stack).jaxpr
+    assert peak(jaxpr, devices=2) == 20_000
 
 
 def test_no_device_gathers_the_stack_of_a_mean():
