@@ -14,8 +14,8 @@ from jax import lax
 
 from fedjax_pfl.typing import Mask, Rows, Scalar, Stack, Tree
 
-WIDE = 2**14  # numbers of a leaf from which a test of all goes by parts
-PARTS = 8  # at most
+WIDE = 2**14  # numbers of a leaf from which `parts` divides it
+PARTS = 10  # at most
 
 MEMBERS = (
     "ctx.cohort.gather takes the members' rows of all clients, ctx.cohort.scatter puts them back."
@@ -193,18 +193,21 @@ def is_finite(tree: Tree) -> Scalar:
 
 
 def _all_finite(leaf: jax.Array, kept: int) -> jax.Array:
-    """Whether all numbers are finite, bool with the first `kept` axes of the leaf.
-
-    Parts of a wide leaf are combined before what is left is reduced: backends reduce slower.
-    """
-    slices = [leaf]
-    if leaf.ndim > kept and leaf.size >= WIDE:
-        count = leaf.shape[kept]
-        length = count // max(k for k in range(1, PARTS + 1) if count % k == 0)
-        begins = range(0, count, length)
-        slices = [lax.slice_in_dim(leaf, at, at + length, axis=kept) for at in begins]
-    finite = reduce(jnp.logical_and, map(jnp.isfinite, slices))
+    """Whether all numbers are finite, bool with the first `kept` axes of the leaf."""
+    finite = reduce(jnp.logical_and, map(jnp.isfinite, parts(leaf, kept)))
     return jnp.all(finite, axis=tuple(range(kept, leaf.ndim)))
+
+
+def parts(leaf: jax.Array, axis: int) -> list[jax.Array]:
+    """A few equal parts of a wide leaf along an axis, to combine before what is left is reduced.
+
+    Backends reduce slower than they combine. A narrow leaf is one part.
+    """
+    if leaf.ndim <= axis or leaf.size < WIDE:
+        return [leaf]
+    count = leaf.shape[axis]
+    length = count // max(k for k in range(1, PARTS + 1) if count % k == 0)
+    return [lax.slice_in_dim(leaf, at, at + length, axis=axis) for at in range(0, count, length)]
 
 
 def row(stack: Stack, index: Scalar | int) -> Tree:

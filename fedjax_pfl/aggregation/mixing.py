@@ -202,7 +202,7 @@ def weighted_sum(weights: PerMember, senders: Stack, onto: Tree) -> Tree:
 def combine(weights: PerMember, senders: Stack) -> Tree:
     """sum_j weights[j] senders_j of a stack [B, ...], for any real weights [B]."""
 
-    return jax.tree.map(lambda leaf: products.rows(weights.astype(leaf.dtype), leaf), senders)
+    return jax.tree.map(lambda leaf: products.mean(weights.astype(leaf.dtype), leaf), senders)
 
 
 def check(weights: np.ndarray, tolerance: float = 1e-5) -> None:

@@ -5,12 +5,17 @@ server that compares and averages models can't afford it. Every product in `aggr
 `algorithms` is one of these, or optax's, which has the same precision.
 
 Stacks are mixed in their own shape [M, ..., d], not as [M, P]: a TPU would copy them, as it keeps
-the last two axes in tiles.
+the last two axes in tiles. In a round for a TPU some sums have another order.
 """
+
+from functools import reduce
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+
+from fedjax_pfl import trees
+from fedjax_pfl.execution.mesh import platform, shared_clients
 
 EXACT = lax.Precision.HIGHEST
 
@@ -29,6 +34,28 @@ def power(matrix: jax.Array, exponent: int) -> jax.Array:
 def rows(weights: jax.Array, stack: jax.Array) -> jax.Array:
     """sum_j weights[.., j] stack[j]: [.., B] and [B, ...] give [.., ...]."""
     return jnp.tensordot(weights, stack, axes=1, precision=EXACT)
+
+
+def mean(weights: jax.Array, stack: jax.Array) -> jax.Array:
+    """sum_j weights[j] stack[j] of whole models: [B] and [B, ...] give [...].
+
+    A TPU would make no product of it, but reduce over B: it combines parts of the stack first.
+    """
+    # Devices that share the clients each add up their own first.
+    if platform() != "tpu" or shared_clients() is not None:
+        return rows(weights, stack)
+    some = trees.parts(stack, 0)
+    of_some = weights.reshape(len(some), -1)
+    scaled = (trees.expand_to(x, w) * x for x, w in zip(some, of_some, strict=True))
+    return jnp.sum(reduce(jnp.add, scaled), axis=0)
+
+
+def squares(stack: jax.Array) -> jax.Array:
+    """|stack_j|^2, [B], of [B, ...]."""
+    if platform() != "tpu":
+        return jnp.sum(jnp.square(stack).reshape(len(stack), -1), 1)
+    total = reduce(jnp.add, map(jnp.square, trees.parts(stack, 1)))
+    return jnp.sum(total, tuple(range(1, stack.ndim)))
 
 
 def pairs(a: jax.Array, b: jax.Array) -> jax.Array:

@@ -44,7 +44,7 @@ def dots(stack: Stack, one: Tree) -> PerMember:
 
 def squared_norms(a: Stack) -> PerMember:
     """|a_i|^2 over all leaves, [A]."""
-    return _sum_leaves(jax.tree.map(lambda x: jnp.sum(jnp.square(x).reshape(len(x), -1), 1), a))
+    return _sum_leaves(jax.tree.map(products.squares, a))
 
 
 def squared_distances(a: Stack, b: Stack, partners: Rows | None = None) -> Matrix:

@@ -1,8 +1,8 @@
 """The mesh of devices that share the axes of clients and of runs, and where arrays lie on it."""
 
 import functools
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import jax
 import numpy as np
@@ -18,6 +18,7 @@ from fedjax_pfl.typing import Device, Tree
 AXIS = CLIENTS  # of the device mesh
 _described = jax.make_user_context(None)  # JAX's caches depend on it
 _sharing = jax.make_user_context(None)
+_platform = jax.make_user_context("cpu")
 
 
 def described(devices: Sequence[Device]) -> AbstractContextManager:
@@ -40,15 +41,24 @@ def _mesh(devices: tuple[Device, ...], runs: int) -> Mesh:
     return Mesh(np.asarray(devices).reshape(runs, -1), (RUNS, AXIS))
 
 
-def sharing(execution: Execution) -> AbstractContextManager:
+@contextmanager
+def sharing(execution: Execution) -> Iterator[None]:
     """Programs traced inside know that devices share their clients, see `shared_clients`.
+
+    They also know the platform that they are made for (`platform`).
 
     Devices of one CPU have the same memory: there it costs more to move columns than each gains.
     """
     apart = execution.platform != "cpu" or several()
-    if execution.devices == 1 or not apart:
-        return nullcontext()
-    return _sharing((execution.devices, execution.runs))
+    alone = execution.devices == 1 or not apart
+    shared = nullcontext() if alone else _sharing((execution.devices, execution.runs))
+    with _platform(execution.platform), shared:
+        yield
+
+
+def platform() -> str:
+    """That a round traced inside `sharing` is made for; "cpu" elsewhere."""
+    return _platform.value
 
 
 def not_shared() -> AbstractContextManager:

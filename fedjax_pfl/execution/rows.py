@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -81,10 +82,12 @@ def over_rows(
             return lax.map(one, operands)
         if lanes == count:
             return jax.vmap(one)(operands)
-        order = jnp.arange(count) if lengths is None else jnp.argsort(-lengths, stable=True)
         # lax.map runs the remainder of a division as a chunk of its own.
-        done = lax.map(one, trees.take(operands, order), batch_size=lanes)
-        return trees.take(done, jnp.argsort(order))
+        by_chunks = partial(lax.map, one, batch_size=lanes)
+        if lengths is None:  # in their own order: no compiler sees that a gather moves nothing
+            return by_chunks(operands)
+        order = jnp.argsort(-lengths, stable=True)
+        return trees.take(by_chunks(trees.take(operands, order)), jnp.argsort(order))
 
     return over_devices(chunks, operands, broadcast, execution, lengths, homes)
 

@@ -92,6 +92,7 @@ class _ClientLoop:
       dtype: of the models' inputs.
       augment: random change of the split's samples, or None.
       together: whether all clients begin with the same carry.
+      platform: that the program is made for.
     """
 
     common: _Common
@@ -101,6 +102,7 @@ class _ClientLoop:
     dtype: str
     augment: Augmentation | None
     together: bool
+    platform: str
 
     def loop(self) -> Loop:
         return Loop(
@@ -149,7 +151,11 @@ class _ClientLoop:
     def _begin(self, lane: _Lane, common: _Common) -> _Position:
         start = self._walk(lane).start
         order = jnp.zeros(self.common.part.capacity, jnp.int32)
-        return _Position(start, start, order, self._first(lane, common))
+        first = self._first(lane, common)
+        if self.together and self.platform == "tpu":
+            # A fusion writes the lanes' copies in half the time of a broadcast by itself.
+            first = jax.tree.map(lambda x: jnp.where(lane.row >= 0, x, jnp.zeros_like(x)), first)
+        return _Position(start, start, order, first)
 
     def _enter(self, lane: _Lane, at: _Position) -> _Position:
         ours = self._walk(lane)
@@ -258,6 +264,7 @@ def run_clients(
             dtype=federation.task.dtype,
             augment=federation.augment if split == "train" else None,
             together=together,
+            platform=federation.execution.platform,
         ).loop()
 
     return run_loops(loop, lanes, common, federation.execution, steps, homes)

@@ -11,7 +11,10 @@ import pytest
 from jax.extend import core
 
 import fedjax_pfl as pfl
+from fedjax_pfl import trees
 from fedjax_pfl.aggregation import products
+from fedjax_pfl.execution.mesh import sharing
+from fedjax_pfl.execution.strategy import Execution
 from fedjax_pfl.simulation import program
 from fedjax_pfl.simulation.request import checked_program
 from fedjax_pfl.testing.toys import toy_for
@@ -60,6 +63,23 @@ def test_they_are_right():
     np.testing.assert_allclose(products.matmul(weights, weights.T), weights @ weights.T, **close)
     square = crossed[:, :3]
     np.testing.assert_allclose(products.power(square, 3), square @ square @ square, rtol=1e-4)
+
+
+def test_sums_in_parts_of_a_round_for_a_tpu():
+    rng = np.random.default_rng(1)
+    stack, weights = rng.normal(size=(14, 30, 50)).astype(np.float32), np.full(14, 0.5, np.float32)
+
+    def both(weights, stack):
+        return products.mean(weights, stack), products.squares(stack)
+
+    for platform in ("cpu", "tpu"):
+        with sharing(Execution(0, "map", platform=platform)):
+            text = str(jax.make_jaxpr(both)(weights, stack))
+            mean, squares = both(weights, jnp.asarray(stack))
+        assert ("dot_general" in text) == (platform == "cpu") == ("slice" not in text)
+        np.testing.assert_allclose(mean, stack.sum(0) / 2, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(squares, np.square(stack).sum((1, 2)), rtol=1e-5)
+    assert [x.shape for x in trees.parts(jnp.asarray(stack), 1)] == [(14, 3, 50)] * 10
 
 
 def test_no_other_products_are_in_the_server():

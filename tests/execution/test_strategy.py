@@ -31,6 +31,13 @@ def test_over_rows_keeps_the_order_of_rows():
             np.testing.assert_array_equal(done["x"], 2 * np.arange(7), str(way))
 
 
+def test_chunks_of_equal_lengths_move_no_row():
+    def doubled(rows):
+        return over_rows(lambda row, _: 2 * row, rows, None, Execution(2, "map"))
+
+    assert "gather" not in str(jax.make_jaxpr(doubled)(jnp.ones((6, 3))))
+
+
 def test_padding_efficiency():
     steps, none = np.array([4, 0, 1, 5]), np.zeros(4, int)
     assert padding_efficiency(steps, Execution(1, "map")) == 1
