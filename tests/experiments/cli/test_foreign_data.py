@@ -79,6 +79,9 @@ def test_a_typed_split_takes_the_place_of_a_flagfiles(folder, tmp_path):
     assert split(ruled, f"--dataset={folder}") == of_folder
     assert split(f"--dataset={folder}", ruled) == of_folder
     assert split(ruled, "--dataset=digits", f"--partition_file={folder}") == of_folder
+    made = build.material(parsed("--preset=pfllib", f"--dataset={folder}"))
+    assert made.partition.num_clients == 3  # its samples are scaled already
+    assert parsed("--preset=pfllib", f"--dataset={folder}").input_scaling == "default"
     args = parsed(ruled, "--partition", "pathological", "--num_clients=7")  # has no alpha
     assert (args.alpha, args.min_size, args.num_clients) == (None, None, 7)
     assert build.material(parsed(ruled, f"--dataset={folder}")).partition.num_clients == 3
