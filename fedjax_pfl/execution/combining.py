@@ -65,7 +65,11 @@ def _given(bits: np.ndarray, mesh: Mesh, width: int) -> jax.Array:
         bits = np.pad(bits, [(0, 0), (0, more), *[(0, 0)] * (bits.ndim - 2)])
     sharding = NamedSharding(mesh, PartitionSpec(PROCESS, None, SLOT))
     shape = (mesh.shape[PROCESS], *bits.shape)
-    return jax.make_array_from_callback(shape, sharding, lambda at: bits[at[1:]][None])
+
+    def part(at: Any) -> np.ndarray:
+        return bits[at[1:]][None]
+
+    return jax.make_array_from_callback(shape, sharding, part)
 
 
 @partial(jax.jit, static_argnames=("rows", "mesh", "lead"))
