@@ -29,6 +29,7 @@ _MOMENTS = {
     "cifar": ((0.4914, 0.4822, 0.4465), (0.247, 0.243, 0.261)),
     "feddwa_cifar": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
 }
+BYTES = frozenset({"half", "unit", *_MOMENTS})  # those that expect 0..255
 
 
 def input_scaling(name: str, dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
@@ -42,7 +43,8 @@ def input_scaling(name: str, dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
       scale and shift, float32, [1] or [size of a sample's last axis]: they broadcast against it.
 
     Raises:
-      InputError: unknown name, or token ids (`vocab_size`) with another scaling than `raw`.
+      InputError: unknown name, token ids (`vocab_size`) with another scaling than `raw`, or samples
+        in -1..1 with one that divides by 255.
     """
     if isinstance(name, str) and name == "default":
         name = dataset.input_scaling
@@ -54,6 +56,11 @@ def input_scaling(name: str, dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
         )
     if name == "standard":
         return _standard(dataset.train_x)
+    if name in BYTES and _is_scaled(dataset.train_x):
+        raise InputError(
+            f"Samples of data set {dataset.name!r} lie in -1..1, and input scaling {name!r} would "
+            "divide them by 255 once more: use 'raw' or 'standard'."
+        )
     if name in _MOMENTS:
         mean, deviation = (np.array(values) for values in _MOMENTS[name])
         channels = dataset.input_shape[-1]
@@ -63,6 +70,15 @@ def input_scaling(name: str, dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
         return scale.astype(np.float32), (-mean / deviation).astype(np.float32)
     scale, shift = _FIXED[name]
     return np.array([scale], np.float32), np.array([shift], np.float32)
+
+
+def _is_scaled(x: np.ndarray) -> bool:
+    """Whether these are fractions in -1..1; whole numbers may be bytes of dark images."""
+    if x.dtype.kind != "f":
+        return False
+    blocks = [x[start : start + 1024] for start in range(0, len(x), 1024)]
+    within = all(np.abs(block).max(initial=0) <= 1 for block in blocks)
+    return within and any((block != np.trunc(block)).any() for block in blocks)
 
 
 def _standard(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
