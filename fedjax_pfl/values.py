@@ -3,6 +3,7 @@
 Programs count in int32 and compute in float32: larger values would wrap, or become 0 or infinite.
 """
 
+import functools
 import inspect
 import math
 import re
@@ -80,6 +81,19 @@ def keyword_defaults(function: Callable) -> dict[str, Any]:
     """The keyword-only parameters of a function and their defaults."""
     parameters = inspect.signature(function).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def defined_at(function: Any) -> tuple[str, str]:
+    """(module, name) of a function's definition: equal for one that its module defines twice.
+
+    A `functools.partial` is known by what it calls and by its arguments; an object without a name
+    by its type.
+    """
+    if isinstance(function, functools.partial):
+        module, name = defined_at(function.func)
+        return module, f"{name}{function.args}{function.keywords}"
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return named.__module__, named.__qualname__
 
 
 def decimal(word: str) -> int | None:

@@ -1,5 +1,6 @@
 """Numbers that a flag or an argument may have; all others are refused before a run begins."""
 
+import functools
 import math
 
 import numpy as np
@@ -12,7 +13,7 @@ from experiments import run
 from fedjax_pfl.federation.participation import ParticipationOptions
 from fedjax_pfl.models.networks import make_model
 from fedjax_pfl.testing.toys import toy_federation
-from fedjax_pfl.values import LARGEST, LIMIT, SMALLEST, convert, decimal, number
+from fedjax_pfl.values import LARGEST, LIMIT, SMALLEST, convert, decimal, defined_at, number
 
 HUGE = (10**30, 10**400, -(10**400), 10**5000)
 NO_FLOATS = (math.nan, math.inf, -math.inf, 1e39, -1e39, 1e-40, 10**39, 10**400, "9" * 5000, "nan",
@@ -251,3 +252,23 @@ def test_flags_of_new_clients(word, tmp_path, capsys):
 def test_text_of_another_type(given):
     refuse(lambda: convert("x", given, str), "^x must be text, got")
     refuse(lambda: pfl.make_algorithm("spfl", {"layer_weights": given}), "must be text, got")
+
+
+def test_partial_functions_have_a_place_too():
+    """They have no name of their own."""
+    half, third = (functools.partial(math.pow, 2, y) for y in (1 / 2, 1 / 3))
+    assert defined_at(math.pow) == ("math", "pow")
+    assert (
+        defined_at(half) == defined_at(functools.partial(math.pow, 2, 1 / 2)) != defined_at(third)
+    )
+    places = {defined_at(one) for one in (half, third, math.pow, np.random.default_rng())}
+    assert len(places) == 4
+
+
+def test_partial_functions_are_registered(monkeypatch):
+    monkeypatch.setattr(pfl.models.registry, "MODELS", {})
+    make = functools.partial(make_model, "cnn")
+    assert pfl.register_model("two")(make) is make
+    assert pfl.register_model("two")(functools.partial(make_model, "cnn"))
+    with pytest.raises(pfl.InputError, match="'two' is registered already, by another function"):
+        pfl.register_model("two")(functools.partial(make_model, "mlp"))

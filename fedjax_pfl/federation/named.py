@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from fedjax_pfl.errors import InputError, require, shown, unknown_name
-from fedjax_pfl.values import convert
+from fedjax_pfl.values import convert, defined_at
 
 F = TypeVar("F", bound=Callable[..., Any])
 Registry = dict[str, Callable[..., Any]]
@@ -68,7 +68,7 @@ def registering(kind: str, registry: Registry, name: str) -> Callable[[F], F]:
     def register(function: F) -> F:
         require(callable(function), f"{kind} {name!r}", type(function).__name__, "a function")
         known = registry.get(name)
-        places = [(f.__module__, f.__qualname__) for f in (known, function) if f is not None]
+        places = [defined_at(one) for one in (known, function) if one is not None]
         if len(set(places)) > 1:  # a module run twice may register its own once more
             raise InputError(f"The {kind} {name!r} is registered already, by another function.")
         registry[name] = function

@@ -16,6 +16,7 @@ from fedjax_pfl.errors import OF_ONES_OWN, InputError, require, require_name, un
 from fedjax_pfl.measures import BETTER, HIGHER, LOWER, Measure
 from fedjax_pfl.models.objectives import OBJECTIVES, Objective
 from fedjax_pfl.spelling import suggestions
+from fedjax_pfl.values import defined_at
 
 BINS = 15  # of the expected calibration error
 PER_CLASS = "per_class_accuracy"
@@ -76,7 +77,7 @@ def register_metric(
 
     def register(fn: F) -> F:
         known = [METRICS[name].metric.fn] if name in METRICS else []
-        places = {(f.__module__, getattr(f, "__qualname__", "")) for f in (*known, fn)}
+        places = {defined_at(one) for one in (*known, fn)}
         if len(places) > 1:  # a module run twice may register its own once more
             raise InputError(f"The metric {name!r} is registered already, by another function.")
         METRICS[name] = Registered(Metric(name, fn, better, fraction), tuple(tasks))

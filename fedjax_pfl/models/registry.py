@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_pfl.errors import InputError, require, require_name, unknown_name
 from fedjax_pfl.models.projection import Projected
-from fedjax_pfl.values import LIMIT, keyword_defaults, number
+from fedjax_pfl.values import LIMIT, defined_at, keyword_defaults, number
 
 MODELS: dict[str, Callable[..., Any]] = {}
 F = TypeVar("F", bound=Callable[..., Any])
@@ -32,7 +32,7 @@ def register_model(name: str) -> Callable[[F], F]:
     def register(factory: F) -> F:
         require(callable(factory), f"model {name!r}", type(factory).__name__, "a function")
         known = MODELS.get(name)
-        places = {(f.__module__, f.__qualname__) for f in (known, factory) if f is not None}
+        places = {defined_at(one) for one in (known, factory) if one is not None}
         if len(places) > 1:  # a module run twice may register its own once more
             raise InputError(f"The model {name!r} is registered already, by another function.")
         MODELS[name] = factory

@@ -18,6 +18,7 @@ from fedjax_pfl.data.whole_files import aside, read_arrays, read_json, require_v
 from fedjax_pfl.errors import InputError, shown
 from fedjax_pfl.measures import ACCURACY, BETTER, Measure
 from fedjax_pfl.results.names import COUNTS
+from fedjax_pfl.values import defined_at
 
 PLAIN, ARRAYS = "result.json", "result.npz"
 GROUPS = ("settings", "scores", "clients", "scalars", "matrices")
@@ -322,5 +323,5 @@ def _ranges(values: Mapping[str, Any], rounds: int):
 def _plain(value) -> float | str:
     """Values without a JSON type: NumPy's numbers, and functions among hyperparameters, by name."""
     if callable(value):
-        return f"{value.__module__}.{value.__qualname__}"
+        return ".".join(defined_at(value))
     return float(value)
