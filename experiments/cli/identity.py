@@ -104,10 +104,23 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any], most: int = 6)
         if before.get(name) != now.get(name):
             flag = f"--{name}" if re.fullmatch(r"\w+", name) else name
             was = told(before, name, "not recorded" if flag == name else "None")
-            changed.append(f"{flag} was {was} and is {told(now, name, 'absent')}")
+            is_now = told(now, name, "absent")
+            if was == is_now:  # both are cut, and alike where they are shown
+                was, is_now = _from_first_difference(before[name], now[name])
+            changed.append(f"{flag} was {was} and is {is_now}")
     if len(changed) > most:
         changed = [*changed[:most], f"and {len(changed) - most} more"]
     return "; ".join(changed)
+
+
+def _from_first_difference(before: Any, now: Any) -> tuple[str, str]:
+    """Two long texts or lists, each from the first place on in which they differ."""
+    if not isinstance(before, str | list) or type(before) is not type(now):
+        before, now = str(before), str(now)
+    pairs = enumerate(zip(before, now, strict=False))
+    place = next((at for at, (a, b) in pairs if a != b), min(len(before), len(now)))
+    was, is_now = (cut(shown(one[place:]), 100) for one in (before, now))
+    return f"{was} from place {place + 1} on", f"{is_now} from there on"
 
 
 def _model(args, dataset: pfl.Dataset, options: Mapping[str, Any]) -> str:

@@ -216,3 +216,14 @@ def test_what_differs_is_told_in_short():
     told = identity.difference({"stragglers": [0] * 2000}, {"stragglers": []})
     assert told.startswith("--stragglers was [0, 0, ") and told.endswith(" and is []")
     assert len(told) < 150
+
+
+@pytest.mark.parametrize("kind", [list, "".join])
+def test_long_values_that_differ_late_are_told_from_there(kind):
+    letters = ["abcdefgh"[at % 8] for at in range(900)]
+    others = [*letters[:450], "z", *letters[451:]]
+    told = identity.difference({"ids": kind(letters)}, {"ids": kind(others)})
+    was, _, now = told.partition(" and is ")
+    assert "z" in now and "z" not in was and len(told) < 300
+    assert was.endswith(" from place 451 on") and now.endswith(" from there on")
+    assert "from place 900 on" in identity.difference({"ids": letters}, {"ids": letters[:-1]})
