@@ -291,6 +291,14 @@ for _config, _classes in EMNIST_CLASSES.items():
     )
 
 
+# The sources that read a file with this ending.
+BY_ENDING = {
+    ".csv": ("table", "text_csv"),
+    ".parquet": ("parquet", "table"),
+    ".npz": ("npz", "recordings"),
+}
+
+
 def _of_path(given: str) -> str | None:
     """What is said of an unknown name that looks like a file or folder; None of other names."""
     if ":" in given or given.startswith("emnist/") or not {"/", "."} & set(given):
@@ -300,5 +308,7 @@ def _of_path(given: str) -> str | None:
     except (OSError, ValueError):
         return None
     if there:
-        return "There is such a path: write what it holds, as in npz:PATH or folder:PATH."
+        forms = BY_ENDING.get(Path(given).suffix.lower(), ("npz", "folder"))
+        said = " or ".join(f"{name}:PATH" for name in forms)
+        return f"There is such a path: write what it holds, as in {said}."
     return "There is no such path either." if "/" in given else None

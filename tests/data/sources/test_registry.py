@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedjax_pfl.data.sources import idx
+from fedjax_pfl.data.sources import idx, registry
 from fedjax_pfl.data.sources.registry import DATASETS, load_dataset
 from fedjax_pfl.errors import InputError
 
@@ -39,9 +39,12 @@ def test_unknown_name_gives_the_nearest():
 
 
 def test_an_unknown_name_that_is_a_path_says_whether_it_is_there(tmp_path):
-    (tmp_path / "mine.npz").write_bytes(b"")
+    for name in ("mine.npz", "mine.csv", "mine.bin"):
+        (tmp_path / name).write_bytes(b"")
     for name, said in {
-        "mine.npz": "There is such a path: write what it holds, as in npz:PATH or folder:PATH.",
+        "mine.npz": "There is such a path: write what it holds, as in npz:PATH or recordings:PATH.",
+        "mine.csv": "There is such a path: write what it holds, as in table:PATH or text_csv:PATH.",
+        "mine.bin": "There is such a path: write what it holds, as in npz:PATH or folder:PATH.",
         "mien.npz": "There is no such path either.",
     }.items():
         with pytest.raises(InputError) as caught:
@@ -73,3 +76,7 @@ def test_paths_of_another_type(given):
     for name in ("npz", "folder", "mnist", "text_csv"):
         with pytest.raises(InputError, match="data_dir must be a path"):
             load_dataset(name, given)
+
+
+def test_endings_name_sources():
+    assert {name for names in registry.BY_ENDING.values() for name in names} <= set(DATASETS)
