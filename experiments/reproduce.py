@@ -89,10 +89,11 @@ def command(chosen: absl.flags.FlagValues, more: Sequence[str]) -> Command:
             if name not in {one.name for one in found}:
                 kind = f"name in --{flag} of {table.name}"
                 raise pfl.unknown_name(kind, name, [one.name for one in found])
-    if chosen.reading is not None and chosen.reading not in table.readings():
+    if chosen.reading is not None and chosen.reading not in table.readings(chosen.scale):
+        known = f" at --scale={chosen.scale}" if chosen.reading in table.readings() else ""
         raise pfl.InputError(
-            f"{table.name} has no --reading={chosen.reading}: its settings are the same without "
-            f"it{_there(table)}."
+            f"{table.name} has no --reading={chosen.reading}{known}: its settings are the same "
+            f"without it{_there(table, chosen.scale)}."
         )
     output = default_folder(table, chosen.scale, args, chosen.reading)
     return _command(chosen, more, table, args, output)
@@ -106,13 +107,13 @@ def queue(chosen: absl.flags.FlagValues, more: Sequence[str]) -> Queue:
     """
     args = checked(chosen, more)
     folder = as_path("--tables", chosen.tables)
-    given = flagfiles.value_of(chosen, "table")
+    given = list(dict.fromkeys(flagfiles.value_of(chosen, "table")))
     for flag in ("columns", "rows"):
         if flagfiles.value_of(chosen, flag):
             raise pfl.InputError(f"--{flag} belongs to one table: give --table=PAPER/TABLE.")
     if chosen["all"].value and given:
         raise pfl.InputError("--all is every table: leave --table out.")
-    found = [tables.load(name, folder) for name in given or tables.names(folder)]
+    found = [tables.load(name, folder) for name in given or tables.listed(folder)]
     name = "all" if chosen["all"].value else f"tables-{digest(sorted(given))}"
     name += f"-{chosen.scale}{f'-{chosen.reading}' if chosen.reading else ''}{marked(args)}"
     root = Path("runs") / f"reproduce-{name}"
@@ -149,14 +150,14 @@ def _command(chosen, more, table, args, output: Path, own: bool = False) -> Comm
     """A table's request; `own` if the output folder is below a queue's."""
     if args.output_dir is not None and not own:
         output = as_path("--output_dir", args.output_dir)
-    reading = chosen.reading if chosen.reading in table.readings() else None
+    reading = chosen.reading if chosen.reading in table.readings(chosen.scale) else None
     more = tuple(word for word in more if not own or not word.startswith("--output_dir"))
     stand_in = stand_ins(flagfiles.value_of(chosen, "stand_in"))
     return Command(table, chosen.scale, more, output, stand_in, reading)
 
 
-def _there(table: tables.PaperTable) -> str:
-    found = table.readings()
+def _there(table: tables.PaperTable, scale: str) -> str:
+    found = table.readings(scale)
     return f"; it has {', '.join(found)}" if found else ""
 
 
@@ -164,11 +165,13 @@ def stand_ins(words: Sequence[str]) -> Mapping[str, str]:
     """What stands in for which data set; under "" for any.
 
     Raises:
-      InputError: an unknown data set, or two for one.
+      InputError: an unknown data set, none, or two for one.
     """
     found: dict[str, str] = {}
     for word in words:
         missing, _, name = word.rpartition(":")
+        if not name:
+            raise pfl.InputError(f"--stand_in={word} doesn't say what to use: write MISSING:OTHER.")
         for one in filter(None, (missing, name)):
             if one not in pfl.DATASETS:
                 raise pfl.unknown_name("data set", one, pfl.DATASETS)
@@ -192,7 +195,8 @@ def reproduce(
     identity = {"table": table.name, "scale": asked.scale}
     identity |= {"reading": asked.reading} if asked.reading else {}
     args = flags.parse(["run", *asked.more])
-    resume.check_folder(asked.output, args, **identity)
+    # A table with other rounds is another one: results that are set aside are none of its cells.
+    resume.check_folder(asked.output, args, longer=False, **identity)
     planned = [plan(asked, column, rows) for column in with_columns]
     todo: dict[Path, tuple[Section, Cell]] = {}
     for section, cells in planned:
@@ -202,7 +206,7 @@ def reproduce(
     done = not todo and all(path.exists() for path in files)
     if todo:
         print(f"{len(todo)} runs to do, kept in {asked.output}", flush=True)
-    with resume.opened(asked.output, args, **identity):
+    with resume.opened(asked.output, args, longer=False, **identity):
         for number, (section, cell) in enumerate(todo.values(), start=1):
             print(f"\n[{number}/{len(todo)}] {cell.line.title}: {section.title}", flush=True)
             code = run.run(build.prepare(cell.args()), quiet=True)
@@ -238,11 +242,11 @@ def several(asked: Queue) -> int:
     args = flags.parse(["run", *asked.asked[0].more])
     identity = {"tables": sorted(one.table.name for one in asked.asked), "scale": asked.scale}
     identity |= {"reading": asked.reading} if asked.reading else {}
-    resume.check_folder(asked.output, args, **identity)
+    resume.check_folder(asked.output, args, longer=False, **identity)
     parts = {one.table.name: overview.Part.waiting(one) for one in asked.asked}
     title = f"The papers' tables again, {asked.scale} scale"
     title += f", as the {asked.reading} has it" if asked.reading else ""
-    with resume.opened(asked.output, args, **identity):
+    with resume.opened(asked.output, args, longer=False, **identity):
         for number, one in enumerate(asked.asked, start=1):
             name = one.table.name
             print(f"\nTable {number} of {len(parts)}: {name}", flush=True)
@@ -264,7 +268,7 @@ def several(asked: Queue) -> int:
 def catalogue(folder: Path) -> str:
     """The text of --list."""
     lines = []
-    for name in tables.names(folder):
+    for name in tables.listed(folder):
         table = tables.load(name, folder)
         here = [line.name for line in table.row if line.registered]
         lines.append(f"{name}: {table.paper}, {table.table}: {table.caption}")

@@ -17,7 +17,7 @@ from pathlib import Path
 from experiments.cli import shell
 from experiments.outputs.run_files import write_text
 from experiments.reproduction import full_cost, planning, tables
-from experiments.reproduction.entries import NEAR
+from experiments.reproduction.entries import NEAR, NO_NUMBER
 from experiments.reproduction.full_cost import MACHINES, RATES
 from experiments.reproduction.overview import PICTURE
 from experiments.reproduction.tables import SCALES
@@ -60,7 +60,8 @@ def copy(queue: Path, docs: Path) -> list[str]:
             text += f"\n\n![The paper's numbers and ours]({name}.png)"
         write_text(docs / f"{name}.md", f"{public(text)}\n")
         facts = {key: summary[key] for key in ("table", "scale", "reading", "title", "verdict")}
-        facts |= {"measured": count, "cells": len(rows)}
+        cells = sum(row["state"] != NO_NUMBER for row in rows)
+        facts |= {"measured": count, "cells": cells}
         write_text(docs / f"{name}.json", json.dumps(facts, indent=2) + "\n")
         written.append(name)
     return written

@@ -67,15 +67,19 @@ def default_folder(args: absl.flags.FlagValues, **more) -> Path:
     return Path("runs") / f"{dataset}-{rule}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
-def check_folder(output: Path, args: absl.flags.FlagValues, **more) -> None:
-    """Raises `InputError` unless the folder is new, empty, or this very run's."""
+def check_folder(output: Path, args: absl.flags.FlagValues, longer: bool = True, **more) -> None:
+    """Raises `InputError` unless the folder is new, empty, or this very run's.
+
+    Args:
+      longer: whether it may also be a shorter run, which this one goes on with.
+    """
     if not there("output_dir", output):
         return
     if output.is_dir() and {path.name for path in output.iterdir()} <= FIRST:
         return  # empty, or of a run that was killed before its record was written
     before, now = _flags(output), configuration(args, **more)
     changed = identity.difference(before, now)
-    if changed and not _is_longer(before, now):
+    if changed and not (longer and _is_longer(before, now)):
         raise pfl.InputError(
             f"{output} is another run: {changed}. Give the same flags and data to continue it, "
             "or another --output_dir."
@@ -142,8 +146,10 @@ def finished(output: Path, names) -> bool:
 
 
 @contextlib.contextmanager
-def opened(output: Path, args: absl.flags.FlagValues, **more) -> Iterator[None]:
-    """Makes the folder, or reopens it, for this process alone.
+def opened(
+    output: Path, args: absl.flags.FlagValues, longer: bool = True, **more
+) -> Iterator[None]:
+    """Makes the folder, or reopens it, for this process alone; `longer` as in `check_folder`.
 
     Raises:
       InputError: another process writes to it.
@@ -163,7 +169,7 @@ def opened(output: Path, args: absl.flags.FlagValues, **more) -> Iterator[None]:
                 raise pfl.InputError(f"Another process is writing to {output}.") from None
         record = {"version": pfl.__version__, "flags": configuration(args, **more)}
         if (output / RECORD).exists():
-            check_folder(output, args, **more)
+            check_folder(output, args, longer, **more)
             shorter = lengthened(output, args, **more)
             if shorter is not None:
                 _set_aside(output, shorter)

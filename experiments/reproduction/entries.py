@@ -17,6 +17,7 @@ ABSENT, NO_DATA, NOT_RUN, NO_NUMBER = (
     "not in this version", "data missing", "not run", "not in the paper"
 )  # fmt: skip
 NEAR = 2.0  # points of accuracy, percent of a cost
+ROUNDING = 1e-5  # of means of single-precision fractions, in points
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,13 @@ class Entry:
         off = self.difference
         if off is None or self.paper is None:
             return None
-        return bool(abs(off) <= NEAR * (1 if self.accuracy else abs(self.paper) / 100) + 1e-9)
+        limit = NEAR + ROUNDING if self.accuracy else NEAR * abs(self.paper) / 100 + 1e-9
+        return bool(abs(off) <= limit)
+
+
+def ranked(value: float) -> float:
+    """A number for places: six digits, so that equal means of single-precision fractions tie."""
+    return float(f"{value:.6g}")
 
 
 def entries(table: PaperTable, section: Section) -> list[Entry]:

@@ -46,7 +46,10 @@ class Cell:
         except pfl.InputError:
             dataset = None
         if dataset is not None:
-            resume.check_folder(self.folder, args, **build.material(args, dataset).identity)
+            identity = build.material(args, dataset).identity
+            resume.check_folder(self.folder, args, **identity)
+            if resume.lengthened(self.folder, args, **identity) is not None:
+                return False  # the table's file had fewer rounds
         return resume.finished(self.folder, [self.line.algorithm])
 
     def args(self) -> absl.flags.FlagValues:

@@ -18,7 +18,7 @@ from ..cli.console import print_cells
 from ..figures.scores import SCORES
 from ..outputs.run_files import aside, write_json, write_text
 from . import blank, verdicts
-from .entries import NEAR, Entry, Section, entries
+from .entries import NEAR, Entry, Section, entries, ranked
 from .quantities import ACCURACY
 from .tables import PaperTable
 from .verdicts import DATA, SCALE, UNEXPLAINED, Verdict
@@ -85,7 +85,7 @@ class Report:
         lines += [] if table.printed else ["The paper shows these numbers as a picture alone."]
         lines.append(_scale(table, self.scale))
         if self.reading:
-            differs = "; ".join(table.said_of(self.reading))
+            differs = "; ".join(table.said_of(self.reading, self.scale))
             lines.append(f"As the {self.reading} has it where paper and code differ: {differs}.")
         more = [word for word in self.more if not word.startswith(PLACES)]
         if more:
@@ -143,7 +143,9 @@ def footnotes(entries: Sequence[Entry]) -> list[str]:
     ours = [entry for entry in entries if entry.scores is not None]
     if not ours:
         return []
-    notes = grouped({entry.line.title: entry.remarks for entry in ours if not entry.line.client})
+    notes = grouped(
+        {entry.line.title: entry.remarks for entry in ours if entry.line.client is None}
+    )
     means = [entry for entry in ours if entry.line.client is None and entry.accuracy]
     if len({entry.clients for entry in means}) > 1:
         each = "; ".join(f"{entry.line.title}: {over(entry.clients)}" for entry in means)
@@ -156,8 +158,9 @@ def footnotes(entries: Sequence[Entry]) -> list[str]:
 
 def places(values: Sequence[float | None]) -> list[int | None]:
     """1 for the largest; equal ones share a place."""
-    known = [value for value in values if value is not None]
-    return [None if v is None else 1 + sum(other > v for other in known) for v in values]
+    rounded = [None if value is None else ranked(value) for value in values]
+    known = [value for value in rounded if value is not None]
+    return [None if v is None else 1 + sum(other > v for other in known) for v in rounded]
 
 
 def heading(section: Section) -> list[str]:

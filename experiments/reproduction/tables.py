@@ -27,11 +27,9 @@ One file for each table, `experiments/tables/PAPER/TABLE.toml`:
 
 import math
 import re
-import tomllib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import fedjax_pfl as pfl
 
@@ -39,6 +37,7 @@ from ..cli import presets
 from ..cli.flagfiles import runs_code
 from ..figures.scores import AVERAGES, OVER, SCORES
 from .quantities import ACCURACY, QUANTITIES, Quantity
+from .table_files import needs, read
 
 FOLDER = Path(__file__).parents[1] / "tables"
 SCALES = ("small", "medium", "full")
@@ -104,7 +103,7 @@ class Column:
     quantity: str = ACCURACY
     times: float = 1.0
     relative: str | None = None
-    values: Mapping[str, str] = field(default_factory=dict, hash=False)
+    values: Mapping[str, str | float] = field(default_factory=dict, hash=False)
     reading: Mapping[str, Reading] = field(default_factory=dict, hash=False)
 
     @property
@@ -192,16 +191,24 @@ class PaperTable:
         """Further flags of all cells at that scale."""
         return {"small": self.small, "medium": self.medium}.get(scale, ())
 
-    def readings(self) -> list[str]:
-        """Those that change something, a part of the table."""
-        parts = (self, *self.column, *self.row)
-        return [name for name in READINGS if any(name in one.reading for one in parts)]
+    def readings(self, scale: str = "full") -> list[str]:
+        """Those that change something at that scale, a part of the table."""
+        return [name for name in READINGS if any(self._read(name, scale))]
 
-    def said_of(self, reading: str) -> list[str]:
-        """A reading's differences in words."""
-        parts = (self, *self.column, *self.row)
-        found = (one.reading.get(reading, NONE).says for one in parts)
+    def said_of(self, reading: str, scale: str = "full") -> list[str]:
+        """A reading's differences at that scale in words."""
+        found = (one.says for one in self._read(reading, scale))
         return list(dict.fromkeys(filter(None, found)))
+
+    def _read(self, reading: str, scale: str) -> Iterator[Reading]:
+        """A reading's parts, without those whose flags the scale's own take the place of."""
+        for part in (self, *self.column, *self.row):
+            own = part.changes(scale) if isinstance(part, Column) else ()
+            later = {word.partition("=")[0] for word in (*self.changes(scale), *own)}
+            one = part.reading.get(reading, NONE)
+            replaced = bool(one.flags) and {w.partition("=")[0] for w in one.flags} <= later
+            if reading in part.reading and not (replaced and not one.preset and not one.settings):
+                yield one
 
     def explanations(self, line: Line, column: Column) -> list[str]:
         """Names of what is known to move a cell."""
@@ -224,6 +231,14 @@ def names(folder: Path | None = None) -> list[str]:
                   for path in folder.glob("*/*.toml"))  # fmt: skip
 
 
+def listed(folder: Path) -> list[str]:
+    """`names`; raises `InputError` where there is none."""
+    found = names(folder)
+    if not found:
+        raise pfl.InputError(f"{folder} has no tables: it needs PAPER/TABLE.toml.")
+    return found
+
+
 def load(name: str, folder: Path | None = None) -> PaperTable:
     """Reads and checks one table.
 
@@ -231,40 +246,18 @@ def load(name: str, folder: Path | None = None) -> PaperTable:
       InputError: no such table, or a file of the wrong form.
     """
     folder = FOLDER if folder is None else folder
-    known = names(folder)
+    known = listed(folder)
     if name not in known:
         raise pfl.unknown_name("table", name, known)
     path = folder / f"{name}.toml"
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-        columns = tuple(_made(Column, one) for one in content.pop("column"))
-        lines = tuple(_made(Line, one) for one in content.pop("row"))
-        known = tuple(_made(Explanation, one) for one in content.pop("explain", ()))
-        content |= {"name": name, "column": columns, "row": lines, "explain": known}
-        table = _made(PaperTable, content)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise pfl.InputError(f"{path} can't be read as a table: {error}") from error
+    table = read(PaperTable, path, name=name)
     check(table, path)
     return table
 
 
-def _made(kind: type, content: dict[str, Any]) -> Any:
-    unknown = sorted(content.keys() - {field.name for field in fields(kind)})
-    if unknown:
-        raise ValueError(f"unknown key {unknown[0]!r}")
-    if "reading" in content:
-        found = {name: _made(Reading, one) for name, one in content["reading"].items()}
-        content = content | {"reading": found}
-    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in content.items()})
-
-
 def check(table: PaperTable, path: Path) -> None:
     """Raises `InputError` where the parts of a table don't match each other or this version."""
-
-    def need(condition: bool, said: str) -> None:
-        if not condition:
-            raise pfl.InputError(f"{path}: {said}.")
-
+    need = needs(path)
     for kind, found in (("column", table.column), ("row", table.row)):
         seen = [one.name for one in found]
         need(len(set(seen)) == len(seen) > 0, f"its {kind}s need different names, got {seen}")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .entries import Entry, Section
+from .entries import Entry, Section, ranked
 from .tables import PaperTable
 
 SCALE, DATA, UNEXPLAINED = "scale", "other data", "unexplained"
@@ -40,7 +40,8 @@ def kendall(paper: Sequence[float], ours: Sequence[float]) -> float | None:
 
     if len(paper) < 2:
         return None
-    tau = float(np.asarray(stats.kendalltau(paper, ours))[0])
+    both = [[ranked(number) for number in numbers] for numbers in (paper, ours)]
+    tau = float(np.asarray(stats.kendalltau(*both))[0])
     return None if np.isnan(tau) else tau
 
 

@@ -195,6 +195,25 @@ def test_other_flags_are_refused(tables, finished, capsys):
     assert "--scale was 'small' and is 'full'" in capsys.readouterr().err
 
 
+def test_other_rounds_make_another_table(tables, finished, capsys):
+    """More rounds go on with a run, but set no table's runs aside."""
+    before = sorted(finished.rglob("*"))
+    assert call(tables, finished, "--rounds=60", "--eval_every=1") == 2
+    assert "is another run: --rounds was 50 and is 60" in capsys.readouterr().err
+    assert sorted(finished.rglob("*")) == before
+
+
+def test_a_run_is_finished_with_the_rounds_of_the_file(tables, finished, tmp_path):
+    """Where the table's file has more rounds by now, its runs go on."""
+    table = reproduce_tables.load("mine/1", tables)
+    more = ("--checkpoint_seconds=0", "--eval_every=1")
+    for rounds, there in ((2, True), (3, False)):
+        changed = replace(table, small=tuple(w.replace("rounds=2", f"rounds={rounds}")
+                                             for w in table.small))  # fmt: skip
+        asked = planning.Command(changed, "small", more, finished)
+        assert [cell.finished() for cell in asked.cells(table.column[0])] == [there] * 3
+
+
 def test_results_of_other_data_are_no_cells_of_the_table(tables, finished, monkeypatch, capsys):
     """A data set that is gone can't be another one: its results are shown."""
     source = DATASETS["digits"]
@@ -245,6 +264,7 @@ def test_another_data_set_stands_in(tables, finished, capsys):
             "--algorithms can't be given here: choose algorithms with --rows.",
         ),
         (["--round=3"], "rounds"),
+        (["--stand_in=cifar10:"], "--stand_in=cifar10: doesn't say what to use"),
         (["--columns=cifar", "--stand_in=cifar100"], "Data set 'cifar100' was not found"),
     ],
 )

@@ -19,7 +19,7 @@ def table(queue, name, states, **facts):
 
 def test_pages_and_index(tmp_path, capsys):
     queue, docs = tmp_path / "queue", tmp_path / "docs"
-    table(queue, "waffle-1", ["measured", "data missing"])
+    table(queue, "waffle-1", ["measured", "data missing", "not in the paper"])
     table(queue, "feddwa-1", ["measured"], reading="paper", verdict=VERDICT | {"compared": 0})
     table(queue, "pfedla-1", ["data missing"])
     table(tmp_path / "larger", "feddwa-1", ["measured"] * 2, scale="medium")

@@ -176,3 +176,9 @@ def test_markdown_as_html(tmp_path):
     page = overview.as_html("T", text, tmp_path)
     assert "<h1>A</h1>" in page and "<td>&lt;b&gt;</td><td></td>" in page
     assert "<li><b>n</b>: said.</li>" in page and "<p>words</p>" in page
+
+
+def test_a_table_given_twice_is_one(tmp_path):
+    words = ["--table=waffle/4,feddwa/6,waffle/4", f"--output_dir={tmp_path}"]
+    asked = reproduce.queue(*reproduce.parse(["reproduce", *words]))
+    assert [one.table.name for one in asked.asked] == ["feddwa/6", "waffle/4"]

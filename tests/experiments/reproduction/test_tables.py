@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,31 @@ def in_the_root(monkeypatch):
         ('title = "DWA"\n', 'title = "DWA 1"\n', "its rows need different names"),
         ("caption", "captain", "unknown key 'captain'"),
         ("paper = [91", "paper = [[91", "can't be read as a table"),
+        ("paper = [91, 60]\n", "", "row 2 needs 'paper'"),
+        ("paper = [91, 60]", "paper = 91", "paper of row 2 must be a list, got 91"),
+        ("paper = [91, 60]", "paper = ['91', 60]", "paper 1 of row 2 must be a number, got '91'"),
+        ('title = "CIFAR-10"\n', "", "column 2 needs 'title'"),
+        ('title = "DWA"', 'titel = "DWA"', "row 3 has an unknown key 'titel'"),
+        ("stand_in = true", "stand_in = 1", "stand_in of column 2 must be true or false, got 1"),
+        ('score = "best"', "score = 3", "score must be text, got 3"),
+        (
+            'algorithm = "local"',
+            'algorithm = "local"\nclient = "a"',
+            "client of row 1 must be a whole",
+        ),
+        (
+            'algorithm = "local"',
+            'algorithm = "local"\nreading.code = "x"',
+            "of row 1 must be a table",
+        ),
+        (
+            'algorithm = "local"',
+            'algorithm = "local"\nreading.code.seys = "x"',
+            "unknown key 'seys'",
+        ),
+        ("small = [", "small = [3, ", "small 1 must be text, got 3"),
+        ("[[column]]", "[[colunm]]", "the file has an unknown key 'colunm'"),
+        ("[[row]]", "[row", "can't be read as a table"),
     ],
 )
 def test_damaged_tables(tmp_path, before, after, said):
@@ -44,6 +70,24 @@ def test_damaged_tables(tmp_path, before, after, said):
     with pytest.raises(pfl.InputError) as error:
         reproduce_tables.load("mine/1", tmp_path)
     assert said in str(error.value)
+
+
+def test_a_folder_without_tables(tmp_path, capsys):
+    for words in (["--table=feddwa/1"], ["--list"], ["--all"]):
+        assert reproduce.main(["reproduce", f"--tables={tmp_path}", *words]) == 2
+        assert "has no tables: it needs PAPER/TABLE.toml" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "name", ["cwfedavg/1", "pfedla/1", "pfedla/2", "plga/2", "spfl/1", "waffle/1"]
+)
+def test_printed_deviations_are_there(name):
+    """A deviation for each number; WAFFLE's CIFAR-10 has one seed."""
+    table = reproduce_tables.load(name)
+    for line in table.row:
+        known = {c.name for c in table.column if table.paper_number(line, c)[0] is not None}
+        printed = {c.name for c in table.column if table.paper_number(line, c)[1] is not None}
+        assert printed == {c for c in known if name != "waffle/1" or "mnist" in c}
 
 
 def test_the_default_folder():
@@ -124,6 +168,16 @@ def test_every_reading_changes_runs_that_exist(name, reading):
             build.parse_algorithms(args.algorithms, args["set"].value)
             changed += one.words[:-1] != other.words[:-1]
     assert changed and asked.table.said_of(reading)
+
+
+def test_a_reading_that_the_scale_leaves_nothing_of(capsys):
+    """The small rate takes the place of the code's; what remains is said."""
+    table = reproduce_tables.load("cwfedavg/1")
+    assert "learning rate .005" in table.said_of("code")
+    assert not any("rate" in said for said in table.said_of("code", "small"))
+    assert table.readings("small") == ["code"], "FedAMP's and FedFomo's settings"
+    only = replace(table, row=tuple(replace(line, reading={}) for line in table.row))
+    assert only.readings() == ["code"] and only.readings("small") == []
 
 
 @pytest.fixture

@@ -127,6 +127,28 @@ def test_ties():
     assert verdicts.kendall([1], [1]) is None and verdicts.kendall([1, 1], [1, 2]) is None
 
 
+def test_equal_scores_tie_whatever_their_rounding():
+    """Clients' fractions are in single precision: two means of 2.3 / 3."""
+    one, other = (
+        100 * np.mean(np.array(values, np.float32).astype(float))
+        for values in ([0.83, 0.77, 0.7], [0.81, 0.79, 0.7])
+    )
+    assert one != other and one == pytest.approx(other, abs=1e-5)
+    assert report.places([one, other, 50.0]) == [1, 1, 3]
+    assert verdicts.kendall([3, 2, 1], [one, other, 50.0]) == pytest.approx(2 / 6**0.5)
+    assert report.places([76.6667, 76.6633]) == [1, 2], "one sample of 30,000 is a difference"
+    line = tables.Line("A", "local", (90.0,))
+    for ours, near in ((92 + 4e-6, True), (92.004, False), (88 - 4e-6, True)):
+        assert entries.Entry(line, 90.0, None, np.array([ours]), "").near is near
+
+
+def test_notes_on_runs_are_those_of_means():
+    """Not of rows of single clients, the first one's neither."""
+    line = tables.Line("A", "local", (90.0,), client=0)
+    own = entries.Entry(line, 90.0, None, np.array([40.0]), "", (0,), ("x",))
+    assert report.footnotes([own]) == []
+
+
 def test_files(made, tmp_path):
     report.write(tmp_path, made)
     text = (tmp_path / "table.md").read_text()

@@ -1,0 +1,84 @@
+"""Makes dataclasses from a TOML file: which keys each part has, and what they may be."""
+
+import tomllib
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any
+
+from fedjax_pfl.errors import InputError, shown
+
+SAID = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+Need = Callable[[bool, str], None]
+
+
+def needs(path: Path) -> Need:
+    """A function that raises an `InputError` on the file unless its condition holds."""
+
+    def need(condition: bool, said: str) -> None:
+        if not condition:
+            raise InputError(f"{path}: {said}.")
+
+    return need
+
+
+def read(kind: type, path: Path, **more: Any) -> Any:
+    """An instance of the dataclass `kind` from a file; `more` are fields that it doesn't have.
+
+    Raises:
+      InputError: it can't be read, or a part has the wrong keys or values.
+    """
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} can't be read as a table: {error}.") from error
+    return _made(kind, content | more, "the file", needs(path))
+
+
+def _made(kind: type, content: object, what: str, need: Need) -> Any:
+    need(isinstance(content, Mapping), f"{what} must be a table of keys, got {shown(content)}")
+    given = typing.cast(Mapping[str, Any], content)
+    known = {one.name: one for one in fields(kind)}
+    for name in sorted(given.keys() - known.keys()):
+        need(False, f"{what} has an unknown key {name!r}")
+    for name, one in known.items():
+        required = one.default is MISSING and one.default_factory is MISSING
+        need(name in given or not required, f"{what} needs {name!r}")
+    hints = typing.get_type_hints(kind)
+    return kind(**{
+        name: _value(value, hints[name], name, f" of {what}" * (what != "the file"), need)
+        for name, value in given.items()
+    })  # fmt: skip
+
+
+def _value(value: object, hint: Any, name: str, place: str, need: Need) -> Any:
+    """What a field holds; parts of its own are made, lists become tuples."""
+    kind, inner = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if is_dataclass(kind):
+        return _made(typing.cast(type, kind), value, f"{name}{place}", need)
+    if kind is tuple:
+        need(isinstance(value, list), f"{name}{place} must be a list, got {shown(value)}")
+        parts = enumerate(typing.cast(list, value), start=1)
+        return tuple(_value(one, inner[0], f"{name} {k}", place, need) for k, one in parts)
+    if kind is Mapping:
+        need(isinstance(value, Mapping), f"{name}{place} must be a table, got {shown(value)}")
+        parts = typing.cast(Mapping, value).items()
+        return {key: _value(one, inner[1], f"{name} {key!r}", place, need) for key, one in parts}
+    allowed = typing.get_args(hint) if kind is UnionType else (kind,)
+    optional = [one for one in allowed if typing.get_origin(one) is tuple]
+    if optional and isinstance(value, list):
+        return _value(value, optional[0], name, place, need)
+    fits = any(_is(value, one) for one in allowed)
+    said = " or ".join(SAID.get(one, "a list") for one in allowed if one is not NoneType)
+    need(fits, f"{name}{place} must be {said}, got {shown(value)}")
+    return value
+
+
+def _is(value: object, kind: Any) -> bool:
+    if typing.get_origin(kind) or kind is NoneType:
+        return False
+    if kind in (int, float):
+        return isinstance(value, (int, kind)) and not isinstance(value, bool)
+    return isinstance(value, kind)
