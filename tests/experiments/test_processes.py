@@ -225,6 +225,30 @@ def test_state_on_the_hosts_of_two_processes(tmp_path, number):
     same(folder, alone(tmp_path / "straight", *ON_HOSTS), 1e-4, "ditto")
 
 
+LIMITED = """import sys
+from experiments import run
+from fedjax_pfl.simulation import simulate
+simulate._available = lambda federation: 3_000_000
+sys.exit(run.main(["run", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.slow
+def test_state_that_does_not_fit_goes_to_the_hosts_of_two_processes(tmp_path):
+    """Samples are on the devices by then; new clients are given models."""
+    folder, more = tmp_path / "pair", ("--new_clients=1", "--new_client_steps=0,3", "--rounds=3")
+    words = ("--algorithms=ditto", "--model=mlp", "--model_option=hidden=100", "--num_clients=41",
+             "--participation=0.1", *more)  # fmt: skip
+    words = (*words, "--partition=iid", "--train_samples=10")
+    with Started(tmp_path, *words, "--devices=2", f"--output_dir={folder}", script=LIMITED) as pair:
+        assert pair.codes() == [0, 0], pair.said(0) + pair.said(1)
+    assert "ditto keeps clients' state in host memory" in pair.said(0)
+    wanted = alone(tmp_path / "alone", *words)
+    same(folder, wanted, 1e-5, "ditto")
+    found = [(each / "new_clients.md").read_text() for each in (folder, wanted)]
+    assert found[0] == found[1]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "own", "said"),
