@@ -139,9 +139,8 @@ def prepare(
     federation = federation.for_runs(args.num_seeds if runs is None else runs)
     check_pools(args.headline, federation.measures[0])
     federation, new_clients = split_new_clients(args, federation)
-    if processes.several():  # each keeps its own clients' samples, or all where these stay on hosts
-        on_host = federation.execution.client_state == "host"
-        federation = federation if on_host else pfl.spread(federation)
+    if processes.several():  # each keeps its own clients' samples
+        federation = pfl.spread(federation)
         dataset = dataset.without_samples()
         if new_clients is not None:
             spread = pfl.spread(new_clients.federation)

@@ -27,6 +27,8 @@ def prepare(devices: str, num_clients: int, mesh: str = AUTO) -> int:
     Raises:
       InputError: neither "auto" nor a number of devices that there are.
     """
+    if processes.several():
+        _check_alike(devices, mesh)
     if mesh != AUTO:
         asked = shares.parsed(mesh)
         if devices != "auto":
@@ -36,7 +38,7 @@ def prepare(devices: str, num_clients: int, mesh: str = AUTO) -> int:
             return asked.devices if there else 1
         devices, num_clients = str(asked.devices), asked.devices
     if processes.several():
-        return _of_several(devices, num_clients)
+        return _of_several(devices, num_clients, mesh)
     wanted = _cores() if devices == "auto" else _whole(devices)
     wanted = max(min(wanted, num_clients), 1)
     chosen = _start(wanted)
@@ -45,10 +47,27 @@ def prepare(devices: str, num_clients: int, mesh: str = AUTO) -> int:
     return wanted
 
 
-def _of_several(devices: str, num_clients: int) -> int:
+def _check_alike(devices: str, mesh: str) -> None:
+    """Raises `InputError` where processes have other devices; they are no part of a run."""
+    mine = f"--devices={devices} --mesh={mesh}"
+    for number, theirs in enumerate(processes.exchange(mine)):
+        if theirs != mine:
+            raise pfl.InputError(
+                f"All processes need the same devices, but process {number} has {shown(theirs)} "
+                f"and process {processes.index()} {shown(mine)}."
+            )
+
+
+def _of_several(devices: str, num_clients: int, mesh: str) -> int:
     count = processes.count()
     wanted = None if devices == "auto" else _whole(devices)
     if wanted is not None and wanted % count:
+        if mesh != AUTO:
+            fits = shares.nearest(shares.parsed(mesh), -(-wanted // count) * count)
+            raise pfl.InputError(
+                f"--mesh must take a multiple of {count} devices, the number of processes, and "
+                f"{mesh} takes {wanted}: the nearest that fits is {fits}."
+            )
         raise pfl.InputError(
             f"--devices must be 'auto' or a multiple of {count}, the number of processes, got "
             f"{wanted}."

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -23,8 +24,12 @@ FORM = "--distributed must be 'auto' or HOST:PORT,COUNT,INDEX such as 10.0.0.1:1
 SILENT = 40  # seconds without a sign of life until a process counts as gone
 LATE = 300  # seconds until all processes must have come
 LEAVING = 20  # seconds that one waits for the others at its end
-# A process of its own: whoever is ended by a signal, or by JAX, can't say anything any more.
-WITNESS = "import sys; sys.stdin.read() == 'ended' or print(sys.argv[1], file=sys.stderr)"
+PATIENT = 15  # seconds until a process that waits for the others says so
+# A process of its own: whoever is ended by a signal, or by JAX, can't say anything any more. It
+# says the last line that it was told.
+WITNESS = (
+    "import sys; said = sys.stdin.read().split('\\n')[-1]; said and print(said, file=sys.stderr)"
+)
 _witness: list[subprocess.Popen] = []
 
 
@@ -39,9 +44,18 @@ def start(word: str | None) -> None:
     if word is None:
         return
     options = {} if word == "auto" else _parsed(word)
+    where = f"at {options['coordinator_address']}" if options else "of this job"
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM from us
     # JAX's default for CPUs leaves processes without a way to exchange values.
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    _begin_witness(
+        f"error: --distributed={word}: ended before all processes had met {where}, for which they "
+        f"have {LATE} seconds: start as many as COUNT says, each with another INDEX, and look at "
+        "what process 0 says."
+    )
+    waiting = threading.Timer(PATIENT, _say_waiting, [word, where])
+    waiting.daemon = True
+    waiting.start()
     try:
         jax.distributed.initialize(
             **options,
@@ -50,28 +64,53 @@ def start(word: str | None) -> None:
             shutdown_timeout_seconds=LEAVING,
         )
     except (ValueError, RuntimeError) as error:
+        _dismiss()
         if word == "auto":
             raise pfl.InputError(
                 "--distributed=auto found no cluster that JAX knows, such as Slurm, Open MPI or a "
                 f"TPU pod ({sentence(error)}): give HOST:PORT,COUNT,INDEX."
             ) from error
         raise pfl.InputError(f"--distributed={word}: {sentence(error)}") from error
+    except BaseException:
+        _dismiss()
+        raise
+    finally:
+        waiting.cancel()
     number, count = processes.index(), processes.count()
-    told = (
+    _tell_witness(
         f"error: Process {number} of {count} has ended, most likely since another one did: see "
         "what that one says. Finished work is kept; the same command continues from there."
     )
-    _witness.append(
-        subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", WITNESS, told],
-            stdin=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is not for it
-        )
-    )
+    processes.check_count()
     if number:
         sys.stdout.flush()
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for as long as the process runs
         warnings.simplefilter("ignore")  # the first process has the same ones
+
+
+def _say_waiting(word: str, where: str) -> None:
+    said = f"--distributed={word}: waiting for the other processes {where}, {LATE} seconds at most."
+    print(said, file=sys.stderr, flush=True)
+
+
+def _begin_witness(line: str) -> None:
+    """Starts a process that says the line once this one is gone, unless it is dismissed before."""
+    _witness.append(
+        subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", WITNESS],
+            stdin=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is not for it
+        )
+    )
+    _tell_witness(line)
+
+
+def _tell_witness(line: str) -> None:
+    """It says this line instead."""
+    for witness in _witness:
+        assert witness.stdin is not None  # it is a pipe
+        witness.stdin.write(f"\n{line}".encode())
+        witness.stdin.flush()
 
 
 def _parsed(word: str) -> dict[str, Any]:
@@ -164,5 +203,5 @@ def leave_at_once() -> None:
 
 def _dismiss() -> None:
     for witness in _witness:
-        witness.communicate(b"ended")
+        witness.communicate(b"\n")
     _witness.clear()

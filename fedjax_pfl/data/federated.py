@@ -92,6 +92,8 @@ class FederatedData:
         part every device has all samples.
       digest: of the content before it was divided into parts; else empty.
       there: int32 [M], the clients whose samples are there, or None for all.
+      own: bool [N], the clients whose samples this process has, in its host's memory, or None for
+        all (`federation.at_home`). Of others it has no part of the splits' indices either.
     """
 
     samples: jax.Array
@@ -110,6 +112,7 @@ class FederatedData:
     shards: int = static(default=1)
     digest: str = static(default="")
     there: jax.Array | None = None
+    own: Any = None
 
     @property
     def num_clients(self) -> int:

@@ -101,6 +101,24 @@ def exchange(value: Any) -> list[Any]:
     return _exchange(value, None)
 
 
+def check_count() -> None:
+    """Raises `InputError` where processes were told other numbers of processes; the first call."""
+    client = distributed.global_state.client
+    if not several() or client is None:
+        return
+    with of_processes():
+        client.key_value_set(f"{NAME}/count/{index()}", str(count()))
+        for number in range(count()):
+            said = int(client.blocking_key_value_get(f"{NAME}/count/{number}", FOREVER))
+            if said != count():
+                error = InputError(
+                    f"All processes need the same COUNT, but process {number} has {said} and "
+                    f"process {index()} {count()}."
+                )
+                _known.add(error)
+                raise error
+
+
 def _exchange(value: Any, error: Exception | None) -> list[Any]:
     """The same; this process's error, if any, is told to the others and raised."""
     if not several():

@@ -10,6 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from fedjax_pfl.data.federated import FederatedData, Split
 from fedjax_pfl.execution.mesh import AXIS, mesh_of
 from fedjax_pfl.execution.processes import put, several
+from fedjax_pfl.federation.at_home import at_home, whole
 from fedjax_pfl.federation.federation import Federation
 
 SPLITS = ("train", "validation", "test")
@@ -20,12 +21,22 @@ def spread(federation: Federation) -> Federation:
 
     Each device has the samples of its own clients, and all else whole; a process keeps no samples
     of others. Where runs have devices of their own (`mesh`), the clients of all are divided between
-    those of one run, so that all samples are on a single one. What lies so already stays. In one
-    process it is returned as it is.
+    those of one run, so that all samples are on a single one. What lies so already stays. With
+    client_state="host" a process keeps its own clients' samples in host memory, and all else stays
+    where it is. In one process the federation is returned as it is.
     """
+    if several() and federation.execution.client_state == "host":
+        return replace(federation, data=at_home(federation.data))
+    return on_devices(federation)
+
+
+def on_devices(federation: Federation) -> Federation:
+    """The same with samples on the devices, wherever they are."""
     if not several():
         return federation
     execution = federation.execution
+    if federation.data.own is not None:
+        federation = replace(federation, data=whole(federation.data))
     federation = federation.on_devices(execution)  # from now on the devices are shared as they are
     return on_mesh(federation, mesh_of(execution.devices, execution.runs))
 

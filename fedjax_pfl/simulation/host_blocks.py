@@ -28,7 +28,9 @@ def _blocks(
         at = wanted[np.minimum(np.arange(start, start + width), len(wanted) - 1)]
         clients = np.broadcast_to(at, (program.num_runs, width))
         rows = program.put_rows(store.take(clients))
-        data = program.put(program.data.of(at, splits, width))
+        if several():
+            jax.block_until_ready(rows)
+        data = program.put_data(program.data.of(at, splits, width))
         yield at, rows, replace(program.shell, data=data)
 
 

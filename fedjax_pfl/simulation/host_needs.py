@@ -11,14 +11,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_pfl.data.federated import FederatedData
 from fedjax_pfl.errors import InputError
 from fedjax_pfl.execution.combining import combined
 from fedjax_pfl.execution.mesh import AXIS, RUNS, place
 from fedjax_pfl.execution.processes import count, several
+from fedjax_pfl.federation.at_home import on_all_devices
 from fedjax_pfl.federation.federation import Federation
+from fedjax_pfl.federation.host_data import SPLITS, HostData
 from fedjax_pfl.simulation import host_programs as programs
 from fedjax_pfl.simulation import host_reads
-from fedjax_pfl.simulation.host_data import SPLITS, HostData
 from fedjax_pfl.simulation.host_programs import Layout
 from fedjax_pfl.simulation.memory import BESIDE, Memory, nbytes, peak
 from fedjax_pfl.simulation.program import Program
@@ -73,6 +75,14 @@ class TracedProgram(Program):
         if several():
             return combined(leaves, programs.mesh(self.federation), RUNS, AXIS)
         return self.put(leaves, RUNS, AXIS)
+
+    def put_data(self, data: FederatedData) -> FederatedData:
+        """Data of `HostData.of` on the devices; of several processes each gives its own samples."""
+        if self.data.own is None:
+            return self.put(data)
+        others = self.put(replace(data, samples=None, labels=None))
+        found = on_all_devices(data, self.data.own)
+        return jax.block_until_ready(replace(others, samples=found.samples, labels=found.labels))
 
     @property
     def members(self) -> int:
@@ -151,11 +161,6 @@ class TracedProgram(Program):
         """Raises `InputError` where a round, or scoring, needs more than its clients' state."""
         own = type(self.runs.algorithm).name or type(self.runs.algorithm).__name__
         federation = self.federation
-        if several() and federation.data.shards > 1:
-            raise InputError(
-                "client_state='host' keeps samples in host memory, and these are on the devices of "
-                "several processes: leave out pfl.spread, or take client_state='device'."
-            )
         if federation.participation.cohort_size == federation.num_clients:
             raise InputError(
                 "client_state='host' keeps what a round's clients need on the device, and here "

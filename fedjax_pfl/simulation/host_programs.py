@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from fedjax_pfl.contract import checks, kept_optimizers
 from fedjax_pfl.contract.context import Context
 from fedjax_pfl.execution.mesh import AXIS, RUNS, mesh_of, place
+from fedjax_pfl.execution.processes import several
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.simulation.evaluation import named_models, score_rows
 from fedjax_pfl.simulation.first_rows import with_first_rows
@@ -56,10 +57,11 @@ def mesh(federation: Federation) -> Mesh:
 def there(ctx: Context, rows: Rows, at: Address) -> Context:
     """The context in which the samples of those clients alone are on the device.
 
-    State of others is read from `at`; by one device: several would all have to ask.
+    State of others is read from `at`; of several devices of a process the first one asks. The
+    hosts of several processes have some rows each, which no one could read alone.
     """
-    execution, data = ctx.federation.execution, replace(ctx.federation.data, there=rows)
-    reader = Reader(at) if execution.devices * execution.runs == 1 else None
+    data = replace(ctx.federation.data, there=rows)
+    reader = None if several() else Reader(at, mesh(ctx.federation))
     return replace(ctx, federation=replace(ctx.federation, data=data), reader=reader)
 
 

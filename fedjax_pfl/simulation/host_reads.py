@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax.extend import core
+from jax.sharding import Mesh
 
+from fedjax_pfl.execution.mesh import place
 from fedjax_pfl.simulation.host_store import HostStore
 from fedjax_pfl.typing import Rows
 
@@ -47,14 +49,19 @@ class Reader:
 
     Attributes:
       at: of the run, traced.
+      mesh: of the devices; of several the first one reads, for all.
     """
 
     at: Address
+    mesh: Mesh
 
     def __call__(self, leaves: tuple[int, ...], shapes: Sequence[Any], rows: Rows) -> list:
         """Rows [K] of the leaves with these numbers, [K, ...] each, of those shapes and types."""
-        read = partial(_read, leaves)
-        return jax.pure_callback(read, list(shapes), *self.at, rows, vmap_method="broadcast_all")
+        given = place((*self.at, rows), self.mesh)  # otherwise XLA warns of what it has to move
+        found = jax.pure_callback(
+            partial(_read, leaves), list(shapes), *given, vmap_method="broadcast_all"
+        )
+        return place(found, self.mesh)
 
 
 def _read(leaves: tuple[int, ...], number: Any, run: Any, rows: Any) -> list[np.ndarray]:

@@ -17,9 +17,9 @@ The design. A round under sampling needs the rows of its cohort alone, M of N. T
   that trains all clients, or changes their models, is refused;
 - samples lie on the host too, and go with the rows (`HostData`); local training and scoring ask
   `FederatedData.check_there`;
-- of several processes each keeps the rows of its own clients (`SharedStore`), and all samples. A
-  cohort's rows meet on the devices (`execution.combining`), and come back whole to every process,
-  which writes its own;
+- of several processes each keeps the rows (`SharedStore`) and samples (`federation.at_home`) of its
+  own clients. A cohort's meet on the devices (`execution.combining`), and rows come back whole to
+  every process, which writes its own;
 - models are scored, and returned, by blocks of as many clients as a program with all state scores
   at a time (`host_blocks`). What all these programs need is found by tracing (`host_needs`).
 
@@ -38,8 +38,9 @@ import numpy as np
 from fedjax_pfl.execution.combining import on_hosts
 from fedjax_pfl.execution.mesh import RUNS
 from fedjax_pfl.execution.processes import of_processes, readable, several
+from fedjax_pfl.federation.at_home import at_home
 from fedjax_pfl.federation.federation import Federation
-from fedjax_pfl.federation.spreading import spread
+from fedjax_pfl.federation.spreading import on_devices
 from fedjax_pfl.simulation import host_blocks as blocks
 from fedjax_pfl.simulation import host_lowering, host_reads, host_store, memory
 from fedjax_pfl.simulation import host_programs as programs
@@ -200,7 +201,7 @@ class HostedProgram(TracedProgram):
             rows = programs.merged(rows, waiting[1], at, mesh=programs.mesh(self.federation))
         if several():
             jax.block_until_ready(rows)
-        return _Fetched(clients, rows, replace(self.shell, data=self.put(data)))
+        return _Fetched(clients, rows, replace(self.shell, data=self.put_data(data)))
 
     def models(self, states: HostedStates, t: Any, rows: np.ndarray) -> dict[str, Any]:
         """See `Program.models`; on the host."""
@@ -208,7 +209,7 @@ class HostedProgram(TracedProgram):
 
     def personalize(self, states: HostedStates, t: Any, new_clients: Federation) -> Stack:
         """See `Program.personalize`; for this alone all state and samples go to the device."""
-        everything = replace(self, federation=spread(self.federation))
+        everything = replace(self, federation=on_devices(self.federation))
         return Program.personalize(everything, states.whole(), t, new_clients)
 
     # Checkpoints.
@@ -240,6 +241,7 @@ def hosted(program: Program, folder: Path | None = None) -> HostedProgram:
       InputError: it can't be; see `HostedProgram.check`.
     """
     fields = {name: getattr(program, name) for name in Program.__dataclass_fields__}
+    fields["federation"] = replace(program.federation, data=at_home(program.federation.data))
     limit = (memory.physical() or float("inf")) * host_store.MEMORY
     moved = HostedProgram(**fields, folder=folder, limit=limit)
     moved.check()

@@ -12,7 +12,7 @@ from fedjax_pfl.errors import InputError, require
 from fedjax_pfl.execution.processes import readable
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.participation import ParticipationOptions
-from fedjax_pfl.federation.spreading import spread
+from fedjax_pfl.federation.spreading import on_devices
 from fedjax_pfl.simulation.program import Final
 from fedjax_pfl.training.scoring import score
 
@@ -107,7 +107,7 @@ def score_new_clients(
     Returns:
       Test accuracies, or what else the task leads with; NaN for clients without test samples.
     """
-    new_clients = spread(final.program.runs.algorithm.prepare(new_clients))
+    new_clients = on_devices(final.program.runs.algorithm.prepare(new_clients))
     size, objective = np.asarray(new_clients.data.test.size), new_clients.network.objective
     headline = objective.headline.name
     rows = jnp.arange(new_clients.num_clients, dtype=jnp.int32)

@@ -20,7 +20,7 @@ from fedjax_pfl.execution.mesh import AXIS, RUNS, described, mesh_of, place, sha
 from fedjax_pfl.execution.processes import of_processes, readable, several
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.federation import Federation
-from fedjax_pfl.federation.spreading import spread
+from fedjax_pfl.federation.spreading import on_devices
 from fedjax_pfl.simulation.evaluation import evaluate, named_models
 from fedjax_pfl.simulation.host_store import whole_leaves
 from fedjax_pfl.simulation.memory import BESIDE, Memory, nbytes, peak
@@ -249,7 +249,7 @@ class Final:
         new_clients = program.runs.algorithm.prepare(new_clients)
         new_clients = new_clients.on_devices(program.federation.execution)
         program.runs.algorithm.check_validation(new_clients)
-        return program.personalize(self.states, self._last(), spread(new_clients))
+        return program.personalize(self.states, self._last(), on_devices(new_clients))
 
     def _last(self) -> int:
         """The last round, counted from 0."""

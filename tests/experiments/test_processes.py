@@ -34,17 +34,22 @@ def free_port():
 
 
 class Started:
-    """Processes of one run, each in a folder of its own; their output is in `said` of each."""
+    """Processes of one run, each in a folder of its own; their output is in `said` of each.
 
-    def __init__(self, place, *words, count=2, port=None, own=()):
+    `counts` are what they are told of their number, `script` is what they run.
+    """
+
+    def __init__(self, place, *words, count=2, port=None, own=(), counts=None, script=None):
         port = free_port() if port is None else port
         self.places = [place / f"process{k}-{port}" for k in range(count)]
         self.running = []
         for k, folder in enumerate(self.places):
             folder.mkdir(parents=True)
             more = own[k] if own else []
-            command = [sys.executable, "-m", "experiments.run", *WORDS, *words, *more,
-                       f"--distributed=127.0.0.1:{port},{count},{k}"]  # fmt: skip
+            told = count if counts is None else counts[k]
+            program = ["-m", "experiments.run"] if script is None else ["-c", script]
+            command = [sys.executable, *program, *WORDS, *words, *more,
+                       f"--distributed=127.0.0.1:{port},{told},{k}"]  # fmt: skip
             with (folder.parent / f"{folder.name}.txt").open("w") as out:
                 self.running.append(
                     subprocess.Popen(
@@ -220,15 +225,41 @@ def test_state_on_the_hosts_of_two_processes(tmp_path, number):
     same(folder, alone(tmp_path / "straight", *ON_HOSTS), 1e-4, "ditto")
 
 
+LIMITED = """import sys
+from experiments import run
+from fedjax_pfl.simulation import simulate
+simulate._available = lambda federation: 3_000_000
+sys.exit(run.main(["run", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.slow
+def test_state_that_does_not_fit_goes_to_the_hosts_of_two_processes(tmp_path):
+    """Samples are on the devices by then; new clients are given models."""
+    folder, more = tmp_path / "pair", ("--new_clients=1", "--new_client_steps=0,3", "--rounds=3")
+    words = ("--algorithms=ditto", "--model=mlp", "--model_option=hidden=100", "--num_clients=41",
+             "--participation=0.1", *more)  # fmt: skip
+    words = (*words, "--partition=iid", "--train_samples=10")
+    with Started(tmp_path, *words, "--devices=2", f"--output_dir={folder}", script=LIMITED) as pair:
+        assert pair.codes() == [0, 0], pair.said(0) + pair.said(1)
+    assert "ditto keeps clients' state in host memory" in pair.said(0)
+    wanted = alone(tmp_path / "alone", *words)
+    same(folder, wanted, 1e-5, "ditto")
+    found = [(each / "new_clients.md").read_text() for each in (folder, wanted)]
+    assert found[0] == found[1]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "own", "said"),
     [
         ([], (["--rounds=3"], ["--rounds=4"]), "All processes need the same flags and data"),
         (["--devices=3"], (), "--devices must be 'auto' or a multiple of 2"),
+        (["--mesh=clients:3"], (), "clients:3 takes 3: the nearest that fits is clients:4,runs:1"),
+        ([], (["--devices=2"], ["--devices=4"]), "All processes need the same devices"),
         ([], ([], ["--dataset=npz:nothing.npz"]), "nothing.npz"),
     ],
-    ids=["flags", "mesh", "data"],
+    ids=["flags", "devices", "mesh", "other devices", "data"],
 )
 def test_errors_are_those_of_all(tmp_path, words, own, said):
     folder = tmp_path / "pair"
@@ -239,6 +270,37 @@ def test_errors_are_those_of_all(tmp_path, words, own, said):
         assert len(errors) == 1, pair.said(k)
         assert said in errors[0]
     assert not folder.exists()
+
+
+@pytest.mark.slow
+def test_other_numbers_of_processes(tmp_path):
+    with Started(tmp_path, "--rounds=2", counts=(2, 3)) as pair:
+        assert pair.codes() == [2, 2], pair.said(0) + pair.said(1)
+    for k, (mine, theirs) in enumerate(((2, 3), (3, 2))):
+        wanted = f"but process {1 - k} has {theirs} and process {k} {mine}.\n"
+        assert f"error: All processes need the same COUNT, {wanted}" in pair.said(k)
+
+
+IMPATIENT = """import sys
+from experiments import run
+from experiments.cli import together
+together.LATE, together.PATIENT = 15, 1
+sys.exit(run.main(["run", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.slow
+def test_processes_that_never_meet(tmp_path):
+    """Each says that it waits, and JAX ends it; its last word is a sentence."""
+    with Started(tmp_path, count=2, counts=(3, 3), script=IMPATIENT) as pair:
+        codes = pair.codes()
+        time.sleep(1)  # its witness's last word
+    assert all(code not in (0, 2) for code in codes)
+    for k in (0, 1):
+        first, *_, last = pair.said(k).splitlines()
+        assert "waiting for the other processes at 127.0.0.1:" in first
+        assert last.startswith("error: --distributed=127.0.0.1:")
+        assert "ended before all processes had met at 127.0.0.1:" in last
 
 
 @pytest.mark.slow
@@ -289,8 +351,14 @@ def test_a_taken_port(monkeypatch):
 def test_devices_are_shared_by_all_processes(monkeypatch):
     started = []
     monkeypatch.setattr(processes, "count", lambda: 2)
+    monkeypatch.setattr(processes, "exchange", lambda mine: [mine, mine])
     monkeypatch.setattr(devices, "_start", started.append)
     assert devices.prepare("6", 20) == 6
     assert started == [3]
     with pytest.raises(pfl.InputError, match="'auto' or a multiple of 2"):
         devices.prepare("3", 20)
+    with pytest.raises(pfl.InputError, match="--mesh must take a multiple of 2 devices"):
+        devices.prepare("auto", 20, "clients:3")
+    monkeypatch.setattr(processes, "exchange", lambda mine: [mine, "--devices=2 --mesh=auto"])
+    with pytest.raises(pfl.InputError, match="process 1 has '--devices=2 --mesh=auto' and process"):
+        devices.prepare("4", 20)

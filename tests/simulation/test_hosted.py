@@ -13,11 +13,16 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl import trees
 from fedjax_pfl.aggregation import streamed
+from fedjax_pfl.execution import combining
+from fedjax_pfl.execution.mesh import mesh_of
+from fedjax_pfl.federation import at_home, spreading
+from fedjax_pfl.federation.host_data import HostData
+from fedjax_pfl.federation.spreading import on_mesh, spread
 from fedjax_pfl.simulation import host_needs, host_reads, host_shares, hosted, request
+from fedjax_pfl.simulation import host_programs as programs
 from fedjax_pfl.simulation.checkpoints import Checkpoints
 from fedjax_pfl.simulation.first_rows import with_first_rows
 from fedjax_pfl.simulation.fitting import fitting
-from fedjax_pfl.simulation.host_data import HostData
 from fedjax_pfl.simulation.host_store import HostStore
 from fedjax_pfl.testing.toys import toy_federation
 from tests.simulation import test_resume
@@ -169,9 +174,23 @@ def test_a_program_that_reads_others_rows_is_known():
         program.lowered(jax.devices()[:1])
 
 
-def test_the_devices_of_a_mesh_do_not_read_others_rows():
+def test_processes_do_not_read_others_rows(monkeypatch):
+    monkeypatch.setattr(programs, "several", lambda: True)
     with pytest.raises(pfl.InputError, match="fedamp needs models or other state"):
         request.checked_program(pfl.make_algorithm("fedamp"), federation("host", devices=2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["clients:2", "runs:2"])
+@pytest.mark.parametrize("name", ["fedamp", "fedfomo"])
+def test_devices_of_a_mesh_read_others_rows(name, mesh):
+    """Each of two runs its own, also where it has a device of its own."""
+    expected, result = (
+        run(name, "device", CASES[name]),
+        run(name, "host", CASES[name] | {"mesh": mesh}),
+    )
+    assert result.final.states.store.written.any()
+    assert_same(expected, result, 1e-5)
 
 
 def test_each_run_reads_its_own_rows():
@@ -184,7 +203,7 @@ def test_each_run_reads_its_own_rows():
 
     @jax.jit
     def read(at, rows):
-        return jax.vmap(lambda at: host_reads.Reader(at)((0,), shapes, rows)[0])(at)
+        return jax.vmap(lambda at: host_reads.Reader(at, mesh_of(1))((0,), shapes, rows)[0])(at)
 
     at = host_reads.address(store, 2)
     assert host_reads.address(store, 2).store[0] == at.store[0]
@@ -335,6 +354,53 @@ def test_a_cohorts_samples_are_its_own():
             jax.tree.map(np.testing.assert_array_equal, mine, all_of_them)
     with pytest.raises(trees.NotHere):
         replace(cut, there=jnp.array([0, 3])).check_there(jnp.array([0, 3]))
+
+
+def same_samples(cut, data, rows):
+    for name in ("train", "validation", "test"):
+        for row in rows:
+            for at in range(int(data.split(name).size[row])):
+                mine, all_of_them = (
+                    one.fetch(one.split(name), row, jnp.array([at]), jnp.array([True]), "float32")
+                    for one in (cut, data)
+                )
+                jax.tree.map(np.testing.assert_array_equal, mine, all_of_them)
+
+
+def test_a_process_keeps_its_own_clients_samples(monkeypatch):
+    """Of a cohort each of two gives its own clients', zeros for others, and together all."""
+    made = federation("host", validation_size=1)
+    data, rows, given = made.data, np.array([4, 0, 3]), []
+    monkeypatch.setattr(combining, "count", lambda: 2)
+    for module in (at_home, spreading):
+        monkeypatch.setattr(module, "several", lambda: True)
+    for number in range(2):
+        monkeypatch.setattr(combining, "index", lambda number=number: number)
+        held = spread(made).data
+        assert held.own.tolist() == [[1, 1, 1, 0, 0], [0, 0, 0, 1, 1]][number]
+        assert len(held.samples) < len(data.samples)
+        assert held.content() == data.content()
+        given.append(HostData(held).of(rows, ("train", "validation", "test"), 4))
+    assert given[0].own is None
+    assert not np.logical_and(*(one.samples.any(axis=1) for one in given)).any()
+    samples, labels = (sum(getattr(one, name) for one in given) for name in ("samples", "labels"))
+    same_samples(replace(given[0], samples=samples, labels=labels), data, rows)
+
+
+def test_samples_on_devices_come_back_to_the_host(monkeypatch):
+    """`client_state="auto"` finds that the state does not fit once samples are on the devices."""
+    made = federation("host", devices=2, validation_size=1)
+    parts = on_mesh(made, mesh_of(2)).data
+    assert parts.shards == 2
+    monkeypatch.setattr(at_home, "several", lambda: True)
+    held = at_home.at_home(parts)
+    assert held.own.all() and held.shards == held.train.shards == 1
+    assert isinstance(held.samples, np.ndarray)
+    assert held.content() == made.data.content()
+    same_samples(
+        HostData(held).of(np.arange(5), ("train", "validation", "test"), 5), made.data, range(5)
+    )
+    same_samples(at_home.whole(held), made.data, range(5))
 
 
 @pytest.mark.parametrize(

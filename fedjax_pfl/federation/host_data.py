@@ -1,6 +1,7 @@
 """Samples that lie in host memory, of which programs get those of some clients."""
 
 from dataclasses import replace
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,9 +16,11 @@ class HostData:
 
     Attributes:
       shell: the data without any sample, on the device: sizes, classes and ids of all clients.
+      own: bool [N], the clients whose samples are here, or None for all. Others' are zeros.
     """
 
     def __init__(self, data: FederatedData):
+        self.own = None if data.own is None else np.asarray(data.own)
         self.samples, self.labels = np.asarray(data.samples), np.asarray(data.labels)
         self.index, self.offset, self.size = (
             {name: np.asarray(getattr(data.split(name), part)) for name in SPLITS}
@@ -29,8 +32,9 @@ class HostData:
             )
             for name, offset in self.offset.items()
         }
-        few = replace(data, samples=self.samples[:1], labels=self.labels[:1], **none)
-        self.shell: FederatedData = jax.device_put(few)
+        one = self.samples[:1], self.labels[:1]
+        few = replace(data, samples=one[0], labels=one[1], own=None, digest="", **none)
+        self.shell: FederatedData = jax.tree.map(_on_device, few)
 
     def most(self, split: str, clients: int) -> int:
         """The most samples of a split that so many clients hold together; at least 1."""
@@ -45,22 +49,32 @@ class HostData:
           rows: int [any], the clients, in any order; they may repeat.
           most: how many different clients there may be.
         """
-        rows, pools, parts, start = np.unique(rows), [], {}, 0
+        rows, pools, held, parts, start = np.unique(rows), [], [], {}, 0
+        here = rows[self.own[rows]] if self.own is not None else rows
         for name in splits:
             size, room = self.size[name][rows], self.most(name, most)
-            places = [
-                self.index[name][at : at + count]
-                for at, count in zip(self.offset[name][rows], size, strict=True)
-            ]
-            pool = np.zeros(room, np.int32)  # what is left over repeats a sample
-            held = np.concatenate(places) if places else pool[:0]
-            pool[: len(held)] = held
             offset = np.zeros_like(self.offset[name])
             offset[rows] = np.cumsum(size) - size
+            pool = np.zeros(room, np.int32)  # what is left over repeats a sample
+            mine = np.zeros(room, bool)
+            for row, at in zip(here, offset[here], strict=True):
+                part = slice(at, at + self.size[name][row])
+                first = self.offset[name][row]
+                pool[part] = self.index[name][first : first + self.size[name][row]]
+                mine[part] = True
             index = np.arange(start, start + room, dtype=np.int32)
             parts[name] = replace(self.shell.split(name), index=index, offset=offset)
             pools.append(pool)
+            held.append(mine)
             start += room
         places = np.concatenate(pools) if pools else np.zeros(1, np.int32)
         samples, labels = self.samples[places], self.labels[places]
+        if self.own is not None:
+            others = ~np.concatenate([*held, np.zeros(0 if held else 1, bool)])
+            samples[others] = labels[others] = 0
         return replace(self.shell, samples=samples, labels=labels, **parts)
+
+
+def _on_device(leaf: Any) -> jax.Array:
+    """What is on devices stays there: on those of several processes as well."""
+    return leaf if isinstance(leaf, jax.Array) else jax.device_put(leaf)

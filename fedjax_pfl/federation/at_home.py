@@ -1,0 +1,103 @@
+"""Samples in the host memory of several processes, each of which has those of its own clients."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+
+from fedjax_pfl.data.federated import FederatedData
+from fedjax_pfl.execution.combining import combined, on_hosts, own_rows
+from fedjax_pfl.execution.mesh import mesh_of
+from fedjax_pfl.execution.processes import all_devices, several
+from fedjax_pfl.federation.host_data import SPLITS, HostData
+
+
+def at_home(data: FederatedData) -> FederatedData:
+    """The data on this process's host, with its own clients' samples alone (`FederatedData.own`).
+
+    Where samples lie on devices in parts, a process's own clients are those of its devices;
+    otherwise as many one after the other. In one process, and where it is so already, the data are
+    returned as they are.
+    """
+    if not several() or data.own is not None:
+        return data
+    if data.shards > 1:
+        return _from_devices(data)
+    own = own_rows(data.num_clients)
+    rows, places, splits = np.flatnonzero(own), [], {}
+    for name in SPLITS:
+        index, offset, size = map(np.asarray, _of_split(data, name))
+        mine = [index[offset[row] : offset[row] + size[row]] for row in rows]
+        places.append(np.concatenate(mine) if mine else index[:0])
+        offset = np.zeros_like(offset)
+        offset[rows] = np.cumsum(size[rows]) - size[rows]
+        splits[name] = offset
+    pool = np.unique(np.concatenate([*places, np.zeros(1, np.int32)]))  # one sample at least
+    parts = {
+        name: replace(
+            data.split(name),
+            index=np.searchsorted(pool, np.append(at, pool[0])).astype(np.int32),
+            offset=offset,
+        )
+        for at, (name, offset) in zip(places, splits.items(), strict=True)
+    }
+    samples, labels = (np.asarray(x)[pool] for x in (data.samples, data.labels))
+    return replace(data, samples=samples, labels=labels, own=own, digest=data.content(), **parts)
+
+
+def _of_split(data: FederatedData, name: str) -> tuple:
+    split = data.split(name)
+    return split.index, split.offset, split.size
+
+
+def _from_devices(data: FederatedData) -> FederatedData:
+    """`at_home` of parts of the pool on this process's devices; of equal ones, one process's."""
+    own, places, length = np.zeros(data.num_clients, bool), {}, len(data.samples) // data.shards
+    for shard in data.samples.addressable_shards:
+        if shard.replica_id == 0:
+            places[(shard.index[0].start or 0) // length] = shard.device
+    numbers = sorted(places)
+    homes = data.home_of(np.arange(data.num_clients))
+    own[np.isin(homes, numbers)] = True
+
+    def here(array: jax.Array) -> np.ndarray:
+        """This process's parts of an array, one after the other; zeros if it has none."""
+        shards = {shard.device: shard.data for shard in array.addressable_shards}
+        parts = [np.asarray(shards[places[k]]) for k in numbers]
+        return np.concatenate(parts) if parts else np.zeros((1, *array.shape[1:]), array.dtype)
+
+    first = np.zeros(data.shards, np.int32)  # where a part begins here, in parts
+    first[numbers] = np.arange(len(numbers))
+    parts = {}
+    for name in SPLITS:
+        split = data.split(name)
+        index, each = here(split.index), len(split.index) // data.shards
+        index = index + np.repeat(np.arange(len(index) // each or 1), each)[: len(index)] * length
+        offset = np.asarray(split.offset) + first[homes] * each
+        offset = np.where(own, offset, 0).astype(np.int32)
+        parts[name] = replace(split, index=index.astype(np.int32), offset=offset, shards=1)
+    samples, labels = here(data.samples), here(data.labels)
+    return replace(data, samples=samples, labels=labels, own=own, shards=1, **parts)
+
+
+def on_all_devices(data: FederatedData, own: np.ndarray | None) -> FederatedData:
+    """Samples and labels of some clients, zeros for others than `own`, on the devices of all.
+
+    All processes give theirs together; all have those of all clients then.
+    """
+    if own is None:
+        return data
+    mesh = mesh_of(len(all_devices()))
+    both = combined([np.asarray(x)[None] for x in (data.samples, data.labels)], mesh)
+    samples, labels = (x[0] for x in both)
+    return replace(data, samples=samples, labels=labels)
+
+
+def whole(data: FederatedData) -> FederatedData:
+    """All clients' samples on every process's host, of data `at_home`; all together."""
+    if data.own is None:
+        return data
+    held, everyone = HostData(data), np.arange(data.num_clients)
+    cut = on_all_devices(held.of(everyone, SPLITS, len(everyone)), held.own)
+    samples, labels = on_hosts([cut.samples, cut.labels])
+    return replace(cut, samples=samples, labels=labels)
