@@ -16,8 +16,8 @@ from fedjax_pfl.contract import checks, kept_optimizers
 from fedjax_pfl.contract.algorithm import Algorithm
 from fedjax_pfl.contract.context import Context
 from fedjax_pfl.errors import require
-from fedjax_pfl.execution.mesh import AXIS, RUNS, described, mesh_of, place, sharing
-from fedjax_pfl.execution.processes import of_processes, readable, several
+from fedjax_pfl.execution.mesh import AXIS, RUNS, described, mesh_of, place, rows_of, sharing
+from fedjax_pfl.execution.processes import fetched, of_processes, readable, several
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.spreading import spread
@@ -193,14 +193,32 @@ class Program:
         numbers = np.int32(t), np.int32(self.rounds)
         return _personalize(states, self.runs, self.federation, new_clients, *numbers)
 
+    def whole(self, states: State) -> State:
+        """The states on the host, leaves [R, N, ...]; in every process."""
+        return self._cut(states, [np.asarray(leaf) for leaf in jax.tree.leaves(readable(states))])
+
     def saved(self, states: State) -> dict[str, Tree]:
-        """What a checkpoint keeps of the states, by name."""
-        return {"states": states}
+        """What a checkpoint keeps of the states, by name; of several processes in the first one.
+
+        It is the same for any number of devices.
+        """
+        return {"states": self._cut(states, fetched(states))}
+
+    def _cut(self, states: State, leaves: list[np.ndarray]) -> State:
+        """The leaves of states, on the host, without what fills up the clients at rest."""
+        count = self.federation.num_clients
+
+        def cut(leaf: np.ndarray) -> np.ndarray:
+            filled = leaf.ndim > 1 and leaf.shape[1] > count  # other processes have nothing
+            return leaf[:, :count].copy() if filled else leaf
+
+        on_host = jax.tree.unflatten(jax.tree.structure(states), leaves)
+        return by_field(lambda value, axes: jax.tree.map(cut, value) if axes else value, on_host)
 
     def restored(self, trees: Mapping[str, list[np.ndarray]], like: State) -> State:
         """The states of a checkpoint, from the leaves of `saved`, with the structure of `like`."""
         leaves = whole_leaves(trees)
-        if not several():
+        if self.federation.execution.all_devices == 1:
             leaves = [jax.device_put(leaf) for leaf in leaves]
         return placed(jax.tree.unflatten(jax.tree.structure(like), leaves), self.federation)
 
@@ -257,7 +275,9 @@ class Final:
 
 
 def placed(states: State, federation: Federation) -> State:
-    """States [R, ...] with the axes of runs and clients sharded over the execution's devices.
+    """States [R, ...] at rest: the axes of runs and clients are sharded over the devices.
+
+    The axis of clients is filled up to a multiple of those that share it, see `mesh.place`.
 
     Raises:
       TypeError: a field of the state does not declare its client axes.
@@ -268,6 +288,16 @@ def placed(states: State, federation: Federation) -> State:
     mesh = mesh_of(execution.devices, execution.runs)
     lead = RUNS if execution.runs > 1 else None
     return by_field(lambda value, axes: place(value, mesh, lead, *([AXIS] if axes else [])), states)
+
+
+def unfilled(states: State, federation: Federation) -> State:
+    """The reverse of `placed` in a traced function: states of the clients alone, still shared."""
+    execution, count = federation.execution, federation.num_clients
+    if count % execution.devices == 0:
+        return states
+    mesh = mesh_of(execution.devices, execution.runs)
+    lead = RUNS if execution.runs > 1 else None
+    return by_field(lambda v, axes: rows_of(v, mesh, count, lead, AXIS) if axes else v, states)
 
 
 # For a function whose shapes are asked before it is used: JAX keeps the first trace. The program is
@@ -323,7 +353,7 @@ def _advance(states, runs, federation, t, length, total, eval_every, capacity, e
         with jax.named_scope("rounds[1]"):  # of one round is told what it takes
             return lax.fori_loop(0, length, body, first)
 
-    numbers = (t, length, total, eval_every)
+    numbers, states = (t, length, total, eval_every), unfilled(states, federation)
     states, buffers, matrices = over_runs(chunk, (runs, states), federation, *numbers)
     return Chunk(placed(states, federation), buffers, matrices)
 
@@ -360,7 +390,8 @@ def _models(states, runs, federation, t, total, rows):
         named = named_models(run.algorithm, ctx, kept_optimizers.own(state), rows)
         return with_adapted(run.algorithm, ctx, named, rows)
 
-    return over_runs(models_of, (runs, states), federation, t, total, rows)
+    operands = runs, unfilled(states, federation)
+    return over_runs(models_of, operands, federation, t, total, rows)
 
 
 @jax.jit
@@ -370,4 +401,5 @@ def _personalize(states, runs, federation, new_clients, t, total):
         ctx, new = (run.context(fed, t, total) for fed in (federation, new_clients))
         return run.algorithm.personalize(ctx, kept_optimizers.own(state), new)
 
-    return over_runs(personalize, (runs, states), federation, new_clients, t, total)
+    operands = runs, unfilled(states, federation)
+    return over_runs(personalize, operands, federation, new_clients, t, total)
