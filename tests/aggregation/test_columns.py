@@ -1,7 +1,5 @@
 """The server's part where devices share the clients: each takes some columns of all models."""
 
-from dataclasses import replace
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -70,9 +68,9 @@ def test_columns_give_the_numbers_of_whole_models(rows, monkeypatch):
             assert moved in compiled.as_text()
 
 
-@pytest.mark.parametrize("rows", [8, 6])
+@pytest.mark.parametrize("rows", [8, 7])
 def test_large_matrices_go_round(rows, monkeypatch):
-    """Each of four devices has two rows of a matrix at a time, of weights and of comparisons."""
+    """Each of two devices has half of a matrix at a time, of weights and of comparisons."""
     monkeypatch.setattr(columns, "WIDE", 40)
     with jax.enable_x64(True):
         models = stack(rows, 0)
@@ -91,14 +89,14 @@ def test_large_matrices_go_round(rows, monkeypatch):
 
         wanted = jax.jit(part)(weights, models)
         assert 0 < wanted["distances"][0, 2] < 1e-9  # so near that pairs are summed one by one
-        sharded = [place(weights, mesh_of(4), None, AXIS), place(models, mesh_of(4), AXIS)]
+        sharded = [place(weights, mesh_of(2), None, AXIS), place(models, mesh_of(2), AXIS)]
 
         def shared_part(weights, models):
-            weights = rows_of(weights, mesh_of(4), rows, None, AXIS)
-            return part(weights, rows_of(models, mesh_of(4), rows, AXIS))
+            weights = rows_of(weights, mesh_of(2), rows, None, AXIS)
+            return part(weights, rows_of(models, mesh_of(2), rows, AXIS))
 
         monkeypatch.setattr(columns, "LARGE", 1)
-        with sharing(replace(ON_TPU, devices=4)):
+        with sharing(ON_TPU):
             compiled = jax.jit(shared_part).lower(*sharded).compile()
         found = compiled(*sharded)
         assert_close(found, wanted, "in turns", 1e-12)

@@ -88,23 +88,24 @@ def test_another_mesh_goes_on(tmp_path):
 @pytest.mark.parametrize(("names", "part"), [("feddwa,cfl,spfl", 1.0), ("fedavg,fedbn", 0.6)])
 def test_eight_devices_give_the_numbers_of_one(tmp_path, names, part):
     """Five clients and five runs, of which no mesh has a divisor."""
-    equal_on_eight_devices(tmp_path, names.split(","), 5, part, "clients:4,runs:2", "runs:8")
+    equal_on_eight_devices(tmp_path, names.split(","), 5, 5, part, "clients:4,runs:2", "runs:8")
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("clients", "part"), [(10, 1.0), (13, 1.0), (13, 0.7)])
 @pytest.mark.parametrize("quarter", range(4))
-def test_every_algorithm_has_the_same_numbers_on_eight_devices(tmp_path, quarter):
-    """Ten clients of unequal size."""
+def test_every_algorithm_has_the_same_numbers_on_eight_devices(tmp_path, quarter, clients, part):
+    """Clients of unequal size, of whom the last devices have fewer than the others, or none."""
     names = sorted(pfl.ALGORITHMS)[quarter::4]
-    equal_on_eight_devices(tmp_path, names, 1, 1.0, "clients:8")
+    equal_on_eight_devices(tmp_path, names, clients, 1, part, "clients:8")
 
 
-def equal_on_eight_devices(tmp_path, names, runs, part, *meshes):
-    words = [",".join(names), str(runs), str(part), ";".join(meshes), str(tmp_path)]
+def equal_on_eight_devices(tmp_path, names, clients, runs, part, *meshes):
+    words = [",".join(names), str(clients), str(runs), str(part), ";".join(meshes), str(tmp_path)]
     subprocess.run([sys.executable, "-m", "tests.execution.on_a_mesh", *words], check=True)
     with jax.enable_x64(True):
         for name in names:
-            wanted = numbers(name, None, runs, participation=part)
+            wanted = numbers(name, None, clients, runs, participation=part)
             files = sorted(tmp_path.glob(f"{name}-?.npz"))
             assert len(files) == len(meshes)
             for file in files:

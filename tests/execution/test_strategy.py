@@ -64,21 +64,6 @@ def test_resolve_execution():
     assert [Execution(c, "map").lanes(5) for c in (0, 1, 3, 9)] == [5, 1, 3, 5]
 
 
-def test_what_devices_do_not_divide_is_said():
-    many = Execution(0, "map", 32, platform="tpu")
-    assert many.undivided(9984, 992) is Execution(0, "map").undivided(10_000, 7) is None
-    assert many.undivided(10_000, 992) == (
-        "32 devices do not divide 10000 clients: each holds the states of all "
-        "(9984 or 10016 would do)"
-    )
-    cohort = "32 devices do not divide 10 clients of a round: each"
-    said = many.undivided(9984, 10)
-    assert said == f"{cohort} gathers whole models of theirs (32 would do)"
-    assert Execution(0, "map", 32).undivided(9984, 10) is None  # of one CPU: they gather anyway
-    on_host = Execution(0, "map", 32, client_state="host").undivided(10_000, 10)
-    assert on_host == f"{cohort} holds the states of all (32 would do)"
-
-
 @pytest.mark.parametrize("clients", ["0", 0, -2, "2.5", 2.5, "lanes", "", None, True])
 def test_resolve_execution_refuses(clients):
     with pytest.raises(InputError, match="client_execution must be one of"):
