@@ -1,9 +1,8 @@
 """The mesh of devices that share the axes of clients and of runs, and where arrays lie on it.
 
-Devices have equally many rows of an array, as JAX wants it where a program begins and ends. So
-between programs every axis of clients is at rest (`place`): zeros fill it up to a multiple of the
-devices. Inside it has its own rows alone (`rows_of`), shared all the same: the compiler fills up the
-last devices by itself.
+Where a program begins and ends, JAX wants equally many rows of an array on each device. So between
+programs zeros fill up every axis of clients to a multiple of the devices (`place`). Inside it has
+its own rows alone (`rows_of`), shared all the same: there the last devices may have fewer.
 """
 
 import functools
@@ -82,7 +81,7 @@ def shared_clients() -> Mesh | None:
 def place(tree: Tree, mesh: Mesh, *lead: str | None) -> Tree:
     """Puts arrays on the devices, or constrains their placement in a traced function.
 
-    An axis of clients comes to rest there: it is filled up with zeros to a multiple of the devices.
+    Zeros fill up an axis of clients to a multiple of the devices.
 
     Args:
       tree: arrays, tracers or shapes.

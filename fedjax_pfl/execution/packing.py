@@ -15,8 +15,8 @@ def fitted(execution: Execution, steps: np.ndarray) -> Execution:
     """The execution with `fill` and `deal` chosen for clients of known work.
 
     Takes the most lanes whose padding efficiency is at least `FULL`. Clients change devices, which
-    copies their models twice, only where a device would otherwise work `UNEVEN` times as much as one
-    with as many average clients.
+    copies their models twice, only where a device would otherwise work `UNEVEN` times as much as
+    one with as many average clients.
 
     Args:
       execution: as the user asked for it.

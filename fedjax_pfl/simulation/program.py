@@ -16,16 +16,23 @@ from fedjax_pfl.contract import checks, kept_optimizers
 from fedjax_pfl.contract.algorithm import Algorithm
 from fedjax_pfl.contract.context import Context
 from fedjax_pfl.errors import require
-from fedjax_pfl.execution.mesh import AXIS, RUNS, described, mesh_of, place, rows_of, sharing
-from fedjax_pfl.execution.processes import fetched, of_processes, readable, several
+from fedjax_pfl.execution.mesh import described, sharing
+from fedjax_pfl.execution.processes import fetched, of_processes, readable
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.spreading import spread
+from fedjax_pfl.simulation.at_rest import (
+    placed,
+    placed_measured,
+    unfilled,
+    whole,
+    whole_measured,
+)
 from fedjax_pfl.simulation.evaluation import evaluate, named_models
 from fedjax_pfl.simulation.host_store import whole_leaves
 from fedjax_pfl.simulation.memory import BESIDE, Memory, nbytes, peak
 from fedjax_pfl.simulation.runs import Runs, over_runs
-from fedjax_pfl.structs import Broadcast, by_field
+from fedjax_pfl.structs import Broadcast
 from fedjax_pfl.typing import Device, Rows, Stack, State, Tree
 
 
@@ -181,7 +188,8 @@ class Program:
         with of_processes():
             chunk = _advance(*self._operands(states, t, length), **self._options)
             measured = readable((chunk.buffers, chunk.matrices))
-            return jax.block_until_ready(Chunk(chunk.states, *measured))
+            buffers, matrices = whole_measured(*measured, self.federation)
+            return jax.block_until_ready(Chunk(chunk.states, buffers, matrices))
 
     def models(self, states: State, t: int, rows: np.ndarray) -> dict[str, Stack | Broadcast]:
         """Models of the clients `rows` [k] after round `t`: see `Final.models`."""
@@ -195,25 +203,15 @@ class Program:
 
     def whole(self, states: State) -> State:
         """The states on the host, leaves [R, N, ...]; in every process."""
-        return self._cut(states, [np.asarray(leaf) for leaf in jax.tree.leaves(readable(states))])
+        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(readable(states))]
+        return whole(states, leaves, self.federation)
 
     def saved(self, states: State) -> dict[str, Tree]:
         """What a checkpoint keeps of the states, by name; of several processes in the first one.
 
         It is the same for any number of devices.
         """
-        return {"states": self._cut(states, fetched(states))}
-
-    def _cut(self, states: State, leaves: list[np.ndarray]) -> State:
-        """The leaves of states, on the host, without what fills up the clients at rest."""
-        count = self.federation.num_clients
-
-        def cut(leaf: np.ndarray) -> np.ndarray:
-            filled = leaf.ndim > 1 and leaf.shape[1] > count  # other processes have nothing
-            return leaf[:, :count].copy() if filled else leaf
-
-        on_host = jax.tree.unflatten(jax.tree.structure(states), leaves)
-        return by_field(lambda value, axes: jax.tree.map(cut, value) if axes else value, on_host)
+        return {"states": whole(states, fetched(states), self.federation)}
 
     def restored(self, trees: Mapping[str, list[np.ndarray]], like: State) -> State:
         """The states of a checkpoint, from the leaves of `saved`, with the structure of `like`."""
@@ -274,32 +272,6 @@ class Final:
         return (self.program.rounds if self.done is None else self.done) - 1
 
 
-def placed(states: State, federation: Federation) -> State:
-    """States [R, ...] at rest: the axes of runs and clients are sharded over the devices.
-
-    The axis of clients is filled up to a multiple of those that share it, see `mesh.place`.
-
-    Raises:
-      TypeError: a field of the state does not declare its client axes.
-    """
-    execution = federation.execution
-    if execution.all_devices == 1:
-        return states
-    mesh = mesh_of(execution.devices, execution.runs)
-    lead = RUNS if execution.runs > 1 else None
-    return by_field(lambda value, axes: place(value, mesh, lead, *([AXIS] if axes else [])), states)
-
-
-def unfilled(states: State, federation: Federation) -> State:
-    """The reverse of `placed` in a traced function: states of the clients alone, still shared."""
-    execution, count = federation.execution, federation.num_clients
-    if count % execution.devices == 0:
-        return states
-    mesh = mesh_of(execution.devices, execution.runs)
-    lead = RUNS if execution.runs > 1 else None
-    return by_field(lambda v, axes: rows_of(v, mesh, count, lead, AXIS) if axes else v, states)
-
-
 # For a function whose shapes are asked before it is used: JAX keeps the first trace. The program is
 # the same as without.
 traced_once = partial(jax.jit, inline=True)
@@ -355,7 +327,7 @@ def _advance(states, runs, federation, t, length, total, eval_every, capacity, e
 
     numbers, states = (t, length, total, eval_every), unfilled(states, federation)
     states, buffers, matrices = over_runs(chunk, (runs, states), federation, *numbers)
-    return Chunk(placed(states, federation), buffers, matrices)
+    return Chunk(placed(states, federation), *placed_measured(buffers, matrices, federation))
 
 
 def at(sharding: Sharding | None, tree: Tree) -> Tree:

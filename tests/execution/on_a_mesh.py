@@ -14,7 +14,6 @@ import numpy as np
 import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import toy_for
 
-
 SIZES = (7, 3, 1, 10, 4, 2, 5, 8, 1, 6, 3, 9, 2)
 
 
