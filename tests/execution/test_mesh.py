@@ -67,19 +67,22 @@ def test_two_runs_on_two_devices_have_one_each():
     assert not federation.for_runs(2).execution.deal  # clients stay on their run's device
 
 
+SIZES = (4, 8, 3, 5, 2)  # of five clients
+
+
 @pytest.mark.slow
 def test_another_mesh_goes_on(tmp_path):
     algorithm = pfl.make_algorithm("feddwa")
 
     def simulated(mesh, stop=False):
-        federation = toy_federation((4, 8, 3, 5), dtype="float32", mesh=mesh)
+        federation = toy_federation(SIZES, dtype="float32", mesh=mesh)
         with contextlib.closing(pfl.Checkpoints(tmp_path, 0)) as checkpoints:
             return pfl.simulate(algorithm, federation, 4, seeds=(0, 1), chunk=2, chunk_seconds=0,
                                 checkpoints=checkpoints, stop=lambda: stop)  # fmt: skip
 
     assert simulated("runs:2", stop=True).stopped
     found = simulated("clients:2").scores
-    wanted = pfl.simulate(algorithm, toy_federation((4, 8, 3, 5), dtype="float32"), 4, seeds=(0, 1))
+    wanted = pfl.simulate(algorithm, toy_federation(SIZES, dtype="float32"), 4, seeds=(0, 1))
     for name, score in wanted.scores.items():
         np.testing.assert_allclose(found[name], score, 1e-4, err_msg=name)
 
