@@ -11,7 +11,6 @@ if __name__ == "__main__":  # before anything is loaded
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -121,11 +120,6 @@ def header(
     federation, dataset, args = experiment.federation, experiment.dataset, experiment.args
     shape = "x".join(map(str, dataset.input_shape))
     chip = target.chip
-    mesh = shares.automatic(len(devices), len(experiment.seeds))
-    mesh = mesh if args.mesh == shares.AUTO else shares.parsed(args.mesh)
-    execution = replace(federation.execution, devices=mesh.clients)
-    cohort = federation.participation.cohort_size
-    undivided = execution.undivided(federation.num_clients, cohort)
     speed = "" if chip.clock is None else f", {chip.clock / 1e9:g} GHz"
     return [
         f"target     {target.name}: {len(devices)} x {devices[0].device_kind}, "
@@ -135,7 +129,6 @@ def header(
         f"and {federation.data.test.capacity} test samples each",
         f"model      {args.model}: {federation.plan.num_parameters:,} parameters",
         f"training   {training_line.described(args, federation.num_clients)}",
-        *([f"not shared {undivided}"] if undivided else []),
     ]
 
 

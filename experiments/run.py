@@ -271,8 +271,6 @@ def header(experiment: Experiment) -> list[str]:
     ids = np.asarray(federation.data.ids)
     idle = ids[federation.steps() == 0].tolist()
     fixed, match = federation.num_frozen, federation.initial_match
-    cohort = federation.participation.cohort_size
-    undivided = federation.execution.undivided(federation.num_clients, cohort)
     return [
         f"data set   {dataset.name}: {dataset.num_train} training and {dataset.num_test} test "
         f"samples of {shape}, {dataset.labelling}",
@@ -290,6 +288,5 @@ def header(experiment: Experiment) -> list[str]:
         f"{efficiency:.3f}",
         f"device     {jax.device_count()} x {device.device_kind} ({jax.default_backend()})"
         + (f" in {processes.count()} processes" if processes.several() else ""),
-        *([f"not shared {undivided}"] if undivided else []),
         f"output     {experiment.output}",
     ]

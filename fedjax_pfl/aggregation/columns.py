@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from fedjax_pfl.execution.mesh import AXIS, not_shared, shared_clients
 from fedjax_pfl.typing import Stack, Tree
@@ -31,10 +31,15 @@ class Part(NamedTuple):
 
 
 def is_shared(*stacks: Stack) -> bool:
-    """Whether a round's devices share the clients, and divide the rows of these stacks."""
+    """Whether a round's devices share the clients, and have rows enough of these stacks."""
     mesh = shared_clients()
     leaves = [leaf for stack in stacks for leaf in jax.tree.leaves(stack)]
-    return mesh is not None and bool(leaves) and all(len(x) % mesh.shape[AXIS] == 0 for x in leaves)
+    return mesh is not None and bool(leaves) and all(_is_enough(len(x), mesh) for x in leaves)
+
+
+def _is_enough(rows: int, mesh: Mesh) -> bool:
+    """Whether each device has some of so many rows, and what fills up the last ones is less."""
+    return rows % mesh.shape[AXIS] == 0 or rows > mesh.shape[AXIS]
 
 
 def added(fn: Callable[..., Tree], *stacks: Stack, others: tuple = ()) -> Tree:
@@ -44,6 +49,8 @@ def added(fn: Callable[..., Tree], *stacks: Stack, others: tuple = ()) -> Tree:
     all rows, on each device others. Of a matrix each device then has some rows alone: of all pairs
     of clients it may be more than a model. Where `fn` returns large matrices alone, no device
     has all rows of its summand at a time: then a row must belong to that of the first stack.
+
+    Where devices do not divide the rows, rows of zeros fill up the last ones.
 
     Args:
       fn: must not close over arrays.
@@ -58,25 +65,29 @@ def added(fn: Callable[..., Tree], *stacks: Stack, others: tuple = ()) -> Tree:
     results, treedef = jax.tree.flatten(jax.eval_shape(fn, *stacks, *others))
     mesh = shared_clients()
     assert mesh is not None
-    by_rows = [x.ndim == 2 and len(x) % mesh.shape[AXIS] == 0 for x in results]
+    by_rows = [x.ndim == 2 and _is_enough(len(x), mesh) for x in results]
     in_turns = all(by_rows) and not others and sum(x.size for x in results) >= LARGE
+    counts = [len(leaves[0]) for leaves in distinct]
 
     def one_device(distinct, others):
         parts = _parts(distinct[0], [0] * len(distinct[0]), _devices())
         sent = [[_sent(part, leaves) for part in parts] for leaves in distinct]
-        a, *more = (sent[k] for k in numbers)
+        a, *more = ([_first(x, counts[k]) for x in sent[k]] for k in numbers)
         if in_turns:
-            return _sums_in_turns(lambda rows: jax.tree.leaves(fn(rows, *more)), a)
+            return _sums_in_turns(lambda rows: jax.tree.leaves(fn(rows, *more)), sent[numbers[0]])
         summands = jax.tree.leaves(fn(a, *more, *others))
         return [_summed(x, apart) for x, apart in zip(summands, by_rows, strict=True)]
 
     specs = [PartitionSpec(AXIS) if apart else WHOLE for apart in by_rows]
-    return treedef.unflatten(_on_devices(one_device, specs, distinct, others))
+    sums = _on_devices(one_device, specs, distinct, others)
+    pairs = zip(sums, results, strict=True)
+    return treedef.unflatten([_first(x, len(like)) if like.ndim else x for x, like in pairs])
 
 
 def _summed(x: jax.Array, by_rows: bool) -> jax.Array:
     """The devices' sum: whole, or each device's rows of it."""
     if by_rows:
+        x = _filled(x, _devices())
         return lax.psum_scatter(x, AXIS, scatter_dimension=0, tiled=True)
     return lax.psum(x, AXIS)
 
@@ -120,13 +131,16 @@ def mixed(
     """
     mesh = shared_clients()
     assert mesh is not None
-    back = receivers % mesh.shape[AXIS] == 0
+    devices, count = mesh.shape[AXIS], len(senders[0])
+    back = _is_enough(receivers, mesh)
     in_turns = back and sum(x.size for x in weights.values()) >= LARGE
+    if in_turns:
+        weights = jax.tree.map(lambda w: _filled(w, devices), weights)
 
     def one_device(senders, weights):
         parts = _parts(senders, kinds, _devices())
         kind_of = [kinds[part.leaves[0]] for part in parts]
-        sent = (_sent(part, senders) for part in parts)  # each when it is needed
+        sent = (_first(_sent(part, senders), count) for part in parts)  # each when it is needed
         if in_turns:
             sent = list(sent)
             mine = _in_turns(
@@ -136,11 +150,13 @@ def mixed(
             mine = (fn(weights[k], x) for k, x in zip(kind_of, sent, strict=True))
         new: dict[int, jax.Array] = {}
         for part, columns in zip(parts, mine, strict=True):
+            columns = _filled(columns, devices) if back else columns
             new |= _returned(part, columns, senders, back)
         return [new[i] for i in range(len(senders))]
 
     out, lie = (PartitionSpec(AXIS) if rows else WHOLE for rows in (back, in_turns))
-    return _on_devices(one_device, out, list(senders), weights, lie)
+    new = _on_devices(one_device, out, list(senders), weights, lie)
+    return [_first(x, receivers) for x in new]
 
 
 def _in_turns(fn: Callable[[Tree], list[jax.Array]], weights: Tree) -> list[jax.Array]:
@@ -179,7 +195,10 @@ def _on_devices(
     others: Any,
     lie: PartitionSpec = WHOLE,
 ) -> Any:
-    """`fn(stacks, others)` on every device, of its rows of the stacks; `others` lie as told."""
+    """`fn(stacks, others)` on every device, of its rows of the stacks; `others` lie as told.
+
+    Of the stacks the last devices may have rows of zeros.
+    """
 
     def alone(*operands):
         with not_shared():
@@ -189,7 +208,18 @@ def _on_devices(
     assert mesh is not None
     specs = (PartitionSpec(AXIS), lie)
     run = jax.shard_map(alone, mesh=mesh, in_specs=specs, out_specs=out, check_vma=False)
-    return run(stacks, others)
+    return run(jax.tree.map(lambda x: _filled(x, mesh.shape[AXIS]), stacks), others)
+
+
+def _filled(x: jax.Array, devices: int) -> jax.Array:
+    """Rows [M, ...], filled up with zeros to a multiple of the devices."""
+    more = -len(x) % devices
+    return jnp.pad(x, [(0, more), *[(0, 0)] * (x.ndim - 1)]) if more else x
+
+
+def _first(x: jax.Array, count: int) -> jax.Array:
+    """The reverse of `_filled`: the first rows [count, ...]."""
+    return x if len(x) == count else x[:count]
 
 
 def _devices() -> int:

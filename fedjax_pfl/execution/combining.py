@@ -24,7 +24,7 @@ def own_rows(total: int) -> np.ndarray:
 
 
 def combined(leaves: Sequence[np.ndarray], mesh: Mesh, *lead: str | None) -> list[jax.Array]:
-    """Rows [R, K, ...] on the devices of all processes, placed as `mesh.place` does.
+    """Rows [R, K, ...] on the devices of all processes, placed and filled up as `mesh.place` does.
 
     Every row comes from one process; all others give zeros for it. The devices add up the bits as
     whole numbers, so that these stay as they are.

@@ -1,10 +1,17 @@
-"""The mesh of devices that share the axes of clients and of runs, and where arrays lie on it."""
+"""The mesh of devices that share the axes of clients and of runs, and where arrays lie on it.
+
+Where a program begins and ends, JAX wants equally many rows of an array on each device. So between
+programs zeros fill up every axis of clients to a multiple of the devices (`place`). Inside it has
+its own rows alone (`rows_of`), shared all the same: there the last devices may have fewer.
+"""
 
 import functools
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import zip_longest
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.core import Tracer
@@ -74,25 +81,65 @@ def shared_clients() -> Mesh | None:
 def place(tree: Tree, mesh: Mesh, *lead: str | None) -> Tree:
     """Puts arrays on the devices, or constrains their placement in a traced function.
 
+    Zeros fill up an axis of clients to a multiple of the devices.
+
     Args:
       tree: arrays, tracers or shapes.
       mesh: of one device the tree is returned as it is.
       lead: for every leading axis, that of the mesh by which it is sharded, or None. Other axes are
-        not sharded, nor is an axis whose length the number of devices does not divide.
+        not sharded, nor is one of runs whose length the number of devices does not divide.
     """
     if mesh.size == 1:
         return tree
 
     def one(leaf):
-        axes = [
-            name if name in mesh.shape and size % mesh.shape[name] == 0 else None
-            for name, size in zip(lead, leaf.shape, strict=False)
-        ]
-        sharding = NamedSharding(mesh, PartitionSpec(*axes))
+        shape = _at_rest(leaf.shape, mesh, lead)
+        sharding = NamedSharding(mesh, _spec(shape, mesh, lead))
         if isinstance(leaf, jax.ShapeDtypeStruct):
-            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+            return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=sharding)
+        more = [(0, n - m) for n, m in zip(shape, leaf.shape, strict=True)]
+        filled = shape != leaf.shape
         if isinstance(leaf, Tracer):
+            leaf = jnp.pad(leaf, more) if filled else leaf
             return lax.with_sharding_constraint(leaf, sharding)
-        return put(leaf, sharding)
+        return put(np.pad(leaf, more) if filled else leaf, sharding)
 
     return jax.tree.map(one, tree)
+
+
+def rows_of(tree: Tree, mesh: Mesh, count: int, *lead: str | None) -> Tree:
+    """The first `count` clients of arrays that `place` has put there, in a traced function.
+
+    They stay on their devices, of which the last ones may have fewer.
+
+    Args:
+      lead: as for `place`.
+    """
+
+    def one(leaf):
+        shape = tuple(
+            count if name == AXIS else size
+            for name, size in zip_longest(lead[: leaf.ndim], leaf.shape)
+        )
+        if shape == leaf.shape:
+            return leaf
+        leaf = lax.slice(leaf, (0,) * leaf.ndim, shape)
+        spec = _spec(_at_rest(shape, mesh, lead), mesh, lead)
+        return lax.with_sharding_constraint(leaf, NamedSharding(mesh, spec))
+
+    return jax.tree.map(one, tree)
+
+
+def _at_rest(shape: tuple[int, ...], mesh: Mesh, lead: Sequence[str | None]) -> tuple[int, ...]:
+    """The shape with its axis of clients filled up."""
+    names = zip_longest(lead[: len(shape)], shape)
+    return tuple(n + -n % mesh.shape[AXIS] if name == AXIS else n for name, n in names)
+
+
+def _spec(shape: tuple[int, ...], mesh: Mesh, lead: Sequence[str | None]) -> PartitionSpec:
+    return PartitionSpec(
+        *(
+            name if name in mesh.shape and size % mesh.shape[name] == 0 else None
+            for name, size in zip(lead, shape, strict=False)
+        )
+    )

@@ -15,17 +15,17 @@ def fitted(execution: Execution, steps: np.ndarray) -> Execution:
     """The execution with `fill` and `deal` chosen for clients of known work.
 
     Takes the most lanes whose padding efficiency is at least `FULL`. Clients change devices, which
-    copies their models twice, only where a device would otherwise work `UNEVEN` times the mean.
+    copies their models twice, only where a device would otherwise work `UNEVEN` times as much as
+    one with as many average clients.
 
     Args:
       execution: as the user asked for it.
       steps: int [N], local steps of each client of a round in which all take part.
     """
     steps = np.asarray(steps)
-    even = len(steps) % execution.devices == 0
-    if even and steps.any():
-        work = steps.reshape(execution.devices, -1).sum(axis=1)
-        even = bool(work.max() <= UNEVEN * work.mean())
+    share = -(-len(steps) // execution.devices)
+    work = np.add.reduceat(steps, np.arange(0, len(steps), share))
+    even = bool(work.max() <= UNEVEN * share * steps.mean())
     ragged = execution.chunk == 0 and steps.any() and steps.min() < steps.max()
     fill = _widest(steps) / len(steps) if ragged else execution.fill
     return replace(execution, deal=not even, fill=fill)
@@ -72,8 +72,8 @@ def padding_efficiency(steps: np.ndarray, execution: Execution) -> float:
     dealt = ranks_of_devices(len(steps), execution.devices).T
     ranked = np.sort(steps)[::-1]
     shares = [ranked[np.unique(ranks)] for ranks in dealt]
-    if not execution.deal and len(steps) % execution.devices == 0:
-        shares = np.split(steps, execution.devices)
+    if not execution.deal:
+        shares = np.split(steps, range(len(dealt[0]), len(steps), len(dealt[0])))
     executed = 0
     for share in shares:
         executed += share.sum() if lanes == 1 else lanes * makespan(share, lanes)

@@ -23,7 +23,8 @@ class Homes(NamedTuple):
     """The devices that must run rows, for they alone have the rows' samples.
 
     Attributes:
-      at: int32 [M], the device of each row; None where every device has as many, in order.
+      at: int32 [M], the device of each row; None where every device has as many, in order, and
+        the last ones fewer.
       most: rows that one device may have. Rows must differ: of more than that on one device the
         last ones, which repeat others, get another row's result.
     """
@@ -45,7 +46,7 @@ def homes_of(data: FederatedData, rows: Rows) -> Homes | None:
         return None
     count = data.num_clients
     in_place = isinstance(rows, np.ndarray) and np.array_equal(rows, np.arange(count))
-    if in_place and count % data.shards == 0:
+    if in_place:
         return Homes(None, data.share)
     return Homes(jnp.asarray(data.home_of(rows), jnp.int32), data.share)
 
@@ -143,14 +144,32 @@ def over_devices(
         lengths = None if lengths is None else jnp.where(used, lengths[slots], 0)
         done = run(trees.take(operands, slots), broadcast, lengths, used)
         return trees.take(done, back)
-    if homes is not None or (count % devices == 0 and (lengths is None or not execution.deal)):
-        return run(operands, broadcast, lengths, None)
-    order = jnp.arange(count) if lengths is None else jnp.argsort(-lengths, stable=True)
+    if homes is not None or lengths is None or not execution.deal:
+        return _in_order(run, operands, broadcast, lengths, -count % devices)
+    order = jnp.argsort(-lengths, stable=True)
     slots = order[ranks_of_devices(count, devices).T.reshape(-1)]
-    lengths = None if lengths is None else lengths[slots]
-    done = run(trees.take(operands, slots), broadcast, lengths, None)
+    done = run(trees.take(operands, slots), broadcast, lengths[slots], None)
     back = jnp.zeros(count, jnp.int32).at[slots].set(jnp.arange(len(slots), dtype=jnp.int32))
     return trees.take(done, back)
+
+
+def _in_order(
+    run: Callable[..., Any], operands: Tree, broadcast: Tree, lengths: jax.Array | None, more: int
+) -> Tree:
+    """Rows [M] on the devices where they are, and `more` unused ones on the last devices."""
+    if more == 0:
+        return run(operands, broadcast, lengths, None)
+    count = jax.tree.leaves(operands)[0].shape[0]
+    operands, lengths = jax.tree.map(lambda x: _filled(x, more), (operands, lengths))
+    done = run(operands, broadcast, lengths, jnp.arange(count + more) < count)
+    return jax.tree.map(lambda x: x[:count], done)
+
+
+def _filled(rows: jax.Array, more: int) -> jax.Array:
+    """Rows [M, ...] and `more` of zeros. By padding: of parts put together each device gets all."""
+    if jnp.issubdtype(rows.dtype, jax.dtypes.extended):
+        return jnp.concatenate([rows, jnp.broadcast_to(rows[:1], (more, *rows.shape[1:]))])
+    return jnp.pad(rows, [(0, more), *[(0, 0)] * (rows.ndim - 1)])
 
 
 def _of_data(node: Any) -> bool:

@@ -72,27 +72,6 @@ class Execution:
         share = -(-count // self.devices)
         return min(self.chunk or max(1, round(share * self.fill)), share)
 
-    def undivided(self, clients: int, cohort: int) -> str | None:
-        """What devices can't share because their number does not divide the rows, in a sentence.
-
-        Training and scoring are shared in any case.
-
-        Args:
-          clients: of the federation, whose states are kept.
-          cohort: clients of a round.
-        """
-        on_host = self.client_state == "host"
-        count, whose = (clients, "clients") if not on_host else (cohort, "clients of a round")
-        if count % self.devices:
-            what = "each holds the states of all"
-        elif cohort % self.devices and self.platform != "cpu":
-            count, whose, what = cohort, "clients of a round", "each gathers whole models of theirs"
-        else:
-            return None
-        less = count // self.devices * self.devices
-        would = f"{less} or {less + self.devices}" if less else str(self.devices)
-        return f"{self.devices} devices do not divide {count} {whose}: {what} ({would} would do)"
-
     def width(self, count: int, trained: int) -> int:
         """Rows of `count` whose models are made and scored at once.
 

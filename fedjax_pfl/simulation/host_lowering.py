@@ -54,6 +54,9 @@ def lowered(program: TracedProgram, devices: Sequence[Device]) -> Lowered:
         shapes = program.block_operands(block)
         scores = programs.scores.trace(*placed(shapes), layout=layout, extra=program.adapt)
         copies = len(devices)  # of samples: every device has those of all of the cohort
+        coming, coming_block = (
+            nbytes(place(rows, mesh, RUNS, AXIS), platform) for rows in (operands[1], shapes[1])
+        )
         moved = nbytes(operands[1])
         clients, data = program.federation.num_clients, program.data
         drawn = program.federation.participation.cohort_size
@@ -61,8 +64,8 @@ def lowered(program: TracedProgram, devices: Sequence[Device]) -> Lowered:
         host = HostCosts(
             scores=scores.lower(),
             blocks=-(-wanted // program.width),
-            coming=nbytes(operands[1], platform) + copies * nbytes(samples, platform),
-            coming_block=nbytes(shapes[1], platform) + copies * nbytes(block_samples, platform),
+            coming=coming + copies * nbytes(samples, platform),
+            coming_block=coming_block + copies * nbytes(block_samples, platform),
             rows=moved // drawn * min(drawn * program.rounds, clients),
             samples=data.samples.nbytes + data.labels.nbytes,
             to_device=moved + copies * nbytes(samples),

@@ -194,9 +194,11 @@ class TracedProgram(Program):
             ),
         )
         for fn, operands, splits, clients, options in both:
-            rows = np.zeros(1, np.int64)
-            federation = replace(self.federation, data=data.of(rows, splits, clients))
-            given = operands(federation)
+            shapes = data.of(np.zeros(1, np.int64), splits, clients)
+            federation = replace(self.federation, data=shapes)
+            kept, rows, *others = operands(federation)
+            rows = place(rows, programs.mesh(federation), RUNS, AXIS)
+            given = kept, rows, *others
             traced = fn.trace(*given, layout=self.layout, **options)
             state = nbytes(given[:2], platform)
             # Scoring does not use up its inputs.

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from fedjax_pfl.contract import checks, kept_optimizers
 from fedjax_pfl.contract.context import Context
-from fedjax_pfl.execution.mesh import AXIS, RUNS, mesh_of, place
+from fedjax_pfl.execution.mesh import AXIS, RUNS, mesh_of, place, rows_of
 from fedjax_pfl.execution.processes import several
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.simulation.evaluation import named_models, score_rows
@@ -54,6 +54,11 @@ def mesh(federation: Federation) -> Mesh:
     return mesh_of(federation.execution.devices, federation.execution.runs)
 
 
+def unfilled(rows: Sequence[Any], federation: Federation, count: int) -> Sequence[Any]:
+    """Rows [R, K, ...] of so many clients alone, in a traced function (`mesh.rows_of`)."""
+    return rows_of(rows, mesh(federation), count, RUNS, AXIS)
+
+
 def there(ctx: Context, rows: Rows, at: Address) -> Context:
     """The context in which the samples of those clients alone are on the device.
 
@@ -91,6 +96,7 @@ def cohorts(runs, federation, t):
 @partial(jax.jit, static_argnames=("mesh",), donate_argnums=(0,))
 def merged(coming, done, at, mesh):
     """Rows [R, M, ...] with those that the round before has made, where `at` [R, M] is no -1."""
+    coming, done = rows_of((coming, done), mesh, at.shape[1], RUNS, AXIS)
 
     def one(new, made, at):
         known = (at >= 0).reshape(at.shape + (1,) * (new.ndim - 1))
@@ -130,6 +136,7 @@ def one_round(kept, rows, runs, at, federation, t, length, total, layout):
             last = lax.fori_loop(0, length, lambda i, carry: turn(carry[0], t + i), first)
         return (*layout.parted(last[0]), *last[1:])
 
+    rows = unfilled(rows, federation, federation.participation.cohort_size)
     kept, rows, *rest = over_runs(chunk, (runs, kept, rows, at), federation, t, length, total)
     parts = mesh(federation)
     return place(kept, parts, RUNS), place(rows, parts, RUNS, AXIS), *place(rest, parts)
@@ -146,6 +153,7 @@ def scores(kept, rows, runs, at, clients, federation, t, total, layout, extra):
         own = kept_optimizers.own(layout.joined(kept, rows))
         return score_rows(run.algorithm, ctx, own, extra, clients)
 
+    rows = unfilled(rows, federation, len(clients))
     with jax.named_scope("evaluation"):
         return over_runs(scores_of, (runs, kept, rows, at), federation, t, total, clients)
 
@@ -161,4 +169,5 @@ def block_models(kept, rows, runs, at, clients, federation, t, total, layout):
         named = named_models(run.algorithm, ctx, own, clients)
         return with_adapted(run.algorithm, ctx, named, clients)
 
+    rows = unfilled(rows, federation, len(clients))
     return over_runs(models_of, (runs, kept, rows, at), federation, t, total, clients)

@@ -165,6 +165,8 @@ class HostStore:
     def put(self, rows: np.ndarray, values: Sequence[Any]) -> None:
         """Writes values [R, K, ...] of each leaf to those of the rows [R, K] that are kept here.
 
+        Further values, [R, L, ...] with L > K, are left out.
+
         Raises:
           OutputError: the file can't be written.
         """

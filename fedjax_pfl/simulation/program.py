@@ -16,16 +16,23 @@ from fedjax_pfl.contract import checks, kept_optimizers
 from fedjax_pfl.contract.algorithm import Algorithm
 from fedjax_pfl.contract.context import Context
 from fedjax_pfl.errors import require
-from fedjax_pfl.execution.mesh import AXIS, RUNS, described, mesh_of, place, sharing
-from fedjax_pfl.execution.processes import of_processes, readable, several
+from fedjax_pfl.execution.mesh import described, sharing
+from fedjax_pfl.execution.processes import fetched, of_processes, readable
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.spreading import on_devices
+from fedjax_pfl.simulation.at_rest import (
+    placed,
+    placed_measured,
+    unfilled,
+    whole,
+    whole_measured,
+)
 from fedjax_pfl.simulation.evaluation import evaluate, named_models
 from fedjax_pfl.simulation.host_store import whole_leaves
 from fedjax_pfl.simulation.memory import BESIDE, Memory, nbytes, peak
 from fedjax_pfl.simulation.runs import Runs, over_runs
-from fedjax_pfl.structs import Broadcast, by_field
+from fedjax_pfl.structs import Broadcast
 from fedjax_pfl.typing import Device, Rows, Stack, State, Tree
 
 
@@ -181,7 +188,8 @@ class Program:
         with of_processes():
             chunk = _advance(*self._operands(states, t, length), **self._options)
             measured = readable((chunk.buffers, chunk.matrices))
-            return jax.block_until_ready(Chunk(chunk.states, *measured))
+            buffers, matrices = whole_measured(*measured, self.federation)
+            return jax.block_until_ready(Chunk(chunk.states, buffers, matrices))
 
     def models(self, states: State, t: int, rows: np.ndarray) -> dict[str, Stack | Broadcast]:
         """Models of the clients `rows` [k] after round `t`: see `Final.models`."""
@@ -193,14 +201,22 @@ class Program:
         numbers = np.int32(t), np.int32(self.rounds)
         return _personalize(states, self.runs, self.federation, new_clients, *numbers)
 
+    def whole(self, states: State) -> State:
+        """The states on the host, leaves [R, N, ...]; in every process."""
+        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(readable(states))]
+        return whole(states, leaves, self.federation)
+
     def saved(self, states: State) -> dict[str, Tree]:
-        """What a checkpoint keeps of the states, by name."""
-        return {"states": states}
+        """What a checkpoint keeps of the states, by name; of several processes in the first one.
+
+        It is the same for any number of devices.
+        """
+        return {"states": whole(states, fetched(states), self.federation)}
 
     def restored(self, trees: Mapping[str, list[np.ndarray]], like: State) -> State:
         """The states of a checkpoint, from the leaves of `saved`, with the structure of `like`."""
         leaves = whole_leaves(trees)
-        if not several():
+        if self.federation.execution.all_devices == 1:
             leaves = [jax.device_put(leaf) for leaf in leaves]
         return placed(jax.tree.unflatten(jax.tree.structure(like), leaves), self.federation)
 
@@ -256,20 +272,6 @@ class Final:
         return (self.program.rounds if self.done is None else self.done) - 1
 
 
-def placed(states: State, federation: Federation) -> State:
-    """States [R, ...] with the axes of runs and clients sharded over the execution's devices.
-
-    Raises:
-      TypeError: a field of the state does not declare its client axes.
-    """
-    execution = federation.execution
-    if execution.all_devices == 1:
-        return states
-    mesh = mesh_of(execution.devices, execution.runs)
-    lead = RUNS if execution.runs > 1 else None
-    return by_field(lambda value, axes: place(value, mesh, lead, *([AXIS] if axes else [])), states)
-
-
 # For a function whose shapes are asked before it is used: JAX keeps the first trace. The program is
 # the same as without.
 traced_once = partial(jax.jit, inline=True)
@@ -323,9 +325,9 @@ def _advance(states, runs, federation, t, length, total, eval_every, capacity, e
         with jax.named_scope("rounds[1]"):  # of one round is told what it takes
             return lax.fori_loop(0, length, body, first)
 
-    numbers = (t, length, total, eval_every)
+    numbers, states = (t, length, total, eval_every), unfilled(states, federation)
     states, buffers, matrices = over_runs(chunk, (runs, states), federation, *numbers)
-    return Chunk(placed(states, federation), buffers, matrices)
+    return Chunk(placed(states, federation), *placed_measured(buffers, matrices, federation))
 
 
 def at(sharding: Sharding | None, tree: Tree) -> Tree:
@@ -360,7 +362,8 @@ def _models(states, runs, federation, t, total, rows):
         named = named_models(run.algorithm, ctx, kept_optimizers.own(state), rows)
         return with_adapted(run.algorithm, ctx, named, rows)
 
-    return over_runs(models_of, (runs, states), federation, t, total, rows)
+    operands = runs, unfilled(states, federation)
+    return over_runs(models_of, operands, federation, t, total, rows)
 
 
 @jax.jit
@@ -370,4 +373,5 @@ def _personalize(states, runs, federation, new_clients, t, total):
         ctx, new = (run.context(fed, t, total) for fed in (federation, new_clients))
         return run.algorithm.personalize(ctx, kept_optimizers.own(state), new)
 
-    return over_runs(personalize, (runs, states), federation, new_clients, t, total)
+    operands = runs, unfilled(states, federation)
+    return over_runs(personalize, operands, federation, new_clients, t, total)

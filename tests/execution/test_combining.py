@@ -28,6 +28,8 @@ def test_bits_stay_on_their_way():
     devices = len(processes.all_devices())
     found = combining.combined(given, mesh_of(devices), RUNS, AXIS)
     for one, other in zip(combining.on_hosts(found), given, strict=True):
+        assert one.shape[1] == 3 + -3 % devices  # at rest
+        one = np.ascontiguousarray(one[:, :3])
         assert (one.dtype, one.shape) == (other.dtype, other.shape)
         assert one.tobytes() == other.tobytes()
 

@@ -144,7 +144,8 @@ def test_clients_change_devices_only_where_that_evens_out_work():
     assert not fitted(two, np.full(6, 4)).deal
     assert not fitted(two, np.array([9, 1, 5, 5])).deal
     assert fitted(two, np.array([9, 9, 1, 1])).deal
-    assert fitted(two, np.full(5, 4)).deal  # two devices do not divide five
+    assert not fitted(two, np.full(5, 4)).deal  # of five, one device has three: it must
+    assert fitted(two, np.array([9, 9, 9, 1, 1])).deal
     assert not fitted(two, np.zeros(4, int)).deal
 
 

@@ -67,19 +67,22 @@ def test_two_runs_on_two_devices_have_one_each():
     assert not federation.for_runs(2).execution.deal  # clients stay on their run's device
 
 
+SIZES = (4, 8, 3, 5, 2)  # of five clients
+
+
 @pytest.mark.slow
 def test_another_mesh_goes_on(tmp_path):
     algorithm = pfl.make_algorithm("feddwa")
 
     def simulated(mesh, stop=False):
-        federation = toy_federation((4, 8, 3, 5), dtype="float32", mesh=mesh)
+        federation = toy_federation(SIZES, dtype="float32", mesh=mesh)
         with contextlib.closing(pfl.Checkpoints(tmp_path, 0)) as checkpoints:
             return pfl.simulate(algorithm, federation, 4, seeds=(0, 1), chunk=2, chunk_seconds=0,
                                 checkpoints=checkpoints, stop=lambda: stop)  # fmt: skip
 
     assert simulated("runs:2", stop=True).stopped
     found = simulated("clients:2").scores
-    wanted = pfl.simulate(algorithm, toy_federation((4, 8, 3, 5), dtype="float32"), 4, seeds=(0, 1))
+    wanted = pfl.simulate(algorithm, toy_federation(SIZES, dtype="float32"), 4, seeds=(0, 1))
     for name, score in wanted.scores.items():
         np.testing.assert_allclose(found[name], score, 1e-4, err_msg=name)
 
@@ -88,23 +91,24 @@ def test_another_mesh_goes_on(tmp_path):
 @pytest.mark.parametrize(("names", "part"), [("feddwa,cfl,spfl", 1.0), ("fedavg,fedbn", 0.6)])
 def test_eight_devices_give_the_numbers_of_one(tmp_path, names, part):
     """Five clients and five runs, of which no mesh has a divisor."""
-    equal_on_eight_devices(tmp_path, names.split(","), 5, part, "clients:4,runs:2", "runs:8")
+    equal_on_eight_devices(tmp_path, names.split(","), 5, 5, part, "clients:4,runs:2", "runs:8")
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("clients", "part"), [(10, 1.0), (13, 1.0), (13, 0.7)])
 @pytest.mark.parametrize("quarter", range(4))
-def test_every_algorithm_has_the_same_numbers_on_eight_devices(tmp_path, quarter):
-    """Ten clients of unequal size."""
+def test_every_algorithm_has_the_same_numbers_on_eight_devices(tmp_path, quarter, clients, part):
+    """Clients of unequal size, of whom the last devices have fewer than the others, or none."""
     names = sorted(pfl.ALGORITHMS)[quarter::4]
-    equal_on_eight_devices(tmp_path, names, 1, 1.0, "clients:8")
+    equal_on_eight_devices(tmp_path, names, clients, 1, part, "clients:8")
 
 
-def equal_on_eight_devices(tmp_path, names, runs, part, *meshes):
-    words = [",".join(names), str(runs), str(part), ";".join(meshes), str(tmp_path)]
+def equal_on_eight_devices(tmp_path, names, clients, runs, part, *meshes):
+    words = [",".join(names), str(clients), str(runs), str(part), ";".join(meshes), str(tmp_path)]
     subprocess.run([sys.executable, "-m", "tests.execution.on_a_mesh", *words], check=True)
     with jax.enable_x64(True):
         for name in names:
-            wanted = numbers(name, None, runs, participation=part)
+            wanted = numbers(name, None, clients, runs, participation=part)
             files = sorted(tmp_path.glob(f"{name}-?.npz"))
             assert len(files) == len(meshes)
             for file in files:

@@ -77,18 +77,6 @@ def test_help_and_list(played, capsys):
         assert name in out
 
 
-def test_clients_that_devices_do_not_divide_are_said():
-    target, devices = targets.parse("v5e:2x2"), jax.local_devices()[:1] * 4
-    args = plan.parse(["plan", *SMALL, "--num_clients=5"])
-    experiment = plan.prepare(args, target)
-    last = plan.header(experiment, target, devices)[-1]
-    assert last.startswith("not shared 4 devices do not divide 5 clients: ")
-    assert last.endswith("(4 or 8 would do)")
-    args["num_seeds"].value = 4  # the mesh is runs:4 if the seeds are as many
-    experiment = plan.prepare(args, target)
-    assert plan.header(experiment, target, devices)[-1].startswith("training ")
-
-
 def test_a_plan(here, played, capsys, tmp_path):
     """Of a program compiled for this machine, which has no estimate of cycles."""
     words = ["--target=v5e:2x2", "--algorithms=fedavg,local", *SMALL]

@@ -21,8 +21,7 @@ ALGORITHMS = pfl.ALGORITHMS
 def simulated(name: str, devices: int, **options) -> dict[str, np.ndarray]:
     """All numbers of two rounds of an algorithm, by name."""
     algorithm = pfl.make_algorithm(name)
-    sizes = ((7, 3, 1, 10),) if options["participation"] == 1 else ()  # two devices share 4 evenly
-    federation = toy_for(algorithm, *sizes, mesh=f"clients:{devices}", **options)
+    federation = toy_for(algorithm, mesh=f"clients:{devices}", **options)  # of five clients
     result = pfl.simulate(algorithm, federation, 2, seeds=(0, 1))
     models = jax.tree.leaves(result.final.models())
     arrays = {f"model {k}": np.asarray(leaf) for k, leaf in enumerate(models)}

@@ -102,6 +102,13 @@ def test_results_have_the_same_bits(name):
 
 
 @pytest.mark.slow
+def test_a_cohort_that_devices_do_not_divide_has_the_same_bits():
+    """Three of five clients, on two devices."""
+    made = {"participation": 0.6}
+    assert_same(run("ditto", "device", made), run("ditto", "host", made | {"mesh": "clients:2"}))
+
+
+@pytest.mark.slow
 def test_models_of_all_clients_are_read_block_by_block(monkeypatch):
     expected = run("fedamp", "device")
     monkeypatch.setattr(streamed, "BLOCK", 1)

@@ -12,9 +12,10 @@ import fedjax_pfl as pfl
 from fedjax_pfl.aggregation import similarity
 from fedjax_pfl.execution.strategy import Execution
 from fedjax_pfl.models.mlp import MLP
+from fedjax_pfl.simulation.at_rest import placed
 from fedjax_pfl.simulation.fitting import fitting
 from fedjax_pfl.simulation.memory import Memory, available, nbytes, peak
-from fedjax_pfl.simulation.program import Program, _advance, placed
+from fedjax_pfl.simulation.program import Program, _advance
 from fedjax_pfl.simulation.runs import make_runs
 from fedjax_pfl.testing.toys import toy_federation
 
