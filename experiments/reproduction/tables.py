@@ -283,6 +283,10 @@ def check(table: PaperTable, path: Path) -> None:
     for line in table.row:
         known = line.registered or line.algorithm in table.absent
         need(known, f"algorithm {line.algorithm!r} is neither registered nor among absent")
+        given = [*line.settings, *(w for one in line.reading.values() for w in one.settings)]
+        for word in given:
+            said = f"row {line.title!r} has the setting {word!r}: write {line.algorithm}.NAME=VALUE"
+            need(word.startswith(f"{line.algorithm}."), said)
         for numbers in (line.paper, line.std or line.paper):
             count = len(table.column)
             fits = len(numbers) == count and all(map(_possible, table.column, numbers))

@@ -58,6 +58,7 @@ def in_the_root(monkeypatch):
             'algorithm = "local"\nreading.code.seys = "x"',
             "unknown key 'seys'",
         ),
+        ('["feddwa.top_k=1"]', '["top_k=1"]', "has the setting 'top_k=1': write feddwa.NAME="),
         ("small = [", "small = [3, ", "small 1 must be text, got 3"),
         ("[[column]]", "[[colunm]]", "the file has an unknown key 'colunm'"),
         ("[[row]]", "[row", "can't be read as a table"),
