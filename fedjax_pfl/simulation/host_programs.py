@@ -66,7 +66,8 @@ def there(ctx: Context, rows: Rows, at: Address) -> Context:
     hosts of several processes have some rows each, which no one could read alone.
     """
     data = replace(ctx.federation.data, there=rows)
-    reader = None if several() else Reader(at, mesh(ctx.federation))
+    shared = ctx.federation.execution.devices > 1  # otherwise each device asks for its own runs
+    reader = None if several() else Reader(at, mesh(ctx.federation) if shared else mesh_of(1))
     return replace(ctx, federation=replace(ctx.federation, data=data), reader=reader)
 
 

@@ -49,7 +49,7 @@ class Reader:
 
     Attributes:
       at: of the run, traced.
-      mesh: of the devices; of several the first one reads, for all.
+      mesh: of the devices that share what is read; of several the first one reads, for all.
     """
 
     at: Address
