@@ -187,9 +187,9 @@ class Program:
         """
         with of_processes():
             chunk = _advance(*self._operands(states, t, length), **self._options)
-            measured = readable((chunk.buffers, chunk.matrices))
-            buffers, matrices = whole_measured(*measured, self.federation)
-            return jax.block_until_ready(Chunk(chunk.states, buffers, matrices))
+            buffers, matrices = readable((chunk.buffers, chunk.matrices))
+            measured = whole_measured(buffers, matrices, self.federation)
+            return jax.block_until_ready(Chunk(chunk.states, *measured))
 
     def models(self, states: State, t: int, rows: np.ndarray) -> dict[str, Stack | Broadcast]:
         """Models of the clients `rows` [k] after round `t`: see `Final.models`."""
