@@ -188,8 +188,8 @@ class Program:
         with of_processes():
             chunk = _advance(*self._operands(states, t, length), **self._options)
             buffers, matrices = readable((chunk.buffers, chunk.matrices))
-            buffers, matrices = whole_measured(buffers, matrices, self.federation)
-            return jax.block_until_ready(Chunk(chunk.states, buffers, matrices))
+            measured = whole_measured(buffers, matrices, self.federation)
+            return jax.block_until_ready(Chunk(chunk.states, *measured))
 
     def models(self, states: State, t: int, rows: np.ndarray) -> dict[str, Stack | Broadcast]:
         """Models of the clients `rows` [k] after round `t`: see `Final.models`."""

@@ -33,9 +33,11 @@ def test_over_rows_keeps_the_order_of_rows():
 
 
 def test_rows_that_devices_do_not_divide_stay_where_they_are():
-    """The fourth one of the second device is not there; keys are rows too."""
+    """The fourth one of the second device is not there, and is not run; keys are rows too."""
+    ran = []
 
     def where(row, broadcast):
+        jax.debug.callback(lambda _: ran.append(1), row[1])
         return jax.lax.axis_index("clients"), jax.random.bits(row[0])
 
     rows = jax.random.split(jax.random.key(0), 7), jnp.zeros(7)
@@ -44,6 +46,9 @@ def test_rows_that_devices_do_not_divide_stay_where_they_are():
         place, bits = over_rows(where, rows, None, execution, lengths)
         assert place.tolist() == [0, 0, 0, 0, 1, 1, 1]
         np.testing.assert_array_equal(bits, jax.vmap(jax.random.bits)(rows[0]))
+        jax.effects_barrier()
+        assert len(ran) == 7
+        ran.clear()
 
 
 def test_chunks_of_equal_lengths_move_no_row():

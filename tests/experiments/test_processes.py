@@ -306,7 +306,7 @@ def test_processes_that_never_meet(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("quarter", range(4))
 def test_every_algorithm_gives_the_numbers_of_one_process(tmp_path, quarter):
-    """Two processes of two devices each, with four clients and with more."""
+    """Two processes of two devices each, which do not divide five clients, nor three of them."""
     names = sorted(pfl.ALGORITHMS)[quarter::4]
     port, module = free_port(), "tests.simulation.of_processes"
     words = [[sys.executable, "-m", module, str(tmp_path), str(port), "2", str(k), "2", *names]

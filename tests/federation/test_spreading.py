@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from fedjax_pfl.execution.mesh import AXIS, mesh_of
+from fedjax_pfl.execution.rows import homes_of
 from fedjax_pfl.federation.spreading import on_mesh, spread
 from fedjax_pfl.simulation.program import Program
 from fedjax_pfl.simulation.runs import make_runs
@@ -63,6 +64,7 @@ def test_a_device_has_its_own_clients_samples_and_no_others():
         first = np.asarray(data.samples)[np.asarray(data.train.index)[0]]
         assert held - {first.tobytes()} <= wanted <= held | {first.tobytes()}
     assert parts.content() == data.content()  # wherever they lie
+    assert homes_of(parts, np.arange(5)).at is None  # no row moves
     assert {axis for axes in (parts.labels.sharding.spec,) for axis in axes} == {AXIS}
 
 
