@@ -9,6 +9,7 @@ models is made on the way. So do the clients of `b` that are not on the device (
 
 import math
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import jax
@@ -18,9 +19,12 @@ from jax import lax
 from fedjax_pfl import trees
 from fedjax_pfl.aggregation import columns, products, streamed
 from fedjax_pfl.errors import InputError
+from fedjax_pfl.execution.mesh import platform
 from fedjax_pfl.typing import Matrix, PerMember, Rows, Stack, Tree
 
 BLOCK = 2**20  # elements of a block: 4 MB in float32
+ON_CHIP = 2**24  # elements up to which a TPU takes a leaf of all models as one block: 64 MB
+FEW = 4  # models whose mean is near enough to all
 
 
 def gram(a: Stack, b: Stack, centred: bool = False) -> Matrix:
@@ -51,11 +55,11 @@ def squared_distances(a: Stack, b: Stack, partners: Rows | None = None) -> Matri
     """|a_i - b_j|^2, [A, B], right also for models that differ by a small part of their norm.
 
     Expanding the square on raw weights cancels: their norms are 1e2 to 1e3 where the distances
-    wanted are 1e-4 to 1e-1. Both stacks are therefore shifted by the mean of `b` first, which
-    changes no distance. A row of `b` that stands for the same client as a row of `a` is by far its
-    nearest: these pairs are summed directly. Where some pair is still so near, for its distance to
-    the centre, that digits would be lost (tight clusters far apart, a client about to explode), all
-    pairs are summed directly.
+    wanted are 1e-4 to 1e-1. Both stacks are therefore shifted by the mean of `b` first (on a TPU
+    of a few of its rows), which changes no distance. A row of `b` that stands for the same client
+    as a row of `a` is by far its nearest: these pairs are summed directly. Where some pair is still
+    so near, for its distance to the centre, that digits would be lost (tight clusters far apart, a
+    client about to explode), all pairs are summed directly.
 
     Args:
       a, b: stacks [A, ...] and [B, ...].
@@ -75,7 +79,7 @@ def squared_distances(a: Stack, b: Stack, partners: Rows | None = None) -> Matri
         inner = tuple(range(1, x.ndim))
         near = y if partners is None else y[partners]
         paired = jnp.sum(jnp.square(x - near), inner) if paired_up else jnp.zeros((), x.dtype)
-        centre = _mean_row(y)
+        centre = _near_all(y)
         x, y = x - centre, y - centre
         return products.pairs(x, y), jnp.sum(x * x, inner), jnp.sum(y * y, inner), paired
 
@@ -205,6 +209,9 @@ def _on_one(fn: Callable[..., Any], a: Tree, b: Tree) -> Tree:
     for x, y in leaves:
         # All but the last axis as one: where the last two are in tiles, as on a TPU, no copy.
         x, y = (side.reshape(len(side), -1, *side.shape[2:][-1:]) for side in (x, y))
+        if platform() == "tpu" and max(x.size, y.size) <= ON_CHIP:
+            totals.append(fn(x, y))
+            continue
         most = max(BLOCK // max(len(x), len(y), 1), 1)
         length = max(most // math.prod(x.shape[2:]), 1)
         blocks = x.shape[1] // length
@@ -225,6 +232,14 @@ def _on_one(fn: Callable[..., Any], a: Tree, b: Tree) -> Tree:
 def _mean_row(x: jax.Array) -> jax.Array:
     """Mean over the leading axis: a product, as XLA's CPU backend reduces slowly there."""
     return products.rows(jnp.full(len(x), 1 / len(x), x.dtype), x)
+
+
+def _near_all(x: jax.Array) -> jax.Array:
+    """A point near all rows, to measure them from: the mean, on a TPU of a few, which are added."""
+    if platform() != "tpu":
+        return _mean_row(x)
+    few = min(FEW, len(x))
+    return reduce(jnp.add, (x[i] for i in range(few))) / few
 
 
 def _sum_leaves(tree: Tree) -> jax.Array:

@@ -7,6 +7,8 @@ import pytest
 
 from fedjax_pfl import similarity
 from fedjax_pfl.errors import InputError
+from fedjax_pfl.execution.mesh import sharing
+from fedjax_pfl.execution.strategy import Execution
 
 COUNT = 6
 squared_distances = jax.jit(similarity.squared_distances)
@@ -182,3 +184,25 @@ def test_runs_side_by_side_sum_pairs_directly_only_where_one_has_to():
     vmapped = jax.vmap(similarity.squared_distances)
     assert " cond[" in str(jax.make_jaxpr(vmapped)(both, both))
     assert "(seldom)/cond" in jax.jit(vmapped).lower(both, both).as_text(debug_info=True)
+
+
+@pytest.mark.parametrize("on_chip", [2**24, 2000])
+def test_distances_of_a_round_for_a_tpu(on_chip, monkeypatch):
+    """Wide leaves are one block there; what all are measured from is the mean of a few."""
+    monkeypatch.setattr(similarity, "ON_CHIP", on_chip)
+    monkeypatch.setattr(similarity, "BLOCK", 2000)
+    trained, guide = models(1e-3), models(1e-3, 1)
+    far = jax.tree.map(lambda x: x.at[1].add(1e3), trained)  # one of the few
+    off = ~np.eye(COUNT, dtype=bool)
+
+    def distances(a, b):
+        return similarity.squared_distances(a, b)
+
+    with sharing(Execution(0, "map", platform="tpu")):
+        for a, b in ((trained, trained), (guide, trained), (guide, far)):
+            found, wanted = np.asarray(jax.jit(distances)(a, b)), exact_distances(a, b)
+            np.testing.assert_allclose(found[off], wanted[off], 1e-5)
+            text = str(jax.make_jaxpr(distances)(a, b)).partition(" cond[")[0]
+            assert ("dynamic_slice" in text) == (on_chip == 2000)
+            # Of pairs alone: once a leaf, and once more for the blocks of one.
+            assert text.count(" dot_general[") == 3 + (on_chip == 2000)
