@@ -12,9 +12,10 @@ from fedjax_pfl.simulation.costs import one_client, step, step_operands
 from fedjax_pfl.simulation.memory import nbytes, peak
 from fedjax_pfl.simulation.program import Program
 
-# Bytes for a local step: half of what a v5e and a v6e have (a program is not told which TPU it is
-# for). In the other half is what comes and goes: samples, and arrays in two layouts.
-ON_CHIP = {"tpu": 64 * 2**20}
+# Bytes for a local step, unpadded: a quarter of what a v5e and a v6e have (a program is not told
+# which TPU it is for). The rest is for what comes and goes (samples, arrays in two layouts) and for
+# padding: with half of it, whether a convolution's input found room was luck.
+ON_CHIP = {"tpu": 32 * 2**20}
 # Local steps of a round that pay for its turns: between these, the lanes' models are copied.
 WORTH = 8
 
@@ -44,7 +45,7 @@ def narrowed(lanes: int, model: int, activations: int, room: int, steps: int = W
 
     No fewer than two: also where these do not fit, the arrays of few pass through memory less.
     All lanes stay where their activations alone fit, and either all fits into 1.5 times the
-    room, three quarters of the chip's memory; or a round has a few steps, as each turn copies
+    room, three eighths of the chip's memory; or a round has a few steps, as each turn copies
     models once more; or two models are too large: these pass through memory in any case.
 
     Args:
