@@ -129,15 +129,15 @@ def test_leaves_go_alone_or_together():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["feddwa", "fedamp", "cfl", "sfl", "pfedla"])
-@pytest.mark.parametrize("seeds", ["map", "vmap"])
-def test_algorithms_that_compare_clients(name, seeds, monkeypatch):
-    """A round of four clients on two devices; runs one by one, and as lanes of both devices."""
+@pytest.mark.parametrize(("seeds", "clients"), [("map", 4), ("map", 5), ("vmap", 4)])
+def test_algorithms_that_compare_clients(name, seeds, clients, monkeypatch):
+    """A round on two devices; runs one by one, and as lanes of both devices."""
     monkeypatch.setattr(columns, "WIDE", 12)
     with jax.enable_x64(True):
         algorithm = pfl.make_algorithm(name)
         options = {"client_execution": "map", "seed_execution": seeds}
         federations = [
-            toy_for(algorithm, (7, 3, 1, 10), **options, **more)
+            toy_for(algorithm, (7, 3, 1, 10, 4)[:clients], **options, **more)
             for more in ({}, {"mesh": "clients:2", "platform": "tpu"})
         ]
         one, two = (states_of(algorithm, federation, 2) for federation in federations)
