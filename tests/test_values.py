@@ -263,12 +263,3 @@ def test_partial_functions_have_a_place_too():
     )
     places = {defined_at(one) for one in (half, third, math.pow, np.random.default_rng())}
     assert len(places) == 4
-
-
-def test_partial_functions_are_registered(monkeypatch):
-    monkeypatch.setattr(pfl.models.registry, "MODELS", {})
-    make = functools.partial(make_model, "cnn")
-    assert pfl.register_model("two")(make) is make
-    assert pfl.register_model("two")(functools.partial(make_model, "cnn"))
-    with pytest.raises(pfl.InputError, match="'two' is registered already, by another function"):
-        pfl.register_model("two")(functools.partial(make_model, "mlp"))

@@ -1,5 +1,7 @@
 """A network of one's own gets a name."""
 
+import functools
+
 import flax.linen as nn
 import numpy as np
 import pytest
@@ -42,3 +44,11 @@ def test_the_example_is_known_to_the_scripts(tmp_path):
     assert made.identity["the model"] != build.material(flags.parse(words)).identity["the model"]
     with pytest.raises(pfl.InputError, match=r"must be \(time, 1, channels\) for sensor_network"):
         pfl.make_model("sensor_network", (8, 8, 1), 2)
+
+
+def test_partial_functions_are_registered(known):
+    make = functools.partial(pfl.make_model, "cnn")
+    assert pfl.register_model("two")(make) is make
+    assert pfl.register_model("two")(functools.partial(pfl.make_model, "cnn"))
+    with pytest.raises(pfl.InputError, match="'two' is registered already, by another function"):
+        pfl.register_model("two")(functools.partial(pfl.make_model, "mlp"))
