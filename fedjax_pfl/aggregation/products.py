@@ -62,7 +62,7 @@ def pairs(a: jax.Array, b: jax.Array) -> jax.Array:
     """<a_i, b_j>, [A, B], of [A, ...] and [B, ...] that are alike but for their first axis."""
     # With one axis to sum over: a CPU would transpose b for two.
     a, b = (side.reshape(len(side), -1) for side in (a, b))
-    if platform() == "gpu":
+    if platform() == "gpu":  # with a transposition before it, XLA would find no tiles for it
         a, b = lax.optimization_barrier((a, b))
     return lax.dot_general(a, b, (((1,), (1,)), ((), ())), precision=EXACT)
 

@@ -8,12 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from jax.extend import core
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import fedjax_pfl as pfl
+from experiments.planning import targets
 from fedjax_pfl import trees
 from fedjax_pfl.aggregation import products
-from fedjax_pfl.execution.mesh import sharing
+from fedjax_pfl.execution.mesh import AXIS, sharing
 from fedjax_pfl.execution.strategy import Execution
 from fedjax_pfl.simulation import program
 from fedjax_pfl.simulation.request import checked_program
@@ -127,3 +130,23 @@ def equations(jaxpr):
         yield one
         for inner in core.jaxprs_in_params(one.params):
             yield from equations(inner)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [1000, 10_000])
+def test_a_gpu_tiles_pairs_of_exchanged_columns(rows):
+    """Fused with the exchange's transposition, these products have no tiles there."""
+    pytest.importorskip("jax_plugins.xla_cuda13", reason="JAX's plugin for CUDA is not installed")
+    target = targets.parse("h100:8")
+    mesh = Mesh(target.devices(), AXIS)
+
+    def one_device(a, b):
+        a, b = (lax.all_to_all(x, AXIS, 1, 0, tiled=True) for x in (a, b))
+        return lax.psum_scatter(products.pairs(a - b[:1], b - b[:1]), AXIS, tiled=True)
+
+    with sharing(Execution(0, "vmap", 1, platform="gpu")):
+        spec = PartitionSpec(AXIS)
+        shared = jax.shard_map(one_device, mesh=mesh, in_specs=spec, out_specs=spec)
+        stack = jax.ShapeDtypeStruct((rows, 720), jnp.float32, sharding=NamedSharding(mesh, spec))
+        lowered = jax.jit(shared).lower(stack, stack)
+    assert lowered.compile(compiler_options=target.compiler_options).memory_analysis()
