@@ -172,20 +172,26 @@ class FederatedData:
         used, not even under a mask (0 times a NaN would be NaN). A client without any
         samples has no batch. `augment` changes the samples [B, ...] before they are scaled.
         """
-        pool = split.index[split.offset[row] + jnp.where(valid, positions, 0)]
-        rows = self.samples[pool][..., : math.prod(self.sample_shape)]
+        first = _taken(split.offset, row)
+        pool = _taken(split.index, first + jnp.where(valid, positions, 0))
+        rows = _taken(self.samples, pool)[..., : math.prod(self.sample_shape)]
         inputs = rows.reshape(*pool.shape, *self.sample_shape)
         if augment is not None:
             inputs = augment(inputs)
         inputs = inputs.astype(self.input_dtype(dtype))
         if jnp.issubdtype(inputs.dtype, jnp.floating):
             inputs = inputs * self.scale.astype(dtype) + self.shift.astype(dtype)
-        labels = self.labels[pool]
+        labels = _taken(self.labels, pool)
         if self.label_map is not None:
             labels = self.label_map[row, labels]
         elif jnp.issubdtype(labels.dtype, jnp.floating):
             labels = labels.astype(dtype)
         return Batch(inputs, labels, valid)
+
+
+def _taken(x: jax.Array | np.ndarray, rows: Scalar | jax.Array | int) -> jax.Array:
+    """`x[rows]` without a check of the rows, for which a TPU would run programs of their own."""
+    return jnp.asarray(x).at[rows].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
 
 def by_class(
