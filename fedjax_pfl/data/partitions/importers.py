@@ -15,8 +15,9 @@ from fedjax_pfl.data.files import as_path, reading
 from fedjax_pfl.data.json_files import read_json
 from fedjax_pfl.data.partitions.arrow import read_rows
 from fedjax_pfl.data.partitions.flbench import import_flbench
+from fedjax_pfl.data.partitions.held_out import held_out
 from fedjax_pfl.data.partitions.matching import Matcher, pixels
-from fedjax_pfl.data.partitions.partition import Partition, held_out
+from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.partitions.registry import integer, is_number
 from fedjax_pfl.data.pfllib_files import read_clients, read_config
 from fedjax_pfl.data.sources.registry import Dataset

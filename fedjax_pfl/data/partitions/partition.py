@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from fedjax_pfl.data.files import as_path, save_arrays
 from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.data.partitions import statistics
+from fedjax_pfl.data.partitions.held_out import held_out
 from fedjax_pfl.data.partitions.ragged import Lists, Ragged
 from fedjax_pfl.data.partitions.statistics import SPLITS
 from fedjax_pfl.data.places import read_npz
@@ -346,8 +347,3 @@ class Partition:
         return replace(
             self, train=Ragged.of(train), validation=Ragged.of(validation), options=options
         )
-
-
-def held_out(fraction: float, size: int) -> int:
-    """Nearest number to `fraction * size` that leaves at least one of `size` samples."""
-    return max(min(int(fraction * size + 0.5), size - 1), 0)

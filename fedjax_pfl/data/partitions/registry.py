@@ -16,8 +16,9 @@ from typing import Any, NamedTuple, TypeGuard, TypeVar
 import numpy as np
 
 from fedjax_pfl.data.limits import require_memory
-from fedjax_pfl.data.partitions.dealing import Deal, Samples, Strata, apportion, joined
-from fedjax_pfl.data.partitions.partition import Partition, held_out
+from fedjax_pfl.data.partitions.dealing import Deal, Samples, joined
+from fedjax_pfl.data.partitions.held_out import capped, hold_out, nothing_held_out
+from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.sources.registry import Dataset
 from fedjax_pfl.errors import InputError, require, require_name, shown, unknown_name
 from fedjax_pfl.values import LIMIT, keyword_defaults
@@ -234,12 +235,12 @@ def make_partition(
     if official:
         tested = plan.deal(test, test_rng)
     else:
-        tested, dealt = _hold_out(dealt, fraction)
+        tested, dealt = hold_out(dealt, fraction)
         if fraction > 0 and not any(len(stratum) for strata in tested for stratum in strata):
-            raise _nothing_held_out(fraction, max(len(joined(strata)) for strata in dealt))
+            raise nothing_held_out(fraction, max(len(joined(strata)) for strata in dealt))
     partition = Partition.from_lists(
-        _capped(dealt, common["train_samples"], RULES[rule].equal_sizes, "train_samples"),
-        _capped(tested, common["test_samples"], RULES[rule].equal_sizes, "test_samples"),
+        capped(dealt, common["train_samples"], RULES[rule].equal_sizes, "train_samples"),
+        capped(tested, common["test_samples"], RULES[rule].equal_sizes, "test_samples"),
         rule=rule,
         options=own | common | {"seed": seed} | plan.resolved,
         label_map=plan.label_map,
@@ -304,49 +305,3 @@ def _test_split(given: str, rule: Rule, dataset: Dataset) -> str:
     if given == "auto":
         return "pooled" if dataset.num_test == 0 else rule.test_split
     return given
-
-
-def _hold_out(clients: list[Strata], fraction: float) -> tuple[list[Strata], list[Strata]]:
-    """The held-out part of every client, in proportion from its strata, and the others.
-
-    A stratum keeps a sample to train on, unless there are too few samples for that.
-    """
-    first, others = [], []
-    for client, strata in enumerate(clients):
-        sizes = np.array([len(stratum) for stratum in strata], np.int64)
-        total = held_out(fraction, int(sizes.sum()))
-        # Among strata with equal claims, the first one differs from client to client.
-        turn = np.roll(np.arange(len(sizes)), -client)
-        parts = np.empty_like(sizes)
-        parts[turn] = apportion(total, sizes[turn])
-        for k in np.flatnonzero((parts == sizes) & (sizes > 0)):
-            most = np.argmax(sizes - parts)
-            if sizes[most] - parts[most] > 1:
-                parts[[k, most]] += -1, 1
-        first.append([x[:n] for x, n in zip(strata, parts, strict=True)])
-        others.append([x[n:] for x, n in zip(strata, parts, strict=True)])
-    return first, others
-
-
-def _nothing_held_out(fraction: float, largest: int) -> InputError:
-    what = f"test_fraction={fraction} leaves no test sample to any client: "
-    if largest < 2:
-        return InputError(f"{what}none holds a second sample. Take fewer clients.")
-    enough = -(-500 // largest) / 1000  # half a sample, rounded up to a number to type in
-    return InputError(
-        f"{what}the largest holds {largest} samples. Take fewer clients, or a test_fraction of "
-        f"{enough:g} or more."
-    )
-
-
-def _capped(clients: list[Strata], cap: int | None, exactly: bool, name: str) -> list[np.ndarray]:
-    """One ascending list per client, of at most `cap` samples in proportion from every stratum."""
-    lists = []
-    for strata in clients:
-        sizes = [len(stratum) for stratum in strata]
-        if cap is not None:
-            if exactly and sum(sizes) < cap:
-                raise InputError(f"{name} must be at most {sum(sizes)} here, got {cap}.")
-            sizes = apportion(min(cap, sum(sizes)), sizes)
-        lists.append(np.sort(joined([x[:n] for x, n in zip(strata, sizes, strict=True)])))
-    return lists
