@@ -13,7 +13,7 @@ from fedjax_pfl.execution.processes import readable
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.participation import ParticipationOptions
 from fedjax_pfl.federation.spreading import on_devices
-from fedjax_pfl.simulation.program import Final
+from fedjax_pfl.simulation.final import Final
 from fedjax_pfl.training.scoring import score
 
 

@@ -15,12 +15,10 @@ from jax.sharding import Sharding, SingleDeviceSharding
 from fedjax_pfl.contract import checks, kept_optimizers
 from fedjax_pfl.contract.algorithm import Algorithm
 from fedjax_pfl.contract.context import Context
-from fedjax_pfl.errors import require
 from fedjax_pfl.execution.mesh import described, sharing
 from fedjax_pfl.execution.processes import fetched, of_processes, readable
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.federation import Federation
-from fedjax_pfl.federation.spreading import on_devices
 from fedjax_pfl.simulation.at_rest import (
     placed,
     placed_measured,
@@ -229,49 +227,6 @@ class Program:
         return {"capacity": self.capacity, "extra": self.adapt, "scored": self.scored}
 
 
-@dataclass(frozen=True)
-class Final:
-    """The end of a simulation on the device: source of its models, and of new clients' models.
-
-    Attributes:
-      program: with the rounds that were asked for, on which schedules depend.
-      states: after the last round.
-      done: rounds simulated; None for all.
-    """
-
-    program: Program
-    states: State
-    done: int | None = None
-
-    def models(self, rows: Sequence[int] | None = None) -> dict[str, Stack | Broadcast]:
-        """Models after the last round, by name: [runs, k, ...], or [runs, ...] if `Broadcast`."""
-        count = self.program.federation.num_clients
-        asked = np.arange(count) if rows is None else np.asarray(rows)
-        bad = [int(r) for r in asked if not 0 <= r < count]
-        require(not bad, "rows", bad, f"clients in 0..{count - 1}")
-        return self.program.models(self.states, self._last(), asked.astype(np.int32))
-
-    def backbone(self) -> Tree | None:
-        """The leaves that no client's model holds, [runs, ...], or None."""
-        return readable(_backbone(self.program.runs, self.program.federation))
-
-    def personalize(self, new_clients: Federation) -> Stack:
-        """Models of clients that never took part, leaves [runs, K, ...].
-
-        Raises:
-          InputError: the algorithm uses validation samples, and they have none.
-        """
-        program = self.program
-        new_clients = program.runs.algorithm.prepare(new_clients)
-        new_clients = new_clients.on_devices(program.federation.execution)
-        program.runs.algorithm.check_validation(new_clients)
-        return program.personalize(self.states, self._last(), on_devices(new_clients))
-
-    def _last(self) -> int:
-        """The last round, counted from 0."""
-        return (self.program.rounds if self.done is None else self.done) - 1
-
-
 # For a function whose shapes are asked before it is used: JAX keeps the first trace. The program is
 # the same as without.
 traced_once = partial(jax.jit, inline=True)
@@ -339,11 +294,6 @@ def at(sharding: Sharding | None, tree: Tree) -> Tree:
 def filled(shapes: Tree, value, lead: tuple[int, ...] = ()) -> Tree:
     """Arrays of those shapes with leading axes `lead`, filled with one value."""
     return jax.tree.map(lambda s: jnp.full((*lead, *s.shape), value, s.dtype), shapes)
-
-
-@jax.jit
-def _backbone(runs, federation):
-    return over_runs(lambda run, federation: run.begun(federation).backbone, runs, federation)
 
 
 def with_adapted(algorithm: Algorithm, ctx: Context, named: dict[str, Any], rows: Rows):

@@ -20,11 +20,12 @@ from fedjax_pfl.simulation import request, watching
 from fedjax_pfl.simulation.checkpoints import Checkpoints
 from fedjax_pfl.simulation.chunks import Chunks, Progress
 from fedjax_pfl.simulation.costs import forward_flops, step_flops
+from fedjax_pfl.simulation.final import Final
 from fedjax_pfl.simulation.fitting import fitting
 from fedjax_pfl.simulation.hosted import HostedProgram
 from fedjax_pfl.simulation.memory import Memory, available
 from fedjax_pfl.simulation.patience import checked_patience
-from fedjax_pfl.simulation.program import Final, Lowered
+from fedjax_pfl.simulation.program import Lowered
 from fedjax_pfl.simulation.runs import remarks
 from fedjax_pfl.typing import Device
 

@@ -21,7 +21,8 @@ from fedjax_pfl.contract.algorithm import Algorithm
 from fedjax_pfl.contract.registry import is_static
 from fedjax_pfl.errors import InputError, unknown_name
 from fedjax_pfl.federation.federation import Federation
-from fedjax_pfl.simulation.program import Final, Program
+from fedjax_pfl.simulation.final import Final
+from fedjax_pfl.simulation.program import Program
 from fedjax_pfl.simulation.runs import make_runs
 from fedjax_pfl.simulation.simulate import simulate
 from fedjax_pfl.structs import Broadcast, client_axes, permute_clients

@@ -2,7 +2,8 @@
 
 import jax
 
-from fedjax_pfl.simulation.program import Final, Program
+from fedjax_pfl.simulation.final import Final
+from fedjax_pfl.simulation.program import Program
 from fedjax_pfl.simulation.runs import make_runs
 from fedjax_pfl.testing.toys import CAPACITY, SEEDS
 

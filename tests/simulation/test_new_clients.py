@@ -10,8 +10,8 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl import keys, trees
 from fedjax_pfl.simulation import request
+from fedjax_pfl.simulation.final import Final
 from fedjax_pfl.simulation.new_clients import score_new_clients, with_samples, without_new_clients
-from fedjax_pfl.simulation.program import Final
 from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
 from tests.simulation.finals import final_of
 

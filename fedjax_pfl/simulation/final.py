@@ -1,0 +1,64 @@
+"""The end of a simulation: its last models, and models of clients that never took part."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+
+from fedjax_pfl.errors import require
+from fedjax_pfl.execution.processes import readable
+from fedjax_pfl.federation.federation import Federation
+from fedjax_pfl.federation.spreading import on_devices
+from fedjax_pfl.simulation.program import Program
+from fedjax_pfl.simulation.runs import over_runs
+from fedjax_pfl.structs import Broadcast
+from fedjax_pfl.typing import Stack, State, Tree
+
+
+@dataclass(frozen=True)
+class Final:
+    """The end of a simulation on the device: source of its models, and of new clients' models.
+
+    Attributes:
+      program: with the rounds that were asked for, on which schedules depend.
+      states: after the last round.
+      done: rounds simulated; None for all.
+    """
+
+    program: Program
+    states: State
+    done: int | None = None
+
+    def models(self, rows: Sequence[int] | None = None) -> dict[str, Stack | Broadcast]:
+        """Models after the last round, by name: [runs, k, ...], or [runs, ...] if `Broadcast`."""
+        count = self.program.federation.num_clients
+        asked = np.arange(count) if rows is None else np.asarray(rows)
+        bad = [int(r) for r in asked if not 0 <= r < count]
+        require(not bad, "rows", bad, f"clients in 0..{count - 1}")
+        return self.program.models(self.states, self._last(), asked.astype(np.int32))
+
+    def backbone(self) -> Tree | None:
+        """The leaves that no client's model holds, [runs, ...], or None."""
+        return readable(_backbone(self.program.runs, self.program.federation))
+
+    def personalize(self, new_clients: Federation) -> Stack:
+        """Models of clients that never took part, leaves [runs, K, ...].
+
+        Raises:
+          InputError: the algorithm uses validation samples, and they have none.
+        """
+        program = self.program
+        new_clients = program.runs.algorithm.prepare(new_clients)
+        new_clients = new_clients.on_devices(program.federation.execution)
+        program.runs.algorithm.check_validation(new_clients)
+        return program.personalize(self.states, self._last(), on_devices(new_clients))
+
+    def _last(self) -> int:
+        """The last round, counted from 0."""
+        return (self.program.rounds if self.done is None else self.done) - 1
+
+
+@jax.jit
+def _backbone(runs, federation):
+    return over_runs(lambda run, federation: run.begun(federation).backbone, runs, federation)
