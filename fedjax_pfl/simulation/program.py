@@ -22,6 +22,7 @@ from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.spreading import on_devices
 from fedjax_pfl.simulation.at_rest import (
+    is_filled,
     placed,
     placed_measured,
     unfilled,
@@ -206,6 +207,10 @@ class Program:
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(readable(states))]
         return whole(states, leaves, self.federation)
 
+    def of_clients(self, states: State) -> State:
+        """The states, leaves [R, N, ...]: on the host where devices do not divide the clients."""
+        return self.whole(states) if is_filled(self.federation) else states
+
     def saved(self, states: State) -> dict[str, Tree]:
         """What a checkpoint keeps of the states, by name; of several processes in the first one.
 
@@ -235,13 +240,18 @@ class Final:
 
     Attributes:
       program: with the rounds that were asked for, on which schedules depend.
-      states: after the last round.
+      at_rest: the states after the last round, as they lie on the devices.
       done: rounds simulated; None for all.
     """
 
     program: Program
-    states: State
+    at_rest: State
     done: int | None = None
+
+    @property
+    def states(self) -> State:
+        """The states after the last round, of the clients alone; see `Program.of_clients`."""
+        return self.program.of_clients(self.at_rest)
 
     def models(self, rows: Sequence[int] | None = None) -> dict[str, Stack | Broadcast]:
         """Models after the last round, by name: [runs, k, ...], or [runs, ...] if `Broadcast`."""
@@ -249,7 +259,7 @@ class Final:
         asked = np.arange(count) if rows is None else np.asarray(rows)
         bad = [int(r) for r in asked if not 0 <= r < count]
         require(not bad, "rows", bad, f"clients in 0..{count - 1}")
-        return self.program.models(self.states, self._last(), asked.astype(np.int32))
+        return self.program.models(self.at_rest, self._last(), asked.astype(np.int32))
 
     def backbone(self) -> Tree | None:
         """The leaves that no client's model holds, [runs, ...], or None."""
@@ -265,7 +275,7 @@ class Final:
         new_clients = program.runs.algorithm.prepare(new_clients)
         new_clients = new_clients.on_devices(program.federation.execution)
         program.runs.algorithm.check_validation(new_clients)
-        return program.personalize(self.states, self._last(), on_devices(new_clients))
+        return program.personalize(self.at_rest, self._last(), on_devices(new_clients))
 
     def _last(self) -> int:
         """The last round, counted from 0."""

@@ -96,8 +96,8 @@ def test_two_devices_give_the_numbers_of_one(name, options):
             given = {"train_sizes": SIZES} | options
             federation = toy_for(algorithm, given.pop("train_sizes"), devices=devices, **given)
             result = pfl.simulate(algorithm, federation, 3)
-            models = result.final.models()
-            found.append((result.scores, result.clients, result.matrices, models))
+            models, states = result.final.models(), result.final.states
+            found.append((result.scores, result.clients, result.matrices, models, states))
         assert_close(*found, name, 1e-9)
 
 
