@@ -10,6 +10,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments.cli import devices
+from fedjax_pfl.execution.mesh import described, mesh_of
 from fedjax_pfl.execution.shares import Shares, automatic, nearest, parsed
 from fedjax_pfl.execution.strategy import Execution, resolve_execution
 from fedjax_pfl.testing.toys import assert_close, toy_federation
@@ -59,6 +60,14 @@ def test_a_mesh_of_other_devices_or_more_runs_is_refused():
     said = r"2 runs at a time, but there are 1 \(seeds times settings\): clients:2,runs:1 would use"
     with pytest.raises(pfl.InputError, match=said):
         pfl.simulate(pfl.make_algorithm("fedavg"), federation, 1)
+
+
+def test_no_mesh_takes_fewer_devices_than_it_was_made_for():
+    """As of a federation made in a process with more."""
+    with pytest.raises(pfl.InputError, match=r"clients:2,runs:2 takes 4 devices, but there are 2"):
+        mesh_of(2, 2)
+    with described(jax.devices()[:1]), pytest.raises(pfl.InputError, match="but there are 1"):
+        mesh_of(2)
 
 
 def test_two_runs_on_two_devices_have_one_each():
