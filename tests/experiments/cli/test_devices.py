@@ -31,7 +31,7 @@ def test_more_devices_than_a_process_can_have_are_not_waited_for(monkeypatch):
     monkeypatch.setattr(devices, "_start", START)
     monkeypatch.delenv("JAX_NUM_CPU_DEVICES", raising=False)
     for mesh in ("clients:100000", "runs:1000000"):
-        with pytest.raises(pfl.InputError, match="can have 1024 devices at most, got 10+"):
+        with pytest.raises(pfl.InputError, match="can have 1024 devices at most, got 10"):
             devices.prepare("auto", 20, mesh)
 
 
