@@ -86,8 +86,9 @@ def test_the_estimate_counts_what_fills_up():
         ("feddwa", {}),
         ("scaffold", {"participation": 0.6, "client_execution": "vmap"}),
         ("local", {"train_sizes": (4,) * 5, "client_execution": "2"}),
+        ("fedavg", {"train_sizes": (7,)}),
     ],
-    ids=["ragged", "drawn", "equal"],
+    ids=["ragged", "drawn", "equal", "fewer than devices"],
 )
 def test_two_devices_give_the_numbers_of_one(name, options):
     with jax.enable_x64(True):
