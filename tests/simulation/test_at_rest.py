@@ -74,6 +74,17 @@ def test_no_device_has_the_states_or_measurements_of_all():
     ]
 
 
+def test_each_device_has_the_states_of_its_own_runs():
+    algorithm = pfl.make_algorithm("local")
+    federation = toy_federation(SIZES, dtype="float32", validation_size=0, mesh="runs:2")
+    program = Program(make_runs(algorithm, federation, (0, 1)), federation, rounds=4, capacity=2)
+    states = program.start()
+    for length in (0, 1):
+        states = program.advance(states, 0, length).states
+        for leaf in jax.tree.leaves(states):
+            assert {shard.data.shape for shard in leaf.addressable_shards} == {(1, *leaf.shape[1:])}
+
+
 def test_the_estimate_counts_what_fills_up():
     five, six = (program_of("local", (4,) * n).memory() for n in (5, 6))
     assert five.state == six.state
