@@ -115,6 +115,7 @@ def test_devices_of_one_cpu_exchange_no_columns():
         assert columns.shared_clients() is None
     with sharing(ON_TPU):
         assert columns.shared_clients() == mesh_of(2)
+        assert [columns.is_shared(stack(rows, 0)) for rows in (1, 2, 3)] == [False, True, True]
     assert not columns.is_shared(stack(4, 0))
 
 

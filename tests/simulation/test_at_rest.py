@@ -40,7 +40,9 @@ def test_rows_are_filled_up_and_given_back():
         assert rows.shape == (1, 5, 2)
         return place(2 * rows, mesh, None, AXIS)
 
-    compiled = doubled.lower(there["kept"]).compile()
+    traced = doubled.trace(there["kept"])
+    assert str(traced.jaxpr).count("sharding_constraint") == 2  # also where nothing else tells
+    compiled = traced.lower().compile()
     np.testing.assert_array_equal(compiled(there["kept"])[:, :5], 2 * tree["kept"])
     for moved in ("all-gather", "all-reduce", "collective-permute", "all-to-all"):
         assert moved not in compiled.as_text()
