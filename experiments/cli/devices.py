@@ -11,6 +11,7 @@ from fedjax_pfl.execution.shares import AUTO
 from fedjax_pfl.values import decimal
 
 SINGLE_THREADED = "--xla_cpu_multi_thread_eigen=false"
+MOST = 1024  # devices of one CPU; JAX takes seconds for them, and for 100,000 forever
 
 
 def prepare(devices: str, num_clients: int, mesh: str = AUTO) -> int:
@@ -25,7 +26,7 @@ def prepare(devices: str, num_clients: int, mesh: str = AUTO) -> int:
     Several processes share all their devices; on CPUs each makes as many.
 
     Raises:
-      InputError: neither "auto" nor a number of devices that there are.
+      InputError: neither "auto" nor a number of devices that there are, or can be made.
     """
     if processes.several():
         _check_alike(devices, mesh)
@@ -79,9 +80,15 @@ def _of_several(devices: str, num_clients: int, mesh: str) -> int:
 
 
 def _start(count: int) -> bool:
-    """Asks for so many CPU devices; False if JAX has started already, with as many as it has."""
+    """Asks for so many CPU devices; False if JAX has started already, with as many as it has.
+
+    Raises:
+      InputError: no process has so many.
+    """
     if count == 1 or "JAX_NUM_CPU_DEVICES" in os.environ:
         return count <= len(jax.local_devices())
+    if count > MOST:
+        raise pfl.InputError(f"A process can have {MOST} devices at most, got {count}.")
     try:
         jax.config.update("jax_num_cpu_devices", count)
     except RuntimeError:

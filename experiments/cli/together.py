@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -18,7 +17,7 @@ from fedjax_pfl.errors import sentence, shown
 from fedjax_pfl.execution import processes
 from fedjax_pfl.values import decimal
 
-from . import identity
+from . import addresses, identity
 
 FORM = "--distributed must be 'auto' or HOST:PORT,COUNT,INDEX such as 10.0.0.1:1234,2,0"
 SILENT = 40  # seconds without a sign of life until a process counts as gone
@@ -131,29 +130,18 @@ def _parsed(word: str) -> dict[str, Any]:
         "process_id": number,
         "cluster_detection_method": "deactivate",
     }
-    if number == 0:
-        _check_free(host, port)
+    if number:
+        addresses.check_first(host, port)
+    else:
+        addresses.check_free(host, port)
         if _is_loopback(host):  # let nobody else in
             options["coordinator_bind_address"] = f"{host}:{port}"
+    addresses.hold(host, port, number)
     return options
 
 
 def _is_loopback(host: str) -> bool:
     return host in ("localhost", "[::1]") or host.startswith("127.")
-
-
-def _check_free(host: str, port: int) -> None:
-    """Raises `InputError` unless process 0 can listen at this address of its machine."""
-    try:
-        family, *_, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
-        raise pfl.InputError(
-            f"--distributed: process 0 can't listen at {host}:{port} ({error.strerror}): take "
-            "another port, and an address of the machine that process 0 runs on."
-        ) from error
 
 
 def check_alike(configuration: Mapping[str, Any]) -> None:

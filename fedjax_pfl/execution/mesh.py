@@ -18,7 +18,7 @@ from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_pfl.execution.processes import all_devices, put, several
-from fedjax_pfl.execution.shares import CLIENTS, RUNS
+from fedjax_pfl.execution.shares import CLIENTS, RUNS, Shares, check
 from fedjax_pfl.execution.strategy import Execution
 from fedjax_pfl.typing import Device, Tree
 
@@ -37,8 +37,14 @@ def mesh_of(devices: int, runs: int = 1) -> Mesh:
     """The first devices of all that programs can use, or of the described ones.
 
     In one row, which shares the clients; or `runs` such rows, each with runs of its own.
+
+    Raises:
+      InputError: there are fewer, as where a federation was made for more.
     """
-    return _mesh((_described.value or all_devices())[: devices * runs], runs)
+    there, asked = _described.value or all_devices(), Shares(devices, runs)
+    if asked.devices > len(there):
+        check(asked, len(there), f"there are {len(there)}")
+    return _mesh(there[: asked.devices], runs)
 
 
 @functools.cache

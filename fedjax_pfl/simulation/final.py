@@ -22,13 +22,18 @@ class Final:
 
     Attributes:
       program: with the rounds that were asked for, on which schedules depend.
-      states: after the last round.
+      at_rest: the states after the last round, as they lie on the devices.
       done: rounds simulated; None for all.
     """
 
     program: Program
-    states: State
+    at_rest: State
     done: int | None = None
+
+    @property
+    def states(self) -> State:
+        """The states after the last round, of the clients alone; see `Program.of_clients`."""
+        return self.program.of_clients(self.at_rest)
 
     def models(self, rows: Sequence[int] | None = None) -> dict[str, Stack | Broadcast]:
         """Models after the last round, by name: [runs, k, ...], or [runs, ...] if `Broadcast`."""
@@ -36,7 +41,7 @@ class Final:
         asked = np.arange(count) if rows is None else np.asarray(rows)
         bad = [int(r) for r in asked if not 0 <= r < count]
         require(not bad, "rows", bad, f"clients in 0..{count - 1}")
-        return self.program.models(self.states, self._last(), asked.astype(np.int32))
+        return self.program.models(self.at_rest, self._last(), asked.astype(np.int32))
 
     def backbone(self) -> Tree | None:
         """The leaves that no client's model holds, [runs, ...], or None."""
@@ -52,7 +57,7 @@ class Final:
         new_clients = program.runs.algorithm.prepare(new_clients)
         new_clients = new_clients.on_devices(program.federation.execution)
         program.runs.algorithm.check_validation(new_clients)
-        return program.personalize(self.states, self._last(), on_devices(new_clients))
+        return program.personalize(self.at_rest, self._last(), on_devices(new_clients))
 
     def _last(self) -> int:
         """The last round, counted from 0."""

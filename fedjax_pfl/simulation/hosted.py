@@ -212,6 +212,14 @@ class HostedProgram(TracedProgram):
         everything = replace(self, federation=on_devices(self.federation))
         return Program.personalize(everything, states.whole(), t, new_clients)
 
+    def whole(self, states: HostedStates) -> State:
+        """See `Program.whole`."""
+        return states.whole()
+
+    def of_clients(self, states: HostedStates) -> HostedStates:
+        """The states as they are: no row of them fills up."""
+        return states
+
     # Checkpoints.
 
     def saved(self, states: HostedStates) -> dict[str, Any]:

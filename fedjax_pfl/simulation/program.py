@@ -20,6 +20,7 @@ from fedjax_pfl.execution.processes import fetched, of_processes, readable
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.simulation.at_rest import (
+    is_filled,
     placed,
     placed_measured,
     unfilled,
@@ -203,6 +204,10 @@ class Program:
         """The states on the host, leaves [R, N, ...]; in every process."""
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(readable(states))]
         return whole(states, leaves, self.federation)
+
+    def of_clients(self, states: State) -> State:
+        """The states, leaves [R, N, ...]: on the host where devices do not divide the clients."""
+        return self.whole(states) if is_filled(self.federation) else states
 
     def saved(self, states: State) -> dict[str, Tree]:
         """What a checkpoint keeps of the states, by name; of several processes in the first one.

@@ -110,11 +110,29 @@ def twin(x):
     return np.concatenate([x[:2], x[:1] + 1e-6, x[3:]])
 
 
+def test_stacks_are_sent_once_and_others_reach_sums_of_large_matrices(monkeypatch):
+    monkeypatch.setattr(columns, "LARGE", 1)
+    near, models = (stack(4, k)["params"] for k in (0, 1))
+
+    def products(a, b, factor):
+        return sum(factor * x.reshape(len(x), -1) @ y.reshape(len(y), -1).T
+                   for x, y in zip(*map(jax.tree.leaves, (a, b)), strict=True))  # fmt: skip
+
+    def traced(*stacks):
+        program = jax.jit(lambda factor: columns.added(products, *stacks, others=(factor,)))
+        with sharing(ON_TPU):
+            np.testing.assert_allclose(program(2.0), products(*stacks, 2.0), 1e-4, 1e-4)
+            return str(program.trace(2.0).jaxpr).count("all_to_all[")
+
+    assert 0 < 2 * traced(models, models) == traced(near, models)
+
+
 def test_devices_of_one_cpu_exchange_no_columns():
     with sharing(Execution(1, "map", 2)):
         assert columns.shared_clients() is None
     with sharing(ON_TPU):
         assert columns.shared_clients() == mesh_of(2)
+        assert [columns.is_shared(stack(rows, 0)) for rows in (1, 2, 3)] == [False, True, True]
     assert not columns.is_shared(stack(4, 0))
 
 

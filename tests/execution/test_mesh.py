@@ -10,7 +10,8 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments.cli import devices
-from fedjax_pfl.execution.shares import Shares, automatic, nearest, parsed
+from fedjax_pfl.execution.mesh import AXIS, described, mesh_of, place
+from fedjax_pfl.execution.shares import RUNS, Shares, automatic, nearest, parsed
 from fedjax_pfl.execution.strategy import Execution, resolve_execution
 from fedjax_pfl.testing.toys import assert_close, toy_federation
 from tests.execution.on_a_mesh import numbers
@@ -54,11 +55,27 @@ def test_refused(mesh, said):
 def test_a_mesh_of_other_devices_or_more_runs_is_refused():
     with pytest.raises(pfl.InputError, match=r"--devices is 2: the nearest .* clients:1,runs:2"):
         devices.prepare("2", 20, "runs:3")
+    with pytest.raises(pfl.InputError, match=r"--devices is 4: the nearest .* clients:4,runs:1"):
+        devices.prepare("4", 20, "clients:2")
     assert devices.prepare("auto", 20, "runs:2") == 2
     federation = toy_federation(dtype="float32", mesh="runs:2")
     said = r"2 runs at a time, but there are 1 \(seeds times settings\): clients:2,runs:1 would use"
     with pytest.raises(pfl.InputError, match=said):
         pfl.simulate(pfl.make_algorithm("fedavg"), federation, 1)
+
+
+def test_no_mesh_takes_fewer_devices_than_it_was_made_for():
+    """As of a federation made in a process with more."""
+    with pytest.raises(pfl.InputError, match=r"clients:2,runs:2 takes 4 devices, but there are 2"):
+        mesh_of(2, 2)
+    with described(jax.devices()[:1]), pytest.raises(pfl.InputError, match="but there are 1"):
+        mesh_of(2)
+
+
+def test_runs_that_devices_do_not_divide_are_on_all_of_them():
+    for runs, each in ((4, 2), (3, 3)):
+        there = place(np.zeros((runs, 5)), mesh_of(1, 2), RUNS, AXIS)
+        assert [shard.data.shape for shard in there.addressable_shards] == [(each, 5)] * 2
 
 
 def test_two_runs_on_two_devices_have_one_each():

@@ -1,10 +1,12 @@
 """Runs in several processes, on the loopback address: numbers, files, signals, deaths, errors."""
 
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments import run
-from experiments.cli import devices, resume, together
+from experiments.cli import addresses, devices, resume, together
 from fedjax_pfl.execution import processes
 from tests.simulation.of_processes import simulated
 
@@ -273,6 +275,21 @@ def test_errors_are_those_of_all(tmp_path, words, own, said):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody knows of the other run")
+def test_another_run_at_the_same_address_is_refused_and_harms_none(tmp_path):
+    port, folder = free_port(), tmp_path / "pair"
+    with Started(tmp_path, *LONG, f"--output_dir={folder}", port=port) as pair:
+        wait_for_rounds(folder, pair)
+        with Started(tmp_path / "others", *LONG, port=port) as others:
+            assert others.codes() == [2, 2]
+        for k, said in enumerate(("can't listen at 127.0.0.1", "process 1 of a run that meets")):
+            assert said in others.said(k)
+        assert [each.poll() for each in pair.running] == [None, None], pair.said(0)
+        pair.running[0].send_signal(signal.SIGTERM)
+        assert pair.codes() == [128 + signal.SIGTERM] * 2, pair.said(0) + pair.said(1)
+
+
+@pytest.mark.slow
 def test_other_numbers_of_processes(tmp_path):
     with Started(tmp_path, "--rounds=2", counts=(2, 3)) as pair:
         assert pair.codes() == [2, 2], pair.said(0) + pair.said(1)
@@ -346,6 +363,43 @@ def test_a_taken_port(monkeypatch):
         port = taken.getsockname()[1]
         with pytest.raises(pfl.InputError, match=f"can't listen at 127.0.0.1:{port}"):
             together.start(f"127.0.0.1:{port},2,0")
+
+
+@pytest.mark.parametrize(
+    ("greeting", "other"),
+    [(b"", True), (b"SSH-2.0", True), (b"\0\0\x18\x04\0\0\0\0\0", False)],
+    ids=["silent", "other", "HTTP/2"],
+)
+def test_another_program_at_the_address_is_no_process_0(monkeypatch, greeting, other):
+    monkeypatch.setattr(addresses, "SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        port = there.getsockname()[1]
+
+        def greet():
+            connection = there.accept()[0]
+            connection.sendall(greeting)
+            with contextlib.suppress(ConnectionError):
+                connection.recv(1)  # until the other side has gone
+
+        threading.Thread(target=greet).start()
+        refused = pytest.raises(pfl.InputError, match=f"another program listens at .*:{port}")
+        with refused if other else contextlib.nullcontext():
+            addresses.check_first("127.0.0.1", port)
+    addresses.check_first("127.0.0.1", port)  # nobody: process 0 may come
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody knows of the other run")
+def test_a_number_has_one_process_at_an_address(monkeypatch):
+    monkeypatch.setattr(addresses, "_held", held := [])
+    host = "127.0.0.1" + "." * 200  # names are longer than a path of a socket may be
+    for number in (1, 2):
+        addresses.hold(host, 1234, number)
+    with pytest.raises(pfl.InputError, match="process 1 of a run that meets at"):
+        addresses.hold(host, 1234, 1)
+    for each in held:
+        each.close()
+    addresses.hold(host, 1234, 1)
+    held[-1].close()
 
 
 def test_devices_are_shared_by_all_processes(monkeypatch):

@@ -40,7 +40,9 @@ def test_rows_are_filled_up_and_given_back():
         assert rows.shape == (1, 5, 2)
         return place(2 * rows, mesh, None, AXIS)
 
-    compiled = doubled.lower(there["kept"]).compile()
+    traced = doubled.trace(there["kept"])
+    assert str(traced.jaxpr).count("sharding_constraint") == 2  # also where nothing else tells
+    compiled = traced.lower().compile()
     np.testing.assert_array_equal(compiled(there["kept"])[:, :5], 2 * tree["kept"])
     for moved in ("all-gather", "all-reduce", "collective-permute", "all-to-all"):
         assert moved not in compiled.as_text()
@@ -74,6 +76,17 @@ def test_no_device_has_the_states_or_measurements_of_all():
     ]
 
 
+def test_each_device_has_the_states_of_its_own_runs():
+    algorithm = pfl.make_algorithm("local")
+    federation = toy_federation(SIZES, dtype="float32", validation_size=0, mesh="runs:2")
+    program = Program(make_runs(algorithm, federation, (0, 1)), federation, rounds=4, capacity=2)
+    states = program.start()
+    for length in (0, 1):
+        states = program.advance(states, 0, length).states
+        for leaf in jax.tree.leaves(states):
+            assert {shard.data.shape for shard in leaf.addressable_shards} == {(1, *leaf.shape[1:])}
+
+
 def test_the_estimate_counts_what_fills_up():
     five, six = (program_of("local", (4,) * n).memory() for n in (5, 6))
     assert five.state == six.state
@@ -86,8 +99,9 @@ def test_the_estimate_counts_what_fills_up():
         ("feddwa", {}),
         ("scaffold", {"participation": 0.6, "client_execution": "vmap"}),
         ("local", {"train_sizes": (4,) * 5, "client_execution": "2"}),
+        ("fedavg", {"train_sizes": (7,)}),
     ],
-    ids=["ragged", "drawn", "equal"],
+    ids=["ragged", "drawn", "equal", "fewer than devices"],
 )
 def test_two_devices_give_the_numbers_of_one(name, options):
     with jax.enable_x64(True):
@@ -96,8 +110,8 @@ def test_two_devices_give_the_numbers_of_one(name, options):
             given = {"train_sizes": SIZES} | options
             federation = toy_for(algorithm, given.pop("train_sizes"), devices=devices, **given)
             result = pfl.simulate(algorithm, federation, 3)
-            models = result.final.models()
-            found.append((result.scores, result.clients, result.matrices, models))
+            models, states = result.final.models(), result.final.states
+            found.append((result.scores, result.clients, result.matrices, models, states))
         assert_close(*found, name, 1e-9)
 
 

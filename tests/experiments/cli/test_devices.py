@@ -6,6 +6,8 @@ import fedjax_pfl as pfl
 from experiments import run
 from experiments.cli import devices
 
+START = devices._start  # which the tests of commands replace
+
 
 def test_auto_is_one_where_jax_runs_already():
     assert devices.prepare("auto", 20) == 1
@@ -23,6 +25,14 @@ def test_auto_is_a_device_for_each_core_but_no_more_than_clients(monkeypatch):
 def test_refused(word):
     with pytest.raises(pfl.InputError, match="--devices must be 'auto' or a whole number"):
         devices.prepare(word, 20)
+
+
+def test_more_devices_than_a_process_can_have_are_not_waited_for(monkeypatch):
+    monkeypatch.setattr(devices, "_start", START)
+    monkeypatch.delenv("JAX_NUM_CPU_DEVICES", raising=False)
+    for mesh in ("clients:100000", "runs:1000000"):
+        with pytest.raises(pfl.InputError, match="can have 1024 devices at most, got 10"):
+            devices.prepare("auto", 20, mesh)
 
 
 @pytest.mark.thorough
