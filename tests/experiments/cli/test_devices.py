@@ -5,6 +5,7 @@ import pytest
 import fedjax_pfl as pfl
 from experiments import run
 from experiments.cli import devices
+from fedjax_pfl.execution import processes
 
 START = devices._start  # which the tests of commands replace
 
@@ -33,6 +34,22 @@ def test_more_devices_than_a_process_can_have_are_not_waited_for(monkeypatch):
     for mesh in ("clients:100000", "runs:1000000"):
         with pytest.raises(pfl.InputError, match="can have 1024 devices at most, got 10"):
             devices.prepare("auto", 20, mesh)
+
+
+def test_devices_are_shared_by_all_processes(monkeypatch):
+    started = []
+    monkeypatch.setattr(processes, "count", lambda: 2)
+    monkeypatch.setattr(processes, "exchange", lambda mine: [mine, mine])
+    monkeypatch.setattr(devices, "_start", started.append)
+    assert devices.prepare("6", 20) == 6
+    assert started == [3]
+    with pytest.raises(pfl.InputError, match="'auto' or a multiple of 2"):
+        devices.prepare("3", 20)
+    with pytest.raises(pfl.InputError, match="--mesh must take a multiple of 2 devices"):
+        devices.prepare("auto", 20, "clients:3")
+    monkeypatch.setattr(processes, "exchange", lambda mine: [mine, "--devices=2 --mesh=auto"])
+    with pytest.raises(pfl.InputError, match="process 1 has '--devices=2 --mesh=auto' and process"):
+        devices.prepare("4", 20)
 
 
 @pytest.mark.thorough
