@@ -190,7 +190,7 @@ class FederatedData:
 
 
 def _taken(x: jax.Array | np.ndarray, rows: Scalar | jax.Array | int) -> jax.Array:
-    """`x[rows]` without a check of the rows, for which a TPU would run programs of their own."""
+    """`x[rows]` of rows that are there: a TPU would check each gather's in a program of its own."""
     return jnp.asarray(x).at[rows].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
 
