@@ -1,9 +1,8 @@
 """The options of `federate` in groups; each group builds its part of a federation."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,7 +11,7 @@ import numpy as np
 
 from fedjax_pfl.aggregation.leaf_plan import NORM_POLICIES, LeafPlan
 from fedjax_pfl.aggregation.planning import leaf_plan
-from fedjax_pfl.aggregation.sharing import SHARED, Rule, named
+from fedjax_pfl.aggregation.sharing import SHARED, Rule
 from fedjax_pfl.data.federated import FederatedData, by_class, make_split
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.scaling import SCALINGS, input_scaling
@@ -27,18 +26,13 @@ from fedjax_pfl.execution.strategy import (
     Execution,
     resolve_execution,
 )
-from fedjax_pfl.federation.local_training import RATES, SETTABLE, LocalTraining, check_hashable
+from fedjax_pfl.federation.local_training import RATES, SETTABLE, LocalTraining
+from fedjax_pfl.federation.model_options import ModelOptions
 from fedjax_pfl.federation.named import options_of
 from fedjax_pfl.federation.option import Group, Option, declared, gathered, option
 from fedjax_pfl.federation.participation import ParticipationOptions
-from fedjax_pfl.models.adapters import adapted
-from fedjax_pfl.models.initial_values import Match, matched, read
 from fedjax_pfl.models.metrics import Metric, check_metrics, chosen, names_for
-from fedjax_pfl.models.networks import make_model
-from fedjax_pfl.models.objectives import CLASSIFICATION, objective_of
-from fedjax_pfl.models.registry import INITIALIZERS
-from fedjax_pfl.models.started import started
-from fedjax_pfl.models.task import Task, as_task
+from fedjax_pfl.models.task import Task
 from fedjax_pfl.typing import Tree
 
 __all__ = [
@@ -58,120 +52,6 @@ __all__ = [
     "names_for",
     "options_of",
 ]
-
-DTYPES = ("float32", "float64", "bfloat16", "float16")
-
-
-@dataclass(frozen=True)
-class ModelOptions(Group):
-    """The clients' network: its options and its numbers."""
-
-    model_options: dict[str, Any] | None = option(
-        None, "options of a network given by name, such as {'hidden': 32}"
-    )
-    initializer: str = option(
-        "torch",
-        "initial parameters of a network given by name, drawn as in those libraries: {choices}",
-        choices=INITIALIZERS,
-    )
-    initial_model: str | Path | Mapping[str, Any] | None = option(
-        None,
-        "values that models begin with, matched by the paths of leaves: a model, or an NPZ or "
-        "safetensors file; the others are drawn",
-    )
-    freeze: Rule | None = option(
-        None,
-        "layers that are never trained nor sent, kept once for all clients: 'head', 'body', or "
-        "patterns of layers' names such as 'conv_*,fc'",
-    )
-    lora_rank: int | None = option(
-        None,
-        "train low-rank adapters of that rank on frozen dense layers, beside the head; the body is "
-        "frozen unless freeze says otherwise",
-        low=1,
-    )
-    lora_alpha: float | None = option(
-        None, "what adapters add is multiplied by alpha / rank; default: the rank"
-    )
-    lora_layers: str = option(
-        "*", "patterns of the frozen dense layers that have adapters, such as '*qkv,*proj'"
-    )
-    dtype: str = option("float32", "floating type of models and inputs: {choices}", choices=DTYPES)
-    compute_dtype: str | None = option(
-        None, "type that networks compute in, such as bfloat16; models stay in dtype",
-        choices=DTYPES,
-    )  # fmt: skip
-
-    def validate(self) -> None:
-        super().validate()
-        if "float64" in (self.dtype, self.compute_dtype) and jnp.result_type(float) != jnp.float64:
-            raise InputError(
-                "dtype float64 needs JAX's 64-bit types: jax.config.update('jax_enable_x64', True)."
-            )
-        for name in ("lora_alpha", "lora_layers"):
-            value = getattr(self, name)
-            useless = self.lora_rank is None and value != declared(type(self))[name].default
-            require(not useless, name, value, "absent without lora_rank")
-        given = self.model_options
-        fits = given is None or isinstance(given, Mapping)
-        fits = fits and all(isinstance(name, str) for name in given or ())
-        allowed = "a dict such as {'hidden': 32}, with text for keys"
-        require(fits, "model_options", type(given).__name__, allowed)
-
-    def task(self, model: Any, dataset: Dataset) -> Task:
-        """The task of the model given to `federate`, for the data set's samples.
-
-        Raises:
-          InputError: no such network, or one that can't take them.
-        """
-        if isinstance(model, str):
-            vocab_size = getattr(dataset, "vocab_size", None)
-            options = {"vocab_size": vocab_size, **(self.model_options or {})}
-            shape, outputs = dataset.input_shape, dataset.num_outputs
-            options["per_token"] = objective_of(dataset.task).per_token
-            model = make_model(model, shape, outputs, self.initializer, **options)
-        else:
-            allowed = "absent without a model's name"
-            require(not self.model_options, "model_options", self.model_options, allowed)
-        task = as_task(model, self.dtype)
-        if task.objective == CLASSIFICATION and not dataset.has_classes:
-            task = copy.copy(task)  # no `replace`: a user's task may have an __init__ of its own
-            object.__setattr__(task, "objective", objective_of(dataset.task))
-        if self.compute_dtype is not None:
-            task = replace(task, compute_dtype=self.compute_dtype)
-        check_hashable("model", task)
-        return task
-
-    def started(
-        self, task: Task, shapes: Tree, order: Sequence[str], inputs: jax.ShapeDtypeStruct
-    ) -> tuple[Task, dict[str, Any], Match | None]:
-        """(the task with what is given or fixed of its network, given values, what matched).
-
-        Args:
-          task: of the whole network.
-          shapes: of its model.
-          order: its blocks in the network's order.
-          inputs: shape of a batch.
-
-        Raises:
-          InputError: values that don't fit, or frozen layers that leave nothing to train.
-        """
-        values, match, fixed = {}, None, self._fixed(shapes, order)
-        if self.initial_model is not None:
-            values, match = matched(read(self.initial_model), shapes)
-        if self.lora_rank is not None:
-            alpha = self.lora_alpha
-            task = adapted(task, inputs, fixed, self.lora_rank, alpha, self.lora_layers)
-        return (started(task, fixed) if values or fixed else task), values, match
-
-    def _fixed(self, shapes: Tree, order: Sequence[str]) -> tuple[str, ...]:
-        """Paths of the frozen leaves; with adapters the body's, if nothing else is said."""
-        plan = leaf_plan(shapes, order=order)
-        if self.lora_rank is not None:  # which are trained in any case
-            frozen = named("body" if self.freeze is None else self.freeze, plan)
-        else:
-            frozen = () if self.freeze is None else plan.with_frozen(self.freeze).frozen
-        return tuple(path for path, on in zip(plan.paths, frozen, strict=False) if on)
 
 
 @dataclass(frozen=True)
