@@ -172,8 +172,22 @@ class FederatedData:
         used, not even under a mask (0 times a NaN would be NaN). A client without any
         samples has no batch. `augment` changes the samples [B, ...] before they are scaled.
         """
-        first = _taken(split.offset, row)
-        pool = _taken(split.index, first + jnp.where(valid, positions, 0))
+        pool = self.places(split, row, jnp.where(valid, positions, 0))
+        return self.batch(row, pool, valid, dtype, augment)
+
+    def places(self, split: Split, row: Scalar | int, positions: jax.Array) -> jax.Array:
+        """Where the pool has a client's samples at `positions` [B] within its part of a split."""
+        return _taken(split.index, _taken(split.offset, row) + positions)
+
+    def batch(
+        self,
+        row: Scalar | int,
+        pool: jax.Array,
+        valid: jax.Array,
+        dtype: str,
+        augment: Callable[[jax.Array], jax.Array] | None = None,
+    ) -> Batch:
+        """The minibatch of samples of one client that are at `pool` [B]; see `fetch`."""
         rows = _taken(self.samples, pool)[..., : math.prod(self.sample_shape)]
         inputs = rows.reshape(*pool.shape, *self.sample_shape)
         if augment is not None:

@@ -74,7 +74,10 @@ class _Walk(NamedTuple):
 
 
 class _Position(NamedTuple):
-    """State of one client's loop: the next step, this epoch's end and order, the carry."""
+    """State of one client's loop: the next step, this epoch's end and order, the carry.
+
+    The order is that of the client's samples, by where the pool has them.
+    """
 
     k: jax.Array
     end: jax.Array
@@ -161,7 +164,10 @@ class _ClientLoop:
         ours = self._walk(lane)
         epoch = at.k // ours.per_order
         order_key, _ = self._keys(lane)
-        order = self.schedule.order(order_key, epoch, ours.size, self.common.part.capacity)
+        part = self.common.part
+        positions = self.schedule.order(order_key, epoch, ours.size, part.capacity)
+        positions = jnp.where(positions < ours.size, positions, 0)
+        order = self.common.data.places(part, lane.row, positions)  # once, not in each step
         end = jnp.minimum((epoch + 1) * ours.per_order, ours.stop)
         return at._replace(end=end, order=order)
 
@@ -183,8 +189,8 @@ class _ClientLoop:
         augment = None
         if self.augment is not None:
             augment = partial(self.augment, keys.derive(rng, f"augment/{number}"))
-        data, part, dtype = self.common.data, self.common.part, self.dtype
-        return data.fetch(part, lane.row, places, valid, dtype, augment)
+        data, dtype = self.common.data, self.dtype
+        return data.batch(lane.row, places, valid, dtype, augment)
 
     def _finish(self, lane: _Lane, common: _Common, at: _Position) -> ClientRuns:
         ours, first = self._walk(lane), self._first(lane, common)
