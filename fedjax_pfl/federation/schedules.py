@@ -124,7 +124,7 @@ class Schedule:
     def positions(
         self, order: jax.Array, step: Scalar | int, size: Scalar | int
     ) -> tuple[jax.Array, jax.Array]:
-        """(elements of `order`, valid), both [batches_per_step, B], of one step within its order."""
+        """(elements of `order`, valid), both [batches_per_step, B], of one step of its order."""
         first = step * self.samples_per_step
         left = jnp.minimum(size - first, self.samples_per_step)
         each = -(-left // self.batches_per_step)
