@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 
 import absl.flags
@@ -163,7 +164,7 @@ def plan(asked: Command, column: Column, rows: Sequence[str]) -> tuple[Section, 
     section, cells = own(asked, column)
     todo = missing(cells)
     problem, note = trouble(todo[0].args(), complete) if todo else (None, None)
-    section = replace(section, problem=problem, note=note)
+    section = replace(section, problem=problem, note=section.note or note)
     if problem:
         for instead in asked.substitutes(column, todo[0].args().dataset)[:1]:
             section, cells = other(asked, column, instead)
@@ -178,19 +179,29 @@ def plan(asked: Command, column: Column, rows: Sequence[str]) -> tuple[Section, 
 
 
 def own(asked: Command, column: Column) -> tuple[Section, list[Cell]]:
-    """A column on its own data set."""
+    """A column on its own data set, or on the one that the command names in its place."""
     cells = list(asked.cells(column))
-    return Section(column, {cell.line.name: cell.algorithm_folder for cell in cells}), cells
+    section = Section(column, {cell.line.name: cell.algorithm_folder for cell in cells})
+    names = {cell.args().dataset for cell in cells[:1]}
+    papers = {cell.args().dataset for cell in islice(replace(asked, more=()).cells(column), 1)}
+    for name in names - papers:
+        section = elsewhere(section, name)
+    return section, cells
 
 
 def other(asked: Command, column: Column, name: str) -> tuple[Section, list[Cell]]:
     """A column on the data set that stands in, or on blank samples."""
     cells = list(asked.cells(column, name))
-    empty = name.startswith(blank.PREFIX)
-    note = blank.NOTE if empty else f"on {name} instead of the paper's data set"
-    folders = {cell.line.name: cell.algorithm_folder for cell in cells}
-    elsewhere = not empty and not column.measure.anywhere
-    return Section(column, folders, note=note, other_data=elsewhere), cells
+    section = Section(column, {cell.line.name: cell.algorithm_folder for cell in cells})
+    if name.startswith(blank.PREFIX):
+        return replace(section, note=blank.NOTE), cells
+    return elsewhere(section, name), cells
+
+
+def elsewhere(section: Section, name: str) -> Section:
+    """The column's section on a data set that isn't the paper's."""
+    note = f"on {name} instead of the paper's data set"
+    return replace(section, note=note, other_data=not section.column.measure.anywhere)
 
 
 def kept(asked: Command, column: Column) -> Section:

@@ -251,6 +251,22 @@ def test_another_data_set_stands_in(tables, finished, capsys):
     assert rows(folder)["cifar", "local"] == row
 
 
+def test_a_data_set_of_the_command_line_is_not_the_papers(tables, tmp_path):
+    table = reproduce_tables.load("mine/1", tables)
+    own, cifar = table.column
+    for more, column, elsewhere in (
+        ((), cifar, False),
+        (("--dataset=digits",), own, False),
+        (("--dataset=digits",), cifar, True),
+    ):
+        asked = planning.Command(table, "small", more, tmp_path / "out")
+        section, _ = planning.own(asked, column)
+        assert section.other_data == elsewhere
+        assert ("on digits instead of the paper's data set" in section.title) == elsewhere
+    section, _ = planning.plan(asked, cifar, ["local"])
+    assert section.other_data and "on digits" in section.title
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
