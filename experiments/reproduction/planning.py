@@ -57,10 +57,17 @@ class Cell:
         return flags.parse(["run", *self.words])
 
     def check(self) -> None:
-        """Raises `InputError` where the run can't begin: an algorithm lacks what it needs."""
+        """Raises `InputError` where an algorithm lacks what it needs, or the row's client isn't."""
         args = self.args()
         dataset = _loaded(args.dataset, args.data_dir, tuple(args.data_option))
-        build.prepare(args, made=build.material(args, dataset))
+        made = build.material(args, dataset)
+        build.prepare(args, made=made)
+        client, count = self.line.client, made.partition.num_clients
+        if client is not None and client >= count:
+            raise pfl.InputError(
+                f"The row {self.line.title!r} is client {client}, and there are clients "
+                f"0..{count - 1}."
+            )
 
 
 @lru_cache(maxsize=1)  # the rows of a column share theirs

@@ -300,6 +300,17 @@ def test_a_run_that_can_not_begin_is_told_before_the_first(tmp_path, monkeypatch
     assert not (tmp_path / "out").exists()
 
 
+def test_a_row_of_a_client_that_is_not_there(tmp_path, monkeypatch, capsys):
+    (tmp_path / "mine").mkdir()
+    for client, said in ((3, "The row 'Local' is client 3, and there are clients 0..2."), (2, "")):
+        changed = TABLE.replace('algorithm = "local"', f'algorithm = "local"\nclient = {client}')
+        (tmp_path / "mine" / "1.toml").write_text(changed)
+        monkeypatch.setattr(run, "run", lambda *_, **__: 1)
+        words = ("--columns=digits", "--rows=local")
+        assert call(tmp_path, tmp_path / "out", *words) == (2 if said else 1)
+        assert said in capsys.readouterr().err
+
+
 def test_without_a_table(capsys):
     assert reproduce.main(["reproduce"]) == 2
     assert "--table=PAPER/TABLE" in capsys.readouterr().err
