@@ -79,7 +79,8 @@ def checked_init(algorithm: Algorithm, ctx: Context) -> State:
 
     Raises:
       InputError: it can't keep them.
-      TypeError: it is no `struct`, or a field does not declare its client axes or lacks them.
+      TypeError: it is no `struct`, a field does not declare its client axes or lacks them, or a
+        leaf is a typed random key.
     """
     with while_traced(algorithm, "init"):
         state, name = algorithm.init(ctx), algorithm.name
@@ -91,6 +92,12 @@ def checked_init(algorithm: Algorithm, ctx: Context) -> State:
     for field, declared in client_axes(state).items():
         axes = declared or 0
         for path, leaf in jax.tree_util.tree_flatten_with_path(getattr(state, field))[0]:
+            if jnp.issubdtype(jax.typeof(leaf).dtype, jax.dtypes.extended):
+                raise TypeError(
+                    f"{name}.init: {field}{jax.tree_util.keystr(path)} is a random key, no "
+                    "array of numbers: take each round's from ctx.key_for(purpose), or keep "
+                    "jax.random.key_data(key)."
+                )
             if jax.numpy.shape(leaf)[:axes] != (ctx.num_clients,) * axes:
                 raise TypeError(
                     f"{name}.init: {field}{jax.tree_util.keystr(path)} must lead with "

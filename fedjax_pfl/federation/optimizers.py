@@ -26,9 +26,14 @@ class SGD(Group):
     nesterov: bool = option(False, "whether its momentum looks ahead")
     weight_decay: float = option(0.0, "L2 penalty of local SGD")
 
+    def validate(self) -> None:
+        super().validate()
+        if self.nesterov and not self.momentum:
+            raise InputError("nesterov looks ahead with momentum: give a momentum above 0 too.")
+
     def __str__(self) -> str:
         parts = [f"momentum {self.momentum:g}"] if self.momentum else []
-        parts += ["Nesterov"] if self.momentum and self.nesterov else []
+        parts += ["Nesterov"] if self.nesterov else []
         parts += [f"weight decay {self.weight_decay:g}"] if self.weight_decay else []
         return f"SGD ({', '.join(parts)})" if parts else "SGD"
 

@@ -117,6 +117,11 @@ class OtherType(Right):
         return Counting(new.models, state.count + jax.numpy.float32(1)), record
 
 
+class KeepsKey(Right):
+    def init(self, ctx):
+        return Counting(super().init(ctx).models, jax.random.key(0))
+
+
 class WeaklyTyped(OtherType):
     def init(self, ctx):
         return Counting(super().init(ctx).models, 0)
@@ -152,6 +157,7 @@ def registered(cls, name="mine"):
         (OtherState, "must return a state of the same structure"),
         (NoState, "init must return a state, a class decorated with struct, got dict"),
         (NoClientAxis, r"init: models.* must lead with 1 client axes of 5"),
+        (KeepsKey, r"init: count is a random key.*ctx\.key_for\(purpose\)"),
         (WrongMatrix, r"weights must be \[receivers, senders\], here \(3, 3\)"),
         (OneModel, r"models to train must lead with a row for each of 3.*Broadcast\(model\)"),
         (OtherType, r"state\.count of the same type, int32\[\], got float32\[\]\. Cast one"),

@@ -71,7 +71,8 @@ def test_a_federation_remembers_its_local_training():
     assert training.lr_schedule is halved
     assert made.with_training(batch_size=2).lr_schedule is halved
     assert federation(optimizer=adam).training.optimizer is adam
-    assert federation(optimizer=SGD(nesterov=True)).training.optimizer == SGD(nesterov=True)
+    ahead = SGD(0.5, nesterov=True)
+    assert federation(optimizer=ahead).training.optimizer == ahead
 
 
 def test_other_local_training_is_as_if_federated_with_it():
