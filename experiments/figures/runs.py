@@ -228,7 +228,7 @@ class Run:
     @property
     def alice(self) -> int | None:
         """The only client that the algorithm makes a model for, or None if there are several."""
-        served = np.flatnonzero(np.isfinite(self.values()).any(axis=(0, 1)))
+        served = np.flatnonzero(~np.isnan(self.values()).all(axis=(0, 1)))
         return int(served[0]) if len(served) == 1 < self.num_clients else None
 
 

@@ -26,7 +26,7 @@ def chosen_clients(runs: Sequence[Run], words: str, model: str, split: str) -> l
       InputError: a client that a run lacks or does not score, or no client that all score.
     """
     scored = [
-        np.asarray(np.isfinite(run.values(model, split)).any(axis=(0, 1)))
+        np.asarray(~np.isnan(run.values(model, split)).all(axis=(0, 1)))
         if model in run.scored(split)
         else np.ones(run.num_clients, bool)
         for run in runs

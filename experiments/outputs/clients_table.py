@@ -42,5 +42,5 @@ def _last(result: pfl.Result, values: np.ndarray) -> dict[int, float]:
     if not len(result.eval_rounds):
         return {}
     means = values[:, 0, -1].astype(np.float64).mean(axis=0)
-    known = np.isfinite(means)
+    known = ~np.isnan(means)
     return dict(zip(result.client_ids[known].tolist(), means[known].tolist(), strict=True))

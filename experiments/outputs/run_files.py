@@ -13,7 +13,8 @@ OUTPUT/clients.csv          where clients have names: those, samples, scores (`c
 OUTPUT/NAME/config.json     everything that determines the run, and its machine
 OUTPUT/NAME/summary.json    the numbers of the table; accuracies are fractions
 OUTPUT/NAME/metrics.csv     seed,round,metric,value: means over clients, and their number; sums of
-                            traffic, local steps, candidates' forward passes and FLOPs
+                            traffic, local steps, candidates' forward passes and FLOPs. An infinite
+                            error counts, and is "inf"; what isn't there has no line
 OUTPUT/NAME/metrics.jsonl   the same, an object for each seed and round
 OUTPUT/NAME/clients.npz     scores [seed, round, client] at `rounds`, and records (participated,
                             diverged, train_loss, local_steps, computation/flops, traffic/...) at
@@ -147,19 +148,18 @@ def metric_rows(result: pfl.Result, setting: int = 0) -> Iterator[tuple[int, int
         table[name] = mean_over_clients(values)
         model, split, measure = name.split("/")
         if measure in measures:
-            there = np.isfinite(values).sum(axis=-1)
+            there = (~np.isnan(values)).sum(axis=-1)
             table[f"{name}_clients"] = np.where(there, there, np.nan)  # clients of the mean
-            count = max(int(np.isfinite(values).any(axis=(0, 1)).sum()), 1)
+            count = max(int((~np.isnan(values).all(axis=(0, 1))).sum()), 1)
             worst = measures[measure].worst_first(values)[..., : -(-count // 10)]
             table[f"{name}_worst_decile"] = mean_over_clients(worst)
-            squares = mean_over_clients((values - table[name][..., None]) ** 2)
+            with np.errstate(invalid="ignore"):  # infinite errors have no distance to their mean
+                squares = mean_over_clients((values - table[name][..., None]) ** 2)
             table[f"{name}_std_over_clients"] = np.sqrt(squares)
         if measure == result.measures[0].name:
             pools = result.measures[0].pools
             if split == "test" and pools:
-                pooled = np.where(
-                    np.isfinite(table[name]), result.pooled(model)[:, setting], np.nan
-                )
+                pooled = np.where(there > 0, result.pooled(model)[:, setting], np.nan)
                 table[f"{name}_pooled"] = pooled
             if not result.clients["participated"].all():
                 over = partial(result.participants, model, split)
@@ -190,13 +190,13 @@ def _rows(result: pfl.Result, table: Mapping[str, np.ndarray], rounds: np.ndarra
     for s, seed in enumerate(result.seeds):
         for name, values in table.items():
             for number, value in zip(rounds.tolist(), values[s].tolist(), strict=True):
-                if math.isfinite(value):
+                if not math.isnan(value):
                     yield seed, number, name, value
 
 
 def mean_over_clients(values: np.ndarray) -> np.ndarray:
     """Mean over the last axis without NaN; NaN, and no warning, where nothing is left."""
-    known = np.isfinite(values)
+    known = ~np.isnan(values)
     total = np.where(known, values, 0).sum(axis=-1)
     return np.where(known.any(axis=-1), total / np.maximum(known.sum(axis=-1), 1), np.nan)
 

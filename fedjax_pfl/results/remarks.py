@@ -15,7 +15,7 @@ def scored_clients(
     result: "Result", setting: int = 0, model: str = "personalized", split: str = "test"
 ) -> list[int]:
     """Permanent ids of the clients whose models have a score: means are over these."""
-    known = np.isfinite(result.values(model, split)[:, setting]).any(axis=(0, 1))
+    known = ~np.isnan(result.values(model, split)[:, setting]).all(axis=(0, 1))
     return result.client_ids[known].tolist()
 
 

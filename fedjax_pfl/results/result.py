@@ -96,12 +96,13 @@ class Result(Scored, Spent):
         """
         self.require_scores()
         curve = self.curve()[:, setting]
-        scored = np.isfinite(curve).any(axis=0)  # an adaptation may come after the last round alone
+        scored = ~np.isnan(curve).all(axis=0)  # an adaptation may come after the last round alone
         curve = curve[:, scored] if scored.any() else curve
         pooled = self.pooled()[:, setting, -1]
-        spread = float(curve[:, -1].std(ddof=1)) if len(self.seeds) > 1 else None  # unknown
         clients = scored_clients(self, setting)
-        among = np.nanstd(self.values()[:, setting, -1], axis=-1).mean()
+        with np.errstate(invalid="ignore"):  # infinite errors have no spread
+            spread = float(curve[:, -1].std(ddof=1)) if len(self.seeds) > 1 else None  # unknown
+            among = np.nanstd(self.values()[:, setting, -1], axis=-1).mean()
         measure = self.measure()
         end = f"/{measure.name}"
         return {
@@ -147,7 +148,7 @@ class Result(Scored, Spent):
         found = {}
         for one in self.measures[1:]:
             curve = self.curve(metric=one.name)[:, setting]
-            curve = curve[:, np.isfinite(curve).any(axis=0)]
+            curve = curve[:, ~np.isnan(curve).all(axis=0)]
             if not curve.size:  # defined for no client
                 found[one.name] = {"final_mean": None, "best_mean": None}
                 continue

@@ -124,10 +124,11 @@ class Scored(Measurements):
         if coming:
             took_part = np.roll(took_part, -1, axis=2)
             took_part[:, :, -1] = False
-        weights = took_part[:, :, self.eval_rounds - 1] & np.isfinite(accuracy)
+        weights = took_part[:, :, self.eval_rounds - 1] & ~np.isnan(accuracy)
         weights = weights * (self.test_sizes if pooled else 1.0)
         total = weights.sum(-1)
-        mean = (np.nan_to_num(accuracy) * weights).sum(-1) / np.where(total > 0, total, 1)
+        accuracy = np.where(weights > 0, accuracy, 0)  # an infinite error counts
+        mean = (accuracy * weights).sum(-1) / np.where(total > 0, total, 1)
         return np.where(total > 0, mean, np.nan)
 
     def worst_decile(self, model: str = HEADLINE) -> np.ndarray:

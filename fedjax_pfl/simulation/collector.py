@@ -57,8 +57,8 @@ class Collector:
         """The last mean over runs and clients of a score."""
         for part in reversed(self.parts):
             scores = part["scores"].get(name)
-            if scores is not None and np.isfinite(scores).any():
-                seen = np.isfinite(scores).any(axis=(0, 2))
+            if scores is not None and not np.isnan(scores).all():
+                seen = ~np.isnan(scores).all(axis=(0, 2))
                 return float(np.nanmean(scores[:, np.flatnonzero(seen)[-1]]))
         return None
 
@@ -68,7 +68,7 @@ class Collector:
         if not self.parts:
             return np.zeros(0, int), np.zeros((1, 0))
         values = np.concatenate([part["scores"][name] for part in self.parts], axis=1)[:, due]
-        known = np.isfinite(values)
+        known = ~np.isnan(values)  # an infinite error counts
         total = np.where(known, values, 0).sum(axis=-1, dtype=np.float64)
         count = known.sum(axis=-1)
         return np.flatnonzero(due) + 1, np.where(count > 0, total / np.maximum(count, 1), np.nan)
