@@ -86,12 +86,6 @@ def plan(args: absl.flags.FlagValues, target: targets.Target, output: Path | Non
     devices = target.devices()
     experiment = prepare(args, target)
     count = _count(args, len(devices), experiment.federation.num_clients)
-    if count < len(devices) and count > 1 and target.chip.platform == "tpu":  # libtpu would hang
-        raise pfl.InputError(
-            f"--target={target.name} has {len(devices)} devices, but {count} would be used, "
-            "and a TPU's program takes one device or all: name a smaller target, or "
-            "--devices=1."
-        )
     devices = devices[:count]
     print("\n".join(header(experiment, target, devices)), flush=True)
     found = {}

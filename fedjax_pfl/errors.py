@@ -32,6 +32,10 @@ class InputError(ValueError):
         super().__init__(sentence(message) + (f"\n{script}" if script else ""))
 
 
+class DoesNotFit(InputError):
+    """A program would take more memory than there is."""
+
+
 class OutputError(OSError):
     """An output can't be written; the message says which file, and why."""
 

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 import fedjax_pfl as pfl
+from fedjax_pfl.errors import DoesNotFit
 from fedjax_pfl.typing import Device
 
 from ..cli.build import Experiment
@@ -29,7 +30,7 @@ class Plan:
 
     Attributes:
       lanes: clients that one device trains side by side.
-      fits: whether the device's memory is enough; None if the compiler failed.
+      fits: whether the device's memory is enough; None where there is an `error`.
       trace_seconds, compile_seconds: of this machine; both programs together.
       planned: bytes of one device by kind, and their sum "total"; empty where the compiler gave up.
       estimated: bytes of one device by the project's own estimate, or None.
@@ -42,7 +43,8 @@ class Plan:
         none.
       rounds_per_second: of all seeds together, promised by the cycles.
       said: what the compiler or the estimate said where it does not fit.
-      error: what the compiler said where it failed for another reason.
+      error: why there is no program: what the compiler said where it failed for another reason, or
+        what can't be planned.
     """
 
     lanes: int = 0
@@ -118,8 +120,10 @@ def _compiled(
             eval_every=eval_every,
             **options,
         )
-    except pfl.InputError as error:  # the experiment was checked before: it is memory that lacks
+    except DoesNotFit as error:
         return Plan(fits=False, said=str(error))
+    except pfl.InputError as error:
+        return Plan(error=str(error))
     found.trace_seconds = time.perf_counter() - begun
     execution, cohorts = lowered.federation.execution, lowered.federation.participation
     found.lanes = execution.lanes(cohorts.cohort_size)

@@ -3,7 +3,7 @@
 import warnings
 from dataclasses import replace
 
-from fedjax_pfl.errors import InputError, gigabytes
+from fedjax_pfl.errors import DoesNotFit, InputError, gigabytes
 from fedjax_pfl.simulation.hosted import hosted
 from fedjax_pfl.simulation.memory import Memory
 from fedjax_pfl.simulation.on_chip import resident
@@ -24,7 +24,7 @@ def fitting(program: Program, limit: int | None) -> tuple[Program, Memory | None
       limit: bytes there are, or None if unknown.
 
     Raises:
-      InputError: it can't fit; with the estimate.
+      DoesNotFit: it can't fit; with the estimate.
     """
     program = resident(program)
     estimate = program.memory()
@@ -45,7 +45,7 @@ def fitting(program: Program, limit: int | None) -> tuple[Program, Memory | None
         moved = _on_host(program, limit, estimate)
         if moved is not None:
             return moved
-    raise InputError(
+    raise DoesNotFit(
         f"{type(program.runs.algorithm).name} with {federation.num_clients} clients of "
         f"{federation.plan.num_parameters:,} parameters and {program.num_runs} run(s) would take "
         f"about {estimate}, but there are {gigabytes(limit)}: take {_less(program)}."

@@ -10,6 +10,7 @@ import numpy as np
 from fedjax_pfl.contract.algorithm import Algorithm
 from fedjax_pfl.errors import require
 from fedjax_pfl.execution import memory_maps, processes, shares
+from fedjax_pfl.execution.locations import short_locations
 from fedjax_pfl.execution.mesh import described
 from fedjax_pfl.execution.packing import fitted, padding_efficiency
 from fedjax_pfl.federation.adaptation import Adaptation
@@ -30,6 +31,7 @@ from fedjax_pfl.simulation.runs import remarks
 from fedjax_pfl.typing import Device
 
 
+@short_locations()
 def simulate(
     algorithm: Algorithm,
     federation: Federation,
@@ -224,6 +226,7 @@ def _available(federation: Federation) -> int | None:
     return min(known) * len(limits) if len(known) == len(limits) else None
 
 
+@short_locations()
 def lower_simulation(
     algorithm: Algorithm,
     federation: Federation,
@@ -250,25 +253,26 @@ def lower_simulation(
       mesh: how clients and runs share the devices, in place of the federation's (`federate`).
 
     Raises:
-      InputError: `simulate` would refuse these, for lack of memory or another reason.
+      DoesNotFit: the devices lack the memory.
+      InputError: `simulate` would refuse these for another reason.
     """
     asked = shares.Shares(len(devices)) if mesh == shares.AUTO else shares.parsed(mesh)
     shares.check(asked, len(devices), f"there are {len(devices)}")
     alike = replace(federation.execution, devices=asked.clients, runs=asked.runs, fill=1.0)
     alike = replace(alike, runs_first=mesh == shares.AUTO)
     federation = replace(federation, execution=fitted(alike, federation.steps()))
-    program = request.checked_program(
-        algorithm,
-        federation,
-        rounds,
-        seeds=seeds,
-        settings=settings,
-        adapt=adapt,
-        score_clients=score_clients,
-        eval_every=eval_every,
-        chunk=chunk,
-    )
     with described(devices):
+        program = request.checked_program(
+            algorithm,
+            federation,
+            rounds,
+            seeds=seeds,
+            settings=settings,
+            adapt=adapt,
+            score_clients=score_clients,
+            eval_every=eval_every,
+            chunk=chunk,
+        )
         program, _ = fitting(program, None if limit is None else limit * len(devices))
     return program.lowered(devices)
 

@@ -1,5 +1,8 @@
 """Every algorithm's program compiles for devices that need not be there; slow but for one."""
 
+import subprocess
+import sys
+
 import pytest
 
 from experiments.planning import targets
@@ -12,24 +15,41 @@ QUICK = "small/v5e-2x2/fedavg"
 ON_CHIP = 128 * 2**20  # a v5e keeps so many bytes of temporaries beside its memory
 
 
+def target(name):
+    """The target, where its compiler is installed."""
+    found = targets.parse(name)
+    try:
+        targets.check_installed(found)
+    except InputError as error:
+        pytest.skip(str(error))
+    return found
+
+
 @pytest.mark.parametrize(
     "name",
     [name if name == QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES],
 )
 def test_a_program_for_an_accelerator(name):
     case = CASES[name]
-    try:
-        targets.check_installed(targets.parse(case.target))
-    except InputError as error:
-        pytest.skip(str(error))
-    plan = accelerators.compiled(case)
-    assert plan.error is None and plan.fits, plan.said
-    assert plan.costs.steps > 0
+    target(case.target)
+    found = accelerators.compiled(case)
+    assert found.error is None and found.fits, found.said
+    assert found.costs.steps > 0
     if case.target != "h100":
-        assert plan.rounds_per_second > 0
+        assert found.rounds_per_second > 0
     if case.size != SMALL:
-        total = plan.planned["total"]
-        assert plan.estimated > 0.85 * total
+        total = found.planned["total"]
+        assert found.estimated > 0.85 * total
         if case.size.startswith("cnn"):
             on_chip = 0 if case.target == "h100" else ON_CHIP
-            assert plan.estimated < 1.15 * total + on_chip
+            assert found.estimated < 1.15 * total + on_chip
+
+
+@pytest.mark.slow
+def test_ragged_clients_and_seeds_one_by_one_on_all_chips():
+    """With long locations libtpu would not come to an end; in a process, whose stack they are."""
+    target("v5e:2x2")
+    words = ["--target=v5e:2x2", "--mesh=clients:4", "--preset=digits_quick", "--num_seeds=2"]
+    command = [sys.executable, "-m", "experiments.plan", *words, "--algorithms=local"]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
+    assert "\nlocal       yes" in said

@@ -1,0 +1,45 @@
+"""Programs carry few frames of the Python stack, and the limit is put back."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl.execution.locations import FRAMES, short_locations
+from fedjax_pfl.testing import toys
+
+NAME = "jax_traceback_in_locations_limit"
+
+
+@pytest.mark.parametrize(("before", "inside"), [(100, FRAMES), (-1, FRAMES), (2, 2)])
+def test_the_limit(before, inside):
+    default = getattr(jax.config, NAME)
+    jax.config.update(NAME, before)
+    try:
+        with pytest.raises(ZeroDivisionError), short_locations():
+            assert getattr(jax.config, NAME) == inside
+            raise ZeroDivisionError
+        assert getattr(jax.config, NAME) == before
+    finally:
+        jax.config.update(NAME, default)
+
+
+def test_simulations_and_plans_have_it(monkeypatch):
+    """The limit that programs are lowered with, inside of either."""
+    seen = []
+
+    def looking(rate):
+        seen.append(getattr(jax.config, NAME))
+        return pfl.SGD()(rate)
+
+    algorithm = pfl.make_algorithm("local")
+    federation = toys.toy_federation([4, 4], dtype="float32", validation_size=0)
+    federation = federation.with_training(optimizer=looking)
+    seen.clear()
+    pfl.lower_simulation(algorithm, federation, devices=jax.devices()[:1])
+    assert set(seen) == {FRAMES}
+    seen.clear()
+    monkeypatch.setattr(pfl.simulation.program.Program, "start", lambda self: jnp.zeros(1) / None)
+    with pytest.raises(TypeError):
+        pfl.simulate(algorithm, federation, 1)
+    assert set(seen) == {FRAMES}
