@@ -45,7 +45,7 @@ def parse(argv: Sequence[str]) -> tuple[absl.flags.FlagValues, list[str]]:
     names("table", [], "PAPER/TABLE, one of --list; of several one report is made", **place)
     meaning = "every table, those with the fewest runs first, and one report of all"
     absl.flags.DEFINE_boolean("all", False, meaning, **place)
-    meaning = "'small' (minutes, not comparable), 'medium' (a stable order) or 'full' (the paper's)"
+    meaning = "'small' (minutes, not comparable), 'medium' (nearer to it) or 'full' (the paper's)"
     text("scale", "small", meaning, **place)
     meaning = "'paper' or 'code', where they differ (default: as the presets have it)"
     text("reading", None, meaning, **place)
@@ -245,7 +245,10 @@ def several(asked: Queue) -> int:
     resume.check_folder(asked.output, args, longer=False, **identity)
     parts = {one.table.name: overview.Part.waiting(one) for one in asked.asked}
     title = f"The papers' tables again, {asked.scale} scale"
-    title += f", as the {asked.reading} has it" if asked.reading else ""
+    if asked.reading:
+        without = [one.table.name for one in asked.asked if one.reading is None]
+        title += f", as the {asked.reading} has it"
+        title += f" (no such reading: {', '.join(without)})" if without else ""
     with resume.opened(asked.output, args, longer=False, **identity):
         for number, one in enumerate(asked.asked, start=1):
             name = one.table.name

@@ -21,10 +21,11 @@ from . import blank, verdicts
 from .entries import NEAR, Entry, Section, entries, ranked
 from .quantities import ACCURACY
 from .tables import PaperTable
-from .verdicts import DATA, SCALE, UNEXPLAINED, Verdict
+from .verdicts import DATA, DIVERGED, SCALE, UNEXPLAINED, Verdict
 
 KNOWN = {
     SCALE: "fewer rounds, samples or a smaller network than the paper's",
+    DIVERGED: "local training of some of our clients went non-finite",
     DATA: "another data set in the place of the paper's",
     UNEXPLAINED: "nothing known explains it",
 }
@@ -63,6 +64,12 @@ class Report:
     def verdict(self) -> Verdict:
         return verdicts.of_table(list(self.verdicts.values()))
 
+    @property
+    def reduced(self) -> bool:
+        """Whether the scale changes anything of the paper's setting."""
+        parts = (self.table, *(one.column for one in self.sections))
+        return any(part.changes(self.scale) for part in parts)
+
     def title(self) -> str:
         return f"{self.table.paper}, {self.table.table}: {self.table.caption}"
 
@@ -83,7 +90,7 @@ class Report:
             "measured here."
         )
         lines += [] if table.printed else ["The paper shows these numbers as a picture alone."]
-        lines.append(_scale(table, self.scale))
+        lines.append(_scale(table, self.scale if self.reduced else "full"))
         if self.reading:
             differs = "; ".join(table.said_of(self.reading, self.scale))
             lines.append(f"As the {self.reading} has it where paper and code differ: {differs}.")
@@ -114,10 +121,12 @@ class Report:
             )
         if verdict.compared:
             share = 100 * verdict.near / verdict.compared
+            others = f"{verdict.unexplained} of the others are unexplained"
+            if self.reduced and not verdict.unexplained:
+                others = "at this scale no cell need be"
             lines.append(
                 f"{verdict.near} of {verdict.compared} cells ({share:.0f} %) are within {NEAR:g} "
-                f"points of the paper's number (costs: {NEAR:g} %); {verdict.unexplained} of the "
-                "others are unexplained."
+                f"points of the paper's number (costs: {NEAR:g} %); {others}."
             )
         return lines or ["No cell can be compared with the paper yet."]
 
@@ -131,7 +140,7 @@ class Report:
 def _scale(table: PaperTable, scale: str) -> str:
     if scale == "full":
         return "FULL SCALE: the paper's setting, as far as it is stated (see the presets)."
-    kind = "far from" if scale == "small" else "enough for a stable order, but not"
+    kind = "far from" if scale == "small" else "nearer to, but not"
     return (
         f"{scale.upper()} SCALE: {kind} the paper's setting ({' '.join(table.changes(scale))}). "
         "The numbers are NOT comparable with the paper's; at most the order of the algorithms is."

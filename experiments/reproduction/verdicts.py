@@ -9,6 +9,7 @@ from .entries import Entry, Section, ranked
 from .tables import PaperTable
 
 SCALE, DATA, UNEXPLAINED = "scale", "other data", "unexplained"
+DIVERGED = "diverged"
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,10 @@ def of_column(table: PaperTable, scale: str, section: Section, entries: Sequence
 def why(table: PaperTable, scale: str, section: Section, entry: Entry) -> tuple[str, ...]:
     """Names of what explains a cell that is far off."""
     reduced = scale != "full" and section.column.measure.scaled
-    found = [SCALE] if reduced else []
-    found += table.explanations(entry.line, section.column)
+    found = [DIVERGED] if any("non-finite" in remark for remark in entry.remarks) else []
+    found += [SCALE] if reduced else []
+    where = "below" if (entry.difference or 0.0) < 0 else "above"
+    found += table.explanations(entry.line, section.column, where)
     return tuple(found) or (UNEXPLAINED,)
 
 

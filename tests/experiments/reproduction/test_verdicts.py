@@ -3,6 +3,7 @@
 import csv
 import json
 import textwrap
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -120,6 +121,27 @@ def test_no_scale_but_the_papers_is_compared(made):
     assert (verdict.tau, verdict.compared, verdict.far) == (-1.0, 0, ())
     unknown = entries.Entry(made.table.row[3], 1.0, None, np.array([9.0]), "")
     assert verdicts.why(made.table, "full", made.sections[0], unknown) == ("unexplained",)
+    diverged = replace(unknown, remarks=("training of 2 clients (0, 1) went non-finite",))
+    assert verdicts.why(made.table, "full", made.sections[0], diverged) == ("diverged",)
+
+
+def test_what_puts_ours_below_explains_no_more(made):
+    explained = replace(made.table.explain[0], rows=(), ours="below")
+    table = replace(made.table, explain=(explained,))
+    for ours, why in ((9.0, ("unexplained",)), (0.5, ("rate",))):
+        entry = entries.Entry(table.row[3], 1.0, None, np.array([ours]), "")
+        assert verdicts.why(table, "full", made.sections[0], entry) == why
+
+
+def test_a_scale_says_what_it_changes(made):
+    """Where it changes nothing, it is the paper's setting; where it does, no cell need be near."""
+    small = report.Report(made.table, "small", (), made.sections)
+    assert not small.reduced and any("FULL SCALE" in one for one in small.said())
+    table = replace(made.table, small=("--rounds=2",))
+    reduced = report.Report(table, "small", (), made.sections)
+    assert reduced.reduced and any("SMALL SCALE: far from" in one for one in reduced.said())
+    assert "at this scale no cell need be" in reduced.judged()[1]
+    assert "0 of the others are unexplained" in made.judged()[1]
 
 
 def test_ties():
