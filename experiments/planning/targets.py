@@ -122,8 +122,8 @@ def parse(text: str) -> Target:
     Raises:
       InputError: no such chip, or a topology that is not written like one.
     """
-    name, colon, topology = text.strip().partition(":")
-    chip = chips().get(name.lower())
+    name, colon, topology = text.strip().lower().partition(":")
+    chip = chips().get(name)
     if chip is None or (colon and not re.fullmatch(r"[1-9]\d{0,3}(x[1-9]\d{0,3}){0,2}", topology)):
         chip_names = ", ".join(chips())
         hint = f"A chip is one of {chip_names}; four of them are such as v5e:2x2 or h100:4."
@@ -131,7 +131,8 @@ def parse(text: str) -> Target:
         raise pfl.unknown_name(
             "--target", text, names(), listed="--list", hint=None if near else hint
         )
-    return Target(text.strip(), chip, topology or chip.topologies[0], single=not colon)
+    single = not colon or set(topology.split("x")) == {"1"}  # libtpu describes no topology of one
+    return Target(text.strip(), chip, chip.topologies[0] if single else topology, single)
 
 
 def check_installed(target: Target) -> None:
