@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from fedjax_pfl.errors import require
+from fedjax_pfl.execution.locations import short_locations
 from fedjax_pfl.execution.processes import readable
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.spreading import on_devices
@@ -35,6 +36,7 @@ class Final:
         """The states after the last round, of the clients alone; see `Program.of_clients`."""
         return self.program.of_clients(self.at_rest)
 
+    @short_locations()
     def models(self, rows: Sequence[int] | None = None) -> dict[str, Stack | Broadcast]:
         """Models after the last round, by name: [runs, k, ...], or [runs, ...] if `Broadcast`."""
         count = self.program.federation.num_clients
@@ -47,6 +49,7 @@ class Final:
         """The leaves that no client's model holds, [runs, ...], or None."""
         return readable(_backbone(self.program.runs, self.program.federation))
 
+    @short_locations()
     def personalize(self, new_clients: Federation) -> Stack:
         """Models of clients that never took part, leaves [runs, K, ...].
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedjax_pfl.data.federated import FederatedData, Split
 from fedjax_pfl.errors import InputError, require
+from fedjax_pfl.execution.locations import short_locations
 from fedjax_pfl.execution.processes import readable
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.participation import ParticipationOptions
@@ -88,6 +89,7 @@ def with_samples(federation: Federation, fraction: float) -> Federation:
     return replace(federation, data=replace(federation.data, train=train))
 
 
+@short_locations()
 def score_new_clients(
     final: Final,
     new_clients: Federation,

@@ -43,3 +43,19 @@ def test_simulations_and_plans_have_it(monkeypatch):
     with pytest.raises(TypeError):
         pfl.simulate(algorithm, federation, 1)
     assert set(seen) == {FRAMES}
+
+
+def test_last_models_and_new_clients_have_it(monkeypatch):
+    """They are compiled after the simulation, with loops of their own."""
+    seen = []
+
+    def look(self, *_):
+        seen.append(getattr(jax.config, NAME))
+
+    federation = toys.toy_federation([4, 4], dtype="float32", validation_size=0)
+    final = pfl.simulate(pfl.make_algorithm("local"), federation, 1).final
+    for name in ("models", "personalize"):
+        monkeypatch.setattr(pfl.simulation.program.Program, name, look)
+    final.models()
+    final.personalize(federation)
+    assert seen == [FRAMES, FRAMES] and getattr(jax.config, NAME) != FRAMES
