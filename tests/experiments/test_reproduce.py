@@ -12,13 +12,11 @@ import pytest
 import fedjax_pfl as pfl
 from experiments import reproduce, run
 from experiments.cli import console as shown
-from experiments.cli import flags
-from experiments.reproduction import data, entries, planning, report, verdicts
+from experiments.reproduction import entries, planning, report, verdicts
 from experiments.reproduction import tables as reproduce_tables
 from experiments.reproduction.report import places
-from fedjax_pfl.data.sources.registry import DATASETS, Source
+from fedjax_pfl.data.sources.registry import DATASETS
 from fedjax_pfl.results.tables import interval
-from tools import settings_table
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = """
@@ -251,22 +249,6 @@ def test_another_data_set_stands_in(tables, finished, capsys):
     assert rows(folder)["cifar", "local"] == row
 
 
-def test_a_data_set_of_the_command_line_is_not_the_papers(tables, tmp_path):
-    table = reproduce_tables.load("mine/1", tables)
-    own, cifar = table.column
-    for more, column, elsewhere in (
-        ((), cifar, False),
-        (("--dataset=digits",), own, False),
-        (("--dataset=digits",), cifar, True),
-    ):
-        asked = planning.Command(table, "small", more, tmp_path / "out")
-        section, _ = planning.own(asked, column)
-        assert section.other_data == elsewhere
-        assert ("on digits instead of the paper's data set" in section.title) == elsewhere
-    section, _ = planning.plan(asked, cifar, ["local"])
-    assert section.other_data and "on digits" in section.title
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -300,17 +282,6 @@ def test_a_run_that_can_not_begin_is_told_before_the_first(tmp_path, monkeypatch
     assert not (tmp_path / "out").exists()
 
 
-def test_a_row_of_a_client_that_is_not_there(tmp_path, monkeypatch, capsys):
-    (tmp_path / "mine").mkdir()
-    for client, said in ((3, "The row 'Local' is client 3, and there are clients 0..2."), (2, "")):
-        changed = TABLE.replace('algorithm = "local"', f'algorithm = "local"\nclient = {client}')
-        (tmp_path / "mine" / "1.toml").write_text(changed)
-        monkeypatch.setattr(run, "run", lambda *_, **__: 1)
-        words = ("--columns=digits", "--rows=local")
-        assert call(tmp_path, tmp_path / "out", *words) == (2 if said else 1)
-        assert said in capsys.readouterr().err
-
-
 def test_without_a_table(capsys):
     assert reproduce.main(["reproduce"]) == 2
     assert "--table=PAPER/TABLE" in capsys.readouterr().err
@@ -320,22 +291,6 @@ def test_without_a_table(capsys):
 
 def test_places():
     assert places([1.0, None, 3.0, 3.0]) == [3, None, 1, 1]
-
-
-def test_files_of_another_data_set_are_noticed(monkeypatch):
-    args = flags.parse(["run", "--dataset=mnist"])
-
-    def found(name, *most):
-        source = Source("a stand-in", lambda data_dir: settings_table.stand_in(name, *most))
-        monkeypatch.setitem(DATASETS, "mnist", source)
-        return [data.trouble(args, complete) for complete in (False, True)]
-
-    assert found("mnist") == [(None, None)] * 2
-    problem, note = found("fashion_mnist")[0]
-    assert "are another data set's" in problem and "6,000 to 6,000" in problem and note is None
-    (small, said), (full, nothing) = found("mnist", 100)
-    assert small is None and said == "1,200 of the 70,000 samples of mnist"
-    assert "is incomplete" in full and nothing is None
 
 
 def test_scores_of_one_client_and_of_the_server(tmp_path):

@@ -1,0 +1,69 @@
+"""What a table's runs are, and on which data: decided before any of them begins."""
+
+from pathlib import Path
+
+import pytest
+
+from experiments import run
+from experiments.cli import flags
+from experiments.reproduction import data, planning
+from experiments.reproduction import tables as reproduce_tables
+from fedjax_pfl.data.sources.registry import DATASETS, Source
+from tests.experiments.test_reproduce import TABLE, call
+from tools import settings_table
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(autouse=True)
+def in_the_root(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "tables/mine").mkdir(parents=True)
+    (tmp_path / "tables/mine/1.toml").write_text(TABLE)
+    return tmp_path / "tables"
+
+
+def test_a_data_set_of_the_command_line_is_not_the_papers(folder, tmp_path):
+    table = reproduce_tables.load("mine/1", folder)
+    own, cifar = table.column
+    for more, column, elsewhere in (
+        ((), cifar, False),
+        (("--dataset=digits",), own, False),
+        (("--dataset=digits",), cifar, True),
+    ):
+        asked = planning.Command(table, "small", more, tmp_path / "out")
+        section, _ = planning.own(asked, column)
+        assert section.other_data == elsewhere
+        assert ("on digits instead of the paper's data set" in section.title) == elsewhere
+    section, _ = planning.plan(asked, cifar, ["local"])
+    assert section.other_data and "on digits" in section.title
+
+
+def test_a_row_of_a_client_that_is_not_there(folder, tmp_path, monkeypatch, capsys):
+    for client, said in ((3, "The row 'Local' is client 3, and there are clients 0..2."), (2, "")):
+        changed = TABLE.replace('algorithm = "local"', f'algorithm = "local"\nclient = {client}')
+        (folder / "mine" / "1.toml").write_text(changed)
+        monkeypatch.setattr(run, "run", lambda *_, **__: 1)
+        words = ("--columns=digits", "--rows=local")
+        assert call(folder, tmp_path / "out", *words) == (2 if said else 1)
+        assert said in capsys.readouterr().err
+
+
+def test_files_of_another_data_set_are_noticed(monkeypatch):
+    args = flags.parse(["run", "--dataset=mnist"])
+
+    def found(name, *most):
+        source = Source("a stand-in", lambda data_dir: settings_table.stand_in(name, *most))
+        monkeypatch.setitem(DATASETS, "mnist", source)
+        return [data.trouble(args, complete) for complete in (False, True)]
+
+    assert found("mnist") == [(None, None)] * 2
+    problem, note = found("fashion_mnist")[0]
+    assert "are another data set's" in problem and "6,000 to 6,000" in problem and note is None
+    (small, said), (full, nothing) = found("mnist", 100)
+    assert small is None and said == "1,200 of the 70,000 samples of mnist"
+    assert "is incomplete" in full and nothing is None
