@@ -80,7 +80,9 @@ class Measure(NamedTuple):
         return " %" if self.fraction else ""
 
     def shown(self, value: float) -> str:
-        """The number in tables."""
+        """The number in tables; "-" if it is unknown."""
+        if math.isnan(value):
+            return "-"
         return f"{value:.2f}" if self.fraction or abs(value) >= 100 else f"{value:.4g}"
 
     def brief(self, value: float) -> str:

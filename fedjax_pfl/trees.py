@@ -3,6 +3,7 @@
 Arithmetic between trees (sums, scalings, dot products) is in `optax.tree`.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any
@@ -192,10 +193,34 @@ def is_finite(tree: Tree) -> Scalar:
     return jnp.all(jnp.stack(flags)) if flags else jnp.array(True)
 
 
+def squares_fit(tree: Tree) -> Scalar:
+    """bool []: whether the squared distance of this tree to another such tree is finite.
+
+    False for NaN, infinity, and numbers so large that their squares, summed over the floating
+    leaves, overflow: beyond 2e15 for a model of a million float32 numbers.
+    """
+    leaves = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    count = sum(leaf.size for leaf in leaves)
+
+    def fits(leaf):
+        wide = jnp.finfo(jnp.promote_types(leaf.dtype, jnp.float32))  # sums are not in 16 bits
+        most = math.sqrt(float(wide.max) / (64 * count))
+        most = min(most, float(jnp.finfo(leaf.dtype).max))
+        return jnp.abs(leaf) <= jnp.asarray(most, leaf.dtype)
+
+    flags = [_all_of(fits, leaf, 0) for leaf in leaves]
+    return jnp.all(jnp.stack(flags)) if flags else jnp.array(True)
+
+
 def _all_finite(leaf: jax.Array, kept: int) -> jax.Array:
     """Whether all numbers are finite, bool with the first `kept` axes of the leaf."""
-    finite = reduce(jnp.logical_and, map(jnp.isfinite, parts(leaf, kept)))
-    return jnp.all(finite, axis=tuple(range(kept, leaf.ndim)))
+    return _all_of(jnp.isfinite, leaf, kept)
+
+
+def _all_of(holds: Callable[[jax.Array], jax.Array], leaf: jax.Array, kept: int) -> jax.Array:
+    """Whether it holds for all numbers, bool with the first `kept` axes of the leaf."""
+    every = reduce(jnp.logical_and, map(holds, parts(leaf, kept)))
+    return jnp.all(every, axis=tuple(range(kept, leaf.ndim)))
 
 
 def parts(leaf: jax.Array, axis: int) -> list[jax.Array]:

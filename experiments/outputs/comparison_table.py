@@ -37,6 +37,7 @@ COLUMNS = {
     "compile_seconds": "Compile s",
     "never_drawn": "Never drawn",
     "diverged_clients": "Diverged",
+    "nonfinite_clients": "Non-finite",
 }
 NOTES = (
     "± 95 %: half the width of Student's 95 % interval over seeds, {seeds} here ('-' with one). "
@@ -47,7 +48,7 @@ NOTES = (
     " its local training in one round; run: of a client in all rounds, mean over clients. s/round:"
     " median wall time of one round of one seed, evaluation included. Never drawn: scored clients "
     "that took part in no round, mean over seeds. Diverged: clients whose training went non-"
-    "finite."
+    "finite. Non-finite: clients whose values became so when they were aggregated."
 )
 _WHAT = "personalized_test_{}_last_round"
 HALF_WIDTHS = {"interval": "accuracy", "headline_interval": "headline"}  # of which column
@@ -110,6 +111,7 @@ def comparison_rows(
                     np.mean([len(v) for v in summary["never_took_part"].values()])
                 ),
                 "diverged_clients": len(summary["diverged_clients"]),
+                "nonfinite_clients": len(summary["nonfinite_clients"]),
                 "measure": measure,
                 "measures": more,
                 **{_key(one): summary["metrics"][one.name]["final_mean"] for one in more},
@@ -135,6 +137,8 @@ def columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         silent.add("common")
     if not any(row["never_drawn"] for row in rows):
         silent.add("never_drawn")
+    if not any(row["nonfinite_clients"] for row in rows):
+        silent.add("nonfinite_clients")
     if not rows[0]["measure"].pools:
         silent.add("pooled")
     return [key for key in _keys(rows[0]) if key not in silent]

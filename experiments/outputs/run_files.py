@@ -171,8 +171,10 @@ def metric_rows(result: pfl.Result, setting: int = 0) -> Iterator[tuple[int, int
     yield from _rows(result, table, result.eval_rounds)
     records = {"participants": result.clients["participated"][:, setting].sum(axis=-1)}
     records["diverged_clients"] = result.clients["diverged"][:, setting].sum(axis=-1)
+    if result.nonfinite():
+        records["nonfinite_clients"] = result.clients["nonfinite"][:, setting].sum(axis=-1)
     for name, values in result.clients.items():
-        if name not in ("participated", "diverged", *COUNTS):
+        if name not in ("participated", "diverged", "nonfinite", *COUNTS):
             records[name] = mean_over_clients(values[:, setting].astype(np.float64))
     for way, sent in result.traffic().items():
         records[f"traffic/{way}_bytes"] = sent[:, setting].sum(axis=-1)
@@ -182,7 +184,10 @@ def metric_rows(result: pfl.Result, setting: int = 0) -> Iterator[tuple[int, int
             records[name] = counts.sum(axis=-1, dtype=np.int64)
     if (flops := result.flops()) is not None:
         records["computation/flops"] = flops[:, setting].sum(axis=-1)
-    records |= {name: values[:, setting] for name, values in result.scalars.items()}
+    scalars = {name: values[:, setting] for name, values in result.scalars.items()}
+    if not result.server_nonfinite():
+        scalars.pop("server_nonfinite", None)
+    records |= scalars
     yield from _rows(result, records, np.arange(1, result.rounds + 1))
 
 

@@ -22,7 +22,7 @@ from fedjax_pfl.contract.record import Record
 from fedjax_pfl.contract.registry import is_static
 from fedjax_pfl.contract.tally import Tally
 from fedjax_pfl.errors import InputError
-from fedjax_pfl.structs import client_axes
+from fedjax_pfl.structs import by_field, client_axes
 from fedjax_pfl.typing import State
 
 UNKNOWN_YET = (
@@ -117,6 +117,34 @@ def _is_weak(leaf: object) -> bool:
     return jax.typeof(leaf).weak_type
 
 
+def with_nonfinite(
+    algorithm: Algorithm, ctx: Context, state: State, tally: Tally, record: Record
+) -> Record:
+    """The record with the values that a round's aggregation, not its training, made non-finite.
+
+    Args:
+      state: after the round.
+      tally: of the round, with the rows that `Cohort.scatter` refused.
+      record: of the round. It gains `clients["nonfinite"]`, bool [N], the clients whose values in
+        the state are not finite or were refused, and, where the server has numbers,
+        `scalars["server_nonfinite"]`, 1 if some of them are not finite.
+    """
+    lost = jnp.zeros((ctx.num_clients,), bool) if tally.nonfinite is None else tally.nonfinite
+    of_clients, server = [], []
+    by_field(lambda value, axes: (of_clients if axes == 1 else server).append(value), state)
+    partial_rows = any(isinstance(leaf, trees.Fetched) for leaf in jax.tree.leaves(of_clients))
+    if algorithm.absent_kept or partial_rows:  # rows of absent clients are those of before
+        rows = ctx.cohort.gather(of_clients)
+        lost |= ctx.cohort.spread(~trees.rows_finite(rows, ctx.cohort.size), False)
+    else:
+        lost |= ~trees.rows_finite(of_clients, ctx.num_clients)
+    scalars = record.scalars
+    if any(jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in jax.tree.leaves(server)):
+        bad = 1 - trees.is_finite(server).astype(ctx.dtype)
+        scalars = {**scalars, "server_nonfinite": bad}
+    return replace(record, clients=record.clients | {"nonfinite": lost}, scalars=scalars)
+
+
 def checked_round(algorithm: Algorithm, ctx: Context, state: State) -> tuple[State, Record]:
     """`algorithm.round(ctx, state)`, the forward passes of its loss matrices added to the record.
 
@@ -131,7 +159,8 @@ def checked_round(algorithm: Algorithm, ctx: Context, state: State) -> tuple[Sta
     optimizers = None
     if isinstance(given, Kept):
         optimizers = kept_optimizers.Optimizers(name, given.optimizers)
-    counting = replace(ctx, tally=tally, optimizers=optimizers)
+    observed = replace(ctx.cohort, observer=tally)
+    counting = replace(ctx, cohort=observed, tally=tally, optimizers=optimizers)
     with while_traced(algorithm, "round"):
         returned = algorithm.round(counting, kept_optimizers.own(given))
     pair = isinstance(returned, tuple | list) and len(returned) == 2
@@ -141,8 +170,9 @@ def checked_round(algorithm: Algorithm, ctx: Context, state: State) -> tuple[Sta
             for part in (returned if isinstance(returned, tuple | list) else (returned,))
         )
         raise TypeError(f"{name}.round must return (state, ctx.record(...)), got {kinds}.")
-    new, record = returned
-    new = trees.on_device(new if optimizers is None else Kept(new, optimizers.phases))
+    returned_state, record = returned
+    new = returned_state if optimizers is None else Kept(returned_state, optimizers.phases)
+    new = trees.on_device(new)
     if jax.tree.structure(new) != jax.tree.structure(state):
         raise TypeError(
             f"{name}.round must return a state of the same structure: "
@@ -163,6 +193,7 @@ def checked_round(algorithm: Algorithm, ctx: Context, state: State) -> tuple[Sta
         becomes_it = old.weak_type and jnp.promote_types(old.dtype, leaf.dtype) == leaf.dtype
         if old.dtype != leaf.dtype and not becomes_it:
             raise TypeError(f"{said}Cast one of the two.")
+    record = with_nonfinite(algorithm, ctx, returned_state, tally, record)
     if tally.samples is not None:
         counted = {"forward_samples": tally.samples}
         record = replace(record, clients=record.clients | counted)

@@ -113,6 +113,7 @@ class Context:
             num_clients=self.num_clients,
             in_place=in_place,
             complete=True,
+            observer=self.tally,
         )
 
     def train(

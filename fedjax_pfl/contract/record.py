@@ -15,7 +15,8 @@ class Record:
 
     Attributes:
       clients: arrays [N], one number for each client, NaN or 0 for the absent. `Context.record`
-        adds "participated", "diverged" and "local_steps", the gradients that were computed; a
+        adds "participated", "diverged" and "local_steps", the gradients that were computed, and
+        the engine "nonfinite", the clients whose values aggregation made non-finite; a
         round with a `loss_matrix` "forward_samples", its forward passes of one sample; one that
         sends plain numbers "numbers_up" or "numbers_down", int32, how many beside the blocks.
       scalars: arrays [].

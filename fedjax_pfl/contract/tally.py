@@ -1,21 +1,25 @@
-"""Counts the forward passes that a round takes beside its local steps, while it is traced."""
+"""Observations made while a round is traced: forward passes, and values that are not finite."""
 
 import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from fedjax_pfl.typing import Rows
+from fedjax_pfl.federation.participation import Cohort
+from fedjax_pfl.typing import Mask, PerClient, Rows
 
 
 class Tally:
-    """Forward passes of one sample, of each client in one round; filled while it is traced.
+    """What one round does to each client beside its local steps; filled while it is traced.
 
     Attributes:
-      samples: int32 [N], or None where there were none.
+      samples: int32 [N], forward passes of one sample; None if there were none.
+      nonfinite: bool [N], the clients whose new values `Cohort.scatter` refused because they were
+        not finite; None if nothing was scattered.
     """
 
     def __init__(self):
         self.samples: jax.Array | None = None
+        self.nonfinite: PerClient | None = None
         self._trace = trace_state()
 
     def add(self, rows: Rows, samples: jax.Array, num_clients: int) -> None:
@@ -33,6 +37,15 @@ class Tally:
         none = jnp.zeros((num_clients,), jnp.int32)
         before = none if self.samples is None else self.samples
         self.samples = before.at[rows].add(samples)
+
+    def refused(self, cohort: Cohort, rows: Mask) -> None:
+        """Records that the new values of the members `rows` [M] were not finite.
+
+        Within an algorithm's own loop or branch nothing is recorded.
+        """
+        if trace_state() == self._trace:
+            named = cohort.spread(rows, False)
+            self.nonfinite = named if self.nonfinite is None else self.nonfinite | named
 
 
 def trace_state():

@@ -6,6 +6,7 @@ comparison have the same cohorts, and no algorithm keeps any of it in its state.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +46,8 @@ class Cohort:
       complete: whether the mask is known to be true for all members, so that no lane waits. To
         leave out members use `keep`, which updates this; do not replace the mask.
       whole: int32, the rows of the cohort of which this is a part (`member`); None for a whole one.
+      observer: is told of rows that `scatter` refuses, `observer.refused(cohort, rows)`, while a
+        round is traced; None outside of one.
     """
 
     rows: jax.Array
@@ -62,6 +65,7 @@ class Cohort:
     in_place: bool = static(default=False)
     complete: bool = static(default=False)
     whole: jax.Array | None = None
+    observer: Any = static(default=None)
 
     @property
     def size(self) -> int:
@@ -80,12 +84,15 @@ class Cohort:
     def scatter(self, stack: Tree, values: Tree, where: jax.Array | None = None) -> Tree:
         """Writes `values` [M, ...] into the stack [N, ...] for the members of the mask.
 
-        Absent and diverged clients, and rows whose values are not finite, keep their values bit by
-        bit. `where` [M] replaces the mask for algorithms with stale uploads.
+        Absent and diverged clients keep their values bit by bit. So do members whose new values
+        are not finite; the round's record names them ("nonfinite"). `where` [M] replaces the mask
+        for algorithms with stale uploads.
         """
         trees.check_rows("the scattered values", values, self.size)
-        where = self.mask if where is None else where
-        where = where & trees.rows_finite(values, self.size)
+        where, finite = self.mask if where is None else where, trees.rows_finite(values, self.size)
+        if self.observer is not None:
+            self.observer.refused(self, where & ~finite)
+        where = where & finite
         kept = trees.where(where, values, self.gather(stack))
         return kept if self.in_place else trees.put(stack, self.rows, kept)
 

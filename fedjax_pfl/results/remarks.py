@@ -65,6 +65,25 @@ def row_remarks(result: "Result", setting: int = 0) -> list[str]:
     lost = sorted({n for _, h, _, n in result.diverged() if h == setting})
     if lost:
         said.append(f"training of {named(lost, names_of(result))} went non-finite")
+    return said + nonfinite_remarks(result, setting)
+
+
+def nonfinite_remarks(result: "Result", setting: int = 0) -> list[str]:
+    """Sentences on values that aggregation, not local training, made non-finite."""
+    said = []
+    found = [(t, n) for _, h, t, n in result.nonfinite() if h == setting]
+    if found:
+        who = named(sorted({n for _, n in found}), names_of(result))
+        said.append(
+            f"the aggregated values of {who} were not finite and were not used, first in round "
+            f"{min(t for t, _ in found)}"
+        )
+    server = [(seed, t) for seed, h, t in result.server_nonfinite() if h == setting]
+    if server:
+        seeds = sorted({seed for seed, _ in server})
+        which = f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds"
+        first = min(t for _, t in server)
+        said.append(f"the server's state is not finite from round {first} on, in {which}")
     return said
 
 

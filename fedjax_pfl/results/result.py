@@ -14,6 +14,7 @@ from fedjax_pfl.results.remarks import (
     named,
     names_of,
     never_took_part,
+    nonfinite_remarks,
     row_remarks,
     scored_clients,
     without_steps,
@@ -44,9 +45,10 @@ class Result(Scored, Spent):
       scores: "MODEL/SPLIT/accuracy" (a fraction), or the task's other measures, and
         "MODEL/SPLIT/loss", [S, H, E, N]. The model is the one a client would use after the
         round's aggregation and before its next training.
-      clients: per-client records of every round, [S, H, T, N]: "participated", "diverged",
-        "local_steps" (int32, gradients of a minibatch), "train_loss", and the algorithm's own;
-        "numbers_up" and "numbers_down" (int32), if it sends more than blocks of the model.
+      clients: per-client records of every round, [S, H, T, N]: "participated", "diverged" (in
+        training), "nonfinite" (in aggregation), "local_steps" (int32, gradients of a minibatch),
+        "train_loss", and the algorithm's own; "numbers_up" and "numbers_down" (int32), if it sends
+        more than blocks of the model.
       scalars: per-round records, [S, H, T].
       copies_up, copies_down: int32 [S, H, T, N, G], copies of each block sent and received.
       blocks, block_sizes: names and shared elements of the G blocks; item_bytes: per element.
@@ -84,7 +86,8 @@ class Result(Scored, Spent):
         who = {client for h in range(self.num_settings) for client in scored_clients(self, h)}
         over = "" if len(who) == self.num_clients else f" over {named(sorted(who), names_of(self))}"
         what = f"final mean {measure.said} {final:.4f}{over}, worst tenth {worst:.4f}"
-        return f"Result({said}; {what})"
+        lost = [one for h in range(self.num_settings) for one in nonfinite_remarks(self, h)]
+        return f"Result({'; '.join([said, what, *dict.fromkeys(lost)])})"
 
     def summary(self, setting: int = 0) -> dict[str, Any]:
         """The numbers of one setting for a table; accuracies are fractions.
@@ -97,12 +100,13 @@ class Result(Scored, Spent):
         self.require_scores()
         curve = self.curve()[:, setting]
         scored = ~np.isnan(curve).all(axis=0)  # an adaptation may come after the last round alone
-        curve = curve[:, scored] if scored.any() else curve
+        curve = curve[:, scored] if scored[-1] else curve  # no earlier round stands in for the last
         pooled = self.pooled()[:, setting, -1]
         clients = scored_clients(self, setting)
         with np.errstate(invalid="ignore"):  # infinite errors have no spread
             spread = float(curve[:, -1].std(ddof=1)) if len(self.seeds) > 1 else None  # unknown
-            among = np.nanstd(self.values()[:, setting, -1], axis=-1).mean()
+            last = self.values()[:, setting, -1]
+            among = np.nanstd(last, axis=-1).mean() if not np.isnan(last).all() else np.nan
         measure = self.measure()
         end = f"/{measure.name}"
         return {
@@ -122,7 +126,7 @@ class Result(Scored, Spent):
                 "worst_decile": float(self.worst_decile()[:, setting].mean()),
             },
             f"final_{measure.name}_by_model": {
-                name.removesuffix(end): float(np.nanmean(values[:, setting, -1]))
+                name.removesuffix(end): _mean_of_known(values[:, setting, -1])
                 for name, values in self.scores.items()
                 if name.endswith(end)
             },
@@ -134,6 +138,7 @@ class Result(Scored, Spent):
             "clients_without_steps": without_steps(self, setting),
             "remarks": row_remarks(self, setting),
             "diverged_clients": sorted({n for _, h, _, n in self.diverged() if h == setting}),
+            "nonfinite_clients": sorted({n for _, h, _, n in self.nonfinite() if h == setting}),
             "traffic_mb_per_client_round": self.traffic_mb_per_client_round(setting),
             "computation": self.computation(setting),
             "seconds_per_round": self.seconds_per_round,
@@ -211,3 +216,8 @@ class Result(Scored, Spent):
         if "measures" in found:
             found["measures"] = tuple(Measure(*one) for one in found["measures"])
         return cls(**found)
+
+
+def _mean_of_known(values: np.ndarray) -> float:
+    """The mean without NaN; NaN if there is nothing else."""
+    return float(np.nanmean(values)) if not np.isnan(values).all() else float("nan")

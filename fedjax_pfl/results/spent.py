@@ -14,6 +14,20 @@ class Spent(Measurements):
         ids = self.client_ids
         return [(self.seeds[s], int(h), int(t) + 1, int(ids[n])) for s, h, t, n in found]
 
+    def nonfinite(self) -> list[tuple[int, int, int, int]]:
+        """(seed, setting, round, permanent client id) of every aggregation that gave NaN or
+        infinity; such values are not used.
+        """
+        found = np.argwhere(self.clients.get("nonfinite", np.zeros((0, 0, 0, 0), bool)))
+        ids = self.client_ids
+        return [(self.seeds[s], int(h), int(t) + 1, int(ids[n])) for s, h, t, n in found]
+
+    def server_nonfinite(self) -> list[tuple[int, int, int]]:
+        """(seed, setting, round) of every round after which the server's state had a NaN or an
+        infinity."""
+        found = np.argwhere(self.scalars.get("server_nonfinite", np.zeros((0, 0, 0))) > 0)
+        return [(self.seeds[s], int(h), int(t) + 1) for s, h, t in found]
+
     def traffic(self) -> dict[str, np.ndarray]:
         """Bytes sent ("up") and received ("down") by each client, int64 [S, H, T, N]."""
         size = self.block_sizes.astype(np.int64) * self.item_bytes

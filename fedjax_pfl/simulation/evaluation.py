@@ -62,8 +62,8 @@ def evaluate(
 
     Returns:
       "MODEL/SPLIT/MEASURE", such as "personalized/test/accuracy", and "MODEL/SPLIT/loss", [N] each,
-      NaN for clients without samples, those that the algorithm does not serve, and those that are
-      not in `rows`; nothing for no rows.
+      NaN for clients without samples, those whose model is not finite, those that the algorithm
+      does not serve, and those that are not in `rows`; nothing for no rows.
     """
     if rows is not None and len(rows) == 0:
         return {}
@@ -115,12 +115,20 @@ def score_rows(
                 seen[twin] = score(federation, models, rows, split, gathered)
             marks, loss, more = seen[twin]
             known = (size > 0) & served[rows] & (last if name in late else True)
+            known &= _finite(models, len(rows))  # a network answers NaN with its first class
             count = jnp.maximum(size, 1)
             values = federation.task.objective.values(marks.astype(dtype), count) | more
             for one in federation.measures:
                 scores[f"{name}/{split}/{one.name}"] = jnp.where(known, values[one.name], jnp.nan)
             scores[f"{name}/{split}/loss"] = jnp.where(known, loss / count, jnp.nan)
     return scores
+
+
+def _finite(models: Stack | Broadcast, count: int) -> jax.Array:
+    """bool [count], or []: which models have no NaN and no infinity."""
+    if isinstance(models, Broadcast):
+        return trees.is_finite(models.model)
+    return trees.rows_finite(models, count)
 
 
 def _adapted(ctx, models: Stack | Broadcast, rows: Rows, how: Adaptation, last) -> Stack:

@@ -281,6 +281,10 @@ def no_recompilation(algorithm: Algorithm) -> None:
 
 def _finite_and_stochastic(algorithm: Algorithm, state: Tree, record: dict) -> None:
     chex.assert_tree_all_finite(state, custom_message="the state is not finite")
+    lost = np.flatnonzero(record["clients"]["nonfinite"]).tolist()
+    assert not lost, (
+        f"clients {lost} trained, and what the round made of their values is not finite"
+    )
     if algorithm.row_stochastic:
         for matrix in record["matrices"].values():
             if matrix.shape[-2] > 1 or matrix.any():  # a single row of zeros: nothing aggregated

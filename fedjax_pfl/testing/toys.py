@@ -82,6 +82,7 @@ def toy_federation(
     model: Any = None,
     order=None,
     diverging: int | None = None,
+    magnitude: float = 1e30,
     seed: int = 0,
     **options,
 ) -> Federation:
@@ -94,6 +95,7 @@ def toy_federation(
       model: by default an MLP with 5 hidden units that overflows on huge inputs.
       order: permutation of the clients; they keep their permanent ids.
       diverging: a client whose samples are so large that its training overflows.
+      magnitude: of that client's samples, in units of the others'.
       seed: of the samples.
       **options: of `federate`; double precision, batches of 4 and a rate of 0.3 by default.
     """
@@ -116,7 +118,7 @@ def toy_federation(
             drawn = rng.choice(3, size=size, p=shares)
             labels.append(drawn)
             noise = 0.5 * rng.normal(size=(size, 4))
-            samples.append((centres[drawn] + noise) * (1e30 if i == diverging else 1))
+            samples.append((centres[drawn] + noise) * (magnitude if i == diverging else 1))
     order = np.arange(count) if order is None else np.asarray(order)
     lists = {name: [parts[i] for i in order] for name, parts in lists.items()}
     samples = np.concatenate(samples).astype(np.float32)

@@ -27,9 +27,10 @@ class ClientRuns(NamedTuple):
     """The results of `run_clients`.
 
     Attributes:
-      carry: [M, ...]. A client whose carry is not finite at the end gets its first carry back: no
-        NaN leaves the executor.
-      finite: bool [M].
+      carry: [M, ...]. A client whose carry at the end is not finite, or too large for its squares
+        to be summed, gets its first carry back: no NaN leaves the executor, and no value that
+        makes one of other clients' distances or of an adaptive server.
+      finite: bool [M], whether the carry was neither (`trees.squares_fit`).
       steps: int32 [M], calls of each client's `step`; 0 for inactive clients.
     """
 
@@ -194,7 +195,7 @@ class _ClientLoop:
 
     def _finish(self, lane: _Lane, common: _Common, at: _Position) -> ClientRuns:
         ours, first = self._walk(lane), self._first(lane, common)
-        finite = trees.is_finite(at.value)
+        finite = trees.squares_fit(at.value)
         last = jax.tree.map(lambda new, old: jnp.where(finite, new, old), at.value, first)
         last = last if self.finish is None else self.finish(last, self._client(lane, ours.stop))
         return ClientRuns(last, finite, at.k - ours.start)
