@@ -10,6 +10,7 @@ federation, use that of `_partial`: they share one program.
 
 from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 import chex
@@ -25,11 +26,12 @@ from fedjax_pfl.simulation.final import Final
 from fedjax_pfl.simulation.program import Program
 from fedjax_pfl.simulation.runs import make_runs
 from fedjax_pfl.simulation.simulate import simulate
-from fedjax_pfl.structs import Broadcast, client_axes, permute_clients
+from fedjax_pfl.structs import Broadcast, by_field, client_axes, permute_clients
 from fedjax_pfl.testing.toys import (
     CAPACITY,
     ROUNDS,
     SEEDS,
+    TRAIN_SIZES,
     assert_close,
     count_compilations,
     first_run,
@@ -222,6 +224,35 @@ def _diverging(algorithm: Algorithm, make: Callable[..., Federation]) -> None:
 
 @check
 @in_double_precision
+def others_data(algorithm: Algorithm) -> None:
+    """The samples of absent and diverged clients change nothing of the server or other clients."""
+    _, records = run_rounds(algorithm, _partial(algorithm), 1)
+    absent = np.flatnonzero(~records[0]["clients"]["participated"]).tolist()
+    _unchanged_by(algorithm, _partial, absent, "absent")
+    _unchanged_by(algorithm, _partial, [1], "diverged", diverging=1)
+
+
+def _unchanged_by(
+    algorithm: Algorithm, make: Callable[..., Federation], who: list[int], what: str, **options
+) -> None:
+    """Asks that other samples of the clients `who` leave the others' state after a round alone."""
+    before, after = (
+        run_rounds(algorithm, make(algorithm, changed=changed, **options), 1)[0][-1]
+        for changed in ((), who)
+    )
+    others = np.setdiff1d(np.arange(len(TRAIN_SIZES)), who)
+
+    def of_others(value: Tree, axes: int) -> Tree:
+        for axis in range(axes):
+            value = jax.tree.map(lambda x, axis=axis: x.take(others, axis=axis), value)
+        return value
+
+    message = f"the samples of {what} clients {who} changed the state of the server or of others"
+    assert_close(by_field(of_others, after), by_field(of_others, before), message, 0)
+
+
+@check
+@in_double_precision
 def models_of_some(algorithm: Algorithm) -> None:
     """Models of some clients are the same rows as in the models of all clients."""
     federation = algorithm.prepare(_partial(algorithm))
@@ -251,6 +282,8 @@ def stragglers(algorithm: Algorithm) -> None:
     federation = toy_for(algorithm, stragglers={1: 1, 3: 2}, drop_last=True)
     states, records = run_rounds(algorithm, federation)
     _finite_and_stochastic(algorithm, states[-1], records[-1])
+    late = partial(toy_for, stragglers={1: 1, 3: 2}, drop_last=True)
+    _unchanged_by(algorithm, late, [1, 3], "late")
 
 
 @check

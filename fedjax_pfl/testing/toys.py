@@ -1,6 +1,6 @@
 """A tiny federation for tests of algorithms, its rounds, and comparisons of their states."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import chex
@@ -83,6 +83,7 @@ def toy_federation(
     order=None,
     diverging: int | None = None,
     magnitude: float = 1e30,
+    changed: Sequence[int] = (),
     seed: int = 0,
     **options,
 ) -> Federation:
@@ -96,6 +97,7 @@ def toy_federation(
       order: permutation of the clients; they keep their permanent ids.
       diverging: a client whose samples are so large that its training overflows.
       magnitude: of that client's samples, in units of the others'.
+      changed: clients with as many samples, all of one other class.
       seed: of the samples.
       **options: of `federate`; double precision, batches of 4 and a rate of 0.3 by default.
     """
@@ -116,8 +118,10 @@ def toy_federation(
             lists[name].append(np.arange(total, total + size))
             total += size
             drawn = rng.choice(3, size=size, p=shares)
-            labels.append(drawn)
             noise = 0.5 * rng.normal(size=(size, 4))
+            if i in changed:
+                drawn = np.full_like(drawn, (drawn[:1].sum() + 1) % 3)
+            labels.append(drawn)
             samples.append((centres[drawn] + noise) * (magnitude if i == diverging else 1))
     order = np.arange(count) if order is None else np.asarray(order)
     lists = {name: [parts[i] for i in order] for name, parts in lists.items()}

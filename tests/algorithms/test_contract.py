@@ -16,6 +16,7 @@ QUICK = (
     "partial_participation",
     "permutation",
     "divergence",
+    "others_data",
     "settings_in_one_program",
     "no_recompilation",
 )

@@ -1,0 +1,60 @@
+"""The shared suite catches algorithms that let absent or diverged clients' samples through."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl.testing import check_algorithm
+
+
+@pfl.struct
+class State:
+    server: object = pfl.per_server()
+    labels: object = pfl.per_server()
+
+
+class Averaging(pfl.Algorithm):
+    """FedAvg whose server also counts classes, of the clients that `counted` names."""
+
+    def init(self, ctx):
+        return State(ctx.initial_model(), jnp.zeros((3,), ctx.dtype))
+
+    def round(self, ctx, state):
+        trained, cohort, loss = ctx.train(pfl.Broadcast(state.server))
+        weights = pfl.mixing.by_size(ctx.sizes(), cohort.mask)
+        server = pfl.mixing.weighted_sum(weights, trained, onto=state.server)
+        labels = self.counted(ctx, cohort).astype(ctx.dtype)
+        return State(server, labels), ctx.record(cohort, clients={"train_loss": loss})
+
+    def models(self, ctx, state, rows):
+        return {"personalized": pfl.Broadcast(state.server)}
+
+
+class CountsAll(Averaging):
+    def counted(self, ctx, cohort):
+        return ctx.federation.data.class_counts.sum(axis=0)
+
+
+class CountsTheCohort(Averaging):
+    def counted(self, ctx, cohort):
+        return ctx.federation.data.class_counts[cohort.rows].sum(axis=0)
+
+
+class CountsMembers(Averaging):
+    def counted(self, ctx, cohort):
+        counts = ctx.federation.data.class_counts[cohort.rows]
+        return jnp.where(cohort.mask[:, None], counts, 0).sum(axis=0)
+
+
+@pytest.mark.parametrize(("cls", "who"), [(CountsAll, "absent"), (CountsTheCohort, "diverged")])
+def test_samples_of_others_are_noticed(cls, who):
+    algorithm = pfl.algorithm(cls.__name__.lower())(cls)()
+    with jax.enable_x64(True), pytest.raises(AssertionError, match=f"samples of {who} clients"):
+        check_algorithm(algorithm, only="others_data", show=None)
+
+
+def test_members_may_be_counted():
+    algorithm = pfl.algorithm("countsmembers")(CountsMembers)()
+    with jax.enable_x64(True):
+        check_algorithm(algorithm, only="others_data", show=None)
