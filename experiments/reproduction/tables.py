@@ -20,7 +20,8 @@ One file for each table, `experiments/tables/PAPER/TABLE.toml`:
   [[row]]                 title, algorithm; perhaps settings, flags, model (a score other than the
                           column's), client (its score alone), reading; paper = [a number for each
                           column], std = [its printed deviations]; nan where there is none. Rows of
-                          equal algorithm, settings and flags are scores of one run. A row with
+                          equal algorithm, settings and flags are scores of one run. reduced are
+                          further settings at --scale=small and medium. A row with
                           beside = true is none of the paper's, another reading beside one for
                           instance: it has no numbers, and is run in every column.
   [[explain]]             by (a name), says (a sentence), perhaps rows and columns: what is known to
@@ -137,6 +138,7 @@ class Line:
     paper: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     settings: tuple[str, ...] = ()
+    reduced: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     model: str | None = None
     client: int | None = None
@@ -155,7 +157,8 @@ class Line:
     def same_run(self, other: "Line") -> bool:
         """Whether both are scores of one run."""
         mine, theirs = (
-            (one.algorithm, one.settings, one.flags, dict(one.reading)) for one in (self, other)
+            (one.algorithm, one.settings, one.reduced, one.flags, dict(one.reading))
+            for one in (self, other)
         )
         return mine == theirs
 
@@ -198,6 +201,10 @@ class PaperTable:
     def run_of(self, line: Line) -> Line:
         """The first row whose run has this row's score."""
         return next(one for one in self.row if one.same_run(line))
+
+    def row_changes(self, scale: str) -> dict[str, tuple[str, ...]]:
+        """Further settings of single rows at that scale, by their titles."""
+        return {line.title: line.reduced for line in self.row if line.reduced and scale != "full"}
 
     def changes(self, scale: str) -> tuple[str, ...]:
         """Further flags of all cells at that scale."""
@@ -294,7 +301,8 @@ def check(table: PaperTable, path: Path) -> None:
     for line in table.row:
         known = line.registered or line.algorithm in table.absent
         need(known, f"algorithm {line.algorithm!r} is neither registered nor among absent")
-        given = [*line.settings, *(w for one in line.reading.values() for w in one.settings)]
+        given = [*line.settings, *line.reduced]
+        given += [word for one in line.reading.values() for word in one.settings]
         for word in given:
             said = f"row {line.title!r} has the setting {word!r}: write {line.algorithm}.NAME=VALUE"
             need(word.startswith(f"{line.algorithm}."), said)

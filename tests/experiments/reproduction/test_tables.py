@@ -93,6 +93,25 @@ def test_a_row_of_ours_is_run_in_every_column_and_takes_no_place(name):
     assert shown[line.title] == ["-", "90.00", "-", "-", "-"]
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if name[:-1] in ("cwfedavg/", "feddwa/")])
+def test_cfl_can_split_at_every_scale(name):
+    """And the table says so where the split is another one than at full scale."""
+    table = reproduce_tables.load(name)
+    for scale in ("small", "medium", "full"):
+        asked = reproduce.command(
+            *reproduce.parse(["reproduce", f"--table={name}", f"--scale={scale}"])
+        )
+        cells = [cell for column in table.column[:1] for cell in asked.cells(column)]
+        for cell in (cell for cell in cells if cell.line.algorithm == "cfl"):
+            args = cell.args()
+            (cfl,) = build.parse_algorithms(args.algorithms, args["set"].value).values()
+            costs = table.column[0].quantity == "traffic"
+            assert costs or not cfl.round_remarks(None, args.rounds)
+            said = " ".join(report.Report(table, scale, (), ()).said())
+            told = f"At this scale only: {cell.line.title} with cfl.first_split=4." in said
+            assert told == (not costs and scale != "full")
+
+
 def test_a_folder_without_tables(tmp_path, capsys):
     for words in (["--table=feddwa/1"], ["--list"], ["--all"]):
         assert reproduce.main(["reproduce", f"--tables={tmp_path}", *words]) == 2
