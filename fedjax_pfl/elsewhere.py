@@ -106,7 +106,6 @@ OPTIONS = _turned(
         "clientnumperround numclientsperround",
         "partition": "niid noniid partitioner partitionmethod partitiontype splitmethod",
         "patience": "ab autobreak earlystop earlystopping earlystoppingrounds",
-        "penalty": "lam lambda lamda",
         "percent": "s randpercent",
         "personal_epochs": "plocalepochs pls",
         "personal_rate": "lrp plearningrate personallearningrate",
@@ -132,7 +131,7 @@ HYPERPARAMETERS = {
     "ditto": {"mu": "pull"},
     "fedadam": {"beta1": "b1", "beta2": "b2"},
     "fedala": {"layeridx": "layers", "p": "layers"},
-    "fedamp": {"alk": "alpha", "alphak": "alpha"},
+    "fedamp": {"alk": "alpha", "alphak": "alpha", "penalty": "pull"},
     "fedavgm": {"beta": "server_momentum"},
     "fedfomo": {"m": "downloads"},  # M: see `CAPITALS`
     "fedyogi": {"beta1": "b1", "beta2": "b2"},

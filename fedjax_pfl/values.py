@@ -7,6 +7,7 @@ import functools
 import inspect
 import math
 import re
+import types
 import typing
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,6 +23,8 @@ LARGEST, SMALLEST = (float(getattr(np.finfo(np.float32), name)) for name in ("ma
 def convert(name: str, value: Any, kind: Any) -> Any:
     """`value` (a string from a command line, or already typed) as the annotated type.
 
+    Of an optional number, None and the word "none" are None.
+
     Raises:
       InputError: it can't be that type, or it is a number that a program can't hold.
     """
@@ -30,6 +33,10 @@ def convert(name: str, value: Any, kind: Any) -> Any:
         if not (isinstance(value, str | int) and value in choices):
             raise unknown_name(f"value of {name}", value, choices)
         return value
+    if typing.get_origin(kind) is types.UnionType:
+        (inner,) = (one for one in typing.get_args(kind) if one is not types.NoneType)
+        none = value is None or (isinstance(value, str) and value.strip().lower() == "none")
+        return None if none else convert(name, value, inner)
     if kind is bool:
         words = {"true": True, "1": True, "false": False, "0": False}
         plain = isinstance(value, bool | np.bool_ | str) or (type(value) is int and 0 <= value <= 1)

@@ -46,6 +46,9 @@ def test_what_is_taken():
     for value in (0, -7, 5.0, "12", "-3", LIMIT - 1, np.int64(5), np.float64(6)):
         assert convert("x", value, int) == int(value)
     assert [decimal(word) for word in ("7", " 007 ", "2147483647")] == [7, 7, 2147483647]
+    for value in (None, "none", "None"):
+        assert convert("x", value, int | None) is None
+    assert convert("x", "3", int | None) == 3
     bad = ("", "-1", "+1", "1.0", "2147483648", "9" * 20, "9" * 5000, "\u0663", "\u00b2")
     assert [decimal(word) for word in bad] == [None] * len(bad)
 
@@ -85,7 +88,7 @@ def fields(kind):
 
     for name, algorithm in sorted(pfl.ALGORITHMS.items()):
         for field in algorithm.__dataclass_fields__:
-            if get_type_hints(algorithm)[field] is kind:
+            if get_type_hints(algorithm)[field] in (kind, kind | None):
                 yield name, field
 
 

@@ -112,7 +112,8 @@ class Command:
             words = [f"--preset={preset}", *table.flags, *(w for one in read for w in one.flags)]
             words += [*table.changes(scale), *column.changes(scale), *line.flags]
             words += [f"--dataset={other}", *table.stand_in] if other else []
-            chosen = [*line.settings, *column.settings]
+            chosen = [*line.settings, *table.row_changes(scale).get(line.title, ())]
+            chosen += column.settings
             chosen += [word for one in read for word in one.settings]
             chosen = [f"--set={word}" for word in chosen if word.startswith(f"{line.algorithm}.")]
             words += ["--nosave_models", *self.more, f"--algorithms={line.algorithm}", *chosen]

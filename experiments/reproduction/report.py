@@ -91,6 +91,9 @@ class Report:
         )
         lines += [] if table.printed else ["The paper shows these numbers as a picture alone."]
         lines.append(_scale(table, self.scale if self.reduced else "full"))
+        own = table.row_changes(self.scale).items()
+        said = "; ".join(f"{title} with {' '.join(words)}" for title, words in own)
+        lines += [f"At this scale only: {said}."] if said else []
         if self.reading:
             differs = "; ".join(table.said_of(self.reading, self.scale))
             lines.append(f"As the {self.reading} has it where paper and code differ: {differs}.")

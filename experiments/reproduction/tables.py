@@ -20,7 +20,10 @@ One file for each table, `experiments/tables/PAPER/TABLE.toml`:
   [[row]]                 title, algorithm; perhaps settings, flags, model (a score other than the
                           column's), client (its score alone), reading; paper = [a number for each
                           column], std = [its printed deviations]; nan where there is none. Rows of
-                          equal algorithm, settings and flags are scores of one run.
+                          equal algorithm, settings and flags are scores of one run. reduced are
+                          further settings at --scale=small and medium. A row with
+                          beside = true is none of the paper's, another reading beside one for
+                          instance: it has no numbers, and is run in every column.
   [[explain]]             by (a name), says (a sentence), perhaps rows and columns: what is known to
                           move cells away from the paper's numbers; ours = "below" or "above" where
                           it moves them only so
@@ -132,12 +135,14 @@ class Line:
 
     title: str
     algorithm: str
-    paper: tuple[float, ...]
+    paper: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     settings: tuple[str, ...] = ()
+    reduced: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     model: str | None = None
     client: int | None = None
+    beside: bool = False
     reading: Mapping[str, Reading] = field(default_factory=dict, hash=False)
 
     @property
@@ -152,7 +157,8 @@ class Line:
     def same_run(self, other: "Line") -> bool:
         """Whether both are scores of one run."""
         mine, theirs = (
-            (one.algorithm, one.settings, one.flags, dict(one.reading)) for one in (self, other)
+            (one.algorithm, one.settings, one.reduced, one.flags, dict(one.reading))
+            for one in (self, other)
         )
         return mine == theirs
 
@@ -181,17 +187,24 @@ class PaperTable:
 
     def paper_number(self, line: Line, column: Column) -> tuple[float | None, float | None]:
         """(mean, deviation) as printed, None where there is none."""
+        if line.beside:
+            return None, None
         at = self.column.index(column)
         return _known(line.paper[at]), _known(line.std[at]) if line.std else None
 
     def is_run(self, line: Line, column: Column) -> bool:
-        """Whether the cell has a run: the paper has it, and the algorithm is here."""
-        found = not self.printed or self.paper_number(line, column)[0] is not None
+        """Whether the cell has a run: the paper or a row of ours has it; the algorithm is here."""
+        ours = line.beside or not self.printed
+        found = ours or self.paper_number(line, column)[0] is not None
         return line.registered and found
 
     def run_of(self, line: Line) -> Line:
         """The first row whose run has this row's score."""
         return next(one for one in self.row if one.same_run(line))
+
+    def row_changes(self, scale: str) -> dict[str, tuple[str, ...]]:
+        """Further settings of single rows at that scale, by their titles."""
+        return {line.title: line.reduced for line in self.row if line.reduced and scale != "full"}
 
     def changes(self, scale: str) -> tuple[str, ...]:
         """Further flags of all cells at that scale."""
@@ -285,20 +298,21 @@ def check(table: PaperTable, path: Path) -> None:
     words += [word for _, one in readings for word in one.flags]
     for word in filter(runs_code, words):
         need(False, f"its flags have {word}, and a table runs no code: give it on the command line")
-    for column in table.column:
-        _check_column(table, column, need)
     for line in table.row:
         known = line.registered or line.algorithm in table.absent
         need(known, f"algorithm {line.algorithm!r} is neither registered nor among absent")
-        given = [*line.settings, *(w for one in line.reading.values() for w in one.settings)]
+        given = [*line.settings, *line.reduced]
+        given += [word for one in line.reading.values() for word in one.settings]
         for word in given:
             said = f"row {line.title!r} has the setting {word!r}: write {line.algorithm}.NAME=VALUE"
             need(word.startswith(f"{line.algorithm}."), said)
         for numbers in (line.paper, line.std or line.paper):
-            count = len(table.column)
+            count = 0 if line.beside else len(table.column)
             fits = len(numbers) == count and all(map(_possible, table.column, numbers))
             what = "percentages" if {c.quantity for c in table.column} == {ACCURACY} else "numbers"
             need(fits, f"row {line.title!r} needs {count} {what}, got {list(numbers)}")
+    for column in table.column:
+        _check_column(table, column, need)
     for one in table.explain:
         unknown = {*one.rows} - {part.name for part in table.row}
         unknown |= {*one.columns} - {part.name for part in table.column}

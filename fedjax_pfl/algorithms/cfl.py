@@ -89,6 +89,12 @@ class Cfl(Algorithm):
             told.append("made for full participation: a split moves only clients that take part")
         return told
 
+    def round_remarks(self, federation, rounds):
+        if rounds > self.first_split:
+            return []
+        first = f"no cluster is split in the first {self.first_split} rounds"
+        return [f"is FedAvg with equal weights: {first}"]
+
     def init(self, ctx):
         most = min(self.max_clusters, ctx.num_clients)  # each has a member
         models = trees.replicate(ctx.initial_model(), most)

@@ -19,72 +19,52 @@ from fedjax_pfl.federation.optimizers import SGD
 from fedjax_pfl.structs import per_client, static, struct
 from fedjax_pfl.typing import Stack
 
+# With cosines of .9 to 1 the largest weight is exp(.1 sigma) times the least: 1.65 at this sigma.
+TELLING = 5.0
+
 
 @struct
 class State:
     models: Stack = per_client()  # w_i: each client's last trained model, of which the server knows
 
 
-@algorithm("fedamp")
-class FedAMP(Algorithm):
-    """FedAMP: clients are drawn to a mixture of the models that are near to theirs (Alg. 1).
+class Attentive(Algorithm):
+    """Rounds of both algorithms: mix everybody's last models by `attention`, then train near that.
 
-    The server makes u_i = sum_j xi_ij w_j from the last models of all N clients, with
-    xi_ij = alpha A'(|w_i - w_j|^2) for j != i, A(d) = 1 - exp(-d / sigma), and the rest of 1 on
-    w_i. The client then descends f_i(w) + penalty / (2 alpha) |w - u_i|^2 from w_i. Models are
-    compared, and drawn, by their trainable shared leaves.
-
-    Attributes:
-      sigma: width of the attention, on the scale of squared distances. Far beyond it exp underflows
-        and a client is drawn to its own last model alone: watch the recorded `self_weight`.
-      alpha: alpha_k, the server's step. 0 is the largest with which no client can have a negative
-        weight on itself, sigma / (N - 1). It also divides the penalty.
-      penalty: lambda.
-      start: where local training begins, at the client's "own" w_i, or at the "cloud" model u_i.
+    A subclass is a struct with the fields named here.
     """
 
-    sigma: float = 1.0
-    alpha: float = 0.0
-    penalty: float = 0.1
-    start: Literal["own", "cloud"] = static(default="own")
+    sigma: float
+    pull: float
+    start: Literal["own", "cloud"]
 
     def validate(self):
-        require(self.sigma > 0, "sigma", self.sigma, "above 0")
-        require(self.alpha >= 0, "alpha", self.alpha, "at least 0 (0: sigma / (N - 1))")
-        require(self.penalty >= 0, "penalty", self.penalty, "at least 0")
+        require(self.pull >= 0, "pull", self.pull, "at least 0")
 
     def check(self, federation):
         if not any(federation.plan.shared):
             raise InputError(f"{self.name} mixes what clients share, and share is 'none'.")
-        self.check_step_size(federation.num_clients)
-
-    def check_step_size(self, count):
-        """Raises `InputError` unless alpha keeps the weights of `count` clients positive."""
-        largest = self._largest(count - 1)
-        if self.alpha > largest * (1 + 1e-6):
-            raise InputError(
-                f"alpha must be at most sigma / (N - 1) = {largest:.4g} for {count} clients, got "
-                f"{self.alpha:g}: with more a client could have a negative weight on itself."
-            )
-
-    def _largest(self, others):
-        return self.sigma / max(others, 1)
-
-    def step_size(self, others):
-        """alpha_k of a client beside so many others."""
-        largest = self._largest(others)
-        return jnp.where(self.alpha > 0, jnp.minimum(self.alpha, largest), largest)
 
     def remarks(self, federation):
         told = super().remarks(federation)
-        pull = self.penalty / float(self.step_size(federation.num_clients - 1))
-        reach = float(federation.learning_rate) * pull
+        reach = float(federation.learning_rate) * self.pull
         if reach >= 2 and isinstance(federation.optimizer, SGD):
             told.append(
-                f"a local step overshoots the mixture: rate x penalty / alpha is {reach:.3g}, "
+                f"a local step overshoots the mixture: rate x pull is {reach:.3g}, "
                 "and 1 is the whole way"
             )
         return told
+
+    def attention(self, own, models, others, rows=None):
+        """xi_ij for j != i, [A, B]; 0 elsewhere.
+
+        Args:
+          own: models of the receivers, [A, ...].
+          models: of all clients, [B, ...].
+          others: bool [A, B], which of those are other clients' than the receiver's.
+          rows: int [A], which is the receiver's; None where it is not among them.
+        """
+        raise NotImplementedError
 
     def init(self, ctx):
         return State(ctx.replicate(ctx.initial_model()))
@@ -96,28 +76,14 @@ class FedAMP(Algorithm):
         itself = on_itself(xi)
         weights = jnp.where(others, xi, itself[:, None])
         cloud = ctx.mix(weights, state.models, onto=own)
-        pull = self.penalty / self.step_size(ctx.num_clients - 1)
         trained, cohort, loss = ctx.train(
             own if self.start == "own" else cloud,
-            extra_loss=proximal(pull),
+            extra_loss=proximal(self.pull),
             operands=ctx.uploaded(cloud)["params"],
         )
         return State(cohort.scatter(state.models, trained)), ctx.record(
             cohort, clients={"train_loss": loss, "self_weight": itself}, attention=weights
         )
-
-    def attention(self, own, models, others, rows=None):
-        """xi_ij for j != i, [A, B]; 0 elsewhere.
-
-        Args:
-          own: models of the receivers, [A, ...].
-          models: of all clients, [B, ...].
-          others: bool [A, B], which of those are other clients' than the receiver's.
-          rows: int [A], which is the receiver's; None where it is not among them.
-        """
-        alpha = self.step_size(_count(others, rows))
-        distances = similarity.squared_distances(own, models, partners=rows)
-        return jnp.where(others, alpha / self.sigma * jnp.exp(-distances / self.sigma), 0)
 
     def models(self, ctx, state, rows):
         return {"personalized": trees.take(state.models, rows)}
@@ -132,6 +98,55 @@ class FedAMP(Algorithm):
         return new_clients.mix(weights, senders, onto=own)
 
 
+@algorithm("fedamp")
+class FedAMP(Attentive):
+    """FedAMP: clients are drawn to a mixture of the models that are near to theirs (Alg. 1).
+
+    The server makes u_i = sum_j xi_ij w_j from the last models of all N clients, with
+    xi_ij = alpha A'(|w_i - w_j|^2) for j != i, A(d) = 1 - exp(-d / sigma), and the rest of 1 on
+    w_i. The client then descends f_i(w) + pull / 2 |w - u_i|^2 from w_i. Models are compared, and
+    drawn, by their trainable shared leaves.
+
+    Attributes:
+      sigma: width of the attention, on the scale of squared distances. Far beyond it exp underflows
+        and a client is drawn only to its own last model: watch the recorded `self_weight`.
+      alpha: alpha_k, the server's step in the weights. 0 is the largest with which no client can
+        have a negative weight on itself, sigma / (N - 1).
+      pull: lambda / alpha_k of the paper's local problem, as one number: it does not change with
+        the bound of alpha. FedDWA's comparison has lambda = .1 and alpha_k = 1.
+      start: where local training begins, at the client's "own" w_i, or at the "cloud" model u_i.
+    """
+
+    sigma: float = 1.0
+    alpha: float = 0.0
+    pull: float = 0.1
+    start: Literal["own", "cloud"] = static(default="own")
+
+    def validate(self):
+        super().validate()
+        require(self.sigma > 0, "sigma", self.sigma, "above 0")
+        require(self.alpha >= 0, "alpha", self.alpha, "at least 0 (0: sigma / (N - 1))")
+
+    def check(self, federation):
+        super().check(federation)
+        count = federation.num_clients
+        largest = self._largest(count - 1)
+        if self.alpha > largest * (1 + 1e-6):
+            raise InputError(
+                f"alpha must be at most sigma / (N - 1) = {largest:.4g} for {count} clients, got "
+                f"{self.alpha:g}: with more a client could have a negative weight on itself."
+            )
+
+    def _largest(self, others):
+        return self.sigma / max(others, 1)
+
+    def attention(self, own, models, others, rows=None):
+        largest = self._largest(_count(others, rows))
+        alpha = jnp.where(self.alpha > 0, jnp.minimum(self.alpha, largest), largest)
+        distances = similarity.squared_distances(own, models, partners=rows)
+        return jnp.where(others, alpha / self.sigma * jnp.exp(-distances / self.sigma), 0)
+
+
 def on_itself(xi):
     """xi_ii [A], what the weights on others [A, B] leave; never negative, by rounding either."""
     return jnp.maximum(1 - jnp.sum(xi, axis=1), 0)
@@ -143,35 +158,39 @@ def _count(others, rows):
 
 
 @algorithm("heurfedamp")
-class HeurFedAMP(FedAMP):
+class HeurFedAMP(Attentive):
     """FedAMP with weights by cosines, made for deep networks (section "HeurFedAMP").
 
     xi_ij = (1 - xi_ii) exp(sigma cos(w_i, w_j)) / sum_{k != i} exp(sigma cos(w_i, w_k)), and local
     training begins at u_i.
 
     Attributes:
-      sigma: the factor of the cosines. Models from one first model have cosines near 1: small
-        factors weigh all others alike.
-      alpha: only divides the penalty here.
+      sigma: the factor of the cosines. Models from one initial model have cosines near 1, so small
+        factors weigh all others nearly alike.
+      pull: as FedAMP's.
+      start: likewise.
       self_weight: xi_ii; -1 is 1/N.
     """
 
-    alpha: float = 1.0
+    sigma: float = 1.0
+    pull: float = 0.1
     start: Literal["own", "cloud"] = static(default="cloud")
     self_weight: float = -1.0
 
     def validate(self):
+        super().validate()
         require(self.sigma >= 0, "sigma", self.sigma, "at least 0")
-        require(self.alpha > 0, "alpha", self.alpha, "above 0")
-        require(self.penalty >= 0, "penalty", self.penalty, "at least 0")
         known = self.self_weight == -1 or 0 <= self.self_weight <= 1
         require(known, "self_weight", self.self_weight, "in 0..1, or -1 for 1/N")
 
-    def check_step_size(self, count):
-        """Any will do: the weights do not depend on it."""
-
-    def step_size(self, others):
-        return self.alpha
+    def remarks(self, federation):
+        told = super().remarks(federation)
+        if self.sigma < TELLING and federation.num_clients > 2:
+            told.append(
+                f"weighs all other clients nearly alike: sigma is {self.sigma:g}, and cosines of "
+                "models from one initial model are near 1"
+            )
+        return told
 
     def attention(self, own, models, others, rows=None):
         even = 1 / (1 + _count(others, rows))

@@ -19,13 +19,13 @@ class FedAvgM(FedAvg):
     without uploads leaves w and v unchanged.
 
     Attributes:
-      server_momentum: beta; .1, the best of 0, .1, .5, .9, .99 in FedDWA's comparison. FL-bench's
-        code has .9 with Nesterov, the runs of FedOpt's paper .9 without.
+      server_momentum: beta. The paper tries 0, .7, .9, .97, .99 and .997; FL-bench's code has .9
+        with Nesterov, the runs of FedOpt's paper .9 without. FedDWA's comparison has .1.
       nesterov: w <- w - eta_s (w - sum_i p_i w_i + beta v).
       server_rate: eta_s.
     """
 
-    server_momentum: float = 0.1
+    server_momentum: float = 0.9
     nesterov: bool = static(default=True)
     server_rate: float = 1.0
 

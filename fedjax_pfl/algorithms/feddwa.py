@@ -35,24 +35,28 @@ class FedDWA(Algorithm):
 
     Attributes:
       top_k: K, how many models a client mixes; its own is a candidate like any other.
-      guidance: w*_i. "epochs": `guidance_epochs` more epochs from the trained model (Alg. 1, and
-        what the published code runs); "full_gradient": one gradient step over all its samples
-        (eq. 16 to the letter); "last": the model it trained when it last took part (C.6; the
-        initial model at first); "received": w_i^t (C.6); "trained": the trained model itself,
+      guidance: w*_i. "epochs": further training from the trained model for `guidance_epochs`
+        (Alg. 1, and what the published code runs); "full_gradient": one gradient step over all its
+        samples (eq. 16 to the letter); "last": the model it trained when it last took part (C.6;
+        the initial model at first); "received": w_i^t (C.6); "trained": the trained model itself,
         degenerate since its distance to itself is 0; "extrapolate": 2 trained - received.
         Running statistics are then the trained model's, as an extrapolated variance can be < 0.
-      guidance_epochs: G of Fig. 3, cumulative.
+      guidance_epochs: G of Fig. 3, cumulative. None is the schedule of local training, its epochs
+        or steps, as in the published code. A weak guidance collapses to local training: d_ii is
+        one guidance pass long, vanishes as a client fits its data, and its own model then gets
+        all the weight. Watch the recorded `self_weight`, and raise this where it nears 1.
       score_guidance: keep the guidance models and score them too (Table 3).
     """
 
     top_k: int = 5
     guidance: Guidance = static(default="epochs")
-    guidance_epochs: int = static(default=1)
+    guidance_epochs: int | None = static(default=None)
     score_guidance: bool = static(default=False)
 
     def validate(self):
         require(self.top_k >= 1, "top_k", self.top_k, "at least 1")
-        require(self.guidance_epochs >= 1, "guidance_epochs", self.guidance_epochs, "at least 1")
+        epochs = self.guidance_epochs
+        require(epochs is None or epochs >= 1, "guidance_epochs", epochs, "at least 1, or None")
 
     def check(self, federation):
         if not any(federation.plan.shared):
@@ -65,7 +69,9 @@ class FedDWA(Algorithm):
         return told
 
     def schedules(self, federation):
-        own = replace(federation.schedule, epochs=self.guidance_epochs, steps=None)
+        own = federation.schedule
+        if self.guidance_epochs is not None:
+            own = replace(own, epochs=self.guidance_epochs, steps=None)
         return (federation.schedule, own) if self.guidance == "epochs" else (federation.schedule,)
 
     def init(self, ctx):

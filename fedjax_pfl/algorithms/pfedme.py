@@ -51,11 +51,12 @@ class PFedMe(fedavg.Weighted):
       inner_steps: K, steps of theta_i on a minibatch.
       personal_rate: eta_p, below 2 / (lambda + mu). It does not decay with the local learning
         rate eta.
-      server_rate: beta of w <- (1 - beta) w + beta sum_i p_i w_i. Running statistics are averaged.
+      server_rate: beta of w <- (1 - beta) w + beta sum_i p_i w_i; the authors' tuned runs have 2.
+        Running statistics are averaged.
       decay: mu, in the published code only; added to the local optimizer's weight decay.
       weighting: p_i by "size" (the published code), or "uniform" (the paper).
-      who: "drawn", the members of the round train; "everyone", all clients train and the members'
-        w_i are averaged (the published code).
+      who: "everyone", all N clients train in each round and the w_i of its members are averaged
+        (Alg. 1 and the published code); "drawn", only the members train.
     """
 
     pull: float = 15.0
@@ -64,13 +65,13 @@ class PFedMe(fedavg.Weighted):
     server_rate: float = 1.0
     decay: float = 1e-3
     weighting: Literal["size", "uniform"] = static(default="size")
-    who: Literal["drawn", "everyone"] = static(default="drawn")
+    who: Literal["everyone", "drawn"] = static(default="everyone")
 
     def validate(self):
         require(self.pull >= 0, "pull", self.pull, "at least 0")
         require(self.decay >= 0, "decay", self.decay, "at least 0")
         require(self.inner_steps >= 1, "inner_steps", self.inner_steps, "at least 1")
-        require(0 <= self.server_rate <= 1, "server_rate", self.server_rate, "in [0, 1]")
+        require(self.server_rate > 0, "server_rate", self.server_rate, "above 0")
         rate, held = self.personal_rate, self.pull + self.decay
         require(rate > 0, "personal_rate", rate, "above 0")
         allowed = f"below 2 / (pull + decay) = {2 / held if held else 0:g}: theta would move away"

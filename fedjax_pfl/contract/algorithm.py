@@ -158,6 +158,10 @@ class Algorithm:
             told.append(f"shares {described(plan)}, as share says")
         return told
 
+    def round_remarks(self, federation: Federation, rounds: int) -> list[str]:
+        """Further notes, in the form of `remarks`, that depend on the number of rounds."""
+        return []
+
     def new_client_start(self, ctx: Context, state: State) -> Model:
         """The model that a client which never took part begins with.
 

@@ -5,7 +5,7 @@ All of it is found by tracing; nothing is compiled.
 
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -176,8 +176,17 @@ class TracedProgram(Program):
                 when = "a round" if asking == "round_splits" else "scoring"
                 raise InputError(
                     f"{own} needs {what} of clients that do not take part, in {when}, so they "
-                    "can't stay in host memory: take client_state='device'."
+                    f"can't stay in host memory: take client_state='device'{self._or()}."
                 ) from error
+
+    def _or(self) -> str:
+        """The setting with which only a round's members train, where the algorithm has one."""
+        algorithm = self.runs.algorithm
+        if algorithm.hyperparameters().get("who") != "everyone":
+            return ""
+        choices = get_args(get_type_hints(type(algorithm))["who"])
+        others = [f", or {algorithm.name}.who={one}" for one in choices if one != "everyone"]
+        return "".join(others)
 
     def memory(self) -> Memory | None:
         """See `Program.memory`; the device's, with two cohorts there."""

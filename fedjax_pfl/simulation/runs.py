@@ -140,7 +140,7 @@ def make_runs(
 
 
 def remarks(
-    algorithm: Algorithm, federation: Federation, settings: Mapping[str, Any]
+    algorithm: Algorithm, federation: Federation, settings: Mapping[str, Any], rounds: int
 ) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
     """(the algorithm's remarks with every one of the settings, further ones with each alone).
 
@@ -151,7 +151,8 @@ def remarks(
         chosen = {name: values[h] for name, values in settings.items()}
         rates = {name: np.float64(chosen[name]) for name in RATES if name in chosen}
         variant = _with_own(algorithm, chosen)
-        said.append(variant.remarks(replace(federation, **rates)))
+        theirs = replace(federation, **rates)
+        said.append([*variant.remarks(theirs), *variant.round_remarks(theirs, rounds)])
     common = tuple(one for one in said[0] if all(one in some for some in said))
     single = tuple(tuple(one for one in some if one not in common) for some in said)
     return common, single if any(single) else ()

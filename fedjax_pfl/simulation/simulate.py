@@ -137,7 +137,8 @@ def _result(
     program, collector = chunks.program, chunks.collector
     federation = program.federation
     measured = collector.collect((len(seeds), -1))
-    common, single = remarks(algorithm, federation, settings)
+    rounds = chunks.done if chunks.stopped else program.rounds
+    common, single = remarks(algorithm, federation, settings, rounds)
     ids, names = np.asarray(federation.data.ids), dict(federation.client_names)
     scored_candidates = "forward_samples" in measured["clients"]
     return Result(

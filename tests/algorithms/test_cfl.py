@@ -269,6 +269,20 @@ def test_remarks():
     ]
 
 
+def test_a_run_that_ends_before_the_first_split_is_told():
+    """Also where it was stopped; in a sweep beside the settings concerned."""
+    said = "is FedAvg with equal weights: no cluster is split in the first 2 rounds"
+    swept, given = {"first_split": [2, 1]}, {"eval_every": 1, "chunk_seconds": 0, "chunk": 1}
+    result = pfl.simulate(algorithm(), toy_federation(), 2, settings=swept, **given)
+    assert result.remarks == () and result.setting_remarks == ((said,), ())
+    stops = iter([False, True])
+    result = pfl.simulate(
+        algorithm(first_split=2), toy_federation(), 9, stop=lambda: next(stops), **given
+    )
+    assert result.rounds == 2 and result.remarks == (said,)
+    assert algorithm(first_split=2).round_remarks(toy_federation(), 3) == []
+
+
 def test_a_cluster_has_a_member_so_there_are_no_more_than_clients():
     federation = toy_federation()
     shapes = jax.eval_shape(lambda: _first(algorithm(), federation))

@@ -23,9 +23,9 @@ from tests.references import fedamp
 
 # The algorithm, its settings, and the reference's where they differ.
 VARIANTS = {
-    "fedamp": ("fedamp", {"sigma": 3.0, "penalty": 0.5}, {}),
+    "fedamp": ("fedamp", {"sigma": 3.0, "pull": 0.7}, {}),
     "smaller-alpha-from-the-cloud": ("fedamp", {"sigma": 2.0, "alpha": 0.3, "start": "cloud"}, {}),
-    "heurfedamp": ("heurfedamp", {"sigma": 9.0, "penalty": 0.5, "alpha": 2.0}, {}),
+    "heurfedamp": ("heurfedamp", {"sigma": 9.0, "pull": 0.25}, {}),
     "heurfedamp-own-weight": ("heurfedamp", {"self_weight": 0.6, "start": "own"}, {}),
 }
 
@@ -67,20 +67,20 @@ def models_of(name, settings, rounds=2):
     ("name", "settings"),
     [("fedamp", {}), ("heurfedamp", {"self_weight": 1.0})],
 )
-def test_without_the_penalty_it_is_local_training_and_else_it_is_not(name, settings):
-    """Public code measures the pull from the model itself: whatever its penalty, it is Local."""
+def test_without_the_pull_it_is_local_training_and_else_it_is_not(name, settings):
+    """Public code measures the pull from the model itself: whatever its weight, it is Local."""
     alone = models_of("local", {"who": "drawn"})
-    assert_close(models_of(name, {**settings, "penalty": 0}), alone, "no penalty")
-    apart = models_of(name, {"sigma": 10, "penalty": 0.3})["params"]["head"]["kernel"]
+    assert_close(models_of(name, {**settings, "pull": 0}), alone, "no pull")
+    apart = models_of(name, {"sigma": 10, "pull": 0.3})["params"]["head"]["kernel"]
     moved = np.abs(apart - alone["params"]["head"]["kernel"]).max(axis=(1, 2))
     assert np.sort(moved)[-3:].min() > 1e-3  # the three that took part in both rounds
 
 
 @pytest.mark.thorough
-def test_equal_weights_without_the_penalty_are_uniform_fedavg():
+def test_equal_weights_without_the_pull_are_uniform_fedavg():
     """Everybody begins at the uniform mean of all models."""
     federation = toy_federation(validation_size=0)
-    algorithm = pfl.make_algorithm("heurfedamp", {"sigma": 0, "penalty": 0})
+    algorithm = pfl.make_algorithm("heurfedamp", {"sigma": 0, "pull": 0})
     states = states_of(algorithm, federation, 2)
     even = toy_federation(validation_size=0, share="all")
     plain = states_of(pfl.make_algorithm("fedper", {"weighting": "uniform"}), even, 2)
@@ -92,7 +92,7 @@ def test_equal_weights_without_the_penalty_are_uniform_fedavg():
 def test_one_client_is_drawn_to_what_it_held_as_by_fedprox():
     """By its shared layers alone: a private one has no mixture to be near to."""
     alone = toy_federation((6,), (3,), validation_size=0, share="head")
-    drawn = states_of(pfl.make_algorithm("fedamp", {"sigma": 2, "penalty": 1.4}), alone, 2)[-1]
+    drawn = states_of(pfl.make_algorithm("fedamp", {"sigma": 2, "pull": 0.7}), alone, 2)[-1]
     held = states_of(pfl.make_algorithm("fedprox", {"mu": 0.7}), alone, 2)[-1]
     ours, head, body = drawn.models["params"], held.server["params"], held.private["params"]
     assert_close(jax.tree.map(lambda leaf: leaf[0], ours["head"]), head["head"], "head")
@@ -114,7 +114,9 @@ def test_private_layers_are_not_compared():
 def test_new_clients_are_mixed_once(name):
     """Each as one more client beside those that were there, and with no larger alpha."""
     federation, new = without_new_clients(toy_federation(validation_size=0), 2)
-    settings = {"sigma": 2.0, "alpha": 1.0}  # the largest for three clients, not for four
+    settings = {"sigma": 2.0}
+    if name == "fedamp":
+        settings["alpha"] = 1.0  # the largest for three clients, not for four
     algorithm = pfl.make_algorithm(name, settings)
 
     @jax.jit
@@ -145,11 +147,11 @@ def test_new_clients_are_mixed_once(name):
         ("fedamp", {"alpha": -1}, "alpha must be at least 0"),
         ("fedamp", {"alpha": "nan"}, "alpha"),
         ("fedamp", {"alpha": 0.26}, r"at most sigma / \(N - 1\) = 0.25 for 5 clients, got 0.26"),
-        ("fedamp", {"penalty": -1}, "penalty must be at least 0, got -1"),
+        ("fedamp", {"pull": -1}, "pull must be at least 0, got -1"),
+        ("fedamp", {"penalty": 1}, "Did you mean 'pull'"),
         ("fedamp", {"start": "global"}, "start.*'global'"),
         ("heurfedamp", {"sigma": -1}, "sigma must be at least 0, got -1"),
-        ("heurfedamp", {"alpha": 0}, "alpha must be above 0, got 0"),
-        ("heurfedamp", {"penalty": -1}, "penalty must be at least 0, got -1"),
+        ("heurfedamp", {"pull": -1}, "pull must be at least 0, got -1"),
         (
             "heurfedamp",
             {"self_weight": 1.5},
@@ -171,14 +173,18 @@ def test_what_can_not_be_in_a_sweep_or_without_shared_layers():
         pfl.check_simulation(pfl.make_algorithm("fedamp"), toy_federation(share="none"))
 
 
+def remarks(name, settings, **options):
+    algorithm = pfl.make_algorithm(name, settings)
+    return algorithm.remarks(algorithm.prepare(toy_federation(**options)))
+
+
 def test_a_pull_that_overshoots_is_told():
-    """With the default alpha it grows with the number of clients."""
+    assert remarks("fedamp", {}) == remarks("fedamp", {"pull": 7}, learning_rate=0.1) == []
+    (told,) = remarks("fedamp", {"pull": 8})
+    assert told.startswith("a local step overshoots the mixture: rate x pull is 2.4")
 
-    def remarks(settings, **options):
-        algorithm = pfl.make_algorithm("fedamp", settings)
-        return algorithm.remarks(algorithm.prepare(toy_federation(**options)))
 
-    assert remarks({}) == []
-    (told,) = remarks({"penalty": 2})
-    assert told.startswith("a local step overshoots the mixture: rate x penalty / alpha is 2.4")
-    assert remarks({"penalty": 2}, learning_rate=0.1) == []
+def test_a_factor_of_cosines_that_tells_nobody_apart_is_told():
+    (told,) = remarks("heurfedamp", {})
+    assert told.startswith("weighs all other clients nearly alike: sigma is 1, and cosines")
+    assert remarks("heurfedamp", {"sigma": 5}) == []

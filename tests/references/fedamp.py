@@ -78,13 +78,13 @@ def run(
     learning_rate,
     sigma=1.0,
     alpha=None,
-    penalty=0.1,
+    pull=0.1,
     start=None,
     heuristic=False,
     self_weight=None,
     sizes=None,
 ):
-    """Each client descends f_i(w) + penalty / (2 alpha) ||w - u_i||^2, u_i = sum_j xi_ij w_j.
+    """Each client descends f_i(w) + pull / 2 ||w - u_i||^2, u_i = sum_j xi_ij w_j.
 
     The u_i of a round come from the models before it, those of absent clients included: the
     server keeps everybody's last one.
@@ -98,9 +98,9 @@ def run(
       batches: batches[t][i] is the list of batches of client i in round t.
       learning_rate: one rate per round.
       sigma: width of the attention; of HeurFedAMP, the factor of the cosines.
-      alpha: alpha_k, the server's step, which also divides the penalty. None is the largest that
-        FedAMP allows, sigma / (N - 1), and 1 for HeurFedAMP, whose weights don't know it.
-      penalty: lambda.
+      alpha: alpha_k, the server's step in FedAMP's weights. None is the largest that FedAMP allows,
+        sigma / (N - 1).
+      pull: lambda / alpha_k of the paper's local problem, as one number.
       start: where the local steps begin, "own", w_i, or "cloud", u_i. None is "own" for FedAMP
         and "cloud" for HeurFedAMP.
       heuristic: HeurFedAMP's weights in the place of FedAMP's.
@@ -116,7 +116,7 @@ def run(
     if start not in STARTS:
         raise ValueError(f"Unknown start {start!r}. Valid: {', '.join(STARTS)}.")
     if alpha is None:
-        alpha = 1.0 if heuristic else largest_alpha(sigma, count)
+        alpha = largest_alpha(sigma, count)
     self_weight = 1.0 / count if self_weight is None else self_weight
     models = [initial for _ in clients]
     history = []
@@ -129,11 +129,11 @@ def run(
         for i in cohorts[t]:
             cloud[i] = combine(weights[i], models)
 
-            def pull(params, target=cloud[i]):
-                return scale(penalty / alpha, subtract(params, target))
+            def towards(params, target=cloud[i]):
+                return scale(pull, subtract(params, target))
 
             begin = models[i] if start == "own" else cloud[i]
-            trained[i] = sgd(begin, batches[t][i], x, y, learning_rate[t], extra_gradient=pull)
+            trained[i] = sgd(begin, batches[t][i], x, y, learning_rate[t], extra_gradient=towards)
         for i in range(count):
             if i in trained:
                 models[i] = trained[i]

@@ -15,7 +15,7 @@ def run(
     cohorts,
     batches,
     learning_rate,
-    server_momentum=0.1,
+    server_momentum=0.9,
     nesterov=True,
     server_rate=1.0,
 ):

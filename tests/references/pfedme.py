@@ -35,7 +35,7 @@ def run(
     server_rate=1.0,
     decay=1e-3,
     weighting="size",
-    who="drawn",
+    who="everyone",
 ):
     """Local models w_i move towards personal ones theta_i, which are nearby minima.
 
@@ -49,8 +49,8 @@ def run(
       server_rate: beta of w <- (1 - beta) w + beta sum_i p_i w_i.
       decay: mu of the inner steps, which only the published code has.
       weighting: p_i by "size" (the published code) or "uniform" (the paper).
-      who: "drawn", the cohort trains; "everyone" trains and the cohort is averaged (the published
-        code).
+      who: "everyone" trains and the cohort is averaged (Algorithm 1 and the published code);
+        "drawn", only the cohort trains.
 
     Returns:
       After every round, "global": w, "personalized": [N], the last theta_i (at first the initial

@@ -63,6 +63,7 @@ def test_many_inner_steps_find_the_minimum_of_the_envelope(setting):
 def test_two_rounds_by_hand(setting, weighting):
     """theta begins a round at w and goes on from minibatch to minibatch; w_i follows each."""
     options = {"pull": 4.0, "inner_steps": 2, "server_rate": 0.7, "weighting": weighting}
+    options["who"] = "drawn"
     common = {**setting, "rounds": 2, "cohorts": [[1, 3], [3]], "personal_rate": [0.05, 0.04]}
     history = pfedme.run(**common, **options)
     shared, personal = flat(setting["initial"]), [flat(setting["initial"])] * COUNT
@@ -90,7 +91,7 @@ def test_personal_models_are_not_aliases_and_those_of_absent_clients_stay(settin
     """Public codes score w_i, the broadcast w, or for ever the initial model in theta_i's place."""
     before = [setting["initial"]] * COUNT
     common = {**setting, "cohorts": PARTIAL, "personal_rate": PERSONAL}
-    for t, models in enumerate(pfedme.run(**common)):
+    for t, models in enumerate(pfedme.run(**common, who="drawn")):
         for i in range(COUNT):
             theta = models["personalized"][i]
             if i not in PARTIAL[t]:
@@ -102,10 +103,10 @@ def test_personal_models_are_not_aliases_and_those_of_absent_clients_stay(settin
         before = models["personalized"]
 
 
-def test_all_may_train_while_the_cohort_is_averaged(setting):
-    """The published code. The global model does not depend on who else trains."""
+def test_all_train_while_the_cohort_is_averaged(setting):
+    """Algorithm 1 and the published code. The global model does not depend on who else trains."""
     common = {**setting, "cohorts": PARTIAL, "personal_rate": PERSONAL}
-    drawn, everyone = pfedme.run(**common), pfedme.run(**common, who="everyone")
+    drawn, everyone = pfedme.run(**common, who="drawn"), pfedme.run(**common)
     for t, (models, expected) in enumerate(zip(everyone, drawn, strict=True)):
         assert_same(models["global"], expected["global"])
         assert set(models["trained"]) == set(range(COUNT))

@@ -154,8 +154,9 @@ def test_a_run_goes_on_in_another_place_with_the_same_bits(tmp_path, places):
         pytest.param("apple", {}, "apple needs models or other state", marks=pytest.mark.thorough),
         pytest.param("spfl", {}, "spfl needs ", marks=pytest.mark.thorough),
         ("cwfedavg", {}, "cwfedavg needs models or other state"),
-        ("local", {}, "local needs models or other state"),
-        ("fedala", {}, "fedala needs "),
+        ("local", {}, "local needs models or other state.*'device', or local.who=drawn"),
+        ("fedala", {}, "fedala needs .*or fedala.who=selected"),
+        ("pfedme", {}, "pfedme needs samples.*take client_state='device', or pfedme.who=drawn"),
         ("fedavg", {"participation": 1.0}, "these are all clients: take a participation below 1"),
     ],
 )

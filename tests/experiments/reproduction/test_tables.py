@@ -5,12 +5,13 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
 from experiments import reproduce
 from experiments.cli import build, flags
-from experiments.reproduction import planning, published
+from experiments.reproduction import entries, planning, published, report, verdicts
 from experiments.reproduction import tables as reproduce_tables
 from fedjax_pfl.data.sources.registry import DATASETS, Source
 from tests.experiments.test_reproduce import TABLE
@@ -36,7 +37,8 @@ def in_the_root(monkeypatch):
         ('title = "DWA"\n', 'title = "DWA 1"\n', "its rows need different names"),
         ("caption", "captain", "unknown key 'captain'"),
         ("paper = [91", "paper = [[91", "can't be read as a table"),
-        ("paper = [91, 60]\n", "", "row 2 needs 'paper'"),
+        ("paper = [91, 60]\n", "", "row 'DWA (1)' needs 2 percentages, got []"),
+        ("paper = [91, 60]", "paper = [91, 60]\nbeside = true", "'DWA (1)' needs 0 percentages"),
         ("paper = [91, 60]", "paper = 91", "paper of row 2 must be a list, got 91"),
         ("paper = [91, 60]", "paper = ['91', 60]", "paper 1 of row 2 must be a number, got '91'"),
         ('title = "CIFAR-10"\n', "", "column 2 needs 'title'"),
@@ -71,6 +73,43 @@ def test_damaged_tables(tmp_path, before, after, said):
     with pytest.raises(pfl.InputError) as error:
         reproduce_tables.load("mine/1", tmp_path)
     assert said in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["feddwa/1", "feddwa/2"])
+def test_a_row_of_ours_is_run_in_every_column_and_takes_no_place(name):
+    table = reproduce_tables.load(name)
+    (line,) = (line for line in table.row if line.beside)
+    assert line.settings == ("feddwa.guidance_epochs=4",)
+    assert all(table.is_run(line, column) for column in table.column)
+    section = entries.Section(table.column[0])
+    *others, local = (one for one in table.row if one in (line, table.row[0], table.row[1]))
+    cells = [
+        entries.Entry(one, table.paper_number(one, section.column)[0], None, np.array([90.0]), "")
+        for one in (local, *others)
+    ]
+    verdict = verdicts.of_column(table, "full", section, cells)
+    assert (verdict.rows, verdict.compared) == (2, 2)
+    shown = {row[0]: row[1:6] for row in report.cells(section, cells, verdict)}
+    assert shown[line.title] == ["-", "90.00", "-", "-", "-"]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name[:-1] in ("cwfedavg/", "feddwa/")])
+def test_cfl_can_split_at_every_scale(name):
+    """And the table says so where the split is another one than at full scale."""
+    table = reproduce_tables.load(name)
+    for scale in ("small", "medium", "full"):
+        asked = reproduce.command(
+            *reproduce.parse(["reproduce", f"--table={name}", f"--scale={scale}"])
+        )
+        cells = [cell for column in table.column[:1] for cell in asked.cells(column)]
+        for cell in (cell for cell in cells if cell.line.algorithm == "cfl"):
+            args = cell.args()
+            (cfl,) = build.parse_algorithms(args.algorithms, args["set"].value).values()
+            costs = table.column[0].quantity == "traffic"
+            assert costs or not cfl.round_remarks(None, args.rounds)
+            said = " ".join(report.Report(table, scale, (), ()).said())
+            told = f"At this scale only: {cell.line.title} with cfl.first_split=4." in said
+            assert told == (not costs and scale != "full")
 
 
 def test_a_folder_without_tables(tmp_path, capsys):
