@@ -11,10 +11,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl import trees
 from fedjax_pfl.aggregation import mixing
 from fedjax_pfl.algorithms import fedavg
-from fedjax_pfl.algorithms.alice import ForAlice, squared_distances_to_alice
+from fedjax_pfl.algorithms.alice import ForAlice, squared_distances_to_alice, summed_gradients
 from fedjax_pfl.contract.registry import algorithm
 from fedjax_pfl.errors import require
 from fedjax_pfl.federation.schedules import COUNTED
@@ -77,11 +76,7 @@ class WeightErosion(ForAlice, fedavg.FedAvg):
 
     def local_update(self, ctx, state, received, **options):
         trained = super().local_update(ctx, state, received, mean_gradient=True, **options)
-        steps = ctx.federation.schedule.total_steps(ctx.sizes())
-        total = jax.tree.map(
-            lambda g: g * trees.expand_to(g, steps).astype(g.dtype),
-            trained.gradient,
-        )
+        total = summed_gradients(ctx, trained.gradient)
         is_alice = ctx.cohort.ids == self.alice
         apart, length = map(jnp.sqrt, squared_distances_to_alice(total, is_alice))
         distance = mixing.ratio(apart, length)
