@@ -95,7 +95,7 @@ def assert_recorded_losses(record, case, t, heads, bodies, before):
             for at in walk:
                 losses.append(network.loss_and_gradient(model, case.x[at], case.y[at])[0])
                 model = sgd(model, [at], case.x, case.y, case.rates[t], layers=layers)
-        wanted[i] = np.mean(losses)
+        wanted[i] = sum(losses) / max(len(losses), 1)
     found = record["clients"]["train_loss"]
     np.testing.assert_allclose(found[case.cohorts[t]], wanted[case.cohorts[t]], 1e-9)
 
