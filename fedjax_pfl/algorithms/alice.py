@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_pfl import trees
 from fedjax_pfl.aggregation import similarity
 from fedjax_pfl.algorithms.fedavg import FedAvg
 from fedjax_pfl.errors import require
@@ -52,6 +53,12 @@ def if_present(cohort: Cohort, is_alice: jax.Array) -> Cohort:
     if cohort.complete:
         return cohort
     return replace(cohort, mask=cohort.mask & jnp.any(is_alice & cohort.mask))
+
+
+def summed_gradients(ctx, means):
+    """The raw minibatch gradients added up over the local steps, from their means [M, ...]."""
+    steps = ctx.federation.schedule.total_steps(ctx.sizes())
+    return jax.tree.map(lambda g: g * trees.expand_to(g, steps).astype(g.dtype), means)
 
 
 def squared_distances_to_alice(stack, is_alice: jax.Array) -> tuple[jax.Array, jax.Array]:

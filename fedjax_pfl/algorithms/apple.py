@@ -46,7 +46,8 @@ class Apple(Algorithm):
         Rounded down: 0 in short runs.
       penalty_schedule: of lambda, "exponential", 1000^(-t / L), or "cosine", (1 + cos(pi t / L))/2.
       relation_momentum: of the relations' steps; new in each round.
-      initial: "independent" first cores, or one "common" to all clients.
+      initial: the first cores: one "common" to all clients, or "independent" ones (the authors'
+        code), of which w_i is at first an average of unrelated networks.
     """
 
     row_stochastic = False  # relations are free real numbers (section 3.2)
@@ -56,7 +57,7 @@ class Apple(Algorithm):
     penalty_share: float = 0.1
     penalty_schedule: Literal["exponential", "cosine"] = static(default="exponential")
     relation_momentum: float = 0.9
-    initial: Literal["independent", "common"] = static(default="independent")
+    initial: Literal["independent", "common"] = static(default="common")
 
     def validate(self):
         require(self.relation_rate >= 0, "relation_rate", self.relation_rate, "at least 0")

@@ -26,7 +26,8 @@ class FedBabu(PartlyShared):
     Attributes:
       weighting: "uniform" over the members (the authors), or by "size".
       fine_tune_epochs: local epochs of fine-tuning; the authors take 5, PFLlib 10.
-      fine_tune_rate: its learning rate, whatever that of the rounds is.
+      fine_tune_rate: its learning rate, whatever that of the rounds is. The authors' is the last of
+        their rounds: .1, divided by ten twice.
       fine_tune_momentum: of its SGD, which has no weight decay.
       part: what it trains: the "full" model, the "head" or the "body".
     """

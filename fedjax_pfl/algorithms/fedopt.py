@@ -105,7 +105,7 @@ class FedAdam(FedOpt):
       tau: adaptivity; the paper tries 1e-5 to 1e-1.
       v0: the first v, in units of tau^2; 1 as in the paper, 0 as in its code.
       bias_correction: eta sqrt(1 - b2^t) / (1 - b1^t) in place of eta in the server's round t, as
-        in the code.
+        in the code; t is 1 in its first round, also there.
       weighting: p_i by "size", or "uniform".
     """
 

@@ -45,8 +45,8 @@ class FedProto(Algorithm):
         published code).
       rebuilt: a class that nobody has in this round loses its prototype, as in the published code;
         otherwise it keeps the last one.
-      eligible: the classes among which "prototype" finds the nearest: the client's "own", as in the
-        published code, or "all".
+      eligible: the classes among which the nearest prototype is found: "all" that have one (the
+        paper), or the client's "own" (the published code).
     """
 
     needs_classes = True
@@ -56,7 +56,7 @@ class FedProto(Algorithm):
     moment: Literal["after", "last_epoch"] = static(default="after")
     weighting: Literal["size", "uniform"] = static(default="size")
     rebuilt: bool = static(default=False)
-    eligible: Literal["own", "all"] = static(default="own")
+    eligible: Literal["own", "all"] = static(default="all")
 
     def validate(self):
         require(self.weight >= 0, "weight", self.weight, "at least 0")
@@ -73,8 +73,10 @@ class FedProto(Algorithm):
             )
 
     def remarks(self, federation):
-        told = "models stay with their clients, mean features of classes travel"
-        return [*super().remarks(federation), told]
+        stays = "models stay with their clients, mean features of classes travel"
+        among = "all classes" if self.eligible == "all" else "the client's own classes"
+        scored = f"scored by the nearest prototype among {among}; its head's score is called head"
+        return [*super().remarks(federation), stays, scored]
 
     def init(self, ctx):
         count, width = ctx.federation.data.num_classes, ctx.federation.num_features
@@ -164,16 +166,21 @@ class FedProto(Algorithm):
 
     def models(self, ctx, state, rows):
         own = trees.take(state.models, rows)
+        return {"personalized": self.predictors(ctx, own, state.prototypes, rows), "head": own}
+
+    def predictors(self, ctx, own: Stack, prototypes: Prototypes, rows) -> Stack:
+        """The models `own` [k, ...] of the clients `rows`, with heads that find the nearest."""
         counts = ctx.federation.data.class_counts[rows]
-        eligible = state.prototypes.exist & ((counts > 0) | (self.eligible == "all"))
+        eligible = prototypes.exist & ((counts > 0) | (self.eligible == "all"))
         heads = jax.vmap(nearest, in_axes=(None, 0, 0))
-        head = heads(state.prototypes.means, eligible, own["params"]["head"])
-        ranked = {**own, "params": {**own["params"], "head": head}}
-        return {"personalized": own, "prototype": ranked}
+        head = heads(prototypes.means, eligible, own["params"]["head"])
+        return {**own, "params": {**own["params"], "head": head}}
 
     def new_client_start(self, ctx, state):
         return ctx.initial_model()  # the mean of models that were never averaged means nothing
 
     def personalize(self, ctx, state, new_clients):
         near = {"extra_loss": self.pull, "broadcast": state.prototypes}
-        return super().personalize(ctx, state, new_clients, **near)
+        own = super().personalize(ctx, state, new_clients, **near)
+        rows = jnp.arange(new_clients.num_clients)
+        return self.predictors(new_clients, own, state.prototypes, rows)

@@ -29,16 +29,17 @@ class FedRep(PartlyShared):
     epochs or steps.
 
     Attributes:
-      head_epochs: tau, epochs of the head in each round; the authors take 10, PFLlib 1.
-      weighting: p_i by "size", or "uniform" over the members (the authors on CIFAR and MNIST).
+      head_epochs: tau, epochs of the head in each round: 10 in the authors' code, 1 in PFLlib.
+      weighting: p_i "uniform" over the members (Alg. 1, and the authors' code on CIFAR and MNIST),
+        or by "size" (PFLlib).
       final_head_epochs: epochs of a copy's head before it is scored after the last round; then the
         models without them are scored in every round, as "before".
     """
 
     share = "body"
 
-    head_epochs: int = static(default=1)
-    weighting: Literal["size", "uniform"] = static(default="size")
+    head_epochs: int = static(default=10)
+    weighting: Literal["size", "uniform"] = static(default="uniform")
     final_head_epochs: int = static(default=0)
 
     def validate(self):

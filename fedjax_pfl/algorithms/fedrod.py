@@ -29,8 +29,11 @@ class FedRod(fedavg.FedAvg):
 
     One forward pass serves two losses. The balanced softmax, the cross-entropy of g + log n_ic,
     trains body and generic head; n_ic are the client's training samples of class c, and a class
-    that it lacks leaves the softmax. The cross-entropy of sg(g) + h_i(sg(features)) trains the
-    personal head h_i alone, which stays with its client and begins as a copy of the generic one.
+    that it lacks leaves the softmax. The cross-entropy of sg(g) + h_i(sg(features)) trains only the
+    personal head h_i, which stays with its client.
+
+    The authors published no code. That h_i begins as a copy of the generic head, and that models
+    are scored after aggregation, before they are trained locally, is PFLlib's.
 
     Attributes:
       personal_rate: weight of the personal loss. Body and generic head see none of it, so with SGD

@@ -52,8 +52,9 @@ class PFedLA(Algorithm):
 
     Attributes:
       hypernetwork_rate: of eqs. (10), (11). To the letter it is 1: they define the increments of v
-        and psi, and dtheta holds the local rate already. A re-implementation has 5e-3; with it the
-        weights stay close to 1/N.
+        and psi, and dtheta holds the local rate already. With ten local epochs the first block's
+        weight on the client itself then is 1.000 by round 20: smaller rates mix longer. A
+        re-implementation has 5e-3; with it the weights stay close to 1/N.
       weighting: "softmax" over clients, with output layers that begin at 0, so that the first
         round is uniform averaging; "relu_norm": ReLU over its sum, outputs beginning at U(0, 1).
       grouping: the unit that has its own weights: "blocks", the two "stages" or the whole "model".

@@ -15,7 +15,7 @@ from jax import lax
 from fedjax_pfl import trees
 from fedjax_pfl.aggregation import leaf_plan, mixing
 from fedjax_pfl.algorithms import scaffold
-from fedjax_pfl.algorithms.alice import ForAlice, squared_distances_to_alice
+from fedjax_pfl.algorithms.alice import ForAlice, squared_distances_to_alice, summed_gradients
 from fedjax_pfl.algorithms.alices import States, together
 from fedjax_pfl.contract.registry import algorithm
 from fedjax_pfl.errors import InputError, require
@@ -54,6 +54,9 @@ class Waffle(ForAlice, scaffold.Scaffold):
       control_update: "rebased" c <- sum abar_i c_i, which becomes local training once Alice has all
         weight; "literal" c <- c + sum abar_i dc_i (eq. 1), which then keeps a constant drift. Where
         only the agents S take part, the sum is multiplied by |S|/N.
+      distance: what d_i compares with Alice's: the "update" dy_i, which controls have corrected
+        (Alg. 1), or the "gradient", the sum of the raw minibatch gradients along the same path:
+        the update without its corrections (the paper's text; Weight Erosion).
     """
 
     absent_kept = False  # the weights' history moves for all clients in every round (Alg. 1)
@@ -65,6 +68,7 @@ class Waffle(ForAlice, scaffold.Scaffold):
     psi: Callable | None = static(default=None)
     initial_history: Literal["uniform", "none"] = static(default="uniform")
     control_update: Literal["rebased", "literal"] = static(default="rebased")
+    distance: Literal["update", "gradient"] = static(default="update")
 
     def validate(self):
         super().validate()
@@ -112,8 +116,11 @@ class Waffle(ForAlice, scaffold.Scaffold):
     def weigh(self, ctx, state, sent):
         """abar, the mean of the last three raw weights."""
         cohort, is_alice = sent.cohort, sent.cohort.ids == self.alice
-        change = jax.tree.map(jnp.subtract, sent.models["params"], state.server["params"])
-        raw = cohort.spread(self.raw_weights(ctx, change, is_alice, cohort.mask), 0)
+        if self.distance == "update":
+            moved = jax.tree.map(jnp.subtract, sent.models["params"], state.server["params"])
+        else:
+            moved = summed_gradients(ctx, sent.controls)  # c_i^+ is their mean
+        raw = cohort.spread(self.raw_weights(ctx, moved, is_alice, cohort.mask), 0)
         weights = cohort.gather(state.before + state.previous + raw)
         there = jnp.any(cohort.mask)
         previous = jnp.where(there, raw, state.previous)
@@ -135,7 +142,7 @@ class Waffle(ForAlice, scaffold.Scaffold):
         """CalcWeights-Omega, eqs. (2)-(4): a [M], normalised.
 
         Args:
-          update: dy, like the parameters, [M, ...].
+          update: what distances are measured on, like the parameters, [M, ...].
           is_alice, present: bool [M].
         """
         omega, psi = (self._level(ctx, given) for given in (self.omega, self.psi))

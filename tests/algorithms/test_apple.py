@@ -27,12 +27,12 @@ from tests.references import apple
 # federation's.
 STRONG = {"relation_rate": 0.05, "mu": 0.7, "penalty_share": 0.7}
 VARIANTS = {
-    "momentum": (STRONG, 0.9),
-    "cosine-common": (STRONG | {"penalty_schedule": "cosine", "initial": "common"}, 0.0),
+    "independent": (STRONG | {"initial": "independent"}, 0.9),
+    "cosine": (STRONG | {"penalty_schedule": "cosine"}, 0.0),
     "plain-steps": (STRONG | {"relation_momentum": 0.0}, 0.0),
     "defaults": ({}, 0.9),
 }
-QUICK = (("partial-map", "momentum"), ("full-vmap", "cosine-common"))
+QUICK = (("partial-map", "independent"), ("full-vmap", "cosine"))
 
 
 @pytest.fixture(autouse=True)
@@ -57,10 +57,10 @@ def test_reference(pattern, variant):
     case = Case(**PATTERNS[pattern], momentum=momentum)
     states, records = case.run_rounds(algorithm(**settings))
     cores = models_of(states[0].cores)
-    if settings.get("initial") == "common":
-        assert_models(states[0].cores, [case.initial()] * case.num_clients, "first cores")
-    else:
+    if settings.get("initial") == "independent":
         assert abs(cores[0]["head"]["kernel"] - cores[1]["head"]["kernel"]).max() > 0.1
+    else:
+        assert_models(states[0].cores, [case.initial()] * case.num_clients, "first cores")
     common, options = case.common(), {k: v for k, v in settings.items() if k != "initial"}
     wanted = apple.run(cores, case.clients(), 3, **common, momentum=momentum, **options)
     for t, (models, record) in enumerate(zip(wanted, records, strict=True)):
@@ -110,7 +110,7 @@ class Alone(Apple):
 
 def test_own_core_alone_is_local_training():
     federation = sampled_federation()
-    alone = Alone(relation_rate=0.0, mu=0.0, initial="common")
+    alone = Alone(relation_rate=0.0, mu=0.0)
     states = states_of(alone, federation)
     wanted, _ = run_rounds(pfl.make_algorithm("local", {"who": "drawn"}), federation)
     for state, other in zip(states, wanted, strict=True):
@@ -122,7 +122,7 @@ def test_own_core_alone_is_local_training():
 def test_a_private_head_is_trained_whole_and_never_mixed():
     """One step on all samples: the body moves by q_ii times the gradient, the head by all of it."""
     federation = toy_federation((6, 6), (3, 3), share="body", batch_size=6, local_steps=1)
-    start, end = states_of(algorithm(), federation, 1)
+    start, end = states_of(algorithm(initial="independent"), federation, 1)
     assert_close(start.personal["params"]["head"], start.cores["params"]["head"], "heads", 0)
     body = start.cores["params"]["fc_0"]["kernel"]
     mixed = np.broadcast_to(body.mean(axis=0), body.shape)
@@ -141,7 +141,7 @@ def test_a_private_head_is_trained_whole_and_never_mixed():
 def test_defaults_are_the_published_ones():
     """The reference has the momentum of cores beside them, which here is local training's."""
     own = algorithm().hyperparameters()
-    assert own.pop("initial") == "independent"
+    assert own.pop("initial") == "common"
     stated = inspect.signature(apple.run).parameters
     assert own == {name: stated[name].default for name in own}
 

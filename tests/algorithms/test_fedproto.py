@@ -30,6 +30,7 @@ from tests.algorithms.harness import (
     assert_steps,
     over,
     sampled_federation,
+    stack,
 )
 from tests.references import fedproto, network
 from tests.simulation.finals import final_in
@@ -43,8 +44,9 @@ VARIANTS = {
         "moment": "last_epoch",
         "weighting": "uniform",
         "rebuilt": True,
+        "eligible": "own",
     },
-    "class-means": {"weight": 0.9, "distance": "class_means", "eligible": "all"},
+    "class-means": {"weight": 0.9, "distance": "class_means", "eligible": "own"},
 }
 SOME = np.array([True, False, True])
 
@@ -90,8 +92,8 @@ def compare(case, settings):
         np.testing.assert_array_equal(state.prototypes.exist, exist)
         found = state.prototypes.means[exist]
         np.testing.assert_allclose(found, models["prototypes"][exist], 1e-9)
-        assert_losses(record, case, "personalized", models["personalized"])
-        assert_nearest(record, case, models, settings.get("eligible", "own"))
+        assert_losses(record, case, "head", models["personalized"])
+        assert_nearest(record, case, models, settings.get("eligible", "all"))
         assert_steps(record, case.cohorts[t], common["batches"][t])
         assert_sent(record, case, states[t].prototypes.exist, models["sent"])
         present = np.isin(np.arange(case.num_clients), case.cohorts[t])
@@ -123,7 +125,7 @@ def assert_sent(record, case, exist, sent):
 
 
 def assert_nearest(record, case, models, which):
-    """Test accuracies by nearest prototype; by the model itself where there's none."""
+    """The headline: test accuracies by nearest prototype; by the own head where there's none."""
     if not case.scored:
         return
     for i, model in enumerate(models["personalized"]):
@@ -133,7 +135,7 @@ def assert_nearest(record, case, models, which):
         if eligible.any():
             found = fedproto.nearest_prototype(model, case.x[at], models["prototypes"], eligible)
         accuracy = np.mean(found == case.y[at]) if len(at) else np.nan
-        scored = record["scores"]["prototype/test/accuracy"][i]
+        scored = record["scores"]["personalized/test/accuracy"][i]
         np.testing.assert_allclose(scored, accuracy, 1e-12)
 
 
@@ -211,6 +213,43 @@ def test_the_head_of_the_nearest_prototype_far_from_zero():
     assert_close(nobody, own, "no class is eligible", 0)
 
 
+@pytest.mark.parametrize("which", ["all", "own"])
+def test_the_classes_among_which_the_nearest_is_found(which):
+    """Those of the client's training samples, or every class that has a prototype."""
+    case = Case(scored=False)
+    rng = np.random.default_rng(11)
+    means, exist = rng.normal(size=(CLASSES, WIDTH)), np.array([True, True, False])
+    counts = np.array([[3, 0, 2], [0, 4, 1], [0, 0, 5]])  # the last one's class has no prototype
+    own = [jax.tree.map(lambda w: w + rng.normal(size=w.shape), case.initial()) for _ in counts]
+    state = State(stack(own), ours.Prototypes(jnp.asarray(means), jnp.asarray(exist)))
+    data = SimpleNamespace(class_counts=jnp.asarray(counts))
+    ctx = SimpleNamespace(federation=SimpleNamespace(data=data))
+    named = algorithm(eligible=which).models(ctx, state, np.arange(3))
+    assert_close(named["head"], state.models, "own heads", 0)
+    for i, model in enumerate(own):
+        found = jax.tree.map(lambda leaf, i=i: leaf[i], named["personalized"]["params"])
+        eligible = exist & ((counts[i] > 0) | (which == "all"))
+        wanted = network.predict(model, case.x)
+        if eligible.any():
+            wanted = fedproto.nearest_prototype(model, case.x, means, eligible)
+        np.testing.assert_array_equal(network.predict(found, case.x), wanted)
+
+
+def test_a_client_whose_features_overflow_leaves_the_cohort():
+    """Training sees its samples clipped, the pass over them as they are does not."""
+
+    def clipped(key, images):
+        return jnp.clip(images, -3, 3)
+
+    bad, federation = 3, toy_federation(model=TanhNetwork(), diverging=3, augment=clipped)
+    (before, after), (record,) = run_rounds(algorithm(), federation, 1, scored=())
+    assert np.flatnonzero(record["clients"]["diverged"]).tolist() == [bad]
+    assert not record["clients"]["numbers_up"][bad]
+    moved = abs(after.models["params"]["head"]["bias"] - before.models["params"]["head"]["bias"])
+    assert (moved.max(axis=1) > 0).tolist() == [i != bad for i in range(5)]
+    assert np.isfinite(after.prototypes.means).all()
+
+
 def test_without_the_term_it_is_local_training_to_the_bit():
     federation, local = sampled_federation(), pfl.make_algorithm("local", {"who": "drawn"})
     alone, ours = (run_rounds(a, federation, 2)[0][-1] for a in (local, algorithm(weight=0)))
@@ -250,7 +289,11 @@ def test_a_new_client_begins_with_the_initial_model_and_stays_near_the_prototype
         x, y = new.x[batch], new.y[batch]
         slope = fedproto.loss_gradient(model, x, y, means, SOME, 1.5)[1]
         model = network.subtract(model, network.scale(case.rates[2], slope))
-    assert_close(jax.tree.map(lambda leaf: leaf[0, 0], found), model, "new client")
+    head = fedproto.with_prototype_head(model, means, SOME)["head"]
+    made = jax.tree.map(lambda leaf: leaf[0, 0], found)
+    assert_close(made["hidden"], model["hidden"], "new client")
+    nearest = network.predict({**model, "head": head}, case.x)
+    np.testing.assert_array_equal(network.predict(made, case.x), nearest)
 
 
 class NoBias(TanhNetwork):
@@ -275,7 +318,11 @@ def test_what_can_not_be(settings, network, said):
         pfl.check_simulation(algorithm(**settings), toy_federation(model=network()))
 
 
-def test_a_reader_of_megabytes_is_told_what_they_are():
+def test_a_reader_is_told_what_megabytes_and_scores_are():
     one = algorithm()
     told = "models stay with their clients, mean features of classes travel"
-    assert one.remarks(one.prepare(toy_federation())) == [told]
+    federation = one.prepare(toy_federation())
+    scored = "scored by the nearest prototype among {}; its head's score is called head"
+    assert one.remarks(federation) == [told, scored.format("all classes")]
+    own = algorithm(eligible="own").remarks(federation)
+    assert own == [told, scored.format("the client's own classes")]

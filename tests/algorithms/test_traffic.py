@@ -66,7 +66,7 @@ TRAFFIC = [
     ("fedala", {"who": "selected"}, 1, 1, 2),
     ("fedbabu", {}, 1, 1, 2),
     ("fedrod", {}, 1, 1, 2),  # two losses of one forward pass
-    ("fedrep", {}, 1, 1, 3),  # head epoch and body epochs
+    ("fedrep", {}, 1, 1, 12),  # ten epochs of the head, two of the body
     ("fedbn", {}, 1, 1, 2),
     ("perfedavg", {}, 1, 1, 8),  # two passes of two gradients
     ("pfedhn", {}, 1, 1, 2),

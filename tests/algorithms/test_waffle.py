@@ -65,7 +65,12 @@ def square(number, total):
 VARIANTS = {
     "rebased": {"control_update": "rebased", "delta_omega": 1.7},
     "literal": {"control_update": "literal"},
-    "functions": {"omega": square, "psi": linear, "initial_history": "none"},
+    "functions": {
+        "omega": square,
+        "psi": linear,
+        "initial_history": "none",
+        "distance": "gradient",
+    },
 }
 
 
@@ -264,6 +269,7 @@ def test_all_weight_on_alice_at_the_end_of_a_run():
         ({"alice": 2, "everyone": True}, "alice must be absent with everyone, got 2"),
         ({"omega": "linear"}, r"omega must be a function \(r, R\) -> number, given from Python"),
         ({"initial_history": "even"}, "Valid: none, uniform"),
+        ({"distance": "gradients"}, "distance.*'gradients'"),
         ({"server_rate": 0}, "server_rate must be above 0, got 0"),
     ],
 )

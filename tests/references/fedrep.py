@@ -21,7 +21,7 @@ def run(
     batches,
     head_batches,
     learning_rate,
-    weighting="size",
+    weighting="uniform",
     final_head_batches=None,
 ):
     """First a client's head is trained on the received body, then the body under that head.

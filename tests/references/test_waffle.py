@@ -193,3 +193,17 @@ def test_waffle_of_uniform_weights_and_the_literal_rule_samples_like_scaffold(se
     for models, expected in zip(ours, scaffold.run(**common), strict=True):
         assert_same(models["alice"], expected["global"], rtol=1e-9, atol=1e-12)
         assert_same(models["control"], expected["control"], rtol=1e-9, atol=1e-12)
+
+
+def test_distances_of_gradients_leave_the_corrections_out(setting):
+    """In the first round there is none: plain SGD's update is its gradients times the rate."""
+    common = {**setting, "alice": 1}
+    updates, gradients = (waffle.run(**common, distance=one) for one in waffle.DISTANCES)
+    np.testing.assert_allclose(
+        updates[0]["distances"], RATES[0] * gradients[0]["distances"], rtol=1e-12
+    )
+    assert_same(updates[0]["alice"], gradients[0]["alice"])
+    second = updates[1]["distances"] - RATES[1] * gradients[1]["distances"]
+    assert np.abs(second).max() > 1e-3
+    with pytest.raises(ValueError, match="Unknown distance 'weights'"):
+        waffle.run(**common, distance="weights")

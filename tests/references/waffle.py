@@ -6,6 +6,7 @@ from tests.references.network import add, combine, scale, squared_distance, subt
 from tests.references.scaffold import train_client
 
 CONTROL_RULES = ("rebased", "literal")
+DISTANCES = ("update", "gradient")
 
 
 def personalization(number, total_rounds, delta_omega=3.2):
@@ -80,6 +81,7 @@ def run(
     omega=None,
     psi=None,
     initial_history="uniform",
+    distance="update",
     forced=None,
     sizes=None,
 ):
@@ -102,6 +104,8 @@ def run(
       control_update: how c_i^+ is had, as in `scaffold.train_client`.
       omega, psi: as in `calc_weights`.
       initial_history: raw weights of the two rounds before the first, "uniform" or "none".
+      distance: d_i is between "update"s dy_i (Alg. 1), or between the sums of the raw "gradient"s
+        of an agent's steps (the text).
       forced: forced[t], weights [N] to apply in round t in place of abar; "weights" and "raw"
         then both are these.
       sizes: unused.
@@ -118,6 +122,8 @@ def run(
         raise ValueError(
             f"Unknown control rule {control_rule!r}. Valid: {', '.join(CONTROL_RULES)}."
         )
+    if distance not in DISTANCES:
+        raise ValueError(f"Unknown distance {distance!r}. Valid: {', '.join(DISTANCES)}.")
     count = len(clients)
     horizon = rounds if total_rounds is None else total_rounds
     model = initial
@@ -139,7 +145,7 @@ def run(
                 }
             )
             continue
-        moves, changes, renewed = [], [], []
+        moves, changes, renewed, compared = [], [], [], []
         for i in cohort:
             trained, own = train_client(
                 model, controls[i], control, batches[t][i], x, y, learning_rate[t], control_update
@@ -147,10 +153,12 @@ def run(
             moves.append(subtract(trained, model))
             changes.append(subtract(own, controls[i]))
             renewed.append(own)
+            summed = scale(len(batches[t][i]), own)  # c_i^+ is the mean
+            compared.append(moves[-1] if distance == "update" else summed)
 
         hers = cohort.index(alice)
         distances, raw = np.full(count, np.nan), np.zeros(count)
-        distances[cohort] = np.sqrt([squared_distance(move, moves[hers]) for move in moves])
+        distances[cohort] = np.sqrt([squared_distance(one, compared[hers]) for one in compared])
         if forced is None:
             old = [None if known is None else known[cohort] for known in (previous, before)]
             abar, raw[cohort] = calc_weights(
