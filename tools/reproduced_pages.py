@@ -5,6 +5,10 @@ tables, each in PAPER-TABLE) into a folder of the documentation, one page and pi
 another scale than small as PAPER-TABLE-SCALE), and writes the index of all pages there. A table
 without a measured cell gets no page. Places on this machine are written as DATA. With --costs what
 all tables cost at full scale is counted anew, which takes minutes.
+
+Rows that were measured before a default or a reading changed are named in the page's JSON file,
+"superseded": [{"row": TITLE, "since": VERSION, "columns": [NAME, ...]}] (all columns without the
+last). Each call, also without queues, marks them in the page; a page that is copied again has none.
 """
 
 import csv
@@ -24,12 +28,16 @@ from experiments.reproduction.tables import SCALES
 from fedjax_pfl.results.tables import markdown
 
 INDEX, COSTS = "README.md", "costs.csv"
+KEPT = ("table", "scale", "reading", "title", "verdict", "tuned_for_agreement")
 INTRODUCTION = """# The papers' tables, measured
 
 [The papers' tables again](../reproduce.md), as far as they have been run, each with its verdict:
 how the order of the rows agrees with the paper's, and, where numbers can be compared, how near they
 are. The scale and the data set that stands in are said on each page: at another scale than full,
-or on other data, only the order means something."""
+or on other data, only the order means something. "Told apart" are the pairs of rows whose 95 %
+intervals do not overlap: tau claims no more than these. "Tuned": a free parameter was chosen so
+that the order agrees. "Superseded": rows that were measured at the default or reading of an earlier
+version, which the page marks beside their names."""
 
 
 def table_of(page: Path) -> dict:
@@ -59,7 +67,7 @@ def copy(queue: Path, docs: Path) -> list[str]:
             (docs / f"{name}.png").write_bytes(picture.read_bytes())
             text += f"\n\n![The paper's numbers and ours]({name}.png)"
         write_text(docs / f"{name}.md", f"{public(text)}\n")
-        facts = {key: summary[key] for key in ("table", "scale", "reading", "title", "verdict")}
+        facts = {key: summary[key] for key in KEPT}
         cells = sum(row["state"] != NO_NUMBER for row in rows)
         facts |= {"measured": count, "cells": cells}
         write_text(docs / f"{name}.json", json.dumps(facts, indent=2) + "\n")
@@ -70,6 +78,36 @@ def copy(queue: Path, docs: Path) -> list[str]:
 def public(text: str) -> str:
     """The text without this machine's folders: only the last part of an absolute path is kept."""
     return re.sub(r"(?<![\w:/.])/(?:[\w.-]+/)+([\w.-]+)", r"DATA/\1", text)
+
+
+def mark(text: str, facts: dict) -> str:
+    """The page with "(superseded, VERSION)" behind the titles of superseded rows that have ours."""
+    columns = tables.load(facts["table"]).column
+    lines, column = [], ""
+    for line in text.split("\n"):
+        if line.startswith("## "):
+            titled = [one for one in columns if line[3:].startswith(one.title)]
+            column = max(titled, key=lambda one: len(one.title)).name if titled else ""
+        title, *numbers = line[2:].split(" | ")
+        for one in facts["superseded"] if column and numbers[1:] else ():
+            measured = numbers[1][0].isdigit() and column in one.get("columns", [column])
+            if title == one["row"] and measured:
+                line = f"| {title} (superseded, {one['since']}) | {' | '.join(numbers)}"
+        lines.append(line)
+    said = "Rows marked as superseded are of an earlier version's default or reading."
+    if facts["superseded"] and said not in lines:
+        at = lines.index("## Verdict")
+        lines[at + 1 : at + 1] = ["", said]
+    return "\n".join(lines)
+
+
+def mark_all(docs: Path) -> None:
+    """Marks the superseded rows of all pages."""
+    for path in sorted(docs.glob("*.json")):
+        facts = table_of(path)
+        if facts.get("superseded"):
+            page = path.with_suffix(".md")
+            write_text(page, mark(page.read_text(encoding="utf-8"), facts))
 
 
 COSTING = f"""## What they cost at full scale
@@ -96,7 +134,8 @@ def count(docs: Path) -> None:
 
 def index(docs: Path) -> str:
     """The first page: a line for each table."""
-    rows = [["Table", "Scale", "Cells measured", "Kendall's tau", f"Within {NEAR:g}"]]
+    rows = [["Table", "Scale", "Cells measured", "Kendall's tau", "Told apart",
+             f"Within {NEAR:g}", "Superseded"]]  # fmt: skip
     every = [page_of(name, scale) for name in tables.names() for scale in SCALES]
     order = {page: at for at, page in enumerate(every)}
     for page in sorted(docs.glob("*.json"), key=lambda path: order.get(path.stem, len(order))):
@@ -105,12 +144,16 @@ def index(docs: Path) -> str:
         tau, near = verdict["kendall_tau"], "-"
         if verdict["compared"]:
             near = f"{verdict['within']} of {verdict['compared']}"
+        old = len({one["row"] for one in facts.get("superseded", ())})
+        tuned = ", tuned" if facts["tuned_for_agreement"] else ""
         rows.append([
             f"[{facts['title'].partition(':')[0]}]({page.stem}.md)",
             facts["scale"] + (f", {reading}" if reading else ""),
             f"{facts['measured']} of {facts['cells']}",
-            "-" if tau is None else f"{tau:+.2f}",
+            "-" if tau is None else f"{tau:+.2f}{tuned}",
+            f"{verdict['apart']} of {verdict['pairs']}" if verdict["pairs"] else "-",
             near,
+            f"{old} row{'s' if old > 1 else ''}" if old else "-",
         ])  # fmt: skip
     parts = [INTRODUCTION, markdown(rows)]
     if (docs / COSTS).exists():
@@ -132,6 +175,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         count(docs)
     for queue in queues:
         print(f"{queue}: {', '.join(copy(queue, docs)) or 'nothing measured'}")
+    mark_all(docs)
     write_text(docs / INDEX, index(docs))
     return 0
 

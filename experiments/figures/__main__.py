@@ -29,6 +29,7 @@ from . import (  # noqa: F401 - their figures are registered on import
     feddwa,
     pfedla,
     plga,
+    records,
     settings,
     spfl,
     waffle,

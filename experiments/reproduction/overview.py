@@ -86,15 +86,15 @@ def write(output: Path, title: str, parts: Sequence[Part]) -> None:
     write_text(output / "report.html", as_html(title, text, output))
     with aside(output / "report.csv") as path, path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(("table", "state", "kendall_tau", "rows", "within", "compared",
-                         "unexplained", "full_gflop",
+        writer.writerow(("table", "state", "kendall_tau", "rows", "apart", "pairs", "within",
+                         "compared", "unexplained", "full_gflop",
                          *(f"full_hours_{one.key}" for one in MACHINES)))  # fmt: skip
         for part in parts:
             verdict = part.report and part.report.verdict
             line = [part.name, part.state]
-            line += ["", 0, 0, 0, 0] if not verdict else [
-                "" if verdict.tau is None else verdict.tau, verdict.rows, verdict.near,
-                verdict.compared, verdict.unexplained,
+            line += ["", 0, 0, 0, 0, 0, 0] if not verdict else [
+                "" if verdict.tau is None else verdict.tau, verdict.rows, verdict.apart,
+                verdict.pairs, verdict.near, verdict.compared, verdict.unexplained,
             ]  # fmt: skip
             cost = part.cost
             empty = [""] * (1 + len(MACHINES))
@@ -103,16 +103,17 @@ def write(output: Path, title: str, parts: Sequence[Part]) -> None:
 
 def markdown(title: str, parts: Sequence[Part], output: Path) -> str:
     """The whole report; pictures that are there are shown."""
-    rows = [["Table", "State", "Kendall's tau", f"Within {NEAR:g}", "Unexplained",
+    rows = [["Table", "State", "Kendall's tau", "Told apart", f"Within {NEAR:g}", "Unexplained",
              "Full scale, PFLOP", *(f"hours, {one.name}" for one in MACHINES)]]  # fmt: skip
     for part in parts:
         verdict = part.report and part.report.verdict
         tau = "-" if not verdict or verdict.tau is None else f"{verdict.tau:+.2f}"
+        apart = f"{verdict.apart} of {verdict.pairs}" if verdict and verdict.pairs else "-"
         near = f"{verdict.near} of {verdict.compared}" if verdict and verdict.compared else "-"
         cost = ["-"] * (1 + len(MACHINES))
         if part.cost is not None:
             cost = [f"{x:,.3g}" for x in (part.cost.gflop / 1e6, *part.cost.hours)]
-        rows.append([f"{part.name}: {part.title}", part.state, tau, near,
+        rows.append([f"{part.name}: {part.title}", part.state, tau, apart, near,
                      str(verdict.unexplained) if verdict else "-", *cost])  # fmt: skip
     lines = [f"# {title}", text_tables.markdown(rows), *costs_said(parts), *missing(parts)]
     for part in parts:

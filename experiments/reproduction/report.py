@@ -70,6 +70,11 @@ class Report:
         parts = (self.table, *(one.column for one in self.sections))
         return any(part.changes(self.scale) for part in parts)
 
+    @property
+    def tuned(self) -> str:
+        """What small and medium scale chose for agreement, if this is one of them, or ""."""
+        return self.table.tuned_for_agreement if self.scale != "full" else ""
+
     def title(self) -> str:
         return f"{self.table.paper}, {self.table.table}: {self.table.caption}"
 
@@ -120,8 +125,11 @@ class Report:
         if verdict.tau is not None:
             lines.append(
                 "Kendall's tau between the paper's order of the rows and ours: "
-                f"{verdict.tau:+.2f}, the mean over the columns (1: the same order, 0: none)."
+                f"{verdict.tau:+.2f}, the mean over the columns (1: the same order, 0: none). "
+                f"{told_apart(verdict.apart, verdict.pairs)}"
             )
+        if self.tuned:
+            lines.append(f"Tuned for agreement, so no evidence for the paper's order: {self.tuned}")
         if verdict.compared:
             share = 100 * verdict.near / verdict.compared
             others = f"{verdict.unexplained} of the others are unexplained"
@@ -138,6 +146,14 @@ class Report:
         used = {name for one in self.verdicts.values() for _, why in one.far for name in why}
         known = KNOWN | {one.by: one.says for one in self.table.explain}
         return {name: said for name, said in known.items() if name in used}
+
+
+def told_apart(apart: int, pairs: int) -> str:
+    """A sentence on how much of the order our seeds tell."""
+    return (
+        f"The 95 % intervals of {apart} of {pairs} pairs of rows do not overlap; the other pairs "
+        "are not told apart."
+    )
 
 
 def _scale(table: PaperTable, scale: str) -> str:
@@ -228,9 +244,11 @@ def verdict_cells(report: Report) -> list[list[str]]:
     for section in report.sections:
         one = report.verdicts[section.column.name]
         tau = "-" if one.tau is None else f"{one.tau:+.2f}"
-        body.append([section.column.title, tau, str(one.rows), f"{one.near} of {one.compared}",
-                     str(len(one.far) - one.unexplained), str(one.unexplained)])  # fmt: skip
-    head = ["Column", "Kendall's tau", "Rows", f"Within {NEAR:g}", "Explained", "Unexplained"]
+        body.append([section.column.title, tau, str(one.rows), f"{one.apart} of {one.pairs}",
+                     f"{one.near} of {one.compared}", str(len(one.far) - one.unexplained),
+                     str(one.unexplained)])  # fmt: skip
+    head = ["Column", "Kendall's tau", "Rows", "Told apart", f"Within {NEAR:g}", "Explained",
+            "Unexplained"]  # fmt: skip
     return [head, *body]
 
 
@@ -279,8 +297,9 @@ def summary(report: Report) -> dict[str, Any]:
     """The verdict as JSON values."""
 
     def said(one: Verdict) -> dict[str, Any]:
-        return {"kendall_tau": one.tau, "rows": one.rows, "within": one.near,
-                "compared": one.compared, "unexplained": one.unexplained}  # fmt: skip
+        return {"kendall_tau": one.tau, "rows": one.rows, "apart": one.apart, "pairs": one.pairs,
+                "within": one.near, "compared": one.compared,
+                "unexplained": one.unexplained}  # fmt: skip
 
     return {
         "table": report.table.name,
@@ -288,6 +307,7 @@ def summary(report: Report) -> dict[str, Any]:
         "scale": report.scale,
         "reading": report.reading,
         "verdict": said(report.verdict),
+        "tuned_for_agreement": report.tuned,
         "columns": {name: said(one) for name, one in report.verdicts.items()},
         "further_off": [
             {"column": name, "row": row, "explained_by": list(why)}

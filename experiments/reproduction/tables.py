@@ -10,6 +10,8 @@ One file for each table, `experiments/tables/PAPER/TABLE.toml`:
   small, medium           further ones for --scale=small and medium (default: `MEDIUM`)
   stand_in                further ones where another data set is used
   absent                  algorithms of the paper that may be missing here
+  tuned_for_agreement     a sentence on what small and medium were chosen for so that the order is
+                          the paper's; it goes with the verdict
   reading                 paper and code, where they differ: see `Reading`
   [[column]]              name, title, preset (all flags but the algorithms); perhaps small, medium
                           (default: those of small), small_preset (instead of preset), settings
@@ -182,6 +184,7 @@ class PaperTable:
     medium: tuple[str, ...] = MEDIUM
     stand_in: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
+    tuned_for_agreement: str = ""
     reading: Mapping[str, Reading] = field(default_factory=dict, hash=False)
     explain: tuple[Explanation, ...] = ()
 

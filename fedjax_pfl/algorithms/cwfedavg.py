@@ -3,6 +3,7 @@
 Gyuejeong Lee, Daeyoung Choi. 2024. https://arxiv.org/abs/2406.07800v1
 """
 
+from functools import partial
 from typing import Literal
 
 import jax
@@ -25,6 +26,7 @@ from fedjax_pfl.typing import PerClient, Stack
 @struct
 class State:
     models: Stack = per_client()
+    shares: PerClient | None = per_client()  # [N, C], of the last uploads; only with "norms"
     classes: Stack | None = per_server()  # [C, ...]; only with score_class_models
     told: PerClient | None = per_client()  # bool: has sent its labels' shares; only with "labels"
 
@@ -39,8 +41,9 @@ class CwFedAvg(Algorithm):
     are Q^T times the trained models.
 
     Clients that did not take part are also re-initialised from the class models, as the published
-    code does for all clients. Each uses the class shares of the model it holds, and receives the
-    new model when it next takes part.
+    code does for all clients. Each is weighed by the class shares of the classifier that it
+    uploaded last (before its first upload, of the initial one), and receives the new model when it
+    next takes part.
 
     Attributes:
       wdr_weight: lambda of the weight distribution regularizer; 0 is "without WDR". The paper's
@@ -76,7 +79,9 @@ class CwFedAvg(Algorithm):
         model = ctx.initial_model()
         classes = trees.replicate(model, ctx.federation.data.num_classes)
         told = jnp.zeros((ctx.num_clients,), bool) if self.shares == "labels" else None
-        return State(ctx.replicate(model), classes if self.score_class_models else None, told)
+        shares = None if self.shares == "labels" else ctx.replicate(self.norm_shares(ctx, model))
+        classes = classes if self.score_class_models else None
+        return State(ctx.replicate(model), shares, classes, told)
 
     def round(self, ctx, state):
         wdr = WeightDistribution(self.wdr_weight)
@@ -87,7 +92,11 @@ class CwFedAvg(Algorithm):
         received = ctx.cohort.gather(state.models)
         trained, cohort, loss = ctx.train(received, extra_loss=regularizer)
         held = cohort.scatter(state.models, trained)
-        shares = self.class_shares(ctx, held)  # P [N, C]
+        estimate = jax.vmap(partial(self.norm_shares, ctx))(trained)  # [M, C]
+        true = self.true_shares(ctx)
+        # Read off the upload: a mixed model's classifier has shares of several clients.
+        uploaded = None if state.shares is None else cohort.scatter(state.shares, estimate)
+        shares = true if uploaded is None else uploaded  # P [N, C]
         sizes = ctx.sizes() * cohort.mask
         weights, of_sent, parts = class_weights(shares, cohort.gather(shares), sizes)
         classes = state.classes
@@ -98,36 +107,28 @@ class CwFedAvg(Algorithm):
             models = ctx.mix(of_sent, classes, onto=held)  # eq. (7)
         else:
             models = ctx.mix(weights, trained, onto=held)
-        estimate = shares if self.shares == "norms" else self.norm_shares(ctx, held)
-        gap = jnp.linalg.norm(estimate - self.true_shares(ctx), axis=1)
+        gap = jnp.linalg.norm(estimate - cohort.gather(true), axis=1)
         told, numbers = state.told, None
         if told is not None:  # C numbers when it first takes part
             numbers = shares.shape[1] * (ctx.cohort.mask & ~cohort.gather(told))
             told = cohort.scatter(told, ctx.cohort.mask, where=ctx.cohort.mask)
-        return State(models, classes if self.score_class_models else None, told), ctx.record(
+        classes = classes if self.score_class_models else None
+        return State(models, uploaded, classes, told), ctx.record(
             cohort,
             numbers_up=numbers,
-            clients={"train_loss": loss, "class_share_error": cohort.gather(gap)},
+            clients={"train_loss": loss, "class_share_error": gap},
             everyone_mixes=True,
             mixing=weights,
         )
 
-    def class_shares(self, ctx, models):
-        """P, [N, C]."""
-        return self.true_shares(ctx) if self.shares == "labels" else self.norm_shares(ctx, models)
-
     @staticmethod
-    def norm_shares(ctx, models):
-        """Eq. (9), [N, C], of the classifiers' columns."""
-        data, plan = ctx.federation.data, ctx.plan
-
-        def estimate(params):
-            return estimated_class_shares(params, plan, data.num_classes)
-
-        return jax.vmap(estimate)(models["params"])
+    def norm_shares(ctx, model):
+        """Eq. (9), [C], of the classifier's columns."""
+        return estimated_class_shares(model["params"], ctx.plan, ctx.federation.data.num_classes)
 
     @staticmethod
     def true_shares(ctx):
+        """Each client's class frequencies, [N, C]."""
         return mixing.normalize(ctx.federation.data.class_counts.astype(ctx.dtype))
 
     def models(self, ctx, state, rows):

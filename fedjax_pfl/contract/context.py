@@ -305,7 +305,8 @@ class Context:
           scalars: arrays [].
           **matrices: by name: [.., M, M] of the cohort, or [.., M, N] where all clients' models are
             mixed (shown as [.., N, N] with the identity's rows for clients that kept their model),
-            or weights [M] of a single server model (shown as [1, N]).
+            or weights [M] of a single server model (shown as [1, N]). Of "mixing", or of the only
+            one that is not [M], each member's weight on its own model is recorded as "self_weight".
           everyone_mixes: the matrices are [.., N, M], or [.., N, N] where absent clients' models
             are mixed too: the server makes new models for all N clients. Absent ones receive theirs
             when they next take part, so nothing is sent now.

@@ -18,7 +18,8 @@ class Record:
         adds "participated", "diverged" and "local_steps", the gradients that were computed, and
         the engine "nonfinite", the clients whose values aggregation made non-finite; a
         round with a `loss_matrix` "forward_samples", its forward passes of one sample; one that
-        sends plain numbers "numbers_up" or "numbers_down", int32, how many beside the blocks.
+        sends plain numbers "numbers_up" or "numbers_down", int32, how many beside the blocks; one
+        with a mixing matrix "self_weight", see `self_weights`.
       scalars: arrays [].
       up, down: int32 [N, num_blocks], copies of each block of the model that the client sent to
         and received from the server; the host multiplies by block sizes in 64 bit.
@@ -80,7 +81,8 @@ def recorded(
     for name, count in (("numbers_up", numbers_up), ("numbers_down", numbers_down)):
         if count is not None:
             per_client[name] = cohort.spread(of_members(count), 0)
-    for name, value in clients.items():
+    known = self_weights(cohort, matrices, everyone_mixes)
+    for name, value in {**known, **clients}.items():
         per_client[name] = cohort.spread(jnp.where(cohort.mask, value, jnp.nan), jnp.nan)
     return Record(
         clients=per_client,
@@ -89,3 +91,25 @@ def recorded(
         down=copies(down),
         matrices={name: full(matrix) for name, matrix in matrices.items()},
     )
+
+
+def self_weights(
+    cohort: Cohort, matrices: Mapping[str, jax.Array], everyone_mixes: bool
+) -> dict[str, jax.Array]:
+    """Each member's weight on its own model, {"self_weight": [M]}, mean over blocks.
+
+    It is that of the matrix "mixing", or of the only one, over the sum of its row's absolute
+    weights; 1 for a row of zeros, which keeps its model. Near 1 a client trains locally. Weights
+    [M] of one server model have none: {}.
+    """
+    pairs = {name: matrix for name, matrix in matrices.items() if matrix.ndim > 1}
+    if "mixing" not in pairs and len(pairs) != 1:
+        return {}
+    weights = pairs["mixing"] if "mixing" in pairs else next(iter(pairs.values()))
+    positions = jnp.arange(cohort.size)
+    rows = weights[..., cohort.places, :] if everyone_mixes else weights  # [..., M, M or N]
+    column = cohort.places if rows.shape[-1] == cohort.num_clients else positions
+    total = jnp.sum(jnp.abs(rows), axis=-1)
+    own = rows[..., positions, column] / jnp.where(total > 0, total, 1)
+    own = jnp.where(total > 0, own, 1)
+    return {"self_weight": jnp.mean(own, axis=range(own.ndim - 1))}

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from fedjax_pfl.results.result import Result
 
 MOST = 8  # most clients that a sentence names
+LOCAL = 0.95  # mean self-weight above which clients hardly mix
 
 
 def scored_clients(
@@ -38,6 +39,15 @@ def without_steps(result: "Result", setting: int = 0) -> list[int]:
     return result.client_ids[came & ~steps].tolist() if steps.any() else []
 
 
+def last_self_weight(result: "Result", setting: int = 0) -> float | None:
+    """Mean self-weight of members in the last tenth of the rounds; None without a mixing matrix."""
+    if "self_weight" not in result.clients:
+        return None
+    values = result.clients["self_weight"][:, setting]  # [S, T, N]
+    values = values[:, -max(1, values.shape[1] // 10) :]
+    return None if np.isnan(values).all() else float(np.nanmean(values))
+
+
 def row_remarks(result: "Result", setting: int = 0) -> list[str]:
     """Sentences on one setting: the algorithm's own remarks, then recorded facts."""
     said = [*result.remarks, *(result.setting_remarks or {setting: ()})[setting]]
@@ -49,6 +59,9 @@ def row_remarks(result: "Result", setting: int = 0) -> list[str]:
             f"stopped after round {result.rounds} of {result.rounds_asked}: "
             f"{why.get(result.stopped, 'it was asked to')}"
         )
+    own = last_self_weight(result, setting)
+    if own is not None and own > LOCAL:
+        said.append(f"mean self-weight {own:.3f} in the last rounds: nearly local training")
     idle = without_steps(result, setting)
     if idle:
         said.append(f"{named(idle, names_of(result))} took part without a local step")

@@ -106,7 +106,7 @@ def check_algorithm(
 @in_double_precision
 def partial_participation(algorithm: Algorithm) -> None:
     """Absent clients keep their rows bit by bit and compute nothing, matrices are row-stochastic,
-    all is finite.
+    self-weights are their diagonals, all is finite.
     """
     states, records = run_rounds(algorithm, _partial(algorithm))
     axes = client_axes(states[0])
@@ -322,3 +322,16 @@ def _finite_and_stochastic(algorithm: Algorithm, state: Tree, record: dict) -> N
         for matrix in record["matrices"].values():
             if matrix.shape[-2] > 1 or matrix.any():  # a single row of zeros: nothing aggregated
                 mixing.check(matrix)
+        _self_weights(record["clients"], record["matrices"])
+
+
+def _self_weights(clients: dict, matrices: dict) -> None:
+    """Members' are the diagonal of the mixing matrix, mean over blocks; absent ones have none."""
+    pairs = {name: matrix for name, matrix in matrices.items() if matrix.shape[-2] > 1}
+    if "mixing" in pairs or len(pairs) == 1:
+        matrix = pairs["mixing"] if "mixing" in pairs else next(iter(pairs.values()))
+        own = np.diagonal(matrix, axis1=-2, axis2=-1).reshape(-1, matrix.shape[-1]).mean(axis=0)
+        member = clients["participated"] & ~clients["diverged"]
+        wanted = np.where(member, own, np.nan)
+        message = "self_weight is not the diagonal of the recorded matrix"
+        np.testing.assert_allclose(clients["self_weight"], wanted, 1e-9, 1e-12, err_msg=message)

@@ -42,9 +42,12 @@ def test_reference(pattern, variant):
     )
     settings = {"shares": shares, "wdr_weight": weight}
     states, records = case.run_rounds(pfl.make_algorithm("cwfedavg", settings))
+    assert (states[0].shares is None) == (shares == "labels")
     for state, record, models in zip(states[1:], records, wanted, strict=True):
         assert_models(state.models, models["personalized"], "personalized")
         assert_losses(record, case, "personalized", models["personalized"])
+        if shares == "norms":  # of the last uploads: a mixed head has others
+            np.testing.assert_allclose(state.shares, models["shares"], 1e-9)
         assert ("numbers_up" in record["clients"]) == (shares == "labels")
         np.testing.assert_allclose(record["matrices"]["mixing"], models["weights"], 1e-9, 1e-9)
         apart = [  # of the classifier's norms from the true shares, whatever P is made of

@@ -42,6 +42,38 @@ def test_matrices_of_all_clients_and_of_the_members_that_all_mix():
     absent = ~np.isin(np.arange(5), cohort.rows)
     wanted[:3, absent] = wanted[4, absent] = 0
     np.testing.assert_array_equal(record.matrices["members"], wanted)
+    assert "self_weight" not in record.clients  # of which of the two?
+
+
+def test_self_weights_of_every_form_of_a_matrix():
+    federation = toy_federation(participation=0.6, dtype="float32")
+    key = jax.random.key(0)
+    cohort = federation.participation.cohort(key, 0, federation.data.ids)
+    ctx = pfl.Context(federation, key, jnp.int32(0), jnp.int32(1), cohort)
+    whole = jnp.arange(1.0, 26).reshape(5, 5)
+    rows, absent = cohort.rows, ~np.isin(np.arange(5), cohort.rows)
+
+    def recorded(mixing, everyone_mixes=False, cohort=cohort, **more):
+        record = ctx.record(cohort, everyone_mixes=everyone_mixes, mixing=mixing, **more)
+        assert np.isnan(record.clients["self_weight"][absent]).all()
+        return np.asarray(record.clients["self_weight"])[rows]
+
+    def wanted(matrix):
+        return np.asarray(whole[rows, rows] / jnp.sum(jnp.abs(matrix), axis=1))
+
+    members = whole[rows][:, rows]
+    found = recorded(members.at[1].set(0).at[2, 0].multiply(-1), other=whole[rows])
+    np.testing.assert_allclose(found, wanted(members) * [1, 0, 1] + [0, 1, 0], 1e-6)
+    np.testing.assert_allclose(recorded(whole[rows]), wanted(whole[rows]), 1e-6)
+    np.testing.assert_allclose(recorded(whole, True), wanted(whole[rows]), 1e-6)
+    np.testing.assert_allclose(recorded(whole[:, rows], True), wanted(members), 1e-6)
+    blocks = jnp.stack([members, jnp.eye(3)])
+    np.testing.assert_allclose(recorded(blocks), (wanted(members) + 1) / 2, 1e-6)
+    lost = recorded(members, cohort=cohort.keep(jnp.array([True, False, True])))
+    np.testing.assert_array_equal(np.isnan(lost), [False, True, False])
+    assert "self_weight" not in ctx.record(cohort, mixing=members[0]).clients
+    told = ctx.record(cohort, mixing=members, clients={"self_weight": jnp.zeros(3)})
+    np.testing.assert_array_equal(np.asarray(told.clients["self_weight"])[rows], 0)
 
 
 def test_final_models_are_the_adapted_ones_that_were_scored():

@@ -98,8 +98,8 @@ def run(
     """One model per class, averaged over the cohort; every client mixes them by its class shares.
 
     A round: the cohort trains; the class models are averaged from what it trained; every client,
-    absent ones as well, is started anew from the class models, with the shares of the model it
-    holds (what it has just trained, or, absent, what it was last started from). Where a class
+    absent ones as well, is started anew from the class models, with the shares of the model that
+    it uploaded last (before its first upload, of the initial model). Where a class
     has no model this round, because nobody in the cohort has a share of it, a client's other
     shares are scaled to sum to 1; a client that shares no class with the cohort keeps its model.
 
@@ -129,6 +129,7 @@ def run(
     count, classes = len(clients), len(initial["head"]["bias"])
     labels = [label_shares(y[client["samples"]], classes) for client in clients]
     personal = [initial for _ in clients]
+    uploaded = [initial for _ in clients]  # last trained, never mixed since
     history = []
     for t in range(rounds):
         cohort = list(cohorts[t])
@@ -146,10 +147,11 @@ def run(
                 learning_rate[t],
                 extra_gradient=extra if wdr_weight else None,
             )
+            uploaded[i] = trained[i]
 
         held = [trained.get(i, personal[i]) for i in range(count)]
         all_shares = np.array(
-            labels if shares == "labels" else [norm_shares(model) for model in held]
+            labels if shares == "labels" else [norm_shares(model) for model in uploaded]
         )
         uploads = class_weights([sizes[k] for k in cohort], all_shares[cohort])  # Q
         applied = np.array([available_shares(row, uploads) for row in all_shares])  # P

@@ -106,19 +106,22 @@ def test_cwfedavg_class_models_and_fused_matrix_agree(setting, cohorts, shares, 
             assert kept or not weights[i, absent].any()
 
 
-def test_cwfedavg_starts_everybody_anew_from_the_head_it_holds(setting):
+def test_cwfedavg_starts_everybody_anew_by_the_head_it_uploaded_last(setting):
     partial = {**setting, "cohorts": PARTIAL}
     held = [setting["initial"]] * COUNT
+    shares = [cwfedavg.norm_shares(setting["initial"])] * COUNT
+    remixed = 0.0
     for t, models in enumerate(cwfedavg.run(**partial, wdr_weight=0.0)):
         for i in PARTIAL[t]:
             batches, rate = setting["batches"][t][i], RATES[t]
             assert_same(
                 models["trained"][i], sgd(held[i], batches, setting["x"], setting["y"], rate)
             )
-        held = [models["trained"].get(i, held[i]) for i in range(COUNT)]
-        expected = [cwfedavg.norm_shares(model) for model in held]
-        np.testing.assert_allclose(models["shares"], expected, rtol=1e-13)
+            shares[i] = cwfedavg.norm_shares(models["trained"][i])
+        np.testing.assert_allclose(models["shares"], shares, rtol=1e-13)
         held = models["personalized"]
+        remixed = max(remixed, np.abs(shares - np.array([*map(cwfedavg.norm_shares, held)])).max())
+    assert remixed > 1e-3  # the mixed heads have other shares
 
 
 def test_cwfedavg_without_a_class_scales_the_other_shares_up(setting):

@@ -2,12 +2,13 @@
 
 import itertools
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.results.remarks import grouped, named, row_remarks
+from fedjax_pfl.results.remarks import grouped, last_self_weight, named, row_remarks
 
 SIZES = (30, 5, 30, 8, 30, 30)  # training samples of the clients
 
@@ -144,6 +145,21 @@ def test_more_models_than_there_are_is_said():
         told = pfl.make_algorithm(name, given).remarks(federation())
         assert told[-1].endswith(f", not {list(given.values())[-1]}")
     assert pfl.make_algorithm("feddwa", {"top_k": every}).remarks(federation()) == []
+
+
+def test_clients_that_hardly_mix_are_said_to_train_locally():
+    """HeurFedAMP's self-weight is a hyperparameter; only members of the last rounds count."""
+    own = {"self_weight": [0.94, 0.96], "penalty": [0.0, 0.0]}
+    options = {"participation": 0.5}
+    result = pfl.simulate(pfl.make_algorithm("heurfedamp"), federation(**options), 2, settings=own)
+    said = "mean self-weight 0.960 in the last rounds: nearly local training"
+    assert said not in row_remarks(result, 0) and said in row_remarks(result, 1)
+    assert said in result.table() and said in result.summary(1)["remarks"]
+    rounds = np.array([0.0] * 18 + [0.97, 0.99])
+    late = {"self_weight": np.broadcast_to(rounds[:, None], (1, 2, 20, 6))}
+    late = replace(result, clients=result.clients | late)
+    assert last_self_weight(late) == pytest.approx(0.98)  # the last tenth
+    assert last_self_weight(simulated()) is None
 
 
 def test_words():

@@ -4,7 +4,8 @@ import json
 
 from tools import reproduced_pages
 
-VERDICT = {"kendall_tau": 0.5, "rows": 3, "within": 1, "compared": 2, "unexplained": 0}
+VERDICT = {"kendall_tau": 0.5, "rows": 3, "apart": 2, "pairs": 3, "within": 1, "compared": 2,
+           "unexplained": 0}  # fmt: skip
 
 
 def table(queue, name, states, **facts):
@@ -13,14 +14,16 @@ def table(queue, name, states, **facts):
     (folder / "table.md").write_text("# T\n\nLooked in /home/me/data/mnist, see x.org/a/b. 3/4.\n")
     (folder / "table.csv").write_text("state\n" + "\n".join(states) + "\n")
     known = {"table": name.replace("-", "/"), "scale": "small", "reading": None}
-    known |= {"title": f"{name}, Table 1: caption", "verdict": VERDICT} | facts
+    known |= {"title": f"{name}, Table 1: caption", "verdict": VERDICT}
+    known |= {"tuned_for_agreement": ""} | facts
     (folder / "table.json").write_text(json.dumps(known))
 
 
 def test_pages_and_index(tmp_path, capsys):
     queue, docs = tmp_path / "queue", tmp_path / "docs"
     table(queue, "waffle-1", ["measured", "data missing", "not in the paper"])
-    table(queue, "feddwa-1", ["measured"], reading="paper", verdict=VERDICT | {"compared": 0})
+    told = {"reading": "paper", "verdict": VERDICT | {"compared": 0}, "tuned_for_agreement": "x"}
+    table(queue, "feddwa-1", ["measured"], **told)
     table(queue, "pfedla-1", ["data missing"])
     table(tmp_path / "larger", "feddwa-1", ["measured"] * 2, scale="medium")
     (queue / "waffle-1" / "table.png").write_bytes(b"picture")
@@ -35,8 +38,35 @@ def test_pages_and_index(tmp_path, capsys):
     assert "](waffle-1.png)" in page
     lines = (docs / "README.md").read_text().splitlines()[-3:]
     assert lines.pop(1).startswith("| [feddwa-1, Table 1](feddwa-1-medium.md) | medium | 2 of 2 |")
-    assert lines[0] == "| [feddwa-1, Table 1](feddwa-1.md) | small, paper | 1 of 1 | +0.50 | - |"
-    assert lines[1] == "| [waffle-1, Table 1](waffle-1.md) | small | 1 of 2 | +0.50 | 1 of 2 |"
+    feddwa, waffle = (line.partition("](")[2] for line in lines)
+    assert feddwa == "feddwa-1.md) | small, paper | 1 of 1 | +0.50, tuned | 2 of 3 | - | - |"
+    assert waffle == "waffle-1.md) | small | 1 of 2 | +0.50 | 2 of 3 | 1 of 2 | - |"
+
+
+def test_superseded_rows_are_marked_until_they_are_measured_again(tmp_path):
+    queue, docs = tmp_path / "queue", tmp_path / "docs"
+    table(queue, "pfedla-1", ["measured"])
+    heads = ("EMNIST, 10 clients", "EMNIST, 100 clients (on mnist), small by --rounds=1 too")
+    rows = "| FedRep | 1 | 4 |\n| pFedMe | 2 | 5 |\n| pFedMe, w | 3 | 6 |\n"
+    text = "# T\n\n## Verdict\n\n" + "\n".join(f"## {head}\n\n{rows}" for head in heads)
+    text += "\n## CIFAR-10, 10 clients\n\n| FedRep | 7 | not run |\n"
+    (queue / "pfedla-1" / "table.md").write_text(text)
+    assert reproduced_pages.main(["", str(docs), str(queue)]) == 0
+    plain, kept = (docs / "pfedla-1.md").read_text(), docs / "pfedla-1.json"
+    old = [{"row": "FedRep", "since": "0.3"},
+           {"row": "pFedMe", "since": "0.3", "columns": ["emnist_100"]}]  # fmt: skip
+    kept.write_text(json.dumps(json.loads(kept.read_text()) | {"superseded": old}))
+    for _ in range(2):  # marks no row twice
+        assert reproduced_pages.main(["", str(docs)]) == 0
+        page = (docs / "pfedla-1.md").read_text()
+        assert page.count("superseded, 0.3") == 3 and page.count("marked as superseded") == 1
+    first, second, third = page.split("## ")[2:]
+    assert "| FedRep (superseded, 0.3) | 1 | 4 |" in first and "| pFedMe | 2 | 5 |" in first
+    assert "| pFedMe (superseded, 0.3) | 2 |" in second and "| pFedMe, w | 3 | 6 |" in second
+    assert "| FedRep | 7 | not run |" in third
+    assert (docs / "README.md").read_text().splitlines()[-1].endswith("| 2 rows |")
+    assert reproduced_pages.main(["", str(docs), str(queue)]) == 0
+    assert (docs / "pfedla-1.md").read_text() == plain
 
 
 def test_costs_are_counted_when_asked_for(tmp_path, monkeypatch):

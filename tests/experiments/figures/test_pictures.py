@@ -16,6 +16,7 @@ DRAWN = {
     "accuracy/setting": (["main", "iid"], [], {"x": "partition", "record": "traffic"}),
     "accuracy/cost": (["main"], [], {}),
     "accuracy/scatter": (["main"], ["local", "feddwa", "cwfedavg"], {}),
+    "records/rounds": (["main"], [], {}),
     "waffle/accuracy": (["main"], [], {}),
     "waffle/penalty": (["main"], [], {"x": "groups"}),
     "waffle/weights": (["main"], [], {}),

@@ -144,6 +144,37 @@ def test_a_scale_says_what_it_changes(made):
     assert "0 of the others are unexplained" in made.judged()[1]
 
 
+def test_rows_whose_intervals_overlap_are_not_told_apart(made):
+    """Two means are apart by more than both halves; one seed has no interval at all."""
+    assert verdicts.told_apart([(50.0, 2.0), (54.0, 1.0), (53.0, 1.0)]) == (1, 3)
+    assert verdicts.told_apart([(50.0, None), (90.0, 1.0), (80.0, 1.0)]) == (1, 3)
+    assert verdicts.told_apart([(50.0, 1.0)]) == (0, 0)
+    accuracy = made.verdicts["accuracy"]  # A and B, equal in both seeds; not A's client
+    assert (accuracy.apart, accuracy.pairs) == (1, 1)
+    assert (made.verdict.apart, made.verdict.pairs) == (1, 2)  # seconds are of one run
+    assert "intervals of 1 of 2 pairs of rows do not overlap" in made.judged()[0]
+    single = replace(made.entries["mb"][2], paper=1.0, scores=np.array([3.0]))
+    other = replace(single, scores=np.array([4.0]))
+    one_seed = [
+        verdicts.of_column(made.table, "full", section, [single, other])
+        for section in made.sections
+    ]
+    assert [one.apart for one in one_seed] == [0, 1, 0], "MB are counted, not estimated"
+    assert report.verdict_cells(made)[1][3] == "1 of 1"
+    found = report.summary(made)["columns"]["accuracy"]
+    assert (found["apart"], found["pairs"]) == (1, 1)
+
+
+def test_what_was_tuned_for_agreement_is_said_where_it_was(made):
+    table = replace(made.table, tuned_for_agreement="the rate was chosen.")
+    small = report.Report(table, "small", (), made.sections)
+    assert small.judged()[1].endswith("no evidence for the paper's order: the rate was chosen.")
+    assert report.summary(small)["tuned_for_agreement"] == "the rate was chosen."
+    full = report.Report(table, "full", (), made.sections)
+    assert not full.tuned and not any("Tuned" in line for line in full.judged())
+    assert "share" in tables.load("pfedla/2").tuned_for_agreement
+
+
 def test_ties():
     assert verdicts.kendall([1, 2, 2], [1, 2, 3]) == pytest.approx(2 / 6**0.5)
     assert verdicts.kendall([1], [1]) is None and verdicts.kendall([1, 1], [1, 2]) is None
