@@ -65,12 +65,6 @@ ADAM = FEDOPT | {
     "b2": (0.99, "paper: section 5"),
     "bias_correction": (False, "paper: Algorithm 2 has none"),
 }
-FEDAMP = {
-    "sigma": (1.0, "FedDWA's paper: appendix B.3"),
-    "alpha": (0.0, "ours: 0 stands for sigma / (N - 1), the most that keeps xi_ii from below 0"),
-    "pull": (0.1, "FedDWA's paper: appendix B.3, lambda / alpha = .1 / 1"),
-    "start": ("own", "paper: Algorithm 1 goes on from w_i"),
-}
 LGA = {
     "stage": ("tensor", "code: Algorithms/users/userLGP_v1.py:147 of e1d6b52^"),
     "base": ("current", "paper: equation (11)"),
@@ -141,7 +135,15 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "most_passes": (30, "ours: the authors have no bound; losses settle after 11 at least"),
         "who": ("everyone", "code: system/flcore/servers/serverala.py sends to all clients"),
     },
-    "fedamp": FEDAMP,
+    "fedamp": {
+        "sigma": (1.0, "FedDWA's paper: appendix B.3"),
+        "alpha": (
+            0.0,
+            "ours: 0 stands for sigma / (N - 1), the most that keeps xi_ii from below 0",
+        ),
+        "pull": (0.1, "FedDWA's paper: appendix B.3, lambda / alpha = .1 / 1"),
+        "start": ("own", "paper: Algorithm 1 goes on from w_i"),
+    },
     "fedasync": {
         "mode": ("tick", "code: Algorithms/users/userFedAsync.py"),
         "alpha": (0.8, "code: Algorithms/users/userFedAsync.py:19"),
@@ -214,9 +216,9 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "discard_fine_tuned": (False, "code: SPFL/experiment_fedavg_update_v1.py:257"),
     },
     "fedyogi": ADAM,
-    "heurfedamp": FEDAMP
-    | {
-        "alpha": (1.0, "FedDWA's paper: appendix B.3"),
+    "heurfedamp": {
+        "sigma": (1.0, "FedDWA's paper: appendix B.3"),
+        "pull": (0.1, "FedDWA's paper: appendix B.3, lambda / alpha = .1 / 1"),
         "start": ("cloud", "ours: as the paper's lambda / alpha is too small to pull"),
         "self_weight": (-1.0, "ours: not stated; -1 stands for 1 / N"),
     },
