@@ -33,6 +33,12 @@ def meant(given: str, valid: Iterable[str], others: Mapping[str, Collection[str]
     return same or [name for name in known if name in others.get(word, ())]
 
 
+def ours(given: str, valid: Iterable[str], others: Mapping[str, Collection[str]]) -> str:
+    """The valid name that a name stands for, as `meant` reads it; itself where that is no one."""
+    found = meant(given, valid, others)
+    return found[0] if len(found) == 1 else given
+
+
 def nearest(given: str, valid: Iterable[str], shared: re.Pattern[str] | None = None) -> str | None:
     """The valid name that resembles a misspelt one most, or None where none is really near.
 

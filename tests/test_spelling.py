@@ -4,6 +4,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl import elsewhere, spelling
+from fedjax_pfl.data.sources.registry import Source
 
 
 def words(text):
@@ -168,13 +169,40 @@ def test_partitions_of_other_libraries(given, said):
 def test_options_of_other_libraries():
     with pytest.raises(pfl.InputError, match=r"of local training 'lr'. Did you mean 'learn"):
         pfl.LocalTraining().changed(lr=0.1)
-    with pytest.raises(pfl.InputError, match=r"Unknown data set 'fmnist'. Did you mean 'fash"):
-        pfl.load_dataset("fmnist")
-    with pytest.raises(pfl.InputError, match=r"Unknown model 'MLR'. Did you mean 'softmax'"):
-        pfl.make_model("MLR", (4,), 3)
     assert spelling.suggestions("f1", ["auc", "ece", "macro_f1"]) == ["macro_f1"]
     with pytest.raises(pfl.InputError, match=r"hyperparameter of 'feddwa' 'colour'\. Valid"):
         pfl.make_algorithm("FedDWA", {"colour": 1})
+
+
+@pytest.mark.parametrize(
+    ("given", "ours"),
+    [
+        ("FashionMNIST", "fashion_mnist"),
+        ("Cifar10", "cifar10"),
+        ("CIFAR-100", "cifar100"),
+        ("MNIST", "mnist"),
+        ("fmnist", "fashion_mnist"),
+        ("TinyImagenet", "tiny_imagenet"),
+        ("mine.npz", "mine.npz"),
+    ],
+)
+def test_data_sets_of_other_libraries(given, ours, monkeypatch):
+    assert spelling.ours(given, pfl.DATASETS, elsewhere.DATASETS) == ours
+    if ours != given:
+        found = object()
+        monkeypatch.setitem(pfl.DATASETS, ours, Source("", lambda data_dir: found))
+        assert pfl.load_dataset(given) is found
+
+
+@pytest.mark.parametrize(
+    ("given", "ours"),
+    [("CNN", "cnn"), ("MLP", "mlp"), ("MLR", "softmax"), ("ResNet-18", "resnet18")],
+)
+def test_networks_of_other_libraries(given, ours):
+    shape = (32, 32, 3)
+    assert type(pfl.make_model(given, shape, 3)) is type(pfl.make_model(ours, shape, 3))
+    with pytest.raises(pfl.InputError, match=f"Unknown model '{given}s'"):
+        pfl.make_model(f"{given}s", shape, 3)
 
 
 def test_a_beginning_is_near_and_a_long_name_is_not():

@@ -9,7 +9,7 @@ import absl.flags
 import fedjax_pfl as pfl
 from fedjax_pfl.errors import shown, unknown_hyperparameter
 
-from .flagfiles import value_of
+from .flagfiles import filed_pairs, value_of
 from .pairs import parse_pairs
 
 OWN = pfl.options.SETTABLE  # options of local training that --set takes
@@ -113,10 +113,18 @@ def training_options(args: absl.flags.FlagValues) -> dict[str, Any]:
 def canonical(values: absl.flags.FlagValues) -> None:
     """Writes the names of algorithms in the flags as ours, so that one run has one spelling.
 
-    Names that stand for no algorithm stay as they are; `parse_algorithms` refuses them.
+    Names that stand for no algorithm stay as they are; `parse_algorithms` refuses them. A --set of
+    a flagfile for an algorithm that the run does not have is passed over, so that a preset can hold
+    settings of many. One of the command line stays and is refused: it is likely a slip.
     """
-    values["algorithms"].value = [_ours(name.strip()) for name in value_of(values, "algorithms")]
-    values["set"].value = [setting_of(word) for word in value_of(values, "set")]
+    chosen = [_ours(name.strip()) for name in value_of(values, "algorithms")]
+    filed = filed_pairs(values, "set")
+    values["algorithms"].value = chosen
+    values["set"].value = [
+        setting_of(word)
+        for word in value_of(values, "set")
+        if word not in filed or _algorithm_of(word) not in pfl.ALGORITHMS.keys() - chosen
+    ]
 
 
 def setting_of(word: str) -> str:
@@ -124,6 +132,11 @@ def setting_of(word: str) -> str:
     target, equals, value = word.partition("=")
     name, dot, key = target.rpartition(".")
     return f"{_ours(name.strip())}{dot}{key}{equals}{value}" if dot else word
+
+
+def _algorithm_of(word: str) -> str:
+    """The algorithm that a word such as "feddwa.top_k=5" is for, by our name."""
+    return setting_of(word).partition("=")[0].rpartition(".")[0].strip()
 
 
 def _ours(name: str) -> str:

@@ -55,6 +55,7 @@ def _last_pairs(words: Sequence[str]) -> list[str]:
         if said is not None:
             target = said[1].lstrip("-"), spelling.plain(said[2])
             if later.setdefault(target, file) != file and file is not None:
+                del kept[len(kept) - bool(bare) :]
                 continue
         kept.append(word)
     return kept[::-1]
@@ -156,6 +157,16 @@ def filed(values: flags.FlagValues) -> set[str]:
             name = said[1] if said[1] in values else said[1].removeprefix("no")
             origins[name] = origins.get(name, True) and hasattr(word, "file")
     return {name for name, only in origins.items() if only and name in values}
+
+
+def filed_pairs(values: flags.FlagValues, name: str) -> set[str]:
+    """The words NAME=VALUE of a flag of pairs that flagfiles gave, such as presets."""
+    words, found = values.__dict__.get("__words", ()), set()
+    for word, following in zip(words, [*words[1:], ""], strict=False):
+        flag, equals, value = word.lstrip("-").partition("=")
+        if flag == name and hasattr(word, "file"):
+            found.add(value if equals else following)
+    return found
 
 
 def check_trust(argv: Sequence[str]) -> None:

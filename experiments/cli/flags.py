@@ -7,6 +7,7 @@ from functools import cache
 from absl import flags
 
 import fedjax_pfl as pfl
+from fedjax_pfl import elsewhere, spelling
 from fedjax_pfl.errors import cut
 from fedjax_pfl.results.headlines import FIRST, HEADLINES
 from fedjax_pfl.values import LIMIT, convert, keyword_defaults
@@ -299,6 +300,8 @@ def parse(
     shell.refuse_words(rest, values)
     own_code.load(values.import_file)
     algorithms.canonical(values)
+    model = values["model"]
+    model.value = spelling.ours(model.value, pfl.MODELS, elsewhere.MODELS)
     splits.replace(values, RULE_FLAG)
     foreign_data.adopt(values)
     return values

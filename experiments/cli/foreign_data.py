@@ -19,8 +19,9 @@ SAMPLES = ("pfllib", "leaf")  # tools whose folders hold samples
 def adopt(values: absl.flags.FlagValues, others: Collection[str] = ("partition",)) -> None:
     """Writes --dataset=FOLDER of PFLlib's as pfllib:FOLDER, split as that folder splits it.
 
-    The folder's split takes the place of a flagfile's rule. A folder of LEAF's becomes leaf:FOLDER.
-    Data sets that say whose their samples are get clients by column.
+    The folder's split takes the place of a flagfile's rule. A folder of LEAF's becomes leaf:FOLDER,
+    and a data set's name in another spelling, such as FashionMNIST, ours. Data sets that say whose
+    their samples are get clients by column.
 
     Args:
       values: flags; changed in place.
@@ -37,7 +38,9 @@ def adopt(values: absl.flags.FlagValues, others: Collection[str] = ("partition",
             raise _of_flbench(place)
         if source in SAMPLES:
             values["dataset"].value = f"{source}:{given}"
-    given = value_of(values, "dataset")
+    name, colon, place = value_of(values, "dataset").partition(":")
+    name = spelling.ours(name, pfl.DATASETS, elsewhere.DATASETS)
+    given = values["dataset"].value = f"{name}{colon}{place}"
     if given.startswith(PREFIX):
         splits.give_way(values)
     dealt = values["partition_file"].value is not None or any(values[n].present for n in others)

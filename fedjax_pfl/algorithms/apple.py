@@ -70,6 +70,10 @@ class Apple(Algorithm):
         if not any(federation.plan.shared):
             raise InputError("apple mixes what clients share, and share is 'none'.")
 
+    def remarks(self, federation):
+        told = "relation_rate is 0: relations stay as they began"
+        return [*super().remarks(federation), *[told] * (not self.relation_rate)]
+
     def init(self, ctx):
         cores = ctx.replicate(ctx.initial_model())
         if self.initial == "independent":

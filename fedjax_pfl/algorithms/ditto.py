@@ -61,6 +61,10 @@ class Ditto(fedavg.Weighted):
         allowed = "0 with batches=shared, which serve both models"
         require(own, "personal_epochs", self.personal_epochs, allowed)
 
+    def remarks(self, federation):
+        told = "pull is 0: what is scored was trained locally"
+        return [*super().remarks(federation), *[told] * (not self.pull)]
+
     def schedules(self, federation):
         return federation.schedule, self.personal_schedule(federation)
 

@@ -50,6 +50,8 @@ class FedProx(FedAvg):
 
     def remarks(self, federation):
         told = super().remarks(federation)
+        if not self.mu:
+            told.append("mu is 0: trained as FedAvg")
         if self.slow_fraction:
             told.append(f"{self.slow_fraction:g} of a round's clients train fewer epochs")
         return told

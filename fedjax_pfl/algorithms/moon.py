@@ -59,6 +59,9 @@ class Moon(fedavg.Weighted):
                 f"counted below {COUNTED:,}: take fewer local steps or smaller batches."
             )
 
+    def remarks(self, federation):
+        return [*super().remarks(federation), *["mu is 0: trained as FedAvg"] * (not self.mu)]
+
     def init(self, ctx):
         start, never = super().init(ctx), jnp.zeros((ctx.num_clients,), bool)
         return State(**vars(start), previous=ctx.replicate(ctx.initial_model()), took_part=never)

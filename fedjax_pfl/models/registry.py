@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import flax.linen as nn
 import numpy as np
 
+from fedjax_pfl import elsewhere, spelling
 from fedjax_pfl.errors import InputError, require, require_name, unknown_name
 from fedjax_pfl.models.projection import Projected
 from fedjax_pfl.values import LIMIT, defined_at, keyword_defaults, number
@@ -51,7 +52,7 @@ def make_model(
     """The network of that name for samples of `input_shape`.
 
     Args:
-      name: one of `MODELS`.
+      name: one of `MODELS`, in any spelling ("CNN" is "cnn").
       input_shape: shape of one sample: [height, width, channels], [d], or [length] for texts.
       num_classes: C.
       initializer: "torch" or "flax".
@@ -63,6 +64,8 @@ def make_model(
     Raises:
       InputError: unknown name or option, or a network that cannot take such samples.
     """
+    if isinstance(name, str):
+        name = spelling.ours(name, MODELS, elsewhere.MODELS)
     if not (isinstance(name, str) and name in MODELS):
         raise unknown_name("model", name, MODELS, ones_own=True)
     require_name("initializer", initializer, INITIALIZERS)

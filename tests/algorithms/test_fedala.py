@@ -244,6 +244,32 @@ def test_running_statistics_have_no_weights():
     assert not jax.tree.leaves(weights["batch_stats"])
 
 
+class Growing(nn.Module):
+    """Without a nonlinearity, so that huge samples overflow after a few steps, not in the first."""
+
+    @nn.compact
+    def __call__(self, x):
+        return dense(3, "head")(dense(5, "hidden")(x))
+
+
+def test_a_member_that_diverges_keeps_what_it_had_before_it_adapted():
+    """It learns weights on huge samples; its training overflows after a few steps."""
+    ours = algorithm(who="selected", most_passes=1)
+    sizes, training = (4, 5, 3), {"model": Growing(), "local_epochs": 8}
+    federation = ours.prepare(toy_federation(sizes, diverging=1, **training))
+    step, first = round_of(ours, federation)
+    server = jax.tree.map(lambda leaf: 1.1 * leaf, first.server)
+    before = replace(first, server=server)
+    after = step(before, jnp.int32(0))
+    assert after.begun.tolist() == [True, False, True]
+    for name in ("models", "trained", "weights"):
+        old, new = (jax.tree.leaves(getattr(state, name)) for state in (before, after))
+        pairs = list(zip(map(np.asarray, old), map(np.asarray, new), strict=True))
+        for was, now in pairs:
+            np.testing.assert_array_equal(now[1], was[1], name)
+        assert any((now[[0, 2]] != was[[0, 2]]).any() for was, now in pairs), name
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("check", ["partial_participation", "divergence"])
 def test_absent_and_diverged_clients_keep_all_where_the_selected_adapt(check):

@@ -187,3 +187,19 @@ def test_feddwa_needs_something_shared():
     federation = toy_federation(share="none")
     with pytest.raises(pfl.InputError, match="compares clients by what they share"):
         pfl.simulate(algorithm("feddwa"), federation, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "said"),
+    [
+        ("fedprox", "mu", "mu is 0: trained as FedAvg"),
+        ("moon", "mu", "mu is 0: trained as FedAvg"),
+        ("ditto", "pull", "pull is 0: what is scored was trained locally"),
+        ("apple", "relation_rate", "relation_rate is 0: relations stay as they began"),
+    ],
+)
+def test_a_table_says_that_a_method_is_off(name, key, said):
+    """As some libraries have them by default."""
+    on, off = (ours.remarks(ours.prepare(toy_federation()))
+               for ours in (algorithm(name), algorithm(name, **{key: 0})))  # fmt: skip
+    assert on == [] and off == [said]

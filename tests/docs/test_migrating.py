@@ -7,14 +7,25 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments.cli import flags, unknown_flags
+from experiments.cli.algorithms import parse_algorithms
 from fedjax_pfl.data.partitions.flbench import FLBENCH_EXPORT
 from fedjax_pfl.results.headlines import HEADLINES
 from tests.docs import pages
 
 PAGE = (pages.ROOT / "docs/migrating.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| (`[^|]*) \| ([^|]*) \| ([^|]*)\|$", PAGE, re.MULTILINE)
-SETTINGS = [row for row in ROWS if re.match(r"`\w+\.\w+`", row[1])]
-FLAGS = [row for row in ROWS if row not in SETTINGS and not row[0].startswith("`--dataset=")]
+FLAGS = [row for row in ROWS if not row[0].startswith("`--dataset=")]
+# (PFLlib's flag, its default, the algorithm there, ours, the preset's value, our default)
+SETTINGS = re.findall(
+    r"^\| `-(\w+) (\S+)` of (\S+) \| `(\w+\.\w+)` \| (\S*) ?\| (\S+) \| [^|]*\|$",
+    PAGE,
+    re.MULTILINE,
+)
+# Of system/main.py of TsingZ0/PFLlib at d832e76: what its algorithms that are here read.
+MAIN = {
+    "bt": 0, "lam": 1, "mu": 0, "K": 5, "lrp": 0.01, "M": 5, "alk": 1, "sg": 1, "al": 1, "pls": 1,
+    "tau": 1, "fte": 10, "dlr": 0, "L": 1, "slr": 1, "et": 1, "s": 80, "p": 2,
+}  # fmt: skip
 
 
 def names(cell):
@@ -39,15 +50,39 @@ def test_flags_are_answered_as_the_page_says(row, known):
 
 
 def test_there_are_rows_of_all_three():
-    assert len(FLAGS) > 40 and len(SETTINGS) > 8
+    assert len(FLAGS) > 40
     assert sum(len(names(row[0])) for row in FLAGS) > 70
 
 
-@pytest.mark.parametrize("row", SETTINGS, ids=lambda row: row[0])
-def test_hyperparameters_exist(row):
-    for name in names(row[1]):
-        algorithm, _, key = name.partition(".")
-        assert key in pfl.make_algorithm(algorithm).hyperparameters(), name
+def test_every_default_of_pfllib_has_its_row():
+    """With its value there, the preset's and the class's."""
+    assert {flag for flag, *_ in SETTINGS} == MAIN.keys()
+    assert len(re.findall(r"^\| `-\w+ \S+` of ", PAGE, re.MULTILINE)) == len(SETTINGS)
+    every = flags.parse(
+        ["run", "--preset=pfllib", f"--algorithms={','.join(sorted(pfl.ALGORITHMS))}"]
+    )
+    preset = dict(word.split("=") for word in every.set)
+    for flag, default, theirs, ours, value, own in SETTINGS:
+        name, _, key = ours.partition(".")
+        assert pfl.algorithm_name(theirs) == name
+        assert float(default) == MAIN[flag], flag
+        assert preset.get(ours, "") == value, ours
+        assert float(own) == pfl.make_algorithm(name).hyperparameters()[key], ours
+
+
+def test_the_preset_sets_what_there_is():
+    """Each of its algorithms takes its settings, and a later flag wins."""
+    words = ["run", "--preset=pfllib", "--algorithms=FedProx,Ditto,Local", "--set=FedProx.mu=0.1"]
+    args = flags.parse(words)
+    assert args.set == [
+        "ditto.pull=0",
+        "ditto.personal_epochs=1",
+        "local.who=drawn",
+        "fedprox.mu=0.1",
+    ]
+    for name in pfl.ALGORITHMS:
+        args = flags.parse(["run", "--preset=pfllib", f"--algorithms={name}"])
+        parse_algorithms(args.algorithms, args.set)
 
 
 def test_headlines_are_named():

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar, get_args
 
 import numpy as np
 
+from fedjax_pfl import elsewhere, spelling
 from fedjax_pfl.data.columns import named
 from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
 from fedjax_pfl.data.files import as_path, reading
@@ -92,8 +93,8 @@ def load_dataset(name: str, data_dir: str | Path | None = None, **options: Any) 
     """Loads a data set by name.
 
     Args:
-      name: a name in `DATASETS`; "NAME:PATH", short for `load_dataset(NAME, PATH)`; or "tfds:NAME",
-        where NAME is one of TFDS's.
+      name: a name in `DATASETS`, in any spelling ("CIFAR-10" is "cifar10"); "NAME:PATH", short for
+        `load_dataset(NAME, PATH)`; or "tfds:NAME", where NAME is one of TFDS's.
       data_dir: folder (for `npz` and `text_csv`: file) that holds the data; sources that need none
         ignore it.
       **options: further options of the source, such as `image_size` or `max_tokens`; see the
@@ -106,6 +107,7 @@ def load_dataset(name: str, data_dir: str | Path | None = None, **options: Any) 
     if not isinstance(name, str):
         raise unknown_name("data set", name, DATASETS)
     given, (name, _, rest) = name, name.partition(":")
+    name = spelling.ours(name, DATASETS, elsewhere.DATASETS)
     if name not in DATASETS:
         raise unknown_name("data set", name, DATASETS, hint=_of_path(given))
     source = DATASETS[name]

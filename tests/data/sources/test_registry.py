@@ -33,9 +33,9 @@ def test_digits():
 
 def test_unknown_name_gives_the_nearest():
     with pytest.raises(
-        InputError, match=r"Unknown data set 'fashion-mnist'. Did you mean 'fashion_"
+        InputError, match=r"Unknown data set 'fashion-mnits'. Did you mean 'fashion_"
     ):
-        load_dataset("fashion-mnist")
+        load_dataset("fashion-mnits")
 
 
 def test_an_unknown_name_that_is_a_path_says_whether_it_is_there(tmp_path):

@@ -4,7 +4,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments import run
-from experiments.cli import build, flags
+from experiments.cli import build, flags, resume
 from fedjax_pfl.data.partitions.flbench import FLBENCH_EXPORT
 from fedjax_pfl.data.pfllib_files import PFLLIB_EXPORT
 from tests.data.partitions.test_foreign import exported, write_flbench
@@ -51,6 +51,16 @@ def test_flbenchs_folder_is_no_data_set(tmp_path, capsys):
     said = capsys.readouterr().err
     raw = folder / "FashionMNIST" / "raw"
     assert f"--dataset=fashion_mnist --data_dir={raw}, and --partition_file={folder}." in said
+
+
+def test_other_spellings_of_data_sets_and_networks_are_the_same_run(folder, monkeypatch):
+    spelt = parsed("--dataset=FashionMNIST", "--model=CNN", "--algorithms=FedAvg")
+    ours = parsed("--dataset=fashion_mnist", "--model=cnn", "--algorithms=fedavg")
+    assert resume.configuration(spelt) == resume.configuration(ours)
+    assert parsed("--dataset=CIFAR-10:/data").dataset == "cifar10:/data"
+    monkeypatch.chdir(folder.parent)
+    folder.rename(folder.parent / "MNIST")  # a folder of PFLlib's is what it holds
+    assert parsed("--dataset=MNIST").dataset == "pfllib:MNIST"
 
 
 def test_names_of_data_sets_are_no_folders(folder, monkeypatch):

@@ -4,6 +4,7 @@ import absl.flags
 import pytest
 
 from experiments.cli import flags, resume
+from experiments.cli.algorithms import parse_algorithms
 from experiments.cli.pairs import parse_pairs
 from fedjax_pfl.errors import InputError
 
@@ -45,3 +46,27 @@ def test_the_order_of_pairs_is_no_other_run():
         for some in (words, words[::-1], words[:1])
     )
     assert before == now != other
+
+
+def test_a_files_settings_of_other_algorithms_are_passed_over(tmp_path):
+    """A preset may hold settings of many algorithms; a word typed by hand is likely a slip."""
+    file = tmp_path / "file"
+    file.write_text("--set=FedDWA.top_k=2\n--set\napple.mu=0.2\n")
+    for names, kept in (
+        ("local", []),
+        ("apple,local", ["apple.mu=0.2"]),
+        ("FedDWA,apple", ["feddwa.top_k=2", "apple.mu=0.2"]),
+    ):
+        args = flags.parse(["run", f"--flagfile={file}", f"--algorithms={names}"])
+        typed = [f"--algorithms={names}", *(f"--set={word}" for word in kept)]
+        assert args.set == kept
+        assert resume.configuration(args) == resume.configuration(flags.parse(["run", *typed]))
+    words = [f"--flagfile={file}", "--algorithms=apple", "--set=apple.mu=1"]
+    assert flags.parse(["run", *words]).set == ["apple.mu=1"]  # wins over the pair of two words
+    typed = flags.parse(["run", "--algorithms=local", "--set=feddwa.top_k=2"])
+    with pytest.raises(InputError, match="'feddwa', which is not in this comparison"):
+        parse_algorithms(typed.algorithms, typed.set)
+    file.write_text("--set=fedwda.top_k=2\n")
+    unknown = flags.parse(["run", f"--flagfile={file}", "--algorithms=local"])
+    with pytest.raises(InputError, match="fedwda"):
+        parse_algorithms(unknown.algorithms, unknown.set)
