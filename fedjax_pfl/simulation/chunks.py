@@ -199,8 +199,9 @@ class Chunks:
             fitting = chunk_seconds * length / max(seconds, 1e-9)
             length = max(1, int(min(fitting, longest)))
             if self.done < rounds:
-                asked = stop is not None and not self.stopped
-                asked = asked and bool(stop(self._progress(since, result)))
+                asked = False
+                if stop is not None and not self.stopped:
+                    asked = bool(stop(self._progress(since, result)))
                 length = self._pause(asked, length)
 
     def _progress(self, since: int, result: Callable[[], Result] | None) -> Progress:
