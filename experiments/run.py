@@ -24,6 +24,7 @@ from fedjax_pfl.results.remarks import named
 
 from .cli import console as shown
 from .cli import flags, growth, kept, new_clients, provenance, resume, shell, together
+from .cli.algorithms import own_words
 from .cli.build import Experiment, Material, material, output_folder, prepare
 from .cli.help import help_text
 from .cli.simulating import memory_of, run_algorithm
@@ -198,6 +199,7 @@ def header(experiment: Experiment) -> list[str]:
     ids = np.asarray(federation.data.ids)
     idle = ids[federation.steps() == 0].tolist()
     fixed, match = federation.num_frozen, federation.initial_match
+    own = {name: own_words(options) for name, options in experiment.training.items() if options}
     return [
         f"data set   {dataset.name}: {dataset.num_train} training and {dataset.num_test} test "
         f"samples of {shape}, {dataset.labelling}",
@@ -209,6 +211,7 @@ def header(experiment: Experiment) -> list[str]:
         + (f", and {fixed:,} frozen ones, kept once" if fixed else ""),
         *([f"initial    {args.init_from}: {match}"] if match is not None else []),
         f"training   {training_line.described(args, federation.num_clients)}",
+        *(f"{'':10} {name}: its own {words}" for name, words in own.items()),
         *([f"no step    {named(idle)}: too few training samples for a local step"] if idle else []),
         f"run        {args.rounds} rounds, {len(experiment.seeds)} seed(s); clients by "
         f"{federation.execution}, seeds by {federation.execution.seeds}; padding efficiency "

@@ -35,6 +35,7 @@ class Progress(NamedTuple):
       since: rounds that were done before this chunk.
       result: makes the `Result` of the rounds done so far, without models.
       measure: what `accuracy` is.
+      runs: how many `accuracy` is the mean of, seeds times settings.
     """
 
     round: int
@@ -44,6 +45,7 @@ class Progress(NamedTuple):
     since: int = 0
     result: Callable[[], Result] | None = None
     measure: Measure = ACCURACY
+    runs: int = 1
 
     def __str__(self) -> str:
         """Rounds, the measure, pace and time left."""
@@ -54,6 +56,7 @@ class Progress(NamedTuple):
         measure, value = self.measure, "-"
         if self.accuracy is not None:
             value = measure.shown(measure.scale * self.accuracy) + " %" * measure.fraction
+            value += f" (mean of {self.runs} runs)" if self.runs > 1 else ""
         return (
             f"round {self.round}/{self.rounds}, {measure.said} {value}, {pace:.2f} rounds/s, "
             f"{left} left"
@@ -207,8 +210,8 @@ class Chunks:
     def _progress(self, since: int, result: Callable[[], Result] | None) -> Progress:
         measure = self.program.federation.measures[0]
         value = self.collector.latest(f"personalized/test/{measure.name}")
-        rounds = self.program.rounds
-        return Progress(self.done, rounds, value, self.spent, since, result, measure)
+        rounds, runs = self.program.rounds, self.program.runs.seed.shape[0]
+        return Progress(self.done, rounds, value, self.spent, since, result, measure, runs)
 
     def _next_stop(self) -> int:
         """The next round after which a chunk ends.
