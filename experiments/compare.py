@@ -53,6 +53,7 @@ def compare(
     Args:
       choice: which scores.
       baseline: label or algorithm of the run that is subtracted in differences; none by default.
+        An algorithm may be several runs that differ only in their seeds: these are pooled.
       target: accuracy in percent, or the number to be reached of another measure.
 
     Raises:
@@ -74,7 +75,10 @@ def compare(
     for run, chosen in zip(runs, rows, strict=True):
         values = one_number(curve(run, chosen, model, split, average), choice.score, measure)
         scores.append(dict(zip(run.seeds, values.tolist(), strict=True)))
-    base = None if baseline is None else scores[_baseline(baseline, runs, names)]
+    base = None
+    if baseline is not None:
+        subtracted = _baseline(baseline, runs, names)
+        base = {seed: score for k in subtracted for seed, score in scores[k].items()}
     table = [
         _row(run, name, own, base, chosen, target, (model, split, average))
         for run, name, own, chosen in zip(runs, names, scores, rows, strict=True)
@@ -138,19 +142,23 @@ def _bare(name: str) -> str:
     return name.partition(".")[2] or name
 
 
-def _baseline(word: str, runs: Sequence[Run], names: Sequence[str]) -> int:
+def _baseline(word: str, runs: Sequence[Run], names: Sequence[str]) -> list[int]:
+    """The places of the runs to subtract: several have different seeds and are otherwise alike."""
     if word in names:
-        return names.index(word)
+        return [names.index(word)]
     name = pfl.algorithm_name(word, {*names, *(run.algorithm for run in runs)}, "baseline")
     if name in names:
-        return names.index(name)
+        return [names.index(name)]
     found = [k for k, run in enumerate(runs) if run.algorithm == name]
-    if len(found) > 1:
+    chosen = [runs[k] for k in found]
+    seeds = [seed for run in chosen for seed in run.seeds]
+    alike = not varying(chosen, REPEATS) and all(same_data(run, chosen[0]) for run in chosen)
+    if not alike or len(set(seeds)) < len(seeds):
         raise InputError(
-            f"baseline {word!r} is {len(found)} runs: name one of "
-            f"{'; '.join(names[k] for k in found)}."
+            f"baseline {word!r} is {len(found)} runs that are not one with several seeds: name "
+            f"one of {'; '.join(names[k] for k in found)}."
         )
-    return found[0]
+    return found
 
 
 def _row(run, name, scores, base, chosen, target, which) -> Row:

@@ -196,7 +196,7 @@ def reproduce(
     identity |= {"reading": asked.reading} if asked.reading else {}
     args = flags.parse(["run", *asked.more])
     # A table with other rounds is another one: results that are set aside are none of its cells.
-    resume.check_folder(asked.output, args, longer=False, **identity)
+    resume.check_folder(asked.output, args, ways=(), **identity)
     planned = [plan(asked, column, rows) for column in with_columns]
     todo: dict[Path, tuple[Section, Cell]] = {}
     for section, cells in planned:
@@ -206,7 +206,7 @@ def reproduce(
     done = not todo and all(path.exists() for path in files)
     if todo:
         print(f"{len(todo)} runs to do, kept in {asked.output}", flush=True)
-    with resume.opened(asked.output, args, longer=False, **identity):
+    with resume.opened(asked.output, args, ways=(), **identity):
         for number, (section, cell) in enumerate(todo.values(), start=1):
             print(f"\n[{number}/{len(todo)}] {cell.line.title}: {section.title}", flush=True)
             code = run.run(build.prepare(cell.args()), quiet=True)
@@ -242,14 +242,14 @@ def several(asked: Queue) -> int:
     args = flags.parse(["run", *asked.asked[0].more])
     identity = {"tables": sorted(one.table.name for one in asked.asked), "scale": asked.scale}
     identity |= {"reading": asked.reading} if asked.reading else {}
-    resume.check_folder(asked.output, args, longer=False, **identity)
+    resume.check_folder(asked.output, args, ways=(), **identity)
     parts = {one.table.name: overview.Part.waiting(one) for one in asked.asked}
     title = f"The papers' tables again, {asked.scale} scale"
     if asked.reading:
         without = [one.table.name for one in asked.asked if one.reading is None]
         title += f", as the {asked.reading} has it"
         title += f" (no such reading: {', '.join(without)})" if without else ""
-    with resume.opened(asked.output, args, longer=False, **identity):
+    with resume.opened(asked.output, args, ways=(), **identity):
         for number, one in enumerate(asked.asked, start=1):
             name = one.table.name
             print(f"\nTable {number} of {len(parts)}: {name}", flush=True)

@@ -5,15 +5,12 @@ if __name__ == "__main__":  # before anything is loaded
 
     launch("run")
 
-import contextlib
 import shutil
 import signal
 import sys
 import tempfile
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -26,12 +23,12 @@ from fedjax_pfl.execution import processes
 from fedjax_pfl.results.remarks import named
 
 from .cli import console as shown
-from .cli import flags, kept, new_clients, provenance, resume, shell, together
-from .cli.algorithms import remarked
+from .cli import flags, growth, kept, new_clients, provenance, resume, shell, together
+from .cli.algorithms import own_words
 from .cli.build import Experiment, Material, material, output_folder, prepare
-from .cli.flagfiles import value_of
 from .cli.help import help_text
-from .outputs import clients_table, comparison_table, live, run_files, tracking, training_line
+from .cli.simulating import memory_of, run_algorithm
+from .outputs import clients_table, comparison_table, run_files, tracking, training_line
 
 
 @shell.script(shell.GOES_ON, "from what is kept")
@@ -72,7 +69,9 @@ def run(experiment: Experiment, quiet: bool = False) -> int:
         print("\n".join(header(experiment)), flush=True)
     results: dict[str, pfl.Result] = {}
     pending = processes.on_first(lambda: unfinished(experiment))
-    memory = {name: memory_of(experiment, name) for name in pending}  # before a folder is made
+    parts = processes.on_first(lambda: resume.parts(output, args, **experiment.identity))
+    # Before a folder is made.
+    memory = {name: memory_of(experiment, name, max(parts)) for name in pending}
     with together.held(lambda: resume.opened(output, args, **experiment.identity)):
         done = processes.on_first(
             lambda: [name for name in experiment.algorithms if kept.whole(output / name)]
@@ -85,8 +84,9 @@ def run(experiment: Experiment, quiet: bool = False) -> int:
             with resume.Stopper() as stop, shown.progress_display(console) as display:
                 for name in experiment.algorithms:
                     if name not in done:
-                        shower = display.algorithm(name, args.rounds, memory.get(name))
-                        results[name] = run_algorithm(experiment, name, facts, shower, stop)
+                        begin = partial(display.algorithm, memory=memory.get(name))
+                        result = run_algorithm(experiment, name, parts, facts, begin, stop)
+                        results |= {} if result is None else {name: result}
                     processes.on_first(partial(_found, args, name, results, output))
         except (resume.Stopped, KeyboardInterrupt) as error:
             return interrupted(error, stop, results, output)
@@ -96,15 +96,16 @@ def run(experiment: Experiment, quiet: bool = False) -> int:
 
 def is_finished(args, output: Path, made: Material) -> bool:
     """Whether the folder has all results of these flags."""
-    longer = resume.lengthened(output, args, **made.identity) is not None
-    return not longer and resume.finished(output, made.algorithms)
+    larger = resume.grown(output, args, **made.identity)
+    return not larger and resume.finished(output, made.algorithms)
 
 
 def unfinished(experiment: Experiment) -> list[str]:
     """The algorithms to simulate."""
     args, output = experiment.args, experiment.output
-    longer = resume.lengthened(output, args, **experiment.identity) is not None
-    return [n for n in experiment.algorithms if longer or not kept.whole(output / n)]
+    way = resume.grown(output, args, **experiment.identity)
+    every = way is not None and way != growth.ALGORITHMS
+    return [n for n in experiment.algorithms if every or not kept.whole(output / n)]
 
 
 def _found(args, name: str, results: dict[str, pfl.Result], output: Path) -> None:
@@ -125,25 +126,10 @@ def _write_comparison(
     if experiment.score_clients is not None:
         title += f", scored on client {', '.join(map(str, experiment.score_clients))}"
     if not args.keep_state:
-        shutil.rmtree(output / resume.CHECKPOINTS, ignore_errors=True)
+        shutil.rmtree(output / growth.CHECKPOINTS, ignore_errors=True)
     clients_table.write(output, experiment.partition, results)
     line = training_line.described(args, experiment.federation.num_clients)
     run_files.write_comparison(output, results, title, line)  # last: with it the run is finished
-
-
-def memory_of(experiment: Experiment, name: str) -> pfl.Memory | None:
-    """The most memory that simulating an algorithm takes.
-
-    Raises:
-      InputError: there is less.
-    """
-    return pfl.check_memory(
-        experiment.algorithms[name],
-        experiment.federation_of(name),
-        seeds=experiment.seeds,
-        adapt=experiment.adapt,
-        score_clients=experiment.score_clients,
-    )
 
 
 def _keep_programs(cache: Path) -> None:
@@ -164,64 +150,6 @@ def load(args, name: str, output: Path) -> pfl.Result:
     """A finished algorithm's result."""
     seeds = range(args.seed, args.seed + args.num_seeds)
     return kept.result(output / name, name, seeds, args.rounds)
-
-
-def run_algorithm(experiment: Experiment, name: str, facts: dict, progress, stop) -> pfl.Result:
-    """Simulates one algorithm, from its checkpoints if there are any, and writes its folder."""
-    args, output = experiment.args, experiment.output
-    algorithm = experiment.algorithms[name]
-    said = resume.configuration(args) | algorithm.hyperparameters()
-    growing = live.Live(output, name, tracking.Tracking(args, output, name, said))
-
-    def measured(chunk: pfl.Progress) -> None:
-        progress(chunk)
-        processes.on_first(lambda: growing.add(chunk))
-
-    place = output / resume.CHECKPOINTS / name
-    kept_for_more = pfl.Checkpoints(
-        place, args.checkpoint_seconds, extendable=value_of(args, "keep_state")
-    )
-    with together.held(lambda: growing), contextlib.closing(kept_for_more) as checkpoints:
-        result = pfl.simulate(
-            algorithm,
-            experiment.federation_of(name),
-            args.rounds,
-            seeds=experiment.seeds,
-            eval_every=args.eval_every,
-            matrix_rounds=experiment.matrix_rounds,
-            adapt=experiment.adapt,
-            score_clients=experiment.score_clients,
-            progress=measured,
-            checkpoints=checkpoints,
-            stop=stop,
-            patience=value_of(args, "patience"),
-        )
-        processes.on_first(lambda: growing.end(result))
-    result = resume.went_on(result)
-    models = final_models(result) if args.save_models else None
-    more = None
-    if experiment.new_clients is not None:
-        own = experiment.training[name]
-        rows = new_clients.score(experiment.new_clients, result, own)
-        more = partial(new_clients.write, rows=rows, measure=result.measure())
-    result = remarked(
-        replace(result, final=None), experiment.training[name]
-    )  # frees device memory for the next algorithm
-    config = provenance.configuration(experiment, result, facts)
-
-    def write() -> None:
-        run_files.write_algorithm(output / name, result, config, facts["summary"], models, more)
-        growing.remove()
-
-    processes.on_first(write)
-    return result
-
-
-def final_models(result: pfl.Result) -> dict[str, Any]:
-    """The models after the last round, by name, and the leaves that none of them holds."""
-    backbone = result.final.backbone()
-    beside = {} if backbone is None else {"backbone": pfl.Broadcast(backbone)}
-    return {**result.final.models(), **beside}
 
 
 def track(args, results: dict[str, pfl.Result], output: Path) -> None:
@@ -271,6 +199,7 @@ def header(experiment: Experiment) -> list[str]:
     ids = np.asarray(federation.data.ids)
     idle = ids[federation.steps() == 0].tolist()
     fixed, match = federation.num_frozen, federation.initial_match
+    own = {name: own_words(options) for name, options in experiment.training.items() if options}
     return [
         f"data set   {dataset.name}: {dataset.num_train} training and {dataset.num_test} test "
         f"samples of {shape}, {dataset.labelling}",
@@ -282,6 +211,7 @@ def header(experiment: Experiment) -> list[str]:
         + (f", and {fixed:,} frozen ones, kept once" if fixed else ""),
         *([f"initial    {args.init_from}: {match}"] if match is not None else []),
         f"training   {training_line.described(args, federation.num_clients)}",
+        *(f"{'':10} {name}: its own {words}" for name, words in own.items()),
         *([f"no step    {named(idle)}: too few training samples for a local step"] if idle else []),
         f"run        {args.rounds} rounds, {len(experiment.seeds)} seed(s); clients by "
         f"{federation.execution}, seeds by {federation.execution.seeds}; padding efficiency "

@@ -21,7 +21,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl.data.whole_files import check_name, writing
 from fedjax_pfl.results.remarks import row_remarks, scored_clients
 
-from .cli import build, flags, identity, kept, resume, shell
+from .cli import build, flags, growth, identity, kept, resume, shell
 from .cli import console as shown
 from .cli.algorithms import parse_algorithms, remarked
 from .cli.flagfiles import given, value_of
@@ -50,6 +50,7 @@ All other flags are those of {called("run")}. New clients (--new_clients) take n
 scored; models are neither adapted nor kept."""
 # Beginnings of flags for what a sweep does not do: adapt, score new clients, keep models.
 UNUSED = ("adapt_", "keep_state", "matrix_rounds", "new_client_", "save_models")
+GROWS = (growth.ROUNDS,)  # ways in which the same command may be a larger sweep
 RANKINGS = ("final", "last_tenth")
 MODEL = "personalized"
 
@@ -77,7 +78,7 @@ def run_cell(
             "continue it."
         )
     checkpoints = pfl.Checkpoints(
-        output / resume.CHECKPOINTS / cell.folder, args.checkpoint_seconds
+        output / growth.CHECKPOINTS / cell.folder, args.checkpoint_seconds
     )
     algorithm = experiment.algorithms[cell.algorithm]
     said = resume.configuration(args) | algorithm.hyperparameters()
@@ -101,6 +102,7 @@ def run_cell(
             progress=measured,
             checkpoints=checkpoints,
             stop=stop,
+            chunk=resume.CHUNK,
             patience=value_of(args, "patience"),
         )
         streams.add(result, last=True)
@@ -189,7 +191,7 @@ def main(argv: list[str]) -> int:
         found[cell.folder] = one.identity
         counts.add(one.federation.num_clients)
     more = identity.merged(found) | {"grid": grid, "rank_by": rank_by}
-    output = build.output_folder(args, more)
+    output = build.output_folder(args, more, GROWS)
     count = counts.pop() if len(counts) == 1 else None
     heading = [f"Training: {training_line.described(args, count, grid)}.", *left_out(args)]
     return sweep(argv, args, queue, output, rank_by, more, heading, found)
@@ -225,7 +227,7 @@ def sweep(
     programs = "1 program" if len(queue) == 1 else f"{len(queue)} programs"
     print(f"{count} settings in {programs}, {args.num_seeds} seed(s) each: {output}")
     print("\n".join(heading))
-    with resume.opened(output, args, **more):
+    with resume.opened(output, args, GROWS, **more):
         with writing(output / "results"):
             (output / "results").mkdir(exist_ok=True)
         try:
@@ -239,7 +241,7 @@ def sweep(
             return 128 + (stop.signal or signal.SIGINT)
         data = changing_data(more["grid"])
         write(output, found, rank_by, heading, data, given(args))
-        shutil.rmtree(output / resume.CHECKPOINTS, ignore_errors=True)
+        shutil.rmtree(output / growth.CHECKPOINTS, ignore_errors=True)
     notes = "".join(f"\n{line}\n" for line in footnotes(found, data))
     print(f"\n{table(found)}{notes}\nTable, numbers and pictures: {output}")
     return 0

@@ -69,10 +69,14 @@ def remarked(result: pfl.Result, own: Mapping[str, Any]) -> pfl.Result:
     """The result, with a remark for tables on the algorithm's own local training."""
     if not own:
         return result
-    told = [f"{key.replace('_', ' ')} {_text(value)}" for key, value in own.items()
-            if value is not None]  # fmt: skip
-    said = f"trained with its own {', '.join(told)}"
+    said = f"trained with its own {own_words(own)}"
     return replace(result, remarks=(*result.remarks, said))
+
+
+def own_words(own: Mapping[str, Any]) -> str:
+    """An algorithm's own options of local training, such as "learning rate 0.3"."""
+    given = {key: value for key, value in own.items() if value is not None}
+    return ", ".join(f"{key.replace('_', ' ')} {_text(value)}" for key, value in given.items())
 
 
 def words(algorithm: str, own: Mapping[str, Any]) -> list[str]:

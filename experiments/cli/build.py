@@ -1,6 +1,6 @@
 """From flags to a checked experiment: nothing is compiled or written here."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from .algorithms import (
     words,
 )
 from .flagfiles import value_of
+from .growth import EVERY_WAY
 from .new_clients import NewClients, split_new_clients
 from .pairs import parse_pairs
 
@@ -317,13 +318,20 @@ def make_partition(args: absl.flags.FlagValues, dataset: pfl.Dataset) -> pfl.Par
     return partition
 
 
-def output_folder(args: absl.flags.FlagValues, more: Mapping[str, Any]) -> Path:
-    """The folder to write to: new, or that of the same run. `more`: see `resume.configuration`."""
+def output_folder(
+    args: absl.flags.FlagValues, more: Mapping[str, Any], ways: Collection[str] = EVERY_WAY
+) -> Path:
+    """The folder to write to: new, or that of the same run.
+
+    Args:
+      more: see `resume.configuration`.
+      ways: in which the run may be larger than the folder's, see `growth`.
+    """
     if args.output_dir is None:
         output = resume.default_folder(args, **more)
     elif not args.output_dir.strip():
         raise pfl.InputError("--output_dir must be the name of a folder, got ''.")
     else:
         output = as_path("--output_dir", args.output_dir)
-    resume.check_folder(output, args, **more)
+    resume.check_folder(output, args, ways, **more)
     return output

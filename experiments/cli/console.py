@@ -107,7 +107,8 @@ class PlainProgress:
 
         def show(progress: pfl.Progress) -> None:
             now = time.monotonic()
-            if progress.round == progress.rounds or now - self.shown >= self.every:
+            edge = progress.round in (progress.since, progress.rounds)  # it continues, or ends
+            if edge or now - self.shown >= self.every:
                 self.shown = now
                 print(f"{name}: {progress}", file=self.stream, flush=True)
 
@@ -140,7 +141,8 @@ class BarProgress:
         task = self.bars.add_task(name, total=rounds, status=f"compiling{about}")
 
         def show(progress: pfl.Progress) -> None:
-            status = str(progress).partition(", ")[2]  # the bar has the rounds
+            text = str(progress)
+            status = text.partition(", ")[2] or text  # the bar has the rounds
             self.bars.update(task, completed=progress.round, status=status)
 
         return show

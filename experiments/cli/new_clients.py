@@ -120,6 +120,15 @@ def _rows(path: Path, measure: pfl.Measure) -> list[dict[str, str]]:
     return rows
 
 
+def rows_of(folders: Iterable[Path], measure: pfl.Measure) -> list[list[str]]:
+    """The rows of several folders of an algorithm.
+
+    Raises:
+      InputError: as of `_rows`.
+    """
+    return [list(row.values()) for folder in folders for row in _rows(folder / FILE, measure)]
+
+
 def write_table(folder: Path, names: Iterable[str], measure: pfl.Measure = ACCURACY) -> str:
     """Writes and returns the table of new clients: mean over clients and seeds, by steps."""
     means: dict[str, dict[tuple[str, str], list[float]]] = {}

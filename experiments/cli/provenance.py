@@ -5,6 +5,7 @@ import importlib.metadata
 import json
 import platform
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ def describe(experiment: Experiment) -> dict[str, Any]:
     }
 
 
-def configuration(experiment: Experiment, result: pfl.Result, facts: dict) -> dict[str, Any]:
+def configuration(experiment: Experiment, result: pfl.Result, facts: Mapping) -> dict[str, Any]:
     """Content of an algorithm's `config.json`.
 
     `config_hash` is the SHA-256 of everything that determines the numbers: the algorithm and its

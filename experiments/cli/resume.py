@@ -8,10 +8,9 @@ continues; another configuration is refused.
 import contextlib
 import hashlib
 import json
-import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +21,15 @@ from fedjax_pfl.data.whole_files import read_json, require_version, there, writi
 
 from ..outputs import run_files
 from . import flags, identity, own_code
+from .growth import EVERY_WAY, LOCK, PARTS, RECORD, SEEDS, growth, seed_parts, set_aside
+from .start import called
 
-RECORD = "run.json"
-CHECKPOINTS = "checkpoints"
-LOCK = ".lock"
 FIRST = {LOCK, f".part-{RECORD}"}  # files that may exist before the record
 # Flags that change neither which files are written nor numbers, but for the rounding of sums over
 # devices; trackers can be added later.
 NEUTRAL = ("data_dir", "output_dir", "compilation_cache", "checkpoint_seconds", "tensorboard")
 NEUTRAL += ("headline", "keep_state", "trust_flagfiles", "devices", "mesh", "distributed")
 NEUTRAL += ("wandb", "mlflow", "client_state")
-# Flags in which a run may differ that continues another.
-LENGTHENED = {"rounds", "patience", "matrix_rounds"}
-EARLIER = "earlier"  # folder of the results of a run before it was lengthened
-KEPT_IN_PLACE = {LOCK, RECORD, CHECKPOINTS, EARLIER, "partition.npz", "partition.png"}
 
 try:
     import fcntl
@@ -67,60 +61,62 @@ def default_folder(args: absl.flags.FlagValues, **more) -> Path:
     return Path("runs") / f"{dataset}-{rule}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
-def check_folder(output: Path, args: absl.flags.FlagValues, longer: bool = True, **more) -> None:
+def check_folder(
+    output: Path, args: absl.flags.FlagValues, ways: Collection[str] = EVERY_WAY, **more
+) -> None:
     """Raises `InputError` unless the folder is new, empty, or this very run's.
 
     Args:
-      longer: whether it may also be a shorter run, which this one goes on with.
+      ways: in which this run may be larger than the folder's, see `growth`.
     """
     if not there("output_dir", output):
         return
     if output.is_dir() and {path.name for path in output.iterdir()} <= FIRST:
         return  # empty, or of a run that was killed before its record was written
-    before, now = _flags(output), configuration(args, **more)
+    record, now = _record(output), configuration(args, **more)
+    before = record["flags"]
     changed = identity.difference(before, now)
-    if changed and not (longer and _is_longer(before, now)):
+    if not changed:
+        return
+    if not growth(before, now, ways):
+        raise pfl.InputError(f"{output} is another run: {changed}. {_remedy(before, now, ways)}")
+    if PARTS in record and now.get("patience") is not None:
         raise pfl.InputError(
-            f"{output} is another run: {changed}. Give the same flags and data to continue it, "
-            "or another --output_dir."
+            f"{output} has seeds of several commands, which --patience can't end together: leave "
+            "the flag out, or give another --output_dir."
         )
 
 
-def _is_longer(before: dict[str, Any], now: dict[str, Any]) -> bool:
-    """Whether a run goes on where another ended: more rounds, or another patience."""
-    changed = {name for name in before.keys() | now.keys() if before.get(name) != now.get(name)}
-    more = now.get("rounds", 0) > before.get("rounds", 0)
-    return changed == {"patience"} or (more and changed <= LENGTHENED)
+def _remedy(before: dict[str, Any], now: dict[str, Any], ways: Collection[str]) -> str:
+    """A sentence on what else the command may be, where it is no run of the folder."""
+    if SEEDS not in ways:
+        return "Give the same flags and data to continue it, or another --output_dir."
+    if now.get("patience") is not None and growth(before, now | {"patience": None}, ways):
+        return (
+            "With --patience all seeds end together, so none can be added: give another "
+            f"--output_dir, and compare both folders with {called('compare')}."
+        )
+    return (
+        "Give the same flags and data to continue it, with more rounds, seeds or algorithms if "
+        f"need be; or another --output_dir, and compare both folders with {called('compare')}."
+    )
 
 
-def lengthened(output: Path, args: absl.flags.FlagValues, **more) -> int | None:
-    """The rounds of the run in a folder that this one makes longer; None where it makes none."""
+def grown(output: Path, args: absl.flags.FlagValues, **more) -> str | None:
+    """The way in which this run is larger than its folder's (`growth`), or None."""
     if not (output / RECORD).exists():
         return None
-    before = _flags(output)
-    return before["rounds"] if _is_longer(before, configuration(args, **more)) else None
+    return growth(_record(output)["flags"], configuration(args, **more))
 
 
-def _set_aside(output: Path, rounds: int) -> None:
-    """Moves the results of so many rounds to a folder of their own, the table first.
-
-    If the process is killed meanwhile, the same command moves the rest.
-    """
-    files = [path for path in output.iterdir() if path.name not in KEPT_IN_PLACE]
-    files = [path for path in files if not path.name.startswith(".part-")]
-    place, k = output / EARLIER / f"rounds_{rounds}", 1
-    while any((place / path.name).exists() for path in files):
-        k += 1
-        place = output / EARLIER / f"rounds_{rounds}-{k}"
-    with writing(place):
-        place.mkdir(parents=True, exist_ok=True)
-        for path in sorted(files, key=lambda path: path.name != "comparison.md"):
-            path.replace(place / path.name)
-        shutil.copy(output / RECORD, place / RECORD)
+def parts(output: Path, args: absl.flags.FlagValues, **more) -> list[int]:
+    """Numbers of seeds that the run simulates together, see `growth.seed_parts`."""
+    record = _record(output) if (output / RECORD).exists() else None
+    return seed_parts(record, configuration(args, **more))
 
 
-def _flags(output: Path) -> dict[str, Any]:
-    """The flags that a folder's record names."""
+def _record(output: Path) -> dict[str, Any]:
+    """A folder's record: the version, the flags, and the parts of the seeds if there are any."""
     path, remedy = output / RECORD, f"Choose another --output_dir, or delete {output} to restart."
     if not path.exists():
         raise pfl.InputError(
@@ -136,7 +132,7 @@ def _flags(output: Path) -> dict[str, Any]:
     if not isinstance(before, dict):
         raise pfl.InputError(f"{path} is damaged: it doesn't name the run's flags. {remedy}")
     require_version(path, record.get("version"), remedy)
-    return before
+    return record
 
 
 def finished(output: Path, names) -> bool:
@@ -147,9 +143,9 @@ def finished(output: Path, names) -> bool:
 
 @contextlib.contextmanager
 def opened(
-    output: Path, args: absl.flags.FlagValues, longer: bool = True, **more
+    output: Path, args: absl.flags.FlagValues, ways: Collection[str] = EVERY_WAY, **more
 ) -> Iterator[None]:
-    """Makes the folder, or reopens it, for this process alone; `longer` as in `check_folder`.
+    """Makes the folder, or reopens it, for this process alone; `ways` as in `check_folder`.
 
     Raises:
       InputError: another process writes to it.
@@ -167,16 +163,21 @@ def opened(
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise pfl.InputError(f"Another process is writing to {output}.") from None
+        counts = parts(output, args, **more) if SEEDS in ways else []
         record = {"version": pfl.__version__, "flags": configuration(args, **more)}
+        record |= {PARTS: counts} if len(counts) > 1 else {}
         if (output / RECORD).exists():
-            check_folder(output, args, longer, **more)
-            shorter = lengthened(output, args, **more)
-            if shorter is not None:
-                _set_aside(output, shorter)
+            check_folder(output, args, ways, **more)
+            way = grown(output, args, **more)
+            if way is not None:
+                set_aside(output, way, _record(output)["flags"])
                 run_files.write_json(output / RECORD, record)
         else:
             run_files.write_json(output / RECORD, record)
         yield
+
+
+CHUNK = 50  # rounds between two looks at `Stopper`, at most
 
 
 class Stopped(Exception):
@@ -208,7 +209,7 @@ class Stopper:
     def __init__(self):
         self.signal = 0
 
-    def __call__(self) -> bool:
+    def __call__(self, progress: pfl.Progress) -> bool:
         return bool(self.signal)
 
     def __enter__(self) -> "Stopper":

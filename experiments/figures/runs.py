@@ -18,7 +18,7 @@ from fedjax_pfl.data.files import as_path
 from fedjax_pfl.errors import InputError
 
 from ..cli.flags import RULE_FLAG
-from ..cli.resume import EARLIER
+from ..cli.growth import EARLIER
 from ..cli.start import called
 from . import run_files
 

@@ -38,6 +38,7 @@ class Tracking:
       place: the algorithm, or the folder of a sweep's program.
       facts: the flags that identify the run, and the algorithm's hyperparameters, by name.
       settings: what is swept inside the program: names to the values of all settings.
+      seeds: those of the simulation, by default all of the flags.
 
     Raises:
       InputError: the record is damaged.
@@ -50,10 +51,11 @@ class Tracking:
         place: str,
         facts: Mapping[str, Any],
         settings: Mapping[str, Any] | None = None,
+        seeds: Sequence[int] | None = None,
     ):
         self.output, self.place = output, place
         self.swept = {name: np.asarray(values) for name, values in (settings or {}).items()}
-        self.seeds = range(args.seed, args.seed + args.num_seeds)
+        self.seeds = range(args.seed, args.seed + args.num_seeds) if seeds is None else seeds
         self.facts = {name: value for name, value in facts.items() if value not in (None, "", [])}
         self.trackers = {tracker.key: tracker for tracker in chosen(args)}
         self.path = output / RECORD

@@ -49,8 +49,8 @@ class Cell:
         if dataset is not None:
             identity = build.material(args, dataset).identity
             resume.check_folder(self.folder, args, **identity)
-            if resume.lengthened(self.folder, args, **identity) is not None:
-                return False  # the table's file had fewer rounds
+            if resume.grown(self.folder, args, **identity):
+                return False  # the table's file had fewer rounds or seeds
         return resume.finished(self.folder, [self.line.algorithm])
 
     def args(self) -> absl.flags.FlagValues:

@@ -90,7 +90,7 @@ def footnotes(found: Sequence[Outcome], data: Sequence[str] = ()) -> list[str]:
     Args:
       data: names of the grid that change the data.
     """
-    notes = grouped(_remarks(found))
+    notes = [*at_the_edge(found), *grouped(_remarks(found))]
     if len({one.clients for one in found}) > 1:
         notes.append(
             "Rows are means over different clients: where these differ, their accuracies and "
@@ -106,6 +106,36 @@ def footnotes(found: Sequence[Outcome], data: Sequence[str] = ()) -> list[str]:
     marked = any(beyond(mean, half, *found[0].measure.range) for half, mean in several)
     note = interval_note(min(len(one.seeds) for one in found), marked)
     return [*notes, *([] if note is None else [note])]
+
+
+def at_the_edge(found: Sequence[Outcome]) -> list[str]:
+    """A warning for each chosen number that is the smallest or largest that was tried.
+
+    There is none where another number is as good.
+    """
+    notes = []
+    for chosen in best(found):
+        settings = [one for one in found if one.algorithm == chosen.algorithm]
+        equals = [one for one in settings if one.validation.mean() == chosen.validation.mean()]
+        for name, value in chosen.setting.items():
+            tried = {_number(one.setting[name]) for one in settings}
+            if None in tried or len(tried) < 2:
+                continue
+            edges = {min(tried): "smallest", max(tried): "largest"}
+            is_best = {_number(one.setting[name]) for one in equals} == {_number(value)}
+            if is_best and _number(value) in edges:
+                notes.append(
+                    f"{chosen.algorithm}: its best {name}, {value}, is the "
+                    f"{edges[_number(value)]} that was tried. Values beyond it may be better."
+                )
+    return notes
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def _remarks(found: Sequence[Outcome]) -> dict[str, list[str]]:

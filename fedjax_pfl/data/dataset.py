@@ -55,6 +55,10 @@ class Dataset:
     task: str = CLASSES
     columns: Mapping[str, np.ndarray] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        sizes = f"{self.num_train} train" + (f", {self.num_test} test" if self.num_test else "")
+        return f"Dataset({self.name}: {sizes}, {self.labelling}, {self.input_shape})"
+
     @property
     def has_classes(self) -> bool:
         """Whether each sample has one class."""

@@ -88,6 +88,16 @@ class Federation:
     metrics: tuple[Metric, ...] = static(default=())
     client_names: tuple[tuple[int, str], ...] = static(default=())
 
+    def __repr__(self) -> str:
+        """The sizes, which are known under tracing too."""
+        data = self.data
+        sizes = f"{data.train.total} train, {data.test.total} test"
+        sizes += f", {data.validation.total} validation" if data.validation.total else ""
+        return (
+            f"Federation({self.num_clients} clients: {sizes}, samples {data.sample_shape}, "
+            f"{data.num_outputs} outputs, {self.plan.num_parameters} parameters)"
+        )
+
     @property
     def measures(self) -> tuple[Measure, ...]:
         """The measures that are scored; the first is the task's headline."""

@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fedjax_pfl.data.files import as_path
+from fedjax_pfl.errors import InputError, require, require_name
 from fedjax_pfl.measures import ACCURACY, Measure
 from fedjax_pfl.results import result_files, tables
 from fedjax_pfl.results.names import HEADLINE
@@ -188,6 +190,49 @@ class Result(Scored, Spent):
           InputError: no scores of that model and split.
         """
         return tables.plot(self, model, split)
+
+    def predict(
+        self,
+        client: int | str,
+        x: ArrayLike,
+        *,
+        seed: int | None = None,
+        setting: int = 0,
+        outputs: bool = False,
+    ) -> np.ndarray:
+        """Predicts with a client's personalized model after the last round.
+
+        Args:
+          client: its permanent id, or its name.
+          x: samples [n, ...] as the data set has them; they are scaled as in training.
+          seed: one of `seeds`, by default the first.
+          setting: index of the swept setting.
+          outputs: return the network's outputs [n, C], not the classes.
+
+        Returns:
+          Classes [n], as the client labels them; the outputs [n, ...] of a task without classes.
+
+        Raises:
+          InputError: the models were not kept, as the result was read from files; an unknown
+            client, seed or setting; or samples of another shape or type.
+        """
+        if self.final is None:
+            raise InputError(
+                "This result has no models, as it was read from files or joined: pfl.load_models "
+                "reads those of a run's models.npz."
+            )
+        named = isinstance(client, str)
+        known: list = list(self.client_names) if named else self.client_ids.tolist()
+        if named:
+            require_name("client", client, known)
+        require(client in known, "client", client, "one of client_ids")
+        seed = self.seeds[0] if seed is None else seed
+        require(seed in self.seeds, "seed", seed, f"one of {list(self.seeds)}")
+        inside = isinstance(setting, int) and 0 <= setting < self.num_settings
+        require(inside, "setting", setting, f"in 0..{self.num_settings - 1}")
+        run = self.seeds.index(seed) * self.num_settings + setting
+        found = self.final.predict(run, known.index(client), x)
+        return found if outputs or self.measure() != ACCURACY else found.argmax(axis=-1)
 
     def save(self, folder: str | Path) -> None:
         """Writes `result.json` and `result.npz`; an existing result is never overwritten.

@@ -21,7 +21,10 @@ from fedjax_pfl.simulation.program import Chunk, Program
 
 
 class Progress(NamedTuple):
-    """The argument of a progress callback, called between chunks.
+    """The argument of a progress callback, called after each chunk.
+
+    A simulation that continues from a checkpoint calls it first of all with no new round:
+    `round == since`.
 
     Attributes:
       round: rounds done.
@@ -32,6 +35,7 @@ class Progress(NamedTuple):
       since: rounds that were done before this chunk.
       result: makes the `Result` of the rounds done so far, without models.
       measure: what `accuracy` is.
+      runs: how many `accuracy` is the mean of, seeds times settings.
     """
 
     round: int
@@ -41,14 +45,18 @@ class Progress(NamedTuple):
     since: int = 0
     result: Callable[[], Result] | None = None
     measure: Measure = ACCURACY
+    runs: int = 1
 
     def __str__(self) -> str:
         """Rounds, the measure, pace and time left."""
+        if self.round == self.since:
+            return f"continuing after round {self.round} of {self.rounds}"
         pace = self.round / max(self.seconds, 1e-9)
         left = _duration((self.rounds - self.round) / pace)
         measure, value = self.measure, "-"
         if self.accuracy is not None:
             value = measure.shown(measure.scale * self.accuracy) + " %" * measure.fraction
+            value += f" (mean of {self.runs} runs)" if self.runs > 1 else ""
         return (
             f"round {self.round}/{self.rounds}, {measure.said} {value}, {pace:.2f} rounds/s, "
             f"{left} left"
@@ -166,32 +174,44 @@ class Chunks:
         self,
         chunk_seconds: float,
         progress: Callable[[Progress], None] | None = None,
-        stop: Callable[[], bool] | None = None,
+        stop: Callable[[Progress], bool] | None = None,
         result: Callable[[], Result] | None = None,
+        longest: int | None = None,
     ) -> None:
         """Runs the remaining rounds, or fewer; for the arguments see `simulate`.
 
         Args:
           result: makes the result of the rounds done so far.
+          longest: rounds of a chunk at most; by default what the program holds.
 
         Raises:
           OutputError: a checkpoint can't be written.
         """
         rounds, length = self.program.rounds, 1
+        longest = min(longest or self.program.capacity, self.program.capacity)
+        if progress is not None and self.done:
+            progress(self._progress(self.done, result))
         self._judge()
         while self.done < rounds and not self.stopped:
             length, since = min(length, self._next_stop() - self.done), self.done
             seconds = self._advance(length)
             if progress is not None:
-                measure = self.program.federation.measures[0]
-                value = self.collector.latest(f"personalized/test/{measure.name}")
-                progress(Progress(self.done, rounds, value, self.spent, since, result, measure))
+                progress(self._progress(since, result))
             self._judge()
             # The next chunk takes the time asked for, if its rounds take as long as these.
             fitting = chunk_seconds * length / max(seconds, 1e-9)
-            length = max(1, int(min(fitting, self.program.capacity)))
+            length = max(1, int(min(fitting, longest)))
             if self.done < rounds:
-                length = self._pause(stop, length)
+                asked = False
+                if stop is not None and not self.stopped:
+                    asked = bool(stop(self._progress(since, result)))
+                length = self._pause(asked, length)
+
+    def _progress(self, since: int, result: Callable[[], Result] | None) -> Progress:
+        measure = self.program.federation.measures[0]
+        value = self.collector.latest(f"personalized/test/{measure.name}")
+        rounds, runs = self.program.rounds, self.program.runs.seed.shape[0]
+        return Progress(self.done, rounds, value, self.spent, since, result, measure, runs)
 
     def _next_stop(self) -> int:
         """The next round after which a chunk ends.
@@ -233,15 +253,14 @@ class Chunks:
         self.collector.add(length, buffers, matrices, seconds)
         return seconds
 
-    def _pause(self, stop: Callable[[], bool] | None, length: int) -> int:
+    def _pause(self, asked: bool, length: int) -> int:
         """Writes a checkpoint where one is due, and notes that the simulation was asked to stop.
 
-        One process that is asked is enough; for the rest the first one decides.
+        It ends where one process was asked to; for the rest the first one decides.
 
         Returns:
           Rounds of the next chunk.
         """
-        asked = not self.stopped and stop is not None and bool(stop())
         due = self.checkpoints is not None and self.checkpoints.due()
         said = processes.exchange([asked, due, length])
         if any(each[0] for each in said):

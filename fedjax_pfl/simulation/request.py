@@ -1,5 +1,6 @@
 """The arguments of `simulate`, checked before anything is compiled."""
 
+import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -75,6 +76,20 @@ def checked_program(
     scored = None if score_clients is None else _scored_rows(score_clients, runs, federation)
     program = Program(runs, federation, rounds, eval_every, chunk, adapt, scored)
     return hosted(program) if federation.execution.client_state == "host" else program
+
+
+def check_stop(stop: Any) -> None:
+    """Raises `InputError` unless it is None or can be called with a `Progress`."""
+    allowed = "a function of a Progress that returns a bool, or None"
+    require(stop is None or callable(stop), "stop", stop, allowed)
+    if stop is None:
+        return
+    try:
+        inspect.signature(stop).bind(None)
+    except TypeError:
+        raise InputError(f"stop must be {allowed}, got one that can't take an argument.") from None
+    except ValueError:  # of a callable without a known signature
+        return
 
 
 def checked_seconds(chunk_seconds: Any) -> float:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from fedjax_pfl.contract.algorithm import Algorithm
-from fedjax_pfl.errors import require
 from fedjax_pfl.execution import memory_maps, processes, shares
 from fedjax_pfl.execution.locations import short_locations
 from fedjax_pfl.execution.mesh import described
@@ -40,14 +39,14 @@ def simulate(
     seeds: Sequence[int] = (0,),
     settings: Mapping[str, Sequence[Any]] | None = None,
     eval_every: int = 1,
-    chunk: int = request.CHUNK,
+    chunk: int | None = None,
     chunk_seconds: float = 2.0,
     matrix_rounds: Sequence[int] | None = None,
     adapt: Adaptation | None = None,
     score_clients: Sequence[int] | None = None,
     progress: Callable[[Progress], None] | bool | None = None,
     checkpoints: Checkpoints | None = None,
-    stop: Callable[[], bool] | None = None,
+    stop: Callable[[Progress], bool] | None = None,
     patience: int | None = None,
 ) -> Result:
     """Runs an algorithm for a number of rounds, for all seeds and settings in one program.
@@ -61,22 +60,24 @@ def simulate(
         algorithm, "learning_rate" or "learning_rate_decay". All of one length H: setting h takes
         the h-th value of each.
       eval_every: score the models after every so many rounds, and after the last.
-      chunk: at most so many rounds in one call of the program.
-      chunk_seconds: chunks are kept near this length, so that progress shows; the length is
-        traced and changes neither program nor results.
+      chunk: rounds in one call of the program, at most. Between two calls measurements come to the
+        host, `progress` and `stop` are called and checkpoints are written. By default 1 with
+        `stop`, else 50. No result depends on it.
+      chunk_seconds: chunks have fewer rounds where these take longer than this.
       matrix_rounds: rounds (counted from 1) whose mixing matrices are kept; by default the first,
         the middle and the last.
       adapt: also score copies that were adapted locally, as "adapted".
       score_clients: permanent ids of the clients whose models are scored; means, tables and curves
         are then over them, and the others' scores are NaN. By default all clients for which the
         algorithm makes models.
-      progress: called between chunks with a `Progress`: `progress.result()` has all measurements so
-        far. True prints a line of text, which says first that the program compiles;
+      progress: called after each chunk with a `Progress`, whose `progress.result()` has all
+        measurements so far. True prints a line of text, which says first that the program compiles;
         `LiveCurves().of(name)` also draws curves that grow, in a notebook.
       checkpoints: where state and measurements are kept between chunks. A simulation that finds
         some continues from there, and ends with the same bits as one without interruption; also if
         they are of fewer rounds.
-      stop: called between chunks; once it returns true, a checkpoint is written and the rounds end.
+      stop: called with a `Progress` after each chunk, which is one round unless `chunk` says
+        otherwise; once it returns true, a checkpoint is written and the rounds end.
       patience: the rounds end after so many without a new best mean validation accuracy (or
         headline of another task), of any run (seed and setting). Which round that is depends
         on nothing but the measurements.
@@ -99,10 +100,11 @@ def simulate(
         adapt=adapt,
         score_clients=score_clients,
         eval_every=eval_every,
-        chunk=chunk,
+        chunk=request.CHUNK if chunk is None else chunk,
     )
     chunk_seconds = request.checked_seconds(chunk_seconds)
-    require(stop is None or callable(stop), "stop", stop, "a function that returns a bool, or None")
+    longest = 1 if stop is not None and chunk is None else None
+    request.check_stop(stop)
     matrix_rounds = request.checked_matrix_rounds(matrix_rounds, rounds)
     patience = checked_patience(patience, algorithm, program.federation, adapt)
     memory_maps.make_room()
@@ -117,7 +119,7 @@ def simulate(
     numbers = tuple(int(seed) for seed in seeds)
     counted = cache(lambda name: COUNTED[name](chunks.program.federation))
     so_far = partial(_result, algorithm, numbers, swept, chunks, counted)
-    chunks.run(chunk_seconds, shown, stop, so_far)
+    chunks.run(chunk_seconds, shown, stop, so_far, longest)
     watching.end(shown)
     end = Final(program, chunks.states, chunks.done)
     return replace(so_far(), final=end)

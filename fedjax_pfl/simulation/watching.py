@@ -33,7 +33,8 @@ class Line:
 
     def __call__(self, progress: Progress) -> None:
         now = time.monotonic()
-        if self._in_place or progress.round == progress.rounds or now - self._shown >= EVERY:
+        edge = progress.round in (progress.since, progress.rounds)  # it continues, or ends
+        if self._in_place or edge or now - self._shown >= EVERY:
             self._shown = now
             self._say(str(progress))
 

@@ -5,6 +5,7 @@ import hashlib
 import numpy as np
 import pytest
 
+import fedjax_pfl as pfl
 from fedjax_pfl.data.scaling import input_scaling
 from fedjax_pfl.data.sources.registry import dataset_from_arrays
 from fedjax_pfl.errors import InputError
@@ -70,3 +71,16 @@ def test_class_names_must_be_as_many_as_classes():
 def test_class_names_that_are_no_list(given):
     with pytest.raises(InputError, match="class_names of data set 'a' must be 2 names or none"):
         dataset_from_arrays("a", np.zeros((2, 2)), [0, 1], class_names=given)
+
+
+def test_data_print_in_a_line():
+    dataset = pfl.load_dataset("digits")
+    assert repr(dataset) == "Dataset(digits: 1797 train, 10 classes, (8, 8, 1))"
+    x, y = np.zeros((6, 2), np.float32), np.zeros((6, 1), np.float32)
+    other = dataset_from_arrays("own", x, y, x[:2], y[:2], task="regression")
+    assert repr(other) == "Dataset(own: 6 train, 2 test, 1 number to predict, (2,))"
+    partition = pfl.make_partition("iid", dataset, 4, seed=0)
+    sizes = [partition.sizes(split).sum() for split in ("train", "test")]
+    assert repr(partition) == "Partition(iid: 4 clients, {} train, {} test)".format(*sizes)
+    said = repr(partition.split_validation(0.5, seed=0))
+    assert said.endswith(" validation)")

@@ -41,7 +41,7 @@ RUN_BY = {
     "docs/your_own.md": (15, "test_your_own.py"),
     "docs/partitions.md": (1, "test_commands.py"),
     "docs/migrating.md": (1, "test_migrating.py"),
-    "docs/using_models.md": (5, "test_using_models.py"),
+    "docs/using_models.md": (6, "test_using_models.py"),
     "docs/data_sources.md": (1, "test_commands.py"),
     "docs/results.md": (1, "test_commands.py"),
     "docs/tasks.md": (2, "test_commands.py"),

@@ -33,6 +33,11 @@ def test_predictions_are_those_that_the_run_scored(names):
     assert right == pytest.approx(wanted) and len(names["labels"]) > 5
 
 
+def test_a_result_predicts_without_files(names):
+    assert names["classes"].shape == (len(names["images"]),)
+    np.testing.assert_array_equal(names["logits"].argmax(axis=-1), names["classes"])
+
+
 def test_what_is_exported_says_the_same_of_any_number_of_images(names):
     for count in (1, 4):
         some = names["images"][:count]

@@ -74,6 +74,32 @@ def test_a_baseline_in_another_spelling(runs):
     assert compare.compare(runs, baseline="Fed-AVG") == compare.compare(runs, baseline="fedavg")
 
 
+def test_a_baseline_pools_the_seeds_of_several_folders(tmp_path):
+    write_run(tmp_path / "a" / "fedavg", "fedavg", finals([0.5, 0.7]), [0], **SAME)
+    more = ["--seed=1", "--num_seeds=2"]
+    write_run(
+        tmp_path / "b" / "fedavg", "fedavg", finals([0.4, 0.4], [0.2, 0.4]), [1, 2],
+        words=more, **SAME
+    )  # fmt: skip
+    write_run(
+        tmp_path / "c" / "local", "local", finals([0.9, 0.9], [0.5, 0.5], [0.3, 0.5]), [0, 1, 2],
+        words=["--num_seeds=3"], **SAME
+    )  # fmt: skip
+    found = find([str(tmp_path)])
+    rows, *_ = compare.compare(found, baseline="fedavg")
+    assert row_of(rows, "c/local").difference == pytest.approx((30 + 10 + 10) / 3)
+    write_run(
+        tmp_path / "d" / "fedavg", "fedavg", finals([0.5, 0.7]), [3],
+        words=["--seed=3", "--learning_rate=0.3"], **SAME
+    )  # fmt: skip
+    with pytest.raises(InputError, match="is 3 runs that are not one with several seeds"):
+        compare.compare(find([str(tmp_path)]), baseline="fedavg")
+    write_run(tmp_path / "e" / "fedavg", "fedavg", finals([0.5, 0.7]), [0], **SAME)
+    folders = [str(tmp_path / name) for name in "ae"]
+    with pytest.raises(InputError, match="is 2 runs that are not one with several seeds"):
+        compare.compare(find(folders), baseline="fedavg")
+
+
 def test_best_and_single_clients(runs):
     rows, said, notes = compare.compare(runs, Choice(score="best", clients="1"))
     assert said.endswith("best round, client 1")

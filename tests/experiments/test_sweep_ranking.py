@@ -68,3 +68,21 @@ def test_pictures():
     image = picture(found, "m").axes[0].get_images()[0]
     np.testing.assert_allclose(image.get_array(), [[1, 1, 1], [2, 2, 2]])
     assert picture([outcome({}, [1.0])], "m") is None
+
+
+def test_a_best_value_at_the_edge_of_the_grid_is_a_warning():
+    def notes(*scores, values=("0.01", "0.1", "1e0")):
+        found = [
+            outcome({"rate": v, "model": "mlp"}, [x]) for v, x in zip(values, scores, strict=True)
+        ]
+        return tables.at_the_edge(found)
+
+    beyond = "that was tried. Values beyond it may be better."
+    assert notes(50.0, 60.0, 70.0) == [f"m: its best rate, 1e0, is the largest {beyond}"]
+    assert notes(70.0, 60.0, 50.0) == [f"m: its best rate, 0.01, is the smallest {beyond}"]
+    assert notes(50.0, 60.0, 50.0) == []
+    assert notes(60.0, 50.0, 60.0) == []  # another one is as good
+    assert notes(60.0, 50.0, values=("1", "1.0")) == []  # one number
+    assert notes(60.0, 50.0, values=("adam", "1")) == []
+    found = [outcome({"rate": v}, [x]) for v, x in (("1", 50.0), ("2", 60.0))]
+    assert "its best rate, 2," in tables.footnotes(found)[0]

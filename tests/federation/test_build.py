@@ -145,3 +145,9 @@ def test_a_tpus_samples_fill_its_lanes():
     assert found["cpu"][0] == (6, 100) and found["tpu"][0] == (6, 128)
     np.testing.assert_array_equal(found["tpu"][1], found["cpu"][1])
     np.testing.assert_array_equal(found["tpu"][1].ravel(), pool[2:4].ravel())
+
+
+def test_a_federation_prints_in_a_line():
+    said = "Federation(5 clients: 25 train, 10 test, samples (4,), 3 outputs, 43 parameters)"
+    assert repr(toy_federation(validation_size=0)) == said
+    assert "10 test, 10 validation" in repr(toy_federation())

@@ -124,7 +124,7 @@ def test_a_run_goes_on_with_another_number_of_devices(tmp_path):
         with contextlib.closing(pfl.Checkpoints(tmp_path / folder, 0)) as checkpoints:
             asked = iter(range(1, 9))
             result = pfl.simulate(algorithm, federation, 4, chunk=1, checkpoints=checkpoints,
-                                  stop=lambda: next(asked) == rounds)  # fmt: skip
+                                  stop=lambda _: next(asked) == rounds)  # fmt: skip
             saved = checkpoints.latest()
             shapes.append({n: [x.shape for x in leaves] for n, leaves in saved.trees.items()})
         return result

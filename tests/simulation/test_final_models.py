@@ -59,3 +59,52 @@ def test_new_clients_of_another_federation(two_rates):
     np.testing.assert_array_equal(again[0], kernels[0])
     np.testing.assert_array_equal(again[2], kernels[2])  # the others' ids do not matter
     assert (np.asarray(again[1]) != kernels[1]).any()  # six samples: batches in another order
+
+
+@pytest.mark.parametrize(
+    "name", ["feddwa", "fedavg", pytest.param("fedrod", marks=pytest.mark.thorough)]
+)
+def test_predictions_of_a_client_are_those_that_were_scored(name):
+    """Each seed's, setting's and client's model, on samples as the data set has them."""
+    dataset = pfl.load_dataset("digits")
+    partition = pfl.make_partition(
+        "dirichlet", dataset, 3, seed=0, train_samples=40, test_samples=20
+    )
+    federation = pfl.federate(dataset, partition, "softmax")
+    result = pfl.simulate(
+        pfl.make_algorithm(name),
+        federation,
+        2,
+        seeds=(0, 4),
+        settings={"learning_rate": (0.01, 0.3)},
+    )
+    samples, labels = dataset.pool()
+    accuracy = result.accuracy()
+    for s, h, n in np.ndindex(2, 2, 3):
+        rows = partition.client("test", n)
+        classes = result.predict(n, samples[rows], seed=result.seeds[s], setting=h)
+        assert np.mean(classes == labels[rows]) == pytest.approx(accuracy[s, h, -1, n])
+    outputs = result.predict(2, samples[:5], outputs=True)
+    assert outputs.shape == (5, 10)
+    np.testing.assert_array_equal(outputs.argmax(-1), result.predict(2, samples[:5]))
+
+
+def test_predictions_that_cannot_be_made(two_rates):
+    x = np.zeros((3, 4), np.float32)
+    assert two_rates.predict(0, x).shape == (3,)
+    for words, said in [
+        ((7, x), r"client must be one of client_ids, got 7"),
+        (("north", x), "Unknown client 'north'"),
+        ((0, x[:, :2]), r"Shape of the samples must be \[n, 4\], got \(3, 2\)"),
+        ((0, np.array([["a"] * 4])), "Samples must be numbers"),
+    ]:
+        with pytest.raises(InputError, match=said):
+            two_rates.predict(*words)
+    for more, said in [({"seed": 3}, r"seed must be one of \[0\]"), ({"setting": 2}, r"0\.\.1")]:
+        with pytest.raises(InputError, match=said):
+            two_rates.predict(0, x, **more)
+    with pytest.raises(InputError, match="has no models, as it was read from files"):
+        replace(two_rates, final=None).predict(0, x)
+    one = pfl.simulate(pfl.make_algorithm("waffle", {"alice": 1}), toy_federation(), 1)
+    with pytest.raises(InputError, match=r"waffle makes no model for client 0; it has .*\[1\]"):
+        one.predict(0, x)

@@ -32,7 +32,7 @@ def stops_after(count):
     """Says stop at the `count`-th question."""
     asked = [0]
 
-    def stop():
+    def stop(progress):
         asked[0] += 1
         return asked[0] >= count
 
@@ -76,6 +76,34 @@ def test_stopped_again_and_again_it_ends_bit_by_bit_the_same(tmp_path, name):
     assert_same(result, whole(name))
 
 
+def test_stop_is_asked_after_every_round():
+    """It sees the measurements so far; with `chunk` it is asked after so many rounds at most."""
+    algorithm, seen = pfl.make_algorithm("feddwa"), []
+
+    def stop(progress):
+        seen.append((progress.round, progress.result().rounds))
+        return progress.round == 5
+
+    options = {"seeds": (0, 3), "matrix_rounds": (1,), "chunk_seconds": 1e9}
+    result = pfl.simulate(algorithm, federation(), ROUNDS, **options, stop=stop)
+    assert seen == [(n, n) for n in range(1, 6)] and result.rounds == 5
+    seen.clear()
+    pfl.simulate(algorithm, federation(), ROUNDS, **options, stop=stop, chunk=4)
+    assert seen == [(1, 1), (5, 5)]  # the first chunk measures the pace
+
+
+def test_a_continued_simulation_says_so_first(tmp_path, capsys):
+    algorithm, told = pfl.make_algorithm("feddwa"), []
+    for progress in (told.append, True):
+        with contextlib.closing(Checkpoints(tmp_path, 1e9)) as kept:
+            pfl.simulate(
+                algorithm, federation(), ROUNDS, **OPTIONS | {"chunk": 1}, checkpoints=kept,
+                stop=lambda progress: progress.round == 3, progress=progress
+            )  # fmt: skip
+    assert [(p.round, p.since) for p in told] == [(1, 0), (2, 1), (3, 2)]
+    assert f"feddwa: continuing after round 3 of {ROUNDS}\n" in capsys.readouterr().out
+
+
 def test_checkpoints_between_chunks_change_nothing(tmp_path):
     algorithm = pfl.make_algorithm("feddwa")
     kept = Checkpoints(tmp_path, every_seconds=0)
@@ -108,7 +136,7 @@ def test_another_simulation_is_refused(tmp_path, changes, said):
             pfl.make_algorithm(algorithm), fed, rounds, checkpoints=kept, stop=stop, **options
         )
 
-    assert run(stop=lambda: True).rounds == 1
+    assert run(stop=lambda _: True).rounds == 1
     with pytest.raises(pfl.InputError, match=f"are another simulation's: its {said}"):
         run(**changes)
 

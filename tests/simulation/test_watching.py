@@ -9,6 +9,7 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.measures import ACCURACY
 from fedjax_pfl.simulation import watching
+from fedjax_pfl.testing.toys import toy_federation
 
 
 def progress(number, rounds=3):
@@ -53,6 +54,15 @@ def test_a_line_says_first_that_it_compiles(capsys):
     watching.end(line)
     said = "fedavg: round 3/3, accuracy 50.00 %, 0.50 rounds/s, 0:00 left\n"
     assert capsys.readouterr().out == said
+
+
+def test_a_line_says_what_it_averages():
+    told, federation = [], toy_federation(dtype="float32", validation_size=0)
+    settings = {"learning_rate": (0.1, 0.2, 0.3)}
+    local = pfl.make_algorithm("local")
+    pfl.simulate(local, federation, 1, seeds=(0, 1), settings=settings, progress=told.append)
+    assert " % (mean of 6 runs), " in str(told[-1])
+    assert "runs)" not in str(progress(1))
 
 
 def test_curves_grow_in_a_notebook(kernel, capsys):

@@ -67,6 +67,11 @@ class Partition:
         fits = listed and len(set(self.names)) == len(self.names) in (0, self.num_clients)
         require(fits, "names", self.names, f"{self.num_clients} different names of clients, or ()")
 
+    def __repr__(self) -> str:
+        held = {split: len(self.split(split).idx) for split in SPLITS}
+        sizes = ", ".join(f"{held[split]} {split}" for split in SPLITS if held[split])
+        return f"Partition({self.rule}: {self.num_clients} clients, {sizes or 'no samples'})"
+
     @classmethod
     def from_lists(
         cls, train: Lists, test: Lists, validation: Lists | None = None, **fields: Any

@@ -16,7 +16,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments import run
-from experiments.cli import build, resume
+from experiments.cli import build, growth, resume
 from experiments.cli import console as shown
 from experiments.figures.runs import find
 from experiments.outputs import live, run_files
@@ -54,7 +54,7 @@ def assert_same(folder, whole):
                     np.testing.assert_array_equal(ours[key], theirs[key], err_msg=f"{file} {key}")
         summaries = [json.loads((f / name / "summary.json").read_text()) for f in (folder, whole)]
         assert summaries[0]["accuracy"] == summaries[1]["accuracy"]
-    assert not (folder / resume.CHECKPOINTS).exists()
+    assert not (folder / growth.CHECKPOINTS).exists()
 
 
 class Killer:
@@ -179,14 +179,14 @@ def test_a_finished_run_is_lengthened(whole, tmp_path, capsys, kept):
     folder = tmp_path / "out"
     words = [TWO, f"--output_dir={folder}", *["--keep_state"] * kept]
     assert call(*words, "--rounds=4") == 0
-    assert (folder / resume.CHECKPOINTS / "feddwa").exists() is kept
+    assert (folder / growth.CHECKPOINTS / "feddwa").exists() is kept
     before = (folder / "feddwa" / "result.json").read_bytes()
     capsys.readouterr()
     assert call(*words) == 0
     said = capsys.readouterr().out
     first = min(int(n) for n in re.findall(rf"feddwa: round (\d+)/{ROUNDS}", said))
     assert first >= (4 if kept else 1)
-    shutil.rmtree(folder / resume.CHECKPOINTS, ignore_errors=True)
+    shutil.rmtree(folder / growth.CHECKPOINTS, ignore_errors=True)
     for name in ("local", "feddwa"):
         ours, theirs = (pfl.Result.load(place / name) for place in (folder, whole))
         for key in theirs.scores:
@@ -194,7 +194,7 @@ def test_a_finished_run_is_lengthened(whole, tmp_path, capsys, kept):
         models = [load_models(place / name / "models.npz") for place in (folder, whole)]
         leaves = zip(*map(jax.tree.leaves, models), strict=True)
         assert all(np.array_equal(a, b) for a, b in leaves)
-    earlier = folder / resume.EARLIER / "rounds_4"
+    earlier = folder / growth.EARLIER / "rounds_4"
     assert (earlier / "feddwa" / "result.json").read_bytes() == before
     assert (earlier / "comparison.md").exists() and (earlier / "run.json").exists()
     assert {run.folder.parent for run in find([str(folder)])} == {folder}

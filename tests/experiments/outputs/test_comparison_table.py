@@ -142,9 +142,12 @@ def test_the_header_and_the_file_say_how_clients_train(mixed, tmp_path, monkeypa
     assert f"Training: {TRAINING}." in lines_of(mixed)
     monkeypatch.setattr(run.resume, "opened", lambda *a, **more: (_ for _ in ()).throw(SystemExit))
     with pytest.raises(SystemExit):
-        run.main(["run", *MIXED, f"--output_dir={tmp_path / 'o'}"])
+        own = ["--set=fedavg.learning_rate=0.3", "--set=fedavg.local_epochs=2"]
+        run.main(["run", *MIXED, f"--output_dir={tmp_path / 'o'}", *own])
     out = capsys.readouterr().out
-    assert f"training   {TRAINING}\n" in out
+    assert f"training   {TRAINING}, " in out
+    own = [line for line in out.splitlines() if "its own" in line]
+    assert own == ["           fedavg: its own learning rate 0.3, local epochs 2"]
     assert "no step    client 5: too few training samples for a local step\n" in out
 
 

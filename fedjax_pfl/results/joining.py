@@ -1,0 +1,69 @@
+"""Results of the same simulation with other seeds, joined into one."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from fedjax_pfl.errors import InputError
+from fedjax_pfl.results.result import Result
+
+BY_SEED = ("scores", "clients", "scalars", "matrices")  # dicts of arrays [S, ...]
+EQUAL = ("algorithm", "hyperparameters", "training", "num_clients", "num_parameters", "blocks")
+EQUAL_ARRAYS = ("train_sizes", "test_sizes", "client_ids", "eval_rounds", "matrix_rounds")
+
+
+def join_seeds(results: Sequence[Result]) -> Result:
+    """Joins results that differ in their seeds into the result of all seeds.
+
+    Seconds for compiling are added, those of a round averaged over seeds. The end state on the
+    device is left out.
+
+    Args:
+      results: at least one, of one algorithm on the same clients and rounds.
+
+    Raises:
+      InputError: two of them differ in something else, or have a seed in common.
+    """
+    first, *others = results
+    for other in others:
+        _check_joinable(first, other)
+    seeds = tuple(seed for result in results for seed in result.seeds)
+    if len(set(seeds)) < len(seeds):
+        raise InputError(f"Results can't be joined that have seeds in common: {list(seeds)}.")
+    groups = {name: [getattr(result, name) for result in results] for name in BY_SEED}
+    weights = [len(result.seeds) for result in results]
+    paces = [result.seconds_per_round for result in results]
+    return replace(
+        first,
+        seeds=seeds,
+        **{
+            name: {key: np.concatenate([one[key] for one in parts]) for key in parts[0]}
+            for name, parts in groups.items()
+        },
+        copies_up=np.concatenate([result.copies_up for result in results]),
+        copies_down=np.concatenate([result.copies_down for result in results]),
+        compile_seconds=sum(result.compile_seconds for result in results),
+        seconds_per_round=float(np.average(paces, weights=weights)),
+        remarks=tuple(dict.fromkeys(said for result in results for said in result.remarks)),
+        final=None,
+    )
+
+
+def _check_joinable(first: Result, other: Result) -> None:
+    """Raises `InputError` where two results differ in more than their seeds."""
+    differ = [name for name in EQUAL if getattr(first, name) != getattr(other, name)]
+    differ += [
+        name
+        for name in EQUAL_ARRAYS
+        if not np.array_equal(getattr(first, name), getattr(other, name))
+    ]
+    differ += [
+        name for name in BY_SEED if getattr(first, name).keys() != getattr(other, name).keys()
+    ]
+    if first.settings.keys() != other.settings.keys() or first.rounds != other.rounds:
+        differ.append("settings" if first.rounds == other.rounds else "rounds")
+    if differ:
+        raise InputError(
+            f"Results of {first.algorithm} can't be joined: their {', '.join(differ)} differ."
+        )

@@ -1,0 +1,184 @@
+"""The same folder with further algorithms or seeds: what is there stays, and the rest is run."""
+
+import csv
+import json
+import signal
+
+import jax
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from experiments import run
+from experiments.cli import console as shown
+from experiments.cli import growth
+from fedjax_pfl.results.joining import join_seeds
+from fedjax_pfl.results.model_files import load_models
+from tests.experiments.cli.test_resume import Killer
+
+WORDS = [
+    "--dataset=digits",
+    "--num_clients=4",
+    "--model=softmax",
+    "--rounds=3",
+    "--checkpoint_seconds=0",
+    "--compilation_cache=",
+]
+
+
+def call(folder, *words):
+    return run.main(["run", *WORDS, f"--output_dir={folder}", *words])
+
+
+def stamps(folder):
+    return {p.name: (p.stat().st_mtime_ns, p.read_bytes()) for p in folder.iterdir()}
+
+
+def check_equal_but_for_rounding(ours, theirs):
+    """Seeds that are simulated together are vectorised together: sums may round differently."""
+    assert (ours.seeds, ours.remarks) == (theirs.seeds, theirs.remarks)
+    for group in ("scores", "clients", "matrices"):
+        for name, values in getattr(theirs, group).items():
+            one = getattr(ours, group)[name]
+            np.testing.assert_allclose(one, values, 1e-4, 1e-5, err_msg=name)
+    np.testing.assert_array_equal(ours.copies_up, theirs.copies_up)
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory):
+    """Local training and FedAvg with seeds 0 to 2, new clients among the data."""
+    folder = tmp_path_factory.mktemp("three") / "out"
+    words = ("--new_clients=1", "--new_client_steps=0,2")
+    assert call(folder, "--algorithms=local,fedavg", "--num_seeds=3", *words) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory):
+    """The same in three commands: an algorithm, then another one, then two more seeds.
+
+    The last one is interrupted in between.
+    """
+    folder = tmp_path_factory.mktemp("grown") / "out"
+    words = ("--new_clients=1", "--new_client_steps=0,2")
+    assert call(folder, "--algorithms=fedavg", "--num_seeds=1", *words) == 0
+    before = stamps(folder / "fedavg")
+    assert call(folder, "--algorithms=local,fedavg", "--num_seeds=1", *words) == 0
+    assert stamps(folder / "fedavg") == before
+    with pytest.MonkeyPatch.context() as patch:
+        name = "fedavg, seeds 1-2"
+        patch.setattr(shown, "progress_display", lambda _: Killer(name, 1, signal.SIGINT))
+        assert call(folder, "--algorithms=local,fedavg", "--num_seeds=3", *words) == 130
+    assert not (folder / "fedavg").exists() and (folder / "local").exists()
+    assert call(folder, "--algorithms=local,fedavg", "--num_seeds=3", *words) == 0
+    part = growth.part_folder(folder, "fedavg", range(1), 3)
+    assert stamps(part) == before  # neither run again nor overwritten
+    return folder
+
+
+def test_further_algorithms_and_seeds_give_the_numbers_of_one_run(three, grown):
+    for name in ("local", "fedavg"):
+        ours, theirs = (pfl.Result.load(folder / name) for folder in (grown, three))
+        check_equal_but_for_rounding(ours, theirs)
+        models = [load_models(folder / name / "models.npz") for folder in (grown, three)]
+        assert jax.tree.structure(models[0]) == jax.tree.structure(models[1])
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-4, 1e-5), *models)
+        rows = [list(csv.reader((f / name / "new_clients.csv").open())) for f in (grown, three)]
+        assert [row[:4] for row in rows[0]] == [row[:4] for row in rows[1]]
+        config = json.loads((grown / name / "config.json").read_text())
+        assert config["seeds"] == [0, 1, 2]
+    tables = [(f / "comparison.csv").read_text().splitlines() for f in (grown, three)]
+    assert [line.partition(",")[0] for line in tables[0]] == ["algorithm", "local", "fedavg"]
+    assert len(tables[1]) == 3
+
+
+def test_replaced_tables_are_kept(grown):
+    kept = {path.name for path in (grown / growth.EARLIER).iterdir()}
+    assert kept == {"algorithms_1", "seeds_0-0_rounds_3", "seeds_1-2_rounds_3"}
+    said = (grown / growth.EARLIER / "algorithms_1" / "comparison.md").read_text()
+    assert "| fedavg" in said and "| local" not in said
+    record = json.loads((grown / growth.RECORD).read_text())
+    assert record[growth.PARTS] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--algorithms=fedavg"], "experiments.compare"),
+        (["--algorithms=local,fedavg,feddwa", "--num_seeds=2"], "--num_seeds was 3 and is 2"),
+        (["--seed=1"], "--seed was 0 and is 1"),
+        (["--num_seeds=4", "--rounds=4"], "with more rounds, seeds or algorithms"),
+        (["--num_seeds=4", "--learning_rate=0.3"], "--learning_rate was"),
+        (["--set=fedavg.learning_rate=0.3"], "fedavg.learning_rate was"),
+        (["--rounds=4", "--patience=2", "--validation_fraction=0.2"], "another run"),
+    ],
+)
+def test_what_is_no_growth_is_refused(three, words, said, capsys):
+    words = ["--algorithms=local,fedavg", "--num_seeds=3", "--new_clients=1",
+             "--new_client_steps=0,2", *words]  # fmt: skip
+    assert call(three, *words) == 2
+    err = capsys.readouterr().err
+    assert said in err and err.count("\n") == 1
+
+
+def flags_of(**changed):
+    before = {"algorithms": ["fedavg"], "num_seeds": 3, "seed": 0, "rounds": 5, "patience": None,
+              "learning_rate": 0.1, "fedavg.batch_norm": "shared"}  # fmt: skip
+    return before | changed
+
+
+@pytest.mark.parametrize(
+    ("changed", "way"),
+    [
+        ({}, None),
+        ({"rounds": 6}, "rounds"),
+        ({"rounds": 4}, None),
+        ({"num_seeds": 4}, "num_seeds"),
+        ({"algorithms": ["local", "fedavg"], "local.batch_norm": "own"}, "algorithms"),
+        ({"algorithms": ["local", "fedavg"], "num_seeds": 4}, "num_seeds"),
+        ({"algorithms": ["local"]}, None),
+        ({"algorithms": ["local", "fedavg"], "fedavg.batch_norm": "own"}, None),
+        ({"algorithms": ["local", "fedavg"], "import_file": ["own.py 1a"]}, "algorithms"),
+        ({"import_file": ["own.py 1a"]}, None),
+        ({"num_seeds": 4, "rounds": 6}, None),
+        ({"num_seeds": 4, "patience": 3}, None),
+    ],
+)
+def test_the_way_in_which_a_run_grows(changed, way):
+    assert growth.growth(flags_of(), flags_of(**changed)) == way
+    assert growth.growth(flags_of(), flags_of(**changed), ways=()) is None
+
+
+def test_seeds_that_stop_together_are_not_added():
+    before, now = flags_of(patience=3), flags_of(patience=3, num_seeds=4)
+    assert growth.growth(before, now) is None
+
+
+def test_parts_follow_the_commands():
+    record = {"flags": flags_of()}
+    assert growth.seed_parts(None, flags_of()) == [3]
+    assert growth.seed_parts(record, flags_of()) == [3]
+    assert growth.seed_parts(record, flags_of(num_seeds=5)) == [3, 2]
+    record = {"flags": flags_of(num_seeds=5), growth.PARTS: [3, 2]}
+    assert growth.seed_parts(record, flags_of(num_seeds=6)) == [3, 2, 1]
+
+
+def test_finished_parts_are_taken_at_once(tmp_path):
+    def finish(seeds, rounds=5):
+        folder = growth.part_folder(tmp_path, "fedavg", seeds, rounds)
+        folder.mkdir(parents=True)
+        (folder / "summary.json").touch()
+
+    finish(range(2, 5))
+    finish(range(2, 7))
+    finish(range(2, 8), rounds=4)  # another run's
+    planned = growth.plan(tmp_path, "fedavg", [3, 2, 1], 2, 5)
+    assert list(planned) == [(range(2, 7), True), (range(7, 8), False)]
+
+
+def test_results_with_a_seed_in_common_are_not_joined(three):
+    one = pfl.Result.load(three / "local")
+    with pytest.raises(pfl.InputError, match="seeds in common"):
+        join_seeds([one, one])
+    with pytest.raises(pfl.InputError, match=r"their algorithm.* differ"):
+        join_seeds([one, pfl.Result.load(three / "fedavg")])
