@@ -13,6 +13,7 @@ from typing import Any
 import absl.flags
 
 import fedjax_pfl as pfl
+from fedjax_pfl._version import ENGINE_REVISION
 from fedjax_pfl.data.files import as_path, reading, require_file
 from fedjax_pfl.errors import cut, shown
 
@@ -61,12 +62,18 @@ def describe(
             entries[INITIAL] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     for name, algorithm in algorithms.items():
         values = {
+            "revision": revision(algorithm),
             "batch_norm": args.batch_norm or algorithm.batch_norm,
             "share": args.share or algorithm.sharing(),
         }
         values |= {**algorithm.hyperparameters(), **training[name]}
         entries |= {f"{name}.{key}": _without_places(value) for key, value in values.items()}
     return entries
+
+
+def revision(algorithm: pfl.Algorithm | type[pfl.Algorithm]) -> str:
+    """The revisions of the engine and of an algorithm, such as "1.1": whose numbers a run has."""
+    return f"{ENGINE_REVISION}.{algorithm.revision}"
 
 
 def of_algorithm(entries: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -99,6 +99,7 @@ def configuration(experiment: Experiment, result: pfl.Result, facts: Mapping) ->
     }
     return {
         **algorithm,
+        "revision": identity.revision(pfl.ALGORITHMS[result.algorithm]),
         "training": experiment.training[result.algorithm],
         "config_hash": hashlib.sha256(text.encode()).hexdigest(),
         "matrix_rounds": result.matrix_rounds,

@@ -15,6 +15,7 @@ from fedjax_pfl.errors import InputError, shown
 from fedjax_pfl.measures import ACCURACY, BETTER, Measure
 from fedjax_pfl.results.result_files import (
     NUMBER,
+    OLDER,
     damaged,
     len_of,
     misfit,
@@ -52,7 +53,7 @@ def read_settings(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 def _require_version(folder: Path, config: Mapping[str, Any]) -> None:
     versions = config.get("versions")
     if isinstance(versions, dict) and "fedjax_pfl" in versions:
-        require_version(folder / CONFIG, versions["fedjax_pfl"], remedy(folder))
+        require_version(folder / CONFIG, versions["fedjax_pfl"], remedy(folder), OLDER)
 
 
 def _config_troubles(config: Mapping[str, Any]) -> Iterator[str]:

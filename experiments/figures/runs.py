@@ -29,7 +29,7 @@ PLACES = {
     "seed_execution", "devices", "mesh", "eval_batch_size", "client_state", "headline",
     "keep_state", "metrics", "tensorboard", "wandb", "mlflow",
 }  # fmt: skip
-ALGORITHM = "algorithm"
+ALGORITHM, REVISION = "algorithm", "revision"
 SCALING = "input_scaling"  # of the same samples
 DEPTH = 4  # folders below a given one that are searched
 
@@ -106,11 +106,12 @@ class Run:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """Every setting by name: "algorithm", flags, ALGORITHM.HYPERPARAMETER, and a
+        """Every setting by name: "algorithm", "revision", flags, ALGORITHM.HYPERPARAMETER, and a
         hyperparameter's bare name where no flag has it.
         """
         own = {f"{self.algorithm}.{name}": value for name, value in self.hyperparameters.items()}
-        return {ALGORITHM: self.algorithm} | self.hyperparameters | self.flags | own
+        revision = {REVISION: self.config.get(REVISION, "0.3")}  # which recorded none
+        return {ALGORITHM: self.algorithm} | revision | self.hyperparameters | self.flags | own
 
     @cached_property
     def _clients(self) -> dict[str, np.ndarray]:

@@ -28,6 +28,8 @@ class Algorithm:
 
     Class attributes:
       name: canonical name.
+      revision: raised whenever the same configuration gives other numbers. It is part of a run's
+        identity: a run is neither continued nor pooled with one of another revision.
       row_stochastic: whether recorded matrices have rows that sum to one. An algorithm whose
         definition breaks that says so here, with its source.
       absent_kept: whether per-client state of absent clients is unchanged; likewise.
@@ -43,6 +45,7 @@ class Algorithm:
 
     __dataclass_fields__: ClassVar[dict[str, Any]]  # registering makes a dataclass of a subclass
     name: ClassVar[str] = ""
+    revision: ClassVar[int] = 1
     row_stochastic: ClassVar[bool] = True
     absent_kept: ClassVar[bool] = True
     absent_idle: ClassVar[bool] = True

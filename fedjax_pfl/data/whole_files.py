@@ -3,7 +3,7 @@
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,16 +123,18 @@ def there(flag: str, path: Path) -> bool:
     return False
 
 
-def require_version(what: str | Path, written: Any, remedy: str) -> None:
+def require_version(what: str | Path, written: Any, remedy: str, older: Sequence[str] = ()) -> None:
     """Raises `InputError` where a file of another version can't be read as this one's.
 
     Args:
       what: begins the sentence, such as a file's path.
       written: the version that the file names, None where it names none: 0.2 did not.
       remedy: a sentence on what to do.
+      older: earlier series whose files can be read too, such as "0.3".
     """
     said = written if isinstance(written, str) else "0.2"
-    if said.split(".")[:2] == __version__.split(".")[:2]:
+    series = ".".join(said.split(".")[:2])
+    if series in (".".join(__version__.split(".")[:2]), *older):
         return
     raise InputError(
         f"{what} was written by fedjax_pfl {cut(said, 20)}, and {__version__} reads only files of "

@@ -24,6 +24,7 @@ PLAIN, ARRAYS = "result.json", "result.npz"
 GROUPS = ("settings", "scores", "clients", "scalars", "matrices")
 TUPLES = ("seeds", "blocks", "remarks", "setting_remarks", "measures", "client_names")
 DIGEST = "digest"
+OLDER = ("0.3",)  # versions whose results can be read
 NUMBER = "biuf"  # kinds of NumPy's types
 
 
@@ -81,10 +82,10 @@ def load(folder: Path, fields: Mapping[str, bool]) -> dict[str, Any]:
         known = any(os.path.isfile(folder / name) for name in (PLAIN, ARRAYS))
         more = f" {remedy(folder)}" if known else ""
         raise InputError(f"No saved result can be read from {folder}: {error}{more}") from error
-    stored = plain.pop(DIGEST, None)
-    if stored is not None and stored != digest(plain, arrays):  # older results have none
+    require_version(folder / PLAIN, plain.get("version"), remedy(folder), OLDER)
+    if plain.pop(DIGEST, None) != digest({k: v for k, v in plain.items() if k != DIGEST}, arrays):
         raise damaged(folder / PLAIN, f"it or {ARRAYS} was changed after it was written")
-    require_version(folder / PLAIN, plain.pop("version", None), remedy(folder))
+    del plain["version"]
     values: dict[str, Any] = plain | {group: {} for group in GROUPS}
     for name, value in arrays.items():
         group, colon, key = name.partition(":")

@@ -1,12 +1,14 @@
-"""Files of 0.2 are refused in a sentence that names the version."""
+"""Files of 0.2 are refused in a sentence that names the version; results of 0.3 are read."""
 
 import json
 import shutil
 
+import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
 from experiments import compare, run
+from fedjax_pfl.results.result_files import digest
 from fedjax_pfl.simulation.checkpoints import VERSION as VERSION_ENTRY
 from fedjax_pfl.simulation.checkpoints import check_same
 
@@ -68,3 +70,46 @@ def test_this_version_goes_on(finished, capsys):
     assert run.main(["run", *WORDS, f"--output_dir={finished}"]) == 0
     assert compare.main(["compare", f"--runs={finished}"]) == 0
     assert pfl.Result.load(finished / "local").algorithm == "local"
+
+
+@pytest.fixture
+def of_0_3(finished, tmp_path):
+    """The finished run as 0.3 would have left it: without revisions."""
+    folder = tmp_path / "of_0_3"
+    shutil.copytree(finished, folder)
+    record = json.loads((folder / "run.json").read_text()) | {"version": "0.3.0"}
+    record["flags"] = {k: v for k, v in record["flags"].items() if not k.endswith("revision")}
+    (folder / "run.json").write_text(json.dumps(record))
+    config = json.loads((folder / "local/config.json").read_text())
+    assert config.pop("revision") == "1.1"
+    config["versions"]["fedjax_pfl"] = "0.3.0"
+    (folder / "local/config.json").write_text(json.dumps(config))
+    path = folder / "local/result.json"
+    plain = json.loads(path.read_text()) | {"version": "0.3.0"}
+    del plain["digest"]
+    with np.load(folder / "local/result.npz") as arrays:
+        plain["digest"] = digest(plain, dict(arrays))
+    path.write_text(json.dumps(plain))
+    return folder
+
+
+def test_results_of_0_3_are_read_and_told_apart(of_0_3, finished, capsys):
+    assert pfl.Result.load(of_0_3 / "local").algorithm == "local"
+    words = ["compare", f"--runs={of_0_3},{finished}", "--baseline=local"]
+    assert compare.main(words) == 2  # not pooled
+    assert compare.main(words[:2]) == 0
+    printed = capsys.readouterr()
+    assert "baseline 'local' is 2 runs that are not one" in printed.err
+    assert "revision=0.3" in printed.out and "revision=1.1" in printed.out
+
+
+def test_a_run_of_0_3_does_not_go_on(of_0_3, capsys):
+    assert run.main(["run", *WORDS, f"--output_dir={of_0_3}"]) == 2
+    assert "run.json was written by fedjax_pfl 0.3.0, and" in capsys.readouterr().err
+
+
+def test_another_revision_does_not_go_on(finished, capsys, monkeypatch):
+    monkeypatch.setattr(pfl.ALGORITHMS["local"], "revision", 2)
+    assert run.main(["run", *WORDS, f"--output_dir={finished}"]) == 2
+    said = "is another run: local.revision was '1.1' and is '1.2'"
+    assert said in capsys.readouterr().err

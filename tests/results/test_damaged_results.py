@@ -10,6 +10,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.errors import LONGEST, InputError
+from fedjax_pfl.results.result_files import digest
 
 S, H, T, N, G, E, Q = 2, 3, 4, 5, 2, 2, 1
 
@@ -75,11 +76,13 @@ def edited(folder, change) -> None:
     plain = json.loads((folder / "result.json").read_text())
     change(plain)
     plain.pop("digest", None)
+    with np.load(folder / "result.npz") as arrays:
+        plain["digest"] = digest(plain, dict(arrays))
     (folder / "result.json").write_text(json.dumps(plain))
 
 
 def rewritten(folder, change) -> None:
-    """Changes the arrays; without a digest, as results of older versions are."""
+    """Changes the arrays and the digest, as another program would write them."""
     with np.load(folder / "result.npz") as file:
         arrays = dict(file)
     change(arrays)
@@ -91,7 +94,7 @@ def test_it_loads_as_it_was(saved):
     loaded = pfl.Result.load(saved)
     assert loaded.seeds == (3, 4) and loaded.blocks == ("body", "head")
     np.testing.assert_array_equal(loaded.clients["train_loss"], made().clients["train_loss"])
-    edited(saved, lambda plain: None)  # an older version's has no digest
+    edited(saved, lambda plain: None)
     assert pfl.Result.load(saved).table() == loaded.table()
 
 
@@ -186,6 +189,13 @@ def test_a_changed_number_is_found(saved):
     assert "was changed after it was written" in refused(saved)
 
 
+def test_a_result_without_its_digest(saved):
+    plain = json.loads((saved / "result.json").read_text())
+    del plain["digest"]
+    (saved / "result.json").write_text(json.dumps(plain))
+    assert "was changed after it was written" in refused(saved)
+
+
 def test_another_versions(saved):
     edited(saved, lambda plain: plain.update(novelty=1))
     assert "has the unknown 'novelty', perhaps as another version's" in refused(saved)
@@ -241,7 +251,9 @@ def test_a_swapped_file_of_another_result_is_found(saved, tmp_path):
 
 
 def test_objects_are_never_unpickled(saved):
-    rewritten(saved, lambda arrays: arrays.__setitem__("copies_up", np.array([None])))
+    with np.load(saved / "result.npz") as file:
+        arrays = dict(file)
+    np.savez(saved / "result.npz", **arrays | {"copies_up": np.array([None])})
     assert "result.npz can't be read" in refused(saved)
 
 
