@@ -116,9 +116,10 @@ def test_everyone_against_the_reference(pattern):
             still = not models["weights"].any()
             weights = np.eye(5)[alice] if still else models["weights"]
             np.testing.assert_allclose(record["matrices"]["mixing"][alice], weights, 1e-9, 1e-9)
-            loss = case.test_losses([models["alice"]] * 5)[alice]
-            scores = record["scores"]["personalized/test/loss"]
-            np.testing.assert_allclose(scores[alice], loss, 1e-9)
+            if case.scored:
+                loss = case.test_losses([models["alice"]] * 5)[alice]
+                scores = record["scores"]["personalized/test/loss"]
+                np.testing.assert_allclose(scores[alice], loss, 1e-9)
     for record, cohort in zip(records, case.cohorts, strict=True):
         copies = 2 * len(cohort) * np.isin(np.arange(5), cohort)  # 2 for each Alice that is there
         np.testing.assert_array_equal(record["up"], np.repeat(copies[:, None], 2, axis=1))
