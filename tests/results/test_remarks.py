@@ -149,7 +149,7 @@ def test_more_models_than_there_are_is_said():
 
 def test_clients_that_hardly_mix_are_said_to_train_locally():
     """HeurFedAMP's self-weight is a hyperparameter; only members of the last rounds count."""
-    own = {"self_weight": [0.94, 0.96], "penalty": [0.0, 0.0]}
+    own = {"self_weight": [0.94, 0.96]}
     options = {"participation": 0.5}
     result = pfl.simulate(pfl.make_algorithm("heurfedamp"), federation(**options), 2, settings=own)
     said = "mean self-weight 0.960 in the last rounds: nearly local training"
