@@ -48,10 +48,11 @@ def test_matrices_of_all_clients_and_of_the_members_that_all_mix():
 def test_self_weights_of_every_form_of_a_matrix():
     federation = toy_federation(participation=0.6, dtype="float32")
     key = jax.random.key(0)
-    cohort = federation.participation.cohort(key, 0, federation.data.ids)
+    cohort = federation.participation.cohort(key, 3, federation.data.ids)
     ctx = pfl.Context(federation, key, jnp.int32(0), jnp.int32(1), cohort)
     whole = jnp.arange(1.0, 26).reshape(5, 5)
     rows, absent = cohort.rows, ~np.isin(np.arange(5), cohort.rows)
+    np.testing.assert_array_equal(rows, [1, 3, 4])
 
     def recorded(mixing, everyone_mixes=False, cohort=cohort, **more):
         record = ctx.record(cohort, everyone_mixes=everyone_mixes, mixing=mixing, **more)
