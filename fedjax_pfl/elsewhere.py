@@ -128,18 +128,25 @@ OPTIONS = _turned(
 
 # Hyperparameters that others call so in one algorithm, and something else in another one.
 HYPERPARAMETERS = {
+    "apfl": {"al": "alpha"},
+    "apple": {"l": "penalty_share"},
     "ditto": {"mu": "pull"},
     "fedadam": {"beta1": "b1", "beta2": "b2"},
     "fedala": {"layeridx": "layers", "p": "layers"},
-    "fedamp": {"alk": "alpha", "alphak": "alpha", "penalty": "pull"},
+    "fedamp": {"alk": "alpha", "alphak": "alpha", "sg": "sigma", "penalty": "pull"},
     "fedavgm": {"beta": "server_momentum"},
+    "fedbabu": {"finetuningepochs": "fine_tune_epochs", "fte": "fine_tune_epochs"},
+    "feddyn": {"al": "alpha"},
     "fedfomo": {"m": "downloads"},  # M: see `CAPITALS`
     "fedyogi": {"beta1": "b1", "beta2": "b2"},
-    "pfedme": {"beta": "server_rate"},
+    "pfedme": {"beta": "server_rate", "bt": "server_rate"},
 }
 
 # Flags of one capital letter whose small one means something else.
 CAPITALS = {"M": "fedfomo.downloads"}
+
+# Flags of others that count in other units than ours: tensors instead of layers, epochs for steps.
+OTHER_UNITS = _words("finetuningepochnew ften layeridx p")
 
 # Flags of others without a counterpart here, and what is done instead.
 _DEVICE = (

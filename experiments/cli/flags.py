@@ -300,8 +300,8 @@ def parse(
     shell.refuse_words(rest, values)
     own_code.load(values.import_file)
     algorithms.canonical(values)
-    model = values["model"]
-    model.value = spelling.ours(model.value, pfl.MODELS, elsewhere.MODELS)
+    model = flagfiles.value_of(values, "model")
+    values["model"].value = spelling.ours(model, pfl.MODELS, elsewhere.MODELS)
     splits.replace(values, RULE_FLAG)
     foreign_data.adopt(values)
     return values

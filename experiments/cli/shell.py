@@ -143,7 +143,11 @@ def parsed(values: FlagValues, argv: Sequence[str], **options) -> list[str]:
     except UnrecognizedFlagError as error:
         names = [error.flagname, *unknown_flags.more(argv, error.flagname, values)]
         hints = (f"{name!r}. {unknown_flags.hint(name, values)}".strip() for name in names)
-        raise FlagsError(f"Unknown command line flag {' Unknown too: '.join(hints)}") from None
+        said = f"Unknown command line flag {' Unknown too: '.join(hints)}"
+        command = unknown_flags.corrected(argv, values) if len(names) > 1 else ""
+        raise FlagsError(
+            f"{said} The same command here has {command}" if command else said
+        ) from None
     except RecursionError as error:
         raise InputError("No flag has a name that long: --help shows them.") from error
     except IllegalFlagValueError as error:

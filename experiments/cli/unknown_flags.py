@@ -1,6 +1,7 @@
 """What is said of a flag that isn't ours: ours where another library has it, or the nearest."""
 
 import re
+import shlex
 from collections.abc import Sequence
 
 from absl.flags import FlagValues
@@ -10,6 +11,7 @@ from fedjax_pfl import elsewhere, spelling
 
 MOST = 3  # algorithms named for a hyperparameter
 MORE = 24  # unknown flags that are answered beside the first: a whole command of PFLlib's
+LONGEST = 79  # letters of a word in a command that is shown; longer ones are cut in messages
 _FLAG = re.compile(r"--?([A-Za-z][-\w]{0,30})(=|$)")  # a word that names a flag; numbers are none
 
 
@@ -53,6 +55,88 @@ def hint(name: str, values: FlagValues) -> str:
         return " ".join(said)
     near = spelling.nearest(name, known)
     return f"Did you mean --{near}?" if near else ""
+
+
+def corrected(argv: Sequence[str], values: FlagValues) -> str:
+    """The flags of a command with ours in place of other libraries'.
+
+    Hyperparameters are those of the command's algorithms. What is not needed here is left out, and
+    so is what is off ("-ld False"). '' where a flag has no single counterpart or counts in other
+    units, and where a word is not one to repeat in a message.
+
+    Args:
+      argv: the words of the command, the program's name first.
+      values: the flags that there are.
+    """
+    given = _pairs(argv[1:])
+    if given is None or "set" not in values:
+        return ""
+    chosen = _algorithms(given)
+    words = []
+    for name, value in given:
+        if name in values or name.removeprefix("no") in values:
+            words.append(f"--{name}" + ("" if value is None else f"={value}"))
+            continue
+        word = spelling.plain(name)
+        if value == "False" or (word in elsewhere.WITHOUT and not _ours(name, values)):
+            continue
+        if value is None or name in elsewhere.CAPITALS or word in elsewhere.OTHER_UNITS:
+            return ""
+        own = [key for key in _settings(name) if key.partition(".")[0] in chosen]
+        ours = _ours(name, values)
+        if own and len({key.partition(".")[0] for key in own}) == len(own):
+            words += [f"--set={key}={value}" for key in own]
+        elif not own and len(ours) == 1 and _fits(values, ours[0], value):
+            words.append(f"--{ours[0]}={value}")
+        else:
+            return ""
+    if not all(len(word) <= LONGEST and word.isprintable() for word in words):
+        return ""
+    return shlex.join(words)
+
+
+def _pairs(words: Sequence[str]) -> list[tuple[str, str | None]] | None:
+    """(flag, value or None) of each flag of a command; None where a word is neither."""
+    found: list[tuple[str, str | None]] = []
+    for word in words:
+        said = _FLAG.match(word)
+        if said is not None:
+            found.append((said[1], word.partition("=")[2] if said[2] else None))
+        elif found and found[-1][1] is None:
+            found[-1] = (found[-1][0], word)
+        else:
+            return None
+    return found
+
+
+def _algorithms(given: Sequence[tuple[str, str | None]]) -> set[str]:
+    """The algorithms that a command names, under whatever flag."""
+    found = set()
+    for name, value in given:
+        if value and "algorithms" in spelling.meant(name, ["algorithms"], elsewhere.OPTIONS):
+            found |= {
+                spelling.ours(one, pfl.ALGORITHMS, elsewhere.ALGORITHMS) for one in value.split(",")
+            }
+    return found
+
+
+def _fits(values: FlagValues, name: str, value: str) -> bool:
+    """Whether a flag takes the value, as far as its type goes."""
+    try:
+        values[name].parser.parse(value)
+    except (ValueError, TypeError, pfl.InputError):
+        return False
+    return True
+
+
+def _ours(name: str, values: FlagValues) -> list[str]:
+    """Our flags that another library's may stand for."""
+    return spelling.meant(name, values, elsewhere.OPTIONS)
+
+
+def _settings(name: str) -> list[str]:
+    """Hyperparameters that a flag may stand for, such as "fedprox.mu"."""
+    return list(dict.fromkeys([*_called_so(spelling.plain(name)), *_owners(name)]))
 
 
 def _called_so(word: str) -> list[str]:
