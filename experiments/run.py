@@ -129,7 +129,8 @@ def _write_comparison(
         shutil.rmtree(output / growth.CHECKPOINTS, ignore_errors=True)
     clients_table.write(output, experiment.partition, results)
     line = training_line.described(args, experiment.federation.num_clients)
-    run_files.write_comparison(output, results, title, line)  # last: with it the run is finished
+    # Last: with it the run is finished.
+    run_files.write_comparison(output, results, title, line, args.headline)
 
 
 def _keep_programs(cache: Path) -> None:

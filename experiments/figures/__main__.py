@@ -6,6 +6,7 @@ if __name__ == "__main__":  # before anything is loaded
     launch("figures")
 
 import csv
+import inspect
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,7 +35,7 @@ from . import (  # noqa: F401 - their figures are registered on import
     spfl,
     waffle,
 )
-from .drawing import FIGURES, Drawing
+from .drawing import FIGURES, Drawing, Plot
 from .runs import find
 from .selection import labelled, read_labels
 
@@ -70,6 +71,8 @@ def parse(argv: Sequence[str]) -> tuple[str | None, absl.flags.FlagValues]:
     absl.flags.DEFINE_string("size", None, meaning, **place)
     meaning = "a file with lines NAME=LABEL for legends (default: names)"
     absl.flags.DEFINE_string("labels", None, meaning, **place)
+    meaning = "replace files of --output and --data that exist"
+    absl.flags.DEFINE_boolean("overwrite", False, meaning, **place)
     absl.flags.DEFINE_boolean("list", False, "print all figures and their options", **place)
     absl.flags.DEFINE_boolean("help", False, "print this", **place)
     place["module_name"] = "options"
@@ -103,6 +106,24 @@ def catalogue() -> str:
     return "\n".join(lines)
 
 
+def one_figure(name: str) -> str:
+    """A figure, its options with their defaults, and what it says of them.
+
+    Raises:
+      InputError: there is none of that name.
+    """
+    plot = _figure(name)
+    options = [f"  --{k}={_text(v)}".rstrip() for k, v in plot.options.items()]
+    about = inspect.getdoc(plot.draw) or ""
+    return "\n".join([f"{name}, {plot.shows}:\n", *options, "", about])
+
+
+def _figure(name: str) -> Plot:
+    if name not in FIGURES:
+        raise unknown_name("figure", name, FIGURES)
+    return FIGURES[name]
+
+
 def _text(default) -> str:
     return (
         str(default).lower()
@@ -121,9 +142,7 @@ def draw(name: str | None, args: absl.flags.FlagValues) -> Drawing:
     """
     if name is None:
         raise InputError("Give the name of a figure, such as waffle/weights; --list shows them.")
-    if name not in FIGURES:
-        raise unknown_name("figure", name, FIGURES)
-    plot = FIGURES[name]
+    plot = _figure(name)
     options = pfl.parse_options(options_given(args), plot.options, f"option of figure {name!r}")
     if not plot.needs_runs:
         if args.runs:
@@ -137,8 +156,10 @@ def draw(name: str | None, args: absl.flags.FlagValues) -> Drawing:
     return plot.draw(runs, **(dict(plot.options) | options))
 
 
-def new_file(flag: str, text: str | None, endings: Sequence[str]) -> Path | None:
-    """A path to write to, which must not exist.
+def new_file(
+    flag: str, text: str | None, endings: Sequence[str], overwrite: bool = False
+) -> Path | None:
+    """A path to write to, which must not exist unless it may be replaced.
 
     Raises:
       InputError: it exists, has another ending, or can't be written.
@@ -148,8 +169,8 @@ def new_file(flag: str, text: str | None, endings: Sequence[str]) -> Path | None
     path = as_path(f"--{flag}", text)
     if path.suffix.lower() not in endings:
         raise InputError(f"--{flag} must end in {', '.join(endings)}, got {text!r}.")
-    if there(flag, path):
-        raise InputError(f"{path} exists already and nothing is ever overwritten: choose another.")
+    if there(flag, path) and not overwrite:
+        raise InputError(f"{path} exists already: choose another, or give --overwrite.")
     return path
 
 
@@ -205,13 +226,15 @@ def main(argv: list[str]) -> int:
     name, args = parse(argv)
     if args["help"].value:
         print(f"{USAGE}\n")
+        if name is not None:
+            print(f"Options of {one_figure(name)}\n")
         print(shell.described(args, "figures", 12))
         return 0
     if args["list"].value:
         print(catalogue())
         return 0
-    output = new_file("output", args.output, FORMATS)
-    data = new_file("data", args.data, (".csv",))
+    output = new_file("output", args.output, FORMATS, args.overwrite)
+    data = new_file("data", args.data, (".csv",), args.overwrite)
     if output is None and data is None and name in FIGURES:
         raise InputError("Give a new file for the picture with --output=FILE.png.")
     size = inches(args.size)

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fedjax_pfl.results.tables import interval
+
 from ..outputs import looks
 from . import drawing
 from .drawing import Drawing, figure
@@ -202,7 +204,8 @@ def by_client(
     most = max(run.num_clients for run in runs)
     chart = drawing.canvas(float(np.clip(4.5 + 0.22 * most, 6.5, 13.0)), 4.0)
     axes = chart.add_subplot()
-    lines, table, styles = [], [], looks.numbers([run.algorithm for run in runs])
+    styles = looks.apart(looks.numbers([run.algorithm for run in runs]))
+    lines, table = [], []
     for k, (run, name) in enumerate(zip(runs, names, strict=True)):
         values = run.measure.scale * run.values(model, split).astype(float)  # [S, E, N]
         scored = np.flatnonzero(np.isfinite(values).any(axis=(0, 1)))
@@ -234,6 +237,48 @@ def by_client(
         "dashed: mean over clients",
     )
     columns = ("run", "label", "model", "score", "seed", "client", runs[0].measure.column)
+    return Drawing(chart, columns, table)
+
+
+@figure("accuracy/bars", "accuracy of each run as a bar, with its interval over seeds")
+def bars(
+    runs: Sequence[Run],
+    *,
+    model: str = "personalized",
+    split: str = "test",
+    score: str = "final",
+    average: str = "clients",
+    clients: str = "",
+) -> Drawing:
+    """Mean accuracy over seeds, a bar for each run; whiskers are 95 % intervals (Student's t).
+
+    A run with one seed has no whisker.
+
+    Args:
+      model, split, average, clients: which accuracy.
+      score: "final", "best" or "last_tenth".
+    """
+    runs = with_scores(runs, [model], split)
+    names, chosen = labels(runs), chosen_clients(runs, clients, model, split)
+    styles = looks.apart(looks.numbers([run.algorithm for run in runs]))
+    chart = drawing.canvas(1.6 + 0.9 * len(runs), 3.8)
+    axes, table = chart.add_subplot(), []
+    for k, (run, name, rows) in enumerate(zip(runs, names, chosen, strict=True)):
+        values = one_number(curve(run, rows, model, split, average), score, run.measure)
+        half = interval(values)
+        axes.bar(k, values.mean(), color=drawing.colour(styles[k]), width=0.7, zorder=2)
+        if half is not None:
+            axes.errorbar(k, values.mean(), half, color="0.2", capsize=4, zorder=3)
+        table.append((str(run.folder), name, len(values), values.mean(), half))
+    axes.set_xticks(range(len(runs)), names)
+    if sum(map(len, names)) > 10 * len(names):
+        axes.tick_params(axis="x", rotation=30)
+    measure = runs[0].measure
+    drawing.tidy(axes, ylabel=measure.axis)
+    axes.grid(axis="x", visible=False)
+    said = f"{model} model, {split} samples, {SCORES[score]}, {who(runs, chosen, average)}"
+    drawing.title(chart, f"{said}; whiskers: 95 % interval over seeds")
+    columns = ("run", "label", "seeds", measure.column, "ci95_half_width")
     return Drawing(chart, columns, table)
 
 

@@ -97,7 +97,8 @@ def scatter(
     """Which clients gain or lose: a point for each client, mean over the seeds of both runs.
 
     The first run is across, every other one upward in axes of its own; above the line its clients
-    are better off (below it where lower is better). The title counts them.
+    are better off (below it where lower is better). Clients with equal accuracies are grey. The
+    title counts them.
 
     Args:
       model, split: which accuracy.
@@ -132,10 +133,13 @@ def scatter(
         margin = 0.05 * (high - low)
         low, high = (low - 2, 101) if measure.fraction else (low - margin, high + margin)
         axes.plot([low, high], [low, high], color=drawing.GREY, linewidth=1, zorder=1)
+        ties = len(gain) - better - worse
         colours = np.where(gain >= 0, drawing.COLOURS[0], drawing.COLOURS[1])
+        colours = np.where(np.abs(gain) <= 1e-9, drawing.TIE, colours)
         axes.scatter(across, upward, c=colours, s=22, zorder=2)
         axes.set(xlim=(low, high), ylim=(low, high), aspect="equal")
-        axes.set_title(f"{name}: {better} better, {worse} worse", fontsize=10)
+        equal = f", {ties} equal" if ties else ""
+        axes.set_title(f"{name}: {better} better, {worse} worse{equal}", fontsize=10)
         unit = ", %" if measure.fraction else f", {measure.axis}"
         drawing.tidy(axes, xlabel=f"{names[0]}{unit}", ylabel=f"{name}{unit}")
         table += [

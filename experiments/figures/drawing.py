@@ -19,6 +19,7 @@ from fedjax_pfl.results.plots import ticks as ticks
 from fedjax_pfl.values import keyword_defaults
 
 GREY = "0.72"
+TIE = "0.45"  # of what is neither better nor worse
 MARKERS = "osD^vP*X"
 
 

@@ -5,7 +5,7 @@ import zlib
 from collections.abc import Sequence
 
 import fedjax_pfl as pfl
-from fedjax_pfl.results.plots import STYLES
+from fedjax_pfl.results.plots import COLOURS, STYLES
 
 FIRST = ("local", "fedavg", "fedavg_ft", "feddwa")  # of most comparisons: solid lines
 MODELS = ("personalized", "global", "adapted", "trained")  # names that several algorithms have
@@ -32,6 +32,21 @@ def numbers(algorithms: Sequence[str]) -> list[int]:
     own = [number(name) for name in algorithms]
     free = (k for k in itertools.count() if k not in own)
     return [k if k not in own[:i] else next(free) for i, k in enumerate(own)]
+
+
+def apart(styles: Sequence[int]) -> list[int]:
+    """Styles with different colours, for pictures without lines: as many as there are colours.
+
+    Of those that share a colour the first keeps its own.
+    """
+    chosen: list[int] = []
+    for style in styles:
+        taken = {k % len(COLOURS) for k in chosen}
+        others = {k % len(COLOURS) for k in styles} | taken
+        free = [k for k in range(len(COLOURS)) if k not in others]
+        clashes = style % len(COLOURS) in taken
+        chosen.append(free[0] if clashes and free else style)
+    return chosen
 
 
 def of_models(models: Sequence[str]) -> list[int]:

@@ -118,15 +118,17 @@ def at_the_edge(found: Sequence[Outcome]) -> list[str]:
         settings = [one for one in found if one.algorithm == chosen.algorithm]
         equals = [one for one in settings if one.validation.mean() == chosen.validation.mean()]
         for name, value in chosen.setting.items():
-            tried = {_number(one.setting[name]) for one in settings}
-            if None in tried or len(tried) < 2:
+            numbers = [_number(one.setting[name]) for one in settings]
+            tried = {number for number in numbers if number is not None}
+            if None in numbers or len(tried) < 2:
                 continue
             edges = {min(tried): "smallest", max(tried): "largest"}
-            is_best = {_number(one.setting[name]) for one in equals} == {_number(value)}
-            if is_best and _number(value) in edges:
+            best_value = float(value)
+            is_best = {_number(one.setting[name]) for one in equals} == {best_value}
+            if is_best and best_value in edges:
                 notes.append(
                     f"{chosen.algorithm}: its best {name}, {value}, is the "
-                    f"{edges[_number(value)]} that was tried. Values beyond it may be better."
+                    f"{edges[best_value]} that was tried. Values beyond it may be better."
                 )
     return notes
 

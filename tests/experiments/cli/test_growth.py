@@ -48,9 +48,15 @@ def check_equal_but_for_rounding(ours, theirs):
 def three(tmp_path_factory):
     """Local training and FedAvg with seeds 0 to 2, new clients among the data."""
     folder = tmp_path_factory.mktemp("three") / "out"
-    words = ("--new_clients=1", "--new_client_steps=0,2")
+    words = ("--new_clients=1", "--new_client_steps=0,2", "--headline=pfllib")
     assert call(folder, "--algorithms=local,fedavg", "--num_seeds=3", *words) == 0
     return folder
+
+
+def test_the_file_of_the_table_leads_with_the_headline_asked_for(three):
+    lines = (three / "comparison.md").read_text().splitlines()
+    assert any(line.startswith("Headline (pfllib): ") for line in lines)
+    assert any(line.startswith("| Algorithm | Headline % |") for line in lines)
 
 
 @pytest.fixture(scope="module")

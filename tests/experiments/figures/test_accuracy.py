@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from experiments.figures import accuracy
+from experiments.outputs import looks
 from fedjax_pfl.errors import InputError
+from fedjax_pfl.results import plots
 
 from .conftest import CLIENTS, ROUNDS, SEEDS
 
@@ -143,3 +145,23 @@ def test_every_client(found):
     assert np.all(np.abs(first.get_xdata() - np.arange(CLIENTS)) < 0.5)
     assert np.rint(second.get_xdata()).tolist() == [1]  # the only client it serves
     assert len(drawn.rows) == len(SEEDS) * (CLIENTS + 1)
+
+
+def test_bars_have_intervals_over_seeds(found):
+    runs = [found["main", "local"], found["main", "feddwa"]]
+    drawn = accuracy.bars(runs)
+    heights = [bar.get_height() for bar in drawn.figure.axes[0].patches]
+    for run, height, row in zip(runs, heights, drawn.rows, strict=True):
+        scores = 100 * run.values()[:, -1].astype(float).mean(axis=-1)
+        assert height == pytest.approx(scores.mean(), rel=1e-5)
+        half = 12.7062 * scores.std(ddof=1) / 2**0.5
+        assert row[2:] == pytest.approx((2, scores.mean(), half), rel=1e-4)
+
+
+def test_points_have_different_colours_as_far_as_there_are_any():
+    count = len(plots.COLOURS)
+    assert looks.apart([0, 1, count]) == [0, 1, 2]
+    assert looks.apart([count + 3, 3]) == [count + 3, 0]
+    assert looks.apart([3, 4]) == [3, 4]
+    many = looks.apart(list(range(count + 2)))
+    assert many == list(range(count + 2))

@@ -13,6 +13,7 @@ DRAWN = {
     "accuracy/models": (["iid"], [], {}),
     "accuracy/pairs": (["iid"], [], {}),
     "accuracy/clients": (["main"], [], {}),
+    "accuracy/bars": (["main"], [], {}),
     "accuracy/setting": (["main", "iid"], [], {"x": "partition", "record": "traffic"}),
     "accuracy/cost": (["main"], [], {}),
     "accuracy/scatter": (["main"], ["local", "feddwa", "cwfedavg"], {}),

@@ -145,7 +145,7 @@ def test_the_header_and_the_file_say_how_clients_train(mixed, tmp_path, monkeypa
         own = ["--set=fedavg.learning_rate=0.3", "--set=fedavg.local_epochs=2"]
         run.main(["run", *MIXED, f"--output_dir={tmp_path / 'o'}", *own])
     out = capsys.readouterr().out
-    assert f"training   {TRAINING}, " in out
+    assert f"training   {TRAINING} fedavg.learning_rate=0.3" in out
     own = [line for line in out.splitlines() if "its own" in line]
     assert own == ["           fedavg: its own learning rate 0.3, local epochs 2"]
     assert "no step    client 5: too few training samples for a local step\n" in out
