@@ -16,7 +16,7 @@ from fedjax_pfl.errors import InputError, require
 from fedjax_pfl.federation.local_training import check_hashable
 from fedjax_pfl.federation.option import Group, declared, option
 from fedjax_pfl.models.adapters import adapted
-from fedjax_pfl.models.initial_values import Match, matched, read
+from fedjax_pfl.models.initial_values import Match, initial_values
 from fedjax_pfl.models.networks import make_model
 from fedjax_pfl.models.objectives import CLASSIFICATION, objective_of
 from fedjax_pfl.models.registry import INITIALIZERS
@@ -42,7 +42,7 @@ class ModelOptions(Group):
     initial_model: str | Path | Mapping[str, Any] | None = option(
         None,
         "values that models begin with, matched by the paths of leaves: a model, or an NPZ or "
-        "safetensors file; the others are drawn",
+        "safetensors file; under PyTorch's names they are converted; the others are drawn",
     )
     freeze: Rule | None = option(
         None,
@@ -123,7 +123,7 @@ class ModelOptions(Group):
         """
         values, match, fixed = {}, None, self._fixed(shapes, order)
         if self.initial_model is not None:
-            values, match = matched(read(self.initial_model), shapes)
+            values, match = initial_values(self.initial_model, task, shapes, inputs)
         if self.lora_rank is not None:
             alpha = self.lora_alpha
             task = adapted(task, inputs, fixed, self.lora_rank, alpha, self.lora_layers)
