@@ -25,6 +25,7 @@ from fedjax_pfl.models.task import Task, as_task
 from fedjax_pfl.typing import Tree
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
+CONVOLUTIONS = ("auto", "xla")
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,13 @@ class ModelOptions(Group):
         choices=DTYPES,
     )  # fmt: skip
 
+    convolutions: str = option(
+        "auto",
+        "how convolutions are computed: {choices}; 'auto': on CPUs as matrix products or by "
+        "minimal filtering, those of nn.Conv and nnx.Conv too",
+        choices=CONVOLUTIONS,
+    )
+
     def validate(self) -> None:
         super().validate()
         if "float64" in (self.dtype, self.compute_dtype) and jnp.result_type(float) != jnp.float64:
@@ -104,6 +112,8 @@ class ModelOptions(Group):
             object.__setattr__(task, "objective", objective_of(dataset.task))
         if self.compute_dtype is not None:
             task = replace(task, compute_dtype=self.compute_dtype)
+        if self.convolutions != CONVOLUTIONS[0]:
+            task = replace(task, convolutions=self.convolutions)
         check_hashable("model", task)
         return task
 

@@ -86,7 +86,8 @@ def layouts(task: Task, shapes: Tree, inputs: jax.ShapeDtypeStruct) -> dict[str,
     """
 
     def logits(model, x):
-        return Outputs(*task.apply(model, x, *EVALUATION)).logits
+        outputs: Any = task.apply(model, x, *EVALUATION)
+        return Outputs(*outputs).logits
 
     with forms.made_for("gpu"):  # convolutions as such
         traced = jax.make_jaxpr(logits)(shapes, inputs)
