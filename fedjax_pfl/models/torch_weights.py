@@ -271,7 +271,7 @@ def _paired(theirs: Layers, ours: Layers, names: Mapping[str, str]) -> dict[str,
                 f"The state_dict has {len(left)} {KINDS[kind]} ({_several(left)}) and the network "
                 f"{len(free)} ({_several(free)}), so their order tells nothing. {_HINT}"
             )
-        pairs |= dict(zip(left, free or [None] * len(left), strict=True))
+        pairs |= dict(zip(left, free or [None] * len(left), strict=False))
     return {layer: pairs[layer] for layer in theirs}
 
 

@@ -207,6 +207,8 @@ def test_layers_of_one_side_only():
     part = {name: value for name, value in state.items() if name in ("a.weight", "out.weight")}
     with pytest.raises(pfl.InputError, match="without a value: params/fc_0/bias, params/head/bias"):
         pfl.from_torch(part, network, SHAPE)
+    no_norm = {name: value for name, value in STATE.items() if not name.startswith("b1.")}
+    assert "y" not in pfl.from_torch(no_norm, Net(), SHAPE, strict=False)["params"]
     model = pfl.from_torch(part, network, SHAPE, strict=False)
     assert jax.tree.map(np.shape, model) == {
         "params": {"fc_0": {"kernel": (160, 4)}, "head": {"kernel": (4, 5)}}
