@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl import trees
+from fedjax_pfl.aggregation.planning import paths_in_order
 from fedjax_pfl.errors import InputError, require, unknown_name
 from fedjax_pfl.models.flattening import CHANNELS, TRANSPOSED, UNCLEAR, Layout, layouts
 from fedjax_pfl.models.task import Task, as_task
@@ -225,7 +226,7 @@ def _own_layers(task: Task, inputs: jax.ShapeDtypeStruct) -> tuple[Layers, Tree]
 
     def noted(key):
         model = task.init(key, jnp.zeros(inputs.shape, inputs.dtype))
-        _walk(model, (), order)
+        order.extend(paths_in_order(model))
         return model
 
     model = jax.eval_shape(noted, jax.random.key(0))
@@ -236,16 +237,6 @@ def _own_layers(task: Task, inputs: jax.ShapeDtypeStruct) -> tuple[Layers, Tree]
         layer, _, name = path.partition("/")[2].rpartition("/")
         layers.setdefault(layer, {})[name] = (path, shapes[path])
     return layers, model
-
-
-def _walk(tree: Any, path: tuple[str, ...], order: list[str]) -> None:
-    """Paths of leaves in the order of dicts, which flattening would sort."""
-    if isinstance(tree, Mapping):
-        for name, part in tree.items():
-            _walk(part, (*path, str(name)), order)
-        return
-    flat, _ = jax.tree_util.tree_flatten_with_path(tree)
-    order.extend("/".join((*path, trees.path_name(rest))).rstrip("/") for rest, _ in flat)
 
 
 def _paired(theirs: Layers, ours: Layers, names: Mapping[str, str]) -> dict[str, str | None]:
