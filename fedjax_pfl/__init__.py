@@ -50,7 +50,7 @@ from fedjax_pfl.federation.rates import LR_SCHEDULES, register_lr_schedule
 from fedjax_pfl.federation.schedules import Schedule, batch_indices
 from fedjax_pfl.federation.spreading import spread
 from fedjax_pfl.measures import Measure
-from fedjax_pfl.models import networks
+from fedjax_pfl.models import layers, networks
 from fedjax_pfl.models.equinox_task import EquinoxTask
 from fedjax_pfl.models.heads import TwoHeads
 from fedjax_pfl.models.metrics import METRICS, Metric, register_metric
@@ -58,6 +58,7 @@ from fedjax_pfl.models.networks import MODELS, make_model, register_model
 from fedjax_pfl.models.nnx_task import NnxTask
 from fedjax_pfl.models.objectives import OBJECTIVES, Objective
 from fedjax_pfl.models.task import Forward, ForwardedBatch, FunctionTask, LinenTask, Outputs, Task
+from fedjax_pfl.models.torch_weights import from_torch
 from fedjax_pfl.results.model_files import load_models, model_axes, save_models
 from fedjax_pfl.results.result import Result
 from fedjax_pfl.simulation.checkpoints import Checkpoints
@@ -97,7 +98,7 @@ __all__ = [  # noqa: RUF022 - grouped as the pages of the reference are
     # Models
     "EquinoxTask", "Forward", "ForwardedBatch", "FunctionTask", "LinenTask", "METRICS", "MODELS",
     "Measure", "Metric", "NnxTask", "OBJECTIVES", "Objective", "Outputs", "Task", "TwoHeads",
-    "make_model", "networks", "register_metric", "register_model",
+    "from_torch", "layers", "make_model", "networks", "register_metric", "register_model",
     # Simulating
     "Checkpoints", "LiveCurves", "MAX_RUNS", "Memory", "Progress", "check_memory",
     "check_simulation", "estimate_memory", "lower_simulation", "Lowered", "score_new_clients",

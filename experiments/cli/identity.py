@@ -54,6 +54,8 @@ def describe(
         "num_clients": partition.num_clients,
         "set": REPLACED,
         "init_from": REPLACED,
+        # Records of versions without the flag have no entry for it.
+        "convolutions": REPLACED if args.convolutions == "auto" else args.convolutions,
     }
     if args.init_from is not None:
         path = as_path("--init_from", args.init_from)

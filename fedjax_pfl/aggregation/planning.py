@@ -18,18 +18,22 @@ def creation_order(model: Tree) -> list[str]:
 
     Dictionaries remember it until they are flattened: call this on what `init` returns.
     """
-    paths = []
-
-    def walk(tree, path):
-        if isinstance(tree, Mapping):
-            for name, part in tree.items():
-                walk(part, (*path, str(name)))
-        else:
-            flat, _ = jax.tree_util.tree_flatten_with_path(tree)
-            paths.extend("/".join((*path, trees.path_name(rest))).rstrip("/") for rest, _ in flat)
-
-    walk(model.get("params", model), ("params",))
+    paths = paths_in_order(model.get("params", model), ("params",))
     return list(dict.fromkeys(block_name(path) for path in paths))
+
+
+def paths_in_order(tree: Tree, above: tuple[str, ...] = ()) -> list[str]:
+    """Paths of the leaves in the order of dictionaries, which flattening would sort.
+
+    Args:
+      tree: nested dictionaries of trees.
+      above: what paths begin with.
+    """
+    if isinstance(tree, Mapping):
+        parts = (paths_in_order(part, (*above, str(name))) for name, part in tree.items())
+        return [path for paths in parts for path in paths]
+    flat, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return ["/".join((*above, trees.path_name(rest))).rstrip("/") for rest, _ in flat]
 
 
 def leaf_plan(

@@ -16,7 +16,7 @@ from fedjax_pfl.errors import InputError, require
 from fedjax_pfl.federation.local_training import check_hashable
 from fedjax_pfl.federation.option import Group, declared, option
 from fedjax_pfl.models.adapters import adapted
-from fedjax_pfl.models.initial_values import Match, matched, read
+from fedjax_pfl.models.initial_values import Match, initial_values
 from fedjax_pfl.models.networks import make_model
 from fedjax_pfl.models.objectives import CLASSIFICATION, objective_of
 from fedjax_pfl.models.registry import INITIALIZERS
@@ -25,6 +25,7 @@ from fedjax_pfl.models.task import Task, as_task
 from fedjax_pfl.typing import Tree
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
+CONVOLUTIONS = ("auto", "xla")
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class ModelOptions(Group):
     initial_model: str | Path | Mapping[str, Any] | None = option(
         None,
         "values that models begin with, matched by the paths of leaves: a model, or an NPZ or "
-        "safetensors file; the others are drawn",
+        "safetensors file; under PyTorch's names they are converted; the others are drawn",
     )
     freeze: Rule | None = option(
         None,
@@ -66,6 +67,13 @@ class ModelOptions(Group):
         None, "type that networks compute in, such as bfloat16; models stay in dtype",
         choices=DTYPES,
     )  # fmt: skip
+
+    convolutions: str = option(
+        "auto",
+        "how convolutions are computed: {choices}; 'auto': on CPUs as matrix products or by "
+        "minimal filtering, those of nn.Conv and nnx.Conv too",
+        choices=CONVOLUTIONS,
+    )
 
     def validate(self) -> None:
         super().validate()
@@ -104,6 +112,8 @@ class ModelOptions(Group):
             object.__setattr__(task, "objective", objective_of(dataset.task))
         if self.compute_dtype is not None:
             task = replace(task, compute_dtype=self.compute_dtype)
+        if self.convolutions != CONVOLUTIONS[0]:
+            task = replace(task, convolutions=self.convolutions)
         check_hashable("model", task)
         return task
 
@@ -123,7 +133,7 @@ class ModelOptions(Group):
         """
         values, match, fixed = {}, None, self._fixed(shapes, order)
         if self.initial_model is not None:
-            values, match = matched(read(self.initial_model), shapes)
+            values, match = initial_values(self.initial_model, task, shapes, inputs)
         if self.lora_rank is not None:
             alpha = self.lora_alpha
             task = adapted(task, inputs, fixed, self.lora_rank, alpha, self.lora_layers)

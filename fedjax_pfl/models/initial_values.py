@@ -1,12 +1,13 @@
 """Initial values of a network: a tree, or an NPZ or safetensors file, matched by path.
 
 Reading never runs code. A path is written with slashes or dots, with or without its collection's
-name for parameters: "params/conv_0/kernel", "conv_0.kernel".
+name for parameters: "params/conv_0/kernel", "conv_0.kernel". Values under PyTorch's names are
+converted, see `torch_weights`.
 """
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ from fedjax_pfl.data.files import as_path, reading, require_file
 from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.data.places import npz_names, read_npz
 from fedjax_pfl.errors import InputError, cut, require
+from fedjax_pfl.models.flattening import Layout, layouts
+from fedjax_pfl.models.task import Task
+from fedjax_pfl.models.torch_weights import converted, looks_like_torch, torch_shape
 from fedjax_pfl.typing import Tree
 
 TYPES = {
@@ -39,6 +43,8 @@ class Match:
       drawn: of those that begin with values drawn from the seed.
       misfits: shapes, in words, of those drawn for another shape than was given.
       unused: names of given values that the network has no leaf for.
+      unclear: paths of given kernels whose shape does not tell the order of their axes, or of a
+        flattened image's: Flax's order is assumed.
       numbers: how many numbers were given, of how many.
     """
 
@@ -46,6 +52,7 @@ class Match:
     drawn: tuple[str, ...]
     misfits: tuple[str, ...]
     unused: tuple[str, ...]
+    unclear: tuple[str, ...]
     numbers: tuple[int, int]
 
     def __str__(self) -> str:
@@ -58,6 +65,7 @@ class Match:
             ("drawn, as none is given", absent),
             ("drawn, as the shapes differ", self.misfits),
             ("given, but not in the network", self.unused),
+            ("taken in Flax's order, channels last, which shapes can't confirm", self.unclear),
         ):
             if names:
                 more = f" and {len(names) - 6} more" if len(names) > 6 else ""
@@ -65,8 +73,30 @@ class Match:
         return "; ".join(said)
 
 
-def read(given: Any) -> dict[str, Any]:
-    """The arrays of a tree or a file, by their names there.
+def initial_values(
+    given: Any, task: Task, model: Tree, inputs: jax.ShapeDtypeStruct
+) -> tuple[dict[str, np.ndarray], Match]:
+    """The values for a network's leaves by path, and what matched.
+
+    Args:
+      given: a tree or a file.
+      task: of the network.
+      model: shapes of its model, fixed leaves included.
+      inputs: shape of a batch.
+
+    Raises:
+      InputError: a value or a file that can't be read, or values that don't fit.
+    """
+    arrays, of_a_run = read(given)
+    if looks_like_torch(arrays, model):
+        found = converted(arrays, task, inputs)
+        return matched(found.values, model, unused=found.unused)
+    flattened = None if of_a_run else layouts(task, model, inputs)
+    return matched(arrays, model, flattened)
+
+
+def read(given: Any) -> tuple[dict[str, Any], bool]:
+    """The arrays of a tree or a file by their names there, and whether a run here saved the file.
 
     Raises:
       InputError: no such file, a damaged one, or a value that is no tree of arrays.
@@ -74,12 +104,13 @@ def read(given: Any) -> dict[str, Any]:
     if isinstance(given, str | Path):
         path = as_path("initial_model", given)
         if path.suffix == ".safetensors":
-            return read_safetensors(path)
+            return read_safetensors(path), False
         allowed = "a file NAME.npz or NAME.safetensors"
         require(path.suffix == ".npz", "initial_model", str(given), allowed)
         names = npz_names(path)
         arrays = read_npz(path, names)
-        return _of_a_run(path, arrays) if any(n.startswith("axes/") for n in names) else arrays
+        of_a_run = any(name.startswith("axes/") for name in names)
+        return _of_a_run(path, arrays) if of_a_run else arrays, of_a_run
     allowed = "a model (a dict of arrays), or an NPZ or safetensors file"
     filled = isinstance(given, Mapping) and len(given) > 0
     require(filled, "initial_model", type(given).__name__, allowed)
@@ -88,7 +119,7 @@ def read(given: Any) -> dict[str, Any]:
         numeric = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
         name = f"initial_model at {trees.path_name(path)!r}"
         require(numeric, name, type(leaf).__name__, "an array")
-    return {trees.path_name(path): leaf for path, leaf in flat}
+    return {trees.path_name(path): leaf for path, leaf in flat}, False
 
 
 def _of_a_run(path: Path, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -139,21 +170,29 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
     return arrays
 
 
-def matched(given: Mapping[str, Any], model: Tree) -> tuple[dict[str, np.ndarray], Match]:
+def matched(
+    given: Mapping[str, Any],
+    model: Tree,
+    flattened: Mapping[str, Layout] | None = None,
+    unused: Sequence[str] = (),
+) -> tuple[dict[str, np.ndarray], Match]:
     """The values for a network's leaves by path, and what matched.
 
     Args:
       given: arrays by name.
       model: shapes of the network's model, fixed leaves included.
+      flattened: layouts of flattened images by the path of a leaf; None where the axes of all
+        values are known to be Flax's.
+      unused: names of given values that were left out before.
 
     Raises:
       InputError: a name that stands for two leaves or is given twice, a value that is not finite,
-        or none that fits.
+        one with PyTorch's axes, or none that fits.
     """
     leaves = {
         trees.path_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(model)[0]
     }
-    values, misfits, unused = {}, {}, []
+    values, misfits, unused = {}, {}, list(unused)
     for name, value in given.items():
         path = name.replace(".", "/")
         path = path if path in leaves else f"params/{path}"
@@ -163,6 +202,13 @@ def matched(given: Mapping[str, Any], model: Tree) -> tuple[dict[str, np.ndarray
         require(path not in values and path not in misfits, "initial_model", name, "given once")
         value = np.asarray(value)
         if value.shape != leaves[path].shape:
+            if flattened is not None and value.shape == torch_shape(path, leaves[path].shape):
+                raise InputError(
+                    f"initial_model at {name!r} has the shape {list(value.shape)}, PyTorch's order "
+                    f"of axes, and the network's is {list(leaves[path].shape)}: give PyTorch's "
+                    "state_dict under its own names, which is converted, or what pfl.from_torch "
+                    "makes of it."
+                )
             misfits[path] = f"{path} {list(value.shape)} for {list(leaves[path].shape)}"
             continue
         numeric = jnp.issubdtype(value.dtype, jnp.number) and value.dtype.kind != "c"
@@ -172,11 +218,18 @@ def matched(given: Mapping[str, Any], model: Tree) -> tuple[dict[str, np.ndarray
         require(finite, f"initial_model at {name!r}", "NaN or infinity", f"finite in {kept.dtype}")
         values[path] = kept
     sizes = {path: math.prod(leaf.shape) for path, leaf in leaves.items()}
+    unclear = () if flattened is None else [
+        path
+        for path in values
+        if leaves[path].shape == torch_shape(path, leaves[path].shape)
+        or (path in flattened and flattened[path].turns_rows)
+    ]  # fmt: skip
     match = Match(
         found=tuple(path for path in leaves if path in values),
         drawn=tuple(path for path in leaves if path not in values),
         misfits=tuple(misfits.values()),
         unused=tuple(unused),
+        unclear=tuple(unclear),
         numbers=(sum(sizes[path] for path in values), sum(sizes.values())),
     )
     if not values:

@@ -11,7 +11,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl.errors import require_name
+from fedjax_pfl.errors import require, require_name
 from fedjax_pfl.models.kernels import forms, minimal_filtering
 
 INITIALIZERS = ("torch", "flax", "kaiming")
@@ -164,15 +164,42 @@ class Dense(nn.Module):
         return x @ kernel.astype(x.dtype) + bias.astype(x.dtype)
 
 
+def _zeros(padding: int | str, kernel: Sequence[int], stride: int = 1) -> int:
+    """The zeros on each side of height and width that a padding stands for.
+
+    Raises:
+      InputError: neither a number, "VALID", nor "SAME" where that is one number.
+    """
+    if padding == "VALID":
+        return 0
+    if padding == "SAME" and stride == 1 and len(set(kernel)) == 1 and kernel[0] % 2:
+        return kernel[0] // 2
+    allowed = "a whole number, 'VALID', or 'SAME' for odd square kernels without strides"
+    require(isinstance(padding, int) and padding >= 0, "padding", padding, allowed)
+    return int(padding)
+
+
 class Conv(nn.Module):
     """A convolution by `convolve`, [B, H, W, C] to [B, H', W', features].
 
     A kernel of (k, 1) on [B, T, 1, C] is a convolution over time.
+
+    Attributes:
+      features: output channels.
+      kernel_size: height and width of the kernel.
+      padding: zeros on each side of height and width, "VALID" for none, or "SAME" for as many as
+        keep the size (odd square kernels, stride 1).
+      initializer: "torch", "flax" or "kaiming", see `initializers`.
+      stride: along height and width.
+      use_bias: whether a bias is added.
+
+    Raises:
+      InputError: another padding.
     """
 
     features: int
     kernel_size: tuple[int, int]
-    padding: int = 0
+    padding: int | str = 0
     initializer: str = "torch"
     stride: int = 1
     use_bias: bool = True
@@ -184,7 +211,8 @@ class Conv(nn.Module):
         fan_in = shape[0] * shape[1] * shape[2]
         kernel_init, bias_init = initializers(self.initializer, fan_in)
         kernel = self.param("kernel", kernel_init, shape).astype(x.dtype)
-        out = convolve(x, kernel, self.stride, self.padding)
+        padding = _zeros(self.padding, self.kernel_size, self.stride)
+        out = convolve(x, kernel, self.stride, padding)
         if not self.use_bias:
             return out if pool is None else pool(out)
         bias = self.param("bias", bias_init, (self.features,))
@@ -214,9 +242,21 @@ class Embedding(nn.Module):
         return jnp.where(ids[..., None] == 0, 0, jnp.take(table, ids, axis=0, mode="clip"))
 
 
-def max_pool(x: jax.Array, size: int = 2, stride: int | None = None, padding: int = 0) -> jax.Array:
-    """Maximum over windows, by default side by side; rows and columns left over are cut off."""
+def max_pool(
+    x: jax.Array, size: int = 2, stride: int | None = None, padding: int | str = 0
+) -> jax.Array:
+    """Maximum over windows, [B, H, W, C] to [B, H', W', C].
+
+    Args:
+      size: of a window, along height and width.
+      stride: of windows; by default they lie side by side. Rows and columns left over are cut off.
+      padding: as a `Conv` takes it, of minus infinity.
+
+    Raises:
+      InputError: another padding.
+    """
     stride = size if stride is None else stride
+    padding = _zeros(padding, (size, size), stride)
     if forms.form() == "xla":
         window, steps, around = (1, size, size, 1), (1, stride, stride, 1), (padding, padding)
         around = ((0, 0), around, around, (0, 0))

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from fedjax_pfl.errors import InputError
+from fedjax_pfl.models import convolutions
 from fedjax_pfl.models.task import EVALUATION, FOREIGN, Mode, Outputs, Task
 from fedjax_pfl.typing import Key, Tree
 
@@ -95,6 +96,7 @@ class NnxTask(Task):
             leaves.append((path, variable.replace(value)))
         module = nnx.merge(graph, nnx.from_flat_state(leaves))
         module.train() if train else module.eval()
+        convolutions.in_nnx(module)
         return module
 
 

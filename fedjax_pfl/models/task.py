@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from fedjax_pfl.data.federated import Batch
 from fedjax_pfl.errors import InputError
+from fedjax_pfl.models import convolutions
 from fedjax_pfl.models.kernels import forms
 from fedjax_pfl.models.objectives import CLASSIFICATION, Objective
 from fedjax_pfl.structs import struct
@@ -97,12 +98,14 @@ class Task:
         Parameters, their updates and averages, statistics and losses stay in `dtype`.
       platform: "cpu", "gpu" or "tpu": the one that programs are made for, by which this package's
         layers choose their form; None for that of a task around this one, or "cpu".
+      convolutions: "auto", or "xla": convolutions and pooling are XLA's on every platform.
       objective: loss and measures; those of the data set's task, unless the task has others.
     """
 
     dtype: str = field(default="float32", kw_only=True)
     compute_dtype: str | None = field(default=None, kw_only=True)
     platform: str | None = field(default=None, kw_only=True)
+    convolutions: str = field(default="auto", kw_only=True)
     objective: Objective = field(default=CLASSIFICATION, kw_only=True)
 
     def init(self, key: jax.Array, inputs: jax.Array) -> Tree:
@@ -173,10 +176,8 @@ class Task:
 
         Layers in it have the form for `platform`.
         """
-        if self.platform is not None:
-            with forms.made_for(self.platform):
-                return self._cast(fn, model, inputs, *rest)
-        return self._cast(fn, model, inputs, *rest)
+        with forms.made_for(self.platform, self.convolutions == "xla"):
+            return self._cast(fn, model, inputs, *rest)
 
     def _cast(self, fn: Callable[..., Any], model: Tree, inputs: jax.Array, *rest: Any) -> Any:
         if self.compute_dtype is None:
@@ -192,10 +193,8 @@ class Task:
 
     def losses(self, logits: jax.Array, labels: jax.Array) -> jax.Array:
         """The loss of every sample, [B]: the objective's, in the form for `platform`."""
-        if self.platform is not None:
-            with forms.made_for(self.platform):
-                return self.objective.losses(logits, labels)
-        return self.objective.losses(logits, labels)
+        with forms.made_for(self.platform):
+            return self.objective.losses(logits, labels)
 
     def mean_loss(self, logits: jax.Array, batch: Batch) -> jax.Array:
         """Mean loss of logits [B, ...] over a batch's valid samples, []."""
@@ -230,6 +229,7 @@ class LinenTask(Task):
     `__call__` runs; a module without one may name them with
     `self.sow("intermediates", "features", x)`. For another head on them (`embed`, `classify`), the
     method takes the inputs, perhaps `train` and `valid`, and `__call__` applies the layer `head`.
+    Its `nn.Conv` layers are computed by `convolutions`.
     """
 
     module: nn.Module
@@ -264,15 +264,16 @@ class LinenTask(Task):
         options = self._options(method, train=train, valid=valid)
         statistics = [name for name in model if name != "params"] if train else []
         rngs = {"dropout": rng} if train and rng is not None else None
-        out, changed = self.module.apply(
-            model,
-            inputs,
-            rngs=rngs,
-            method=method,
-            mutable=[*statistics, "intermediates"],
-            capture_intermediates=_is_features,
-            **options,
-        )
+        with convolutions.in_linen():
+            out, changed = self.module.apply(
+                model,
+                inputs,
+                rngs=rngs,
+                method=method,
+                mutable=[*statistics, "intermediates"],
+                capture_intermediates=_is_features,
+                **options,
+            )
         changed = dict(changed)
         # The last one: a method that calls its super's has recorded that one's too.
         (*_, features) = (None, *changed.pop("intermediates", {}).get("features", ()))

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").rglob("*.md"))
-NEEDS = ("data", "network", "accelerator", "minutes")
+NEEDS = ("data", "network", "accelerator", "minutes", "torch")
 SHELLS = ("bash", "sh")
 # What an installation calls each `python -m experiments.NAME`.
 NAMES = ("run", "sweep", "compare", "partition", "reproduce", "figures", "benchmark", "plan")

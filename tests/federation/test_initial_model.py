@@ -245,3 +245,48 @@ def test_new_clients_have_them():
 def test_patterns_are_checked(rule, message):
     with pytest.raises(pfl.InputError, match=message):
         federation(freeze=rule)
+
+
+def torch_values():
+    """As PyTorch names and lays out `values`, and counts batches."""
+    turned = values()
+    layers = {"net.0": "fc_0", "net.2": "head"}
+    state = {f"{there}.weight": turned[f"{here}/kernel"].T for there, here in layers.items()}
+    state |= {f"{there}.bias": turned[f"{here}/bias"] for there, here in layers.items()}
+    return {name: np.ascontiguousarray(value) for name, value in state.items()}
+
+
+def test_values_under_pytorchs_names_are_converted(tmp_path):
+    state = torch_values()
+    for given in (state, safetensors(tmp_path / "torch.safetensors", state)):
+        one = federation(initial_model=given)
+        assert_given(one, values())
+        assert str(one.initial_match) == "4 of 4 leaves given (43 of 43 numbers)"
+    other = state | {
+        "net.2.weight": np.zeros((9, 5)),
+        "net.2.bias": np.zeros(9),
+        "scale": np.ones(3),
+    }
+    match = str(federation(initial_model=other).initial_match)
+    assert "params/head/bias [9] for [3], params/head/kernel [5, 9] for [5, 3];" in match
+    assert match.endswith("given, but not in the network: scale")
+
+
+def test_kernels_with_pytorchs_axes_are_refused():
+    turned = {"fc_0.kernel": values()["fc_0/kernel"].T, "head.bias": values()["head/bias"]}
+    allowed = r"initial_model at 'fc_0.kernel' has the shape \[5, 4\], PyTorch's order of axes"
+    with pytest.raises(pfl.InputError, match=allowed):
+        federation(initial_model=turned)
+
+
+def test_axes_that_shapes_do_not_tell_are_named():
+    data = pfl.load_dataset("digits")
+    partition = pfl.make_partition("iid", data, 3, seed=0)
+    kernels = {"fc_0.kernel": np.eye(64), "head.kernel": np.zeros((64, 10))}
+    one = pfl.federate(data, partition, "mlp", initial_model=kernels)
+    assert one.initial_match.unclear == ("params/fc_0/kernel",)
+    said = "taken in Flax's order, channels last, which shapes can't confirm: params/fc_0/kernel"
+    assert str(one.initial_match).endswith(said)
+    flat = {"fc.kernel": np.zeros((128, 64))}  # behind 2x2 pixels of 32 channels
+    one = pfl.federate(data, partition, "cnn", initial_model=flat)
+    assert one.initial_match.unclear == ("params/fc/kernel",)

@@ -105,6 +105,7 @@ FEDERATE = {
     "augment": values.source("'flip'", "'crop_flip'"),
     "model_options": values.source("{'hidden': 2}", "{'hidden': 0}", "{'hidden': 'a'}"),
     "initializer": values.source("'torch'", "'flax'"),
+    "convolutions": values.source("'auto'", "'xla'"),
     "client_execution": values.source("'map'", "'vmap'", "2"),
     "seed_execution": values.source("'map'", "'vmap'"),
     "client_state": values.source("'device'", "'host'"),

@@ -2,10 +2,12 @@
 
 from functools import partial
 
+import flax.linen as nn
 import jax
 import numpy as np
 import pytest
 
+import fedjax_pfl as pfl
 from fedjax_pfl.models.layers import (
     Conv,
     Embedding,
@@ -127,3 +129,18 @@ def test_initial_laws():
     embedding = jax.jit(Embedding(500, 40).init)(key, np.zeros((1, 1), np.int32))
     table = np.asarray(embedding["params"]["table"])
     np.testing.assert_allclose(np.std(table[1:]), 1, rtol=0.02)
+
+
+def test_paddings_have_flaxs_names():
+    x = jax.random.normal(jax.random.key(0), (2, 5, 6, 3))
+    for padding, number in (("VALID", 0), ("SAME", 1)):
+        named, plain = Conv(4, (3, 3), padding), Conv(4, (3, 3), number)
+        model = plain.init(jax.random.key(1), x)
+        np.testing.assert_array_equal(named.apply(model, x), plain.apply(model, x))
+        wanted = nn.max_pool(x, (3, 3), (1, 1), padding)
+        np.testing.assert_array_equal(max_pool(x, 3, 1, padding), wanted)
+    for refused in (Conv(4, (2, 3), "SAME"), Conv(4, (3, 3), "valid")):
+        with pytest.raises(pfl.InputError, match="padding must be a whole number, 'VALID', or 'S"):
+            refused.init(jax.random.key(1), x)
+    with pytest.raises(pfl.InputError, match="padding must be a whole number"):
+        max_pool(x, 2, padding="SAME")

@@ -4,7 +4,8 @@ The forms are equal to rounding; which one is fast depends on the platform that 
 for. The platform is handed in: nothing here asks the process that traces.
 """
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import jax
 
@@ -17,14 +18,26 @@ import jax
 FORMS = {"cpu": "products", "gpu": "xla", "tpu": "xla"}
 DEFINITION = "definition"  # as "products", with all products of a convolution's definition
 
-# JAX's caches depend on both.
+# JAX's caches depend on all of them.
 _platform = jax.make_user_context("cpu")
+_by_xla = jax.make_user_context(False)
 _counted = jax.make_user_context(False)
 
 
-def made_for(platform: str) -> AbstractContextManager:
-    """Networks traced inside have the form for that platform, a key of `FORMS`."""
-    return _platform(platform)
+@contextmanager
+def made_for(platform: str | None, by_xla: bool = False) -> Iterator[None]:
+    """Networks traced inside have the form for that platform, a key of `FORMS`.
+
+    Args:
+      platform: None for that of a context around this one.
+      by_xla: whether they have the form "xla" on every platform.
+    """
+    with ExitStack() as contexts:
+        if platform is not None:
+            contexts.enter_context(_platform(platform))
+        if by_xla:
+            contexts.enter_context(_by_xla(True))
+        yield
 
 
 def by_definition() -> AbstractContextManager:
@@ -37,7 +50,9 @@ def form() -> str:
 
     A layer with a gradient of its own asks in its forward pass: the backward one is traced outside.
     """
-    return DEFINITION if _counted.value else FORMS[_platform.value]
+    if _counted.value:
+        return DEFINITION
+    return "xla" if _by_xla.value else FORMS[_platform.value]
 
 
 def picks_by_sum() -> bool:

@@ -227,3 +227,13 @@ def test_long_values_that_differ_late_are_told_from_there(kind):
     assert "z" in now and "z" not in was and len(told) < 300
     assert was.endswith(" from place 451 on") and now.endswith(" from there on")
     assert "from place 900 on" in identity.difference({"ids": letters}, {"ids": letters[:-1]})
+
+
+def test_only_another_way_to_convolve_is_recorded(here):
+    """Runs from before the flag existed, whose records do not name it, can be continued."""
+    for words, recorded in (((), None), (("--convolutions=xla",), "xla")):
+        output = here / f"run{len(words)}"
+        assert call("--data_dir=easy.npz", f"--output_dir={output}", *words) == 0
+        record = json.loads((output / resume.RECORD).read_text())
+        assert record["flags"].get("convolutions") == recorded
+    assert call("--data_dir=easy.npz", f"--output_dir={output}") != 0

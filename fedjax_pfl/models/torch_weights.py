@@ -1,0 +1,336 @@
+"""Weights of PyTorch modules as parameters of networks here.
+
+Axes differ: a linear layer's weight is [outputs, inputs] in PyTorch and [inputs, outputs] in Flax,
+a convolution's [outputs, inputs, height, width] and [height, width, inputs, outputs]. Images have
+their channels first there and last here, which also turns the inputs of a dense layer behind a
+flattened image (see `flattening`).
+"""
+
+import math
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_pfl import trees
+from fedjax_pfl.aggregation.planning import paths_in_order
+from fedjax_pfl.errors import InputError, require, unknown_name
+from fedjax_pfl.models.flattening import CHANNELS, TRANSPOSED, UNCLEAR, Layout, layouts
+from fedjax_pfl.models.task import Task, as_task
+from fedjax_pfl.typing import Tree
+
+IGNORED = "num_batches_tracked"
+MARKS = ("weight", "running_mean", "running_var", IGNORED)  # names of leaves that only PyTorch has
+# Names of a PyTorch module's leaves, and those that stand for them in a layer here.
+ROLES = {
+    "weight": ("kernel", "scale", "embedding", "table"), "bias": ("bias",),
+    "running_mean": ("mean",), "running_var": ("var",),
+    "weight_ih": ("kernel",), "weight_hh": ("recurrent",),
+}  # fmt: skip
+KINDS = {
+    "conv": "convolutions", "matrix": "linear layers and embeddings", "norm": "normalisations",
+    "recurrent": "recurrent layers", "other": "other layers",
+}  # fmt: skip
+Layers = dict[str, dict[str, Any]]  # leaves by name, by the layer's name, in order
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A `state_dict` in the terms of a network.
+
+    Attributes:
+      values: arrays by the path of a leaf.
+      missing: paths of the leaves that nothing stands for.
+      unused: names of values that no leaf stands for.
+      misfits: in words, of values with another shape than their leaf.
+      pairs: the names of the two layers, PyTorch's and the network's.
+    """
+
+    values: dict[str, np.ndarray]
+    missing: tuple[str, ...]
+    unused: tuple[str, ...]
+    misfits: tuple[str, ...]
+    pairs: tuple[tuple[str, str], ...]
+
+
+def from_torch(
+    state_dict: Mapping[str, Any],
+    model: Any,
+    input_shape: Sequence[int],
+    *,
+    names: Mapping[str, str] | None = None,
+    flattened: Mapping[str, Sequence[int]] | None = None,
+    strict: bool = True,
+    input_dtype: str = "float32",
+) -> Tree:
+    """Converts the `state_dict` of a PyTorch module to a model of a network here.
+
+    Layers are matched by `names`, by equal names (dots for slashes), and the others in their order
+    among those of their kind: convolutions, matrices (linear layers and embeddings), normalisation
+    and recurrent layers. The axes of kernels are turned. So are the inputs of a dense layer behind
+    a flattened image: which layers these are and the image's size are found in the traced network.
+
+    Args:
+      state_dict: PyTorch tensors or NumPy arrays by name, as `module.state_dict()` gives them.
+      model: a linen or NNX module, or a `Task`, of the same layers.
+      input_shape: of one sample, channels last, such as `(32, 32, 3)`.
+      names: the network's layer for a PyTorch layer, such as `{"features.0": "conv_0"}`.
+      flattened: (height, width, channels) of the image behind which a layer stands, by the name of
+        the network's layer, where the traced network does not show it; () for a layer whose inputs
+        have the same order in both.
+      strict: False leaves out what only one of the two has. Shapes must fit in any case.
+      input_dtype: of the samples; `"int32"` for token ids.
+
+    Returns:
+      A model, `{"params": ..., "batch_stats": ...}`, of NumPy arrays: of the leaves that have
+      values. `federate(initial_model=...)` takes it.
+
+    Raises:
+      InputError: a layer or leaf that only one of the two has, another shape, or a dense layer
+        whose order of inputs can't be told.
+    """
+    task = as_task(model)
+    inputs = jax.ShapeDtypeStruct((2, *input_shape), jnp.dtype(input_dtype))
+    found = converted(state_dict, task, inputs, names=names, flattened=flattened)
+    if found.misfits:
+        raise InputError(f"Shapes of the state_dict don't fit: {_several(found.misfits)}. {_HINT}")
+    if strict and (found.missing or found.unused):
+        parts = {"without a value": found.missing, "without a leaf": found.unused}
+        said = "; ".join(f"{what}: {_several(part)}" for what, part in parts.items() if part)
+        raise InputError(
+            f"The state_dict and the network have different layers; {said}. {_HINT} strict=False "
+            "leaves them out."
+        )
+    tree: dict[str, Any] = {}
+    for path, value in found.values.items():
+        *above, last = path.split("/")
+        part = tree
+        for name in above:
+            part = part.setdefault(name, {})
+        part[last] = value
+    return tree
+
+
+_HINT = "names={'torch layer': 'layer here'} matches layers whose names and order differ."
+
+
+def _several(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 6} more" if len(names) > 6 else ""
+    return f"{', '.join(names[:6])}{more}"
+
+
+def looks_like_torch(given: Mapping[str, Any], model: Tree) -> bool:
+    """Whether names are those of a PyTorch module, and not those of the network's own leaves."""
+    flat, _ = jax.tree_util.tree_flatten_with_path(model)
+    own = {trees.path_name(path) for path, _ in flat}
+    own |= {path.partition("/")[2] for path in own}
+    marked = [name for name in given if name.rpartition(".")[2] in MARKS]
+    return bool(marked) and not any(name.replace(".", "/") in own for name in marked)
+
+
+def torch_shape(path: str, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The shape that PyTorch gives a kernel of that shape; None for other leaves."""
+    if path.rpartition("/")[2] != "kernel" or len(shape) < 2:
+        return None
+    return (*shape[:-3:-1], *shape[:-2])
+
+
+def converted(
+    state_dict: Mapping[str, Any],
+    task: Task,
+    inputs: jax.ShapeDtypeStruct,
+    *,
+    names: Mapping[str, str] | None = None,
+    flattened: Mapping[str, Sequence[int]] | None = None,
+) -> Converted:
+    """Converts as `from_torch` does, and tells what does not fit.
+
+    Args:
+      inputs: shape of a batch.
+
+    Raises:
+      InputError: no such layer, layers of a kind that are not as many, or a dense layer whose order
+        of inputs can't be told.
+    """
+    theirs = _torch_layers(state_dict)
+    ours, shapes = _own_layers(task, inputs)
+    turned = layouts(task, shapes, inputs)
+    for layer, sizes in (flattened or {}).items():
+        if layer not in ours:
+            raise unknown_name("layer in flattened", layer, ours)
+        labels = (*range(1, len(sizes)), CHANNELS)
+        whole = Layout(labels, tuple(sizes)) if sizes else None
+        leaves = ours[layer]
+        for path, _ in [leaves["kernel"]] if "kernel" in leaves else leaves.values():
+            turned.pop(path, None)
+            turned |= {} if whole is None else {path: whole}
+    pairs = _paired(theirs, ours, names or {})
+    values: dict[str, np.ndarray] = {}
+    unused, misfits = [], []
+    for layer, own in pairs.items():
+        prefix = f"{layer}." if layer else ""
+        for name, value in _joined(theirs[layer]).items():
+            leaf = next((r for r in ROLES.get(name, (name,)) if own and r in ours[own]), None)
+            if own is None or leaf is None:
+                unused.append(prefix + name)
+                continue
+            path, like = ours[own][leaf]
+            array = _turned(value, leaf, like, turned.get(path), f"{prefix}{name}", own)
+            if array.shape != like.shape:
+                misfits.append(f"{prefix}{name} {list(value.shape)} for {path} {list(like.shape)}")
+            else:
+                array = np.ascontiguousarray(array).astype(like.dtype)
+            values[path] = array
+    every = [path for leaves in ours.values() for path, _ in leaves.values()]
+    missing = tuple(path for path in every if path not in values)
+    known = tuple((layer, own) for layer, own in pairs.items() if own is not None)
+    return Converted(values, missing, tuple(unused), tuple(misfits), known)
+
+
+def _torch_layers(state_dict: Mapping[str, Any]) -> Layers:
+    """Arrays by layer and name. The layers of a recurrent module are "NAME.l0", "NAME.l1", ..."""
+    allowed = "a state_dict: arrays by name, such as module.state_dict() gives"
+    filled = isinstance(state_dict, Mapping) and len(state_dict) > 0
+    require(filled, "state_dict", type(state_dict).__name__, allowed)
+    layers: Layers = {}
+    for full, value in state_dict.items():
+        layer, _, name = str(full).rpartition(".")
+        if name == IGNORED:
+            continue
+        of_stack = re.fullmatch(r"(weight|bias)_(ih|hh)_(l\d+)", name)
+        if of_stack:
+            name = f"{of_stack[1]}_{of_stack[2]}"
+            layer = f"{layer}.{of_stack[3]}".lstrip(".")
+        layers.setdefault(layer, {})[name] = _array(str(full), value)
+    return layers
+
+
+def _array(name: str, value: Any) -> np.ndarray:
+    if hasattr(value, "detach"):  # a tensor
+        value = value.detach().cpu()
+        value = value.float() if "bfloat16" in str(value.dtype) else value
+    array = np.asarray(value)
+    numeric = jnp.issubdtype(array.dtype, jnp.number)
+    require(numeric, f"state_dict at {name!r}", array.dtype.name, "numbers")
+    return array
+
+
+def _own_layers(task: Task, inputs: jax.ShapeDtypeStruct) -> tuple[Layers, Tree]:
+    """(path, shape) of leaves by layer and name, in the order in which they are made; the model."""
+    order: list[str] = []
+
+    def noted(key):
+        model = task.init(key, jnp.zeros(inputs.shape, inputs.dtype))
+        order.extend(paths_in_order(model))
+        return model
+
+    model = jax.eval_shape(noted, jax.random.key(0))
+    flat, _ = jax.tree_util.tree_flatten_with_path(model)
+    shapes = {trees.path_name(path): leaf for path, leaf in flat}
+    layers: Layers = {}
+    for path in order:
+        layer, _, name = path.partition("/")[2].rpartition("/")
+        layers.setdefault(layer, {})[name] = (path, shapes[path])
+    return layers, model
+
+
+def _paired(theirs: Layers, ours: Layers, names: Mapping[str, str]) -> dict[str, str | None]:
+    """The network's layer for each of PyTorch's; None where there is none."""
+    for layer, own in names.items():
+        if layer not in theirs:
+            raise unknown_name("layer of the state_dict", layer, theirs)
+        if own not in ours:
+            raise unknown_name("layer of the network", own, ours)
+    require(len(set(names.values())) == len(names), "names", dict(names), "different layers")
+    pairs: dict[str, str | None] = dict(names)
+    for layer in theirs:
+        same = layer.replace(".", "/")
+        if layer not in pairs and same in ours and same not in pairs.values():
+            pairs[layer] = same
+    for kind in KINDS:
+        left = [name for name, leaves in theirs.items() if _kind_there(leaves) == kind]
+        left = [name for name in left if name not in pairs]
+        free = [own for own, leaves in ours.items() if _kind_here(leaves) == kind]
+        free = [own for own in free if own not in pairs.values()]
+        if left and free and len(left) != len(free):
+            raise InputError(
+                f"The state_dict has {len(left)} {KINDS[kind]} ({_several(left)}) and the network "
+                f"{len(free)} ({_several(free)}), so their order tells nothing. {_HINT}"
+            )
+        pairs |= dict(zip(left, free or [None] * len(left), strict=False))
+    return {layer: pairs[layer] for layer in theirs}
+
+
+def _kind_there(leaves: Mapping[str, Any]) -> str:
+    if "weight_ih" in leaves:
+        return "recurrent"
+    if "running_mean" in leaves:
+        return "norm"
+    axes = leaves["weight"].ndim if "weight" in leaves else 0
+    return ("other", "norm", "matrix")[axes] if axes < 3 else "conv"
+
+
+def _kind_here(leaves: Mapping[str, Any]) -> str:
+    if "recurrent" in leaves:
+        return "recurrent"
+    if "kernel" in leaves:
+        return "matrix" if len(leaves["kernel"][1].shape) == 2 else "conv"
+    if leaves.keys() & {"embedding", "table"}:
+        return "matrix"
+    return "norm" if leaves.keys() & {"scale", "mean"} else "other"
+
+
+def _joined(leaves: dict[str, Any]) -> dict[str, Any]:
+    """The two biases of a recurrent layer are one here: nothing but their sum is used."""
+    leaves = dict(leaves)
+    if {"bias_ih", "bias_hh"} <= leaves.keys():
+        leaves["bias"] = leaves.pop("bias_ih") + leaves.pop("bias_hh")
+    return leaves
+
+
+def _turned(
+    value: np.ndarray, leaf: str, like: Any, layout: Layout | None, name: str, layer: str
+) -> np.ndarray:
+    """A value with the axes of a leaf; of another shape where that can't be."""
+    if layout == TRANSPOSED and leaf == "kernel":
+        raise InputError(f"{name}: from_torch converts no transposed convolutions.")
+    if leaf in ("kernel", "recurrent"):
+        outputs = 0
+        conv = value.ndim > 2
+        value = np.moveaxis(value, 1, -1) if conv else value
+        value = np.moveaxis(value, outputs, -1)
+        if conv or layout is None:
+            return _without_ones(value, like.shape)
+    elif layout is None or like.ndim != 1:
+        if leaf == "table" and np.any(value[:1]):
+            warnings.warn(
+                f"{name}: {layer} takes id 0 for padding, with zeros for its embedding, and row 0 "
+                "of the given table is not zero.",
+                stacklevel=4,
+            )
+        return value
+    if layout == UNCLEAR:
+        raise InputError(
+            f"It can't be told in which order {layer} gets the numbers of a flattened image: give "
+            f"flattened={{{layer!r}: (height, width, channels)}}, or () if no image was flattened."
+        )
+    if math.prod(layout.sizes) != len(value):
+        return value
+    return layout.from_torch(value)
+
+
+def _without_ones(value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Kernels of one row or column have an axis less where the layer is one over time, and one of
+    patches side by side is a matrix."""
+
+    def wide(sizes):
+        return [n for n in sizes if n > 1]
+
+    patches = len(shape) == 2 and value.ndim > 2
+    same = value.size == math.prod(shape) and (patches or wide(value.shape) == wide(shape))
+    return value.reshape(shape) if same else value

@@ -1,0 +1,248 @@
+"""Converted weights give PyTorch's outputs, as NumPy loops compute them."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import fedjax_pfl as pfl
+from fedjax_pfl.models.cnn import CNN
+from fedjax_pfl.models.mlp import MLP
+from fedjax_pfl.models.recurrent import CharLSTM
+from fedjax_pfl.models.task import as_task
+from fedjax_pfl.models.text import FastText, TextCNN
+from tests.models import torch_forward as torch
+
+IMAGES = np.random.default_rng(3).normal(size=(3, 2, 8, 10)).astype(np.float32)  # channels first
+SHAPE = (8, 10, 2)
+# The second convolution leaves 3 channels of 1x2 pixels; the layer behind them is square.
+STATE = torch.state_of(c1=(4, 2, 3, 3), b1=(4,), c2=(3, 4, 3, 3), fc=(6, 6), out=(5, 6))
+
+
+def torch_cnn(x, state):
+    x = torch.batch_norm(torch.conv2d(x, state, "c1"), state, "b1")
+    x = torch.relu(torch.conv2d(torch.relu(torch.max_pool(x)), state, "c2"))
+    x = torch.relu(torch.linear(torch.flatten(x), state, "fc"))
+    return torch.linear(x, state, "out")
+
+
+WANTED = torch_cnn(IMAGES, STATE)
+
+
+def outputs(network, model, inputs):
+    inputs = inputs.transpose(0, 2, 3, 1) if inputs.ndim == 4 else inputs
+    return as_task(network).predict(model, jnp.asarray(inputs))
+
+
+def assert_close(found, wanted):
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+class Net(nn.Module):
+    """`torch_cnn` of Flax's layers, whose names and their alphabet say nothing."""
+
+    flat: str = "channels last"
+
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        x = nn.BatchNorm(not train, name="y")(nn.Conv(4, (3, 3), padding="VALID", name="z")(x))
+        x = nn.relu(nn.max_pool(x, (2, 2), (2, 2)))
+        x = nn.relu(nn.Conv(3, (3, 3), padding="VALID", name="a")(x))
+        if self.flat == "channels first":
+            x = x.transpose(0, 3, 1, 2)
+        if self.flat == "hidden":
+            x = jnp.stack([x[:, :, 0].reshape(-1, 3), x[:, :, 1].reshape(-1, 3)], 1)
+        x = x.reshape(x.shape[0], -1)
+        return nn.Dense(5, name="n")(nn.relu(nn.Dense(6, name="o")(x)))
+
+
+class OfNnx(nnx.Module):
+    def __init__(self, *, rngs):
+        self.z = nnx.Conv(2, 4, (3, 3), padding="VALID", rngs=rngs)
+        self.y = nnx.BatchNorm(4, rngs=rngs)
+        self.a = nnx.Conv(4, 3, (3, 3), padding="VALID", rngs=rngs)
+        self.o = nnx.Linear(6, 6, rngs=rngs)
+        self.n = nnx.Linear(6, 5, rngs=rngs)
+
+    def __call__(self, x):
+        x = nnx.relu(nnx.max_pool(self.y(self.z(x)), (2, 2), (2, 2)))
+        x = nnx.relu(self.a(x)).reshape(x.shape[0], -1)
+        return self.n(nnx.relu(self.o(x)))
+
+
+class OfTwoNorms(nn.Module):
+    """Batch normalisation of a flattened image, too."""
+
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        x = nn.Conv(3, (3, 3), 2, padding=1, use_bias=False)(x)
+        x = nn.BatchNorm(not train)(x.reshape(x.shape[0], -1))
+        return nn.Dense(5)(x)
+
+
+OWN = CNN(5, (4, 3), 3, 0, 6, pooled=1, norm="before_relu")
+
+
+@pytest.mark.parametrize("network", [Net(), Net("channels first"), OfNnx], ids=["", "first", "nnx"])
+def test_a_cnn_gives_the_same_outputs(network):
+    model = pfl.from_torch(STATE, network, SHAPE)
+    assert_close(outputs(network, model, IMAGES), WANTED)
+
+
+def test_a_network_of_this_package_gives_the_same_outputs():
+    state = STATE | torch.state_of(1, b2=(3,))
+    x = torch.batch_norm(torch.conv2d(IMAGES, state, "c1"), state, "b1")
+    x = torch.conv2d(torch.relu(torch.max_pool(x)), state, "c2")
+    x = torch.flatten(torch.relu(torch.batch_norm(x, state, "b2")))
+    wanted = torch.linear(torch.relu(torch.linear(x, state, "fc")), state, "out")
+    assert_close(outputs(OWN, pfl.from_torch(state, OWN, SHAPE), IMAGES), wanted)
+
+
+def test_strides_and_a_normalised_flat_image():
+    state = torch.state_of(c=(3, 2, 3, 3), b=(3 * 4 * 5,), out=(5, 3 * 4 * 5))
+    del state["c.bias"]
+    x = torch.flatten(torch.conv2d(IMAGES, state, "c", padding=1, stride=2))
+    wanted = torch.linear(torch.batch_norm(x, state, "b"), state, "out")
+    model = pfl.from_torch(state, OfTwoNorms(), SHAPE)
+    assert_close(outputs(OfTwoNorms(), model, IMAGES), wanted)
+
+
+def test_a_dense_network_of_coloured_images():
+    state, network = torch.state_of(**{"1": (4, 160), "3": (5, 4)}), MLP(5, (4,))
+    x = torch.relu(torch.linear(torch.flatten(IMAGES), state, "1"))
+    wanted = torch.linear(x, state, "3")
+    assert_close(outputs(network, pfl.from_torch(state, network, SHAPE), IMAGES), wanted)
+
+
+def test_recurrent_layers_and_embeddings():
+    rng = np.random.default_rng(0)
+    state = torch.state_of(emb=(7, 3), out=(5, 4))
+    del state["emb.bias"]
+    state["emb.weight"][0] = 0
+    for layer, width in enumerate((3, 4)):
+        sizes = {"weight_ih": (16, width), "weight_hh": (16, 4), "bias_ih": 16, "bias_hh": 16}
+        for name, size in sizes.items():
+            state[f"lstm.{name}_l{layer}"] = rng.normal(size=size).astype(np.float32)
+    ids = rng.integers(1, 7, (3, 6))
+    last = torch.lstm(state["emb.weight"][ids], state, "lstm")
+    network = CharLSTM(5, 7, hidden=4, embedding_size=3)
+    model = pfl.from_torch(state, network, (6,), input_dtype="int32")
+    assert_close(outputs(network, model, ids), torch.linear(last, state, "out"))
+    state["emb.weight"][0] = 1
+    with pytest.warns(UserWarning, match=r"emb.weight: embedding takes id 0 for padding"):
+        pfl.from_torch(state, network, (6,), input_dtype="int32")
+
+
+def test_convolutions_over_time():
+    state = torch.state_of(emb=(7, 3), c=(2, 3, 3), out=(5, 2))
+    del state["emb.bias"]
+    state["emb.weight"][0] = 0
+    ids = np.random.default_rng(0).integers(1, 7, (3, 6))
+    x = state["emb.weight"][ids].transpose(0, 2, 1)[..., None]
+    x = torch.conv2d(x, state | {"c.weight": state["c.weight"][..., None]}, "c")
+    wanted = torch.linear(torch.relu(x.max((2, 3))), state, "out")
+    network = TextCNN(5, 7, hidden=3, channels=2, widths=(3,))
+    model = pfl.from_torch(state, network, (6,), input_dtype="int32")
+    assert_close(outputs(network, model, ids), wanted)
+
+
+class Tensor:
+    """What a PyTorch tensor has of NumPy's."""
+
+    dtype = "torch.bfloat16"
+
+    def __init__(self, values):
+        self.values = values
+
+    def detach(self):
+        return self
+
+    cpu = detach
+
+    def float(self):
+        return self.values
+
+
+def test_tensors_are_read_and_values_of_other_types_refused():
+    state, network = torch.state_of(fc=(5, 160)), MLP(5, ())
+    wanted = pfl.from_torch(state, network, SHAPE)
+    found = pfl.from_torch({name: Tensor(v) for name, v in state.items()}, network, SHAPE)
+    jax.tree.map(np.testing.assert_array_equal, found, wanted)
+    with pytest.raises(pfl.InputError, match=r"state_dict at 'fc.bias' must be numbers, got 'str"):
+        pfl.from_torch(state | {"fc.bias": np.asarray("x")}, network, SHAPE)
+    with pytest.raises(pfl.InputError, match=r"state_dict must be a state_dict: .*, got 'list'"):
+        pfl.from_torch([1], network, SHAPE)
+
+
+def test_names_say_which_layer_is_which():
+    state, network = torch.state_of(second=(5, 4), first=(4, 160)), MLP(5, (4,))
+    with pytest.raises(pfl.InputError, match=r"second.weight \[5, 4\] for params/fc_0/kernel"):
+        pfl.from_torch(state, network, SHAPE)
+    for names in ({"first": "fc_0"}, {"second": "head"}, {"second": "head", "first": "fc_0"}):
+        model = pfl.from_torch(state, network, SHAPE, names=names)
+        np.testing.assert_array_equal(model["params"]["head"]["kernel"], state["second.weight"].T)
+    equal = {name.replace("second", "head"): value for name, value in state.items()}
+    model = pfl.from_torch(equal, network, SHAPE)
+    np.testing.assert_array_equal(model["params"]["head"]["kernel"], state["second.weight"].T)
+    for names, message in (
+        ({"frist": "fc_0"}, "Unknown layer of the state_dict 'frist'. Did you mean 'first'"),
+        ({"first": "fc"}, "Unknown layer of the network 'fc'. Did you mean 'fc_0'"),
+        ({"first": "head", "second": "head"}, "names must be different layers"),
+    ):
+        with pytest.raises(pfl.InputError, match=message):
+            pfl.from_torch(state, network, SHAPE, names=names)
+
+
+def test_layers_of_one_side_only():
+    state, network = torch.state_of(a=(4, 160), b=(4, 4), out=(5, 4)), MLP(5, (4,))
+    with pytest.raises(pfl.InputError, match=r"3 linear layers and embeddings \(a, b, out\) and"):
+        pfl.from_torch(state, network, SHAPE)
+    names = {"a": "fc_0", "out": "head"}
+    with pytest.raises(pfl.InputError, match=r"without a leaf: b.weight, b.bias. names="):
+        pfl.from_torch(state, network, SHAPE, names=names)
+    whole = pfl.from_torch(state, network, SHAPE, names=names, strict=False)
+    assert set(whole["params"]) == {"fc_0", "head"}
+    part = {name: value for name, value in state.items() if name in ("a.weight", "out.weight")}
+    with pytest.raises(pfl.InputError, match="without a value: params/fc_0/bias, params/head/bias"):
+        pfl.from_torch(part, network, SHAPE)
+    no_norm = {name: value for name, value in STATE.items() if not name.startswith("b1.")}
+    assert "y" not in pfl.from_torch(no_norm, Net(), SHAPE, strict=False)["params"]
+    model = pfl.from_torch(part, network, SHAPE, strict=False)
+    assert jax.tree.map(np.shape, model) == {
+        "params": {"fc_0": {"kernel": (160, 4)}, "head": {"kernel": (4, 5)}}
+    }
+
+
+def test_an_order_that_can_not_be_told_is_asked_for():
+    with pytest.raises(pfl.InputError, match=r"give flattened=\{'o': \(height, width, "):
+        pfl.from_torch(STATE, Net("hidden"), SHAPE)
+    # Its columns come one after the other, each with its channels: here that is [1, 2, 3] flat.
+    model = pfl.from_torch(STATE, Net("hidden"), SHAPE, flattened={"o": (1, 2, 3)})
+    assert_close(outputs(Net("hidden"), model, IMAGES), WANTED)
+    as_it_is = pfl.from_torch(STATE, Net("hidden"), SHAPE, flattened={"o": ()})
+    np.testing.assert_array_equal(as_it_is["params"]["o"]["kernel"], STATE["fc.weight"].T)
+    with pytest.raises(pfl.InputError, match="Unknown layer in flattened 'p'"):
+        pfl.from_torch(STATE, Net(), SHAPE, flattened={"p": (1, 2, 3)})
+
+
+class Upward(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.ConvTranspose(2, (3, 3), (2, 2))(x).mean((1, 2))
+
+
+def test_transposed_convolutions_are_refused():
+    with pytest.raises(pfl.InputError, match=r"up.weight: .* no transposed convolutions"):
+        pfl.from_torch(torch.state_of(up=(2, 2, 3, 3)), Upward(), SHAPE)
+
+
+def test_an_average_of_embeddings_turns_nothing():
+    state = torch.state_of(emb=(7, 4), fc=(4, 4), out=(5, 4))
+    del state["emb.bias"]
+    state["emb.weight"][0] = 0
+    network = FastText(5, 7, hidden=4)
+    model = pfl.from_torch(state, network, (6,), input_dtype="int32")
+    np.testing.assert_array_equal(model["params"]["embedding"]["table"], state["emb.weight"])
+    np.testing.assert_array_equal(model["params"]["fc"]["kernel"], state["fc.weight"].T)
