@@ -10,7 +10,7 @@ COMPILERS_READY := $(VENV)/.compilers-ready
 .PHONY: help demo smoke test thorough test-all coverage fuzz lint format docs accelerators clean
 
 help:
-	@echo "make demo      install, compare four algorithms on handwritten digits, print the table"
+	@echo "make demo      install, compare five algorithms on handwritten digits, print the table"
 	@echo "make smoke     a look at everything that matters, without lint (a minute)"
 	@echo "make test      install, lint and run the test suite (minutes)"
 	@echo "make thorough  what these tests show, again in other settings (minutes)"
@@ -33,7 +33,7 @@ $(READY): requirements.txt setup.cfg setup.py pyproject.toml
 
 # DEMO_FLAGS shortens or changes the demo, such as DEMO_FLAGS='--rounds=3 --num_seeds=1'.
 demo: $(READY)
-	$(VENV)/bin/python -m experiments.run --preset=digits_quick $(DEMO_FLAGS)
+	$(VENV)/bin/python -m experiments.run --preset=digits_groups $(DEMO_FLAGS)
 
 # One algorithm against its reference and through a run, one through the shared checks.
 SMOKE := tests/test_structs.py tests/test_trees.py tests/test_values.py tests/test_errors.py \

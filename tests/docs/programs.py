@@ -44,8 +44,8 @@ def check_sweep(words):
     for cell in sweep.cells(algorithms, sweep.parse_grid(grid)):
         check_run([*rest, *cell.words()])
         for one in cell.inside:
-            own = {name.rpartition(".")[2]: value for name, value in one.items() if "." in name}
-            pfl.make_algorithm(cell.algorithm, own)
+            own = [f"{name}={value}" for name, value in one.items() if "." in name]
+            build.parse_algorithms([cell.algorithm], own)
 
 
 def check_compare(words):
@@ -122,6 +122,13 @@ def check_place(words):
     assert (ROOT / place).exists()
 
 
+def check_picture(words):
+    """A picture of the repository, to be drawn anew from folders of runs."""
+    picture, *folders = words
+    check_place([picture])
+    assert folders
+
+
 SCRIPTS = {
     "experiments.run": check_run,
     "experiments.sweep": check_sweep,
@@ -130,6 +137,8 @@ SCRIPTS = {
     "experiments.partition": check_partition,
     "tools.settings_table": check_place,
     "tools.partition_gallery": check_place,
+    "tools.claims": check_picture,
+    "tools.demo_picture": check_picture,
     "experiments.reproduce": check_reproduce,
     "experiments.benchmark": check_benchmark,
     "experiments.plan": check_plan,

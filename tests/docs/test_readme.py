@@ -1,40 +1,70 @@
-"""The Python of the README runs as written."""
+"""The README runs as written, and its numbers are those of the demo."""
 
+import csv
+import os
 import re
-from pathlib import Path
+import subprocess
+import sys
 
 import pytest
 
-import fedjax_pfl as pfl
+from experiments.cli import flags
+from tests.docs import pages
 
-README = Path(__file__).parents[2] / "README.md"
-BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-
-
-@pytest.fixture(autouse=True)
-def known_algorithms():
-    before = dict(pfl.ALGORITHMS)
-    yield
-    pfl.ALGORITHMS.clear()
-    pfl.ALGORITHMS.update(before)
+README = (pages.ROOT / "README.md").read_text(encoding="utf-8")
+PRESET = ["run", "--preset=digits_groups"]
 
 
-def test_the_ten_lines(capsys):
-    short = BLOCKS[0].replace("rounds=20", "rounds=2").replace('model="cnn"', 'model="softmax"')
+def table():
+    """The demo's table as the README has it, a dictionary a row."""
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in README.splitlines()
+        if line.startswith("|")
+    ]
+    return [dict(zip(rows[0], row, strict=True)) for row in rows[2:]]
+
+
+def test_the_python(capsys):
+    (block,) = [block.text for block in pages.blocks(README) if block.language == "python"]
+    short = block.replace("rounds=20", "rounds=2").replace('model="cnn"', 'model="softmax"')
     assert "rounds=2," in short and "softmax" in short
-    names = {}
-    exec(compile(short, "README.md", "exec"), names)
+    exec(compile(short, "README.md", "exec"), {})
     assert "Result(feddwa: 20 clients, 2 rounds, 2 seed(s)" in capsys.readouterr().out
-    assert names["models"]["params"]["head"]["kernel"].shape[:2] == (2, 20)
 
 
-def test_the_algorithm():
-    names = {"__name__": "readme"}
-    exec(compile(BLOCKS[1], "README.md", "exec"), names)
-    dataset = pfl.load_dataset("digits")
-    partition = pfl.make_partition("iid", dataset, num_clients=3, seed=0, train_samples=20)
-    federation = pfl.federate(dataset, partition, model="softmax")
-    result = pfl.simulate(
-        pfl.make_algorithm("fedavg_uniform"), federation, 2, settings={"server_rate": [0.5, 1.0]}
-    )
-    assert result.curve().shape == (1, 2, 2)
+def test_the_table_is_of_the_presets_algorithms():
+    args = flags.parse(PRESET)
+    assert [row["Algorithm"] for row in table()] == list(args.algorithms)
+    assert f"over {args.num_seeds} seeds" in " ".join(README.split())
+
+
+def test_the_badges_say_what_the_package_says():
+    config = (pages.ROOT / "setup.cfg").read_text(encoding="utf-8")
+    versions = re.findall(r"Python :: (3\.\d+)$", config, re.MULTILINE)
+    (licence,) = re.findall(r"^license = (.+)$", config, re.MULTILINE)
+    for name, said in (("python", " | ".join(versions)), ("license", licence)):
+        file = f"docs/images/badges/{name}.svg"
+        assert f">{said}</text>" in (pages.ROOT / file).read_text(encoding="utf-8")
+        assert f"]({file})" in README
+
+
+@pytest.mark.slow
+def test_the_demo_prints_the_readmes_table(tmp_path):
+    """To rounding, which training magnifies: within the table's own intervals."""
+    command = [
+        sys.executable,
+        "-m",
+        "experiments.run",
+        *PRESET[1:],
+        f"--output_dir={tmp_path}/demo",
+    ]
+    # As users run it: the suite's flags leave programs without optimizations.
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    subprocess.run(command, cwd=pages.ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
+    with (tmp_path / "demo/comparison.csv").open(newline="") as file:
+        rows = {row["algorithm"]: row for row in csv.DictReader(file)}
+    for row in table():
+        said, half = float(row["Accuracy %"]), float(row["± 95 %"])
+        found = rows[row["Algorithm"]]["personalized_test_accuracy_last_round_mean_over_clients"]
+        assert abs(100 * float(found) - said) < half

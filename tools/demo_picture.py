@@ -1,0 +1,71 @@
+"""The README's picture: `python -m tools.demo_picture docs/images/demo.png RUN_FOLDER`.
+
+Accuracy by round of all algorithms of a comparison, and FedDWA's weights in the first round
+beside it, so that one sees which algorithm is ahead and whose models it mixes.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.colors import Normalize
+
+from experiments.cli import shell
+from experiments.figures import drawing
+from experiments.figures.matrices import group_borders
+from experiments.figures.runs import Run, find
+from experiments.outputs.run_files import aside
+from fedjax_pfl.errors import InputError
+
+MIXED = "feddwa"
+
+
+def draw(runs: Sequence[Run]):
+    """Two panels: curves with a band over the seeds, and the mixing matrix of the first seed.
+
+    Raises:
+      InputError: none of the runs is FedDWA's, so there is no matrix to show.
+    """
+    mixed = [run for run in runs if run.algorithm == MIXED]
+    if not mixed:
+        raise InputError(f"These runs lack {MIXED}, whose mixing matrix stands beside the curves.")
+    chart, (left, right) = drawing.panels(2, 4.4, 3.2, width_ratios=(1.35, 1))
+    drawn = []
+    for k, run in enumerate(runs):  # the first styles have a colour each
+        values = run.measure.scale * run.values().mean(axis=-1)
+        line = drawing.band(left, run.eval_rounds, values, k)
+        drawn.append((values[:, -1].mean(), run.algorithm, line))
+    drawing.tidy(left, ylabel="accuracy, %")
+    drawing.round_axis(left)
+    drawn.sort(key=lambda one: -one[0])
+    left.legend(
+        [line for *_, line in drawn],
+        [f"{name}  {last:.1f}" for last, name, _ in drawn],
+        loc="upper left", fontsize=9, frameon=False,
+    )  # fmt: skip
+    left.set_title(f"{len(runs[0].seeds)} seeds: mean, lowest and highest", fontsize=10)
+    run = mixed[0]
+    weights = run.matrix("mixing")[0, 0].mean(axis=0)
+    image = drawing.heat(right, weights, Normalize(0, float(weights.max())))
+    right.set_aspect("equal")
+    drawing.client_ticks(right.xaxis, run.num_clients, 8)
+    drawing.client_ticks(right.yaxis, run.num_clients, 8)
+    for border in group_borders(run):
+        right.axhline(border, color="0.45", linewidth=0.8)
+        right.axvline(border, color="0.45", linewidth=0.8)
+    right.set(xlabel="client that sends", ylabel="client that receives")
+    right.set_title(f"{MIXED}: weights in round {int(run.matrix_rounds[0])}", fontsize=10)
+    drawing.colorbar(chart, image, right, "weight (white: 0)")
+    return chart
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Draws the picture of the first argument from the folder of the second."""
+    _, picture, folder = sys.argv if argv is None else argv
+    with aside(Path(picture)) as path:
+        draw(find([folder])).savefig(path, format="png", dpi=130)
+    return 0
+
+
+if __name__ == "__main__":
+    shell.leave(main)
