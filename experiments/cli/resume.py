@@ -24,6 +24,7 @@ from ..outputs import run_files
 from . import flags, identity, own_code
 
 RECORD = "run.json"
+DIGEST = "digest"  # of the record's flags
 CHECKPOINTS = "checkpoints"
 LOCK = ".lock"
 FIRST = {LOCK, f".part-{RECORD}"}  # files that may exist before the record
@@ -89,7 +90,8 @@ def check_folder(output: Path, args: absl.flags.FlagValues, longer: bool = True,
 def _is_longer(before: dict[str, Any], now: dict[str, Any]) -> bool:
     """Whether a run goes on where another ended: more rounds, or another patience."""
     changed = {name for name in before.keys() | now.keys() if before.get(name) != now.get(name)}
-    more = now.get("rounds", 0) > before.get("rounds", 0)
+    rounds = before.get("rounds")
+    more = isinstance(rounds, int) and now.get("rounds", 0) > rounds
     return changed == {"patience"} or (more and changed <= LENGTHENED)
 
 
@@ -135,8 +137,16 @@ def _flags(output: Path) -> dict[str, Any]:
         raise pfl.InputError(f"{error} {remedy}") from error
     if not isinstance(before, dict):
         raise pfl.InputError(f"{path} is damaged: it doesn't name the run's flags. {remedy}")
-    require_version(path, record.get("version"), remedy)
+    version = record.get("version")
+    require_version(path, version, remedy)
+    of_0_3 = DIGEST not in record and str(version).startswith("0.3.")  # which wrote none
+    if not of_0_3 and record.get(DIGEST) != _digest(before):
+        raise pfl.InputError(f"{path} is damaged: it was changed after it was written. {remedy}")
     return before
+
+
+def _digest(values: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def finished(output: Path, names) -> bool:
@@ -167,7 +177,8 @@ def opened(
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise pfl.InputError(f"Another process is writing to {output}.") from None
-        record = {"version": pfl.__version__, "flags": configuration(args, **more)}
+        configured = configuration(args, **more)
+        record = {"version": pfl.__version__, "flags": configured, DIGEST: _digest(configured)}
         if (output / RECORD).exists():
             check_folder(output, args, longer, **more)
             shorter = lengthened(output, args, **more)

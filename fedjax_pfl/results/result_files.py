@@ -82,9 +82,12 @@ def load(folder: Path, fields: Mapping[str, bool]) -> dict[str, Any]:
         more = f" {remedy(folder)}" if known else ""
         raise InputError(f"No saved result can be read from {folder}: {error}{more}") from error
     stored = plain.pop(DIGEST, None)
-    if stored is not None and stored != digest(plain, arrays):  # older results have none
+    require_version(folder / PLAIN, plain.get("version"), remedy(folder))
+    if stored is None:
+        raise damaged(folder / PLAIN, "it has no digest")
+    if stored != digest(plain, arrays):
         raise damaged(folder / PLAIN, f"it or {ARRAYS} was changed after it was written")
-    require_version(folder / PLAIN, plain.pop("version", None), remedy(folder))
+    del plain["version"]
     values: dict[str, Any] = plain | {group: {} for group in GROUPS}
     for name, value in arrays.items():
         group, colon, key = name.partition(":")

@@ -103,6 +103,9 @@ def simulate(
     )
     chunk_seconds = request.checked_seconds(chunk_seconds)
     require(stop is None or callable(stop), "stop", stop, "a function that returns a bool, or None")
+    made = "a Checkpoints, or None"
+    fits = checkpoints is None or isinstance(checkpoints, Checkpoints)
+    require(fits, "checkpoints", checkpoints, made)
     matrix_rounds = request.checked_matrix_rounds(matrix_rounds, rounds)
     patience = checked_patience(patience, algorithm, program.federation, adapt)
     memory_maps.make_room()

@@ -70,3 +70,8 @@ def test_class_names_must_be_as_many_as_classes():
 def test_class_names_that_are_no_list(given):
     with pytest.raises(InputError, match="class_names of data set 'a' must be 2 names or none"):
         dataset_from_arrays("a", np.zeros((2, 2)), [0, 1], class_names=given)
+
+
+def test_samples_of_several_shapes():
+    with pytest.raises(InputError, match="training samples of data set 'mine' must be samples of"):
+        dataset_from_arrays("mine", [[1.0, 2.0], [3.0]], [0, 1])

@@ -10,6 +10,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.errors import LONGEST, InputError
+from fedjax_pfl.results.result_files import digest
 
 S, H, T, N, G, E, Q = 2, 3, 4, 5, 2, 2, 1
 
@@ -75,11 +76,13 @@ def edited(folder, change) -> None:
     plain = json.loads((folder / "result.json").read_text())
     change(plain)
     plain.pop("digest", None)
+    with np.load(folder / "result.npz", allow_pickle=True) as file:  # some tests write objects
+        plain["digest"] = digest(plain, dict(file))
     (folder / "result.json").write_text(json.dumps(plain))
 
 
 def rewritten(folder, change) -> None:
-    """Changes the arrays; without a digest, as results of older versions are."""
+    """Changes the arrays and the digest, as another program would write them."""
     with np.load(folder / "result.npz") as file:
         arrays = dict(file)
     change(arrays)
@@ -91,8 +94,15 @@ def test_it_loads_as_it_was(saved):
     loaded = pfl.Result.load(saved)
     assert loaded.seeds == (3, 4) and loaded.blocks == ("body", "head")
     np.testing.assert_array_equal(loaded.clients["train_loss"], made().clients["train_loss"])
-    edited(saved, lambda plain: None)  # an older version's has no digest
+    edited(saved, lambda plain: None)
     assert pfl.Result.load(saved).table() == loaded.table()
+
+
+def test_without_its_digest_it_is_damaged(saved):
+    plain = json.loads((saved / "result.json").read_text())
+    del plain["digest"]
+    (saved / "result.json").write_text(json.dumps(plain))
+    assert "result.json is damaged: it has no digest" in refused(saved)
 
 
 @pytest.mark.parametrize("name", ["result.json", "result.npz"])

@@ -248,3 +248,25 @@ def test_patience_ends_a_run_with_a_whole_result(tmp_path, capsys):
     assert said in (tmp_path / "out" / "comparison.md").read_text()
     assert call(*words, "--validation_fraction=0.2") == 0
     assert "This run is finished" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda record: record.pop("digest"), None),  # 0.3 wrote none
+        (lambda record: record["flags"].update(rounds="4"), "it was changed after it was written"),
+        (lambda record: record.update(digest=5), "it was changed after it was written"),
+    ],
+)
+def test_a_record_that_was_changed(whole, tmp_path, capsys, change, message):
+    folder = tmp_path / "out"
+    folder.mkdir()
+    record = json.loads((whole / resume.RECORD).read_text())
+    change(record)
+    (folder / resume.RECORD).write_text(json.dumps(record | {"version": "0.3.0"}))
+    args = run.flags.parse(["run", *WORDS, TWO])
+    if message is None:
+        assert resume._flags(folder) == record["flags"]
+        return
+    with pytest.raises(pfl.InputError, match=message):
+        resume.check_folder(folder, args)
