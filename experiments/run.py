@@ -63,7 +63,7 @@ def run(experiment: Experiment, quiet: bool = False) -> int:
     """
     args, output = experiment.args, experiment.output
     if args.compilation_cache:
-        _keep_programs(as_path("--compilation_cache", args.compilation_cache))
+        _keep_programs(args)
     console = Console()
     if not quiet:
         print("\n".join(header(experiment)), flush=True)
@@ -133,8 +133,19 @@ def _write_comparison(
     run_files.write_comparison(output, results, title, line, args.headline)
 
 
-def _keep_programs(cache: Path) -> None:
-    """Lets JAX keep compiled programs in a folder, if it can be written; the first process does."""
+def _keep_programs(args) -> None:
+    """Lets JAX keep compiled programs in a folder, if it can be written; the first process does.
+
+    Raises:
+      InputError: --compilation_cache was given, and is no path.
+    """
+    try:
+        cache = as_path("--compilation_cache", args.compilation_cache)
+    except pfl.InputError as error:  # without a home folder the default leads nowhere
+        if args["compilation_cache"].present:
+            raise
+        print(f"warning: no compiled programs are kept: {error}", file=sys.stderr)
+        return
     try:
         if processes.is_first():
             with writing(cache):

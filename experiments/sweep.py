@@ -171,9 +171,9 @@ def main(argv: list[str]) -> int:
     if not args["validation_fraction"].present:
         argv.append("--validation_fraction=0.2")
         args = flags.parse(argv)
-    if not args.validation_fraction:
-        raise pfl.InputError("--validation_fraction must be above 0: the ranking needs it.")
     grid = parse_grid(words)
+    if not all(grid.get("validation_fraction", [args.validation_fraction])):
+        raise pfl.InputError("--validation_fraction must be above 0: the ranking needs it.")
     chosen = value_of(args, "set")
     own = {word.partition("=")[0].strip() for word in chosen}
     queue = cells(parse_algorithms(args.algorithms, chosen), grid, own)

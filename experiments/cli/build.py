@@ -93,6 +93,7 @@ def material(args: absl.flags.FlagValues, dataset: pfl.Dataset | None = None) ->
       pfl.InputError: whatever of the flags for these can't be.
     """
     check_flags(args)
+    set_precision(args.dtype)
     algorithms = parse_algorithms(args.algorithms, value_of(args, "set"))
     training = own_training(args.algorithms, value_of(args, "set"), common_training(args))
     options = parse_pairs(args, "model_option")
@@ -100,6 +101,21 @@ def material(args: absl.flags.FlagValues, dataset: pfl.Dataset | None = None) ->
     partition = make_partition(args, dataset)
     found = identity.describe(args, algorithms, training, dataset, partition, options)
     return Material(algorithms, dataset, partition, found, training)
+
+
+_switched: list[str] = []  # settings of JAX that `set_precision` has switched on
+
+
+def set_precision(dtype: str) -> None:
+    """Gives JAX 64-bit types for float64, and takes them back for a later run in float32.
+
+    A process that began with 64-bit types keeps them.
+    """
+    if dtype == "float64" and not jax.config.jax_enable_x64:
+        jax.config.update("jax_enable_x64", True)
+        _switched.append("jax_enable_x64")
+    elif dtype != "float64" and _switched:
+        jax.config.update(_switched.pop(), False)
 
 
 def prepare(
@@ -133,8 +149,7 @@ def prepare(
         options = {"devices": count}
     algorithms, dataset, partition = made.algorithms, made.dataset, made.partition
     output = output_folder(args, made.identity) if output is None else output
-    if args.dtype == "float64":
-        jax.config.update("jax_enable_x64", True)
+    set_precision(args.dtype)
     options = federation_options(args) | dict(options)
     federation = pfl.federate(dataset, partition, args.model, **options)
     federation = federation.for_runs(args.num_seeds if runs is None else runs)

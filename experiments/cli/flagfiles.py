@@ -23,6 +23,7 @@ SETTINGS = "settings.flags"  # of a sweep: all flags of a run with what it chose
 CONFLICT = "can't differ between the algorithms of a run"  # in it, of a flag that was left out
 # Flags that a sweep doesn't hand on: places of its own, and code, which the command line names.
 OWN_PLACES = ("output_dir", "import_file", "trust_flagfiles", "preset", "settings_from")
+OWN_PLACES += ("compilation_cache",)
 
 
 def value_of(values: flags.FlagValues, name: str) -> Any:
@@ -170,7 +171,7 @@ def filed_pairs(values: flags.FlagValues, name: str) -> set[str]:
 
 
 def check_trust(argv: Sequence[str]) -> None:
-    """Raises `InputError` where a flagfile, perhaps a stranger's, gives --import_file.
+    """Raises `InputError` where a flagfile, perhaps a stranger's, gives a flag that runs code.
 
     Only the command line itself can give --trust_flagfiles.
     """
@@ -195,5 +196,9 @@ def check_trust(argv: Sequence[str]) -> None:
 
 
 def runs_code(word: str) -> bool:
-    """Whether a word of a command line makes Python files run."""
-    return bool(re.match(r"--?(import_file|trust_flagfiles)(=|\Z)", word))
+    """Whether a word of a command line makes a file's code run.
+
+    A compilation cache holds machine code, which JAX loads as it is.
+    """
+    code = r"--?((import_file|trust_flagfiles)(=|\Z)|compilation_cache(=.|\Z))"
+    return bool(re.match(code, word))

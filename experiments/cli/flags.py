@@ -149,7 +149,8 @@ def _comparison(group: _Group) -> None:
         "optimizers or schedules; may be given many times",
         **group.place,
     )
-    meaning = "allow --import_file in flagfiles too: the code of their authors then runs here"
+    meaning = "allow --import_file and --compilation_cache in flagfiles too: code of their authors "
+    meaning += "then runs here"
     group.switch("trust_flagfiles", False, meaning)
 
 

@@ -2,7 +2,8 @@
 
 A path says where data are, not which: the file may be replaced. A default is a number of the
 package, and another version may have another one. A run is therefore identified by the content of
-its data set and partition, and by the resolved defaults.
+its data set and partition, and by the resolved defaults. Settings of JAX that change numbers are
+entries where they are not JAX's own defaults.
 """
 
 import hashlib
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import absl.flags
+import jax
 
 import fedjax_pfl as pfl
 from fedjax_pfl._version import ENGINE_REVISION
@@ -19,6 +21,14 @@ from fedjax_pfl.errors import cut, shown
 
 DATA, PARTITION, MODEL = "content of the data set", "content of the partition", "the model"
 INITIAL = "content of the initial model"
+# Settings of JAX that change a run's numbers, with their defaults.
+NUMERICS = {
+    "jax_default_matmul_precision": None,
+    "jax_default_prng_impl": "threefry2x32",
+    "jax_enable_x64": False,
+    "jax_random_seed_offset": 0,
+    "jax_threefry_partitionable": True,
+}
 REPLACED = object()  # instead of a flag's value: other entries are more exact
 
 
@@ -56,6 +66,7 @@ def describe(
         "init_from": REPLACED,
         # Records of versions without the flag have no entry for it.
         "convolutions": REPLACED if args.convolutions == "auto" else args.convolutions,
+        **_numerics(args.dtype),
     }
     if args.init_from is not None:
         path = as_path("--init_from", args.init_from)
@@ -130,6 +141,13 @@ def _from_first_difference(before: Any, now: Any) -> tuple[str, str]:
     place = next((at for at, (a, b) in pairs if a != b), min(len(before), len(now)))
     was, is_now = (cut(shown(one[place:]), 100) for one in (before, now))
     return f"{was} from place {place + 1} on", f"{is_now} from there on"
+
+
+def _numerics(dtype: str) -> dict[str, Any]:
+    """The settings of `NUMERICS` that are not as JAX, or --dtype, has them."""
+    usual = {**NUMERICS, "jax_enable_x64": dtype == "float64"}
+    now = {name: getattr(jax.config, name) for name in NUMERICS}
+    return {f"JAX's {name}": now[name] for name in NUMERICS if now[name] != usual[name]}
 
 
 def _model(args, dataset: pfl.Dataset, options: Mapping[str, Any]) -> str:

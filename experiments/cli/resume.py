@@ -24,6 +24,7 @@ from . import flags, identity, own_code
 from .growth import EVERY_WAY, LOCK, PARTS, RECORD, SEEDS, growth, seed_parts, set_aside
 from .start import called
 
+DIGEST = "digest"  # of the other entries of the record
 FIRST = {LOCK, f".part-{RECORD}"}  # files that may exist before the record
 # Flags that change neither which files are written nor numbers, but for the rounding of sums over
 # devices; trackers can be added later.
@@ -131,8 +132,17 @@ def _record(output: Path) -> dict[str, Any]:
         raise pfl.InputError(f"{error} {remedy}") from error
     if not isinstance(before, dict):
         raise pfl.InputError(f"{path} is damaged: it doesn't name the run's flags. {remedy}")
-    require_version(path, record.get("version"), remedy)
+    version = record.get("version")
+    require_version(path, version, remedy)
+    if record.get(DIGEST) != _digest(record):
+        raise pfl.InputError(f"{path} is damaged: it was changed after it was written. {remedy}")
     return record
+
+
+def _digest(record: dict[str, Any]) -> str:
+    """SHA-256 of a record's other entries."""
+    plain = {name: value for name, value in record.items() if name != DIGEST}
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
 def finished(output: Path, names) -> bool:
@@ -166,6 +176,7 @@ def opened(
         counts = parts(output, args, **more) if SEEDS in ways else []
         record = {"version": pfl.__version__, "flags": configuration(args, **more)}
         record |= {PARTS: counts} if len(counts) > 1 else {}
+        record |= {DIGEST: _digest(record)}
         if (output / RECORD).exists():
             check_folder(output, args, ways, **more)
             way = grown(output, args, **more)

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from fedjax_pfl.errors import InputError, require, unknown_name
 from fedjax_pfl.results.plots import COLOURS as COLOURS
 from fedjax_pfl.results.plots import DASHES as DASHES
-from fedjax_pfl.results.plots import DPI, SHADES
+from fedjax_pfl.results.plots import DPI, SHADES, Picture
 from fedjax_pfl.results.plots import client_ticks as client_ticks
 from fedjax_pfl.results.plots import style as style
 from fedjax_pfl.results.plots import ticks as ticks
@@ -83,7 +83,7 @@ def figure(name: str, shows: str, draw: Callable | None = None, needs_runs: bool
 
 def canvas(width: float, height: float) -> Figure:
     """An empty figure of so many inches."""
-    return Figure(figsize=(width, height), dpi=DPI, layout="constrained")
+    return Picture(figsize=(width, height), dpi=DPI, layout="constrained")
 
 
 def panels(

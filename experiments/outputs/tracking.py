@@ -16,7 +16,7 @@ import numpy as np
 
 import fedjax_pfl as pfl
 from fedjax_pfl.data.whole_files import read_json
-from fedjax_pfl.errors import sentence
+from fedjax_pfl.errors import cut, sentence, shown
 from fedjax_pfl.results.tables import named_settings
 
 from .run_files import metric_rows, plain, write_json
@@ -60,7 +60,7 @@ class Tracking:
         self.trackers = {tracker.key: tracker for tracker in chosen(args)}
         self.path = output / RECORD
         there = self.trackers and self.path.exists()
-        self.record: dict[str, Any] = read_json(self.path) if there else {}
+        self.record: dict[str, Any] = _checked(self.path) if there else {}
         self.opened: dict[str, dict[str, Opened]] = {}
         self.is_whole, self._looked = False, float("-inf")
 
@@ -179,6 +179,26 @@ class Tracking:
                 file=sys.stderr,
                 flush=True,
             )
+
+
+def _checked(path: Path) -> dict[str, Any]:
+    """The record; raises `InputError` where an entry isn't of the form that `_entry` makes."""
+
+    def fits(entry: Any) -> bool:
+        if not isinstance(entry, dict) or entry.keys() != {"id", "rounds", "whole"}:
+            return False
+        rounds, known = entry["rounds"], isinstance(entry["id"], str | None)
+        known &= isinstance(entry["whole"], bool) and isinstance(rounds, dict)
+        return known and all(type(number) is int for number in rounds.values())
+
+    record = read_json(path)
+    for key, streams in record.items():
+        if not (isinstance(streams, dict) and all(map(fits, streams.values()))):
+            raise pfl.InputError(
+                f"{path} is damaged: its entry {cut(shown(key), 100)} doesn't tell what was sent. "
+                "Delete it, and all is sent again."
+            )
+    return record
 
 
 def finish(

@@ -13,6 +13,7 @@ import absl.flags
 import fedjax_pfl as pfl
 
 from ..cli import build, flags, resume
+from ..cli.flagfiles import runs_code
 from . import blank
 from .data import trouble
 from .entries import Section
@@ -116,9 +117,16 @@ class Command:
             chosen += column.settings
             chosen += [word for one in read for word in one.settings]
             chosen = [f"--set={word}" for word in chosen if word.startswith(f"{line.algorithm}.")]
-            words += ["--nosave_models", *self.more, f"--algorithms={line.algorithm}", *chosen]
-            words = [_filled(word, column.values) for word in words]
-            yield Cell(line, (*words, f"--output_dir={folder}"), folder)
+            words.append("--nosave_models")
+            named = [f"--algorithms={line.algorithm}", *chosen]
+            words, named = ([_filled(w, column.values) for w in some] for some in (words, named))
+            for word in filter(runs_code, (*words, *named)):
+                raise pfl.InputError(
+                    f"{table.name}: its flags have {word}, and a table runs no code: give it on "
+                    "the command line."
+                )
+            words = (*words, *self.more, *named, f"--output_dir={folder}")
+            yield Cell(line, words, folder)
 
     def substitutes(self, column: Column, name: str) -> list[str]:
         """Data sets that may take the place of the column's own, `name`, the best first."""

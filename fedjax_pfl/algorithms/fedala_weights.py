@@ -105,6 +105,6 @@ def window(ctx, percent):
     size = jnp.minimum(whole, train.size)
 
     def draw(client, most):
-        return jax.random.randint(jax.random.fold_in(key, client), (), 0, most + 1)
+        return jax.random.randint(jax.random.fold_in(key, client), (), 0, most + 1, jnp.int32)
 
     return train.window(jax.vmap(draw)(ctx.ids, train.size - size), size)

@@ -74,6 +74,6 @@ class FedProx(FedAvg):
         slow = before < count - jnp.round(count * (1 - self.slow_fraction))
 
         def fewer(i):
-            return jax.random.randint(jax.random.fold_in(key, i), (), 1, every)
+            return jax.random.randint(jax.random.fold_in(key, i), (), 1, every, jnp.int32)
 
         return jnp.where(slow, jax.vmap(fewer)(ctx.ids[ctx.cohort.rows]), every)

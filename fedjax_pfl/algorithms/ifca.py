@@ -199,6 +199,5 @@ def enough_takers(clusters, clients):
 def random_groups(ctx, count):
     """int32 [N]: a group of each client, all as large as can be; drawn by permanent ids."""
     key = keys.derive(ctx.key, "ifca_groups")
-    lots = jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(key, i)))(ctx.ids)
-    rank = jnp.argsort(jnp.lexsort((ctx.ids, lots)))
+    rank = jnp.argsort(jnp.lexsort((ctx.ids, keys.lots(key, ctx.ids))))
     return (rank * count // ctx.num_clients).astype(jnp.int32)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
+from fedjax_pfl.errors import require
 from fedjax_pfl.federation.participation import Cohort
 from fedjax_pfl.structs import struct
 
@@ -51,7 +52,10 @@ def recorded(
 
     def of_members(count: int | jax.Array) -> jax.Array:
         """int32 [M, ...]; a single number is that of each who took part."""
-        count = jnp.asarray(count, jnp.int32)
+        given = jnp.asarray(count)
+        whole = jnp.issubdtype(given.dtype, jnp.integer) or given.dtype == bool
+        require(whole, "A record's copies and numbers", f"{count}", "whole numbers")
+        count = given.astype(jnp.int32)
         return count * took_part if count.ndim == 0 else count
 
     def copies(count: int | jax.Array) -> jax.Array:

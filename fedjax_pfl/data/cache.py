@@ -97,7 +97,9 @@ def hash_of_listing(files: Iterable[Path], root: Path, recipe: str) -> str:
             stat = os.stat(path)
         check_type(path, stat.st_mode)
         place = path.as_posix().removeprefix(prefix)  # relative_to() takes longer than stat()
-        line = f"\n{place} {stat.st_size} {stat.st_mtime_ns}"
+        # A file that takes another's place may have its size and time, but is another inode, and
+        # one that is written over has another time of change.
+        line = f"\n{place} {stat.st_size} {stat.st_mtime_ns} {stat.st_ino} {stat.st_ctime_ns}"
         digest.update(line.encode("utf-8", "surrogateescape"))
     for i in range(min(len(files), _PROBES)):
         path = files[i * len(files) // min(len(files), _PROBES)]
@@ -109,8 +111,11 @@ def _places(folder: Path) -> list[Path]:
     chosen = os.environ.get("FEDJAX_PFL_CACHE")
     if chosen:
         return [as_path("FEDJAX_PFL_CACHE", chosen)]
-    user = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-    return [folder / ".fedjax_pfl_cache", Path(user) / "fedjax_pfl"]
+    places = [folder / ".fedjax_pfl_cache"]
+    with contextlib.suppress(RuntimeError):  # this user has no home folder
+        user = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+        places.append(Path(user) / "fedjax_pfl")
+    return places
 
 
 def _write(path: Path, arrays: dict[str, np.ndarray]) -> bool:

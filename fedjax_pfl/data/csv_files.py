@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,11 +33,9 @@ def read_rows(path: Path, columns: int | None = None, said: str = "") -> list[li
 
 def check_header(path: Path, header: list[str]) -> None:
     """Raises `InputError` if two columns have one name."""
-    twice = [name for name in dict.fromkeys(header) if name and header.count(name) > 1]
-    if twice:
-        raise InputError(
-            f"{path} has {header.count(twice[0])} columns called {twice[0]!r}: rename all but one."
-        )
+    for name, count in Counter(header).items():
+        if name and count > 1:
+            raise InputError(f"{path} has {count} columns called {name!r}: rename all but one.")
 
 
 @contextlib.contextmanager

@@ -245,7 +245,11 @@ def dataset_from_arrays(
 
 
 def _samples(what: str, x, vocab_size: int | None) -> np.ndarray:
-    x = np.asarray(x)
+    try:
+        x = np.asarray(x)
+    except ValueError:
+        given, allowed = "lists of several lengths", "samples of one shape"
+        raise refused(f"The {what}", given, allowed) from None
     if vocab_size is not None:
         return _tokens(what, x, vocab_size)
     allowed = x.dtype == np.uint8 or x.dtype.kind == "f"

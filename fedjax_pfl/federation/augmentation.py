@@ -18,7 +18,7 @@ Augmentation = Callable[[jax.Array, jax.Array], jax.Array]
 
 def random_flip(key: jax.Array, images: jax.Array) -> jax.Array:
     """Mirrors each image left to right with probability 1/2."""
-    flipped = jax.random.bernoulli(key, 0.5, (images.shape[0], 1, 1, 1))
+    flipped = jax.random.bernoulli(key, jnp.float32(0.5), (images.shape[0], 1, 1, 1))
     return jnp.where(flipped, images[:, :, ::-1], images)
 
 
@@ -26,10 +26,10 @@ def random_crop(key: jax.Array, images: jax.Array, padding: int = 4) -> jax.Arra
     """A window of each image's own size, anywhere in the image with `padding` zeros around it."""
     around = (padding, padding)
     padded = jnp.pad(images, ((0, 0), around, around, (0, 0)))
-    corners = jax.random.randint(key, (images.shape[0], 2), 0, 2 * padding + 1)
+    corners = jax.random.randint(key, (images.shape[0], 2), 0, 2 * padding + 1, jnp.int32)
 
     def window(image, corner):
-        return jax.lax.dynamic_slice(image, (corner[0], corner[1], 0), images.shape[1:])
+        return jax.lax.dynamic_slice(image, (*corner, jnp.int32(0)), images.shape[1:])
 
     return jax.vmap(window)(padded, corners)
 

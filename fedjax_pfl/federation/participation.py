@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_pfl import trees
+from fedjax_pfl import keys, trees
 from fedjax_pfl.errors import InputError, require
 from fedjax_pfl.federation.option import Group, option
 from fedjax_pfl.structs import static, struct
@@ -104,8 +104,8 @@ class Cohort:
 
     def order(self, key: jax.Array) -> jax.Array:
         """int32 [M]: the positions of the members in a random order, by their permanent ids."""
-        lots = jax.vmap(lambda i: jax.random.bits(jax.random.fold_in(key, i)))(self.ids)
-        return jnp.argsort(lots).astype(jnp.int32)
+        lots = jax.vmap(lambda i: jax.random.bits(jax.random.fold_in(key, i), dtype="uint32"))
+        return jnp.argsort(lots(self.ids)).astype(jnp.int32)
 
     def keep(self, finite: jax.Array, steps: jax.Array | int = 0) -> "Cohort":
         """The cohort without the members that are not `finite` [M]; they count as diverged.
@@ -207,8 +207,7 @@ class Participation:
         if size == num_clients:
             rows = jnp.arange(num_clients, dtype=jnp.int32)
         else:
-            key = jax.random.fold_in(key, t)
-            lots = jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(key, i)))(ids)
+            lots = keys.lots(jax.random.fold_in(key, t), ids)
             rows = jnp.sort(jax.lax.top_k(-lots, size)[1]).astype(jnp.int32)
         delay = jnp.asarray(self.delay)[rows]
         times = _times(t, delay, self.schedule)

@@ -48,8 +48,9 @@ class Adapted(Task):
         for path, width, out in self.layers:
             bound = width**-0.5
             of_layer = keys.derive(key, f"adapter {'/'.join(path)}")
-            first = jax.random.uniform(of_layer, (width, self.rank), minval=-bound, maxval=bound)
-            params = _with(params, path, {A: first, B: jnp.zeros((self.rank, out))})
+            shape, dtype = (width, self.rank), jnp.float32
+            first = jax.random.uniform(of_layer, shape, dtype, -bound, bound)
+            params = _with(params, path, {A: first, B: jnp.zeros((self.rank, out), dtype)})
         return {**model, "params": params}
 
     def apply(self, model: Tree, inputs: jax.Array, *mode: *Mode) -> Outputs:

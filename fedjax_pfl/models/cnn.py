@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import flax.linen as nn
 
 from fedjax_pfl.errors import unknown_name
+from fedjax_pfl.models.dropout import Dropout
 from fedjax_pfl.models.layers import Conv, Dense, max_pool
 from fedjax_pfl.models.normalization import BatchNorm
 from fedjax_pfl.models.registry import check_dropout, check_images, check_width, register_model
@@ -53,7 +54,7 @@ class CNN(nn.Module):
             self.fc = Dense(self.hidden, init)
         else:
             self.fc = [Dense(width, init) for width in self.hidden]
-        self.drop = nn.Dropout(self.dropout)
+        self.drop = Dropout(self.dropout)
         self.head = Dense(self.num_classes, init)
 
     def features(self, x, train: bool = False, valid=None):

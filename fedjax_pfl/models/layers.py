@@ -26,7 +26,7 @@ def initializers(name: str, fan_in: int):
     variance 2/fan_in, and PyTorch's biases.
     """
     if name == "flax":
-        return nn.initializers.lecun_normal(), nn.initializers.zeros_init()
+        return nn.initializers.lecun_normal(dtype=jnp.float32), nn.initializers.zeros_init()
     require_name("initializer", name, INITIALIZERS)
     bound = fan_in**-0.5
 

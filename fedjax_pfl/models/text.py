@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_pfl.errors import InputError
+from fedjax_pfl.models.dropout import Dropout
 from fedjax_pfl.models.layers import Conv, Dense, Embedding
 from fedjax_pfl.models.registry import check_dropout, check_width, register_model
 
@@ -56,7 +57,7 @@ class TextCNN(nn.Module):
         init = self.initializer
         self.embedding = Embedding(self.vocab_size, self.hidden, init)
         self.conv = [Conv(self.channels, (width, 1), 0, init) for width in self.widths]
-        self.drop = nn.Dropout(self.dropout)
+        self.drop = Dropout(self.dropout)
         self.head = Dense(self.num_classes, init)
 
     def features(self, ids, train: bool = False):

@@ -91,7 +91,7 @@ class _Tokens(nn.Module):
     @nn.compact
     def __call__(self, x):
         batch, height, width, channels = x.shape
-        p, small = self.patch, nn.initializers.normal(0.02)
+        p, small = self.patch, nn.initializers.normal(0.02, jnp.float32)
         x = x.reshape(batch, height // p, p, width // p, p, channels).swapaxes(2, 3)
         x = x.reshape(batch, -1, p * p * channels)
         x = Dense(self.width, self.initializer, name="patches")(x)

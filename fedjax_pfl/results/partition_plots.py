@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.partitions.statistics import SPLITS, partition_statistics
 from fedjax_pfl.errors import InputError, require, shown
-from fedjax_pfl.results.plots import COLOURS, DPI, SHADES, client_ticks, ticks
+from fedjax_pfl.results.plots import COLOURS, DPI, SHADES, Picture, client_ticks, ticks
 
 _THOUSANDS = "{x:,.0f}"
 _HATCHES = {"train": "", "test": "///", "validation": "..."}  # distinct in grey, too
@@ -44,7 +44,7 @@ def heatmap(
     n = len(counts)
     width = float(np.clip(3.2 + 0.2 * n, 6.0, 14.0))
     height = float(np.clip(2.6 + 0.2 * num_classes, 4.0, 9.0))
-    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
+    figure = Picture(figsize=(width, height), dpi=DPI, layout="constrained")
     bars, heat = figure.subplots(2, 1, sharex=True, height_ratios=(1.3, height - 2.0))
     _bars(bars, partition)
     bars.tick_params(axis="x", length=0, labelbottom=False)
@@ -65,7 +65,7 @@ def size_bars(partition: Partition, title: str | None = None) -> Figure:
       title: of the figure; the rule's name by default.
     """
     n = partition.num_clients
-    figure = Figure(
+    figure = Picture(
         figsize=(float(np.clip(3.2 + 0.2 * n, 6.0, 14.0)), 3.2), dpi=DPI, layout="constrained"
     )
     axes = figure.add_subplot()
@@ -101,7 +101,7 @@ def comparison(
     most = max(map(len, tables))
     side = float(np.clip(1.2 + 0.06 * most, 2.6, 4.5))
     height = float(np.clip(2.7 + 0.14 * num_classes, 3.6, 7.0))
-    figure = Figure(
+    figure = Picture(
         figsize=(max(side * len(tables) + 1.4, 5.0), height), dpi=DPI, layout="constrained"
     )
     row = figure.subplots(1, len(tables), sharey=True, squeeze=False)[0]
@@ -141,7 +141,7 @@ def label_map(
     n, num_classes = table.shape
     width = float(np.clip(2.2 + 0.3 * n, 5.0, 14.0))
     height = float(np.clip(1.8 + 0.24 * num_classes, 3.0, 9.0))
-    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
+    figure = Picture(figsize=(width, height), dpi=DPI, layout="constrained")
     axes = figure.add_subplot()
     kept = table == np.arange(num_classes)
     image = axes.imshow(

@@ -3,14 +3,16 @@
 Every function returns a `matplotlib.figure.Figure`; `figure.savefig(path)` writes it.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib import colormaps
+from matplotlib import colormaps, rc_context
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap, PowerNorm
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from fedjax_pfl.errors import require
 from fedjax_pfl.measures import ACCURACY, Measure
@@ -33,6 +35,19 @@ SHADES = ListedColormap(colormaps[HEAT](np.linspace(0.12, 1.0, 256)))
 DPI = 150
 _PANEL = 3.0  # inches, side of one matrix
 _MOST = 1000  # clients along one side of a picture of a matrix
+
+
+class Picture(Figure):
+    """A figure whose texts are shown as they are: a `$` in a name begins no mathematics."""
+
+    def draw(self, renderer) -> None:
+        with rc_context({"text.parse_math": False}):  # ticks make texts while they are drawn
+            for text in self.findobj(Text):
+                if text.get_wrap():  # whose width Matplotlib takes as that of mathematics
+                    text.set_text(re.sub(r"(?<!\\)\$", r"\\$", text.get_text()))
+                else:
+                    text.set_parse_math(False)
+            super().draw(renderer)
 
 
 def style(k: int) -> dict[str, Any]:
@@ -84,7 +99,7 @@ def curves(
       measure: which one.
     """
     require(len(lines) > 0, "results", lines, "at least one")
-    figure = Figure(figsize=(7.5, 4.5), dpi=DPI, layout="constrained")
+    figure = Picture(figsize=(7.5, 4.5), dpi=DPI, layout="constrained")
     axes = figure.add_subplot()
     finals = {}
     for k, (name, values) in enumerate(lines.items()):
@@ -149,7 +164,7 @@ def mixing_heatmaps(
     matrices = np.broadcast_to(matrices, (columns, rows, *[matrices.shape[-1]] * 2))
     extent = (-0.5, n - 0.5, n - 0.5, -0.5)
     size = (_PANEL * columns + 1.2, _PANEL * rows + 0.7)
-    figure = Figure(figsize=size, dpi=DPI, layout="constrained")
+    figure = Picture(figsize=size, dpi=DPI, layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     norm = PowerNorm(0.5, vmin=0.0, vmax=top)
     for (g, q), axes in np.ndenumerate(grid):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_pfl.contract.algorithm import Algorithm
+from fedjax_pfl.errors import require
 from fedjax_pfl.execution import memory_maps, processes, shares
 from fedjax_pfl.execution.locations import short_locations
 from fedjax_pfl.execution.mesh import described
@@ -105,6 +106,9 @@ def simulate(
     chunk_seconds = request.checked_seconds(chunk_seconds)
     longest = 1 if stop is not None and chunk is None else None
     request.check_stop(stop)
+    made = "a Checkpoints, or None"
+    fits = checkpoints is None or isinstance(checkpoints, Checkpoints)
+    require(fits, "checkpoints", checkpoints, made)
     matrix_rounds = request.checked_matrix_rounds(matrix_rounds, rounds)
     patience = checked_patience(patience, algorithm, program.federation, adapt)
     memory_maps.make_room()

@@ -175,3 +175,12 @@ def test_numbers_beside_the_model_are_bytes_of_its_type(tmp_path):
     for t in (1, 2):
         assert metrics[t, "numbers_up"] == 2**28 * (rows * present[0, 0, t - 1]).sum()
         assert metrics[t, "traffic/down_bytes"] == down[0, 0, t - 1].sum()
+
+
+def test_copies_are_whole_numbers():
+    federation = toy_federation(participation=0.6, dtype="float32")
+    key = jax.random.key(0)
+    cohort = federation.participation.cohort(key, 0, federation.data.ids)
+    ctx = pfl.Context(federation, key, jnp.int32(0), jnp.int32(1), cohort)
+    with pytest.raises(pfl.InputError, match=r"must be whole numbers, got '0\.5'"):
+        ctx.record(cohort, down=0.5)

@@ -148,3 +148,28 @@ def test_listings_are_probed_evenly(tmp_path):
         file.write_bytes(b"b")
         os.utime(file, (0, 0))
     assert cache.hash_of_listing(iter(files), tmp_path, "") != first
+
+
+def test_a_file_of_the_same_size_and_time_is_another_file(tmp_path):
+    for k in range(3 * cache._PROBES):
+        (tmp_path / f"{k:03}").write_bytes(b"first")
+    files = sorted(tmp_path.iterdir())
+    before, stat = cache.hash_of_listing(files, tmp_path, ""), files[1].stat()
+    assert cache.hash_of_listing(files, tmp_path, "") == before
+    files[1].write_bytes(b"other")  # no probe reads this one
+    os.utime(files[1], ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert cache.hash_of_listing(files, tmp_path, "") != before
+
+
+def test_a_user_without_a_home(tmp_path, jpegs, monkeypatch):
+    folder, _ = jpegs
+
+    def nowhere(path):
+        if str(path).startswith("~"):
+            raise RuntimeError("Could not determine home directory.")
+        return path
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(cache.Path, "expanduser", nowhere)
+    (folder / ".fedjax_pfl_cache").write_bytes(b"")  # nothing can be written beside the data
+    assert len(load_dataset("cifar10_jpeg", folder).train_x) == 2

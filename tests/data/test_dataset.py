@@ -84,3 +84,8 @@ def test_data_print_in_a_line():
     assert repr(partition) == "Partition(iid: 4 clients, {} train, {} test)".format(*sizes)
     said = repr(partition.split_validation(0.5, seed=0))
     assert said.endswith(" validation)")
+
+
+def test_samples_of_several_shapes():
+    with pytest.raises(InputError, match="training samples of data set 'mine' must be samples of"):
+        dataset_from_arrays("mine", [[1.0, 2.0], [3.0]], [0, 1])

@@ -211,6 +211,19 @@ def test_a_compilation_cache_that_can_not_be_written(whole, tmp_path, capsys):
     assert "--compilation_cache is '~nobody-of-that-name/x', but there is no" in said(capsys)
 
 
+def test_a_user_without_a_home_keeps_no_programs(whole, tmp_path, capsys, monkeypatch):
+    def nowhere(path):
+        if str(path).startswith("~"):
+            raise RuntimeError("Could not determine home directory.")
+        return path
+
+    monkeypatch.setattr(Path, "expanduser", nowhere)
+    words = [word for word in WORDS if not word.startswith(f"--{CACHE}")]
+    assert run.main(["run", *words, f"--output_dir={tmp_path / 'out'}"]) == 0
+    assert "warning: no compiled programs are kept: " in capsys.readouterr().err
+    assert_same(tmp_path / "out", whole)
+
+
 class Capabilities(ctypes.Structure):
     """What Linux's capget and capset take: 64 bits of each set, in two halves."""
 

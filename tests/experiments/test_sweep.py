@@ -200,6 +200,7 @@ def test_what_a_sweep_leaves_out_is_said(tmp_path, capsys):
         (["--flagfile=nowhere", "--grid=learning_rate=0.1"], "--flagfile=nowhere can't be read"),
         (["--grid=learning_rate=0.1", "--rank_by=test"], "Unknown --rank_by 'test'"),
         (["--grid=learning_rate=0.1", "--validation_fraction=0"], "must be above 0"),
+        (["--grid=validation_fraction=0,0.5"], "--validation_fraction must be above 0"),
     ],
 )
 def test_bad_input(words, said, tmp_path, capsys):

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from matplotlib import pyplot
+from matplotlib.text import Text
 
 import fedjax_pfl as pfl
 from fedjax_pfl.measures import ACCURACY
@@ -98,3 +99,11 @@ def test_no_global_state():
     before = pyplot.get_fignums()
     plots.mixing_heatmaps(np.ones((1, 3, 3)) / 3, [1])
     assert pyplot.get_fignums() == before
+
+
+def test_names_are_no_mathematics(tmp_path):
+    name = "my$_$data and $\\frac"
+    figure = plots.mixing_heatmaps(np.ones((1, 2, 2)) / 2, [1], name, client_names=(name, "b"))
+    figure.savefig(tmp_path / "picture.png")  # Matplotlib's parser refuses the name
+    texts = {text.get_text() for text in figure.findobj(Text)}
+    assert name in texts

@@ -33,6 +33,7 @@ def double_precision():
         ({"seeds": (3, 0, 3)}, r"seeds must be different numbers, got \(3, 0, 3\)"),
         ({"stop": True}, "stop must be a function of a Progress that returns a bool.* got True"),
         ({"stop": lambda: True}, "stop must be .* got one that can't take an argument"),
+        ({"checkpoints": 5}, "checkpoints must be a Checkpoints, or None, got 5"),
         ({"matrix_rounds": (0, 1)}, r"matrix_rounds must be rounds in 1\.\.3, got \[0\]"),
         ({"matrix_rounds": (4,)}, r"matrix_rounds must be rounds in 1\.\.3, got \[4\]"),
         ({"adapt": Adaptation(steps=-1)}, r"adapt_steps must be .*at least 0"),

@@ -110,10 +110,14 @@ def _are_pixels(x: np.ndarray) -> bool:
 def _read(folder: Path) -> _Part | None:
     """The samples of all files of a folder, None where there is none."""
     files = sorted(folder.glob("*.json"))
-    xs, ys, users = [], [], []
+    xs, ys, users, seen = [], [], [], {}
     for path in files:
         for user, x, y in _users(path):
             what = f"user {user!r:.80} in {path}"
+            # A column strips its texts, and NumPy's texts end before their last NUL.
+            name = user.strip().rstrip("\0")
+            require(name not in seen, f"The {what}", f"also {seen.get(name)}", "listed once")
+            seen[name] = f"in {path}" if name == user else f"{user!r:.80} in {path}"
             samples, labels = _arrays(what, x, y)
             same = not xs or (samples.dtype, samples.shape[1:]) == (xs[0].dtype, xs[0].shape[1:])
             require(same, f"Samples of {what}", samples.shape[1:], "those of the first user's form")

@@ -58,9 +58,11 @@ def load_recordings(
     what = f"recordings in {data_dir}"
     require(fits, what, f"{signal.dtype} {signal.shape}", "floats [total, channels]")
     whole = lengths.ndim == 1 and lengths.dtype.kind in "iu" and len(lengths) > 0
-    adds_up = whole and int(lengths.min()) >= 0 and int(lengths.sum()) == len(signal)
+    # In Python's integers, which do not wrap around.
+    adds_up = whole and int(lengths.min()) >= 0 and sum(lengths.tolist()) == len(signal)
     allowed = f"whole numbers that add up to {len(signal)}, the length of all recordings"
     require(adds_up, f"lengths in {data_dir}", lengths, allowed)
+    lengths = lengths.astype(np.int64)
     about: dict[str, Any] = {"task": task}
     if task == CLASSES:
         columns = checked_columns(data_dir.stem, {"labels": labels, **arrays}, len(lengths))

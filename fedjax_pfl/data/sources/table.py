@@ -16,6 +16,7 @@ from fedjax_pfl.errors import InputError, require, shown, unknown_name
 
 ENDINGS = (".csv", ".parquet")
 SET_ASIDE = "leave it out with skip_columns, or keep it for by_column with id_columns"
+LONGEST = 1000  # characters of a cell; NumPy takes as many for every other cell of its column
 TO_PREDICT = (
     "a regression predicts numbers; name another label_column, or leave task out for classes"
 )
@@ -137,9 +138,26 @@ def _of_parquet(path: Path) -> dict[str, np.ndarray]:
     return {name: np.concatenate(part) if part else np.zeros(0) for name, part in parts.items()}
 
 
+def _cells(table: _Table, name: str) -> np.ndarray:
+    """A column that is used, as an array.
+
+    Raises:
+      InputError: a text in it is too long for a class, a number or a client's name.
+    """
+    cells = table.columns[name]
+    texts = not isinstance(cells, np.ndarray) or cells.dtype.kind == "O"
+    for row, cell in enumerate(cells if texts else (), start=1):
+        if isinstance(cell, str) and len(cell) > LONGEST:
+            raise InputError(
+                f"Column {name!r} of {table.path} must hold texts of at most {LONGEST:,} "
+                f"characters, got {len(cell):,} in row {row}: leave it out with skip_columns."
+            )
+    return np.asarray(cells)
+
+
 def _text(table: _Table, name: str) -> np.ndarray:
     """A column as stripped text."""
-    words = np.char.strip(np.asarray(table.columns[name]).astype(str))
+    words = np.char.strip(_cells(table, name).astype(str))
     missing = np.flatnonzero(words == "")[:1]
     if len(missing):
         raise InputError(f"Column {name!r} of {table.path} is empty in row {missing[0] + 1}.")
@@ -179,9 +197,9 @@ def _classes(words: np.ndarray) -> np.ndarray:
 
 
 def _numbers(table: _Table, name: str, instead: str = SET_ASIDE) -> np.ndarray:
-    cells = table.columns[name]
+    cells = _cells(table, name)
     try:
-        return np.asarray(cells).astype(np.float32)
+        return cells.astype(np.float32)
     except ValueError:
         pass
     row = next(row for row, cell in enumerate(cells) if not _is_number(cell))

@@ -138,3 +138,15 @@ def test_no_folder_of_leafs(tmp_path):
         load_dataset("leaf", tmp_path)
     with pytest.raises(InputError, match="write leaf:FOLDER"):
         load_dataset("leaf")
+
+
+def test_users_do_not_merge(tmp_path):
+    rows = ([[1, 2]], [0])
+    write(tmp_path, "train", "a", {"one": rows, "two": rows})
+    write(tmp_path, "train", "b", {"one": rows})
+    with pytest.raises(InputError, match=r"user 'one' in .*b.json must be listed once"):
+        load_dataset("leaf", tmp_path)
+    for other in ("two\0", " two"):
+        write(tmp_path, "train", "b", {other: rows})
+        with pytest.raises(InputError, match="must be listed once"):
+            load_dataset("leaf", tmp_path)

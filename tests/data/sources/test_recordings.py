@@ -59,6 +59,11 @@ def test_overlapping_windows_and_no_tests(tmp_path):
     ("change", "options", "message"),
     [
         ({"lengths": np.array([12, 2, 15])}, {}, "whole numbers that add up to 30, the length of"),
+        (  # their sum is 30 where it wraps around
+            {"lengths": np.array([2**63, 2**63, 30], np.uint64)},
+            {},
+            "whole numbers that add up",
+        ),
         ({"recordings": np.zeros(30)}, {}, r"must be floats \[total, channels\]"),
         ({"labels": np.array([0, 1])}, {}, r"'labels' .* must be \(3,\), got \(2,\)"),
         ({"subject": np.array([0.5, 1, 2])}, {}, "'subject' .* must be whole numbers or text"),

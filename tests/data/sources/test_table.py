@@ -5,6 +5,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from fedjax_pfl.data.csv_files import check_header
 from fedjax_pfl.data.sources.registry import load_dataset
 from fedjax_pfl.errors import InputError
 from tests.data.sources.test_images import colour
@@ -138,3 +139,22 @@ def test_images_keep_columns(tmp_path):
     assert data.columns["writer_id"].tolist() == ["f1", "f2", "f1", "f2"]
     with pytest.raises(InputError, match=r"'writer'\. Did you mean 'writer_id'"):
         load_dataset("parquet", tmp_path, id_columns="writer")
+
+
+def test_a_long_text_does_not_fill_the_memory(tmp_path):
+    """One text of 30,000 characters would make all others of its column as long."""
+    text = "note,label\n" + "1,a\n" * 2000 + "1," + "b" * 30_000 + "\n"
+    with pytest.raises(InputError, match="at most 1,000 characters, got 30,000 in row 2001"):
+        load_dataset("table", table(tmp_path, text))
+    text = "note,age,label\n" + "1,2,a\n" * 3 + "c" * 30_000 + ",2,b\n"
+    with pytest.raises(InputError, match=r"'note' of .* leave it out with skip_columns"):
+        load_dataset("table", table(tmp_path, text))
+    data = load_dataset("table", table(tmp_path, text), skip_columns="note")
+    assert data.class_names == ("a", "b")
+
+
+def test_a_header_of_many_columns_is_checked_at_once(tmp_path):
+    names = [f"c{k}" for k in range(50_000)]
+    check_header(tmp_path, names)
+    with pytest.raises(InputError, match="has 2 columns called 'c7'"):
+        check_header(tmp_path, [*names, "c7"])

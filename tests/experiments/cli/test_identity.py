@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import jax
 import numpy as np
 import pytest
 
@@ -237,3 +238,33 @@ def test_only_another_way_to_convolve_is_recorded(here):
         record = json.loads((output / resume.RECORD).read_text())
         assert record["flags"].get("convolutions") == recorded
     assert call("--data_dir=easy.npz", f"--output_dir={output}") != 0
+
+
+def test_a_run_goes_on_only_with_the_same_settings_of_jax(here, capsys):
+    words = ("--data_dir=easy.npz", "--output_dir=out")
+    assert call(*words) == 0
+    usual = json.loads((here / "out" / resume.RECORD).read_text())["flags"]
+    assert not any(name.startswith("JAX") for name in usual)  # as in a run without such entries
+    capsys.readouterr()
+    with jax.enable_x64(True):
+        assert call(*words) == 2
+    assert "JAX's jax_enable_x64 was not recorded and is True" in capsys.readouterr().err
+    with jax.default_matmul_precision("bfloat16"):
+        assert call(*words) == 2
+    assert "JAX's jax_default_matmul_precision was not recorded" in capsys.readouterr().err
+
+
+def test_64_bit_types_of_one_setting_do_not_reach_the_next(here):
+    """Single precision beside double precision in a sweep is what it is alone."""
+
+    def entries(dtype):
+        words = ["run", *SMALL, "--algorithms=local", "--data_dir=easy.npz", f"--dtype={dtype}"]
+        made = build.material(flags.parse(words))
+        return made.identity, jax.config.jax_enable_x64
+
+    alone, wide = entries("float32"), entries("float64")
+    assert (alone[1], wide[1]) == (False, True)
+    assert not any(name.startswith("JAX") for name in wide[0])
+    assert entries("float32") == alone
+    with jax.enable_x64(True):
+        assert entries("float32")[1]  # a process that began with them keeps them

@@ -111,6 +111,15 @@ def test_a_flagfile_runs_no_code(strangers, capsys):
     assert not Path("ran").exists()
 
 
+def test_a_flagfile_names_no_folder_of_compiled_programs(strangers, capsys):
+    Path("cache.flags").write_text("--compilation_cache=evil\n")
+    assert run.main(["run", "--flagfile=cache.flags"]) == 2
+    assert "A --flagfile has --compilation_cache=evil" in capsys.readouterr().err
+    assert flags.parse(["run", "--flagfile=cache.flags", "--trust_flagfiles"]).compilation_cache
+    Path("cache.flags").write_text("--compilation_cache=\n")  # none
+    assert not flags.parse(["run", "--flagfile=cache.flags"]).compilation_cache
+
+
 def test_a_flagfile_that_is_trusted(strangers):
     for words in strangers[:-1]:
         assert flags.parse(["run", *words, "--trust_flagfiles"]).import_file == ["evil.py"]
@@ -124,8 +133,16 @@ def test_a_table_runs_no_code(strangers, capsys):
     Path("tables/mine").mkdir(parents=True)
     text = (ROOT / "experiments/tables/feddwa/1.toml").read_text()
     (tmp := Path("experiments")).symlink_to(ROOT / "experiments")
-    for word in ("--import_file=evil.py", "--trust_flagfiles"):
-        Path("tables/mine/1.toml").write_text(text.replace("small = [", f'small = ["{word}", ', 1))
+    filled = text.replace("[[column]]\n", "[[column]]\nvalues = {x = 'import'}\n")
+    for table, given, word in (
+        (text, "--import_file=evil.py", "--import_file=evil.py"),
+        (filled, "--{x}_file=evil.py", "--import_file=evil.py"),
+        (text, "--trust_flagfiles", "--trust_flagfiles"),
+        (text, "--compilation_cache=evil", "--compilation_cache=evil"),
+    ):
+        Path("tables/mine/1.toml").write_text(
+            table.replace("small = [", f'small = ["{given}", ', 1)
+        )
         assert reproduce.main(["reproduce", "--table=mine/1", "--tables=tables"]) == 2
         assert f"its flags have {word}, and a table runs no code" in capsys.readouterr().err
     assert not Path("ran").exists() and tmp.is_symlink()

@@ -248,3 +248,22 @@ def test_patience_ends_a_run_with_a_whole_result(tmp_path, capsys):
     assert said in (tmp_path / "out" / "comparison.md").read_text()
     assert call(*words, "--validation_fraction=0.2") == 0
     assert "This run is finished" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda record: record.pop("digest"),
+        lambda record: record["flags"].update(rounds="4"),
+        lambda record: record.update(digest=5),
+    ],
+)
+def test_a_record_that_was_changed(whole, tmp_path, change):
+    folder = tmp_path / "out"
+    folder.mkdir()
+    record = json.loads((whole / resume.RECORD).read_text())
+    change(record)
+    (folder / resume.RECORD).write_text(json.dumps(record))
+    args = run.flags.parse(["run", *WORDS, TWO])
+    with pytest.raises(pfl.InputError, match="it was changed after it was written"):
+        resume.check_folder(folder, args)

@@ -256,3 +256,17 @@ def test_names_of_services_are_checked(tmp_path, service, capsys):
     for word in (f"{service.flag[:-4]}", f"{service.flag[:-4]} "):
         assert call(word, f"--output_dir={tmp_path / 'out'}") == 2
         assert f"{service.flag.partition('=')[0]} must be" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [[], {"s": []}, {"s": {"id": 5, "rounds": {}, "whole": True}}, {"s": {"id": None}},
+     {"s": {"id": None, "rounds": {"m": "x"}, "whole": False}}],
+)  # fmt: skip
+def test_a_record_of_another_form(tmp_path, entry):
+    (tmp_path / tracking.RECORD).write_text(json.dumps({"tensorboard": entry}))
+    with pytest.raises(pfl.InputError, match=r"is damaged: its entry 'tensorboard' doesn't tell"):
+        tracking._checked(tmp_path / tracking.RECORD)
+    sent = {"s": {"id": "a", "rounds": {"m": 3}, "whole": True}}
+    (tmp_path / tracking.RECORD).write_text(json.dumps({"tensorboard": sent}))
+    assert tracking._checked(tmp_path / tracking.RECORD) == {"tensorboard": sent}
