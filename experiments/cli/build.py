@@ -111,7 +111,7 @@ def set_precision(dtype: str) -> None:
 
     A process that began with 64-bit types keeps them.
     """
-    if dtype == "float64" and not jax.config.jax_enable_x64:
+    if dtype == "float64" and not jax.config.read("jax_enable_x64"):
         jax.config.update("jax_enable_x64", True)
         _switched.append("jax_enable_x64")
     elif dtype != "float64" and _switched:

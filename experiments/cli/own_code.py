@@ -5,6 +5,7 @@ import hashlib
 import importlib.util
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -61,7 +62,10 @@ def load(files: Sequence[str]) -> None:
             spec.loader.exec_module(module)
         except Exception as error:
             del sys.modules[name]
-            what = f"{type(error).__name__}: {error}"
+            frames = traceback.extract_tb(error.__traceback__)
+            own = [frame.lineno for frame in frames if frame.filename == str(path)]
+            where = f" in line {own[-1]}" if own else ""  # a SyntaxError says its own
+            what = f"{type(error).__name__}{where}: {error}"
             raise pfl.InputError(f"--import_file={file} does not run: {what}") from error
 
 

@@ -87,7 +87,11 @@ def recorded(
             per_client[name] = cohort.spread(of_members(count), 0)
     known = self_weights(cohort, matrices, everyone_mixes)
     for name, value in {**known, **clients}.items():
+        shape, allowed = jnp.shape(value), f"[{cohort.size}], one number for each member"
+        require(shape in ((), (cohort.size,)), f"Shape of clients[{name!r}]", shape, allowed)
         per_client[name] = cohort.spread(jnp.where(cohort.mask, value, jnp.nan), jnp.nan)
+    for name, value in scalars.items():
+        require(jnp.ndim(value) == 0, f"Shape of scalars[{name!r}]", jnp.shape(value), "()")
     return Record(
         clients=per_client,
         scalars=dict(scalars),

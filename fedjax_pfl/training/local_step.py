@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_pfl.data.federated import Batch
+from fedjax_pfl.errors import require
 from fedjax_pfl.federation.client import Client
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.models.task import Forward, ForwardedBatch
@@ -130,6 +131,9 @@ class LocalStep:
             extra = 0
             if self.extra_loss is not None:
                 extra = self.extra_loss(params, seen, broadcast, client)
+                name = getattr(self.extra_loss, "__qualname__", "extra_loss")
+                require(jnp.shape(extra) == (), f"The extra loss {name}", jnp.shape(extra),
+                        "a single number")  # fmt: skip
             penalty = federation.penalty(params, seen, client)
             return loss + extra + penalty, (loss, after)
 

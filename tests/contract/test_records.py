@@ -184,3 +184,7 @@ def test_copies_are_whole_numbers():
     ctx = pfl.Context(federation, key, jnp.int32(0), jnp.int32(1), cohort)
     with pytest.raises(pfl.InputError, match=r"must be whole numbers, got '0\.5'"):
         ctx.record(cohort, down=0.5)
+    with pytest.raises(pfl.InputError, match=r"Shape of clients\['spread'\] must be \[3\], one"):
+        ctx.record(cohort, clients={"spread": jnp.zeros((3, 2))})
+    with pytest.raises(pfl.InputError, match=r"Shape of scalars\['mean'\] must be \(\)"):
+        ctx.record(cohort, scalars={"mean": jnp.zeros(2)})

@@ -154,7 +154,7 @@ def test_a_table_runs_no_code(strangers, capsys):
         ("none.py", None, "none.py: there is no such file."),
         ("text.txt", "x = 1", "must be a Python file"),
         ("wrong.py", "x = (", "does not run: SyntaxError"),
-        ("fails.py", "import nowhere", "does not run: ModuleNotFoundError"),
+        ("fails.py", "x = 1\nimport nowhere", "does not run: ModuleNotFoundError in line 2:"),
     ],
 )
 def test_files_that_can_not_be(name, content, message, tmp_path, capsys):
