@@ -101,7 +101,7 @@ class Result(Scored, Spent):
         """
         self.require_scores()
         curve = self.curve()[:, setting]
-        scored = ~np.isnan(curve).all(axis=0)  # an adaptation may come after the last round alone
+        scored = (~np.isnan(curve)).any(axis=0)  # an adaptation may come after the last round alone
         curve = curve[:, scored] if scored[-1] else curve  # no earlier round stands in for the last
         pooled = self.pooled()[:, setting, -1]
         clients = scored_clients(self, setting)
