@@ -101,7 +101,8 @@ class Result(Scored, Spent):
         """
         self.require_scores()
         curve = self.curve()[:, setting]
-        scored = (~np.isnan(curve)).any(axis=0)  # an adaptation may come after the last round alone
+        # An adaptation may come only after the last round.
+        scored = np.asarray(~np.isnan(curve).all(axis=0))
         curve = curve[:, scored] if scored[-1] else curve  # no earlier round stands in for the last
         pooled = self.pooled()[:, setting, -1]
         clients = scored_clients(self, setting)
