@@ -172,7 +172,7 @@ def main(argv: list[str]) -> int:
         argv.append("--validation_fraction=0.2")
         args = flags.parse(argv)
     grid = parse_grid(words)
-    if not all(grid.get("validation_fraction", [args.validation_fraction])):
+    if not all(map(float, grid.get("validation_fraction", [args.validation_fraction]))):
         raise pfl.InputError("--validation_fraction must be above 0: the ranking needs it.")
     chosen = value_of(args, "set")
     own = {word.partition("=")[0].strip() for word in chosen}

@@ -134,12 +134,12 @@ def _record(output: Path) -> dict[str, Any]:
         raise pfl.InputError(f"{path} is damaged: it doesn't name the run's flags. {remedy}")
     version = record.get("version")
     require_version(path, version, remedy)
-    if record.get(DIGEST) != _digest(record):
+    if record.get(DIGEST) != digest_of(record):
         raise pfl.InputError(f"{path} is damaged: it was changed after it was written. {remedy}")
     return record
 
 
-def _digest(record: dict[str, Any]) -> str:
+def digest_of(record: dict[str, Any]) -> str:
     """SHA-256 of a record's other entries."""
     plain = {name: value for name, value in record.items() if name != DIGEST}
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
@@ -176,7 +176,7 @@ def opened(
         counts = parts(output, args, **more) if SEEDS in ways else []
         record = {"version": pfl.__version__, "flags": configuration(args, **more)}
         record |= {PARTS: counts} if len(counts) > 1 else {}
-        record |= {DIGEST: _digest(record)}
+        record |= {DIGEST: digest_of(record)}
         if (output / RECORD).exists():
             check_folder(output, args, ways, **more)
             way = grown(output, args, **more)

@@ -125,8 +125,9 @@ def _simulate(
     config = provenance.configuration(experiment, result, facts)
 
     def write() -> None:
-        with writing(folder.parent):
-            folder.parent.mkdir(parents=True, exist_ok=True)
+        if folder.parent != output:  # of some of the seeds
+            with writing(folder.parent):
+                folder.parent.mkdir(parents=True, exist_ok=True)
         run_files.write_algorithm(folder, result, config, facts["summary"], models, more)
         growing.remove()
 

@@ -6,6 +6,7 @@ converted, see `torch_weights`.
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,7 +139,9 @@ def _of_a_run(path: Path, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndar
 
 
 def read_safetensors(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a safetensors file.
+    """The arrays of a safetensors file, in the order of their names: "net.2" before "net.10".
+
+    The library gives them in no order, and layers of PyTorch's are matched in theirs.
 
     Raises:
       InputError: no such file, or one that does not read as its format says.
@@ -147,7 +150,7 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
     with reading(path):
         content = path.read_bytes()
     try:
-        entries = dict(safetensors.deserialize(content))
+        entries = dict(sorted(safetensors.deserialize(content), key=_by_numbers))
     except (safetensors.SafetensorError, ValueError, OverflowError) as error:
         raise InputError(f"{path} isn't a safetensors file: {cut(str(error), 200)}.") from error
     arrays = {}
@@ -157,6 +160,12 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
         array = np.frombuffer(entry["data"], TYPES[entry["dtype"]])
         arrays[name] = array.reshape(entry["shape"])
     return arrays
+
+
+def _by_numbers(entry: tuple[str, Any]) -> list[tuple[int, str]]:
+    """A key that sorts names by the numbers in them."""
+    parts = re.split(r"(\d+)", entry[0])
+    return [(int(part), "") if k % 2 else (0, part) for k, part in enumerate(parts)]
 
 
 def matched(

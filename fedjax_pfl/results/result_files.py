@@ -83,7 +83,10 @@ def load(folder: Path, fields: Mapping[str, bool]) -> dict[str, Any]:
         more = f" {remedy(folder)}" if known else ""
         raise InputError(f"No saved result can be read from {folder}: {error}{more}") from error
     require_version(folder / PLAIN, plain.get("version"), remedy(folder), OLDER)
-    if plain.pop(DIGEST, None) != digest({k: v for k, v in plain.items() if k != DIGEST}, arrays):
+    stored = plain.pop(DIGEST, None)
+    if stored is None:
+        raise damaged(folder / PLAIN, "it has no digest")
+    if stored != digest(plain, arrays):
         raise damaged(folder / PLAIN, f"it or {ARRAYS} was changed after it was written")
     del plain["version"]
     values: dict[str, Any] = plain | {group: {} for group in GROUPS}

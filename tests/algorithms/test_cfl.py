@@ -277,7 +277,7 @@ def test_a_run_that_ends_before_the_first_split_is_told():
     assert result.remarks == () and result.setting_remarks == ((said,), ())
     stops = iter([False, True])
     result = pfl.simulate(
-        algorithm(first_split=2), toy_federation(), 9, stop=lambda: next(stops), **given
+        algorithm(first_split=2), toy_federation(), 9, stop=lambda progress: next(stops), **given
     )
     assert result.rounds == 2 and result.remarks == (said,)
     assert algorithm(first_split=2).round_remarks(toy_federation(), 3) == []

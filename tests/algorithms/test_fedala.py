@@ -67,7 +67,9 @@ def window_batches(case, percent):
             samples = case.samples(i)
             last = len(samples) - max(1, int(percent / 100 * len(samples)))
             own = jax.random.fold_in(key, int(case.federation.data.ids[i]))
-            window = fedala.window(samples, percent, int(jax.random.randint(own, (), 0, last + 1)))
+            window = fedala.window(
+                samples, percent, int(jax.random.randint(own, (), 0, last + 1, jnp.int32))
+            )
             parts = np.split(window, range(schedule.batch_size, len(window), schedule.batch_size))
             whole = [len(p) == schedule.batch_size or not schedule.drop_last for p in parts]
             clients.append([p for p, fits in zip(parts, whole, strict=True) if fits])

@@ -59,7 +59,7 @@ def test_reference(pattern, variant):
 
 def test_reference_with_a_warm_start():
     """FedAvg in the first round; then clients keep their layers, which begin as the average."""
-    case = Case(participation=0.6)
+    case = Case(participation=0.4)
     common = case.common()
     wanted = lg_fedavg.run(case.initial(), case.clients(), 3, **common, warm_rounds=1)
     algorithm = pfl.make_algorithm("lg_fedavg", {"warm_rounds": 1})

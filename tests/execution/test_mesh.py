@@ -95,7 +95,7 @@ def test_another_mesh_goes_on(tmp_path):
         federation = toy_federation(SIZES, dtype="float32", mesh=mesh)
         with contextlib.closing(pfl.Checkpoints(tmp_path, 0)) as checkpoints:
             return pfl.simulate(algorithm, federation, 4, seeds=(0, 1), chunk=2, chunk_seconds=0,
-                                checkpoints=checkpoints, stop=lambda: stop)  # fmt: skip
+                                checkpoints=checkpoints, stop=lambda progress: stop)  # fmt: skip
 
     assert simulated("runs:2", stop=True).stopped
     found = simulated("clients:2").scores

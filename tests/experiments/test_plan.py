@@ -151,8 +151,9 @@ def test_a_plan_of_clients_on_the_host(target, request, played, capsys, tmp_path
     assert rows == 5 * moved  # five rounds of four different clients at most
     assert moved < int(row["host_to_device_bytes"]) < moved + int(row["host_samples_bytes"])
     if target not in ("tpu", "gpu"):  # whose code weighs more than so small a program's arrays
-        # The estimate has a copy of the block's models, which XLA needs in larger programs alone.
-        assert 1 <= int(row["estimated_bytes"]) / int(row["memory_bytes"]) < 1.4
+        # The estimate has a copy of the block's models and the marks of their finite numbers, which
+        # XLA needs only in larger programs.
+        assert 1 <= int(row["estimated_bytes"]) / int(row["memory_bytes"]) < 1.45
 
 
 class Step:

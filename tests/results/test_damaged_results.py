@@ -196,13 +196,6 @@ def test_a_changed_number_is_found(saved):
     assert "was changed after it was written" in refused(saved)
 
 
-def test_a_result_without_its_digest(saved):
-    plain = json.loads((saved / "result.json").read_text())
-    del plain["digest"]
-    (saved / "result.json").write_text(json.dumps(plain))
-    assert "was changed after it was written" in refused(saved)
-
-
 def test_another_versions(saved):
     edited(saved, lambda plain: plain.update(novelty=1))
     assert "has the unknown 'novelty', perhaps as another version's" in refused(saved)

@@ -107,13 +107,13 @@ def test_every_chunk_shows_all_measurements_so_far():
 
 
 def test_a_partial_result():
-    part = simulated(5, stop=lambda: True, chunk_seconds=0)
+    part = simulated(5, stop=lambda progress: True, chunk_seconds=0)
     assert (part.rounds, part.stopped, part.rounds_asked) == (1, "asked", 5)
     assert "none was scored yet" in repr(part)
     with pytest.raises(pfl.InputError, match="No round of this result was scored: it ends after"):
         part.table()
     count = iter(range(3))
-    part = simulated(5, stop=lambda: next(count) == 2, chunk_seconds=0)
+    part = simulated(5, stop=lambda progress: next(count) == 2, chunk_seconds=0)
     assert part.rounds == 3 and "stopped after round 3 of 5: it was asked to" in part.table()
 
 
@@ -128,6 +128,6 @@ def test_models_of_a_stopped_run_are_of_its_last_round():
         return pfl.simulate(algorithm, own, rounds, seeds=(0,), **options).final.models([1])
 
     count = iter(range(3))
-    part = models("cosine", 20, stop=lambda: next(count) == 2, chunk_seconds=0)
+    part = models("cosine", 20, stop=lambda progress: next(count) == 2, chunk_seconds=0)
     whole = models(lambda t, _: pfl.LR_SCHEDULES["cosine"](t, 20), 3)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7), part, whole)

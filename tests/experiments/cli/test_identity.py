@@ -149,7 +149,7 @@ def test_defaults_of_the_package_count(here, monkeypatch):
         "feddwa.top_k was 5 and is 4"
     )
     with monkeypatch.context() as patch:  # another version of the package
-        patch.setattr(pfl.ALGORITHMS["feddwa"].__init__, "__defaults__", (6, "epochs", 1, False))
+        patch.setattr(pfl.ALGORITHMS["feddwa"].__init__, "__defaults__", (6, "epochs", None, False))
         assert identity.difference(before, record(*words)) == "feddwa.top_k was 5 and is 6"
     with monkeypatch.context() as patch:
         patch.setattr(pfl.ALGORITHMS["feddwa"], "batch_norm", "shared")
@@ -188,6 +188,7 @@ def test_a_record_without_content_is_no_proof(here, capsys):
     path = here / "out" / "run.json"
     content = json.loads(path.read_text())
     del content["flags"][identity.DATA]
+    content[resume.DIGEST] = resume.digest_of(content)
     path.write_text(json.dumps(content))
     assert call("--data_dir=easy.npz", "--output_dir=out") == 2
     assert f"{CONTENT} not recorded and is" in capsys.readouterr().err

@@ -129,6 +129,7 @@ def test_two_processes_can_not_write_to_one_folder(tmp_path, capsys):
         args = run.flags.parse(["run", *WORDS, TWO])
         flags = resume.configuration(args, **build.material(args).identity)
         record = {"version": pfl.__version__, "flags": flags}
+        record[resume.DIGEST] = resume.digest_of(record)
         (folder / "run.json").write_text(json.dumps(record))
         assert call(TWO, f"--output_dir={folder}") == 2
     assert f"Another process is writing to {folder}" in capsys.readouterr().err
