@@ -111,7 +111,7 @@ def test_a_stopped_simulation_goes_on_with_them(tmp_path):
         checkpoints = pfl.Checkpoints(tmp_path, every_seconds=0)
         return pfl.simulate(algorithm, federation, 4, **options, checkpoints=checkpoints, stop=stop)
 
-    assert resumed(lambda: next(asked)).stopped == "asked"
+    assert resumed(lambda progress: next(asked)).stopped == "asked"
     result = resumed()
     assert_close(result.final.states, whole.final.states, "states", 0)
     other = federation.with_training(keep_optimizer_state=False)

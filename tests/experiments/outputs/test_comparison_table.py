@@ -147,7 +147,7 @@ def test_the_header_and_the_file_say_how_clients_train(mixed, tmp_path, monkeypa
     out = capsys.readouterr().out
     assert f"training   {TRAINING} fedavg.learning_rate=0.3" in out
     own = [line for line in out.splitlines() if "its own" in line]
-    assert own == ["           fedavg: its own learning rate 0.3, local epochs 2"]
+    assert own == ["           fedavg: its own local epochs 2, learning rate 0.3"]
     assert "no step    client 5: too few training samples for a local step\n" in out
 
 
