@@ -89,7 +89,7 @@ $(COMPILERS_READY): $(READY)
 # What was compiled is kept in accelerators/, and an interrupted command continues there.
 # ACCELERATORS_FLAGS keeps to some, such as ACCELERATORS_FLAGS='--only=small/v5e/'.
 accelerators: $(COMPILERS_READY)
-	JAX_PLATFORMS=cpu $(VENV)/bin/python -m tools.accelerators accelerators docs/performance.md \
+	JAX_PLATFORMS=cpu $(VENV)/bin/python -m tools.accelerators accelerators docs/engineering_log.md \
 		$(ACCELERATORS_FLAGS)
 
 clean:

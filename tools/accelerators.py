@@ -1,6 +1,6 @@
 """Every algorithm compiled for accelerators that need not be there, as tables.
 
-`python -m tools.accelerators FOLDER [docs/performance.md]` compiles all cases, keeps what each gave
+`python -m tools.accelerators FOLDER [docs/engineering_log.md]` compiles all cases, keeps what each gave
 in FOLDER, and fills the tables between the file's marks. What FOLDER has already is not compiled
 again: an interrupted command continues. `--only=WORD` keeps to cases with the word in their name,
 such as "small/v5e/" or "/feddwa"; the page's other numbers stay. The exit code is 1 if a compiler
@@ -116,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     paths = [Path(word) for word in words if not word.startswith("--")]
     if len(paths) not in (1, 2) or len(paths) + len(only) != len(words) or len(only) > 1:
         print(
-            "usage: python -m tools.accelerators FOLDER [docs/performance.md] [--only=WORD]",
+            "usage: python -m tools.accelerators FOLDER [docs/engineering_log.md] [--only=WORD]",
             file=sys.stderr,
         )
         return 2

@@ -105,7 +105,7 @@ def resolve_execution(
     On a CPU one client's matrix products already fill the cores and vmapped loops of unequal
     length make short lanes wait; on an accelerator one client's products are too small. Seeds are
     mapped on a TPU too: beside the clients' lanes a second axis costs more, in layouts, than it
-    fills (docs/performance.md).
+    fills (docs/engineering_log.md).
 
     Raises:
       InputError: neither "auto", "map", "vmap" nor a positive chunk size; more devices than there

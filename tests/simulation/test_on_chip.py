@@ -39,7 +39,7 @@ def test_lanes_are_even_shares_that_fit(lanes, model, activations, kept):
 
 @pytest.mark.parametrize(("lanes", "kept"), [(7, 7), (8, 4), (20, 5), (100, 5)])
 def test_lanes_of_the_cnn(lanes, kept):
-    """As docs/performance.md has them: five at a time have room for their padded images too."""
+    """As docs/engineering_log.md has them: five at a time have room for their padded images too."""
     model, activations = 4_656_212, 2_024_328  # bytes of a lane with minibatches of 10
     assert on_chip.narrowed(lanes, model, activations, on_chip.ON_CHIP["tpu"]) == kept
 
