@@ -1,10 +1,10 @@
 """Every algorithm compiled for accelerators that need not be there, as tables.
 
-`python -m tools.accelerators FOLDER [docs/engineering_log.md]` compiles all cases, keeps what each gave
-in FOLDER, and fills the tables between the file's marks. What FOLDER has already is not compiled
-again: an interrupted command continues. `--only=WORD` keeps to cases with the word in their name,
-such as "small/v5e/" or "/feddwa"; the page's other numbers stay. The exit code is 1 if a compiler
-failed.
+`python -m tools.accelerators FOLDER [docs/engineering_log.md]` compiles all cases, keeps what
+each gave in FOLDER, and fills the tables between the file's marks. What FOLDER has already is not
+compiled again: an interrupted command continues. `--only=WORD` keeps to cases with the word in
+their name, such as "small/v5e/" or "/feddwa"; the page's other numbers stay. The exit code is 1
+if a compiler failed.
 """
 
 import json

@@ -50,6 +50,7 @@ class Apple(Algorithm):
         code), of which w_i is at first an average of unrelated networks.
     """
 
+    depends_on_num_rounds = True  # the penalty's schedule
     row_stochastic = False  # relations are free real numbers (section 3.2)
 
     relation_rate: float = 1e-3
@@ -86,7 +87,7 @@ class Apple(Algorithm):
 
     def round(self, ctx, state):
         step, rows, stack = ctx.sgd_step(), ctx.cohort.rows, ctx.uploaded(state.cores)
-        first, penalty = self._first_relations(ctx), self.penalty(ctx.t, ctx.total)
+        first, penalty = self._first_relations(ctx), self.penalty(ctx.t, ctx.num_rounds)
 
         def both(carry, batch, rng, stack, client):
             core, q, speed = carry

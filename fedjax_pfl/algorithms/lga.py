@@ -120,9 +120,10 @@ class Plga(Lga):
     flush: bool = static(default=True)
 
     keeps_personal = True
+    depends_on_num_rounds = True  # `flush`
 
     def turn(self, ctx, state):
-        last = (ctx.t + 1 == ctx.total) & self.flush
+        last = (ctx.t + 1 == ctx.num_rounds) & self.flush
         return take_turn(ctx, state, ctx.cohort.flushed(last))
 
     def models(self, ctx, state, rows):

@@ -59,6 +59,7 @@ class Waffle(ForAlice, scaffold.Scaffold):
         the update without its corrections (the paper's text; Weight Erosion).
     """
 
+    depends_on_num_rounds = True
     absent_kept = False  # the weights' history moves for all clients in every round (Alg. 1)
 
     alice: int = 0
@@ -154,14 +155,14 @@ class Waffle(ForAlice, scaffold.Scaffold):
         own = nearest * (1 - mixing.ratio(farthest - nearest, farthest) * (1 - omega))  # eq. (2)
         distance = jnp.where(is_alice, own, distance)
         raw = jnp.maximum(psi - mixing.ratio(distance - own, farthest - own), 0)  # eq. (3)
-        alone = ctx.total - (ctx.t + 1) <= ctx.total // 20  # r >= 0.95 R
+        alone = ctx.num_rounds - (ctx.t + 1) <= ctx.num_rounds // 20  # r >= 0.95 R
         alone |= ~jnp.any((raw > 0) & present)  # a psi of 0: the limit of small ones
         return mixing.normalize(jnp.where(alone, is_alice.astype(raw.dtype), raw), present)
 
     def _level(self, ctx, given):
         """Omega(r) or Psi(r), eq. (4) unless given."""
         dtype = ctx.dtype
-        number, total = (ctx.t + 1).astype(dtype), ctx.total.astype(dtype)
+        number, total = (ctx.t + 1).astype(dtype), ctx.num_rounds.astype(dtype)
         if given is None:
             return jax.nn.sigmoid(-self.delta_omega * (2 * number / total - 1))
         return jnp.asarray(given(number, total), dtype)

@@ -39,6 +39,8 @@ class Algorithm:
       batch_norm: which part of normalisation layers is shared, where the federation leaves it open.
       validates: whether it uses validation samples; a federation without any is refused, and so
         are new clients without any.
+      depends_on_num_rounds: whether a round depends on how many rounds the run has; only then may
+        it read `ctx.num_rounds`. A run that gets more rounds begins again.
       needs_classes: whether it uses the class of each sample; a federation whose samples have
         none, as in a regression, is refused.
     """
@@ -53,6 +55,7 @@ class Algorithm:
     batch_norm: ClassVar[str] = DEFAULT_NORM_POLICY
     validates: ClassVar[bool] = False
     needs_classes: ClassVar[bool] = False
+    depends_on_num_rounds: ClassVar[bool] = False
 
     def sharing(self) -> Rule:
         """The rule of shared leaves where it depends on static hyperparameters; else `share`."""

@@ -14,6 +14,7 @@ from fedjax_pfl.contract.kept_optimizers import Optimizers
 from fedjax_pfl.contract.record import Record, recorded
 from fedjax_pfl.contract.tally import Tally
 from fedjax_pfl.data.federated import Split
+from fedjax_pfl.errors import InputError
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.client import Client
 from fedjax_pfl.federation.federation import Federation
@@ -35,13 +36,14 @@ class Context:
       key: the run's key; every use derives its own from (purpose, t, permanent client id).
       t: int32, the round, counted from 0. Traced, and the same for all seeds and settings, so
         `lax.cond` on it stays a branch.
-      total: int32, rounds of the whole run; traced.
+      total: int32, rounds of the whole run; traced. Algorithms read it as `num_rounds`.
       cohort: the clients that take part.
       tally: counts a round's computation apart from local steps; None where nothing is recorded.
       optimizers: gives local training the optimizers' states that clients keep; None where their
         optimizers are new in each round.
       reader: reads rows of clients whose state is not on the device (`trees.Fetched`); None where
         all is there, or a round must do without.
+      knows_num_rounds: whether the algorithm declares `depends_on_num_rounds`.
     """
 
     federation: Federation
@@ -52,10 +54,25 @@ class Context:
     tally: Tally | None = None
     optimizers: Optimizers | None = None
     reader: Callable[..., Any] | None = None
+    knows_num_rounds: bool = True
 
     @property
     def num_clients(self) -> int:
         return self.federation.num_clients
+
+    @property
+    def num_rounds(self) -> Scalar:
+        """int32, the number of rounds of the whole run; traced.
+
+        Raises:
+          InputError: the algorithm does not declare that its rounds depend on it.
+        """
+        if not self.knows_num_rounds:
+            raise InputError(
+                "ctx.num_rounds is only for algorithms that declare depends_on_num_rounds = True: "
+                "a run of theirs that gets more rounds begins again."
+            )
+        return self.total
 
     @property
     def plan(self) -> LeafPlan:

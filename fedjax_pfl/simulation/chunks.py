@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import jax
+import numpy as np
 
 from fedjax_pfl.errors import InputError
 from fedjax_pfl.execution import processes
@@ -15,7 +16,6 @@ from fedjax_pfl.measures import ACCURACY, Measure
 from fedjax_pfl.results.result import ASKED, IMPATIENT, Result
 from fedjax_pfl.simulation.checkpoints import Checkpoints, Saved, check_same, fingerprint
 from fedjax_pfl.simulation.collector import Collector
-from fedjax_pfl.simulation.horizon import depends_on_rounds
 from fedjax_pfl.simulation.patience import WATCHED, earliest_stop
 from fedjax_pfl.simulation.program import Chunk, Program
 
@@ -140,7 +140,7 @@ class Chunks:
             return saved
         shorter = fingerprint(replace(program, rounds=before), saved.facts.get("asked", []))
         check_same(mark, shorter, checkpoints.folder)
-        if not depends_on_rounds(program, saved.round, before):
+        if not _depends_on_num_rounds(program, saved.round, before):
             return saved
         warnings.warn(
             f"{type(program.runs.algorithm).name} begins with the first round again: what it does "
@@ -284,3 +284,14 @@ def _check_alike(mark: dict[str, str]) -> None:
                 f"All processes must simulate the same, but in process {number} the "
                 f"{'; '.join(differ)} differ from this one's."
             )
+
+
+def _depends_on_num_rounds(program: Program, done: int, before: int) -> bool:
+    """Whether the first `done` rounds would have been others in a run of `before` rounds."""
+    if program.runs.algorithm.depends_on_num_rounds:
+        return True
+    federation = program.federation
+    if federation.lr_schedule is None:
+        return False
+    one, other = (federation.rate_factors(n)[:done] for n in (before, program.rounds))
+    return not np.array_equal(one, other)

@@ -48,7 +48,8 @@ class Runs:
         key = jax.random.key(self.seed)
         cohort = federation.participation.cohort(keys.derive(key, "cohort"), t, federation.data.ids)
         begun = self._begun(federation, key)
-        return Context(replace(begun, **rates), key, t, total, cohort)
+        knows = self.algorithm.depends_on_num_rounds
+        return Context(replace(begun, **rates), key, t, total, cohort, knows_num_rounds=knows)
 
     def begun(self, federation: Federation) -> "Runs":
         """The run with its backbone, so that rounds need not make it again."""

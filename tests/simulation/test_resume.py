@@ -11,7 +11,6 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.simulation import chunks, request
 from fedjax_pfl.simulation.checkpoints import Checkpoints
-from fedjax_pfl.simulation.horizon import depends_on_rounds
 from fedjax_pfl.testing.toys import toy_federation
 
 ROUNDS = 7
@@ -174,22 +173,29 @@ def test_a_finished_simulation_is_lengthened_to_the_same_bits(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "depends"), [("feddwa", False), ("scaffold", False), ("waffle", True), ("apple", True)]
+    ("name", "depends"),
+    [("feddwa", False), ("lga", False), ("plga", True), ("waffle", True), ("apple", True)],
 )
 def test_which_rounds_depend_on_their_number(name, depends):
     program = request.checked_program(pfl.make_algorithm(name), federation(), ROUNDS)
-    assert depends_on_rounds(program, 4, 5) is depends
+    assert chunks._depends_on_num_rounds(program, 4, 5) is depends
+
+
+def test_only_a_declared_algorithm_reads_the_number_of_rounds(monkeypatch):
+    monkeypatch.setattr(pfl.ALGORITHMS["apple"], "depends_on_num_rounds", False)
+    with pytest.raises(pfl.InputError, match="declare depends_on_num_rounds = True"):
+        pfl.simulate(pfl.make_algorithm("apple"), federation(), 1)
 
 
 def test_rates_may_depend_on_the_number_of_rounds():
     for factor, depends in ((lambda t, n: 1 / (1 + t), False), (lambda t, n: 1 - t / n, True)):
         fed = federation(lr_schedule=factor)
         program = request.checked_program(pfl.make_algorithm("fedavg"), fed, ROUNDS)
-        assert depends_on_rounds(program, 4, 5) is depends
+        assert chunks._depends_on_num_rounds(program, 4, 5) is depends
 
 
 def test_rounds_that_depend_on_their_number_begin_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(chunks, "depends_on_rounds", lambda *arguments: True)
+    monkeypatch.setattr(chunks, "_depends_on_num_rounds", lambda *arguments: True)
     shorter(tmp_path, 5)
     with pytest.warns(UserWarning, match="feddwa begins with the first round again"):
         longer = shorter(tmp_path, ROUNDS)
