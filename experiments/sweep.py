@@ -181,13 +181,12 @@ def main(argv: list[str]) -> int:
     for cell in queue:  # all before the first begins
         check_name("The folder of a setting,", cell.folder)
         one = build.prepare(cell.parsed(argv), Path(), runs=args.num_seeds * len(cell.inside))
-        pfl.check_simulation(
+        pfl.Simulation(
             one.algorithms[cell.algorithm],
             one.federation_of(cell.algorithm),
             settings=cell.settings or None,
             score_clients=one.score_clients,
-            patience=value_of(args, "patience"),
-        )
+        ).check(patience=value_of(args, "patience"))
         found[cell.folder] = one.identity
         counts.add(one.federation.num_clients)
     more = identity.merged(found) | {"grid": grid, "rank_by": rank_by}

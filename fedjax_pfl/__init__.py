@@ -67,13 +67,8 @@ from fedjax_pfl.simulation.memory import Memory
 from fedjax_pfl.simulation.new_clients import score_new_clients, without_new_clients
 from fedjax_pfl.simulation.program import Lowered
 from fedjax_pfl.simulation.runs import MAX_RUNS, sweepable
-from fedjax_pfl.simulation.simulate import (
-    check_memory,
-    check_simulation,
-    estimate_memory,
-    lower_simulation,
-    simulate,
-)
+from fedjax_pfl.simulation.simulate import simulate
+from fedjax_pfl.simulation.simulation import RoundState, Simulation
 from fedjax_pfl.simulation.watching import LiveCurves
 from fedjax_pfl.structs import Broadcast, per_client, per_pair, per_server, static, struct
 
@@ -100,9 +95,8 @@ __all__ = [  # noqa: RUF022 - grouped as the pages of the reference are
     "Measure", "Metric", "NnxTask", "OBJECTIVES", "Objective", "Outputs", "Task", "TwoHeads",
     "from_torch", "layers", "make_model", "networks", "register_metric", "register_model",
     # Simulating
-    "Checkpoints", "LiveCurves", "MAX_RUNS", "Memory", "Progress", "check_memory",
-    "check_simulation", "estimate_memory", "lower_simulation", "Lowered", "score_new_clients",
-    "simulate", "sweepable", "without_new_clients",
+    "Checkpoints", "LiveCurves", "MAX_RUNS", "Memory", "Progress", "RoundState", "Simulation",
+    "Lowered", "score_new_clients", "simulate", "sweepable", "without_new_clients",
     # Results
     "Result", "load_models", "model_axes", "save_models",
     # Errors

@@ -102,9 +102,9 @@ def test_every_hyperparameter(name, field):
         refuse(lambda value=value: pfl.make_algorithm(name, {field: value}))
     for value in (math.nan, math.inf, 10**400):
         refuse(
-            lambda value=value: pfl.check_simulation(
+            lambda value=value: pfl.Simulation(
                 algorithm(**{field: value}), toy_federation(dtype="float32")
-            )
+            ).check()
         )
 
 
@@ -118,15 +118,15 @@ def test_values_of_a_sweep():
     for name in ("server_rate", "learning_rate", "learning_rate_decay"):
         for value in (math.nan, math.inf, 1e300, -1, 10**400, "x", 1e-60):
             refuse(
-                lambda name=name, value=value: pfl.check_simulation(
+                lambda name=name, value=value: pfl.Simulation(
                     algorithm, federation, settings={name: [0.5, value]}
-                )
+                ).check()
             )
     for values in (0.5, "0.5", [], None, range(10**6)):
         refuse(
-            lambda values=values: pfl.check_simulation(
+            lambda values=values: pfl.Simulation(
                 algorithm, federation, settings={"server_rate": values}
-            )
+            ).check()
         )
 
 

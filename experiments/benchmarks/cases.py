@@ -280,7 +280,7 @@ def scale(plan: Plan, num_clients: int) -> Report:
     algorithm = pfl.make_algorithm("feddwa")
     Simulated("small", algorithm, plan.federation(replace(workload, num_clients=2))).prepare()
     federation = plan.federation(workload)
-    estimate = pfl.estimate_memory(algorithm, federation)
+    estimate = pfl.Simulation(algorithm, federation).estimate_memory()
     forget_peak()
     before = resident_memory()  # interpreter, libraries, compiler, data
     contestant = Simulated(algorithm.name, algorithm, federation)

@@ -179,10 +179,10 @@ def prepare(
     )
     for name, algorithm in algorithms.items():
         more = {"adapt": adapt, "score_clients": score_clients}
-        more["patience"] = value_of(args, "patience")
         try:
             own = experiment.federation_of(name)
-            pfl.check_simulation(algorithm, own, args.rounds, **more)
+            simulation = pfl.Simulation(algorithm, own, **more)
+            simulation.check(args.rounds, patience=value_of(args, "patience"))
         except pfl.InputError as error:
             given = words(name, experiment.training[name])
             if not given:

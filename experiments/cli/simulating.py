@@ -27,13 +27,13 @@ def memory_of(experiment: Experiment, name: str, num_seeds: int) -> pfl.Memory |
     Raises:
       InputError: there is less.
     """
-    return pfl.check_memory(
+    return pfl.Simulation(
         experiment.algorithms[name],
         experiment.federation_of(name),
         seeds=experiment.seeds[:num_seeds],
         adapt=experiment.adapt,
         score_clients=experiment.score_clients,
-    )
+    ).estimate_memory(fit=True)
 
 
 def run_algorithm(

@@ -107,19 +107,14 @@ def _compiled(
     target: Target,
     devices: Sequence[Device],
     eval_every: int = 1,
+    mesh: str = "auto",
     **options: Any,
 ) -> Plan:
     found = Plan()
     begun = time.perf_counter()
     try:
-        lowered = pfl.lower_simulation(
-            algorithm,
-            federation,
-            devices=devices,
-            limit=target.chip.memory,
-            eval_every=eval_every,
-            **options,
-        )
+        simulation = pfl.Simulation(algorithm, federation, eval_every=eval_every, **options)
+        lowered = simulation.lower(devices, limit=target.chip.memory, mesh=mesh)
     except DoesNotFit as error:
         return Plan(fits=False, said=str(error))
     except pfl.InputError as error:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl.errors import InputError
@@ -81,6 +82,7 @@ class Chunks:
       checkpoints: where state and measurements are kept, or None. Those of a simulation of fewer
         rounds are continued, if its rounds are the same as the first ones of this.
       patience: rounds without a better validation headline after which the simulation stops.
+      past: earlier rounds of the same simulation, which are continued.
 
     Attributes:
       states: after the rounds done, leaves [R, ...].
@@ -100,6 +102,7 @@ class Chunks:
         matrix_rounds: Sequence[int],
         checkpoints: Checkpoints | None = None,
         patience: int | None = None,
+        past: "Chunks | None" = None,
     ):
         self.program, self.checkpoints, self.patience = program, checkpoints, patience
         self.done, self.spent, self.stopped = 0, 0.0, ""
@@ -110,19 +113,29 @@ class Chunks:
         if checkpoints is not None:
             checkpoints.check()
             saved = self._continued(checkpoints)
+        if past is not None and depends_on_num_rounds(program, past.done, past.program.rounds):
+            self._warn_again(f"the rounds before were {past.program.rounds}")
+            past = None
         if saved is not None:
-            past = saved.facts.get("matrices", kept)
-            kept = [r for r in past if r <= saved.round] + [r for r in kept if r > saved.round]
+            before = saved.facts.get("matrices", kept)
+            kept = [r for r in before if r <= saved.round] + [r for r in kept if r > saved.round]
+        elif past is not None:
+            before = past.collector.matrix_rounds
+            kept = [r for r in before if r <= past.done] + [r for r in kept if r > past.done]
         self.collector = Collector(program.eval_every, program.rounds, kept)
         began = time.perf_counter()
         # A chunk of no rounds compiles the program and runs no round.
         first = program.advance(program.start(), 0, 0)
         self.compile_seconds = time.perf_counter() - began
         self.states = first.states
+        if past is not None:
+            self.states = jax.tree.map(jnp.copy, past.states)  # a result has the others
+            self.collector.follow(past.collector)
+            self.done, self.spent = past.done, past.spent
         if saved is not None:
             self._restore(saved, first)
-            if patience is not None and self._patience_ends() < self.done:
-                self._begin_again(first, matrix_rounds)
+        if self.done and patience is not None and self._patience_ends() < self.done:
+            self._begin_again(first, matrix_rounds)
 
     def _continued(self, checkpoints: Checkpoints) -> Saved | None:
         """The checkpoint to continue from; None where all rounds are to be simulated.
@@ -140,15 +153,18 @@ class Chunks:
             return saved
         shorter = fingerprint(replace(program, rounds=before), saved.facts.get("asked", []))
         check_same(mark, shorter, checkpoints.folder)
-        if not _depends_on_num_rounds(program, saved.round, before):
+        if not depends_on_num_rounds(program, saved.round, before):
             return saved
-        warnings.warn(
-            f"{type(program.runs.algorithm).name} begins with the first round again: what it does "
-            f"in a round depends on how many there are, and these checkpoints are of {before}.",
-            stacklevel=2,
-        )
+        self._warn_again(f"these checkpoints are of {before}")
         checkpoints.clear()
         return None
+
+    def _warn_again(self, why: str) -> None:
+        warnings.warn(
+            f"{type(self.program.runs.algorithm).name} begins with the first round again: what it "
+            f"does in a round depends on how many there are, and {why}.",
+            stacklevel=4,
+        )
 
     def _restore(self, saved: Saved, like: Chunk) -> None:
         """Continues from a checkpoint, whose trees have the structures of a chunk's."""
@@ -159,14 +175,14 @@ class Chunks:
 
     def _begin_again(self, first: Chunk, matrix_rounds: Sequence[int]) -> None:
         """Forgets what was restored, as it goes beyond the round at which patience ends."""
-        assert self.checkpoints is not None
         warnings.warn(
             f"{type(self.program.runs.algorithm).name} begins with the first round again: with "
             f"patience {self.patience} it ends after round {self._patience_ends()}, and its "
             f"checkpoint is of round {self.done}.",
             stacklevel=2,
         )
-        self.checkpoints.clear()
+        if self.checkpoints is not None:
+            self.checkpoints.clear()
         self.collector = Collector(self.program.eval_every, self.program.rounds, matrix_rounds)
         self.states, self.done, self.spent = first.states, 0, 0.0
 
@@ -286,7 +302,7 @@ def _check_alike(mark: dict[str, str]) -> None:
             )
 
 
-def _depends_on_num_rounds(program: Program, done: int, before: int) -> bool:
+def depends_on_num_rounds(program: Program, done: int, before: int) -> bool:
     """Whether the first `done` rounds would have been others in a run of `before` rounds."""
     if program.runs.algorithm.depends_on_num_rounds:
         return True

@@ -42,6 +42,18 @@ class Collector:
         stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *self.matrices or [()])
         return {"records": whole, "matrices": stacked, "paces": np.asarray(self.paces)}
 
+    def follow(self, past: "Collector") -> None:
+        """Take over the measurements of earlier rounds; their last one may be scored no more."""
+        trees = past.trees()
+        self.done, self.paces = past.done, list(past.paces)
+        due = self._due()
+        records = dict(trees["records"])
+        records["scores"] = {
+            name: np.where(due[None, :, None], value, np.nan)
+            for name, value in records["scores"].items()
+        }
+        self.parts, self.matrices = [records], list(past.matrices)
+
     def restore(self, trees: dict[str, list[Any]], records: Any, matrices: Any) -> None:
         """The reverse of `trees`, from their leaves; one chunk gives the structures."""
         self.parts = [jax.tree.unflatten(records, trees["records"])]

@@ -251,7 +251,7 @@ def test_hyperparameters_are_checked(settings, said):
 )
 def test_what_can_not_be(settings, options, said):
     with pytest.raises(pfl.InputError, match=said):
-        pfl.check_simulation(algorithm(**settings), toy_federation(**options))
+        pfl.Simulation(algorithm(**settings), toy_federation(**options)).check()
 
 
 @pytest.mark.thorough

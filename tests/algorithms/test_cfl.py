@@ -259,7 +259,7 @@ def test_a_new_client_trains_the_best_model_of_a_cluster_in_use():
 )
 def test_what_can_not_be(settings, options, said):
     with pytest.raises(pfl.InputError, match=said):
-        pfl.check_simulation(algorithm(**settings), toy_federation(**options))
+        pfl.Simulation(algorithm(**settings), toy_federation(**options)).check()
 
 
 def test_remarks():

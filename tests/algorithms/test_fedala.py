@@ -324,12 +324,12 @@ def test_new_clients_train_from_the_servers_model():
 )
 def test_what_can_not_be(settings, said):
     with pytest.raises(pfl.InputError, match=said):
-        pfl.check_simulation(algorithm(**settings), toy_federation())
+        pfl.Simulation(algorithm(**settings), toy_federation()).check()
 
 
 def test_whole_models_are_mixed():
     with pytest.raises(pfl.InputError, match="fedala averages whole models"):
-        pfl.check_simulation(algorithm(), toy_federation(share="body"))
+        pfl.Simulation(algorithm(), toy_federation(share="body")).check()
 
 
 def test_a_table_says_that_absent_clients_adapt():

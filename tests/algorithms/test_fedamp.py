@@ -162,7 +162,7 @@ def test_new_clients_are_mixed_once(name):
 )
 def test_what_can_not_be(name, settings, said):
     with pytest.raises(pfl.InputError, match=said):
-        pfl.check_simulation(pfl.make_algorithm(name, settings), toy_federation())
+        pfl.Simulation(pfl.make_algorithm(name, settings), toy_federation()).check()
 
 
 def test_what_can_not_be_in_a_sweep_or_without_shared_layers():
@@ -170,7 +170,7 @@ def test_what_can_not_be_in_a_sweep_or_without_shared_layers():
     with pytest.raises(pfl.InputError, match="alpha must be at most"):
         pfl.simulate(pfl.make_algorithm("fedamp"), toy_federation(), 1, settings=sweep)
     with pytest.raises(pfl.InputError, match="fedamp mixes what clients share"):
-        pfl.check_simulation(pfl.make_algorithm("fedamp"), toy_federation(share="none"))
+        pfl.Simulation(pfl.make_algorithm("fedamp"), toy_federation(share="none")).check()
 
 
 def remarks(name, settings, **options):

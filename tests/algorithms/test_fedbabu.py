@@ -151,7 +151,7 @@ def test_what_can_not_be(settings, said):
 
 def test_a_network_that_is_only_a_head_is_refused():
     with pytest.raises(pfl.InputError, match="fedbabu trains a body under a frozen head"):
-        pfl.check_simulation(algorithm(), toy_federation(model="softmax"))
+        pfl.Simulation(algorithm(), toy_federation(model="softmax")).check()
 
 
 def test_a_table_says_how_models_were_fine_tuned():

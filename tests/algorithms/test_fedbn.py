@@ -72,10 +72,10 @@ def test_without_normalisation_it_would_be_fedavg_and_is_refused():
     """The program itself is FedAvg's, weights apart."""
     said = "this network has none: it would be fedavg"
     with pytest.raises(pfl.InputError, match=f"{said}, with equal weights"):
-        pfl.check_simulation(pfl.make_algorithm("fedbn"), toy_federation())
+        pfl.Simulation(pfl.make_algorithm("fedbn"), toy_federation()).check()
     algorithm = pfl.make_algorithm("fedbn", {"weighting": "size"})
     with pytest.raises(pfl.InputError, match=f"{said}\\.$"):
-        pfl.check_simulation(algorithm, toy_federation())
+        pfl.Simulation(algorithm, toy_federation()).check()
     federation = sampled_federation()
     unchecked = Unchecked(weighting="size")
     ours, plain = (run_rounds(a, federation, 2) for a in (unchecked, pfl.make_algorithm("fedavg")))

@@ -122,4 +122,4 @@ def test_what_can_not_be():
     with pytest.raises(pfl.InputError, match=r"scaling.*'sizes'.*'size'"):
         algorithm(scaling="sizes")
     with pytest.raises(pfl.InputError, match="feddyn averages whole models"):
-        pfl.check_simulation(algorithm(), toy_federation(share="body"))
+        pfl.Simulation(algorithm(), toy_federation(share="body")).check()

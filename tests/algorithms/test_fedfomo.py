@@ -255,9 +255,9 @@ def test_what_can_not_be(settings, said):
 def test_what_federations_can_not_be_and_what_tables_are_told():
     algorithm = pfl.make_algorithm("fedfomo")
     with pytest.raises(pfl.InputError, match="fedfomo uses validation samples"):
-        pfl.check_simulation(algorithm, toy_federation(validation_size=0))
+        pfl.Simulation(algorithm, toy_federation(validation_size=0)).check()
     with pytest.raises(pfl.InputError, match="fedfomo mixes what clients share"):
-        pfl.check_simulation(algorithm, toy_federation(share="none"))
+        pfl.Simulation(algorithm, toy_federation(share="none")).check()
     remarks = algorithm.remarks(algorithm.prepare(toy_federation()))
     last = "scored before its last local training"
     assert remarks == [last]

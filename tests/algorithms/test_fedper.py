@@ -110,7 +110,7 @@ def test_with_nothing_shared_it_is_local_training():
 )
 def test_what_can_not_be(settings, said):
     with pytest.raises(pfl.InputError, match=said):
-        pfl.check_simulation(pfl.make_algorithm("fedper", settings), toy_federation())
+        pfl.Simulation(pfl.make_algorithm("fedper", settings), toy_federation()).check()
 
 
 @pytest.mark.parametrize(

@@ -315,7 +315,7 @@ class NoBias(TanhNetwork):
 )
 def test_what_can_not_be(settings, network, said):
     with pytest.raises(pfl.InputError, match=said):
-        pfl.check_simulation(algorithm(**settings), toy_federation(model=network()))
+        pfl.Simulation(algorithm(**settings), toy_federation(model=network())).check()
 
 
 def test_a_reader_is_told_what_megabytes_and_scores_are():

@@ -107,7 +107,7 @@ def test_how_many_are_slow_and_how_slow():
 )
 def test_slow_clients_need_epochs_to_leave_out(options, said):
     with pytest.raises(pfl.InputError, match=said):
-        pfl.check_simulation(algorithm(slow_fraction=0.2), toy_federation(**options))
+        pfl.Simulation(algorithm(slow_fraction=0.2), toy_federation(**options)).check()
 
 
 @pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.thorough)])

@@ -168,9 +168,9 @@ def test_running_statistics_move_in_both_phases():
 
 def test_some_phase_has_a_step():
     quiet = toy_federation(local_epochs=0)
-    pfl.check_simulation(algorithm(), quiet)
+    pfl.Simulation(algorithm(), quiet).check()
     with pytest.raises(pfl.InputError, match="step"):
-        pfl.check_simulation(algorithm(head_epochs=0), quiet)
+        pfl.Simulation(algorithm(head_epochs=0), quiet).check()
 
 
 @pytest.mark.parametrize(
@@ -188,9 +188,9 @@ def test_what_can_not_be(settings, said):
 
 def test_networks_that_can_not_be():
     with pytest.raises(pfl.InputError, match="fedrep learns a body under heads"):
-        pfl.check_simulation(algorithm(), toy_federation(model="softmax"))
+        pfl.Simulation(algorithm(), toy_federation(model="softmax")).check()
     with pytest.raises(pfl.InputError, match="in turn, and params/head/bias is frozen"):
-        pfl.check_simulation(algorithm(), toy_federation().frozen("head"))
+        pfl.Simulation(algorithm(), toy_federation().frozen("head")).check()
 
 
 def test_remarks():

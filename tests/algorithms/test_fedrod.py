@@ -150,7 +150,7 @@ def test_extra_losses_see_the_features():
             return jnp.sum(batch.features**2)
 
     federation = toy_federation(model=TanhNetwork(), extra_loss=Seeing())
-    pfl.check_simulation(algorithm(), federation)
+    pfl.Simulation(algorithm(), federation).check()
     assert set(seen) == {((4, 3), (4, 5))}
 
 
@@ -162,4 +162,4 @@ def test_hyperparameters_are_checked(rate):
 
 def test_a_network_without_features_is_refused():
     with pytest.raises(pfl.InputError, match="does not say what its features and its head are"):
-        pfl.check_simulation(algorithm(), toy_federation(model=TwoLayers()))
+        pfl.Simulation(algorithm(), toy_federation(model=TwoLayers())).check()

@@ -247,13 +247,13 @@ def test_a_new_client_trains_the_model_that_fits_it_best():
 )
 def test_what_can_not_be(settings, options, said):
     with pytest.raises(pfl.InputError, match=said):
-        pfl.check_simulation(algorithm(**settings), toy_federation(**options))
+        pfl.Simulation(algorithm(**settings), toy_federation(**options)).check()
 
 
 def test_gradients_need_samples_and_no_local_steps():
     federation = toy_federation((1, 0), (1, 1), drop_last=True)
     with pytest.raises(pfl.InputError, match="No client would take a local step"):
-        pfl.check_simulation(algorithm(), federation)
+        pfl.Simulation(algorithm(), federation).check()
     assert algorithm(averaging="gradients").has_step(federation).tolist() == [True, False]
 
 

@@ -123,12 +123,12 @@ def test_warm_rounds_leave_private_batch_norm_with_its_client():
 )
 def test_what_can_not_be(settings, said):
     with pytest.raises(pfl.InputError, match=said):
-        pfl.check_simulation(pfl.make_algorithm("lg_fedavg", settings), toy_federation())
+        pfl.Simulation(pfl.make_algorithm("lg_fedavg", settings), toy_federation()).check()
 
 
 def test_a_warm_start_shares_all_layers_at_first():
     warm = pfl.make_algorithm("lg_fedavg", {"warm_rounds": 1})
     with pytest.raises(pfl.InputError, match="leave share to it, or take 0"):
-        pfl.check_simulation(warm, toy_federation(share="head"))
-    pfl.check_simulation(warm, toy_federation())
+        pfl.Simulation(warm, toy_federation(share="head")).check()
+    pfl.Simulation(warm, toy_federation()).check()
     assert warm.remarks(toy_federation()) == ["averaged all layers in the first round"]

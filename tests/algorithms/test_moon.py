@@ -187,13 +187,13 @@ def test_hyperparameters_are_checked(settings, said):
 
 def test_a_network_without_features_is_refused():
     with pytest.raises(pfl.InputError, match="does not say what its features are"):
-        pfl.check_simulation(algorithm(), toy_federation(model=TwoLayers()))
+        pfl.Simulation(algorithm(), toy_federation(model=TwoLayers())).check()
 
 
 def test_more_forward_passes_than_can_be_counted_are_refused():
     def check(batch_size):
         options = {"local_steps": 30_000_000, "batch_size": batch_size}
-        pfl.check_simulation(algorithm(), toy_federation((40,), (3,), **options))
+        pfl.Simulation(algorithm(), toy_federation((40,), (3,), **options)).check()
 
     check(35)
     with pytest.raises(pfl.InputError, match="moon would take 2,400,000,000 forward passes"):

@@ -64,7 +64,7 @@ def test_stages_are_told_by_name():
 )
 def test_what_must_be_shared(name, settings, share):
     with pytest.raises(pfl.InputError, match=r"share"):
-        pfl.check_simulation(pfl.make_algorithm(name, settings), toy_federation(share=share))
+        pfl.Simulation(pfl.make_algorithm(name, settings), toy_federation(share=share)).check()
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])

@@ -179,11 +179,11 @@ def test_hyperparameters_are_checked(settings, said):
 
 def test_what_can_not_be():
     with pytest.raises(pfl.InputError, match="all leaves, and some are frozen"):
-        pfl.check_simulation(algorithm(), toy_federation().frozen("head"))
+        pfl.Simulation(algorithm(), toy_federation().frozen("head")).check()
     with pytest.raises(pfl.InputError, match=r"take fewer epochs or steps"):
-        pfl.check_simulation(algorithm(passes=2**25), toy_federation())
+        pfl.Simulation(algorithm(passes=2**25), toy_federation()).check()
     with pytest.raises(pfl.InputError, match="local step"):
-        pfl.check_simulation(algorithm(), toy_federation((1,), (1,)))
+        pfl.Simulation(algorithm(), toy_federation((1,), (1,))).check()
 
 
 @pytest.mark.parametrize(

@@ -287,7 +287,7 @@ def test_running_statistics_stay_with_their_client_and_extra_losses_are_of_model
 )
 def test_what_can_not_be(settings, options, said):
     with pytest.raises(pfl.InputError, match=said):
-        pfl.check_simulation(made(**settings), toy_federation(**options))
+        pfl.Simulation(made(**settings), toy_federation(**options)).check()
 
 
 def test_defaults_are_the_papers():

@@ -204,7 +204,7 @@ def test_hyperparameters_are_checked(settings, said):
 
 def test_whole_models_are_averaged():
     with pytest.raises(pfl.InputError, match="pfedme averages whole models"):
-        pfl.check_simulation(algorithm(), toy_federation(share="body"))
+        pfl.Simulation(algorithm(), toy_federation(share="body")).check()
 
 
 def test_remarks():

@@ -191,4 +191,4 @@ def test_private_parameters_are_refused():
     with pytest.raises(pfl.InputError, match="scaffold averages whole models"):
         pfl.simulate(pfl.make_algorithm("scaffold"), toy_federation(share="body"), 1)
     with pytest.raises(pfl.InputError, match="scaffold trains whole models, and params/head/bias"):
-        pfl.check_simulation(pfl.make_algorithm("scaffold"), toy_federation().frozen("head"))
+        pfl.Simulation(pfl.make_algorithm("scaffold"), toy_federation().frozen("head")).check()

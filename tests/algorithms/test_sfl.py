@@ -234,7 +234,7 @@ def negative(ids):
 )
 def test_what_can_not_be(settings, options, said):
     with pytest.raises(pfl.InputError, match=said):
-        pfl.check_simulation(algorithm(**settings), toy_federation(**options))
+        pfl.Simulation(algorithm(**settings), toy_federation(**options)).check()
 
 
 def test_remarks():

@@ -128,8 +128,8 @@ def test_traffic_and_memory_are_those_of_the_prepared_federation(two_headed):
     federation = told.federation
     assert result.blocks == ("hidden", "head", "personal_head")
     assert result.num_parameters == 61 and result.block_sizes.tolist() == [25, 18, 0]
-    plain = pfl.estimate_memory(FedAvg(), federation)
-    both = pfl.estimate_memory(TwoHeaded(), federation)
+    plain = pfl.Simulation(FedAvg(), federation).estimate_memory()
+    both = pfl.Simulation(TwoHeaded(), federation).estimate_memory()
     assert both.state - plain.state == 5 * 18 * 8  # a head of everybody's own
     frozen = FrozenHead().prepare(federation).plan
     assert frozen.num_parameters == 43 and frozen.shared_block_sizes().tolist() == [25, 0]
@@ -180,9 +180,9 @@ def functions():
 @pytest.mark.parametrize("model", [TwoLayers(), Tanh(), Fewer(), functions()])
 def test_a_model_that_does_not_say_its_features_is_refused(model):
     federation = toy_federation(model=model)
-    pfl.check_simulation(FedAvg(), federation)
+    pfl.Simulation(FedAvg(), federation).check()
     with pytest.raises(pfl.InputError, match="features and its head are; a linen or NNX module"):
-        pfl.check_simulation(TwoHeaded(), federation)
+        pfl.Simulation(TwoHeaded(), federation).check()
 
 
 def test_two_heads_have_the_losses_of_their_network():

@@ -36,7 +36,7 @@ def test_simulations_and_plans_have_it(monkeypatch):
     federation = toys.toy_federation([4, 4], dtype="float32", validation_size=0)
     federation = federation.with_training(optimizer=looking)
     seen.clear()
-    pfl.lower_simulation(algorithm, federation, devices=jax.devices()[:1])
+    pfl.Simulation(algorithm, federation).lower(devices=jax.devices()[:1])
     assert set(seen) == {FRAMES}
     seen.clear()
     monkeypatch.setattr(pfl.simulation.program.Program, "start", lambda self: jnp.zeros(1) / None)

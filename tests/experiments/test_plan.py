@@ -41,7 +41,7 @@ def test_host_state_on_described_devices(played, capsys, monkeypatch):
     def refuse(*_, **__):
         raise pfl.InputError("It can't be planned.")
 
-    monkeypatch.setattr(pfl, "lower_simulation", refuse)
+    monkeypatch.setattr(pfl.Simulation, "lower", refuse)
     code, said, _ = played(capsys, *words, "--algorithms=fedavg")
     assert code == 1 and "failed" in said and "It can't be planned." in said
 
@@ -201,12 +201,12 @@ class Failing:
     ],
 )
 def test_what_compilers_say(said, code, shown, here, played, capsys, monkeypatch):
-    lower = pfl.lower_simulation
+    lower = pfl.Simulation.lower
 
     def failing(*args, **options):
         return lower(*args, **options)._replace(start=Failing(said))
 
-    monkeypatch.setattr(pfl, "lower_simulation", failing)
+    monkeypatch.setattr(pfl.Simulation, "lower", failing)
     words = ["--target=v5e", "--algorithms=fedavg", "--client_execution=vmap", *SMALL]
     got, out, _ = played(capsys, *words)
     assert got == code

@@ -130,15 +130,15 @@ class ByHand(Local):
 
 def test_an_algorithm_that_would_ignore_it_is_refused():
     with pytest.raises(InputError, match="has its own local steps"):
-        pfl.check_simulation(ByHand(), toy_federation(extra_loss=WDR))
-    pfl.check_simulation(ByHand(), toy_federation())
-    pfl.check_simulation(TwoModels(), toy_federation(extra_loss=WDR))  # composed of ctx.sgd_step
+        pfl.Simulation(ByHand(), toy_federation(extra_loss=WDR)).check()
+    pfl.Simulation(ByHand(), toy_federation()).check()
+    pfl.Simulation(TwoModels(), toy_federation(extra_loss=WDR)).check()  # composed of ctx.sgd_step
 
 
 @pytest.mark.parametrize("name", sorted(pfl.ALGORITHMS))
 def test_which_algorithms_take_it(name):
     algorithm = pfl.make_algorithm(name, {"wdr_weight": 0} if name == "cwfedavg" else {})
-    pfl.check_simulation(algorithm, toy_for(algorithm, extra_loss=WDR))
+    pfl.Simulation(algorithm, toy_for(algorithm, extra_loss=WDR)).check()
 
 
 @struct

@@ -168,8 +168,8 @@ def test_of_a_runs_models_the_global_one_is_taken(tmp_path):
 def test_ifca_needs_models_that_differ():
     ifca = pfl.make_algorithm("ifca")
     with pytest.raises(pfl.InputError, match="ifca begins with different models"):
-        pfl.check_simulation(ifca, federation(initial_model=values()))
-    pfl.check_simulation(ifca, federation(initial_model=values("fc_0/kernel")))
+        pfl.Simulation(ifca, federation(initial_model=values())).check()
+    pfl.Simulation(ifca, federation(initial_model=values("fc_0/kernel"))).check()
 
 
 def test_frozen_layers_are_in_no_model():
@@ -201,9 +201,9 @@ def test_they_are_kept_once_for_each_seed():
         "head": {"bias": (2, 5, 3), "kernel": (2, 5, 5, 3)}
     }
     # Of 43 parameters, for 5 clients and 2 seeds.
-    assert pfl.estimate_memory(pfl.make_algorithm("local"), federation(freeze="fc_0")).state == (
-        4 * 5 * 18
-    )
+    assert pfl.Simulation(
+        pfl.make_algorithm("local"), federation(freeze="fc_0")
+    ).estimate_memory().state == (4 * 5 * 18)
 
 
 @pytest.mark.parametrize("name", ["fedrod", "apfl", "moon", "fedproto", "pfedhn", "fedbabu"])
@@ -211,14 +211,14 @@ def test_other_tasks_are_made_of_what_is_left(name):
     one = federation(freeze="fc_0", compute_dtype="bfloat16")
     if name == "fedbabu":  # freezes the head: nothing would be left
         with pytest.raises(pfl.InputError, match="this network is only a head"):
-            pfl.check_memory(pfl.make_algorithm(name), one)
+            pfl.Simulation(pfl.make_algorithm(name), one).estimate_memory(fit=True)
     else:
-        pfl.check_memory(pfl.make_algorithm(name), one)
+        pfl.Simulation(pfl.make_algorithm(name), one).estimate_memory(fit=True)
 
 
 def test_a_frozen_head_has_no_personal_one_beside_it():
     with pytest.raises(pfl.InputError, match="A frozen head can't have a personal one beside it"):
-        pfl.check_simulation(pfl.make_algorithm("fedrod"), federation(freeze="head"))
+        pfl.Simulation(pfl.make_algorithm("fedrod"), federation(freeze="head")).check()
 
 
 def test_frozen_statistics_stay_too():
@@ -226,7 +226,7 @@ def test_frozen_statistics_stay_too():
     assert one.plan.paths == ("params/head/bias", "params/head/kernel")
     backbone = jax.eval_shape(lambda: one.begun(jax.random.key(0)).backbone)
     assert set(backbone) == {"params", "batch_stats"}
-    pfl.check_memory(pfl.make_algorithm("fedavg"), one)
+    pfl.Simulation(pfl.make_algorithm("fedavg"), one).estimate_memory(fit=True)
 
 
 def test_new_clients_have_them():

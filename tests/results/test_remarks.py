@@ -51,9 +51,10 @@ def test_nobody_with_a_step_is_refused(options, said, monkeypatch):
     monkeypatch.setattr(
         pfl.simulation.program.Program, "start", lambda self: pytest.fail("it began")
     )
-    for call in (pfl.check_simulation, pfl.estimate_memory):
+    simulation = pfl.Simulation(algorithm, idle)
+    for call in (simulation.check, simulation.estimate_memory):
         with pytest.raises(pfl.InputError, match=f"No client would take a local step: .*{said}"):
-            call(algorithm, idle)
+            call()
     with pytest.raises(pfl.InputError, match="No client would take a local step"):
         pfl.simulate(algorithm, idle, 1)
 

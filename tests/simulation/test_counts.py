@@ -24,7 +24,7 @@ def toy_federation(**options):
 
 def check(name, settings=None, rounds=3, federation=None, **options):
     federation = toy_federation() if federation is None else federation
-    pfl.check_simulation(pfl.make_algorithm(name, settings), federation, rounds, **options)
+    pfl.Simulation(pfl.make_algorithm(name, settings), federation, **options).check(rounds)
 
 
 @pytest.mark.parametrize("word", [f"--local_epochs={MANY}", "--local_steps=2147483647"])

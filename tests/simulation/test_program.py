@@ -77,7 +77,7 @@ def test_devices_that_share_clients_are_chosen_when_lowered():
     """
     federation = toy_federation((4,) * 4, dtype="float32")
     devices = jax.local_devices()[::-1]  # another order than this process has them in
-    lowered = pfl.lower_simulation(pfl.make_algorithm("fedavg"), federation, devices=devices)
+    lowered = pfl.Simulation(pfl.make_algorithm("fedavg"), federation).lower(devices=devices)
     assert lowered.federation.execution.devices == len(devices) == 2
     compiled = lowered.rounds.compile()
     found = hlo.parse(compiled.as_text() or "").computations.values()
@@ -95,8 +95,8 @@ def test_devices_that_share_clients_are_chosen_when_lowered():
 
 def test_lanes_are_fewer_where_the_device_is_small():
     federation = toy_federation(dtype="float32", client_execution="auto", platform="tpu")
-    lower = partial(pfl.lower_simulation, pfl.make_algorithm("fedavg"), federation,
-                    devices=jax.local_devices()[:1])  # fmt: skip
+    simulation = pfl.Simulation(pfl.make_algorithm("fedavg"), federation)
+    lower = partial(simulation.lower, jax.local_devices()[:1])
     whole = lower()
     limit = whole.memory.total - 1
     lowered = lower(limit=limit)

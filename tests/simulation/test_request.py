@@ -120,16 +120,18 @@ def test_clients_that_can_not_be_scored(algorithm, clients, message):
 
 def test_scored_clients_are_named_by_their_permanent_ids():
     federation = toy_federation(order=np.array([3, 0, 4, 1, 2]))
-    pfl.check_simulation(pfl.make_algorithm("waffle", {"alice": 1}), federation, score_clients=(1,))
+    pfl.Simulation(
+        pfl.make_algorithm("waffle", {"alice": 1}), federation, score_clients=(1,)
+    ).check()
     with pytest.raises(InputError, match=r"with test samples, got \[4\]"):
-        pfl.check_simulation(pfl.make_algorithm("fedavg"), federation, score_clients=(3, 4))
+        pfl.Simulation(pfl.make_algorithm("fedavg"), federation, score_clients=(3, 4)).check()
 
 
 def test_swept_values_are_checked_against_the_federation():
     with pytest.raises(InputError, match=r"alice must be a client in 0\.\.4, got 9"):
-        pfl.check_simulation(
+        pfl.Simulation(
             pfl.make_algorithm("waffle"), toy_federation(), settings={"alice": (0, 9)}
-        )
+        ).check()
 
 
 @pytest.mark.parametrize("given", [{0}, 1.5, "0", np.array(1), {0: 1}])
@@ -148,11 +150,11 @@ def test_an_adaptation_of_another_type():
         pfl.simulate(pfl.make_algorithm("local"), toy_federation(dtype="float32"), 1, adapt=1)
     with pytest.raises(pfl.InputError, match="adapt must be hashable"):
         how = Adaptation(proximal=np.array(0.5))
-        pfl.check_simulation(pfl.make_algorithm("local"), toy_federation(), adapt=how)
+        pfl.Simulation(pfl.make_algorithm("local"), toy_federation(), adapt=how).check()
 
 
 def test_an_algorithm_that_validates_needs_validation_samples():
-    pfl.check_simulation(ValidationLosses(), toy_federation(validation_size=1))
+    pfl.Simulation(ValidationLosses(), toy_federation(validation_size=1)).check()
     said = "ValidationLosses uses validation samples, and no client has any: partition.split_valida"
     with pytest.raises(InputError, match=said):
-        pfl.check_simulation(ValidationLosses(), toy_federation(validation_size=0))
+        pfl.Simulation(ValidationLosses(), toy_federation(validation_size=0)).check()

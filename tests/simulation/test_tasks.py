@@ -137,13 +137,13 @@ def test_algorithms_that_need_classes_refuse_others(name):
     with pytest.raises(
         pfl.InputError, match=rf"{name} needs a class for each sample.*{REGRESSION}"
     ):
-        pfl.check_simulation(pfl.make_algorithm(name), federation)
+        pfl.Simulation(pfl.make_algorithm(name), federation).check()
 
 
 def test_what_else_needs_classes():
     data = dataset("regression")
     federation = pfl.federate(data, partition(), "mlp")
-    pfl.check_simulation(pfl.make_algorithm("sfl", {"graph": "neighbours"}), federation)
+    pfl.Simulation(pfl.make_algorithm("sfl", {"graph": "neighbours"}), federation).check()
     for options in ({"batch_order": "by_class"}, {"extra_loss": pfl.WeightDistribution(1.0)}):
         with pytest.raises(pfl.InputError, match="needs a class for each sample"):
             pfl.federate(data, partition(), "mlp", **options)

@@ -201,16 +201,16 @@ def test_who_does_not_say_its_features_is_refused_where_they_are_asked_for():
     assert toy_federation().num_features == 5
     for ask in (
         lambda: silent.num_features,
-        lambda: pfl.check_simulation(Contrastive(), silent),
-        lambda: pfl.check_simulation(
+        lambda: pfl.Simulation(Contrastive(), silent).check(),
+        lambda: pfl.Simulation(
             pfl.make_algorithm("fedavg"),
             toy_federation(model=TwoLayers(), extra_loss=LongFeatures()),
-        ),
+        ).check(),
     ):
         with pytest.raises(pfl.InputError, match=r"does not say what its features are.*method"):
             ask()
-    pfl.check_simulation(pfl.make_algorithm("fedavg"), silent)
-    pfl.check_simulation(pfl.make_algorithm("fedavg"), toy_federation(extra_loss=LongFeatures()))
+    pfl.Simulation(pfl.make_algorithm("fedavg"), silent).check()
+    pfl.Simulation(pfl.make_algorithm("fedavg"), toy_federation(extra_loss=LongFeatures())).check()
 
 
 def test_a_task_of_ones_own_says_them_in_its_outputs():

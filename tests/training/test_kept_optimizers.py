@@ -75,7 +75,7 @@ def test_every_phase_of_a_round_has_its_own():
 def test_they_are_part_of_the_memory_estimate():
     def state(**options):
         one = toy_federation(optimizer=optax.adam, **options)
-        return pfl.estimate_memory(pfl.make_algorithm("local"), one).state
+        return pfl.Simulation(pfl.make_algorithm("local"), one).estimate_memory().state
 
     a_client = 1 + 4 + 2 * 8 * (4 * 5 + 5 + 5 * 3 + 3)  # whether it has begun, count, two moments
     assert state(keep_optimizer_state=True) - state() == 5 * a_client
@@ -97,7 +97,7 @@ def noisy(learning_rate):
 def test_what_can_not_be_kept_is_refused(name, options, message):
     federation = toy_federation(keep_optimizer_state=True, **options)
     with pytest.raises(pfl.InputError, match=message):
-        pfl.check_simulation(pfl.make_algorithm(name), federation)
+        pfl.Simulation(pfl.make_algorithm(name), federation).check()
 
 
 @pytest.mark.thorough

@@ -98,7 +98,7 @@ def test_states_of_others_are_refused():
 
     federation = toy_federation(momentum=MOMENTUM, participation=0.6)
     with pytest.raises(TypeError, match=r"states of local optimizers must lead with .* 3 clients"):
-        pfl.check_memory(struct(Whole)(), federation)
+        pfl.Simulation(struct(Whole)(), federation).estimate_memory(fit=True)
 
 
 @struct
@@ -132,7 +132,7 @@ def test_states_are_over_the_leaves_that_are_trained():
     assert shapes == [(5, 3), (5, 5, 3)]
     assert all((leaf != 0).any() for leaf in jax.tree.leaves(after.optimizers))
     with pytest.raises(TypeError, match=r"over the leaves .* with the same trainable as in ctx"):
-        pfl.check_memory(OfTheHead(over_the_head=False), federation)
+        pfl.Simulation(OfTheHead(over_the_head=False), federation).estimate_memory(fit=True)
 
 
 def falling(t, total):
@@ -196,7 +196,7 @@ def test_a_schedule_is_part_of_a_simulations_fingerprint_by_its_factors():
 def test_schedules_are_checked(schedule, message):
     with pytest.raises(InputError, match=message):
         federation = toy_federation(lr_schedule=schedule)
-        pfl.check_simulation(pfl.make_algorithm("local"), federation, 4)
+        pfl.Simulation(pfl.make_algorithm("local"), federation).check(4)
 
 
 def test_a_schedule_is_hashable():

@@ -60,8 +60,8 @@ def test_local_steps_of_a_real_program(name, ways):
     federation = toy_federation(
         dtype="float32", local_epochs=3, client_execution=ways, validation_size=0
     )
-    lowered = pfl.lower_simulation(
-        pfl.make_algorithm(name), federation, devices=jax.local_devices()[:1], seeds=(0, 1)
+    lowered = pfl.Simulation(pfl.make_algorithm(name), federation, seeds=(0, 1)).lower(
+        devices=jax.local_devices()[:1]
     )
     found = costs.count(hlo.parse(lowered.rounds.compile().as_text()))
     (one,) = found.loops
@@ -76,8 +76,8 @@ def test_local_steps_of_a_real_program(name, ways):
 
 def test_transfers_of_a_real_program():
     federation = toy_federation(dtype="float32", validation_size=0)
-    lowered = pfl.lower_simulation(
-        pfl.make_algorithm("fedavg"), federation, devices=jax.local_devices()[:2]
+    lowered = pfl.Simulation(pfl.make_algorithm("fedavg"), federation).lower(
+        devices=jax.local_devices()[:2]
     )
     found = costs.count(hlo.parse(lowered.rounds.compile().as_text()))
     assert lowered.federation.execution.devices == 2

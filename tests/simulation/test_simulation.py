@@ -1,0 +1,80 @@
+"""`Simulation`: rounds by hand, more rounds than before, and checks without a run."""
+
+import jax
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl.testing.toys import toy_federation
+
+SEEDS = (0, 3)
+
+
+def simulation(name="feddwa", **options):
+    federation = toy_federation(dtype="float32", participation=0.6, validation_size=0)
+    return pfl.Simulation(pfl.make_algorithm(name), federation, seeds=SEEDS, **options)
+
+
+def whole(name="feddwa", rounds=5, **options):
+    return simulation(name, eval_every=2).run(rounds, **options)
+
+
+def assert_same(result, other):
+    for field in ("scores", "clients", "scalars", "matrices"):
+        jax.tree.map(np.testing.assert_array_equal, getattr(result, field), getattr(other, field))
+    jax.tree.map(np.testing.assert_array_equal, result.final.states, other.final.states)
+
+
+def test_more_rounds_continue_the_first_ones():
+    """Round 3, scored as the last one, is not a scored round of the longer run."""
+    one = simulation(eval_every=2)
+    first = one.run(3, matrix_rounds=(1, 3))
+    before = jax.tree.map(np.array, first.final.states)
+    assert_same(one.run(5, matrix_rounds=(1, 5)), whole(matrix_rounds=(1, 3, 5)))
+    jax.tree.map(np.testing.assert_array_equal, first.final.states, before)
+    with pytest.raises(pfl.InputError, match="rounds must be .*6.*, got 5"):
+        one.run(5)
+
+
+def test_rounds_that_depend_on_their_number_begin_again():
+    one = simulation("waffle", eval_every=2)
+    one.run(3)
+    with pytest.warns(UserWarning, match="waffle begins with the first round again"):
+        again = one.run(5)
+    assert_same(again, whole("waffle"))
+
+
+def test_rounds_by_hand():
+    one = simulation()
+    state, seen = one.init(), []
+    start = jax.tree.map(np.array, state.states)
+    first = state
+    for _ in range(3):
+        state, metrics = one.step(state)
+        seen.append(metrics)
+    assert state.round == 3
+    jax.tree.map(np.testing.assert_array_equal, first.states, start)
+    result = simulation().run(3, matrix_rounds=(1, 2, 3))
+    jax.tree.map(np.testing.assert_array_equal, state.states, result.final.states)
+    for t, metrics in enumerate(seen):
+        for name, value in metrics["scores"].items():
+            np.testing.assert_array_equal(value, result.scores[name][:, 0, t])
+        mixing = result.matrices["mixing"][:, 0, t]
+        np.testing.assert_array_equal(metrics["matrices"]["mixing"], mixing)
+
+
+def test_rounds_by_hand_of_an_algorithm_that_depends_on_their_number():
+    one = simulation("waffle")
+    with pytest.raises(pfl.InputError, match=r"call init\(rounds=...\)"):
+        one.init()
+    state, _ = one.step(one.init(rounds=4))
+    assert state.round == 1
+
+
+def test_arguments_are_checked_without_a_run():
+    with pytest.raises(pfl.InputError, match="seeds must be"):
+        pfl.Simulation(
+            pfl.make_algorithm("fedavg"), toy_federation(dtype="float32"), seeds=()
+        ).check()
+    simulation().check(3)
+    assert simulation().estimate_memory().total > 0
