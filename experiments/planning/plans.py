@@ -106,6 +106,7 @@ def _compiled(
     federation: pfl.Federation,
     target: Target,
     devices: Sequence[Device],
+    rounds: int = 1,
     eval_every: int = 1,
     mesh: str = "auto",
     **options: Any,
@@ -114,7 +115,7 @@ def _compiled(
     begun = time.perf_counter()
     try:
         simulation = pfl.Simulation(algorithm, federation, eval_every=eval_every, **options)
-        lowered = simulation.lower(devices, limit=target.chip.memory, mesh=mesh)
+        lowered = simulation.lower(devices, rounds, limit=target.chip.memory, mesh=mesh)
     except DoesNotFit as error:
         return Plan(fits=False, said=str(error))
     except pfl.InputError as error:
