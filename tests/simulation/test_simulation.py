@@ -32,7 +32,7 @@ def test_more_rounds_continue_the_first_ones():
     before = jax.tree.map(np.array, first.final.states)
     assert_same(one.run(5, matrix_rounds=(1, 5)), whole(matrix_rounds=(1, 3, 5)))
     jax.tree.map(np.testing.assert_array_equal, first.final.states, before)
-    with pytest.raises(pfl.InputError, match="rounds must be .*6.*, got 5"):
+    with pytest.raises(pfl.InputError, match=r"rounds must be .*6.*, got 5"):
         one.run(5)
 
 
