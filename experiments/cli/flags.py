@@ -142,16 +142,7 @@ def _comparison(group: _Group) -> None:
         "algorithm, such as feddwa.learning_rate=0.01; may be given many times",
         **group.place,
     )
-    flags.DEFINE_multi_string(
-        "import_file",
-        [],
-        "a Python file of your own that registers algorithms, data sets, partition rules, models, "
-        "optimizers or schedules; may be given many times",
-        **group.place,
-    )
-    meaning = "allow --import_file and --compilation_cache in flagfiles too: code of their authors "
-    meaning += "then runs here"
-    group.switch("trust_flagfiles", False, meaning)
+    own_code.define(group.place)
 
 
 def _data(group: _Group) -> None:

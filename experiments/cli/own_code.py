@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import absl.flags
+
 import fedjax_pfl as pfl
 from fedjax_pfl.data.files import as_path
 
@@ -36,6 +38,20 @@ class _Loaded(NamedTuple):
 
 
 _loaded: dict[str, _Loaded] = {}  # by module
+
+
+def define(place: dict) -> None:
+    """Defines the flags on a user's own files; `place` is where, of `absl.flags`."""
+    absl.flags.DEFINE_multi_string(
+        "import_file",
+        [],
+        "a Python file of your own that registers algorithms, data sets, partition rules, models, "
+        "optimizers or schedules; may be given many times",
+        **place,
+    )
+    meaning = "allow --import_file and --compilation_cache in flagfiles too: code of their authors "
+    meaning += "then runs here"
+    absl.flags.DEFINE_boolean("trust_flagfiles", False, meaning, **place)
 
 
 def examples() -> dict[str, str]:
@@ -193,6 +209,29 @@ def digests(files: Sequence[str], algorithm: str | None = None) -> list[str]:
     if algorithm is not None:
         found = [one for one in found if not one.algorithms or algorithm in one.algorithms]
     return list(dict.fromkeys(f"{name} {d}" for one in found for name, d in one.digests.items()))
+
+
+def require(run: str, before: Sequence[str] | None, files: Sequence[str]) -> None:
+    """Raises `InputError` unless this process has imported the code of a finished run.
+
+    Nothing is imported here: a run's folder may be a stranger's.
+
+    Args:
+      run: its folder, for the sentence.
+      before: the run's `digests`; None where it recorded none.
+      files: those that its --import_file named.
+    """
+    if before is None:
+        missing = {Path(file.removeprefix(EXAMPLE)).stem for file in filter(None, files)}
+        missing -= {next(iter(one.digests)).removesuffix(".py") for one in _loaded.values()}
+    else:
+        now = [f"{name} {d}" for one in _loaded.values() for name, d in one.digests.items()]
+        missing = {str(line).partition(" ")[0] for line in before if line not in now}
+    if missing:
+        raise pfl.InputError(
+            f"{run} was made with code of its user's, {', '.join(sorted(missing))}, and code from "
+            "a run's folder never runs: name the same file with --import_file if you trust it."
+        )
 
 
 def _digest(content: bytes) -> str:

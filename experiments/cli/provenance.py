@@ -14,7 +14,7 @@ import jax
 import fedjax_pfl as pfl
 
 from ..outputs import run_files
-from . import flags, identity, resume
+from . import flags, identity, own_code, resume
 from .build import Experiment
 
 VERSIONED = ("jax", "jaxlib", "flax", "optax", "numpy")
@@ -100,6 +100,7 @@ def configuration(experiment: Experiment, result: pfl.Result, facts: Mapping) ->
     return {
         **algorithm,
         "revision": identity.revision(pfl.ALGORITHMS[result.algorithm]),
+        "code": own_code.digests(experiment.args.import_file, result.algorithm),
         "training": experiment.training[result.algorithm],
         "config_hash": hashlib.sha256(text.encode()).hexdigest(),
         "matrix_rounds": result.matrix_rounds,
