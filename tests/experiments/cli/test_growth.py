@@ -3,6 +3,7 @@
 import csv
 import json
 import signal
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -186,5 +187,10 @@ def test_results_with_a_seed_in_common_are_not_joined(three):
     one = pfl.Result.load(three / "local")
     with pytest.raises(pfl.InputError, match="seeds in common"):
         join_seeds([one, one])
+    other = replace(one, seeds=(7, 8, 9))
+    assert join_seeds([one, other]).seeds == (0, 1, 2, 7, 8, 9)
+    for changed in ({"client_names": tuple("abcd")}, {"settings": {"learning_rate": np.ones(1)}}):
+        with pytest.raises(pfl.InputError, match=f"their {next(iter(changed))} differ"):
+            join_seeds([one, replace(other, **changed)])
     with pytest.raises(pfl.InputError, match=r"their algorithm.* differ"):
         join_seeds([one, pfl.Result.load(three / "fedavg")])
