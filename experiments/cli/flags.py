@@ -222,6 +222,8 @@ def _run(group: _Group) -> None:
     group.number("checkpoint_seconds", 60.0, meaning, 0.0)
     meaning = "keep the last checkpoint, so that a finished run is lengthened without a new start"
     group.switch("keep_state", False, meaning)
+    meaning = "continue a run whose code has changed (--import_file, revisions); its rows say so"
+    group.switch("accept_changed_code", False, meaning)
     meaning = f"number that the table leads with: {', '.join(HEADLINES)}; see docs/migrating.md"
     group.text("headline", FIRST, meaning)
     group.switch("save_models", True, "write the final models")
