@@ -123,8 +123,10 @@ def simulate(
     numbers = tuple(int(seed) for seed in seeds)
     counted = cache(lambda name: COUNTED[name](chunks.program.federation))
     so_far = partial(_result, algorithm, numbers, swept, chunks, counted)
-    chunks.run(chunk_seconds, shown, stop, so_far, longest)
-    watching.end(shown)
+    try:
+        chunks.run(chunk_seconds, shown, stop, so_far, longest)
+    finally:  # a callback may raise
+        watching.end(shown)
     end = Final(program, chunks.states, chunks.done)
     return replace(so_far(), final=end)
 
