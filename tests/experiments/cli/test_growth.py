@@ -147,6 +147,7 @@ def flags_of(**changed):
         ({"algorithms": ["local", "fedavg"], "fedavg.batch_norm": "own"}, None),
         ({"algorithms": ["local", "fedavg"], "import_file": ["own.py 1a"]}, "algorithms"),
         ({"import_file": ["own.py 1a"]}, None),
+        ({"import_file": ["own.py 1a"], "num_seeds": 4}, None),
         ({"num_seeds": 4, "rounds": 6}, None),
         ({"num_seeds": 4, "patience": 3}, None),
     ],
@@ -159,6 +160,21 @@ def test_the_way_in_which_a_run_grows(changed, way):
 def test_seeds_that_stop_together_are_not_added():
     before, now = flags_of(patience=3), flags_of(patience=3, num_seeds=4)
     assert growth.growth(before, now) is None
+
+
+@pytest.mark.parametrize("way", ["rounds", "num_seeds"])
+def test_trackers_are_sent_finished_seeds_once(tmp_path, way):
+    """Their record goes with the results only where these are simulated again."""
+    for name in ("run.json", "tracking.json", "comparison.md"):
+        (tmp_path / name).write_text("{}")
+    for name in ("tensorboard", "fedavg"):
+        (tmp_path / name).mkdir()
+    growth.set_aside(tmp_path, way, flags_of())
+    here = {path.name for path in tmp_path.iterdir()}
+    assert here & {"tracking.json", "tensorboard"} == (
+        {"tracking.json", "tensorboard"} if way == "num_seeds" else set()
+    )
+    assert not here & {"fedavg", "comparison.md"}
 
 
 def test_parts_follow_the_commands():
