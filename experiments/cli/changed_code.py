@@ -54,8 +54,9 @@ def taken_over(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, A
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
     """How the code of a run has changed, by entry; an algorithm that is new has none."""
     names = {name for name in before if is_code(name)} | {"import_file"}
-    said = {name: identity.difference(*[_only(one, name) for one in (before, now)])
-            for name in sorted(names)}  # fmt: skip
+    said = {
+        name: identity.difference(_only(before, name), _only(now, name)) for name in sorted(names)
+    }
     return {name: text for name, text in said.items() if text}
 
 
