@@ -27,7 +27,16 @@ from .figures.choice import Choice, choice_of, define_flags
 from .figures.pivots import SPREADS, pivoted
 from .figures.runs import ALGORITHM, Run, find, same_data
 from .figures.scores import SCORES, chosen_clients, curve, one_number, who
-from .figures.selection import REPEATS, labelled, labels, read_labels, varying, with_scores
+from .figures.selection import (
+    REPEATS,
+    apart,
+    labelled,
+    labels,
+    mixed_code,
+    read_labels,
+    varying,
+    with_scores,
+)
 from .figures.tables import Row, footnotes, markdown, write
 
 USAGE = f"""\
@@ -66,16 +75,17 @@ def compare(
     given, runs = runs, with_scores(runs, [model], split)
     other = next((run for run in runs if not same_data(run, runs[0])), None)
     if other is not None and not choice.different_data:
+        apart = "" if runs[0].data_name != other.data_name else " with other names or samples"
         raise InputError(
             f"These runs are not on the same data: {runs[0].folder} has {runs[0].data_name}, "
-            f"{other.folder} {other.data_name}; --different_data puts them into one table."
+            f"{other.folder} {other.data_name}{apart}; --different_data puts them into one table."
         )
     names, rows = labels(runs), chosen_clients(runs, choice.clients, model, split)
     scores = []
     for run, chosen in zip(runs, rows, strict=True):
         values = one_number(curve(run, chosen, model, split, average), choice.score, measure)
         scores.append(dict(zip(run.seeds, values.tolist(), strict=True)))
-    base = None
+    base, subtracted = None, []
     if baseline is not None:
         subtracted = _baseline(baseline, runs, names)
         base = {seed: score for k in subtracted for seed, score in scores[k].items()}
@@ -91,7 +101,11 @@ def compare(
     return (
         table,
         said,
-        [*footnotes(table, choice.score), *_beside(given, runs, names, model, split)],
+        [
+            *footnotes(table, choice.score),
+            *_beside(given, runs, names, model, split),
+            *mixed_code([[runs[k] for k in subtracted]]),
+        ],
     )
 
 
@@ -152,7 +166,7 @@ def _baseline(word: str, runs: Sequence[Run], names: Sequence[str]) -> list[int]
     found = [k for k, run in enumerate(runs) if run.algorithm == name]
     chosen = [runs[k] for k in found]
     seeds = [seed for run in chosen for seed in run.seeds]
-    alike = not varying(chosen, REPEATS) and all(same_data(run, chosen[0]) for run in chosen)
+    alike = not apart(chosen) and all(same_data(run, chosen[0]) for run in chosen)
     if not alike or len(set(seeds)) < len(seeds):
         raise InputError(
             f"baseline {word!r} is {len(found)} runs that are not one with several seeds: name "

@@ -24,7 +24,7 @@ from fedjax_pfl.results.remarks import named
 
 from .cli import console as shown
 from .cli import flags, growth, kept, new_clients, provenance, resume, shell, together
-from .cli.algorithms import own_words
+from .cli.algorithms import own_words, remarked
 from .cli.build import Experiment, Material, material, output_folder, prepare
 from .cli.help import help_text
 from .cli.simulating import memory_of, run_algorithm
@@ -161,7 +161,8 @@ def _keep_programs(args) -> None:
 def load(args, name: str, output: Path) -> pfl.Result:
     """A finished algorithm's result."""
     seeds = range(args.seed, args.seed + args.num_seeds)
-    return kept.result(output / name, name, seeds, args.rounds)
+    result = kept.result(output / name, name, seeds, args.rounds)
+    return remarked(result, {}, provenance.of_other_code(args, output / name, name))
 
 
 def track(args, results: dict[str, pfl.Result], output: Path) -> None:

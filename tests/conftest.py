@@ -74,16 +74,31 @@ REGISTRIES = (
 
 @pytest.fixture(autouse=True)
 def own_code_is_forgotten():
-    """What a test's own files have registered stays with that test."""
-    before, modules = [dict(registry) for registry in REGISTRIES], set(sys.modules)
-    yield
-    own = [name for name in set(sys.modules) - modules if name.startswith("own_code_")]
-    for name in own:
-        del sys.modules[name]
-    if own:
-        for registry, known in zip(REGISTRIES, before, strict=True):
-            registry.clear()
-            registry.update(known)
+    """What a test's own files have registered stays with that test.
+
+    The fixture's value does it at once, as if the rest of the test were another process.
+    """
+    before, modules, path = [dict(registry) for registry in REGISTRIES], set(sys.modules), sys.path
+
+    def forget():
+        sys.path = [*path]
+        own = [name for name in set(sys.modules) - modules if _is_own(name, sys.modules[name])]
+        for name in own:
+            del sys.modules[name]
+        if own:
+            for registry, known in zip(REGISTRIES, before, strict=True):
+                registry.clear()
+                registry.update(known)
+
+    forget()
+    yield forget
+    forget()
+    sys.path = path
+
+
+def _is_own(name, module):
+    file = getattr(module, "__file__", None) or ""
+    return name.startswith("own_code_") or file.startswith(tempfile.gettempdir())
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -65,12 +65,14 @@ def _settable(training: pfl.LocalTraining) -> dict[str, Any]:
     return {name: getattr(training, name) for name in OWN}
 
 
-def remarked(result: pfl.Result, own: Mapping[str, Any]) -> pfl.Result:
-    """The result, with a remark for tables on the algorithm's own local training."""
-    if not own:
-        return result
-    said = f"trained with its own {own_words(own)}"
-    return replace(result, remarks=(*result.remarks, said))
+def remarked(result: pfl.Result, own: Mapping[str, Any], more: Sequence[str] = ()) -> pfl.Result:
+    """The result, with remarks for tables: on the algorithm's own local training, and further ones.
+
+    Args:
+      own: its options, see `own_training`.
+    """
+    said = [f"trained with its own {own_words(own)}"] if own else []
+    return replace(result, remarks=(*result.remarks, *said, *more))
 
 
 def own_words(own: Mapping[str, Any]) -> str:

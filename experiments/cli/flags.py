@@ -142,16 +142,7 @@ def _comparison(group: _Group) -> None:
         "algorithm, such as feddwa.learning_rate=0.01; may be given many times",
         **group.place,
     )
-    flags.DEFINE_multi_string(
-        "import_file",
-        [],
-        "a Python file of your own that registers algorithms, data sets, partition rules, models, "
-        "optimizers or schedules; may be given many times",
-        **group.place,
-    )
-    meaning = "allow --import_file and --compilation_cache in flagfiles too: code of their authors "
-    meaning += "then runs here"
-    group.switch("trust_flagfiles", False, meaning)
+    own_code.define(group.place)
 
 
 def _data(group: _Group) -> None:
@@ -231,6 +222,8 @@ def _run(group: _Group) -> None:
     group.number("checkpoint_seconds", 60.0, meaning, 0.0)
     meaning = "keep the last checkpoint, so that a finished run is lengthened without a new start"
     group.switch("keep_state", False, meaning)
+    meaning = "continue a run whose code has changed (--import_file, revisions); its rows say so"
+    group.switch("accept_changed_code", False, meaning)
     meaning = f"number that the table leads with: {', '.join(HEADLINES)}; see docs/migrating.md"
     group.text("headline", FIRST, meaning)
     group.switch("save_models", True, "write the final models")

@@ -19,6 +19,7 @@ from fedjax_pfl.data.whole_files import writing
 from fedjax_pfl.results.joining import join_seeds
 from fedjax_pfl.results.model_files import load_models, model_axes
 
+from ..outputs import tracking
 from . import kept
 
 RECORD, LOCK = "run.json", ".lock"
@@ -30,6 +31,8 @@ EVERY_WAY = (ROUNDS, SEEDS, ALGORITHMS)
 # Flags in which a run with more rounds may differ.
 LENGTHENED = {"rounds", "patience", "matrix_rounds"}
 KEPT_IN_PLACE = {LOCK, RECORD, CHECKPOINTS, EARLIER, "partition.npz", "partition.png"}
+# What trackers have of finished seeds, which further seeds leave as it is.
+TRACKED = {tracking.RECORD, "tensorboard"}
 COMPARED = ("comparison.md", "comparison.csv", "clients.csv", "new_clients.md", "*.png")
 
 
@@ -53,7 +56,7 @@ def growth(
     old, new = before.get(ALGORITHMS, []), now.get(ALGORITHMS, [])
     added = tuple(f"{name}." for name in new if name not in old)
     explained = {ALGORITHMS, SEEDS} | {name for name in changed if name.startswith(added)}
-    if set(before.get("import_file", ())) <= set(now.get("import_file", ())):
+    if added and set(before.get("import_file", ())) <= set(now.get("import_file", ())):
         explained.add("import_file")  # of the new algorithms
     if not changed <= explained or not set(old) <= set(new):
         return None
@@ -91,7 +94,8 @@ def set_aside(output: Path, way: str, before: Mapping[str, Any]) -> None:
         name = (
             f"rounds_{before['rounds']}" if way == ROUNDS else _part_name(seeds, before["rounds"])
         )
-    files = [path for path in files if path.name not in KEPT_IN_PLACE]
+    kept_here = KEPT_IN_PLACE | (TRACKED if way == SEEDS else set())
+    files = [path for path in files if path.name not in kept_here]
     files = [path for path in files if not path.name.startswith(".part-")]
     if way != ROUNDS and not files:
         return

@@ -2,13 +2,14 @@
 
 A path says where data are, not which: the file may be replaced. A default is a number of the
 package, and another version may have another one. A run is therefore identified by the content of
-its data set and partition, and by the resolved defaults. Settings of JAX that change numbers are
-entries where they are not JAX's own defaults.
+its data set and partition, names of classes and clients included, and by the resolved defaults.
+Settings of JAX that change numbers are entries where they are not JAX's own defaults.
 """
 
 import hashlib
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import absl.flags
@@ -21,6 +22,7 @@ from fedjax_pfl.errors import cut, shown
 
 DATA, PARTITION, MODEL = "content of the data set", "content of the partition", "the model"
 INITIAL = "content of the initial model"
+CLASS_NAMES, CLIENT_NAMES = "names of the classes", "names of the clients"
 # Settings of JAX that change a run's numbers, with their defaults.
 NUMERICS = {
     "jax_default_matmul_precision": None,
@@ -68,6 +70,8 @@ def describe(
         "convolutions": REPLACED if args.convolutions == "auto" else args.convolutions,
         **_numerics(args.dtype),
     }
+    for entry, names in ((CLASS_NAMES, dataset.class_names), (CLIENT_NAMES, partition.names)):
+        entries |= {entry: digest_of_names(names)} if names else {}
     if args.init_from is not None:
         path = as_path("--init_from", args.init_from)
         require_file(path)
@@ -82,6 +86,12 @@ def describe(
         values |= {**algorithm.hyperparameters(), **training[name]}
         entries |= {f"{name}.{key}": _without_places(value) for key, value in values.items()}
     return entries
+
+
+def digest_of_names(names: Sequence[str]) -> str:
+    """Digest of the names of classes or clients; "" where they have none."""
+    text = json.dumps([str(name) for name in names])
+    return hashlib.sha256(text.encode()).hexdigest()[:16] if names else ""
 
 
 def revision(algorithm: pfl.Algorithm | type[pfl.Algorithm]) -> str:

@@ -3,17 +3,55 @@
 import ast
 import hashlib
 import importlib.util
-import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
+
+import absl.flags
 
 import fedjax_pfl as pfl
 from fedjax_pfl.data.files import as_path
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+COMMANDS = Path(__file__).parents[1]
+EXAMPLES = COMMANDS / "examples"
 EXAMPLE = "example:"  # prefix of an example's name, instead of a file
+# Files of this package and of installed ones are no user's, wherever they lie.
+OURS, INSTALLED = (COMMANDS, Path(pfl.__file__).parent), "site-packages"
+REGISTRIES = (
+    pfl.DATASETS, pfl.LR_SCHEDULES, pfl.METRICS, pfl.MODELS, pfl.OPTIMIZERS, pfl.RULES,
+)  # fmt: skip
+
+
+class _Loaded(NamedTuple):
+    """An imported file.
+
+    Attributes:
+      digests: of the file and of the files that it imports from its folder, by relative path; of
+        the contents that run, whatever becomes of the files.
+      algorithms: names of those that it registered, if it registered nothing else.
+    """
+
+    digests: dict[str, str]
+    algorithms: set[str]
+
+
+_loaded: dict[str, _Loaded] = {}  # by module
+
+
+def define(place: dict) -> None:
+    """Defines the flags on a user's own files; `place` is where, of `absl.flags`."""
+    absl.flags.DEFINE_multi_string(
+        "import_file",
+        [],
+        "a Python file of your own that registers algorithms, data sets, partition rules, models, "
+        "optimizers or schedules; may be given many times",
+        **place,
+    )
+    meaning = "allow --import_file and --compilation_cache in flagfiles too: code of their authors "
+    meaning += "then runs here"
+    absl.flags.DEFINE_boolean("trust_flagfiles", False, meaning, **place)
 
 
 def examples() -> dict[str, str]:
@@ -32,47 +70,168 @@ def _path(file: str) -> Path:
       InputError: no such example.
     """
     if not file.startswith(EXAMPLE):
-        return as_path("--import_file", file)
+        return as_path("--import_file", file).resolve()
     name, known = file.removeprefix(EXAMPLE), examples()
     if name not in known:
         raise pfl.unknown_name("example", name, known)
-    return EXAMPLES / f"{name}.py"
+    return (EXAMPLES / f"{name}.py").resolve()
+
+
+def _module(path: Path) -> str:
+    return f"own_code_{_digest(str(path).encode())}_{path.stem}"
 
 
 def load(files: Sequence[str]) -> None:
-    """Imports each file once in a process.
+    """Imports each file once in a process; its neighbours can be imported from then on.
 
     Raises:
       InputError: it is not there, or it does not run.
     """
     for file in filter(None, files):
-        path = _path(file).resolve()
-        name = f"own_code_{_digest(str(path).encode())}_{path.stem}"
-        if name in sys.modules:
+        path = _path(file)
+        if _module(path) in sys.modules:
             continue
         if path.suffix != ".py":
             raise pfl.InputError(f"--import_file must be a Python file (NAME.py), got {file!r}.")
-        if not os.path.isfile(path):
+        if not path.is_file():
             raise pfl.InputError(f"--import_file={file}: there is no such file.")
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None and spec.loader is not None  # as it is a file NAME.py
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
+        _import(file, path)
+
+
+def _import(file: str, path: Path) -> None:
+    """Imports a file that is there."""
+    name, folder = _module(path), path.parent
+    contents = {one: one.read_bytes() for one in _imported(path)}
+    for one in contents:
+        module = ".".join(one.relative_to(folder).with_suffix("").parts).removesuffix(".__init__")
+        other = getattr(sys.modules.get(module), "__file__", None)
+        if one != path and other is not None and Path(other).resolve() != one:
+            raise pfl.InputError(
+                f"--import_file={file} imports {module} from {one}, but a module of that name is "
+                f"loaded already, {other}: rename the file."
+            )
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None  # as it is a file NAME.py
+    module = importlib.util.module_from_spec(spec)
+    before, known, rest = set(sys.modules), set(pfl.ALGORITHMS), _registered()
+    sys.modules[name] = module
+    sys.path.insert(0, str(folder))
+    try:
+        # No cached bytecode: what runs is what the digest is of.
+        exec(compile(contents[path], str(path), "exec", dont_inherit=True), vars(module))
+    except (Exception, SystemExit) as error:
+        for new in set(sys.modules) - before:
+            if new == name or _of_user(sys.modules[new], folder):
+                del sys.modules[new]
+        raise pfl.InputError(f"--import_file={file} does not run: {_told(error, path)}") from error
+    finally:
+        sys.path.remove(str(folder))
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))  # for imports in functions
+    for new in set(sys.modules) - before - {name}:  # those that no statement names
+        if (one := _of_user(sys.modules[new], folder)) and one not in contents:
+            contents[one] = one.read_bytes()
+    files = sorted(contents, key=lambda one: (one != path, one))
+    digests = {one.relative_to(folder).as_posix(): _digest(contents[one]) for one in files}
+    own = set(pfl.ALGORITHMS) - known if _registered() == rest else set()
+    _loaded[name] = _Loaded(digests, own)
+
+
+def _registered() -> list[set[str]]:
+    return [set(registry) for registry in REGISTRIES]
+
+
+def _of_user(module: object, folder: Path) -> Path | None:
+    """The file of a module below a folder, None of one that is no user's."""
+    file = getattr(module, "__file__", None)
+    path = Path(file).resolve() if isinstance(file, str) else None
+    if path is None or not path.is_relative_to(folder) or path.suffix != ".py":
+        return None
+    alien = INSTALLED in path.parts or any(path.is_relative_to(ours) for ours in OURS)
+    return None if alien else path
+
+
+def _imported(path: Path) -> list[Path]:
+    """The file, and the files below its folder that its import statements lead to."""
+    found, queue = [], [path]
+    while queue:
+        one = queue.pop()
+        ours = one != path and any(one.is_relative_to(place) for place in OURS)
+        if one in found or ours or not one.is_relative_to(path.parent):
+            continue
+        found.append(one)
         try:
-            spec.loader.exec_module(module)
-        except Exception as error:
-            del sys.modules[name]
-            frames = traceback.extract_tb(error.__traceback__)
-            own = [frame.lineno for frame in frames if frame.filename == str(path)]
-            where = f" in line {own[-1]}" if own else ""  # a SyntaxError says its own
-            what = f"{type(error).__name__}{where}: {error}"
-            raise pfl.InputError(f"--import_file={file} does not run: {what}") from error
+            tree = ast.parse(one.read_bytes())
+        except (SyntaxError, ValueError):  # importing it says so
+            continue
+        for place in _places(tree, one, path.parent):
+            files = (place.with_name(f"{place.name}.py"), place / "__init__.py")
+            queue += [file.resolve() for file in files if file.is_file()]
+    return found
 
 
-def digests(files: Sequence[str]) -> list[str]:
-    """Digests of the files: a run with other contents is another run."""
-    paths = (_path(file) for file in filter(None, files))
-    return [f"{path.name} {_digest(path.read_bytes())}" for path in paths]
+def _places(tree: ast.AST, file: Path, root: Path) -> Iterator[Path]:
+    """Where the modules of import statements would lie, packages on the way included."""
+    for node in ast.walk(tree):
+        base, names = root, []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module or ''}.{alias.name}".strip(".") for alias in node.names]
+            if node.level:
+                base = file.parents[min(node.level, len(file.parents)) - 1]
+        for name in names:
+            parts = name.split(".")
+            yield from (base.joinpath(*parts[: k + 1]) for k in range(len(parts)))
+
+
+def _told(error: BaseException, path: Path) -> str:
+    """An error of a user's file, and in which of its lines, or of its neighbours' lines."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if Path(f.filename).resolve().is_relative_to(path.parent)]
+    where = ""  # a SyntaxError says its own
+    if own:
+        last = Path(own[-1].filename).resolve()
+        neighbour = "" if last == path else f" of {last.relative_to(path.parent).as_posix()}"
+        where = f" in line {own[-1].lineno}{neighbour}"
+    what = "it ends the process" if isinstance(error, SystemExit) else str(error)
+    return f"{type(error).__name__}{where}: {what}"
+
+
+def digests(files: Sequence[str], algorithm: str | None = None) -> list[str]:
+    """The digests of the files and of those that they import: a run with others is another run.
+
+    Args:
+      algorithm: leaves out the files that registered nothing but other algorithms.
+    """
+    load(files)
+    found = [_loaded[_module(_path(file))] for file in filter(None, files)]
+    if algorithm is not None:
+        found = [one for one in found if not one.algorithms or algorithm in one.algorithms]
+    return list(dict.fromkeys(f"{name} {d}" for one in found for name, d in one.digests.items()))
+
+
+def require(run: str, before: Sequence[str] | None, files: Sequence[str]) -> None:
+    """Raises `InputError` unless this process has imported the code of a finished run.
+
+    Nothing is imported here: a run's folder may be a stranger's.
+
+    Args:
+      run: its folder, for the sentence.
+      before: the run's `digests`; None where it recorded none.
+      files: those that its --import_file named.
+    """
+    if before is None:
+        missing = {Path(file.removeprefix(EXAMPLE)).stem for file in filter(None, files)}
+        missing -= {next(iter(one.digests)).removesuffix(".py") for one in _loaded.values()}
+    else:
+        now = [f"{name} {d}" for one in _loaded.values() for name, d in one.digests.items()]
+        missing = {str(line).partition(" ")[0] for line in before if line not in now}
+    if missing:
+        raise pfl.InputError(
+            f"{run} was made with code of its user's, {', '.join(sorted(missing))}, and code from "
+            "a run's folder never runs: name the same file with --import_file if you trust it."
+        )
 
 
 def _digest(content: bytes) -> str:

@@ -9,12 +9,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import absl.flags
 import jax
 
 import fedjax_pfl as pfl
+from fedjax_pfl.data.whole_files import read_json
 
 from ..outputs import run_files
-from . import flags, identity, resume
+from . import changed_code, flags, identity, own_code, resume
 from .build import Experiment
 
 VERSIONED = ("jax", "jaxlib", "flax", "optax", "numpy")
@@ -35,6 +37,8 @@ def describe(experiment: Experiment) -> dict[str, Any]:
             "partition": partition.rule,
             "dataset_hash": dataset.fingerprint(),
             "partition_hash": partition.hash(),
+            "dataset_names_hash": identity.digest_of_names(dataset.class_names),
+            "partition_names_hash": identity.digest_of_names(partition.names),
         },
         "seeds": experiment.seeds,
         "dataset": {
@@ -67,7 +71,7 @@ def describe(experiment: Experiment) -> dict[str, Any]:
         },
         "versions": {
             "python": platform.python_version(),
-            "fedjax_pfl": pfl.__version__,
+            **changed_code.made_with(),
             **{name: importlib.metadata.version(name) for name in VERSIONED},
         },
         "git": git_state(),
@@ -100,11 +104,22 @@ def configuration(experiment: Experiment, result: pfl.Result, facts: Mapping) ->
     return {
         **algorithm,
         "revision": identity.revision(pfl.ALGORITHMS[result.algorithm]),
+        "code": own_code.digests(experiment.args.import_file, result.algorithm),
         "training": experiment.training[result.algorithm],
         "config_hash": hashlib.sha256(text.encode()).hexdigest(),
         "matrix_rounds": result.matrix_rounds,
         **config,
     }
+
+
+def of_other_code(args: absl.flags.FlagValues, folder: Path, algorithm: str) -> list[str]:
+    """Remarks on the row of a finished algorithm whose code is not that of now."""
+    config = read_json(folder / "config.json")
+    now = own_code.digests(args.import_file, algorithm)
+    missing = set(config.get("code") or ()) - set(now)
+    before = config.get("revision", identity.revision(pfl.ALGORITHMS[algorithm]))
+    changed = missing or before != identity.revision(pfl.ALGORITHMS[algorithm])
+    return ["made before its code changed"] if changed else []
 
 
 def git_state() -> dict[str, Any] | None:

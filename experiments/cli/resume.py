@@ -20,7 +20,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl.data.whole_files import read_json, require_version, there, writing
 
 from ..outputs import run_files
-from . import flags, identity, own_code
+from . import changed_code, flags, identity, own_code
 from .growth import EVERY_WAY, LOCK, PARTS, RECORD, SEEDS, growth, seed_parts, set_aside
 from .start import called
 
@@ -30,7 +30,7 @@ FIRST = {LOCK, f".part-{RECORD}"}  # files that may exist before the record
 # devices; trackers can be added later.
 NEUTRAL = ("data_dir", "output_dir", "compilation_cache", "checkpoint_seconds", "tensorboard")
 NEUTRAL += ("headline", "keep_state", "trust_flagfiles", "devices", "mesh", "distributed")
-NEUTRAL += ("wandb", "mlflow", "client_state")
+NEUTRAL += ("wandb", "mlflow", "client_state", "accept_changed_code")
 
 try:
     import fcntl
@@ -75,17 +75,35 @@ def check_folder(
     if output.is_dir() and {path.name for path in output.iterdir()} <= FIRST:
         return  # empty, or of a run that was killed before its record was written
     record, now = _record(output), configuration(args, **more)
-    before = record["flags"]
+    before, _ = _accepted(args, record["flags"], now, ways)
     changed = identity.difference(before, now)
     if not changed:
         return
     if not growth(before, now, ways):
+        if _is_this_run(changed_code.taken_over(before, now), now, ways):
+            raise pfl.InputError(
+                f"{output} was made with other code: {changed}. Give {changed_code.FLAG} to go on "
+                "with the code of now, which remarks on the rows say, or another --output_dir."
+            )
         raise pfl.InputError(f"{output} is another run: {changed}. {_remedy(before, now, ways)}")
     if PARTS in record and now.get("patience") is not None:
         raise pfl.InputError(
             f"{output} has seeds of several commands, which --patience can't end together: leave "
             "the flag out, or give another --output_dir."
         )
+
+
+def _is_this_run(before: dict[str, Any], now: dict[str, Any], ways: Collection[str]) -> bool:
+    return not identity.difference(before, now) or growth(before, now, ways) is not None
+
+
+def _accepted(
+    args: absl.flags.FlagValues, before: dict[str, Any], now: dict[str, Any], ways: Collection[str]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """(a run's identity, with the code of now if the user accepts that; how the code changed)."""
+    if not args.accept_changed_code or _is_this_run(before, now, ways):
+        return before, {}
+    return changed_code.taken_over(before, now), changed_code.changes(before, now)
 
 
 def _remedy(before: dict[str, Any], now: dict[str, Any], ways: Collection[str]) -> str:
@@ -107,7 +125,14 @@ def grown(output: Path, args: absl.flags.FlagValues, **more) -> str | None:
     """The way in which this run is larger than its folder's (`growth`), or None."""
     if not (output / RECORD).exists():
         return None
-    return growth(_record(output)["flags"], configuration(args, **more))
+    now = configuration(args, **more)
+    before, _ = _accepted(args, _record(output)["flags"], now, EVERY_WAY)
+    return growth(before, now)
+
+
+def remarks(output: Path, algorithm: str) -> list[str]:
+    """Remarks on the row of an algorithm that is simulated in a run's folder now."""
+    return changed_code.remarks(_record(output), algorithm)
 
 
 def parts(output: Path, args: absl.flags.FlagValues, **more) -> list[int]:
@@ -174,17 +199,20 @@ def opened(
             except OSError:
                 raise pfl.InputError(f"Another process is writing to {output}.") from None
         counts = parts(output, args, **more) if SEEDS in ways else []
-        record = {"version": pfl.__version__, "flags": configuration(args, **more)}
-        record |= {PARTS: counts} if len(counts) > 1 else {}
-        record |= {DIGEST: digest_of(record)}
+        now, old, accepted, way = configuration(args, **more), {}, {}, None
         if (output / RECORD).exists():
             check_folder(output, args, ways, **more)
+            old = _record(output)
+            changed_code.warn(output, old)
+            _, accepted = _accepted(args, old["flags"], now, ways)
             way = grown(output, args, **more)
             if way is not None:
-                set_aside(output, way, _record(output)["flags"])
-                run_files.write_json(output / RECORD, record)
-        else:
-            run_files.write_json(output / RECORD, record)
+                set_aside(output, way, old["flags"])
+        history = changed_code.history(old, accepted)
+        if way is not None or accepted or any(old.get(name) != history[name] for name in history):
+            record = {"version": pfl.__version__, "flags": now, **history}
+            record |= {PARTS: counts} if len(counts) > 1 else {}
+            run_files.write_json(output / RECORD, record | {DIGEST: digest_of(record)})
         yield
 
 

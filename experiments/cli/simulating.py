@@ -119,9 +119,9 @@ def _simulate(
         own = experiment.training[name]
         rows = new_clients.score(experiment.new_clients, result, own)
         more = partial(new_clients.write, rows=rows, measure=result.measure())
-    result = remarked(
-        replace(result, final=None), experiment.training[name]
-    )  # frees device memory for the next algorithm
+    said = processes.on_first(lambda: resume.remarks(output, name))
+    # Without `final`, which frees device memory for the next algorithm.
+    result = remarked(replace(result, final=None), experiment.training[name], said)
     config = provenance.configuration(experiment, result, facts)
 
     def write() -> None:

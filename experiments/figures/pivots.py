@@ -15,9 +15,9 @@ from fedjax_pfl.results.tables import beyond, half_width, interval, interval_not
 
 from ..outputs.run_files import write_text
 from .choice import Choice
-from .runs import ALGORITHM, Run, same_data
+from .runs import ALGORITHM, REVISION, Run, same_data
 from .scores import chosen_clients, curve, one_number, who
-from .selection import REPEATS, renamed, setting, shown, varying, with_scores
+from .selection import REPEATS, apart, mixed_code, renamed, setting, shown, varying, with_scores
 from .tables import escaped
 
 SPREADS = ("std", "interval")
@@ -179,10 +179,18 @@ def pivoted(
         return ", ".join([run.algorithm, *words])
 
     cells: dict[tuple[str, str], dict[int, float]] = {}
+    pooled: dict[tuple[str, str], list[Run]] = {}
     remarks: dict[str, list[str]] = {}
     for run, column, mine in zip(runs, at, chosen, strict=True):
         values = one_number(curve(run, mine, model, split, average), choice.score, run.measure)
-        cell = cells.setdefault((renamed(row_of(run)), renamed(column)), {})
+        place = renamed(row_of(run)), renamed(column)
+        cell, same = cells.setdefault(place, {}), pooled.setdefault(place, [])
+        same.append(run)
+        if len(same) > 1 and REVISION in apart(same) and name != REVISION:
+            raise InputError(
+                f"{same[0].folder} and {run.folder} are both {row_of(run)} with {name} {column}, "
+                "but one has no recorded revision, or another one: leave one of them out."
+            )
         for seed, value in zip(run.seeds, values.tolist(), strict=True):
             if seed in cell:
                 raise InputError(
@@ -195,7 +203,7 @@ def pivoted(
     rows = list(dict.fromkeys(row for row, _ in cells))
     made = {where: Cell(scores) for where, scores in cells.items()}
     several = [cell for cell in made.values() if len(cell.scores) > 1]
-    notes = [RANKED, *grouped(remarks)]
+    notes = [RANKED, *grouped(remarks), *mixed_code(pooled.values())]
     counts = sorted({len(cell.scores) for cell in made.values()})
     seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     what = {"std": "deviation", "interval": "half of the 95 % interval"}[spread]

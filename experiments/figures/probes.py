@@ -2,6 +2,7 @@
 
 The federation comes from the flags in `config.json` and the clients' samples in `partition.npz`,
 the models from `models.npz`; nothing is written. The epoch is that of the round after the last.
+No code comes from the folder: a user's own files are those of this command line.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,13 +17,14 @@ import numpy as np
 import fedjax_pfl as pfl
 from fedjax_pfl import similarity, trees
 from fedjax_pfl.data.whole_files import read_json
-from fedjax_pfl.errors import InputError, require_classes, unknown_name
+from fedjax_pfl.errors import InputError, require_classes, shown, unknown_name
 from fedjax_pfl.results.result_files import damaged
 from fedjax_pfl.typing import Tree
 
-from ..cli import flags, identity, resume
+from ..cli import flags, identity, own_code, resume
 from ..cli.algorithms import words as algorithm_words
 from ..cli.build import Experiment, prepare
+from .run_files import CONFIG
 from .runs import Run
 
 # Flags that the saved partition replaces, or that local training does not use.
@@ -30,7 +32,8 @@ _LEFT_OUT = {
     "algorithms", "set", "partition", "partition_file", "num_clients", "partition_seed",
     "validation_fraction", "matrix_rounds", "output_dir", "save_models", "compilation_cache",
     "adapt_epochs", "adapt_steps", "adapt_leaves", "adapt_when", "adapt_learning_rate",
-    "adapt_batch_size", "score_clients",
+    "adapt_batch_size", "score_clients", "import_file", "trust_flagfiles", "distributed",
+    "tensorboard", "wandb", "mlflow",
 }  # fmt: skip
 
 
@@ -42,19 +45,26 @@ def rebuild(run: Run, data_dir: str = "", without: Sequence[str] = ()) -> Experi
       without: flags that stay at their defaults.
 
     Raises:
-      InputError: the partition or the data set isn't there, or frozen leaves began with another
-        file's values.
+      InputError: the partition or the data set isn't there, the run had other files of the user's
+        own than this command, or frozen leaves began with another file's values.
     """
+    files = _words(run, "import_file", run.config["flags"]["comparison"].get("import_file") or [])
+    code = _words(run, "code", run.config["code"]) if "code" in run.config else None
+    own_code.require(str(run.folder), code, files)
     saved = run.folder.parent / "partition.npz"
     if not saved.exists():
         raise InputError(f"{run.folder.parent} has no partition.npz, so clients have no samples.")
     words = [f"--algorithms={run.algorithm}", f"--partition_file={saved}"]
     words += [f"--set={word}" for word in settings(run.algorithm, run.hyperparameters)]
     words += algorithm_words(run.algorithm, run.training)
+    groups = flags.resolved(flags.parse(["figures"])).values()
+    known = {name for group in groups for name in group}
     for group, values in run.config["flags"].items():
         for name, value in values.items():
             if group == "rule" or name in _LEFT_OUT or name in without or value is None:
                 continue
+            if name not in known:
+                raise damaged(run.folder / CONFIG, f"{shown(name)} is no flag of a run")
             if name == "init_from" and not run.config["model"].get("frozen"):
                 continue  # the saved models have all leaves
             if name == "data_dir" and data_dir:
@@ -65,6 +75,13 @@ def rebuild(run: Run, data_dir: str = "", without: Sequence[str] = ()) -> Experi
     experiment = prepare(flags.parse(["figures", *words]))
     _check_initial(run, experiment)
     return experiment
+
+
+def _words(run: Run, name: str, value: Any) -> list[str]:
+    """A list of texts of a run's configuration."""
+    if not (isinstance(value, list) and all(isinstance(word, str) for word in value)):
+        raise damaged(run.folder / CONFIG, f"{name} must be a list of texts, and is {shown(value)}")
+    return value
 
 
 def _check_initial(run: Run, experiment: Experiment) -> None:

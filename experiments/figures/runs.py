@@ -27,9 +27,11 @@ PLACES = {
     "algorithms", "set", "data_dir", "partition_file", "output_dir", "save_models",
     "compilation_cache", "checkpoint_seconds", "matrix_rounds", "client_execution",
     "seed_execution", "devices", "mesh", "eval_batch_size", "client_state", "headline",
-    "keep_state", "metrics", "tensorboard", "wandb", "mlflow",
+    "keep_state", "metrics", "tensorboard", "wandb", "mlflow", "import_file", "trust_flagfiles",
+    "accept_changed_code",
 }  # fmt: skip
 ALGORITHM, REVISION = "algorithm", "revision"
+CODE = "code"  # of the user's own, file by file
 SCALING = "input_scaling"  # of the same samples
 DEPTH = 4  # folders below a given one that are searched
 
@@ -106,12 +108,16 @@ class Run:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """Every setting by name: "algorithm", "revision", flags, ALGORITHM.HYPERPARAMETER, and a
-        hyperparameter's bare name where no flag has it.
+        """Every setting by name: "algorithm", "revision", "code", flags, ALGORITHM.HYPERPARAMETER,
+        and a hyperparameter's bare name where no flag has it.
         """
         own = {f"{self.algorithm}.{name}": value for name, value in self.hyperparameters.items()}
         revision = {REVISION: self.config.get(REVISION, "0.3")}  # which recorded none
-        return {ALGORITHM: self.algorithm} | revision | self.hyperparameters | self.flags | own
+        files = self.config["flags"]["comparison"].get("import_file", [])
+        code = {CODE: self.config.get(CODE, files)}  # older versions recorded no contents
+        return (
+            {ALGORITHM: self.algorithm} | revision | code | self.hyperparameters | self.flags | own
+        )
 
     @cached_property
     def _clients(self) -> dict[str, np.ndarray]:

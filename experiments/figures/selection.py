@@ -1,7 +1,7 @@
 """Selects the runs that a figure can draw, and names them by their differences."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -9,7 +9,8 @@ from fedjax_pfl.data.files import as_path, read_bytes
 from fedjax_pfl.errors import InputError, unknown_name
 from fedjax_pfl.errors import shown as shown_text
 
-from .runs import ALGORITHM, Run, same_data
+from ..cli.changed_code import made_with
+from .runs import ALGORITHM, REVISION, Run, same_data
 
 # Flags of additional measurements.
 MEASURING = (
@@ -107,6 +108,32 @@ def varying(runs: Sequence[Run], ignore: Sequence[str] = ()) -> list[str]:
         if len({repr(run.settings[name]) for run in runs if name in run.settings}) > 1:
             differ.append(name)
     return differ
+
+
+def apart(runs: Sequence[Run]) -> list[str]:
+    """Names of settings in which runs differ that are to be pooled as one with several seeds.
+
+    Without a recorded revision nobody knows whose numbers a run has: it differs from any other.
+    """
+    differ = varying(runs, REPEATS)
+    unknown = len(runs) > 1 and any(REVISION not in run.config for run in runs)
+    return [*differ, *([REVISION] if unknown and REVISION not in differ else [])]
+
+
+def mixed_code(groups: Iterable[Sequence[Run]]) -> list[str]:
+    """A note where pooled runs were made with other versions of JAX or of this package's code."""
+    mixed = [run.folder for runs in groups for run in runs if _code(run) != _code(runs[0])]
+    if not mixed:
+        return []
+    return [
+        f"Pooled with runs of another version of JAX or of this package's code: "
+        f"{', '.join(map(str, mixed))}."
+    ]
+
+
+def _code(run: Run) -> dict[str, Any]:
+    versions = run.config.get("versions")
+    return {} if not isinstance(versions, dict) else {k: versions.get(k) for k in made_with()}
 
 
 def setting(runs: Sequence[Run], name: str) -> list[Run]:

@@ -12,7 +12,7 @@ from . import drawing
 from .drawing import Drawing, figure
 from .runs import ALGORITHM, Run
 from .scores import SCORES, chosen_clients, curve, one_number, who
-from .selection import REPEATS, renamed, setting, shown, varying, with_record, with_scores
+from .selection import REPEATS, apart, renamed, setting, shown, varying, with_record, with_scores
 
 TRAFFIC = "traffic"
 LOG_FROM = 20  # largest over smallest value from which an axis is logarithmic
@@ -70,7 +70,7 @@ def against_setting(
     used = {name for full in (*axes_names, *line_names) for name in _aliases(runs, full)}
     for line in points.values():
         for at, same in line.items():
-            differ = [n for n in varying(same, REPEATS) if n not in used]
+            differ = [n for n in apart(same) if n not in used]
             if differ:
                 raise InputError(
                     f"{same[0].folder} and {same[1].folder} have the same {x} ({_text(at)})"

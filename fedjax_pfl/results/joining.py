@@ -10,7 +10,9 @@ from fedjax_pfl.results.result import Result
 
 BY_SEED = ("scores", "clients", "scalars", "matrices")  # dicts of arrays [S, ...]
 EQUAL = ("algorithm", "hyperparameters", "training", "num_clients", "num_parameters", "blocks")
+EQUAL += ("client_names", "measures", "item_bytes")
 EQUAL_ARRAYS = ("train_sizes", "test_sizes", "client_ids", "eval_rounds", "matrix_rounds")
+EQUAL_ARRAYS += ("block_sizes",)
 
 
 def join_seeds(results: Sequence[Result]) -> Result:
@@ -61,8 +63,11 @@ def _check_joinable(first: Result, other: Result) -> None:
     differ += [
         name for name in BY_SEED if getattr(first, name).keys() != getattr(other, name).keys()
     ]
-    if first.settings.keys() != other.settings.keys() or first.rounds != other.rounds:
-        differ.append("settings" if first.rounds == other.rounds else "rounds")
+    swept = first.settings.keys() == other.settings.keys() and all(
+        np.array_equal(values, other.settings[name]) for name, values in first.settings.items()
+    )
+    differ += [] if swept else ["settings"]
+    differ += [] if first.rounds == other.rounds else ["rounds"]
     if differ:
         raise InputError(
             f"Results of {first.algorithm} can't be joined: their {', '.join(differ)} differ."

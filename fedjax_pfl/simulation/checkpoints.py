@@ -262,6 +262,7 @@ def _by_tree(
 
 
 VERSION = "fedjax_pfl's version"
+JAX = "JAX's version"
 
 
 def fingerprint(program: Any, matrix_rounds: Sequence[int]) -> dict[str, str]:
@@ -285,23 +286,33 @@ def fingerprint(program: Any, matrix_rounds: Sequence[int]) -> dict[str, str]:
             f"{static} {formula(federation.optimizer, shapes)}".encode()
         ).hexdigest(),
         "data, partition or learning rate": f"{data.content()} {rates}",
-        "JAX's version or device": f"{jax.__version__} {jax.devices()[0].device_kind}",
+        "device": jax.devices()[0].device_kind,
+        JAX: jax.__version__,
         VERSION: __version__,
     }
 
 
 def check_same(saved: Mapping[str, str], now: Mapping[str, str], folder: Path) -> None:
-    """Raises `InputError` naming what differs between a checkpoint's simulation and this one."""
+    """Raises `InputError` naming what differs between a checkpoint's simulation and this one.
+
+    Another version of JAX is only warned of: it may round otherwise.
+    """
     require_version(
         f"The content of {folder}",
         saved.get(VERSION),
         "Give another folder to start again.",
     )
-    other = [name for name in now if saved.get(name) != now[name]]
+    other = [name for name in now if saved.get(name) != now[name] and name != JAX]
     if other:
         raise InputError(
             f"The checkpoints in {folder} are another simulation's: its {'; '.join(other)} differ. "
             "Give the same settings to continue it, or another folder to start again."
+        )
+    if saved.get(JAX) != now.get(JAX):
+        warnings.warn(
+            f"The checkpoints in {folder} are of JAX {saved.get(JAX)} and go on with JAX "
+            f"{now.get(JAX)}: the last digits may differ from those of one run.",
+            stacklevel=2,
         )
 
 

@@ -255,8 +255,10 @@ class Simulation:
             program = replace(program, folder=checkpoints.folder)
         chunks = Chunks(program, matrix_rounds, checkpoints, patience, past)
         so_far = partial(_result, self, chunks, cache(partial(_counted, program.federation)))
-        chunks.run(chunk_seconds, shown, stop, so_far, longest)
-        watching.end(shown)
+        try:
+            chunks.run(chunk_seconds, shown, stop, so_far, longest)
+        finally:  # a callback may raise
+            watching.end(shown)
         self._past = chunks
         return replace(so_far(), final=Final(program, chunks.states, chunks.done))
 

@@ -192,6 +192,17 @@ def test_other_samples_under_the_same_name(tmp_path, capsys):
     assert "| Data |" in out and "digits 0a0a0a0a, iid" in out and "digits 0b0b0b0b, iid" in out
 
 
+def test_other_names_of_the_same_samples(tmp_path, capsys):
+    for seed, name in enumerate(("north", "south")):
+        facts = SAME | {"partition_names_hash": name}
+        write_run(tmp_path / name / "local", "local", finals([0.5, 0.5]), [seed], **facts)
+    words = ["compare", f"--runs={tmp_path}/*"]
+    assert compare.main(words) == 2
+    assert "with other names or samples; --different_data" in capsys.readouterr().err
+    assert compare.main([*words, "--different_data", "--baseline=local"]) == 2
+    assert "is 2 runs that are not one" in capsys.readouterr().err
+
+
 def test_the_same_rows_of_other_data_are_other_clients(tmp_path):
     """Alice of one partition is another client than that of her row in another partition."""
     other = SAME | {"partition_hash": "ffff"}

@@ -8,9 +8,11 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments import compare, run
+from experiments.figures.runs import find
+from experiments.figures.selection import apart
 from fedjax_pfl.results.result_files import digest
+from fedjax_pfl.simulation.checkpoints import JAX, check_same
 from fedjax_pfl.simulation.checkpoints import VERSION as VERSION_ENTRY
-from fedjax_pfl.simulation.checkpoints import check_same
 
 WORDS = "--dataset=digits --num_clients=4 --model=softmax --rounds=2 --algorithms=local"
 WORDS = [*WORDS.split(), "--compilation_cache="]
@@ -64,6 +66,8 @@ def test_checkpoints_are_not_gone_on_with(tmp_path):
     check_same(now, now, tmp_path)
     with pytest.raises(pfl.InputError, match=r"was written by fedjax_pfl 0\.2\.0, and"):
         check_same(now | {VERSION_ENTRY: "0.2.0"}, now, tmp_path)
+    with pytest.warns(match=r"are of JAX 0\.1 and go on with JAX 0\.2: the last digits"):
+        check_same(now | {JAX: "0.1"}, now | {JAX: "0.2"}, tmp_path)
 
 
 def test_this_version_goes_on(finished, capsys):
@@ -81,7 +85,7 @@ def of_0_3(finished, tmp_path):
     record["flags"] = {k: v for k, v in record["flags"].items() if not k.endswith("revision")}
     (folder / "run.json").write_text(json.dumps(record))
     config = json.loads((folder / "local/config.json").read_text())
-    assert config.pop("revision") == "1.1"
+    assert config.pop("revision") == "1.1" and config.pop("code") == []
     config["versions"]["fedjax_pfl"] = "0.3.0"
     (folder / "local/config.json").write_text(json.dumps(config))
     path = folder / "local/result.json"
@@ -100,6 +104,8 @@ def test_results_of_0_3_are_read_and_told_apart(of_0_3, finished, capsys):
     assert compare.main(words[:2]) == 0
     printed = capsys.readouterr()
     assert "baseline 'local' is 2 runs that are not one" in printed.err
+    runs = find([str(of_0_3)])
+    assert apart(runs) == [] and apart([*runs, *runs]) == ["revision"]
     assert "revision=0.3" in printed.out and "revision=1.1" in printed.out
 
 
@@ -111,5 +117,5 @@ def test_a_run_of_0_3_does_not_go_on(of_0_3, capsys):
 def test_another_revision_does_not_go_on(finished, capsys, monkeypatch):
     monkeypatch.setattr(pfl.ALGORITHMS["local"], "revision", 2)
     assert run.main(["run", *WORDS, f"--output_dir={finished}"]) == 2
-    said = "is another run: local.revision was '1.1' and is '1.2'"
+    said = "was made with other code: local.revision was '1.1' and is '1.2'. Give --accept_changed"
     assert said in capsys.readouterr().err

@@ -46,6 +46,7 @@ def write_run(
     args = flags.parse(["run", f"--algorithms={algorithm}", *words])
     config = {
         "algorithm": algorithm,
+        "revision": "1.1",
         "hyperparameters": {},
         "seeds": seeds,
         "flags": flags.resolved(args),

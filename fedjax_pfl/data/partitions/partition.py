@@ -216,11 +216,14 @@ class Partition:
         required = ("train_idx", "train_offsets", "test_idx", "test_offsets")
         arrays = read_npz(path, required, ("val_idx", "val_offsets", "label_map", _NAMES))
         names = arrays.pop(_NAMES, np.zeros(0, "U1"))
-        require(names.dtype.kind == "U", f"{_NAMES} in {path}", str(names.dtype), "text")
+        text = names.dtype.kind == "U" and names.ndim == 1
+        require(text, f"{_NAMES} in {path}", f"{names.dtype} {names.shape}", "text [N]")
         if ("val_idx" in arrays) != ("val_offsets" in arrays):
             raise InputError(f"{path} must have both of val_idx and val_offsets or neither.")
         for key, array in arrays.items():
             require(array.dtype.kind in "iu", f"{key} in {path}", str(array.dtype), "integers")
+            axes = 2 if key == "label_map" else 1
+            require(array.ndim == axes, f"Axes of {key} in {path}", array.ndim, f"{axes}")
             low, high = (int(array.min()), int(array.max())) if array.size else (0, 0)
             fits = low >= 0 and high < 2**31
             require(fits, f"{key} in {path}", f"{low}..{high}", "in 0..2**31 - 1")
@@ -236,7 +239,7 @@ class Partition:
             rule="file",
             options={"path": str(path)},
             allow_overlap=True,
-            names=tuple(names.reshape(-1).tolist()),
+            names=tuple(names.tolist()),
         )
         loaded._check_offsets()
         return loaded

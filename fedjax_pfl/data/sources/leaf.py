@@ -69,7 +69,8 @@ def load_leaf(data_dir: Path | None, task: str = CLASSES) -> Dataset:
     folder = _files_of(data_dir)
     if folder is None:
         raise InputError(f"{data_dir} has no train/*.json, as LEAF's preprocess.sh writes them.")
-    train, test = (_read(folder / split) for split in ("train", "test"))
+    spelled: dict[str, str] = {}
+    train, test = (_read(folder / split, spelled) for split in ("train", "test"))
     assert train is not None  # as `_files_of` found some
     parts = [train] if test is None else [train, test]
     for part in parts[1:]:
@@ -107,8 +108,12 @@ def _are_pixels(x: np.ndarray) -> bool:
     return inside and bool(np.all(np.abs(x * 255 - np.rint(x * 255)) < 1e-3))
 
 
-def _read(folder: Path) -> _Part | None:
-    """The samples of all files of a folder, None where there is none."""
+def _read(folder: Path, spelled: dict[str, str]) -> _Part | None:
+    """The samples of all files of a folder, None where there is none.
+
+    Args:
+      spelled: users of other folders by their names as columns have them; those here are added.
+    """
     files = sorted(folder.glob("*.json"))
     xs, ys, users, seen = [], [], [], {}
     for path in files:
@@ -117,6 +122,9 @@ def _read(folder: Path) -> _Part | None:
             # A column strips its texts, and NumPy's texts end before their last NUL.
             name = user.strip().rstrip("\0")
             require(name not in seen, f"The {what}", f"also {seen.get(name)}", "listed once")
+            other = spelled.setdefault(name, user)
+            differs = f"{other!r:.80} elsewhere, which differs by spaces only"
+            require(other == user, f"The {what}", differs, "one spelling of each user")
             seen[name] = f"in {path}" if name == user else f"{user!r:.80} in {path}"
             samples, labels = _arrays(what, x, y)
             same = not xs or (samples.dtype, samples.shape[1:]) == (xs[0].dtype, xs[0].shape[1:])

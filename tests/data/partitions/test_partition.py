@@ -107,7 +107,11 @@ FILE = {
         ({"train_offsets": np.array([1, 2, 3])}, r"must be from 0 to 3, .*, got \(1, 3\)"),
         ({"train_offsets": np.array([0])}, "must be at least 2 numbers: 1 client or more, got 1"),
         ({"test_offsets": np.array([0, 1])}, "must be 3 numbers, as for training, got 2"),
-        ({"train_idx": np.array([[0, 1, 2]])}, "Shape of the train lists must be flat"),
+        ({"train_idx": np.array([[0, 1, 2]])}, "Axes of train_idx in .* must be 1, got 2"),
+        ({"train_offsets": np.array(3)}, "Axes of train_offsets in .* must be 1, got 0"),
+        ({"test_idx": np.array(3)}, "Axes of test_idx in .* must be 1, got 0"),
+        ({"label_map": np.array(3)}, "Axes of label_map in .* must be 2, got 0"),
+        ({"client_names": np.array("a")}, r"client_names in .* must be text \[N\], got '<U1 \(\)'"),
         ({"train_idx": np.array([0.0, 1, 2])}, "must be integers, got 'float64'"),
         (
             {"train_idx": np.array([0, 1, 2**31])},

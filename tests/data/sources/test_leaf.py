@@ -150,3 +150,9 @@ def test_users_do_not_merge(tmp_path):
         write(tmp_path, "train", "b", {other: rows})
         with pytest.raises(InputError, match="must be listed once"):
             load_dataset("leaf", tmp_path)
+    write(tmp_path, "train", "b", {"three": rows})
+    write(tmp_path, "test", "a", {"one": rows})
+    assert load_dataset("leaf", tmp_path).num_test == 1  # the same user
+    write(tmp_path, "test", "a", {"one ": rows})
+    with pytest.raises(InputError, match=r"user 'one ' in .* must be one spelling of each user"):
+        load_dataset("leaf", tmp_path)

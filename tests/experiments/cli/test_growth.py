@@ -3,6 +3,7 @@
 import csv
 import json
 import signal
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -146,6 +147,7 @@ def flags_of(**changed):
         ({"algorithms": ["local", "fedavg"], "fedavg.batch_norm": "own"}, None),
         ({"algorithms": ["local", "fedavg"], "import_file": ["own.py 1a"]}, "algorithms"),
         ({"import_file": ["own.py 1a"]}, None),
+        ({"import_file": ["own.py 1a"], "num_seeds": 4}, None),
         ({"num_seeds": 4, "rounds": 6}, None),
         ({"num_seeds": 4, "patience": 3}, None),
     ],
@@ -158,6 +160,21 @@ def test_the_way_in_which_a_run_grows(changed, way):
 def test_seeds_that_stop_together_are_not_added():
     before, now = flags_of(patience=3), flags_of(patience=3, num_seeds=4)
     assert growth.growth(before, now) is None
+
+
+@pytest.mark.parametrize("way", ["rounds", "num_seeds"])
+def test_trackers_are_sent_finished_seeds_once(tmp_path, way):
+    """Their record goes with the results only where these are simulated again."""
+    for name in ("run.json", "tracking.json", "comparison.md"):
+        (tmp_path / name).write_text("{}")
+    for name in ("tensorboard", "fedavg"):
+        (tmp_path / name).mkdir()
+    growth.set_aside(tmp_path, way, flags_of())
+    here = {path.name for path in tmp_path.iterdir()}
+    assert here & {"tracking.json", "tensorboard"} == (
+        {"tracking.json", "tensorboard"} if way == "num_seeds" else set()
+    )
+    assert not here & {"fedavg", "comparison.md"}
 
 
 def test_parts_follow_the_commands():
@@ -186,5 +203,10 @@ def test_results_with_a_seed_in_common_are_not_joined(three):
     one = pfl.Result.load(three / "local")
     with pytest.raises(pfl.InputError, match="seeds in common"):
         join_seeds([one, one])
+    other = replace(one, seeds=(7, 8, 9))
+    assert join_seeds([one, other]).seeds == (0, 1, 2, 7, 8, 9)
+    for changed in ({"client_names": tuple("abcd")}, {"settings": {"learning_rate": np.ones(1)}}):
+        with pytest.raises(pfl.InputError, match=f"their {next(iter(changed))} differ"):
+            join_seeds([one, replace(other, **changed)])
     with pytest.raises(pfl.InputError, match=r"their algorithm.* differ"):
         join_seeds([one, pfl.Result.load(three / "fedavg")])

@@ -1,7 +1,9 @@
 """A run's identity: no result of another data set, partition or default is shown as its own."""
 
+import itertools
 import json
 import shutil
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -170,6 +172,28 @@ def test_every_part_of_the_data_counts(here):
     changes += [{"test_y": y[1:9]}, {"num_classes": 5}]
     made = [pfl.dataset_from_arrays("x", **(parts | change)) for change in changes]
     assert len({one.fingerprint() for one in made}) == len(changes)
+
+
+def test_names_of_classes_and_clients_count(here):
+    """Equal arrays with other names are other data."""
+    args = flags.parse(["run", *SMALL, "--data_dir=easy.npz", "--algorithms=local"])
+    made = build.material(args)
+    called = [replace(made.dataset, class_names=names) for names in (tuple("abcd"), tuple("dcba"))]
+    people = [replace(made.partition, names=names) for names in (("x", "y", "z"), ("x", "z", "y"))]
+    assert len({one.fingerprint() for one in called} | {made.dataset.fingerprint()}) == 1
+    assert len({one.hash() for one in people} | {made.partition.hash()}) == 1
+    found = [
+        identity.describe(args, made.algorithms, made.training, dataset, partition, {})
+        for dataset, partition in (
+            (made.dataset, made.partition),
+            *((one, made.partition) for one in called),
+            *((made.dataset, one) for one in people),
+        )
+    ]
+    assert not {identity.CLASS_NAMES, identity.CLIENT_NAMES} & made.identity.keys()
+    assert all(identity.difference(a, b) for a, b in itertools.combinations(found, 2))
+    assert "names of the classes was " in identity.difference(found[1], found[2])
+    assert "names of the clients was " in identity.difference(found[3], found[4])
 
 
 def test_the_hash_of_a_configuration_names_the_content(here):

@@ -1,6 +1,7 @@
 """Scripts with algorithms from the user's own files."""
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -59,14 +60,15 @@ def test_an_unknown_check():
         check_algorithm(pfl.make_algorithm("local"), only="permutations")
 
 
-def test_another_content_is_another_run(tmp_path):
+def test_another_content_is_another_run(tmp_path, own_code_is_forgotten):
     file = tmp_path / "mine.py"
     file.write_text("RATE = 1\n")
     words = ["run", f"--import_file={file}"]
     before = resume.configuration(flags.parse(words))
-    assert resume.configuration(flags.parse(words)) == before
     folder = resume.default_folder(flags.parse(words))
     file.write_text("RATE = 2\n")
+    assert resume.configuration(flags.parse(words)) == before  # which runs in this process
+    own_code_is_forgotten()
     now = resume.configuration(flags.parse(words))
     assert {name for name in now if now[name] != before[name]} == {"import_file"}
     assert resume.default_folder(flags.parse(words)) != folder
@@ -76,6 +78,83 @@ def test_another_content_is_another_run(tmp_path):
     moved.parent.mkdir()
     moved.write_text("RATE = 2\n")
     assert resume.configuration(flags.parse(["run", f"--import_file={moved}"])) == now
+
+
+@pytest.fixture
+def neighbours(tmp_path):
+    """A file that imports a neighbour, a package and, late, another neighbour; all are tiny."""
+    texts = {
+        "mine.py": "import near\nimport parts.one\n\ndef late():\n    import later\n"
+        "    return later.NAME\n",
+        "near.py": "NAME = 'near'\n",
+        "later.py": "NAME = 'later'\n",
+        "parts/__init__.py": "",
+        "parts/one.py": "from . import two\nimport importlib\n"
+        "importlib.import_module('un' + 'named')\n",
+        "parts/two.py": "",
+        "unnamed.py": "",
+        "alien.py": "",  # nobody imports it
+    }
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def test_neighbours_are_imported_and_part_of_the_identity(neighbours, own_code_is_forgotten):
+    def found():
+        own_code_is_forgotten()
+        args = flags.parse(["run", f"--import_file={neighbours / 'mine.py'}"])
+        return resume.configuration(args)["import_file"]
+
+    before = found()
+    (own,) = [module for name, module in sys.modules.items() if name.startswith("own_code_")]
+    assert own.late() == "later"
+    names = [line.partition(" ")[0] for line in before]
+    theirs = ["later.py", "near.py", "parts/__init__.py", "parts/one.py", "parts/two.py"]
+    assert names == ["mine.py", *theirs, "unnamed.py"]
+    for name in ("near.py", "later.py", "parts/two.py", "unnamed.py"):
+        with (neighbours / name).open("a") as file:
+            file.write("MORE = 1\n")
+        now = found()
+        assert [line.partition(" ")[0] for line in set(now) - set(before)] == [name]
+        before = now
+    (neighbours / "alien.py").write_text("MORE = 1\n")
+    assert found() == before
+
+
+def test_a_neighbour_of_a_name_that_is_taken(neighbours, tmp_path):
+    own_code.load([str(neighbours / "mine.py")])
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "near.py").write_text("NAME = 'other'\n")
+    (other / "second.py").write_text("import near\n")
+    with pytest.raises(pfl.InputError, match=r"imports near from .*other/near\.py, but .*rename"):
+        own_code.load([str(other / "second.py")])
+
+
+def test_an_error_in_a_neighbour_names_its_line(neighbours):
+    (neighbours / "near.py").write_text("x = 1\ny = x / 0\n")
+    with pytest.raises(pfl.InputError, match=r"ZeroDivisionError in line 2 of near\.py: division"):
+        own_code.load([str(neighbours / "mine.py")])
+    (neighbours / "near.py").write_text("x = 1\n")
+    own_code.load([str(neighbours / "mine.py")])  # nothing of the failure is left
+
+
+def test_files_that_registered_other_algorithms_are_not_an_algorithms(tmp_path):
+    text = "from fedjax_pfl import ALGORITHMS, algorithm\n\n@algorithm('{0}')\n"
+    text += "class Own(ALGORITHMS['fedavg']):\n    pass\n"
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.py").write_text(text.format(name))
+    (tmp_path / "plain.py").write_text("")
+    files = [str(tmp_path / f"{name}.py") for name in ("one", "two", "plain")]
+
+    def names(algorithm):
+        return [line.partition(" ")[0] for line in own_code.digests(files, algorithm)]
+
+    assert names(None) == ["one.py", "two.py", "plain.py"]
+    assert names("two") == ["two.py", "plain.py"]
+    assert names("fedavg") == ["plain.py"]
 
 
 @pytest.fixture
@@ -155,6 +234,7 @@ def test_a_table_runs_no_code(strangers, capsys):
         ("text.txt", "x = 1", "must be a Python file"),
         ("wrong.py", "x = (", "does not run: SyntaxError"),
         ("fails.py", "x = 1\nimport nowhere", "does not run: ModuleNotFoundError in line 2:"),
+        ("ends.py", "import sys\nsys.exit()", "does not run: SystemExit in line 2: it ends the"),
     ],
 )
 def test_files_that_can_not_be(name, content, message, tmp_path, capsys):

@@ -8,8 +8,10 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.cli import flags
+from experiments import partition
+from experiments.cli import flags, own_code
 from experiments.cli.algorithms import parse_algorithms
+from experiments.figures import __main__ as figures
 from experiments.figures import cwfedavg, drawing, probes, spfl
 from experiments.figures.runs import find
 from fedjax_pfl import ALGORITHMS, Broadcast, Partition, load_dataset, save_models
@@ -212,6 +214,64 @@ def test_the_file_that_frozen_leaves_began_with(found, tmp_path):
     record.write_text(json.dumps(known))
     with pytest.raises(InputError, match=r"began\.npz has changed since .*local began with it"):
         probes.rebuild(run)
+
+
+@pytest.fixture
+def strangers(found, tmp_path):
+    """Returns a finished run that names a file whose code leaves a mark, and that file."""
+    shutil.copytree(found["main", "local"].folder.parent, tmp_path / "main")
+    file = tmp_path / "evil.py"
+    file.write_text("from pathlib import Path\nPath(__file__).with_name('ran').touch()\n")
+    (run,) = find([str(tmp_path / "main" / "local")])
+    return run, file
+
+
+def test_code_that_a_folder_names_does_not_run(strangers):
+    run, file = strangers
+    asked = run.config["flags"]["comparison"]
+    asked |= {"import_file": [str(file)], "trust_flagfiles": True}
+    for code in (["evil.py 0123456789abcdef"], None):
+        run.config.pop("code", None)
+        run.config.update({} if code is None else {"code": code})
+        with pytest.raises(InputError, match=r"made with code of its user's, evil.*--import_file"):
+            probes.rebuild(run)
+    run.config["code"] = []  # no file had a part in it
+    probes.rebuild(run)
+    preset = file.with_name("evil.flags")
+    preset.write_text(f"--import_file={file}\n")
+    for name, value in (
+        ("flagfile", str(preset)),
+        (f"import_file={file}", "x.py"),
+        (f"trust_flagfiles=1 --flagfile={preset}", "x"),
+    ):
+        asked |= {"trust_flagfiles": "true", name: value}
+        with pytest.raises(InputError, match="is no flag of a run"):
+            probes.rebuild(run)
+        del asked[name]
+    for name, value in (("code", "evil.py"), ("code", [1])):
+        run.config[name] = value
+        with pytest.raises(InputError, match="code must be a list of texts"):
+            probes.rebuild(run)
+    assert not file.with_name("ran").exists()
+
+
+def test_code_that_the_command_line_names_too(strangers, capsys):
+    run, file = strangers
+    run.config["flags"]["comparison"]["import_file"] = ["/gone/evil.py"]
+    run.config["code"] = own_code.digests([str(file)])
+    probes.rebuild(run)
+    run.config["code"] = ["evil.py 0123456789abcdef"]  # other contents
+    with pytest.raises(InputError, match="made with code of its user's, evil"):
+        probes.rebuild(run)
+    other = file.with_name("fails.py")
+    other.write_text("1 / 0\n")
+    for main in (figures.main, partition.main):
+        assert main(["command", f"--import_file={other}", "--list"]) == 2
+        assert "ZeroDivisionError in line 1" in capsys.readouterr().err
+        preset = file.with_name("evil.flags")
+        preset.write_text(f"--import_file={other}\n")
+        assert main(["command", f"--flagfile={preset}", "--list"]) == 2
+        assert "A --flagfile has --import_file" in capsys.readouterr().err
 
 
 def test_what_a_probe_needs(found, tmp_path):

@@ -1,0 +1,129 @@
+"""A run whose code changes: refused or gone on with and remarked, and never silently mixed."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+import fedjax_pfl as pfl
+from experiments import run
+from experiments.cli import changed_code, growth, resume
+from experiments.figures.selection import mixed_code
+
+WORDS = [
+    "--dataset=digits",
+    "--num_clients=3",
+    "--num_seeds=1",
+    "--model=softmax",
+    "--rounds=2",
+    "--checkpoint_seconds=0",
+    "--compilation_cache=",
+]
+OWN = """
+import near
+from fedjax_pfl import ALGORITHMS, algorithm
+
+@algorithm("mine")
+class Mine(ALGORITHMS["local"]):
+    pass
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, own_code_is_forgotten):
+    """Returns a function that gives a command with an algorithm of one's own to a new process."""
+    (tmp_path / "mine.py").write_text(OWN)
+    (tmp_path / "near.py").write_text("RATE = 1\n")
+
+    def call(*words):
+        own_code_is_forgotten()
+        own = [f"--import_file={tmp_path / 'mine.py'}", f"--output_dir={tmp_path / 'out'}"]
+        return run.main(["run", *WORDS, *own, "--algorithms=mine", *words])
+
+    return call
+
+
+def test_changed_files_are_refused_or_remarked(mine, tmp_path, capsys):
+    assert mine() == 0
+    (tmp_path / "near.py").write_text("RATE = 2\n")
+    record = (tmp_path / "out/run.json").read_bytes()
+    capsys.readouterr()
+    grown = (["--rounds=3"], ["--num_seeds=2"], ["--algorithms=mine,local"])
+    for words in ([], *grown):
+        assert mine(*words) == 2
+        said = capsys.readouterr().err
+        assert "out was made with other code: " in said and "import_file was " in said
+        assert "Give --accept_changed_code to go on" in said and said.count("\n") == 1
+    assert mine("--accept_changed_code", "--learning_rate=0.3") == 2  # which is no code
+    assert "--learning_rate was" in capsys.readouterr().err
+    assert (tmp_path / "out/run.json").read_bytes() == record
+    assert mine("--accept_changed_code") == 0
+    assert "mine: made before its code changed." in capsys.readouterr().out
+    assert mine("--accept_changed_code", "--num_seeds=2") == 0
+    said = json.loads((tmp_path / "out/mine/summary.json").read_text())["remarks"]
+    assert [one[:41] for one in said] == ["code changed while the run was made: --im"]
+    assert "near.py" in said[0]
+    assert said[0] in (tmp_path / "out/comparison.md").read_text()
+    assert mine("--num_seeds=2") == 0  # the code that it has now
+    assert "made before" not in capsys.readouterr().out
+
+
+def test_only_changed_code_is_accepted_and_told():
+    before = {"fedavg.revision": "1.1", "import_file": ["a.py 1"], "rounds": 5}
+    now = {"fedavg.revision": "1.2", "local.revision": "1.1", "rounds": 6}
+    assert changed_code.taken_over(before, now) == now | {"rounds": 5}
+    told = changed_code.changes(before, now)
+    assert told.keys() == {"fedavg.revision", "import_file"}  # local is new
+    record = changed_code.history({}, told)
+    assert changed_code.remarks(record, "local") == [
+        "code changed while the run was made: --import_file was ['a.py 1'] and is absent"
+    ]
+    assert len(changed_code.remarks(record, "fedavg")) == 2
+    again = changed_code.history(record, {"fedavg.revision": "more"})[changed_code.ACCEPTED]
+    assert again["fedavg.revision"].endswith("; then more")
+
+
+def test_a_record_of_another_jax_goes_on_with_a_warning(tmp_path, capsys):
+    words = ["run", *WORDS, f"--output_dir={tmp_path / 'out'}"]
+    assert run.main([*words, "--algorithms=local"]) == 0
+    path = tmp_path / "out/run.json"
+    record = json.loads(path.read_text())
+    assert record[changed_code.MADE_WITH] == [changed_code.made_with()]
+    record[changed_code.MADE_WITH][0]["jax"] = "0.0.1"
+    path.write_text(json.dumps(record | {resume.DIGEST: resume.digest_of(record)}))
+    capsys.readouterr()
+    assert run.main([*words, "--algorithms=local,fedavg"]) == 0
+    said = capsys.readouterr().err
+    assert "warning: " in said and "jax was '0.0.1' and is " in said
+    states = json.loads(path.read_text())[changed_code.MADE_WITH]
+    assert [one["jax"] for one in states] == ["0.0.1", changed_code.made_with()["jax"]]
+    config = json.loads((tmp_path / "out/fedavg/config.json").read_text())
+    assert changed_code.made_with().items() <= config["versions"].items()
+    assert run.main([*words, "--algorithms=local,fedavg", "--num_seeds=2"]) == 0
+    assert "warning" not in capsys.readouterr().err
+    assert growth.PARTS in json.loads(path.read_text())
+
+
+def test_the_digest_of_the_package_is_that_of_its_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(changed_code, "FOLDERS", (tmp_path,))
+    (tmp_path / "a.py").write_text("x = 1")
+    found = [changed_code.package.__wrapped__()]
+    (tmp_path / "a.py").write_text("x = 2")
+    found.append(changed_code.package.__wrapped__())
+    (tmp_path / "a.py").rename(tmp_path / "b.py")
+    found.append(changed_code.package.__wrapped__())
+    (tmp_path / "note.txt").write_text("no code")
+    assert changed_code.package.__wrapped__() == found[-1]
+    assert len(set(found)) == 3
+
+
+def test_pooled_runs_of_other_code_are_noted():
+    now = changed_code.made_with()
+    runs = [
+        SimpleNamespace(folder=name, config={"versions": now | {"jaxlib": version}})
+        for name, version in (("a", "1"), ("b", "1"), ("c", "2"))
+    ]
+    assert mixed_code([runs[:2], runs[2:]]) == []
+    (note,) = mixed_code([runs])
+    assert note.endswith("of this package's code: c.")
+    assert pfl.__version__ == now["fedjax_pfl"]
