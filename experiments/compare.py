@@ -15,10 +15,10 @@ import numpy as np
 import fedjax_pfl as pfl
 from fedjax_pfl.data.files import as_path
 from fedjax_pfl.data.whole_files import there
-from fedjax_pfl.errors import InputError, require
-from fedjax_pfl.measures import ACCURACY
 from fedjax_pfl.results.remarks import over
 from fedjax_pfl.results.tables import interval
+from fedjax_pfl.utils.errors import InputError, require
+from fedjax_pfl.utils.measures import ACCURACY
 
 from .cli import shell
 from .cli.flagfiles import FlagValues, value_of

@@ -21,10 +21,10 @@ from rich.console import Console
 import fedjax_pfl as pfl
 from fedjax_pfl.data.files import as_path
 from fedjax_pfl.data.whole_files import there
-from fedjax_pfl.errors import gigabytes, shown
 from fedjax_pfl.execution import shares
-from fedjax_pfl.typing import Device
-from fedjax_pfl.values import decimal
+from fedjax_pfl.utils.errors import gigabytes, shown
+from fedjax_pfl.utils.typing import Device
+from fedjax_pfl.utils.values import decimal
 
 from .cli import build, flags, shell
 from .cli import console as printed

@@ -1,14 +1,14 @@
 """Personalized federated learning: local training plus a mixing matrix, as one JAX program."""
 
-from fedjax_pfl import algorithms, trees
+from fedjax_pfl import algorithms
 from fedjax_pfl._version import __version__
 from fedjax_pfl.aggregation import mixing, similarity
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
 from fedjax_pfl.aggregation.sharing import SharedLayers
-from fedjax_pfl.contract.algorithm import Algorithm
-from fedjax_pfl.contract.context import Context
-from fedjax_pfl.contract.record import Record
-from fedjax_pfl.contract.registry import ALGORITHMS, algorithm, algorithm_name, make_algorithm
+from fedjax_pfl.core.algorithm import Algorithm
+from fedjax_pfl.core.context import Context
+from fedjax_pfl.core.record import Record
+from fedjax_pfl.core.registry import ALGORITHMS, algorithm, algorithm_name, make_algorithm
 from fedjax_pfl.data.federated import Batch
 from fedjax_pfl.data.partitions import rules  # noqa: F401 - registers the rules
 from fedjax_pfl.data.partitions.foreign import read_partition, recognised
@@ -31,7 +31,15 @@ from fedjax_pfl.data.sources.registry import (
     prepare_tfds,
     register_dataset,
 )
-from fedjax_pfl.errors import InputError, OutputError, unknown_name
+from fedjax_pfl.engine.checkpoints import Checkpoints
+from fedjax_pfl.engine.chunks import Progress
+from fedjax_pfl.engine.memory import Memory
+from fedjax_pfl.engine.new_clients import score_new_clients, without_new_clients
+from fedjax_pfl.engine.program import Lowered
+from fedjax_pfl.engine.runs import MAX_RUNS, sweepable
+from fedjax_pfl.engine.simulate import simulate
+from fedjax_pfl.engine.simulation import RoundState, Simulation
+from fedjax_pfl.engine.watching import LiveCurves
 from fedjax_pfl.execution.packing import padding_efficiency
 from fedjax_pfl.federation import options
 from fedjax_pfl.federation.adaptation import Adaptation
@@ -49,7 +57,6 @@ from fedjax_pfl.federation.optimizers import OPTIMIZERS, SGD, register_optimizer
 from fedjax_pfl.federation.rates import LR_SCHEDULES, register_lr_schedule
 from fedjax_pfl.federation.schedules import Schedule, batch_indices
 from fedjax_pfl.federation.spreading import spread
-from fedjax_pfl.measures import Measure
 from fedjax_pfl.models import layers, networks
 from fedjax_pfl.models.equinox_task import EquinoxTask
 from fedjax_pfl.models.heads import TwoHeads
@@ -61,16 +68,10 @@ from fedjax_pfl.models.task import Forward, ForwardedBatch, FunctionTask, LinenT
 from fedjax_pfl.models.torch_weights import from_torch
 from fedjax_pfl.results.model_files import load_models, model_axes, save_models
 from fedjax_pfl.results.result import Result
-from fedjax_pfl.simulation.checkpoints import Checkpoints
-from fedjax_pfl.simulation.chunks import Progress
-from fedjax_pfl.simulation.memory import Memory
-from fedjax_pfl.simulation.new_clients import score_new_clients, without_new_clients
-from fedjax_pfl.simulation.program import Lowered
-from fedjax_pfl.simulation.runs import MAX_RUNS, sweepable
-from fedjax_pfl.simulation.simulate import simulate
-from fedjax_pfl.simulation.simulation import RoundState, Simulation
-from fedjax_pfl.simulation.watching import LiveCurves
-from fedjax_pfl.structs import Broadcast, per_client, per_pair, per_server, static, struct
+from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.errors import InputError, OutputError, unknown_name
+from fedjax_pfl.utils.measures import Measure
+from fedjax_pfl.utils.structs import Broadcast, per_client, per_pair, per_server, static, struct
 
 __all__ = [  # noqa: RUF022 - grouped as the pages of the reference are
     "__version__",

@@ -48,8 +48,8 @@ EVERY = 5  # tests between two looks: reading so many lines takes tens of millis
 jax.config.update("jax_num_cpu_devices", 2)
 
 import fedjax_pfl as pfl  # noqa: E402, after the flags
+from fedjax_pfl.engine import program  # noqa: E402
 from fedjax_pfl.execution import memory_maps  # noqa: E402
-from fedjax_pfl.simulation import program  # noqa: E402
 
 PROGRAMS = [fn for fn in vars(program).values() if hasattr(fn, "clear_cache")]
 tests_run = itertools.count(1)

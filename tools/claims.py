@@ -15,7 +15,7 @@ from experiments.cli import shell
 from experiments.figures.drawing import COLOURS, MARKERS, panels
 from experiments.outputs.run_files import aside
 from experiments.reproduction import tables
-from fedjax_pfl.errors import InputError
+from fedjax_pfl.utils.errors import InputError
 
 
 class Claim(NamedTuple):

@@ -15,7 +15,7 @@ from experiments.figures import drawing
 from experiments.figures.matrices import group_borders
 from experiments.figures.runs import Run, find
 from experiments.outputs.run_files import aside
-from fedjax_pfl.errors import InputError
+from fedjax_pfl.utils.errors import InputError
 
 MIXED = "feddwa"
 

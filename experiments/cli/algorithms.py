@@ -7,7 +7,7 @@ from typing import Any
 import absl.flags
 
 import fedjax_pfl as pfl
-from fedjax_pfl.errors import shown, unknown_hyperparameter
+from fedjax_pfl.utils.errors import shown, unknown_hyperparameter
 
 from .flagfiles import filed_pairs, value_of
 from .pairs import parse_pairs

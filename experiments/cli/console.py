@@ -12,8 +12,8 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
 import fedjax_pfl as pfl
-from fedjax_pfl.errors import gigabytes
 from fedjax_pfl.results.tables import aligned
+from fedjax_pfl.utils.errors import gigabytes
 
 from ..outputs.comparison_table import columns, table_cells
 from . import own_code, presets

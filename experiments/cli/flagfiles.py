@@ -9,8 +9,8 @@ from typing import Any
 from absl import flags
 
 import fedjax_pfl as pfl
-from fedjax_pfl import spelling
 from fedjax_pfl.data.files import as_path, read_bytes, require_file
+from fedjax_pfl.utils import spelling
 
 from . import presets
 

@@ -7,10 +7,10 @@ from functools import cache
 from absl import flags
 
 import fedjax_pfl as pfl
-from fedjax_pfl import elsewhere, spelling
-from fedjax_pfl.errors import cut
 from fedjax_pfl.results.headlines import FIRST, HEADLINES
-from fedjax_pfl.values import LIMIT, convert, keyword_defaults
+from fedjax_pfl.utils import elsewhere, spelling
+from fedjax_pfl.utils.errors import cut
+from fedjax_pfl.utils.values import LIMIT, convert, keyword_defaults
 
 from . import algorithms, flagfiles, foreign_data, own_code, shell, splits
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import absl.flags
 
 import fedjax_pfl as pfl
-from fedjax_pfl import elsewhere, spelling
 from fedjax_pfl.data.files import as_path
+from fedjax_pfl.utils import elsewhere, spelling
 
 from . import splits
 from .flagfiles import value_of

@@ -18,7 +18,7 @@ import jax
 import fedjax_pfl as pfl
 from fedjax_pfl._version import ENGINE_REVISION
 from fedjax_pfl.data.files import as_path, reading, require_file
-from fedjax_pfl.errors import cut, shown
+from fedjax_pfl.utils.errors import cut, shown
 
 DATA, PARTITION, MODEL = "content of the data set", "content of the partition", "the model"
 INITIAL = "content of the initial model"

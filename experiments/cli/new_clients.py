@@ -12,10 +12,10 @@ import absl.flags
 import numpy as np
 
 import fedjax_pfl as pfl
-from fedjax_pfl.errors import shown
-from fedjax_pfl.measures import ACCURACY
 from fedjax_pfl.results.result_files import damaged
-from fedjax_pfl.values import decimal
+from fedjax_pfl.utils.errors import shown
+from fedjax_pfl.utils.measures import ACCURACY
+from fedjax_pfl.utils.values import decimal
 
 from ..outputs.run_files import aside, write_text
 

@@ -29,8 +29,8 @@ from absl.flags import (
 )
 from absl.flags import Error as FlagsError
 
-from fedjax_pfl import errors
-from fedjax_pfl.errors import InputError, OutputError, cut, refused, sentence
+from fedjax_pfl.utils import errors
+from fedjax_pfl.utils.errors import InputError, OutputError, cut, refused, sentence
 
 from . import together, unknown_flags
 

@@ -13,9 +13,9 @@ from typing import Any
 import jax
 
 import fedjax_pfl as pfl
-from fedjax_pfl.errors import sentence, shown
 from fedjax_pfl.execution import processes
-from fedjax_pfl.values import decimal
+from fedjax_pfl.utils.errors import sentence, shown
+from fedjax_pfl.utils.values import decimal
 
 from . import addresses, identity
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from absl.flags import FlagValues
 
 import fedjax_pfl as pfl
-from fedjax_pfl import elsewhere, spelling
+from fedjax_pfl.utils import elsewhere, spelling
 
 MOST = 3  # algorithms named for a hyperparameter
 MORE = 24  # unknown flags that are answered beside the first: a whole command of PFLlib's

@@ -8,8 +8,9 @@ from typing import Any
 import jax
 
 import fedjax_pfl as pfl
-from fedjax_pfl import mixing, trees
-from fedjax_pfl.errors import require
+from fedjax_pfl import mixing
+from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.errors import require
 
 
 @pfl.struct

@@ -6,7 +6,7 @@ Give your file with `--import_file=FILE.py`; this one is also `example:sensor_ne
 import flax.linen as nn
 
 import fedjax_pfl as pfl
-from fedjax_pfl.errors import require
+from fedjax_pfl.utils.errors import require
 
 
 class SensorNetwork(nn.Module):

@@ -17,7 +17,7 @@ import absl.flags
 import fedjax_pfl as pfl
 from fedjax_pfl.data.files import as_path
 from fedjax_pfl.data.whole_files import there, writing
-from fedjax_pfl.errors import InputError, unknown_name
+from fedjax_pfl.utils.errors import InputError, unknown_name
 
 from ..cli import flagfiles, own_code, shell
 from ..cli.flagfiles import FlagValues, value_of

@@ -4,8 +4,8 @@ from dataclasses import dataclass, fields
 
 import absl.flags
 
-from fedjax_pfl.errors import InputError
 from fedjax_pfl.results.headlines import AVERAGES, FIRST, HEADLINES, SCORES, headline_of
+from fedjax_pfl.utils.errors import InputError
 
 from ..cli.flagfiles import value_of
 

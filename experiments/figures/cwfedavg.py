@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.colors import Normalize, TwoSlopeNorm
 
-from fedjax_pfl.errors import InputError
+from fedjax_pfl.utils.errors import InputError
 
 from . import drawing, probes
 from .drawing import Drawing, figure

@@ -9,14 +9,14 @@ import numpy as np
 from matplotlib.colors import Colormap, Normalize
 from matplotlib.figure import Figure
 
-from fedjax_pfl.errors import InputError, require, unknown_name
 from fedjax_pfl.results.plots import COLOURS as COLOURS
 from fedjax_pfl.results.plots import DASHES as DASHES
 from fedjax_pfl.results.plots import DPI, SHADES, Picture
 from fedjax_pfl.results.plots import client_ticks as client_ticks
 from fedjax_pfl.results.plots import style as style
 from fedjax_pfl.results.plots import ticks as ticks
-from fedjax_pfl.values import keyword_defaults
+from fedjax_pfl.utils.errors import InputError, require, unknown_name
+from fedjax_pfl.utils.values import keyword_defaults
 
 GREY = "0.72"
 TIE = "0.45"  # of what is neither better nor worse

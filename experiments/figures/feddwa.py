@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.colors import ListedColormap, Normalize, PowerNorm
 
-from fedjax_pfl.errors import require
+from fedjax_pfl.utils.errors import require
 
 from . import drawing
 from .accuracy import of_models, side_by_side

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_pfl.data.whole_files import aside, writing
-from fedjax_pfl.errors import InputError, require_name
-from fedjax_pfl.measures import ACCURACY, Measure
 from fedjax_pfl.results.remarks import grouped
 from fedjax_pfl.results.tables import beyond, half_width, interval, interval_note, markdown
+from fedjax_pfl.utils.errors import InputError, require_name
+from fedjax_pfl.utils.measures import ACCURACY, Measure
 
 from ..outputs.run_files import write_text
 from .choice import Choice

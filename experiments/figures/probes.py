@@ -15,11 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedjax_pfl as pfl
-from fedjax_pfl import similarity, trees
+from fedjax_pfl import similarity
 from fedjax_pfl.data.whole_files import read_json
-from fedjax_pfl.errors import InputError, require_classes, shown, unknown_name
 from fedjax_pfl.results.result_files import damaged
-from fedjax_pfl.typing import Tree
+from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.errors import InputError, require_classes, shown, unknown_name
+from fedjax_pfl.utils.typing import Tree
 
 from ..cli import flags, identity, own_code, resume
 from ..cli.algorithms import words as algorithm_words

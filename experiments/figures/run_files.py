@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 
 from fedjax_pfl.data.whole_files import read_arrays, read_json, require_version
-from fedjax_pfl.errors import InputError, shown
-from fedjax_pfl.measures import ACCURACY, BETTER, Measure
 from fedjax_pfl.results.result_files import (
     NUMBER,
     OLDER,
@@ -26,6 +24,8 @@ from fedjax_pfl.results.result_files import (
     unordered,
     whole,
 )
+from fedjax_pfl.utils.errors import InputError, shown
+from fedjax_pfl.utils.measures import ACCURACY, BETTER, Measure
 
 CONFIG, SUMMARY, CLIENTS, MATRICES = "config.json", "summary.json", "clients.npz", "mixing.npz"
 

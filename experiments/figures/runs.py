@@ -15,7 +15,7 @@ import numpy as np
 
 import fedjax_pfl as pfl
 from fedjax_pfl.data.files import as_path
-from fedjax_pfl.errors import InputError
+from fedjax_pfl.utils.errors import InputError
 
 from ..cli.flags import RULE_FLAG
 from ..cli.growth import EARLIER

@@ -6,8 +6,8 @@ from contextvars import ContextVar
 from typing import Any
 
 from fedjax_pfl.data.files import as_path, read_bytes
-from fedjax_pfl.errors import InputError, unknown_name
-from fedjax_pfl.errors import shown as shown_text
+from fedjax_pfl.utils.errors import InputError, unknown_name
+from fedjax_pfl.utils.errors import shown as shown_text
 
 from ..cli.changed_code import made_with
 from .runs import ALGORITHM, REVISION, Run, same_data

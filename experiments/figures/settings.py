@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_pfl.errors import InputError
+from fedjax_pfl.utils.errors import InputError
 
 from ..outputs import looks
 from . import drawing

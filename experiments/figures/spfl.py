@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedjax_pfl.errors import InputError
+from fedjax_pfl.utils.errors import InputError
 
 from ..outputs import looks
 from . import drawing, probes

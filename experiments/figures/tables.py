@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_pfl.data.whole_files import aside, writing
-from fedjax_pfl.measures import ACCURACY, Measure
 from fedjax_pfl.results import tables
 from fedjax_pfl.results.remarks import grouped
 from fedjax_pfl.results.tables import beyond, half_width, interval_note
+from fedjax_pfl.utils.measures import ACCURACY, Measure
 
 from ..outputs.run_files import write_text
 

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 import fedjax_pfl as pfl
-from fedjax_pfl.measures import ACCURACY, HIGHER, Measure
 from fedjax_pfl.results import headlines, remarks, tables
 from fedjax_pfl.results.tables import beyond, half_width, interval, interval_note
+from fedjax_pfl.utils.measures import ACCURACY, HIGHER, Measure
 
 MEANING = (
     "{}: the personalized model, as a client would use it after the round's aggregation and "

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 import fedjax_pfl as pfl
-from fedjax_pfl.errors import DoesNotFit
-from fedjax_pfl.typing import Device
+from fedjax_pfl.utils.errors import DoesNotFit
+from fedjax_pfl.utils.typing import Device
 
 from ..cli.build import Experiment
 from . import hlo

@@ -9,8 +9,8 @@ from typing import Any
 
 import jax
 
-from fedjax_pfl.errors import gigabytes
-from fedjax_pfl.typing import Device
+from fedjax_pfl.utils.errors import gigabytes
+from fedjax_pfl.utils.typing import Device
 
 from ..cli import flags
 from ..cli.build import Experiment

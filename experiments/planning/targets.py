@@ -14,9 +14,9 @@ import jax
 from jax.experimental import topologies
 
 import fedjax_pfl as pfl
-from fedjax_pfl.errors import shown
-from fedjax_pfl.spelling import suggestions
-from fedjax_pfl.typing import Device
+from fedjax_pfl.utils.errors import shown
+from fedjax_pfl.utils.spelling import suggestions
+from fedjax_pfl.utils.typing import Device
 
 FOLDER = Path(__file__).parent
 # Of libtpu, which asks the cloud about the machine that it runs on unless told.

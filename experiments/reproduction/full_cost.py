@@ -10,7 +10,7 @@ import absl.flags
 import numpy as np
 
 import fedjax_pfl as pfl
-from fedjax_pfl.simulation.costs import step_flops
+from fedjax_pfl.engine.costs import step_flops
 
 from ..cli import build, flags
 from ..figures.runs import read

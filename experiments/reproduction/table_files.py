@@ -8,7 +8,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any
 
-from fedjax_pfl.errors import InputError, shown
+from fedjax_pfl.utils.errors import InputError, shown
 
 SAID = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 Need = Callable[[bool, str], None]

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_pfl.measures import ACCURACY, Measure
 from fedjax_pfl.results.remarks import grouped, over
 from fedjax_pfl.results.tables import beyond, half_width, interval, interval_note
+from fedjax_pfl.utils.measures import ACCURACY, Measure
 
 from ..cli.algorithms import OWN
 from ..cli.flagfiles import CONFLICT, SETTINGS

@@ -16,7 +16,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from fedjax_pfl.execution.mesh import AXIS, not_shared, shared_clients
-from fedjax_pfl.typing import Stack, Tree
+from fedjax_pfl.utils.typing import Stack, Tree
 
 WIDE = 2**14  # numbers of one client from which a leaf is sent alone; smaller ones go together
 LARGE = 2**22  # numbers of a matrix from which no device has it whole: its rows go round

@@ -17,8 +17,8 @@ import numpy as np
 
 from fedjax_pfl.aggregation import pairs, sharing
 from fedjax_pfl.aggregation.sharing import Rule
-from fedjax_pfl.errors import InputError, require_name
-from fedjax_pfl.typing import Tree
+from fedjax_pfl.utils.errors import InputError, require_name
+from fedjax_pfl.utils.typing import Tree
 
 NORM_POLICIES = ("shared", "local", "affine_shared")
 DEFAULT_NORM_POLICY = "affine_shared"

@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_pfl import trees
 from fedjax_pfl.aggregation import columns, products, streamed
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
-from fedjax_pfl.errors import require
-from fedjax_pfl.typing import Mask, Matrix, PerMember, Scalar, Stack, Tree
+from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.errors import require
+from fedjax_pfl.utils.typing import Mask, Matrix, PerMember, Scalar, Stack, Tree
 
 BLOCK = 2**22  # elements of the senders' models that a block of columns holds
 

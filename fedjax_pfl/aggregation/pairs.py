@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl.typing import Tree
+from fedjax_pfl.utils.typing import Tree
 
 OWN, SHARED, ALPHA = "own", "shared", "alpha"
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 import jax
 import numpy as np
 
-from fedjax_pfl import trees
 from fedjax_pfl.aggregation.leaf_plan import NORM_POLICIES, LeafPlan, block_name, trainable
 from fedjax_pfl.aggregation.sharing import Rule
-from fedjax_pfl.errors import require, require_name
-from fedjax_pfl.typing import Tree
+from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.errors import require, require_name
+from fedjax_pfl.utils.typing import Tree
 
 
 def creation_order(model: Tree) -> list[str]:

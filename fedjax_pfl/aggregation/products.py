@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_pfl import trees
 from fedjax_pfl.execution.mesh import platform, shared_clients
+from fedjax_pfl.utils import trees
 
 EXACT = lax.Precision.HIGHEST
 

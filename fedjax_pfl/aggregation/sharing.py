@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedjax_pfl.errors import (
+from fedjax_pfl.utils.errors import (
     InputError,
     require_name,
     require_whole,

@@ -16,11 +16,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_pfl import trees
 from fedjax_pfl.aggregation import columns, products, streamed
-from fedjax_pfl.errors import InputError
 from fedjax_pfl.execution.mesh import platform
-from fedjax_pfl.typing import Matrix, PerMember, Rows, Stack, Tree
+from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.errors import InputError
+from fedjax_pfl.utils.typing import Matrix, PerMember, Rows, Stack, Tree
 
 BLOCK = 2**20  # elements of a block: 4 MB in float32
 ON_CHIP = 2**24  # elements up to which a TPU takes a leaf of all models as one block: 64 MB

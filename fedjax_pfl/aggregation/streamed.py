@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_pfl import trees
-from fedjax_pfl.typing import Mask, Rows, Stack, Tree
+from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.typing import Mask, Rows, Stack, Tree
 
 BLOCK = 2**22  # elements of the models of a block
 

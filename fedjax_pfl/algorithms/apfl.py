@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_pfl import trees
 from fedjax_pfl.aggregation.pairs import Pair, blend, parts
 from fedjax_pfl.algorithms import fedavg
-from fedjax_pfl.contract.registry import algorithm
-from fedjax_pfl.errors import InputError, require
-from fedjax_pfl.structs import Broadcast, per_client, static, struct
+from fedjax_pfl.core.registry import algorithm
 from fedjax_pfl.training.local_sgd import Trained
+from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.errors import InputError, require
+from fedjax_pfl.utils.structs import Broadcast, per_client, static, struct
 
 ALPHA_DECAY = 0.02  # of the published code, in the form "logits" alone
 

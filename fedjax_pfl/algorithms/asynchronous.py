@@ -18,17 +18,17 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl import trees
 from fedjax_pfl.aggregation import leaf_plan, mixing
-from fedjax_pfl.contract.algorithm import Algorithm
-from fedjax_pfl.contract.context import Context
-from fedjax_pfl.contract.record import Record
-from fedjax_pfl.contract.registry import algorithm
-from fedjax_pfl.errors import require
+from fedjax_pfl.core.algorithm import Algorithm
+from fedjax_pfl.core.context import Context
+from fedjax_pfl.core.record import Record
+from fedjax_pfl.core.registry import algorithm
 from fedjax_pfl.federation.extra_losses import proximal
 from fedjax_pfl.federation.participation import Cohort
-from fedjax_pfl.structs import Broadcast, per_client, per_server, static, struct
-from fedjax_pfl.typing import Mask, Model, PerClient, PerMember, Stack
+from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.errors import require
+from fedjax_pfl.utils.structs import Broadcast, per_client, per_server, static, struct
+from fedjax_pfl.utils.typing import Mask, Model, PerClient, PerMember, Stack
 
 
 class Turn(NamedTuple):

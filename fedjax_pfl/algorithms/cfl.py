@@ -11,16 +11,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_pfl import trees
 from fedjax_pfl.aggregation import mixing, similarity
-from fedjax_pfl.algorithms.bipartition import largest_between, second_halves
-from fedjax_pfl.algorithms.cluster_tree import ClusterTree, written
-from fedjax_pfl.algorithms.fitting import best_fitting, mean_private
-from fedjax_pfl.contract.algorithm import Algorithm
-from fedjax_pfl.contract.registry import algorithm
-from fedjax_pfl.errors import InputError, require
-from fedjax_pfl.structs import per_client, per_server, static, struct
-from fedjax_pfl.typing import Stack
+from fedjax_pfl.algorithms.common.best_model import best_fitting, mean_private
+from fedjax_pfl.algorithms.common.bipartition import largest_between, second_halves
+from fedjax_pfl.algorithms.common.cluster_tree import ClusterTree, written
+from fedjax_pfl.core.algorithm import Algorithm
+from fedjax_pfl.core.registry import algorithm
+from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.errors import InputError, require
+from fedjax_pfl.utils.structs import per_client, per_server, static, struct
+from fedjax_pfl.utils.typing import Stack
 
 
 @struct

@@ -9,18 +9,18 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl import trees
 from fedjax_pfl.aggregation import mixing, products
-from fedjax_pfl.contract.algorithm import Algorithm
-from fedjax_pfl.contract.registry import algorithm
-from fedjax_pfl.errors import InputError, require
+from fedjax_pfl.core.algorithm import Algorithm
+from fedjax_pfl.core.registry import algorithm
 from fedjax_pfl.federation.extra_losses import (
     WeightDistribution,
     classifier_kernel,
     estimated_class_shares,
 )
-from fedjax_pfl.structs import Broadcast, per_client, per_server, static, struct
-from fedjax_pfl.typing import PerClient, Stack
+from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.errors import InputError, require
+from fedjax_pfl.utils.structs import Broadcast, per_client, per_server, static, struct
+from fedjax_pfl.utils.typing import PerClient, Stack
 
 
 @struct

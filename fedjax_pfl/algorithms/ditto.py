@@ -6,14 +6,14 @@ Tian Li, Shengyuan Hu, Ahmad Beirami, Virginia Smith. ICML 2021. https://arxiv.o
 from dataclasses import replace
 from typing import Any, Literal
 
-from fedjax_pfl import trees
 from fedjax_pfl.algorithms import fedavg
-from fedjax_pfl.contract.registry import algorithm
-from fedjax_pfl.errors import require
+from fedjax_pfl.core.registry import algorithm
 from fedjax_pfl.federation.extra_losses import proximal
-from fedjax_pfl.structs import per_client, static, struct
 from fedjax_pfl.training.local_sgd import Trained
-from fedjax_pfl.typing import Stack
+from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.errors import require
+from fedjax_pfl.utils.structs import per_client, static, struct
+from fedjax_pfl.utils.typing import Stack
 
 
 @struct

@@ -10,13 +10,13 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl import trees
 from fedjax_pfl.aggregation.sharing import SharedLayers
 from fedjax_pfl.algorithms import fedavg
-from fedjax_pfl.algorithms.fedala_weights import learnt_weights, theta_hat
-from fedjax_pfl.contract.registry import algorithm
-from fedjax_pfl.errors import require
-from fedjax_pfl.structs import Broadcast, per_client, static, struct
+from fedjax_pfl.algorithms.common.fedala_weights import learnt_weights, theta_hat
+from fedjax_pfl.core.registry import algorithm
+from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.errors import require
+from fedjax_pfl.utils.structs import Broadcast, per_client, static, struct
 
 
 @struct

@@ -9,15 +9,15 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl import trees
 from fedjax_pfl.aggregation import mixing, similarity
-from fedjax_pfl.contract.algorithm import Algorithm
-from fedjax_pfl.contract.registry import algorithm
-from fedjax_pfl.errors import InputError, require
+from fedjax_pfl.core.algorithm import Algorithm
+from fedjax_pfl.core.registry import algorithm
 from fedjax_pfl.federation.extra_losses import proximal
 from fedjax_pfl.federation.optimizers import SGD
-from fedjax_pfl.structs import per_client, static, struct
-from fedjax_pfl.typing import Stack
+from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.errors import InputError, require
+from fedjax_pfl.utils.structs import per_client, static, struct
+from fedjax_pfl.utils.typing import Stack
 
 # With cosines of .9 to 1 the largest weight is exp(.1 sigma) times the least: 1.65 at this sigma.
 TELLING = 5.0

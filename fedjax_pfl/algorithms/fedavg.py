@@ -11,16 +11,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_pfl import trees
 from fedjax_pfl.aggregation import leaf_plan, mixing
-from fedjax_pfl.contract.algorithm import Algorithm
-from fedjax_pfl.contract.context import Context
-from fedjax_pfl.contract.record import Record
-from fedjax_pfl.contract.registry import algorithm
+from fedjax_pfl.core.algorithm import Algorithm
+from fedjax_pfl.core.context import Context
+from fedjax_pfl.core.record import Record
+from fedjax_pfl.core.registry import algorithm
 from fedjax_pfl.federation.participation import Cohort
-from fedjax_pfl.structs import Broadcast, per_client, per_server, struct
 from fedjax_pfl.training.local_sgd import Trained
-from fedjax_pfl.typing import Tree
+from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.structs import Broadcast, per_client, per_server, struct
+from fedjax_pfl.utils.typing import Tree
 
 
 @struct

@@ -6,14 +6,14 @@ Jaehoon Oh, Sangmook Kim, Se-Young Yun. ICLR 2022. https://arxiv.org/abs/2106.06
 from dataclasses import replace
 from typing import Literal
 
-from fedjax_pfl import trees
 from fedjax_pfl.aggregation import leaf_plan
 from fedjax_pfl.algorithms.fedper import PartlyShared
-from fedjax_pfl.contract.registry import algorithm
-from fedjax_pfl.errors import InputError, require
+from fedjax_pfl.core.registry import algorithm
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.optimizers import SGD
-from fedjax_pfl.structs import Broadcast, static
+from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.errors import InputError, require
+from fedjax_pfl.utils.structs import Broadcast, static
 
 
 @algorithm("fedbabu")

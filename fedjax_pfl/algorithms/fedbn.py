@@ -7,9 +7,9 @@ https://arxiv.org/abs/2102.07623
 from typing import Literal
 
 from fedjax_pfl.algorithms.fedper import PartlyShared
-from fedjax_pfl.contract.registry import algorithm
-from fedjax_pfl.errors import InputError
-from fedjax_pfl.structs import static
+from fedjax_pfl.core.registry import algorithm
+from fedjax_pfl.utils.errors import InputError
+from fedjax_pfl.utils.structs import static
 
 
 @algorithm("fedbn")

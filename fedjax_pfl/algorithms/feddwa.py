@@ -10,13 +10,13 @@ from typing import Literal
 import jax.numpy as jnp
 import optax
 
-from fedjax_pfl import trees
 from fedjax_pfl.aggregation import mixing, similarity
-from fedjax_pfl.contract.algorithm import Algorithm
-from fedjax_pfl.contract.registry import algorithm
-from fedjax_pfl.errors import InputError, require
-from fedjax_pfl.structs import per_client, static, struct
-from fedjax_pfl.typing import Stack
+from fedjax_pfl.core.algorithm import Algorithm
+from fedjax_pfl.core.registry import algorithm
+from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.errors import InputError, require
+from fedjax_pfl.utils.structs import per_client, static, struct
+from fedjax_pfl.utils.typing import Stack
 
 Guidance = Literal["epochs", "full_gradient", "last", "received", "trained", "extrapolate"]
 ADAPTED = ("epochs", "full_gradient")  # trained further by the client, and sent

@@ -10,14 +10,14 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl import trees
 from fedjax_pfl.aggregation import mixing
 from fedjax_pfl.algorithms import fedavg
-from fedjax_pfl.contract.registry import algorithm
-from fedjax_pfl.errors import require
-from fedjax_pfl.structs import Broadcast, per_client, per_server, static, struct
+from fedjax_pfl.core.registry import algorithm
 from fedjax_pfl.training.local_sgd import Trained
-from fedjax_pfl.typing import Stack
+from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.errors import require
+from fedjax_pfl.utils.structs import Broadcast, per_client, per_server, static, struct
+from fedjax_pfl.utils.typing import Stack
 
 
 @struct

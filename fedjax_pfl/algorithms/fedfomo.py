@@ -9,15 +9,15 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl import trees
 from fedjax_pfl.aggregation import leaf_plan
-from fedjax_pfl.algorithms.downloads import epsilon_greedy
-from fedjax_pfl.algorithms.fedfomo_weights import first_order, positive_part, rise
-from fedjax_pfl.contract.algorithm import Algorithm
-from fedjax_pfl.contract.registry import algorithm
-from fedjax_pfl.errors import InputError, require
-from fedjax_pfl.structs import per_client, per_pair, static, struct
-from fedjax_pfl.typing import Stack
+from fedjax_pfl.algorithms.common.downloads import epsilon_greedy
+from fedjax_pfl.algorithms.common.fedfomo_weights import first_order, positive_part, rise
+from fedjax_pfl.core.algorithm import Algorithm
+from fedjax_pfl.core.registry import algorithm
+from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.errors import InputError, require
+from fedjax_pfl.utils.structs import per_client, per_pair, static, struct
+from fedjax_pfl.utils.typing import Stack
 
 SELF_AFFINITY = 0.1  # of a client for itself at first, as in the published code
 

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_pfl.algorithms.fedavg import Weighted
-from fedjax_pfl.contract.registry import algorithm
-from fedjax_pfl.errors import require
-from fedjax_pfl.structs import static, struct
-from fedjax_pfl.typing import Tree
+from fedjax_pfl.core.registry import algorithm
+from fedjax_pfl.utils.errors import require
+from fedjax_pfl.utils.structs import static, struct
+from fedjax_pfl.utils.typing import Tree
 
 
 class Moments(NamedTuple):

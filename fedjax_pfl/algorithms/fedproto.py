@@ -10,14 +10,21 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl import trees
-from fedjax_pfl.algorithms.prototypes import Prototypes, Sums, class_sums, nearest, nothing, wide
-from fedjax_pfl.contract.algorithm import Algorithm
-from fedjax_pfl.contract.registry import algorithm
-from fedjax_pfl.errors import InputError, require
-from fedjax_pfl.structs import Broadcast, per_client, per_server, static, struct
+from fedjax_pfl.algorithms.common.prototypes import (
+    Prototypes,
+    Sums,
+    class_sums,
+    nearest,
+    nothing,
+    wide,
+)
+from fedjax_pfl.core.algorithm import Algorithm
+from fedjax_pfl.core.registry import algorithm
 from fedjax_pfl.training.local_sgd import Trained
-from fedjax_pfl.typing import Stack
+from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.errors import InputError, require
+from fedjax_pfl.utils.structs import Broadcast, per_client, per_server, static, struct
+from fedjax_pfl.utils.typing import Stack
 
 
 @struct

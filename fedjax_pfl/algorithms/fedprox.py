@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_pfl.algorithms.fedavg import FedAvg
-from fedjax_pfl.contract.registry import algorithm
-from fedjax_pfl.errors import InputError, require
+from fedjax_pfl.core.registry import algorithm
 from fedjax_pfl.federation.extra_losses import proximal
-from fedjax_pfl.structs import static
+from fedjax_pfl.utils.errors import InputError, require
+from fedjax_pfl.utils.structs import static
 
 
 @algorithm("fedprox")

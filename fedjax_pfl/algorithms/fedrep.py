@@ -13,11 +13,11 @@ import numpy as np
 
 from fedjax_pfl.aggregation import leaf_plan
 from fedjax_pfl.algorithms.fedper import PartlyShared
-from fedjax_pfl.contract.registry import algorithm
-from fedjax_pfl.errors import InputError, require
+from fedjax_pfl.core.registry import algorithm
 from fedjax_pfl.federation.adaptation import Adaptation
-from fedjax_pfl.structs import Broadcast, static
 from fedjax_pfl.training.local_sgd import Trained
+from fedjax_pfl.utils.errors import InputError, require
+from fedjax_pfl.utils.structs import Broadcast, static
 
 
 @algorithm("fedrep")

@@ -9,13 +9,13 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_pfl import trees
 from fedjax_pfl.aggregation import leaf_plan
 from fedjax_pfl.algorithms import fedavg
-from fedjax_pfl.contract.registry import algorithm
-from fedjax_pfl.errors import require
-from fedjax_pfl.structs import Broadcast, per_client, static, struct
+from fedjax_pfl.core.registry import algorithm
 from fedjax_pfl.training.local_step import Forward, ForwardedBatch
+from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.errors import require
+from fedjax_pfl.utils.structs import Broadcast, per_client, static, struct
 
 
 @struct

@@ -14,14 +14,14 @@ import numpy as np
 import optax
 from jax import lax
 
-from fedjax_pfl import keys, trees
 from fedjax_pfl.aggregation import mixing
-from fedjax_pfl.algorithms.fitting import best_fitting, mean_private
-from fedjax_pfl.contract.algorithm import Algorithm
-from fedjax_pfl.contract.registry import algorithm
-from fedjax_pfl.errors import InputError, require
-from fedjax_pfl.structs import per_client, per_server, static, struct
-from fedjax_pfl.typing import Stack, Tree
+from fedjax_pfl.algorithms.common.best_model import best_fitting, mean_private
+from fedjax_pfl.core.algorithm import Algorithm
+from fedjax_pfl.core.registry import algorithm
+from fedjax_pfl.utils import keys, trees
+from fedjax_pfl.utils.errors import InputError, require
+from fedjax_pfl.utils.structs import per_client, per_server, static, struct
+from fedjax_pfl.utils.typing import Stack, Tree
 
 DRAWS = 100  # sets of first models that "balanced_redraw" tries at most
 

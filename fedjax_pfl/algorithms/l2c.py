@@ -12,14 +12,14 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from fedjax_pfl import trees
 from fedjax_pfl.aggregation import mixing, similarity
-from fedjax_pfl.algorithms.l2c_weights import Attention, Logits
-from fedjax_pfl.contract.algorithm import Algorithm
-from fedjax_pfl.contract.registry import algorithm
-from fedjax_pfl.errors import InputError, require
+from fedjax_pfl.algorithms.common.l2c_weights import Attention, Logits
+from fedjax_pfl.core.algorithm import Algorithm
+from fedjax_pfl.core.registry import algorithm
 from fedjax_pfl.federation.schedules import Schedule
-from fedjax_pfl.structs import static
+from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.errors import InputError, require
+from fedjax_pfl.utils.structs import static
 
 BETAS = (0.9, 0.99)  # Adam's, as in the authors' later code
 SOURCES = {"learnt": Logits, "attention": Attention}

@@ -10,14 +10,14 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl import trees
 from fedjax_pfl.aggregation import leaf_plan, mixing
 from fedjax_pfl.aggregation.sharing import SharedLayers
 from fedjax_pfl.algorithms.fedavg import State
 from fedjax_pfl.algorithms.fedper import PartlyShared
-from fedjax_pfl.contract.registry import algorithm
-from fedjax_pfl.errors import InputError, require
-from fedjax_pfl.structs import per_client, per_server, static, struct
+from fedjax_pfl.core.registry import algorithm
+from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.errors import InputError, require
+from fedjax_pfl.utils.structs import per_client, per_server, static, struct
 
 
 @struct

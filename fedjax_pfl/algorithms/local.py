@@ -2,11 +2,11 @@
 
 from typing import Literal
 
-from fedjax_pfl import trees
-from fedjax_pfl.contract.algorithm import Algorithm
-from fedjax_pfl.contract.registry import algorithm
-from fedjax_pfl.structs import per_client, static, struct
-from fedjax_pfl.typing import Stack
+from fedjax_pfl.core.algorithm import Algorithm
+from fedjax_pfl.core.registry import algorithm
+from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.structs import per_client, static, struct
+from fedjax_pfl.utils.typing import Stack
 
 
 @struct

@@ -15,12 +15,12 @@ import numpy as np
 import optax
 
 from fedjax_pfl.algorithms.fedavg import Weighted
-from fedjax_pfl.contract.registry import algorithm
-from fedjax_pfl.errors import InputError, require
+from fedjax_pfl.core.registry import algorithm
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.optimizers import SGD
-from fedjax_pfl.structs import Broadcast, static
 from fedjax_pfl.training.local_sgd import Trained
+from fedjax_pfl.utils.errors import InputError, require
+from fedjax_pfl.utils.structs import Broadcast, static
 
 
 @algorithm("perfedavg")

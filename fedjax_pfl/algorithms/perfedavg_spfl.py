@@ -8,9 +8,9 @@ Guarantees: A Model-Agnostic Meta-Learning Approach. NeurIPS 2020. https://arxiv
 """
 
 from fedjax_pfl.algorithms.fedavg import FedAvg
-from fedjax_pfl.contract.registry import algorithm
-from fedjax_pfl.errors import require
-from fedjax_pfl.structs import static
+from fedjax_pfl.core.registry import algorithm
+from fedjax_pfl.utils.errors import require
+from fedjax_pfl.utils.structs import static
 
 
 @algorithm("perfedavg_spfl")

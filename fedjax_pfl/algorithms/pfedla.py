@@ -11,14 +11,14 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from fedjax_pfl import keys, trees
 from fedjax_pfl.aggregation import mixing, products, similarity
-from fedjax_pfl.algorithms.hypernetwork import linear
-from fedjax_pfl.contract.algorithm import Algorithm
-from fedjax_pfl.contract.registry import algorithm
-from fedjax_pfl.errors import InputError, require
-from fedjax_pfl.structs import per_client, per_pair, static, struct
-from fedjax_pfl.typing import Stack
+from fedjax_pfl.algorithms.common.hypernetwork import linear
+from fedjax_pfl.core.algorithm import Algorithm
+from fedjax_pfl.core.registry import algorithm
+from fedjax_pfl.utils import keys, trees
+from fedjax_pfl.utils.errors import InputError, require
+from fedjax_pfl.utils.structs import per_client, per_pair, static, struct
+from fedjax_pfl.utils.typing import Stack
 
 DEPTH = 3  # layers of a trunk, as in public implementations: the paper's supplement is lost
 

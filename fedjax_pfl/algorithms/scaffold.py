@@ -10,13 +10,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl import trees
 from fedjax_pfl.aggregation import mixing
 from fedjax_pfl.algorithms import fedavg
-from fedjax_pfl.contract.registry import algorithm
-from fedjax_pfl.errors import require
-from fedjax_pfl.structs import per_client, per_server, struct
+from fedjax_pfl.core.registry import algorithm
 from fedjax_pfl.training.local_sgd import Trained
+from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.errors import require
+from fedjax_pfl.utils.structs import per_client, per_server, struct
 
 
 @struct

@@ -12,14 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_pfl import trees
 from fedjax_pfl.aggregation import mixing, products
-from fedjax_pfl.algorithms import client_graphs
-from fedjax_pfl.contract.algorithm import Algorithm
-from fedjax_pfl.contract.registry import algorithm
-from fedjax_pfl.errors import InputError, require
-from fedjax_pfl.structs import Broadcast, per_client, per_server, static, struct
-from fedjax_pfl.typing import Model, Stack
+from fedjax_pfl.algorithms.common import sfl_graphs
+from fedjax_pfl.core.algorithm import Algorithm
+from fedjax_pfl.core.registry import algorithm
+from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.errors import InputError, require
+from fedjax_pfl.utils.structs import Broadcast, per_client, per_server, static, struct
+from fedjax_pfl.utils.typing import Model, Stack
 
 
 @struct
@@ -145,15 +145,15 @@ class Sfl(Algorithm):
         own, data = jnp.eye(ctx.num_clients, dtype=ctx.dtype), ctx.federation.data
         if self.graph == "neighbours":
             changes = ctx.uploaded(jax.tree.map(jnp.subtract, sent, server))
-            edges = client_graphs.nearest_by_cosine(changes, ctx.ids, self.neighbours)
+            edges = sfl_graphs.nearest_by_cosine(changes, ctx.ids, self.neighbours)
         elif self.relation is None:
-            edges = client_graphs.share_a_label(data.class_counts, data.class_counts)
+            edges = sfl_graphs.share_a_label(data.class_counts, data.class_counts)
         else:
             edges = jnp.asarray(self.relation(ctx.ids))
         edges = mixing.normalize(edges.astype(ctx.dtype))
         if self.graph == "learned":
-            generator = client_graphs.first_generator(ctx.key_for("sfl"), ctx.ids, ctx.dtype)
-            learned = client_graphs.fitted(generator, ctx.uploaded(sent), ctx.ids)
+            generator = sfl_graphs.first_generator(ctx.key_for("sfl"), ctx.ids, ctx.dtype)
+            learned = sfl_graphs.fitted(generator, ctx.uploaded(sent), ctx.ids)
             edges = (1 - self.learned_share) * edges + self.learned_share * learned
         # A client that diverged is no vertex in this round; one without an edge keeps its model. A
         # row of the learned graph may be empty: then the other's row counts for all.
@@ -175,7 +175,7 @@ class Sfl(Algorithm):
         held = trees.replicate(state.server, everyone.size)
         if self.graph == "labels" and self.relation is None:
             counts = (each.federation.data.class_counts for each in (new_clients, ctx))
-            weights = mixing.normalize(client_graphs.share_a_label(*counts).astype(ctx.dtype))
+            weights = mixing.normalize(sfl_graphs.share_a_label(*counts).astype(ctx.dtype))
             held = ctx.mix(weights, state.models, onto=held)
         return self._train(
             new_clients, everyone, state.server, held, purpose="personalize", cursor=None

@@ -11,15 +11,15 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from fedjax_pfl import trees
 from fedjax_pfl.aggregation import mixing
-from fedjax_pfl.algorithms import spfl_similarity
-from fedjax_pfl.algorithms.spfl_similarity import compared_layers, in_stage, parse_weights
-from fedjax_pfl.contract.algorithm import Algorithm
-from fedjax_pfl.contract.registry import algorithm
-from fedjax_pfl.errors import InputError, require, shown
-from fedjax_pfl.structs import per_client, per_pair, static, struct
-from fedjax_pfl.typing import Stack
+from fedjax_pfl.algorithms.common import spfl_similarity
+from fedjax_pfl.algorithms.common.spfl_similarity import compared_layers, in_stage, parse_weights
+from fedjax_pfl.core.algorithm import Algorithm
+from fedjax_pfl.core.registry import algorithm
+from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.errors import InputError, require, shown
+from fedjax_pfl.utils.structs import per_client, per_pair, static, struct
+from fedjax_pfl.utils.typing import Stack
 
 
 @struct

@@ -12,15 +12,19 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_pfl import trees
 from fedjax_pfl.aggregation import leaf_plan, mixing
 from fedjax_pfl.algorithms import scaffold
-from fedjax_pfl.algorithms.alice import ForAlice, squared_distances_to_alice, summed_gradients
-from fedjax_pfl.algorithms.alices import States, together
-from fedjax_pfl.contract.registry import algorithm
-from fedjax_pfl.errors import InputError, require
+from fedjax_pfl.algorithms.common.alice import (
+    ForAlice,
+    squared_distances_to_alice,
+    summed_gradients,
+)
+from fedjax_pfl.algorithms.common.waffle_batch import States, together
+from fedjax_pfl.core.registry import algorithm
 from fedjax_pfl.federation.schedules import COUNTED
-from fedjax_pfl.structs import per_client, static, struct
+from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.errors import InputError, require
+from fedjax_pfl.utils.structs import per_client, static, struct
 
 
 @struct

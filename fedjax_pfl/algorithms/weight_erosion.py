@@ -14,12 +14,16 @@ import numpy as np
 
 from fedjax_pfl.aggregation import mixing
 from fedjax_pfl.algorithms import fedavg
-from fedjax_pfl.algorithms.alice import ForAlice, squared_distances_to_alice, summed_gradients
-from fedjax_pfl.contract.registry import algorithm
-from fedjax_pfl.errors import require
+from fedjax_pfl.algorithms.common.alice import (
+    ForAlice,
+    squared_distances_to_alice,
+    summed_gradients,
+)
+from fedjax_pfl.core.registry import algorithm
 from fedjax_pfl.federation.schedules import COUNTED
-from fedjax_pfl.structs import per_client, struct
 from fedjax_pfl.training.local_sgd import Trained
+from fedjax_pfl.utils.errors import require
+from fedjax_pfl.utils.structs import per_client, struct
 
 PUBLISHED = 0.006  # p_d for 100 rounds on MNIST, A and C (WAFFLE's Table 3)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from fedjax_pfl.data.arrow_sizes import unpacked_size
 from fedjax_pfl.data.files import read_bytes, require_file
 from fedjax_pfl.data.limits import require_memory
-from fedjax_pfl.errors import InputError
+from fedjax_pfl.utils.errors import InputError
 
 # Rows of encoded images that are read at once. A few bytes may stand for a value of megabytes, row
 # after row, so larger pieces don't wait until their size is known.

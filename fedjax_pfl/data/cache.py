@@ -23,7 +23,7 @@ from fedjax_pfl.data.files import (
     save_arrays,
 )
 from fedjax_pfl.data.places import npz_names, read_npz
-from fedjax_pfl.errors import InputError
+from fedjax_pfl.utils.errors import InputError
 
 # Part of every name: raise it when decoding changes, so that older files are not read.
 _VERSION = 1

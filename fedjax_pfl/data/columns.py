@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedjax_pfl.errors import InputError, require, unknown_name
+from fedjax_pfl.utils.errors import InputError, require, unknown_name
 
 
 def named(given: str, known: Collection[str], where: Path | str) -> tuple[str, ...]:

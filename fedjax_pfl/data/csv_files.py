@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedjax_pfl.data.files import require_file
 from fedjax_pfl.data.limits import require_memory
-from fedjax_pfl.errors import InputError
+from fedjax_pfl.utils.errors import InputError
 
 
 def read_rows(path: Path, columns: int | None = None, said: str = "") -> list[list[str]]:

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from fedjax_pfl.data.columns import checked_columns
 from fedjax_pfl.data.labels import CLASSES, TASKS, checked_labels
 from fedjax_pfl.data.limits import require_memory
-from fedjax_pfl.errors import InputError, refused, require, require_name, require_whole
+from fedjax_pfl.utils.errors import InputError, refused, require, require_name, require_whole
 
 # Token ids pass through float32 on the way to an embedding: beyond this they would be rounded.
 MAX_VOCABULARY = 2**24

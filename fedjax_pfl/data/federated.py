@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_pfl.errors import require
-from fedjax_pfl.structs import static, struct
-from fedjax_pfl.trees import NotHere
-from fedjax_pfl.typing import Rows, Scalar
+from fedjax_pfl.utils.errors import require
+from fedjax_pfl.utils.structs import static, struct
+from fedjax_pfl.utils.trees import NotHere
+from fedjax_pfl.utils.typing import Rows, Scalar
 
 
 @struct

@@ -14,7 +14,7 @@ from typing import IO
 import numpy as np
 
 from fedjax_pfl.data.limits import free, require_memory
-from fedjax_pfl.errors import InputError, shown
+from fedjax_pfl.utils.errors import InputError, shown
 
 # Bytes of one unpacked file, about three times the largest of any data set here. Larger files are
 # refused before they fill the memory.

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_pfl.data.files import require_file
 from fedjax_pfl.data.limits import require_memory
-from fedjax_pfl.errors import InputError, require
+from fedjax_pfl.utils.errors import InputError, require
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm")
 # The formats of those suffixes only: Pillow's others may start programs (EPS) or hold no pixels.

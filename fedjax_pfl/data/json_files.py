@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_pfl.data.files import read_bytes
-from fedjax_pfl.errors import InputError
+from fedjax_pfl.utils.errors import InputError
 
 
 def read_json(path: Path) -> Any:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedjax_pfl.errors import require
+from fedjax_pfl.utils.errors import require
 
 CLASSES = "classification"
 # The labels of each task, one row for each sample.

@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from fedjax_pfl.errors import InputError, gigabytes
+from fedjax_pfl.utils.errors import InputError, gigabytes
 
 # Smaller arrays aren't checked: asking the system takes longer than making them.
 _SMALL = 2**26

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedjax_pfl.data.json_files import read_json
 from fedjax_pfl.data.places import read_npz
-from fedjax_pfl.errors import InputError, require_whole
+from fedjax_pfl.utils.errors import InputError, require_whole
 
 CONFIG = "config.json"
 PFLLIB_EXPORT = """\

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedjax_pfl.data.files import require_file
 from fedjax_pfl.data.limits import require_memory
-from fedjax_pfl.errors import InputError
+from fedjax_pfl.utils.errors import InputError
 
 _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,

@@ -3,7 +3,7 @@
 import numpy as np
 
 from fedjax_pfl.data.dataset import Dataset
-from fedjax_pfl.errors import InputError, require, require_name
+from fedjax_pfl.utils.errors import InputError, require, require_name
 
 SCALINGS: dict[str, str] = {
     "default": "the data set's own (half for images, digits for digits, raw for all others)",

@@ -12,7 +12,7 @@ import numpy as np
 from fedjax_pfl._version import __version__
 from fedjax_pfl.data.files import reason
 from fedjax_pfl.data.places import npz_names, read_npz
-from fedjax_pfl.errors import InputError, OutputError, cut, shown
+from fedjax_pfl.utils.errors import InputError, OutputError, cut, shown
 
 LARGEST_JSON = 2**28  # bytes
 LONGEST_NAME = 255 - len(".part-")  # what file systems take, less the prefix while writing

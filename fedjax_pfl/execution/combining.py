@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_pfl.execution.mesh import place
 from fedjax_pfl.execution.processes import all_devices, count, index, readable
-from fedjax_pfl.typing import Device
+from fedjax_pfl.utils.typing import Device
 
 PROCESS, SLOT = "process", "slot"  # axes of the devices by process
 

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_pfl import trees
 from fedjax_pfl.execution.rows import Homes, over_devices, over_rows
 from fedjax_pfl.execution.strategy import Execution
-from fedjax_pfl.typing import Tree
+from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.typing import Tree
 
 
 class Counts(NamedTuple):

@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from fedjax_pfl.execution.processes import all_devices, put, several
 from fedjax_pfl.execution.shares import CLIENTS, RUNS, Shares, check
 from fedjax_pfl.execution.strategy import Execution
-from fedjax_pfl.typing import Device, Tree
+from fedjax_pfl.utils.typing import Device, Tree
 
 AXIS = CLIENTS  # of the device mesh
 _described = jax.make_user_context(None)  # JAX's caches depend on it

@@ -6,7 +6,7 @@ by a name that is handed in, never by the process that traces.
 
 import jax
 
-from fedjax_pfl.errors import require_name
+from fedjax_pfl.utils.errors import require_name
 
 PLATFORMS = ("cpu", "gpu", "tpu")
 

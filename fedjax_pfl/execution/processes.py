@@ -18,8 +18,8 @@ from jax._src import distributed  # JAX's own store of keys has no public name
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
-from fedjax_pfl.errors import InputError, OutputError
-from fedjax_pfl.typing import Device, Tree
+from fedjax_pfl.utils.errors import InputError, OutputError
+from fedjax_pfl.utils.typing import Device, Tree
 
 T = TypeVar("T")
 NAME = "fedjax_pfl"  # of this package's keys

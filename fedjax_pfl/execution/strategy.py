@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, field, replace
 
-from fedjax_pfl.errors import InputError, shown
 from fedjax_pfl.execution import processes, shares
 from fedjax_pfl.execution.platforms import resolve_platform
-from fedjax_pfl.values import decimal
+from fedjax_pfl.utils.errors import InputError, shown
+from fedjax_pfl.utils.values import decimal
 
 CLIENT_AXES = ("auto", "map", "vmap", "a chunk size such as 8")
 SEED_AXES = ("auto", "map", "vmap")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl.errors import InputError, require_name
+from fedjax_pfl.utils.errors import InputError, require_name
 
 Augmentation = Callable[[jax.Array, jax.Array], jax.Array]
 

@@ -2,8 +2,8 @@
 
 import jax
 
-from fedjax_pfl.structs import struct
-from fedjax_pfl.typing import Tree
+from fedjax_pfl.utils.structs import struct
+from fedjax_pfl.utils.typing import Tree
 
 
 @struct

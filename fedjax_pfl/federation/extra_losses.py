@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
-from fedjax_pfl.errors import InputError, require_classes
 from fedjax_pfl.federation.client import Client
 from fedjax_pfl.models.task import ForwardedBatch
-from fedjax_pfl.structs import struct
-from fedjax_pfl.typing import Tree
-from fedjax_pfl.values import number
+from fedjax_pfl.utils.errors import InputError, require_classes
+from fedjax_pfl.utils.structs import struct
+from fedjax_pfl.utils.typing import Tree
+from fedjax_pfl.utils.values import number
 
 NO_REFERENCE = (
     "proximal pulls to parameters like one client's: "

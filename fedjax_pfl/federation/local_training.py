@@ -9,7 +9,6 @@ import numpy as np
 
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
 from fedjax_pfl.data.federated import FederatedData
-from fedjax_pfl.errors import InputError, require, unknown_name
 from fedjax_pfl.federation.augmentation import AUGMENTATIONS, Augmentation, resolve_augmentation
 from fedjax_pfl.federation.extra_losses import ExtraLoss
 from fedjax_pfl.federation.named import Configured, checked_options
@@ -22,7 +21,8 @@ from fedjax_pfl.federation.optimizers import (
 from fedjax_pfl.federation.option import Group, Option, again, declared, option
 from fedjax_pfl.federation.rates import named_schedule
 from fedjax_pfl.federation.schedules import BATCH_ORDERS, IN_ORDER, Schedule
-from fedjax_pfl.typing import Tree
+from fedjax_pfl.utils.errors import InputError, require, unknown_name
+from fedjax_pfl.utils.typing import Tree
 
 if TYPE_CHECKING:
     from fedjax_pfl.federation.federation import Federation

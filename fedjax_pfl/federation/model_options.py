@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from fedjax_pfl.aggregation.planning import leaf_plan
 from fedjax_pfl.aggregation.sharing import Rule, named
 from fedjax_pfl.data.sources.registry import Dataset
-from fedjax_pfl.errors import InputError, require
 from fedjax_pfl.federation.local_training import check_hashable
 from fedjax_pfl.federation.option import Group, declared, option
 from fedjax_pfl.models.adapters import adapted
@@ -22,7 +21,8 @@ from fedjax_pfl.models.objectives import CLASSIFICATION, objective_of
 from fedjax_pfl.models.registry import INITIALIZERS
 from fedjax_pfl.models.started import started
 from fedjax_pfl.models.task import Task, as_task
-from fedjax_pfl.typing import Tree
+from fedjax_pfl.utils.errors import InputError, require
+from fedjax_pfl.utils.typing import Tree
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 CONVOLUTIONS = ("auto", "xla")

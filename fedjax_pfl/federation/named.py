@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from fedjax_pfl.errors import InputError, require, shown, unknown_name
-from fedjax_pfl.values import convert, defined_at
+from fedjax_pfl.utils.errors import InputError, require, shown, unknown_name
+from fedjax_pfl.utils.values import convert, defined_at
 
 F = TypeVar("F", bound=Callable[..., Any])
 Registry = dict[str, Callable[..., Any]]

@@ -9,10 +9,10 @@ import jax
 import numpy as np
 import optax
 
-from fedjax_pfl.errors import InputError, require
 from fedjax_pfl.federation.named import F, Registry, configured, registering
 from fedjax_pfl.federation.option import Group, option
-from fedjax_pfl.typing import Tree
+from fedjax_pfl.utils.errors import InputError, require
+from fedjax_pfl.utils.typing import Tree
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from fedjax_pfl.errors import require, require_name, require_whole, unknown_name
-from fedjax_pfl.values import convert, number
+from fedjax_pfl.utils.errors import require, require_name, require_whole, unknown_name
+from fedjax_pfl.utils.values import convert, number
 
 G = TypeVar("G", bound="Group")
 WORDS = (str, bool, int, float)  # types whose values one word can say

@@ -16,7 +16,6 @@ from fedjax_pfl.data.federated import FederatedData, by_class, make_split
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.scaling import SCALINGS, input_scaling
 from fedjax_pfl.data.sources.registry import Dataset
-from fedjax_pfl.errors import InputError, require, require_classes
 from fedjax_pfl.execution import tiles
 from fedjax_pfl.execution.packing import fitted
 from fedjax_pfl.execution.platforms import PLATFORMS, resolve_platform
@@ -33,7 +32,8 @@ from fedjax_pfl.federation.option import Group, Option, declared, gathered, opti
 from fedjax_pfl.federation.participation import ParticipationOptions
 from fedjax_pfl.models.metrics import Metric, check_metrics, chosen, names_for
 from fedjax_pfl.models.task import Task
-from fedjax_pfl.typing import Tree
+from fedjax_pfl.utils.errors import InputError, require, require_classes
+from fedjax_pfl.utils.typing import Tree
 
 __all__ = [
     "GROUPS",

@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_pfl import keys, trees
-from fedjax_pfl.errors import InputError, require
 from fedjax_pfl.federation.option import Group, option
-from fedjax_pfl.structs import static, struct
-from fedjax_pfl.typing import Rows, Tree
-from fedjax_pfl.values import convert
+from fedjax_pfl.utils import keys, trees
+from fedjax_pfl.utils.errors import InputError, require
+from fedjax_pfl.utils.structs import static, struct
+from fedjax_pfl.utils.typing import Rows, Tree
+from fedjax_pfl.utils.values import convert
 
 STRAGGLER_SCHEDULES = ("code", "paper")
 

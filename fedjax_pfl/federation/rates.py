@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl.errors import require
 from fedjax_pfl.federation.named import F, Registry, configured, registering
+from fedjax_pfl.utils.errors import require
 
 LR_SCHEDULES: Registry = {}
 

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl.data.federated import Split
-from fedjax_pfl.errors import InputError, require, require_whole
-from fedjax_pfl.typing import Key, Scalar
+from fedjax_pfl.utils.errors import InputError, require, require_whole
+from fedjax_pfl.utils.typing import Key, Scalar
 
 Count = TypeVar("Count", int, jax.Array, np.ndarray)  # one number, or one for each client
 BATCH_ORDERS = ("shuffled", "fresh", "partition", "by_class")

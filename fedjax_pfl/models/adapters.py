@@ -15,11 +15,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl import keys
-from fedjax_pfl.errors import InputError
 from fedjax_pfl.models.layers import Dense
 from fedjax_pfl.models.task import Mode, Outputs, Task
-from fedjax_pfl.typing import Key, Tree
+from fedjax_pfl.utils import keys
+from fedjax_pfl.utils.errors import InputError
+from fedjax_pfl.utils.typing import Key, Tree
 
 DENSE = (Dense, nn.Dense, nn.DenseGeneral)
 A, B = "lora_a", "lora_b"

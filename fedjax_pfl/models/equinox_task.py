@@ -11,10 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl import trees
-from fedjax_pfl.errors import InputError
 from fedjax_pfl.models.task import EVALUATION, FOREIGN, Mode, Outputs, Task
-from fedjax_pfl.typing import Key, Tree
+from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.errors import InputError
+from fedjax_pfl.utils.typing import Key, Tree
 
 COLLECTION = "state"
 AXIS = "batch"  # of the samples, where no layer names it

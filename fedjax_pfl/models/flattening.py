@@ -11,10 +11,10 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from fedjax_pfl import trees
 from fedjax_pfl.models.kernels import forms
 from fedjax_pfl.models.task import EVALUATION, Outputs, Task
-from fedjax_pfl.typing import Tree
+from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.typing import Tree
 
 CHANNELS = -1  # the label of an image's channels; its other axes are 0 (the batch), 1, 2, ...
 # Primitives whose outputs stand where their inputs stood, and those that make images of images.

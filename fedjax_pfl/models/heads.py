@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_pfl.errors import InputError
 from fedjax_pfl.models.task import EVALUATION, Mode, Outputs, Task
-from fedjax_pfl.typing import Key, Tree
+from fedjax_pfl.utils.errors import InputError
+from fedjax_pfl.utils.typing import Key, Tree
 
 HEAD, PERSONAL_HEAD = "head", "personal_head"
 

@@ -17,15 +17,15 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors
 
-from fedjax_pfl import trees
 from fedjax_pfl.data.files import as_path, reading, require_file
 from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.data.places import npz_names, read_npz
-from fedjax_pfl.errors import InputError, cut, require
 from fedjax_pfl.models.flattening import Layout, layouts
 from fedjax_pfl.models.task import Task
 from fedjax_pfl.models.torch_weights import converted, looks_like_torch, torch_shape
-from fedjax_pfl.typing import Tree
+from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.errors import InputError, cut, require
+from fedjax_pfl.utils.typing import Tree
 
 TYPES = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16,

@@ -11,8 +11,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl.errors import require, require_name
 from fedjax_pfl.models.kernels import forms, minimal_filtering
+from fedjax_pfl.utils.errors import require, require_name
 
 INITIALIZERS = ("torch", "flax", "kaiming")
 Pool = Callable[[jax.Array], jax.Array]

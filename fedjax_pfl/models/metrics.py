@@ -12,11 +12,11 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl.errors import OF_ONES_OWN, InputError, require, require_name, unknown_name
-from fedjax_pfl.measures import BETTER, HIGHER, LOWER, Measure
 from fedjax_pfl.models.objectives import OBJECTIVES, Objective
-from fedjax_pfl.spelling import suggestions
-from fedjax_pfl.values import defined_at
+from fedjax_pfl.utils.errors import OF_ONES_OWN, InputError, require, require_name, unknown_name
+from fedjax_pfl.utils.measures import BETTER, HIGHER, LOWER, Measure
+from fedjax_pfl.utils.spelling import suggestions
+from fedjax_pfl.utils.values import defined_at
 
 BINS = 15  # of the expected calibration error
 PER_CLASS = "per_class_accuracy"

@@ -8,7 +8,7 @@ import jax
 
 from fedjax_pfl.aggregation import pairs
 from fedjax_pfl.models.task import Mode, Outputs, Task
-from fedjax_pfl.typing import Key, Tree
+from fedjax_pfl.utils.typing import Key, Tree
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from typing import Any
 
 import jax
 
-from fedjax_pfl.errors import InputError
 from fedjax_pfl.models import convolutions
 from fedjax_pfl.models.task import EVALUATION, FOREIGN, Mode, Outputs, Task
-from fedjax_pfl.typing import Key, Tree
+from fedjax_pfl.utils.errors import InputError
+from fedjax_pfl.utils.typing import Key, Tree
 
 COLLECTION = "batch_stats"
 

@@ -4,8 +4,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl import trees
 from fedjax_pfl.models.layers import add_and_pool, add_channels, channel_sum, scale_channels
+from fedjax_pfl.utils import trees
 
 
 def masked_moments(

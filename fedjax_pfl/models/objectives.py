@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl.errors import require_name
-from fedjax_pfl.measures import ACCURACY, LOWER, Measure
 from fedjax_pfl.models.kernels import forms
+from fedjax_pfl.utils.errors import require_name
+from fedjax_pfl.utils.measures import ACCURACY, LOWER, Measure
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from typing import Any, TypeVar
 import flax.linen as nn
 import numpy as np
 
-from fedjax_pfl import elsewhere, spelling
-from fedjax_pfl.errors import InputError, require, require_name, unknown_name
 from fedjax_pfl.models.projection import Projected
-from fedjax_pfl.values import LIMIT, defined_at, keyword_defaults, number
+from fedjax_pfl.utils import elsewhere, spelling
+from fedjax_pfl.utils.errors import InputError, require, require_name, unknown_name
+from fedjax_pfl.utils.values import LIMIT, defined_at, keyword_defaults, number
 
 MODELS: dict[str, Callable[..., Any]] = {}
 F = TypeVar("F", bound=Callable[..., Any])

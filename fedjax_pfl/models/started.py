@@ -7,10 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl import trees
-from fedjax_pfl.errors import InputError
 from fedjax_pfl.models.task import Mode, Outputs, Task
-from fedjax_pfl.typing import Key, Tree
+from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.errors import InputError
+from fedjax_pfl.utils.typing import Key, Tree
 
 Values = Mapping[str, Any]  # arrays by the path of a leaf, such as "params/conv_0/kernel"
 

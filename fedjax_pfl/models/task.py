@@ -14,12 +14,12 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_pfl.data.federated import Batch
-from fedjax_pfl.errors import InputError
 from fedjax_pfl.models import convolutions
 from fedjax_pfl.models.kernels import forms
 from fedjax_pfl.models.objectives import CLASSIFICATION, Objective
-from fedjax_pfl.structs import struct
-from fedjax_pfl.typing import Key, Tree
+from fedjax_pfl.utils.errors import InputError
+from fedjax_pfl.utils.structs import struct
+from fedjax_pfl.utils.typing import Key, Tree
 
 # How a network runs on a minibatch, (train, rng, valid): whether in training; the key of what it
 # draws, None where it draws nothing; bool [B], which samples are no padding, None for all.

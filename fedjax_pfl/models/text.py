@@ -6,10 +6,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl.errors import InputError
 from fedjax_pfl.models.dropout import Dropout
 from fedjax_pfl.models.layers import Conv, Dense, Embedding
 from fedjax_pfl.models.registry import check_dropout, check_width, register_model
+from fedjax_pfl.utils.errors import InputError
 
 
 class FastText(nn.Module):

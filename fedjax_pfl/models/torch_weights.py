@@ -17,12 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_pfl import trees
 from fedjax_pfl.aggregation.planning import paths_in_order
-from fedjax_pfl.errors import InputError, require, unknown_name
 from fedjax_pfl.models.flattening import CHANNELS, TRANSPOSED, UNCLEAR, Layout, layouts
 from fedjax_pfl.models.task import Task, as_task
-from fedjax_pfl.typing import Tree
+from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.errors import InputError, require, unknown_name
+from fedjax_pfl.utils.typing import Tree
 
 IGNORED = "num_batches_tracked"
 MARKS = ("weight", "running_mean", "running_var", IGNORED)  # names of leaves that only PyTorch has

@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_pfl.errors import InputError, require_name
-from fedjax_pfl.measures import ACCURACY, Measure
+from fedjax_pfl.utils.errors import InputError, require_name
+from fedjax_pfl.utils.measures import ACCURACY, Measure
 
 
 class Headline(NamedTuple):

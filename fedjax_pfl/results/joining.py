@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedjax_pfl.errors import InputError
 from fedjax_pfl.results.result import Result
+from fedjax_pfl.utils.errors import InputError
 
 BY_SEED = ("scores", "clients", "scalars", "matrices")  # dicts of arrays [S, ...]
 EQUAL = ("algorithm", "hyperparameters", "training", "num_clients", "num_parameters", "blocks")

@@ -11,13 +11,13 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from fedjax_pfl import trees
 from fedjax_pfl.data.files import as_path
 from fedjax_pfl.data.places import npz_names, read_npz
 from fedjax_pfl.data.whole_files import aside
-from fedjax_pfl.errors import InputError, require
-from fedjax_pfl.structs import Broadcast
-from fedjax_pfl.typing import Tree
+from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.errors import InputError, require
+from fedjax_pfl.utils.structs import Broadcast
+from fedjax_pfl.utils.typing import Tree
 
 AXES = "axes"
 

@@ -13,8 +13,8 @@ from matplotlib.ticker import MaxNLocator
 
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.partitions.statistics import SPLITS, partition_statistics
-from fedjax_pfl.errors import InputError, require, shown
 from fedjax_pfl.results.plots import COLOURS, DPI, SHADES, Picture, client_ticks, ticks
+from fedjax_pfl.utils.errors import InputError, require, shown
 
 _THOUSANDS = "{x:,.0f}"
 _HATCHES = {"train": "", "test": "///", "validation": "..."}  # distinct in grey, too

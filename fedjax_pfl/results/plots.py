@@ -14,9 +14,9 @@ from matplotlib.colors import ListedColormap, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from fedjax_pfl.errors import require
-from fedjax_pfl.measures import ACCURACY, Measure
 from fedjax_pfl.results.names import HEADLINE
+from fedjax_pfl.utils.errors import require
+from fedjax_pfl.utils.measures import ACCURACY, Measure
 
 if TYPE_CHECKING:
     from fedjax_pfl.results.result import Result

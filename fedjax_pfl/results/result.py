@@ -8,8 +8,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedjax_pfl.data.files import as_path
-from fedjax_pfl.errors import InputError, require, require_name
-from fedjax_pfl.measures import ACCURACY, Measure
 from fedjax_pfl.results import result_files, tables
 from fedjax_pfl.results.names import HEADLINE
 from fedjax_pfl.results.remarks import (
@@ -23,6 +21,8 @@ from fedjax_pfl.results.remarks import (
 )
 from fedjax_pfl.results.scored import Scored
 from fedjax_pfl.results.spent import Spent
+from fedjax_pfl.utils.errors import InputError, require, require_name
+from fedjax_pfl.utils.measures import ACCURACY, Measure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure  # slow import: only where it is drawn

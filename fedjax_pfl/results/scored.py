@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from fedjax_pfl.errors import InputError, require_name
-from fedjax_pfl.measures import ACCURACY, Measure
 from fedjax_pfl.results import headlines
 from fedjax_pfl.results.measurements import Measurements
 from fedjax_pfl.results.names import HEADLINE
+from fedjax_pfl.utils.errors import InputError, require_name
+from fedjax_pfl.utils.measures import ACCURACY, Measure
 
 
 class Scored(Measurements):

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedjax_pfl.errors import require_name
-from fedjax_pfl.measures import ACCURACY, Measure
 from fedjax_pfl.results import remarks
+from fedjax_pfl.utils.errors import require_name
+from fedjax_pfl.utils.measures import ACCURACY, Measure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

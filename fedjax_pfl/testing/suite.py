@@ -18,15 +18,13 @@ import jax
 import numpy as np
 
 from fedjax_pfl.aggregation import mixing
-from fedjax_pfl.contract.algorithm import Algorithm
-from fedjax_pfl.contract.registry import is_static
-from fedjax_pfl.errors import InputError, unknown_name
+from fedjax_pfl.core.algorithm import Algorithm
+from fedjax_pfl.core.registry import is_static
+from fedjax_pfl.engine.final import Final
+from fedjax_pfl.engine.program import Program
+from fedjax_pfl.engine.runs import make_runs
+from fedjax_pfl.engine.simulate import simulate
 from fedjax_pfl.federation.federation import Federation
-from fedjax_pfl.simulation.final import Final
-from fedjax_pfl.simulation.program import Program
-from fedjax_pfl.simulation.runs import make_runs
-from fedjax_pfl.simulation.simulate import simulate
-from fedjax_pfl.structs import Broadcast, by_field, client_axes, permute_clients
 from fedjax_pfl.testing.toys import (
     CAPACITY,
     ROUNDS,
@@ -40,7 +38,9 @@ from fedjax_pfl.testing.toys import (
     states_of,
     toy_for,
 )
-from fedjax_pfl.typing import Tree
+from fedjax_pfl.utils.errors import InputError, unknown_name
+from fedjax_pfl.utils.structs import Broadcast, by_field, client_axes, permute_clients
+from fedjax_pfl.utils.typing import Tree
 
 CHECKS: dict[str, Callable[[Algorithm], None]] = {}
 

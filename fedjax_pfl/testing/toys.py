@@ -9,16 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_pfl.contract.algorithm import Algorithm
+from fedjax_pfl.core.algorithm import Algorithm
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.sources.registry import dataset_from_arrays
+from fedjax_pfl.engine.program import Program
+from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.federation.build import federate
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.models.mlp import MLP
 from fedjax_pfl.models.normalization import BatchNorm
-from fedjax_pfl.simulation.program import Program
-from fedjax_pfl.simulation.runs import make_runs
-from fedjax_pfl.typing import Tree
+from fedjax_pfl.utils.typing import Tree
 
 ROUNDS = 4
 SEEDS = (0, 1)

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl import keys, trees
 from fedjax_pfl.data.federated import Batch, FederatedData, Split
 from fedjax_pfl.execution.lanes import Counts, Loop, run_loops
 from fedjax_pfl.execution.rows import homes_of
@@ -16,8 +15,9 @@ from fedjax_pfl.federation.augmentation import Augmentation
 from fedjax_pfl.federation.client import Client
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.schedules import Schedule, client_key
-from fedjax_pfl.structs import Broadcast
-from fedjax_pfl.typing import Rows, Tree
+from fedjax_pfl.utils import keys, trees
+from fedjax_pfl.utils.structs import Broadcast
+from fedjax_pfl.utils.typing import Rows, Tree
 
 # step(carry, batches, rng, broadcast, client) -> carry
 Step = Callable[[Tree, Any, jax.Array, Tree, Client], Tree]

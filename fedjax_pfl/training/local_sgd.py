@@ -7,16 +7,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl import trees
 from fedjax_pfl.data.federated import Batch
 from fedjax_pfl.federation.client import Client
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.participation import Cohort
 from fedjax_pfl.federation.schedules import Schedule
-from fedjax_pfl.structs import Broadcast, struct
 from fedjax_pfl.training.client_loop import run_clients
 from fedjax_pfl.training.local_step import LocalState, LocalStep
-from fedjax_pfl.typing import Tree
+from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.structs import Broadcast, struct
+from fedjax_pfl.utils.typing import Tree
 
 
 @struct

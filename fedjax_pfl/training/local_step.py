@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_pfl.data.federated import Batch
-from fedjax_pfl.errors import require
 from fedjax_pfl.federation.client import Client
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.models.task import Forward, ForwardedBatch
-from fedjax_pfl.structs import Broadcast, struct
-from fedjax_pfl.typing import Tree
+from fedjax_pfl.utils.errors import require
+from fedjax_pfl.utils.structs import Broadcast, struct
+from fedjax_pfl.utils.typing import Tree
 
 # extra_loss(params, batch, broadcast, client), added to the minibatch loss
 StepLoss = Callable[[Tree, ForwardedBatch, Tree, Client], jax.Array]

@@ -7,18 +7,18 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_pfl import trees
 from fedjax_pfl.aggregation import leaf_plan, streamed
 from fedjax_pfl.data.federated import FederatedData, Split
-from fedjax_pfl.errors import require
 from fedjax_pfl.execution.lanes import Counts, Loop, run_loops
 from fedjax_pfl.execution.rows import homes_of, over_rows
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.schedules import COUNTED
 from fedjax_pfl.models.metrics import Metric
 from fedjax_pfl.models.task import Task
-from fedjax_pfl.structs import Broadcast
-from fedjax_pfl.typing import Rows, Stack, Tree
+from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.errors import require
+from fedjax_pfl.utils.structs import Broadcast
+from fedjax_pfl.utils.typing import Rows, Stack, Tree
 
 
 class _Common(NamedTuple):

@@ -14,13 +14,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import fedjax_pfl as pfl
 from experiments.planning import targets
-from fedjax_pfl import trees
 from fedjax_pfl.aggregation import products
+from fedjax_pfl.engine import program
+from fedjax_pfl.engine.request import checked_program
 from fedjax_pfl.execution.mesh import AXIS, sharing
 from fedjax_pfl.execution.strategy import Execution
-from fedjax_pfl.simulation import program
-from fedjax_pfl.simulation.request import checked_program
 from fedjax_pfl.testing.toys import toy_for
+from fedjax_pfl.utils import trees
 
 ROOMS = ("aggregation", "algorithms")
 PLAIN = {"dot", "einsum", "inner", "matmul", "matrix_power", "tensordot", "dot_general", "vdot"}

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from fedjax_pfl import similarity
-from fedjax_pfl.errors import InputError
 from fedjax_pfl.execution.mesh import sharing
 from fedjax_pfl.execution.strategy import Execution
+from fedjax_pfl.utils.errors import InputError
 
 COUNT = 6
 squared_distances = jax.jit(similarity.squared_distances)

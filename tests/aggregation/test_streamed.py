@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_pfl import trees
 from fedjax_pfl.aggregation import mixing, similarity, streamed
 from fedjax_pfl.aggregation.planning import leaf_plan
+from fedjax_pfl.utils import trees
 
 COUNT = 7
 ROWS = jnp.array([1, 4], jnp.int32)

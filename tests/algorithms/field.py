@@ -10,9 +10,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_pfl import mixing, similarity, trees
-from fedjax_pfl.contract.algorithm import Algorithm
-from fedjax_pfl.structs import Broadcast, per_client, per_pair, per_server, struct
+from fedjax_pfl import mixing, similarity
+from fedjax_pfl.core.algorithm import Algorithm
+from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.structs import Broadcast, per_client, per_pair, per_server, struct
 
 
 @struct

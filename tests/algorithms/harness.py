@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl import keys
 from fedjax_pfl.testing.toys import (
     SEEDS,
     TanhNetwork,
@@ -16,6 +15,7 @@ from fedjax_pfl.testing.toys import (
     states_of,
     toy_federation,
 )
+from fedjax_pfl.utils import keys
 from tests.references.network import loss_and_gradient
 
 ROUNDS = 3

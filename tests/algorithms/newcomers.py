@@ -5,7 +5,7 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl.contract.context import Context
+from fedjax_pfl.core.context import Context
 
 
 def personalized(algorithm, case, **state):

@@ -10,8 +10,8 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.apple import Apple
-from fedjax_pfl.structs import struct
 from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation
+from fedjax_pfl.utils.structs import struct
 from tests.algorithms.harness import (
     PATTERNS,
     Case,

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl import keys
-from fedjax_pfl.algorithms.bipartition import largest_between, second_halves
-from fedjax_pfl.simulation.new_clients import without_new_clients
+from fedjax_pfl.algorithms.common.bipartition import largest_between, second_halves
+from fedjax_pfl.engine.new_clients import without_new_clients
 from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation
 from fedjax_pfl.training.local_sgd import Trained
+from fedjax_pfl.utils import keys
 from tests.algorithms.harness import PATTERNS, Case, assert_losses, assert_models, over
+from tests.engine.finals import final_in
 from tests.references import cfl
 from tests.references.local_sgd import sgd
 from tests.references.network import flat, loss_and_gradient, unflat
-from tests.simulation.finals import final_in
 
 ALWAYS = {"mean_below": 1e9, "largest_above": 0.0, "first_split": 0}
 SIZES = (7, 3, 1, 10, 4, 6, 5, 2, 8)

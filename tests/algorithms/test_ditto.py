@@ -19,8 +19,8 @@ from tests.algorithms.harness import (
     sampled_federation,
     stack,
 )
+from tests.engine.finals import final_in
 from tests.references import ditto
-from tests.simulation.finals import final_in
 
 # Settings of the algorithm; "authors" is their code.
 VARIANTS = {

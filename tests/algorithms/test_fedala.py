@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl import keys
 from fedjax_pfl.testing.suite import CHECKS
 from fedjax_pfl.testing.toys import TanhNetwork, assert_close, states_of, toy_federation
+from fedjax_pfl.utils import keys
 from tests.algorithms.harness import (
     PATTERNS,
     Case,
@@ -25,9 +25,9 @@ from tests.algorithms.harness import (
     stack,
 )
 from tests.algorithms.norms import ConvNorm
+from tests.engine.finals import final_in
 from tests.references import fedala
 from tests.references.local_sgd import sgd
-from tests.simulation.finals import final_in
 
 # Settings, and the network and its upper layers.
 VARIANTS = {

@@ -8,7 +8,7 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl import Context
 from fedjax_pfl.algorithms.fedamp import State
-from fedjax_pfl.simulation.new_clients import without_new_clients
+from fedjax_pfl.engine.new_clients import without_new_clients
 from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation
 from tests.algorithms.harness import (
     PATTERNS,

@@ -11,8 +11,8 @@ import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import TanhNetwork, assert_close, states_of, toy_federation
 from tests.algorithms.harness import PATTERNS, Case, assert_losses, assert_steps, over, stack
 from tests.algorithms.norms import ConvNorm, assert_everyones, everyones
+from tests.engine.finals import final_in
 from tests.references import fedbabu
-from tests.simulation.finals import final_in
 
 TUNED = {"fine_tune_epochs": 2, "fine_tune_rate": 0.2, "fine_tune_momentum": 0.5}
 VARIANTS = {"uniform": TUNED, "size": {"weighting": "size"}}

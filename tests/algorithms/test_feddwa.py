@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl import trees
 from fedjax_pfl.testing.toys import assert_close, run_rounds, toy_federation
+from fedjax_pfl.utils import trees
 from tests.algorithms.harness import PATTERNS, QUICK, Case, assert_losses, assert_models, stack
 from tests.models.test_normalization import NormNet
 from tests.references import feddwa

@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl import Context, keys
-from fedjax_pfl.algorithms import downloads
+from fedjax_pfl import Context
+from fedjax_pfl.algorithms.common import downloads
+from fedjax_pfl.algorithms.common.fedfomo_weights import first_order
 from fedjax_pfl.algorithms.fedfomo import State
-from fedjax_pfl.algorithms.fedfomo_weights import first_order
-from fedjax_pfl.simulation.new_clients import without_new_clients
-from fedjax_pfl.simulation.program import Program
-from fedjax_pfl.simulation.runs import make_runs
+from fedjax_pfl.engine.new_clients import without_new_clients
+from fedjax_pfl.engine.program import Program
+from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation
+from fedjax_pfl.utils import keys
 from tests.algorithms.harness import (
     PATTERNS,
     Case,

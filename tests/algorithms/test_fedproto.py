@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl import keys
-from fedjax_pfl.algorithms import prototypes as ours
+from fedjax_pfl.algorithms.common import prototypes as ours
 from fedjax_pfl.algorithms.fedproto import State
 from fedjax_pfl.models.mlp import MLP
 from fedjax_pfl.testing.toys import (
@@ -21,6 +20,7 @@ from fedjax_pfl.testing.toys import (
     states_of,
     toy_federation,
 )
+from fedjax_pfl.utils import keys
 from tests.algorithms.harness import (
     PATTERNS,
     Case,
@@ -32,8 +32,8 @@ from tests.algorithms.harness import (
     sampled_federation,
     stack,
 )
+from tests.engine.finals import final_in
 from tests.references import fedproto, network
-from tests.simulation.finals import final_in
 
 WIDTH, CLASSES = 5, 3
 VARIANTS = {

@@ -19,9 +19,9 @@ from tests.algorithms.harness import (
     stack,
 )
 from tests.algorithms.norms import ConvNorm, assert_everyones
+from tests.engine.finals import final_in
 from tests.references import fedrep, network
 from tests.references.local_sgd import sgd
-from tests.simulation.finals import final_in
 
 VARIANTS = {
     "authors": {},

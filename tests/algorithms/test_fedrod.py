@@ -21,8 +21,8 @@ from tests.algorithms.harness import (
     stack,
 )
 from tests.algorithms.norms import ConvNorm, assert_everyones
+from tests.engine.finals import final_in
 from tests.references import fedrod, network
-from tests.simulation.finals import final_in
 
 VARIANTS = {"plain": {}, "slower-and-trained": {"personal_rate": 0.5, "score_trained": True}}
 # Of an incomplete batch at the end of a client's samples, which is dropped, classes count too: a

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl import keys
 from fedjax_pfl.algorithms.ifca import enough_takers, random_groups
-from fedjax_pfl.simulation.new_clients import without_new_clients
+from fedjax_pfl.engine.new_clients import without_new_clients
 from fedjax_pfl.testing.toys import (
     OverflowingNormed,
     assert_close,
@@ -19,6 +18,7 @@ from fedjax_pfl.testing.toys import (
     states_of,
     toy_federation,
 )
+from fedjax_pfl.utils import keys
 from tests.algorithms.harness import (
     PATTERNS,
     Case,
@@ -27,9 +27,9 @@ from tests.algorithms.harness import (
     over,
     sampled_federation,
 )
+from tests.engine.finals import final_in
 from tests.references import ifca
 from tests.references.local_sgd import sgd
-from tests.simulation.finals import final_in
 
 VARIANTS = {
     "three": {"clusters": 3},

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl import keys, similarity, trees
+from fedjax_pfl import similarity
 from fedjax_pfl.aggregation import leaf_plan
 from fedjax_pfl.algorithms.l2c import nearest
 from fedjax_pfl.federation.schedules import Schedule
@@ -22,6 +22,7 @@ from fedjax_pfl.testing.toys import (
     states_of,
     toy_federation,
 )
+from fedjax_pfl.utils import keys, trees
 from tests.algorithms.harness import (
     PATTERNS,
     Case,

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl import trees
-from fedjax_pfl.simulation.program import Program
-from fedjax_pfl.simulation.runs import make_runs
+from fedjax_pfl.engine.program import Program
+from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation, toy_for
+from fedjax_pfl.utils import trees
+from tests.engine.finals import final_in
 from tests.models.test_normalization import NormNet
-from tests.simulation.finals import final_in
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl import keys, trees
 from fedjax_pfl.testing.toys import TanhNetwork, assert_close, toy_federation
+from fedjax_pfl.utils import keys, trees
 from tests.algorithms.harness import (
     PATTERNS,
     Case,

@@ -10,10 +10,11 @@ import optax
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl import mixing, trees
-from fedjax_pfl.simulation.program import Program
-from fedjax_pfl.simulation.runs import make_runs
+from fedjax_pfl import mixing
+from fedjax_pfl.engine.program import Program
+from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation
+from fedjax_pfl.utils import trees
 from tests.algorithms.harness import (
     PATTERNS,
     Case,

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.simulation.program import Program
-from fedjax_pfl.simulation.runs import make_runs
+from fedjax_pfl.engine.program import Program
+from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.testing.toys import SEEDS, assert_close, run_rounds, states_of, toy_federation
 from tests.algorithms.harness import (
     PATTERNS,

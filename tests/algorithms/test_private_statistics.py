@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl import trees
-from fedjax_pfl.algorithms.fitting import best_fitting
+from fedjax_pfl.algorithms.common.best_model import best_fitting
 from fedjax_pfl.testing.toys import assert_close, toy_federation
 from fedjax_pfl.training.scoring import score
+from fedjax_pfl.utils import trees
 from tests.algorithms.norms import ConvNorm
 
 pytestmark = pytest.mark.thorough  # tests/models/test_normalization.py has the quick ones

@@ -10,8 +10,8 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.scaffold import Scaffold
-from fedjax_pfl.structs import struct
 from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
+from fedjax_pfl.utils.structs import struct
 from tests.algorithms.harness import PATTERNS, QUICK, Case, assert_losses, marked, stack
 from tests.models.test_normalization import NormNet
 from tests.references import scaffold

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl import keys
-from fedjax_pfl.algorithms import client_graphs
+from fedjax_pfl.algorithms.common import sfl_graphs
 from fedjax_pfl.algorithms.sfl import slope, squares
-from fedjax_pfl.simulation.new_clients import without_new_clients
+from fedjax_pfl.engine.new_clients import without_new_clients
 from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
+from fedjax_pfl.utils import keys
 from tests.algorithms.harness import PATTERNS, Case, assert_losses, assert_models, over
+from tests.engine.finals import final_in
 from tests.references import sfl, sfl_graph
 from tests.references.local_sgd import sgd
 from tests.references.network import combine, random_parameters
-from tests.simulation.finals import final_in
 
 # Edges of clients by permanent id; the last one has none.
 RING = np.array([[2, 1, 0, 0, 0], [0, 1, 1, 0, 0], [0, 0, 1, 3, 0], [1, 0, 0, 1, 0], [0] * 5])
@@ -65,7 +65,7 @@ def test_reference(pattern, variant):
         rounds = (keys.of_round(case.key, "sfl", t) for t in range(case.rounds))
         known["generators"] = [
             jax.tree.map(
-                np.asarray, client_graphs.first_generator(key, case.federation.data.ids, float)
+                np.asarray, sfl_graphs.first_generator(key, case.federation.data.ids, float)
             )
             for key in rounds
         ]
@@ -166,10 +166,10 @@ def test_learned_graph(count):
     """Of 80 clients rows have more than 30 edges; equal ones stay with lower ids."""
     rng = np.random.default_rng(count)
     models = [random_parameters(rng, 4, 5, 3) for _ in range(count)]
-    generator = client_graphs.first_generator(jax.random.key(count), jnp.arange(count), float)
+    generator = sfl_graphs.first_generator(jax.random.key(count), jnp.arange(count), float)
     wanted = sfl_graph.learned_graph(models, jax.tree.map(np.asarray, generator))
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *models)
-    made = jax.jit(client_graphs.fitted)(generator, stacked, jnp.arange(count))
+    made = jax.jit(sfl_graphs.fitted)(generator, stacked, jnp.arange(count))
     np.testing.assert_allclose(made, wanted, 1e-9, 1e-12)
     edges = np.count_nonzero(wanted, axis=1)
     assert edges.max() == min(count - 1, 30) or (count == 5 and (edges < 4).any())
@@ -198,8 +198,8 @@ def test_the_norm_is_flat_where_only_rounding_is_left():
 def test_ties_of_neighbours_go_to_the_lower_permanent_id():
     scores = jnp.array([[0.0, 1.0, 0.0, 0.0]])
     ids = jnp.array([7, 3, 2, 5])
-    assert client_graphs.largest(scores, ids, 3).tolist() == [[False, True, True, True]]
-    assert client_graphs.largest(scores, ids, 2).tolist() == [[False, True, True, False]]
+    assert sfl_graphs.largest(scores, ids, 3).tolist() == [[False, True, True, True]]
+    assert sfl_graphs.largest(scores, ids, 2).tolist() == [[False, True, True, False]]
 
 
 def uneven(ids):

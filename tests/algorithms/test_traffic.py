@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl import Context, keys
+from fedjax_pfl import Context
 from fedjax_pfl.testing.toys import toy_federation
+from fedjax_pfl.utils import keys
 
 COUNT, TOTAL = 5, 20
 EPOCHS = 2

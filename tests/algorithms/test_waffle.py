@@ -10,12 +10,12 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl import InputError
-from fedjax_pfl.algorithms.alices import together
+from fedjax_pfl.algorithms.common.waffle_batch import together
 from fedjax_pfl.algorithms.waffle import Waffle
-from fedjax_pfl.contract.context import Record
-from fedjax_pfl.structs import struct
+from fedjax_pfl.core.context import Record
 from fedjax_pfl.testing.suite import CHECKS
 from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation
+from fedjax_pfl.utils.structs import struct
 from tests.algorithms.harness import Case, assert_losses, stack
 from tests.references import waffle
 

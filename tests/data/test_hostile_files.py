@@ -18,7 +18,7 @@ from fedjax_pfl.data.dataset import dataset_from_arrays
 from fedjax_pfl.data.partitions.importers import import_partition
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.sources.registry import load_dataset
-from fedjax_pfl.errors import InputError
+from fedjax_pfl.utils.errors import InputError
 from tests.data.sources.test_bad_files import parquet, pictures
 from tests.data.sources.test_hostile_archives import header
 from tests.data.sources.test_registry import _nothing_of_this_machine  # noqa: F401

@@ -7,8 +7,8 @@ import pytest
 
 from fedjax_pfl.data.scaling import SCALINGS, input_scaling
 from fedjax_pfl.data.sources.registry import dataset_from_arrays, load_dataset
-from fedjax_pfl.errors import InputError
 from fedjax_pfl.federation.build import federate
+from fedjax_pfl.utils.errors import InputError
 from tests.data.sources.test_registry import _nothing_of_this_machine  # noqa: F401
 
 

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 import fedjax_pfl as pfl
-from fedjax_pfl import trees
+from fedjax_pfl.utils import trees
 
 
 @pfl.struct

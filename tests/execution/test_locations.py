@@ -39,7 +39,7 @@ def test_simulations_and_plans_have_it(monkeypatch):
     pfl.Simulation(algorithm, federation).lower(devices=jax.devices()[:1])
     assert set(seen) == {FRAMES}
     seen.clear()
-    monkeypatch.setattr(pfl.simulation.program.Program, "start", lambda self: jnp.zeros(1) / None)
+    monkeypatch.setattr(pfl.engine.program.Program, "start", lambda self: jnp.zeros(1) / None)
     with pytest.raises(TypeError):
         pfl.simulate(algorithm, federation, 1)
     assert set(seen) == {FRAMES}
@@ -55,7 +55,7 @@ def test_last_models_and_new_clients_have_it(monkeypatch):
     federation = toys.toy_federation([4, 4], dtype="float32", validation_size=0)
     final = pfl.simulate(pfl.make_algorithm("local"), federation, 1).final
     for name in ("models", "personalize"):
-        monkeypatch.setattr(pfl.simulation.program.Program, name, look)
+        monkeypatch.setattr(pfl.engine.program.Program, name, look)
     final.models()
     final.personalize(federation)
     assert seen == [FRAMES, FRAMES] and getattr(jax.config, NAME) != FRAMES

@@ -7,10 +7,10 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl import InputError, padding_efficiency
+from fedjax_pfl.engine.program import Program
+from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.execution.rows import over_rows
 from fedjax_pfl.execution.strategy import Execution, resolve_execution
-from fedjax_pfl.simulation.program import Program
-from fedjax_pfl.simulation.runs import make_runs
 from fedjax_pfl.testing.toys import assert_close, count_compilations, states_of, toy_federation
 
 

@@ -5,7 +5,7 @@ import pytest
 import fedjax_pfl as pfl
 from experiments import compare
 from experiments.cli import build, flags
-from fedjax_pfl import elsewhere
+from fedjax_pfl.utils import elsewhere
 from tests.experiments.test_run import call
 
 BAD = {

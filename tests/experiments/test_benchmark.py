@@ -9,7 +9,7 @@ from experiments import benchmark
 from experiments.benchmarks.cases import CASES, Ratio
 from experiments.benchmarks.timing import contest
 from experiments.benchmarks.workloads import Workload
-from fedjax_pfl.simulation import costs
+from fedjax_pfl.engine import costs
 
 
 class Stub:

@@ -10,7 +10,7 @@ from experiments.figures import tables
 from experiments.figures.choice import Choice, choice_of
 from experiments.figures.runs import find
 from experiments.figures.scores import chosen_clients, who
-from fedjax_pfl.errors import InputError
+from fedjax_pfl.utils.errors import InputError
 from tests.experiments.written_runs import SAME, finals, write_run
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from experiments import run
-from fedjax_pfl.simulation import host_store
+from fedjax_pfl.engine import host_store
 
 from .conftest import drawing
 from .test_faults import limited, said

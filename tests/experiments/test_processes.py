@@ -15,7 +15,7 @@ import pytest
 import fedjax_pfl as pfl
 from experiments import run
 from experiments.cli import growth
-from tests.simulation.of_processes import simulated
+from tests.engine.of_processes import simulated
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = ["--dataset=digits", "--num_clients=5", "--model=softmax", "--num_seeds=1",
@@ -226,7 +226,7 @@ def test_state_on_the_hosts_of_two_processes(tmp_path, number):
 
 LIMITED = """import sys
 from experiments import run
-from fedjax_pfl.simulation import simulate
+from fedjax_pfl.engine import simulate
 simulate._available = lambda federation: 3_000_000
 sys.exit(run.main(["run", *sys.argv[1:]]))
 """
@@ -322,7 +322,7 @@ def test_processes_that_never_meet(tmp_path):
 def test_every_algorithm_gives_the_numbers_of_one_process(tmp_path, quarter):
     """Two processes of two devices each, which do not divide five clients, nor three of them."""
     names = sorted(pfl.ALGORITHMS)[quarter::4]
-    port, module = free_port(), "tests.simulation.of_processes"
+    port, module = free_port(), "tests.engine.of_processes"
     words = [[sys.executable, "-m", module, str(tmp_path), str(port), "2", str(k), "2", *names]
              for k in range(2)]  # fmt: skip
     pair = [subprocess.Popen(each, cwd=ROOT, env=dict(environment())) for each in words]

@@ -5,17 +5,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_pfl import keys
-from fedjax_pfl.contract.context import Context
+from fedjax_pfl.core.context import Context
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.sources.registry import dataset_from_arrays
-from fedjax_pfl.errors import InputError
 from fedjax_pfl.federation.augmentation import AUGMENTATIONS, crop_flip, random_crop, random_flip
 from fedjax_pfl.federation.build import federate
 from fedjax_pfl.federation.schedules import Schedule
-from fedjax_pfl.structs import Broadcast
 from fedjax_pfl.training.client_loop import run_clients
 from fedjax_pfl.training.scoring import score
+from fedjax_pfl.utils import keys
+from fedjax_pfl.utils.errors import InputError
+from fedjax_pfl.utils.structs import Broadcast
 
 SIZES = (5, 2, 3)
 

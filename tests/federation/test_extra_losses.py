@@ -11,7 +11,6 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl import InputError, WeightDistribution
 from fedjax_pfl.algorithms.local import Local
-from fedjax_pfl.structs import struct
 from fedjax_pfl.testing.suite import CHECKS
 from fedjax_pfl.testing.toys import (
     assert_close,
@@ -20,6 +19,7 @@ from fedjax_pfl.testing.toys import (
     toy_federation,
     toy_for,
 )
+from fedjax_pfl.utils.structs import struct
 from tests.algorithms.field import TwoModels
 from tests.algorithms.harness import Case, assert_losses
 from tests.references.cwfedavg import label_shares, regularizer_gradient

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_pfl import trees
 from fedjax_pfl.execution import combining
 from fedjax_pfl.execution.mesh import mesh_of
 from fedjax_pfl.federation import at_home, spreading
 from fedjax_pfl.federation.host_data import HostData
 from fedjax_pfl.federation.spreading import on_mesh, spread
 from fedjax_pfl.testing.toys import toy_federation
+from fedjax_pfl.utils import trees
 
 
 def test_a_cohorts_samples_are_its_own():

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl import keys
 from fedjax_pfl.models.initial_values import read_safetensors
 from fedjax_pfl.testing.toys import (
     OverflowingNormed,
@@ -17,6 +16,7 @@ from fedjax_pfl.testing.toys import (
     states_of,
     toy_federation,
 )
+from fedjax_pfl.utils import keys
 
 SHAPES = {"fc_0/kernel": (4, 5), "fc_0/bias": (5,), "head/kernel": (5, 3), "head/bias": (3,)}
 

@@ -4,13 +4,13 @@ import jax
 import numpy as np
 import pytest
 
+from fedjax_pfl.engine.program import Program
+from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.execution.mesh import AXIS, mesh_of
 from fedjax_pfl.execution.rows import homes_of
 from fedjax_pfl.federation.spreading import on_mesh, spread
-from fedjax_pfl.simulation.program import Program
-from fedjax_pfl.simulation.runs import make_runs
 from fedjax_pfl.testing.toys import assert_close, toy_federation
-from tests.simulation.of_processes import ALGORITHMS
+from tests.engine.of_processes import ALGORITHMS
 
 SOME = {"participation": 0.6}
 EQUAL = {"train_sizes": (4,) * 5, "test_sizes": (3,) * 5}

@@ -15,7 +15,7 @@ from typing import Any
 import absl.flags
 import jax
 
-from fedjax_pfl.errors import InputError
+from fedjax_pfl.utils.errors import InputError
 from tests.fuzz.target import Attack
 
 ACCEPTED, REFUSED, FAILED = "accepted", "one sentence", "failed"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedjax_pfl.errors import InputError
+from fedjax_pfl.utils.errors import InputError
 from tests.fuzz import folders, guard, workers
 from tests.fuzz.target import TARGETS, dealt, keep, kept
 

@@ -19,7 +19,7 @@ def federation(**options):
 def begun(one):
     """(the federation of a run, its first model)."""
     key = jax.random.key(0)
-    return one.begun(key), one.initial_model(pfl.keys.derive(key, "init"))
+    return one.begun(key), one.initial_model(pfl.utils.keys.derive(key, "init"))
 
 
 def test_a_layer_with_an_adapter_by_hand():

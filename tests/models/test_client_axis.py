@@ -6,17 +6,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_pfl.contract.context import Context
+from fedjax_pfl.core.context import Context
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.sources.registry import dataset_from_arrays
-from fedjax_pfl.errors import InputError
 from fedjax_pfl.federation.build import federate
 from fedjax_pfl.models.layers import global_mean
 from fedjax_pfl.models.networks import CNN, DLA, ResNet, make_model
 from fedjax_pfl.models.resnet import ResidualBlock
 from fedjax_pfl.models.task import LinenTask
-from fedjax_pfl.structs import Broadcast
 from fedjax_pfl.testing.toys import assert_close
+from fedjax_pfl.utils.errors import InputError
+from fedjax_pfl.utils.structs import Broadcast
 from tests.models.test_networks import COLOUR
 
 

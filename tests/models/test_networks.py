@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from fedjax_pfl.aggregation.planning import leaf_plan
-from fedjax_pfl.errors import InputError
 from fedjax_pfl.models.kernels.forms import by_definition
 from fedjax_pfl.models.networks import MODELS, make_model
 from fedjax_pfl.models.task import EVALUATION, LinenTask
+from fedjax_pfl.utils.errors import InputError
 
 GREY, COLOUR, TINY, TEXT = (28, 28, 1), (32, 32, 3), (64, 64, 3), (200,)
 LARGE = (224, 224, 3)

@@ -10,18 +10,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_pfl import ALGORITHMS, keys
+from fedjax_pfl import ALGORITHMS
 from fedjax_pfl.aggregation.leaf_plan import join
 from fedjax_pfl.aggregation.planning import leaf_plan
 from fedjax_pfl.algorithms.fedavg import FedAvg
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.sources.registry import dataset_from_arrays
-from fedjax_pfl.errors import InputError
 from fedjax_pfl.federation.build import federate
 from fedjax_pfl.federation.schedules import batch_indices
 from fedjax_pfl.models.layers import Dense
 from fedjax_pfl.models.normalization import BatchNorm, masked_moments
 from fedjax_pfl.testing.toys import assert_close, states_of
+from fedjax_pfl.utils import keys
+from fedjax_pfl.utils.errors import InputError
 
 EPSILON, MOMENTUM = 1e-5, 0.1
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.errors import LONGEST, InputError
 from fedjax_pfl.results.result_files import digest
+from fedjax_pfl.utils.errors import LONGEST, InputError
 
 S, H, T, N, G, E, Q = 2, 3, 4, 5, 2, 2, 1
 

@@ -7,8 +7,8 @@ from matplotlib import pyplot
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.partitions.registry import make_partition
 from fedjax_pfl.data.sources.registry import dataset_from_arrays
-from fedjax_pfl.errors import InputError
 from fedjax_pfl.results import partition_plots as plots
+from fedjax_pfl.utils.errors import InputError
 
 DATA = {
     c: dataset_from_arrays("toy", np.zeros((6000, 1)), np.arange(6000) % c, num_classes=c)

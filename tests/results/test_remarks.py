@@ -48,9 +48,7 @@ def test_clients_without_a_step_are_named(tmp_path):
 def test_nobody_with_a_step_is_refused(options, said, monkeypatch):
     algorithm = pfl.make_algorithm("fedavg")
     idle = federation(**options)
-    monkeypatch.setattr(
-        pfl.simulation.program.Program, "start", lambda self: pytest.fail("it began")
-    )
+    monkeypatch.setattr(pfl.engine.program.Program, "start", lambda self: pytest.fail("it began"))
     simulation = pfl.Simulation(algorithm, idle)
     for call in (simulation.check, simulation.estimate_memory):
         with pytest.raises(pfl.InputError, match=f"No client would take a local step: .*{said}"):

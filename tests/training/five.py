@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_pfl import Context, keys
+from fedjax_pfl import Context
 from fedjax_pfl.testing.toys import toy_federation
+from fedjax_pfl.utils import keys
 
 COUNT = 5
 KEY = jax.random.key(9)

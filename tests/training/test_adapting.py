@@ -9,10 +9,11 @@ import optax
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl import Adaptation, Broadcast, InputError, trees
+from fedjax_pfl import Adaptation, Broadcast, InputError
 from fedjax_pfl.federation.optimizers import SGD
 from fedjax_pfl.federation.schedules import Schedule
 from fedjax_pfl.testing.toys import TRAIN_SIZES, assert_close, toy_federation
+from fedjax_pfl.utils import trees
 from tests.models.test_normalization import NormNet
 from tests.training.five import COUNT, context, models_of, samples
 

@@ -3,8 +3,8 @@
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.structs import struct
 from fedjax_pfl.testing.toys import states_of, toy_federation
+from fedjax_pfl.utils.structs import struct
 
 
 def of_every_sample(params, batch, broadcast, client):

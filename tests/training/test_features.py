@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl import mixing, trees
+from fedjax_pfl import mixing
 from fedjax_pfl.models.normalization import BatchNorm
 from fedjax_pfl.models.task import LinenTask, as_task
-from fedjax_pfl.structs import per_client, per_server, struct
 from fedjax_pfl.testing.toys import toy_federation
 from fedjax_pfl.training.local_step import LocalStep
+from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.structs import per_client, per_server, struct
 from tests.algorithms.harness import Case, TwoLayers, assert_models, dense
 from tests.references.local_sgd import sgd
 from tests.references.network import combine

@@ -6,8 +6,8 @@ import optax
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.simulation.program import Program
-from fedjax_pfl.simulation.runs import make_runs
+from fedjax_pfl.engine.program import Program
+from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.testing.toys import SEEDS, assert_close, toy_federation
 from tests.algorithms.harness import Case
 from tests.training.test_optimizer_state import MOMENTUM, Remembering

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl import keys
 from fedjax_pfl.federation.extra_losses import weight_distribution
 from fedjax_pfl.federation.optimizers import SGD
 from fedjax_pfl.federation.schedules import client_key
 from fedjax_pfl.models.normalization import BatchNorm
 from fedjax_pfl.testing.toys import SEEDS, assert_close, states_of, toy_federation
 from fedjax_pfl.training.local_step import LocalStep
+from fedjax_pfl.utils import keys
 from tests.algorithms.field import TwoModels
 from tests.algorithms.harness import Case, assert_models, dense
 from tests.references.network import add, loss_and_gradient, scale, subtract

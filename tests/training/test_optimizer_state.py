@@ -11,12 +11,12 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl import InputError, mixing
-from fedjax_pfl.simulation.checkpoints import fingerprint
-from fedjax_pfl.simulation.program import Program
-from fedjax_pfl.simulation.runs import make_runs
-from fedjax_pfl.structs import per_client, per_server, static, struct
+from fedjax_pfl.engine.checkpoints import fingerprint
+from fedjax_pfl.engine.program import Program
+from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.testing.suite import CHECKS
 from fedjax_pfl.testing.toys import SEEDS, assert_close, states_of, toy_federation
+from fedjax_pfl.utils.structs import per_client, per_server, static, struct
 from tests.algorithms.harness import Case, assert_models
 from tests.references.local_sgd import sgd
 from tests.references.network import add, combine, loss_and_gradient, scale, subtract

@@ -6,7 +6,7 @@ import numpy as np
 
 from fedjax_pfl.data.partitions.dealing import Samples
 from fedjax_pfl.data.partitions.registry import Plan, integer, register_rule
-from fedjax_pfl.errors import InputError, shown, unknown_name
+from fedjax_pfl.utils.errors import InputError, shown, unknown_name
 
 
 @register_rule("by_column", natural=True, needs_classes=False)

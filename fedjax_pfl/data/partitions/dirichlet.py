@@ -4,7 +4,7 @@ import numpy as np
 
 from fedjax_pfl.data.partitions.dealing import Samples, apportion, deal_alike
 from fedjax_pfl.data.partitions.registry import Plan, integer, is_number, register_rule
-from fedjax_pfl.errors import InputError, require
+from fedjax_pfl.utils.errors import InputError, require
 
 
 @register_rule("dirichlet", test_split="pooled")

@@ -10,7 +10,7 @@ from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.pfllib_files import is_pfllib
 from fedjax_pfl.data.sources.leaf import is_leaf
 from fedjax_pfl.data.sources.registry import Dataset
-from fedjax_pfl.errors import InputError
+from fedjax_pfl.utils.errors import InputError
 
 
 def recognised(place: Path) -> str | None:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from fedjax_pfl.data.partitions.dealing import Strata, apportion, joined
-from fedjax_pfl.errors import InputError
+from fedjax_pfl.utils.errors import InputError
 
 
 def held_out(fraction: float, size: int) -> int:

@@ -21,8 +21,8 @@ from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.partitions.registry import integer, is_number
 from fedjax_pfl.data.pfllib_files import read_clients, read_config
 from fedjax_pfl.data.sources.registry import Dataset
-from fedjax_pfl.errors import InputError, require, unknown_name
-from fedjax_pfl.values import keyword_defaults
+from fedjax_pfl.utils.errors import InputError, require, unknown_name
+from fedjax_pfl.utils.values import keyword_defaults
 
 
 class Importer(NamedTuple):

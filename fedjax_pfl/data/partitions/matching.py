@@ -6,7 +6,7 @@ from collections import defaultdict, deque
 import numpy as np
 
 from fedjax_pfl.data.sources.registry import Dataset
-from fedjax_pfl.errors import InputError, require
+from fedjax_pfl.utils.errors import InputError, require
 
 
 class Matcher:

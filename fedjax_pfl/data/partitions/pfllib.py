@@ -11,7 +11,7 @@ from fedjax_pfl.data.partitions.dirichlet import (
     nearest_draw,
 )
 from fedjax_pfl.data.partitions.registry import Plan, integer, register_rule
-from fedjax_pfl.errors import InputError, require
+from fedjax_pfl.utils.errors import InputError, require
 
 
 @register_rule("pat", test_split="pooled")

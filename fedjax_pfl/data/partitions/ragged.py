@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from fedjax_pfl.errors import require
+from fedjax_pfl.utils.errors import require
 
 Lists: TypeAlias = Sequence[Any] | np.ndarray  # N sequences of whole numbers
 

@@ -20,8 +20,8 @@ from fedjax_pfl.data.partitions.dealing import Deal, Samples, joined
 from fedjax_pfl.data.partitions.held_out import capped, hold_out, nothing_held_out
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.sources.registry import Dataset
-from fedjax_pfl.errors import InputError, require, require_name, shown, unknown_name
-from fedjax_pfl.values import LIMIT, keyword_defaults
+from fedjax_pfl.utils.errors import InputError, require, require_name, shown, unknown_name
+from fedjax_pfl.utils.values import LIMIT, keyword_defaults
 
 
 class Plan(NamedTuple):

@@ -14,7 +14,7 @@ from fedjax_pfl.data.partitions.dealing import (
     largest,
 )
 from fedjax_pfl.data.partitions.registry import Plan, integer, is_number, register_rule
-from fedjax_pfl.errors import InputError, require, unknown_name
+from fedjax_pfl.utils.errors import InputError, require, unknown_name
 
 
 @register_rule("iid", equal_sizes=True, needs_classes=False)

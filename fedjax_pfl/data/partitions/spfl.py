@@ -4,7 +4,7 @@ import numpy as np
 
 from fedjax_pfl.data.partitions.dealing import Samples, deal_counts
 from fedjax_pfl.data.partitions.registry import Plan, integer, register_rule
-from fedjax_pfl.errors import InputError, require
+from fedjax_pfl.utils.errors import InputError, require
 
 
 @register_rule("spfl", test_split="train", test_fraction=0.2)

@@ -6,7 +6,7 @@ import numpy as np
 
 from fedjax_pfl.data.partitions.dealing import Samples, deal_counts
 from fedjax_pfl.data.partitions.registry import Plan, integer, register_rule
-from fedjax_pfl.errors import InputError, require, require_name, unknown_name
+from fedjax_pfl.utils.errors import InputError, require, require_name, unknown_name
 
 # Hundredths of the labels of agent 0, and of the samples of each agent.
 LABELS = {

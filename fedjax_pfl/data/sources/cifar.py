@@ -10,7 +10,7 @@ import numpy as np
 from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
 from fedjax_pfl.data.files import gunzip, read_bytes
 from fedjax_pfl.data.places import folders, not_found
-from fedjax_pfl.errors import InputError
+from fedjax_pfl.utils.errors import InputError
 
 
 class _Layout(NamedTuple):

@@ -10,7 +10,7 @@ import numpy as np
 from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
 from fedjax_pfl.data.files import gunzip, most_unpacked, read_bytes, require_file, unpacks_to_more
 from fedjax_pfl.data.places import folders, not_found
-from fedjax_pfl.errors import InputError
+from fedjax_pfl.utils.errors import InputError
 
 DIGITS = tuple(string.digits)
 CLOTHES = (

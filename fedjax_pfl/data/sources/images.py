@@ -13,7 +13,7 @@ from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
 from fedjax_pfl.data.files import read_bytes
 from fedjax_pfl.data.image_decoding import SUFFIXES, ImageSize, decode_images, parse_size
 from fedjax_pfl.data.places import not_found
-from fedjax_pfl.errors import InputError, require
+from fedjax_pfl.utils.errors import InputError, require
 
 # Files that file managers create.
 _IGNORED = ("thumbs.db", "desktop.ini")

@@ -14,7 +14,7 @@ from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
 from fedjax_pfl.data.json_files import read_json
 from fedjax_pfl.data.labels import CLASSES
 from fedjax_pfl.data.limits import require_memory
-from fedjax_pfl.errors import InputError, require, shown
+from fedjax_pfl.utils.errors import InputError, require, shown
 
 # LEAF's letters, in the order of its classes; it counts them from 0, here the first two ids are
 # padding and any other letter.

@@ -15,7 +15,7 @@ from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
 from fedjax_pfl.data.image_decoding import ImageSize, decode_images, parse_size
 from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.data.places import folders, not_found
-from fedjax_pfl.errors import InputError, require_whole
+from fedjax_pfl.utils.errors import InputError, require_whole
 
 _IMAGE_COLUMNS = ("image", "img")
 _LABEL_COLUMNS = ("label", "fine_label", "labels")

@@ -6,7 +6,7 @@ import numpy as np
 
 from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
 from fedjax_pfl.data.pfllib_files import read_clients, read_config
-from fedjax_pfl.errors import InputError, require
+from fedjax_pfl.utils.errors import InputError, require
 
 CHANNELS = (1, 3)
 

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, TypeVar, get_args
 
 import numpy as np
 
-from fedjax_pfl import elsewhere, spelling
 from fedjax_pfl.data.columns import named
 from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
 from fedjax_pfl.data.files import as_path, reading
@@ -29,7 +28,8 @@ from fedjax_pfl.data.sources.table import load_table
 from fedjax_pfl.data.sources.text import load_ag_news, load_text_csv
 from fedjax_pfl.data.sources.tfds import find_prepared, load_tfds, read_prepared
 from fedjax_pfl.data.sources.tfds_prepare import prepare_tfds, tfds_folder
-from fedjax_pfl.errors import InputError, unknown_name
+from fedjax_pfl.utils import elsewhere, spelling
+from fedjax_pfl.utils.errors import InputError, unknown_name
 
 __all__ = [
     "DATASETS",

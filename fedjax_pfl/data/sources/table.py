@@ -12,7 +12,7 @@ from fedjax_pfl.data.csv_files import check_header, read_rows
 from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
 from fedjax_pfl.data.labels import CLASSES
 from fedjax_pfl.data.limits import require_memory
-from fedjax_pfl.errors import InputError, require, shown, unknown_name
+from fedjax_pfl.utils.errors import InputError, require, shown, unknown_name
 
 ENDINGS = (".csv", ".parquet")
 SET_ASIDE = "leave it out with skip_columns, or keep it for by_column with id_columns"

@@ -18,7 +18,7 @@ from fedjax_pfl.data.csv_files import check_header, read_rows
 from fedjax_pfl.data.dataset import MAX_VOCABULARY, Dataset, dataset_from_arrays
 from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.data.places import folders, not_found
-from fedjax_pfl.errors import InputError, require, unknown_name
+from fedjax_pfl.utils.errors import InputError, require, unknown_name
 
 PAD, UNKNOWN = 0, 1
 _RESERVED = ("<pad>", "<unk>")

@@ -14,7 +14,7 @@ from fedjax_pfl.data.files import read_bytes, require_file
 from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.data.sources.idx import EMNIST_CLASSES, emnist_from_arrays
 from fedjax_pfl.data.sources.tfds_prepare import PREPARABLE, prepare_tfds, quiet_tfds, tfds_folder
-from fedjax_pfl.errors import InputError
+from fedjax_pfl.utils.errors import InputError
 
 # NAME, NAME/CONFIG, each with :VERSION or without.
 _NAME = re.compile(r"(?P<name>[a-z0-9_]+)(/(?P<config>[\w.-]+))?(:(?P<version>\d+\.\d+\.\d+))?")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fedjax_pfl.data.files import as_path
 from fedjax_pfl.data.sources.idx import EMNIST_CLASSES
-from fedjax_pfl.errors import InputError, unknown_name
+from fedjax_pfl.utils.errors import InputError, unknown_name
 
 PREPARABLE = (
     "mnist",

@@ -11,7 +11,7 @@ from fedjax_pfl.data.dataset import dataset_from_arrays
 from fedjax_pfl.data.partitions.importers import import_partition
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.partitions.registry import make_partition
-from fedjax_pfl.errors import InputError
+from fedjax_pfl.utils.errors import InputError
 
 SAMPLES = np.arange(800, dtype=np.uint8).reshape(400, 2)
 POOL = dataset_from_arrays("toy", SAMPLES, np.arange(400) % 10)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_pfl.data.partitions.registry import make_partition
-from fedjax_pfl.errors import InputError
+from fedjax_pfl.utils.errors import InputError
 from tests.data.partitions.pools import CIFAR10, POOLED, counts, toy, whole
 
 

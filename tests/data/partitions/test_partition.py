@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_pfl.data.partitions.partition import Partition, Ragged
-from fedjax_pfl.errors import InputError
+from fedjax_pfl.utils.errors import InputError
 
 LABELS = np.array([0, 1, 2, 0, 1, 2, 0, 0], np.int32)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fedjax_pfl.data.partitions.partition import Partition, held_out
 from fedjax_pfl.data.partitions.registry import RULES, make_partition, parse_options, rule_options
 from fedjax_pfl.data.sources.registry import dataset_from_arrays
-from fedjax_pfl.errors import InputError
+from fedjax_pfl.utils.errors import InputError
 from tests.data.partitions.pools import OFFICIAL, POOLED, counts, toy
 
 # Rules that deal samples; `test_by_column` has the one whose clients are in the data.

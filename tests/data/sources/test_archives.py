@@ -10,7 +10,7 @@ import pytest
 
 from fedjax_pfl.data.sources import cifar
 from fedjax_pfl.data.sources.registry import load_dataset
-from fedjax_pfl.errors import InputError
+from fedjax_pfl.utils.errors import InputError
 from tests.data.sources.test_idx import idx_bytes
 from tests.data.sources.test_registry import _nothing_of_this_machine  # noqa: F401
 

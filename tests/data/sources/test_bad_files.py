@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from fedjax_pfl.data.sources.registry import load_dataset
-from fedjax_pfl.errors import InputError
+from fedjax_pfl.utils.errors import InputError
 from tests.data.sources.test_registry import _nothing_of_this_machine  # noqa: F401
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "data_sources.md"

@@ -8,7 +8,7 @@ import pytest
 
 from fedjax_pfl.data.sources import idx
 from fedjax_pfl.data.sources.registry import load_dataset, read_idx
-from fedjax_pfl.errors import InputError
+from fedjax_pfl.utils.errors import InputError
 from tests.data.sources.test_registry import _nothing_of_this_machine  # noqa: F401
 
 NAMES = (

@@ -9,7 +9,7 @@ import pytest
 
 from experiments.cli import build, flags
 from fedjax_pfl.data.sources.registry import DATASETS, load_dataset
-from fedjax_pfl.errors import InputError
+from fedjax_pfl.utils.errors import InputError
 from tests.data.sources.test_images import colour, png
 from tests.data.sources.test_registry import _nothing_of_this_machine  # noqa: F401
 

@@ -7,7 +7,7 @@ import pytest
 
 from fedjax_pfl.data.sources import idx, registry
 from fedjax_pfl.data.sources.registry import DATASETS, load_dataset
-from fedjax_pfl.errors import InputError
+from fedjax_pfl.utils.errors import InputError
 
 
 @pytest.fixture(autouse=True)

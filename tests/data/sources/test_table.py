@@ -7,7 +7,7 @@ import pytest
 
 from fedjax_pfl.data.csv_files import check_header
 from fedjax_pfl.data.sources.registry import load_dataset
-from fedjax_pfl.errors import InputError
+from fedjax_pfl.utils.errors import InputError
 from tests.data.sources.test_images import colour
 from tests.data.sources.test_parquet import write_parquet
 from tests.data.sources.test_registry import _nothing_of_this_machine  # noqa: F401

@@ -7,7 +7,7 @@ import pytest
 
 from fedjax_pfl.data.sources.registry import load_dataset
 from fedjax_pfl.data.sources.text import build_vocabulary, encode, tokenize
-from fedjax_pfl.errors import InputError
+from fedjax_pfl.utils.errors import InputError
 
 TRAIN = '"1","Ford cuts","A cut, again."\n"4","The ""chip""","a chip; a cut"\n'
 TEST = '"2","Unseen cut","A word"\n'

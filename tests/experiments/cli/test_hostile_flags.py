@@ -6,7 +6,7 @@ import os
 import pytest
 
 from experiments.cli import flags
-from fedjax_pfl.errors import InputError
+from fedjax_pfl.utils.errors import InputError
 
 SCRIPTS = ["run", "sweep", "compare", "partition", "reproduce", "figures.__main__", "benchmark",
            "plan"]  # fmt: skip

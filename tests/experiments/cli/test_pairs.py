@@ -6,7 +6,7 @@ import pytest
 from experiments.cli import flags, resume
 from experiments.cli.algorithms import parse_algorithms
 from experiments.cli.pairs import parse_pairs
-from fedjax_pfl.errors import InputError
+from fedjax_pfl.utils.errors import InputError
 
 
 def parsed(*words):

@@ -7,8 +7,8 @@ import pytest
 
 from experiments.figures import accuracy
 from experiments.outputs import looks
-from fedjax_pfl.errors import InputError
 from fedjax_pfl.results import plots
+from fedjax_pfl.utils.errors import InputError
 
 from .conftest import CLIENTS, ROUNDS, SEEDS
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.figures import comparison
-from fedjax_pfl.errors import InputError
+from fedjax_pfl.utils.errors import InputError
 
 from .conftest import CLIENTS, ROUNDS
 

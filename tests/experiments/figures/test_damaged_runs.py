@@ -13,7 +13,7 @@ from experiments.figures import __main__ as figures
 from experiments.figures.runs import find, read
 from experiments.reproduction import entries
 from experiments.reproduction.tables import Column, Line, PaperTable
-from fedjax_pfl.errors import InputError
+from fedjax_pfl.utils.errors import InputError
 from tests.experiments.written_runs import write_run
 
 pytestmark = pytest.mark.thorough  # the library's own tests show the same

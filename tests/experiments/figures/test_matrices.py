@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from experiments.figures import feddwa, matrices, pfedla, waffle
-from fedjax_pfl.errors import InputError
+from fedjax_pfl.utils.errors import InputError
 
 from .conftest import CLIENTS, ROUNDS, SEEDS
 

@@ -16,8 +16,8 @@ from experiments.figures import cwfedavg, drawing, probes, spfl
 from experiments.figures.runs import find
 from fedjax_pfl import ALGORITHMS, Broadcast, Partition, load_dataset, save_models
 from fedjax_pfl.aggregation.pairs import Pair
-from fedjax_pfl.errors import InputError
 from fedjax_pfl.results.model_files import load_models
+from fedjax_pfl.utils.errors import InputError
 
 from .conftest import CLASSES, CLIENTS, ROUNDS, SEEDS
 from .test_matrices import meshes

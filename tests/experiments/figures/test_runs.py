@@ -9,7 +9,7 @@ import pytest
 
 from experiments.figures import selection
 from experiments.figures.runs import find
-from fedjax_pfl.errors import InputError
+from fedjax_pfl.utils.errors import InputError
 
 from .conftest import CLIENTS, ROUNDS, SEEDS
 

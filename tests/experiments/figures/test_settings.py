@@ -8,7 +8,7 @@ import pytest
 
 from experiments.figures import settings
 from experiments.figures.runs import find
-from fedjax_pfl.errors import InputError
+from fedjax_pfl.utils.errors import InputError
 
 
 @pytest.fixture

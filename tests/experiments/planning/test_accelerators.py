@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from experiments.planning import targets
-from fedjax_pfl.errors import InputError
+from fedjax_pfl.utils.errors import InputError
 from tools import accelerators
 from tools.accelerator_tables import SMALL
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
+from fedjax_pfl.engine.costs import step_flops
+from fedjax_pfl.engine.request import checked_program
 from fedjax_pfl.models import layers
 from fedjax_pfl.models.kernels import forms
 from fedjax_pfl.models.normalization import BatchNorm
 from fedjax_pfl.models.task import LinenTask, Outputs
-from fedjax_pfl.simulation.costs import step_flops
-from fedjax_pfl.simulation.request import checked_program
 
 
 class Net(nn.Module):

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_pfl.engine.costs import flops
 from fedjax_pfl.models import layers
 from fedjax_pfl.models.kernels import minimal_filtering
 from fedjax_pfl.models.kernels.forms import by_definition
 from fedjax_pfl.models.kernels.minimal_filtering import POINTS, tile, transforms
-from fedjax_pfl.simulation.costs import flops
 
 CASES = [(m, taps) for taps in range(2, len(POINTS) + 1) for m in range(2, len(POINTS) + 3 - taps)]
 

@@ -1,0 +1,1 @@
+"""Parts of algorithms that stand in files of their own."""

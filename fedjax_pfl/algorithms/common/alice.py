@@ -1,0 +1,68 @@
+"""What WAFFLE and Weight Erosion share: FedAvg's rounds for one client, Alice."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_pfl.aggregation import similarity
+from fedjax_pfl.algorithms.fedavg import FedAvg
+from fedjax_pfl.federation.participation import Cohort
+from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.errors import require
+
+
+class ForAlice(FedAvg):
+    """FedAvg's rounds for one client; written before a subclass of `FedAvg` among the bases.
+
+    Its field `alice` is the permanent id of the only client served. In a round without her, nobody
+    trains. Where she diverges, nobody's update is used.
+    """
+
+    alice: int
+
+    def validate(self):
+        super().validate()
+        require(self.alice >= 0, "alice", self.alice, "a client, counted from 0")
+
+    def check(self, federation):
+        super().check(federation)
+        self.check_whole_models(federation)
+        ids = np.asarray(federation.data.ids)
+        require(self.alice in ids, "alice", self.alice, f"a client in {ids.min()}..{ids.max()}")
+
+    def served_clients(self, ctx):
+        return ctx.ids == self.alice
+
+    def round(self, ctx, state):
+        return super().round(replace(ctx, cohort=self.admitted(ctx, ctx.cohort)), state)
+
+    def admitted(self, ctx, cohort):
+        return if_present(cohort, cohort.ids == self.alice)
+
+    def record(self, ctx, sent, weights, **noted):
+        return super().record(ctx, sent, weights, weight=weights, **noted)
+
+    def models(self, ctx, state, rows):
+        return {"personalized": self.received(state, rows)}
+
+
+def if_present(cohort: Cohort, is_alice: jax.Array) -> Cohort:
+    """The cohort if Alice is in its mask, else one whose mask is empty; `is_alice` is [M]."""
+    if cohort.complete:
+        return cohort
+    return replace(cohort, mask=cohort.mask & jnp.any(is_alice & cohort.mask))
+
+
+def summed_gradients(ctx, means):
+    """The raw minibatch gradients added up over the local steps, from their means [M, ...]."""
+    steps = ctx.federation.schedule.total_steps(ctx.sizes())
+    return jax.tree.map(lambda g: g * trees.expand_to(g, steps).astype(g.dtype), means)
+
+
+def squared_distances_to_alice(stack, is_alice: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(|s_i - s_alice|^2 [M], |s_alice|^2 [1]) of a stack [M, ...]; `is_alice` is a mask [M]."""
+    hers = jax.tree.map(lambda leaf: leaf[jnp.argmax(is_alice)][None], stack)
+    apart = similarity.squared_norms(jax.tree.map(jnp.subtract, stack, hers))
+    return jnp.where(is_alice, 0, apart), similarity.squared_norms(hers)

@@ -1,0 +1,102 @@
+"""A network that makes the parameters of another one from a client's embedding."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_pfl.aggregation import leaf_plan, products
+from fedjax_pfl.core.context import Context
+from fedjax_pfl.utils.structs import Broadcast, struct
+from fedjax_pfl.utils.typing import Key, Scalar, Stack, Tree
+
+
+@struct
+class Hypernetwork:
+    """psi: a trunk, then a linear layer for each tensor of the target network.
+
+    Attributes:
+      trunk: (kernel [d, h], bias [h]), then (kernel [h, h], bias [h]) for each further layer.
+      kernel, bias: like the generated leaves of a model, [h, ...] and [...].
+    """
+
+    trunk: tuple
+    kernel: Tree
+    bias: Tree
+
+    def __call__(self, embedding: jax.Array) -> Tree:
+        """theta = h(v; psi), the generated leaves of one model."""
+        hidden = embedding
+        for k, (kernel, bias) in enumerate(self.trunk):
+            hidden = products.matmul(jax.nn.relu(hidden) if k else hidden, kernel) + bias
+        return jax.tree.map(lambda w, b: products.rows(hidden, w) + b, self.kernel, self.bias)
+
+
+def first(key: Key, sizes: tuple[int, ...], like: Tree, dtype: jnp.dtype) -> Hypernetwork:
+    """A hypernetwork before its first step.
+
+    Args:
+      sizes: (d, h, ..., h), of the embedding and of each layer of the trunk.
+      like: the leaves to be generated, None in place of all others.
+    """
+    drawn, hidden = itertools.count(), sizes[-1]
+
+    def uniform(fan_in, *shape):
+        return linear(jax.random.fold_in(key, next(drawn)), shape, fan_in, dtype)
+
+    return Hypernetwork(
+        tuple((uniform(a, a, b), uniform(a, b)) for a, b in itertools.pairwise(sizes)),
+        jax.tree.map(lambda leaf: uniform(hidden, hidden, *leaf.shape), like),
+        jax.tree.map(lambda leaf: uniform(hidden, *leaf.shape), like),
+    )
+
+
+def linear(key: Key, shape: tuple[int, ...], fan_in: int, dtype: jnp.dtype) -> jax.Array:
+    """First weights of a linear layer, uniform within 1 / sqrt(fan_in)."""
+    return jax.random.uniform(key, shape, dtype, -1, 1) / math.sqrt(fan_in)
+
+
+def learnt_embeddings(
+    ctx: Context, psi: Hypernetwork, embedding: jax.Array, private: Tree, clip: Scalar | float
+) -> Stack:
+    """Models [K, ...] of clients that learn an embedding by local training, through a frozen psi.
+
+    Args:
+      ctx: of these clients.
+      embedding, private: with which all begin; private leaves are trained, too.
+      clip: largest norm of the embedding's gradient; 0: no limit.
+    """
+    federation = ctx.federation
+
+    def whole(model):
+        learnt = model["params"]
+        own = {**model, "params": learnt["private"]}
+        return leaf_plan.join(psi(learnt["embedding"]), own)
+
+    def objective(model, batch, rng, broadcast, client):
+        made = whole(model)
+        found = federation.task.forward(made, batch, rng)
+        penalty = federation.penalty(made["params"], found.batch, client)
+        return found._replace(loss=found.loss + penalty)
+
+    def correct(gradient, params, broadcast, client):
+        return gradient | {"embedding": clipped(gradient["embedding"], clip)}
+
+    start = {**private, "params": {"embedding": embedding, "private": private["params"]}}
+    # `objective` has the extra loss already: it is of models, and "params" here are not.
+    learning = replace(ctx, federation=replace(federation, extra_loss=None))
+    learnt = learning.train(
+        Broadcast(start), ctx.everyone(), purpose="personalize", cursor=None,
+        objective=objective, correct=correct,
+        trainable=jax.tree.map(lambda _: True, start["params"]),
+    ).models  # fmt: skip
+    return jax.vmap(whole)(learnt)
+
+
+def clipped(gradient: Tree, bound: Scalar | float) -> Tree:
+    """The gradient, no longer than `bound`; 0: as it is."""
+    most = jnp.where(bound > 0, bound, jnp.inf)
+    return optax.clip_by_global_norm(most).update(gradient, optax.EmptyState())[0]

@@ -1,0 +1,57 @@
+"""What pFedHN's clients do: clipped local training, and what stays with them."""
+
+import jax
+
+from fedjax_pfl.aggregation import leaf_plan
+from fedjax_pfl.aggregation.leaf_plan import LeafPlan
+from fedjax_pfl.algorithms.common.hypernetwork import clipped
+from fedjax_pfl.core.context import Context
+from fedjax_pfl.federation.participation import Cohort
+from fedjax_pfl.training.local_sgd import Trained
+from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.typing import Scalar, Stack, Tree
+
+
+def train(
+    ctx: Context, models: Stack, cohort: Cohort, momentum: Tree, clip: Scalar | float
+) -> Trained:
+    """Local training whose gradients of generated leaves are clipped.
+
+    Args:
+      models: [M, ...].
+      momentum: what `lasting` has kept of the members' optimizers, [M, ...].
+      clip: largest norm of a gradient of generated leaves; 0: no limit.
+    """
+    generated = jax.tree.map(lambda _: True, ctx.plan.uploaded(models)["params"])
+
+    def correct(gradient, params, broadcast, client):
+        some = jax.tree.map(lambda on, g: g if on else None, generated, gradient,
+                            is_leaf=lambda x: x is None)  # fmt: skip
+        return leaf_plan.join(clipped(some, clip), gradient)
+
+    options = {}
+    if jax.tree.leaves(momentum):
+        fresh = trees.take(ctx.initial_optimizer_state(), cohort.rows)
+        options["optimizer_state"] = leaf_plan.join(momentum, fresh)
+    return ctx.train(models, cohort, correct=correct, **options)
+
+
+def private(plan: LeafPlan, models: Stack) -> Stack:
+    """The leaves that are not generated, None in place of the others."""
+    return plan.select(models, lambda i: not plan.compared(i))
+
+
+def lasting(plan: LeafPlan, memory: Tree) -> Tree:
+    """What lasts of the local optimizers' states: that of trained leaves not generated.
+
+    Optimizers keep trees like the parameters, so the path of such a leaf ends in its own.
+    """
+    names = {path.partition("/")[2]: plan.compared(i)
+             for i, path in enumerate(plan.paths) if leaf_plan.trainable(path)}  # fmt: skip
+
+    def lasts(path, leaf):
+        at = f"/{trees.path_name(path)}"
+        own = [name for name in names if at.endswith(f"/{name}")]
+        return leaf if own and not names[max(own, key=len)] else None
+
+    return jax.tree_util.tree_map_with_path(lasts, memory)

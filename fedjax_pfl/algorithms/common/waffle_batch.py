@@ -1,0 +1,48 @@
+"""The runs of all clients as Alice, one after the other: their states, and one record of all."""
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from fedjax_pfl.core.record import Record
+from fedjax_pfl.utils.structs import per_client, per_pair, struct
+
+
+@struct
+class States:
+    """The runs of all clients as Alice: the fields of WAFFLE's `State`, Alices leading."""
+
+    server: Any = per_client()
+    private: Any = per_pair()
+    optimizer: Any = per_client()
+    control: Any = per_client()
+    controls: Any = per_pair()
+    previous: Any = per_pair()
+    before: Any = per_pair()
+
+
+def together(records: Record) -> Record:
+    """One record of a round from those of all runs; leaves lead with the Alices.
+
+    Copies and steps are summed. A client counts as diverged where it diverged in any run. Its loss
+    and weight are those of the run where it is Alice. The mixing matrix is [Alices, agents]; a run
+    without a step has the identity's row.
+    """
+
+    def of_client(values):
+        if values.dtype == bool:
+            return jnp.any(values, axis=0)
+        if jnp.issubdtype(values.dtype, jnp.integer):
+            return jnp.sum(values, axis=0, dtype=values.dtype)
+        return jnp.diagonal(values)
+
+    weights = records.matrices["mixing"][:, 0]
+    still = ~jnp.any(weights != 0, axis=1)
+    identity = jnp.eye(len(weights), dtype=weights.dtype)
+    return Record(
+        clients={name: of_client(values) for name, values in records.clients.items()},
+        scalars={},
+        up=jnp.sum(records.up, axis=0, dtype=jnp.int32),
+        down=jnp.sum(records.down, axis=0, dtype=jnp.int32),
+        matrices={"mixing": jnp.where(still[:, None], identity, weights)},
+    )

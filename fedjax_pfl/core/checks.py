@@ -1,0 +1,200 @@
+"""Checks of what an algorithm's functions take and return, made while they are traced."""
+
+import contextlib
+import linecache
+import re
+import sys
+import traceback
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_pfl.core import kept_optimizers
+from fedjax_pfl.core.algorithm import Algorithm
+from fedjax_pfl.core.context import Context
+from fedjax_pfl.core.fetched_rows import fetched
+from fedjax_pfl.core.kept_optimizers import Kept
+from fedjax_pfl.core.record import Record
+from fedjax_pfl.core.registry import is_static
+from fedjax_pfl.core.tally import Tally
+from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.errors import InputError
+from fedjax_pfl.utils.structs import by_field, client_axes
+from fedjax_pfl.utils.typing import State
+
+UNKNOWN_YET = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+
+
+@contextlib.contextmanager
+def while_traced(algorithm: Algorithm, function: str) -> Iterator[None]:
+    """Runs a function of an algorithm, and explains a decision in Python on a traced number.
+
+    Raises:
+      InputError: the function asked for the value of a number that is not known while it is traced;
+        with the line, and what to write instead.
+    """
+    try:
+        yield
+    except UNKNOWN_YET as error:
+        raise _explained(algorithm, function, error) from error
+
+
+def _explained(algorithm: Algorithm, function: str, error: Exception) -> InputError:
+    file = getattr(sys.modules.get(type(algorithm).__module__), "__file__", None)
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename == file or frame.name == function]
+    where, line = "", ""
+    if own:
+        line = (own[-1].line or linecache.getline(own[-1].filename, own[-1].lineno or 0)).strip()
+        where = f" in line {own[-1].lineno}, `{line}`," if line else f" in line {own[-1].lineno}"
+    traced = [f.name for f in fields(algorithm) if not is_static(f)]
+    named = [key for key in traced if re.search(rf"\bself\.{key}\b", line)]
+    remedy = "Compute both ways and choose with jax.numpy.where, or branch with jax.lax.cond"
+    if named:
+        value = getattr(type(algorithm), named[0], ...)
+        default = "..." if value is ... else repr(value)
+        remedy += (
+            f"; or, where {named[0]} need not be swept inside one program, make it part of it: "
+            f"{named[0]}: {type(value).__name__ if value is not ... else 'float'} = "
+            f"pfl.static(default={default})"
+        )
+    return InputError(
+        f"{algorithm.name}.{function} asks{where} for the value of a traced number, as `if` and "
+        f"`int()` do: while a program is traced it has none. {remedy}."
+    )
+
+
+def checked_init(algorithm: Algorithm, ctx: Context) -> State:
+    """`algorithm.init(ctx)`, with the states of local optimizers where clients keep them.
+
+    Its types are those that a round returns: weakly typed leaves, such as Python's numbers, would
+    compile the rounds a second time.
+
+    Raises:
+      InputError: it can't keep them.
+      TypeError: it is no `struct`, a field does not declare its client axes or lacks them, or a
+        leaf is a typed random key.
+    """
+    with while_traced(algorithm, "init"):
+        state, name = algorithm.init(ctx), algorithm.name
+    if not hasattr(type(state), "__dataclass_fields__"):
+        raise TypeError(
+            f"{name}.init must return a state, a class decorated with struct, got "
+            f"{type(state).__name__}."
+        )
+    for field, declared in client_axes(state).items():
+        axes = declared or 0
+        for path, leaf in jax.tree_util.tree_flatten_with_path(getattr(state, field))[0]:
+            if jnp.issubdtype(jax.typeof(leaf).dtype, jax.dtypes.extended):
+                raise TypeError(
+                    f"{name}.init: {field}{jax.tree_util.keystr(path)} is a random key, no "
+                    "array of numbers: take each round's from ctx.key_for(purpose), or keep "
+                    "jax.random.key_data(key)."
+                )
+            if jax.numpy.shape(leaf)[:axes] != (ctx.num_clients,) * axes:
+                raise TypeError(
+                    f"{name}.init: {field}{jax.tree_util.keystr(path)} must lead with "
+                    f"{axes} client axes of {ctx.num_clients}, got {jax.numpy.shape(leaf)}."
+                )
+    if ctx.federation.keep_optimizer_state:
+        state = kept_optimizers.begin(algorithm, ctx, state)
+    if not any(map(_is_weak, jax.tree.leaves(state))):
+        return state
+    after, _ = jax.eval_shape(partial(checked_round, algorithm, ctx), state)
+    return jax.tree.map(
+        lambda leaf, then: jnp.asarray(leaf, then.dtype) if _is_weak(leaf) else leaf, state, after
+    )
+
+
+def _is_weak(leaf: object) -> bool:
+    return jax.typeof(leaf).weak_type
+
+
+def with_nonfinite(
+    algorithm: Algorithm, ctx: Context, state: State, tally: Tally, record: Record
+) -> Record:
+    """The record with the values that a round's aggregation, not its training, made non-finite.
+
+    Args:
+      state: after the round.
+      tally: of the round, with the rows that `Cohort.scatter` refused.
+      record: of the round. It gains `clients["nonfinite"]`, bool [N], the clients whose values in
+        the state are not finite or were refused, and, where the server has numbers,
+        `scalars["server_nonfinite"]`, 1 if some of them are not finite.
+    """
+    lost = jnp.zeros((ctx.num_clients,), bool) if tally.nonfinite is None else tally.nonfinite
+    of_clients, server = [], []
+    by_field(lambda value, axes: (of_clients if axes == 1 else server).append(value), state)
+    partial_rows = any(isinstance(leaf, trees.Fetched) for leaf in jax.tree.leaves(of_clients))
+    if algorithm.absent_kept or partial_rows:  # rows of absent clients are those of before
+        rows = ctx.cohort.gather(of_clients)
+        lost |= ctx.cohort.spread(~trees.rows_finite(rows, ctx.cohort.size), False)
+    else:
+        lost |= ~trees.rows_finite(of_clients, ctx.num_clients)
+    scalars = record.scalars
+    if any(jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in jax.tree.leaves(server)):
+        bad = 1 - trees.is_finite(server).astype(ctx.dtype)
+        scalars = {**scalars, "server_nonfinite": bad}
+    return replace(record, clients=record.clients | {"nonfinite": lost}, scalars=scalars)
+
+
+def checked_round(algorithm: Algorithm, ctx: Context, state: State) -> tuple[State, Record]:
+    """`algorithm.round(ctx, state)`, the forward passes of its loss matrices added to the record.
+
+    Per-client leaves of the state may hold the rows of the cohort alone (see `fetched_rows`).
+
+    Raises:
+      NotHere: the round needs other rows of these.
+      TypeError: it does not return a state of the same structure, shapes and types, and a record.
+    """
+    name, tally = algorithm.name, Tally()
+    given = fetched(state, ctx.cohort.rows, ctx.num_clients, ctx.reader)
+    optimizers = None
+    if isinstance(given, Kept):
+        optimizers = kept_optimizers.Optimizers(name, given.optimizers)
+    observed = replace(ctx.cohort, observer=tally)
+    counting = replace(ctx, cohort=observed, tally=tally, optimizers=optimizers)
+    with while_traced(algorithm, "round"):
+        returned = algorithm.round(counting, kept_optimizers.own(given))
+    pair = isinstance(returned, tuple | list) and len(returned) == 2
+    if not (pair and isinstance(returned[1], Record)):
+        kinds = ", ".join(
+            type(part).__name__
+            for part in (returned if isinstance(returned, tuple | list) else (returned,))
+        )
+        raise TypeError(f"{name}.round must return (state, ctx.record(...)), got {kinds}.")
+    returned_state, record = returned
+    new = returned_state if optimizers is None else Kept(returned_state, optimizers.phases)
+    new = trees.on_device(new)
+    if jax.tree.structure(new) != jax.tree.structure(state):
+        raise TypeError(
+            f"{name}.round must return a state of the same structure: "
+            f"{jax.tree.structure(state)}, got {jax.tree.structure(new)}."
+        )
+    before, after = (jax.tree_util.tree_flatten_with_path(tree)[0] for tree in (state, new))
+    for (path, old), (_, leaf) in zip(before, after, strict=True):
+        old, leaf = jax.typeof(old), jax.typeof(leaf)
+        said = (
+            f"{name}.round must return state{jax.tree_util.keystr(path)} of the same type, "
+            f"{old.str_short()}, got {leaf.str_short()}. "
+        )
+        if old.shape != leaf.shape:
+            raise TypeError(
+                f"{said}Put the values of the cohort's members back among all clients with "
+                "ctx.cohort.scatter(stack, values)."
+            )
+        becomes_it = old.weak_type and jnp.promote_types(old.dtype, leaf.dtype) == leaf.dtype
+        if old.dtype != leaf.dtype and not becomes_it:
+            raise TypeError(f"{said}Cast one of the two.")
+    record = with_nonfinite(algorithm, ctx, returned_state, tally, record)
+    if tally.samples is not None:
+        counted = {"forward_samples": tally.samples}
+        record = replace(record, clients=record.clients | counted)
+    return new, record

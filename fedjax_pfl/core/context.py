@@ -1,0 +1,352 @@
+"""What an algorithm's round can use: the cohort, local training, mixing, and the record."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_pfl.aggregation import leaf_plan, mixing
+from fedjax_pfl.aggregation.leaf_plan import LeafPlan
+from fedjax_pfl.core.kept_optimizers import Optimizers
+from fedjax_pfl.core.record import Record, recorded
+from fedjax_pfl.core.tally import Tally
+from fedjax_pfl.data.federated import Split
+from fedjax_pfl.federation.adaptation import Adaptation
+from fedjax_pfl.federation.client import Client
+from fedjax_pfl.federation.federation import Federation
+from fedjax_pfl.federation.participation import Cohort
+from fedjax_pfl.federation.schedules import Schedule
+from fedjax_pfl.training import adapting, local_sgd, scoring
+from fedjax_pfl.training.client_loop import ClientRuns, run_clients
+from fedjax_pfl.training.local_step import LocalStep
+from fedjax_pfl.utils import keys, trees
+from fedjax_pfl.utils.errors import InputError
+from fedjax_pfl.utils.structs import Broadcast
+from fedjax_pfl.utils.typing import (
+    Key,
+    Matrix,
+    Model,
+    PerClient,
+    PerMember,
+    Rows,
+    Scalar,
+    Stack,
+    Tree,
+)
+
+
+@dataclass(frozen=True)
+class Context:
+    """One round as an algorithm sees it.
+
+    Attributes:
+      federation: the clients, their data and how they train.
+      key: the run's key; every use derives its own from (purpose, t, permanent client id).
+      t: int32, the round, counted from 0. Traced, and the same for all seeds and settings, so
+        `lax.cond` on it stays a branch.
+      total: int32, rounds of the whole run; traced. Algorithms read it as `num_rounds`.
+      cohort: the clients that take part.
+      tally: counts a round's computation apart from local steps; None where nothing is recorded.
+      optimizers: gives local training the optimizers' states that clients keep; None where their
+        optimizers are new in each round.
+      reader: reads rows of clients whose state is not on the device (`trees.Fetched`); None where
+        all is there, or a round must do without.
+      knows_num_rounds: whether the algorithm declares `depends_on_num_rounds`.
+    """
+
+    federation: Federation
+    key: Key
+    t: Scalar
+    total: Scalar
+    cohort: Cohort
+    tally: Tally | None = None
+    optimizers: Optimizers | None = None
+    reader: Callable[..., Any] | None = None
+    knows_num_rounds: bool = True
+
+    @property
+    def num_clients(self) -> int:
+        return self.federation.num_clients
+
+    @property
+    def num_rounds(self) -> Scalar:
+        """int32, the number of rounds of the whole run; traced.
+
+        Raises:
+          InputError: the algorithm does not declare that its rounds depend on it.
+        """
+        if not self.knows_num_rounds:
+            raise InputError(
+                "ctx.num_rounds is only for algorithms that declare depends_on_num_rounds = True: "
+                "a run of theirs that gets more rounds begins again."
+            )
+        return self.total
+
+    @property
+    def plan(self) -> LeafPlan:
+        """Blocks of the model, and which of its leaves are shared."""
+        return self.federation.plan
+
+    @property
+    def ids(self) -> PerClient:
+        """int32 [N]: permanent ids of all clients."""
+        return self.federation.data.ids
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """Floating type of parameters, rates and mixing matrices."""
+        return self.learning_rate.dtype
+
+    @property
+    def learning_rate(self) -> Scalar:
+        """The local learning rate of this round."""
+        return self.federation.rate(self.t, self.total)
+
+    def key_for(self, purpose: str) -> Key:
+        """The key of this round for one purpose; the same for all algorithms of a comparison."""
+        return keys.of_round(self.key, purpose, self.t)
+
+    def initial_model(self, purpose: str = "init") -> Model:
+        """The common initial model (another purpose gives another one)."""
+        return self.federation.initial_model(keys.derive(self.key, purpose))
+
+    def replicate(self, model: Tree) -> Stack:
+        """The same model for all clients, [N, ...]."""
+        return trees.replicate(model, self.num_clients)
+
+    def sizes(self, split: str | Split = "train") -> PerMember:
+        """int32 [M]: samples of the cohort's clients."""
+        return self.federation.data.split(split).size[self.cohort.rows]
+
+    def everyone(self, rows: Rows | None = None) -> Cohort:
+        """A cohort of the clients `rows` (all by default) in which nobody is absent or late."""
+        in_place = rows is None
+        rows = jnp.arange(self.num_clients, dtype=jnp.int32) if rows is None else jnp.asarray(rows)
+        yes, zero = jnp.ones(rows.shape, bool), jnp.zeros(rows.shape, jnp.int32)
+        return Cohort(
+            rows=rows,
+            ids=self.federation.data.ids[rows],
+            starts=yes,
+            arrives=yes,
+            staleness=zero,
+            phase=zero,
+            delay=zero,
+            mask=yes,
+            diverged=~yes,
+            earlier_starts=zero + self.t,
+            steps=zero,
+            num_clients=self.num_clients,
+            in_place=in_place,
+            complete=True,
+            observer=self.tally,
+        )
+
+    def train(
+        self,
+        models: Tree | Broadcast,
+        cohort: Cohort | None = None,
+        purpose: str = "train",
+        **options: Any,
+    ) -> local_sgd.Trained:
+        """Local training of the cohort from `models` [M, ...] or one `Broadcast` model.
+
+        `options` are those of `local_sgd.train`: schedule, extra_loss, objective, correct,
+        trainable, mean_gradient, updates_per_batch, operands, broadcast, active, cursor, epochs,
+        learning_rate, optimizer_state.
+        Unshuffled schedules continue where the client's earlier rounds stopped.
+        """
+        cohort = self.cohort if cohort is None else cohort
+        options.setdefault("learning_rate", self.learning_rate)
+        options.setdefault("cursor", self._cursor(cohort, options.get("schedule")))
+        options["key"] = self.key_for(purpose)
+        if self.optimizers is not None and "optimizer_state" not in options:
+            return self.optimizers.train(self.federation, models, cohort, purpose, **options)
+        return local_sgd.train(self.federation, models, cohort, **options)
+
+    def adapt(self, models: Stack | Broadcast, rows: Rows, how: Adaptation) -> Stack:
+        """Copies of `models` for the clients `rows`, trained locally as `how` says, [k, ...].
+
+        Args:
+          models: [k, ...], or one `Broadcast` model.
+          rows, how: see `adapting.adapt`.
+        """
+        cohort, key = self.everyone(rows), self.key_for("adapt")
+        rate = self.learning_rate
+        return adapting.adapt(self.federation, models, cohort, how, key=key, learning_rate=rate)
+
+    def sgd_step(self, **options: Any) -> LocalStep:
+        """The ready local step, for a loop with the algorithm's own carry (`run_clients`).
+
+        `options` are those of `LocalStep`: extra_loss, objective, correct, trainable,
+        mean_gradient, updates_per_batch, learning_rate.
+        """
+        options.setdefault("learning_rate", self.learning_rate)
+        if self.optimizers is not None:
+            raise self.optimizers.own_steps()
+        return LocalStep(self.federation, **options)
+
+    def with_optimizers(self, optimizers: Optimizers) -> "Context":
+        """The same round with optimizers' states that clients keep."""
+        return replace(self, optimizers=optimizers)
+
+    def initial_optimizer_state(
+        self, model: Tree | None = None, trainable: Tree | None = None
+    ) -> Tree:
+        """The initial states of all clients' local optimizers, [N, ...].
+
+        `train(..., optimizer_state=ctx.cohort.gather(state.optimizers))` takes them and
+        returns their next states.
+
+        Args:
+          model: the first model that every client trains; the common initial model by default.
+          trainable: as it is given to `train`.
+        """
+        model = self.initial_model() if model is None else model
+        state = self.sgd_step(trainable=trainable).begin(model).optimizer
+        strong = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), state)
+        return self.replicate(strong)
+
+    def _cursor(self, cohort: Cohort, schedule: Schedule | None) -> jax.Array | None:
+        """Steps [M] that an unshuffled schedule has taken in earlier rounds, else None."""
+        schedule = schedule or self.federation.schedule
+        if schedule.shuffle:
+            return None
+        sizes = self.federation.data.train.size[cohort.rows]
+        return cohort.earlier_starts * schedule.total_steps(sizes)
+
+    def run_clients(
+        self,
+        step: Callable[[Tree, Any, jax.Array, Tree, Client], Tree],
+        carry: Tree | Broadcast,
+        *,
+        rows: Rows | None = None,
+        purpose: str = "train",
+        schedule: Schedule | None = None,
+        **options: Any,
+    ) -> ClientRuns:
+        """`client_loop.run_clients` for the cohort (or `rows`) with this round's key.
+
+        For the cohort, absent members are inactive unless `active` says otherwise, and unshuffled
+        schedules of training samples continue where the client's earlier rounds stopped. To count
+        the computation, put it into the cohort: `cohort.keep(finite, steps)`, or twice the steps
+        where each takes two gradients.
+        """
+        if rows is None:
+            rows = self.cohort.places
+            options.setdefault("active", self.cohort.mask)
+            if options.get("split", "train") == "train":
+                options.setdefault("cursor", self._cursor(self.cohort, schedule))
+        return run_clients(
+            self.federation,
+            step,
+            carry,
+            rows=rows,
+            key=self.key_for(purpose),
+            schedule=schedule or self.federation.schedule,
+            **options,
+        )
+
+    def loss_matrix(self, candidates: Stack, rows: Rows | None = None, **options: Any) -> Matrix:
+        """Mean loss of candidates [Q, ...] on samples of the cohort (or of `rows`), [M, Q].
+
+        Absent members score nothing unless `active` says otherwise: their losses are 0. In a round
+        the forward passes are counted, and recorded as "forward_samples".
+
+        Args:
+          candidates, rows: see `scoring.loss_matrix`.
+          **options: of `scoring.loss_matrix`: split, choice, active, onto.
+        """
+        if rows is None:
+            rows = self.cohort.places
+            options.setdefault("active", None if self.cohort.complete else self.cohort.mask)
+        losses, samples = scoring.loss_matrix(self.federation, candidates, rows, **options)
+        if self.tally is not None:
+            self.tally.add(rows, samples, self.num_clients)
+        return losses
+
+    def count_forward(self, samples: PerMember) -> None:
+        """Counts forward passes of a loop of one's own: of one sample, int32 [M], of the cohort.
+
+        Those of `loss_matrix` and of local steps are counted already.
+        """
+        if self.tally is not None:
+            self.tally.add(self.cohort.rows, samples, self.num_clients)
+
+    def mix(
+        self, weights: Matrix, senders: Stack, onto: Stack, plan: LeafPlan | None = None
+    ) -> Stack:
+        """`mixing.apply` under the federation's leaf plan, or another grouping of its blocks."""
+        several = self.federation.execution.devices > 1
+        plan = plan or self.federation.plan
+        return mixing.apply(weights, senders, onto, plan, blockwise=several)
+
+    def average(self, weights: PerMember, senders: Stack, onto: Stack) -> Stack:
+        """One average of the shared leaves, received by every member; private leaves are its own.
+
+        Args:
+          weights: [B], those of the senders; all zero: every member keeps its model.
+          senders: models [B, ...].
+          onto: models [A, ...] of the receivers.
+        """
+        shared, _ = self.federation.plan.split(senders)
+        mine, private = self.federation.plan.split(onto)
+        count = jax.tree.leaves(onto)[0].shape[0]
+        first = jax.tree.map(lambda leaf: leaf[0], mine)
+        mean = trees.replicate(mixing.weighted_sum(weights, shared, onto=first), count)
+        received = jnp.broadcast_to(jnp.any(weights != 0), (count,))
+        return leaf_plan.join(trees.where(received, mean, mine), private)
+
+    def full_gradient(self, models: Stack, cohort: Cohort) -> tuple[Stack, Cohort]:
+        """`local_sgd.full_gradient` of the cohort at `models` [M, ...]."""
+        key = self.key_for("full_gradient")
+        return local_sgd.full_gradient(self.federation, models, cohort, key)
+
+    def uploaded(self, models: Stack) -> Stack:
+        """The trainable shared leaves of models, by which a server can compare clients."""
+        return self.federation.plan.uploaded(models)
+
+    def record(
+        self,
+        cohort: Cohort,
+        *,
+        up: int | jax.Array = 1,
+        down: int | jax.Array = 1,
+        numbers_up: int | jax.Array | None = None,
+        numbers_down: int | jax.Array | None = None,
+        clients: dict[str, jax.Array] | None = None,
+        scalars: dict[str, jax.Array] | None = None,
+        everyone_mixes: bool = False,
+        **matrices: jax.Array,
+    ) -> Record:
+        """The round's record.
+
+        Args:
+          cohort: as it is after training, so that diverged clients and all steps are known.
+          up, down: copies of the model sent and received by each member that took part: a number,
+            or int [M] or [M, num_blocks] where members or blocks differ.
+          numbers_up, numbers_down: what is sent and received beside blocks of the model, such as
+            class means, in numbers of the parameters' type: a number, or int [M].
+          clients: arrays [M], one number for each member.
+          scalars: arrays [].
+          **matrices: by name: [.., M, M] of the cohort, or [.., M, N] where all clients' models are
+            mixed (shown as [.., N, N] with the identity's rows for clients that kept their model),
+            or weights [M] of a single server model (shown as [1, N]). Of "mixing", or of the only
+            one that is not [M], each member's weight on its own model is recorded as "self_weight".
+          everyone_mixes: the matrices are [.., N, M], or [.., N, N] where absent clients' models
+            are mixed too: the server makes new models for all N clients. Absent ones receive theirs
+            when they next take part, so nothing is sent now.
+        """
+        return recorded(
+            cohort,
+            self.federation.plan.num_blocks,
+            up=up,
+            down=down,
+            numbers_up=numbers_up,
+            numbers_down=numbers_down,
+            clients=clients or {},
+            scalars=scalars or {},
+            everyone_mixes=everyone_mixes,
+            matrices=matrices,
+        )

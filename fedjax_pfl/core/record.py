@@ -1,0 +1,123 @@
+"""The metrics of one round, as arrays of all clients."""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_pfl.federation.participation import Cohort
+from fedjax_pfl.utils.errors import require
+from fedjax_pfl.utils.structs import struct
+
+
+@struct
+class Record:
+    """The metrics of one round; made by `Context.record`.
+
+    Attributes:
+      clients: arrays [N], one number for each client, NaN or 0 for the absent. `Context.record`
+        adds "participated", "diverged" and "local_steps", the gradients that were computed, and
+        the engine "nonfinite", the clients whose values aggregation made non-finite; a
+        round with a `loss_matrix` "forward_samples", its forward passes of one sample; one that
+        sends plain numbers "numbers_up" or "numbers_down", int32, how many beside the blocks; one
+        with a mixing matrix "self_weight", see `self_weights`.
+      scalars: arrays [].
+      up, down: int32 [N, num_blocks], copies of each block of the model that the client sent to
+        and received from the server; the host multiplies by block sizes in 64 bit.
+      matrices: [N, N], [num_blocks, N, N] or [1, N]; kept for the rounds that a run asks for.
+    """
+
+    clients: dict[str, jax.Array]
+    scalars: dict[str, jax.Array]
+    up: jax.Array
+    down: jax.Array
+    matrices: dict[str, jax.Array]
+
+
+def recorded(
+    cohort: Cohort,
+    num_blocks: int,
+    *,
+    up: int | jax.Array,
+    down: int | jax.Array,
+    numbers_up: int | jax.Array | None = None,
+    numbers_down: int | jax.Array | None = None,
+    clients: Mapping[str, jax.Array],
+    scalars: Mapping[str, jax.Array],
+    everyone_mixes: bool,
+    matrices: Mapping[str, jax.Array],
+) -> Record:
+    """The record of a round in which `cohort` took part; see `Context.record`."""
+    took_part = cohort.mask | cohort.diverged
+
+    def of_members(count: int | jax.Array) -> jax.Array:
+        """int32 [M, ...]; a single number is that of each who took part."""
+        given = jnp.asarray(count)
+        whole = jnp.issubdtype(given.dtype, jnp.integer) or given.dtype == bool
+        require(whole, "A record's copies and numbers", f"{count}", "whole numbers")
+        count = given.astype(jnp.int32)
+        return count * took_part if count.ndim == 0 else count
+
+    def copies(count: int | jax.Array) -> jax.Array:
+        """int32 [N, num_blocks]."""
+        count = of_members(count)
+        count = count if count.ndim == 2 else count[:, None]
+        return cohort.spread(jnp.broadcast_to(count, (cohort.size, num_blocks)), 0)
+
+    def full(matrix: jax.Array) -> jax.Array:
+        """Of all clients: [..., N, N] or [1, N]."""
+        if matrix.ndim > 1 and not everyone_mixes:
+            return cohort.expand(matrix)
+        single = matrix.ndim == 1
+        matrix = matrix[None] if single else matrix
+        if single or matrix.shape[-1] == cohort.size < cohort.num_clients:
+            matrix = jnp.moveaxis(cohort.spread(jnp.moveaxis(matrix, -1, 0), 0), 0, -1)
+        if single:
+            return matrix
+        own = ~jnp.any(matrix != 0, axis=-1, keepdims=True)  # it kept its model
+        return jnp.where(own, jnp.eye(matrix.shape[-1], dtype=matrix.dtype), matrix)
+
+    per_client = {
+        "participated": cohort.spread(took_part, False),
+        "diverged": cohort.spread(cohort.diverged, False),
+        "local_steps": cohort.spread(cohort.steps, 0),
+    }
+    for name, count in (("numbers_up", numbers_up), ("numbers_down", numbers_down)):
+        if count is not None:
+            per_client[name] = cohort.spread(of_members(count), 0)
+    known = self_weights(cohort, matrices, everyone_mixes)
+    for name, value in {**known, **clients}.items():
+        shape, allowed = jnp.shape(value), f"[{cohort.size}], one number for each member"
+        require(shape in ((), (cohort.size,)), f"Shape of clients[{name!r}]", shape, allowed)
+        per_client[name] = cohort.spread(jnp.where(cohort.mask, value, jnp.nan), jnp.nan)
+    for name, value in scalars.items():
+        require(jnp.ndim(value) == 0, f"Shape of scalars[{name!r}]", jnp.shape(value), "()")
+    return Record(
+        clients=per_client,
+        scalars=dict(scalars),
+        up=copies(up),
+        down=copies(down),
+        matrices={name: full(matrix) for name, matrix in matrices.items()},
+    )
+
+
+def self_weights(
+    cohort: Cohort, matrices: Mapping[str, jax.Array], everyone_mixes: bool
+) -> dict[str, jax.Array]:
+    """Each member's weight on its own model, {"self_weight": [M]}, mean over blocks.
+
+    It is that of the matrix "mixing", or of the only one, over the sum of its row's absolute
+    weights; 1 for a row of zeros, which keeps its model. Near 1 a client trains locally. Weights
+    [M] of one server model have none: {}.
+    """
+    pairs = {name: matrix for name, matrix in matrices.items() if matrix.ndim > 1}
+    if "mixing" not in pairs and len(pairs) != 1:
+        return {}
+    weights = pairs["mixing"] if "mixing" in pairs else next(iter(pairs.values()))
+    positions = jnp.arange(cohort.size)
+    rows = weights[..., cohort.places, :] if everyone_mixes else weights  # [..., M, M or N]
+    column = cohort.places if rows.shape[-1] == cohort.num_clients else positions
+    total = jnp.sum(jnp.abs(rows), axis=-1)
+    own = rows[..., positions, column] / jnp.where(total > 0, total, 1)
+    own = jnp.where(total > 0, own, 1)
+    return {"self_weight": jnp.mean(own, axis=range(own.ndim - 1))}

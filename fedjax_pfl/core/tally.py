@@ -1,0 +1,53 @@
+"""Observations made while a round is traced: forward passes, and values that are not finite."""
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+
+from fedjax_pfl.federation.participation import Cohort
+from fedjax_pfl.utils.typing import Mask, PerClient, Rows
+
+
+class Tally:
+    """What one round does to each client beside its local steps; filled while it is traced.
+
+    Attributes:
+      samples: int32 [N], forward passes of one sample; None if there were none.
+      nonfinite: bool [N], the clients whose new values `Cohort.scatter` refused because they were
+        not finite; None if nothing was scattered.
+    """
+
+    def __init__(self):
+        self.samples: jax.Array | None = None
+        self.nonfinite: PerClient | None = None
+        self._trace = trace_state()
+
+    def add(self, rows: Rows, samples: jax.Array, num_clients: int) -> None:
+        """Adds `samples` [M] of the clients `rows` [M].
+
+        Raises:
+          TypeError: within a branch or a loop, whose number of runs is unknown.
+        """
+        if trace_state() != self._trace:
+            raise TypeError(
+                "Forward passes (of ctx.loss_matrix, ctx.count_forward) can't be counted within an "
+                "algorithm's own lax.cond, loop or vmap: call it outside, with active=[M] for "
+                "the clients that score in this round."
+            )
+        none = jnp.zeros((num_clients,), jnp.int32)
+        before = none if self.samples is None else self.samples
+        self.samples = before.at[rows].add(samples)
+
+    def refused(self, cohort: Cohort, rows: Mask) -> None:
+        """Records that the new values of the members `rows` [M] were not finite.
+
+        Within an algorithm's own loop or branch nothing is recorded.
+        """
+        if trace_state() == self._trace:
+            named = cohort.spread(rows, False)
+            self.nonfinite = named if self.nonfinite is None else self.nonfinite | named
+
+
+def trace_state():
+    """What tells the body of a loop, branch or vmap from what is around it, while traced."""
+    return core.get_opaque_trace_state(convention="fedjax_pfl")

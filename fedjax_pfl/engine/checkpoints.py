@@ -1,0 +1,336 @@
+"""Checkpoints of a simulation between chunks: written whole or not at all, verified when read."""
+
+import contextlib
+import ctypes
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_pfl._version import __version__
+from fedjax_pfl.data.files import as_path, reason
+from fedjax_pfl.data.whole_files import require_version, writing
+from fedjax_pfl.execution import processes
+from fedjax_pfl.federation.optimizers import formula
+from fedjax_pfl.utils.errors import InputError, OutputError, cut
+from fedjax_pfl.utils.typing import Tree
+from fedjax_pfl.utils.values import number
+
+FORMAT = 1
+
+
+class Saved(NamedTuple):
+    """The content of a checkpoint.
+
+    Attributes:
+      round: rounds done.
+      trees: by name, the leaves of each as host arrays.
+      facts: the JSON that was saved with them.
+    """
+
+    round: int
+    trees: dict[str, list[np.ndarray]]
+    facts: dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints of one simulation, in their own folder.
+
+    Orbax writes each under another name and renames it when it is whole. A digest of all arrays is
+    stored with it and compared when it is read. A damaged checkpoint is skipped, with a
+    warning, for the one before. Reading never runs code.
+
+    Of several processes the first one writes and reads, and all call each function.
+
+    Args:
+      folder: made if it is missing; no other simulation may use it.
+      every_seconds: wall time between two checkpoints; 0 saves after every chunk.
+      keep: how many are kept.
+      extendable: whether the state before the last round is saved too, from which a simulation of
+        more rounds continues.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        every_seconds: float = 60.0,
+        keep: int = 2,
+        extendable: bool = False,
+    ):
+        every_seconds = number("every_seconds", every_seconds, "at least 0")
+        self.folder: Path = as_path("The checkpoint folder", folder).absolute()
+        self.every_seconds = every_seconds
+        self.keep = keep
+        self.extendable = extendable
+        self._manager = None
+        self._last = time.monotonic()
+
+    def due(self) -> bool:
+        """Whether it is time for the next one; processes may differ."""
+        return time.monotonic() - self._last >= self.every_seconds
+
+    def save(self, done: int, trees: Mapping[str, Tree], facts: Mapping[str, Any]) -> None:
+        """Saves pytrees of arrays and some JSON as the state after `done` rounds.
+
+        An existing checkpoint of that round stays unchanged, unless it is damaged.
+
+        Raises:
+          OutputError: it can't be written; earlier ones are kept.
+        """
+        self._fetch_and_save(done, trees, facts)
+        _trim()
+        self._last = time.monotonic()
+
+    def _fetch_and_save(
+        self, done: int, trees: Mapping[str, Tree], facts: Mapping[str, Any]
+    ) -> None:
+        leaves = {name: processes.fetched(tree) for name, tree in trees.items()}
+        processes.on_first(lambda: self._save(done, leaves, facts))
+
+    def _save(
+        self, done: int, leaves: Mapping[str, list[np.ndarray]], facts: Mapping[str, Any]
+    ) -> None:
+        ocp, manager = self._open()
+        if done in manager.all_steps():
+            if self._read(done) is not None:
+                return
+            manager.delete(done)
+        arrays = _by_name(leaves)
+        described = {
+            "format": FORMAT,
+            "round": done,
+            "counts": {name: len(stack) for name, stack in leaves.items()},
+            "empty": {n: [list(a.shape), str(a.dtype)] for n, a in arrays.items() if not a.size},
+            "facts": dict(facts),
+        }
+        described["digest"] = _digest(arrays, described)
+        filled = {name: array for name, array in arrays.items() if array.size}
+        with self._writing(done):
+            manager.save(
+                done,
+                args=ocp.args.Composite(
+                    arrays=ocp.args.StandardSave(filled), facts=ocp.args.JsonSave(described)
+                ),
+            )
+
+    def latest(self) -> Saved | None:
+        """The newest checkpoint that is whole, or None."""
+        if not processes.several():
+            return self._latest()
+        arrays: dict[str, np.ndarray] = {}
+
+        def read() -> list | None:
+            saved = self._latest()
+            if saved is None:
+                return None
+            arrays.update(_by_name(saved.trees))
+            return [saved.round, {n: len(stack) for n, stack in saved.trees.items()}, saved.facts]
+
+        shared = processes.on_first(read)
+        if shared is None:
+            return None
+        (done, counts, facts), found = shared, processes.from_first(arrays)
+        return Saved(done, _by_tree(found, counts), facts)
+
+    def _latest(self) -> Saved | None:
+        if not self.folder.is_dir():
+            return None
+        steps = sorted(self._open()[1].all_steps(), reverse=True)
+        for step in steps:
+            saved = self._read(step)
+            if saved is not None:
+                return saved
+            warnings.warn(
+                f"The checkpoint of round {step} in {self.folder} is damaged and is skipped.",
+                stacklevel=2,
+            )
+        return None
+
+    def clear(self) -> None:
+        """Deletes all of them."""
+        processes.on_first(self._clear)
+
+    def _clear(self) -> None:
+        manager = self._open()[1]
+        for step in manager.all_steps():
+            manager.delete(step)
+
+    def close(self) -> None:
+        if self._manager is not None:
+            self._manager.close()
+            self._manager = None
+
+    def check(self) -> None:
+        """Makes the folder, and checks that it can be written to.
+
+        Raises:
+          OutputError: it can't.
+        """
+        processes.on_first(self._check)
+
+    def _check(self) -> None:
+        with writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=self.folder).close()
+
+    @contextlib.contextmanager
+    def _writing(self, step: int) -> Iterator[None]:
+        """Turns errors that Orbax raises, or logs in its threads, into an `OutputError`."""
+        path, logger = self.folder / str(step), logging.getLogger("absl")
+        level = logger.level
+        logger.setLevel(logging.CRITICAL + 1)
+        try:
+            yield
+        except Exception as error:  # a full disk makes its writers raise anything
+            for part in self.folder.glob(f"{step}.*tmp*"):
+                shutil.rmtree(part, ignore_errors=True)
+            code = re.search(r"os_error_code='(\d+)'", str(error))
+            why = os.strerror(int(code[1])) if code else cut(reason(error, writing=True), 300)
+            raise OutputError(f"The checkpoint {path} can't be written: {why}.") from error
+        finally:
+            logger.setLevel(level)
+
+    def _open(self):
+        # Importing Orbax takes seconds; only runs with checkpoints pay for it.
+        import orbax.checkpoint as ocp
+
+        if self._manager is None:
+            logging.getLogger("absl").setLevel(logging.ERROR)
+            self._check()
+            alone: dict[str, Any] = {}
+            if processes.several():  # Orbax need not wait for the others: they save nothing
+                of_one = ocp.options.MultiprocessingOptions(primary_host=0, active_processes={0})
+                alone = {"multiprocessing_options": of_one}
+            options = ocp.CheckpointManagerOptions(
+                max_to_keep=self.keep, create=False, enable_async_checkpointing=False, **alone
+            )
+            self._manager = ocp.CheckpointManager(
+                self.folder, options=options, item_names=("arrays", "facts")
+            )
+        return ocp, self._manager
+
+    def _read(self, step: int) -> Saved | None:
+        """The checkpoint of a round, or None where it is damaged."""
+        ocp, manager = self._open()
+        try:
+            found: Any = manager.restore(
+                step,
+                args=ocp.args.Composite(
+                    arrays=ocp.args.StandardRestore(), facts=ocp.args.JsonRestore()
+                ),
+            )
+            described = dict(found.facts)
+            arrays = {name: np.asarray(array) for name, array in found.arrays.items()}
+            for name, (shape, dtype) in described["empty"].items():
+                arrays[name] = np.zeros(shape, dtype)
+            digest = described.pop("digest")
+            if described["format"] != FORMAT or digest != _digest(arrays, described):
+                return None
+            trees = _by_tree(arrays, described["counts"])
+            return Saved(described["round"], trees, described["facts"])
+        except Exception:  # a damaged file makes its readers raise anything
+            return None
+
+
+def _trim() -> None:
+    """Gives the system what Orbax's threads have freed: else the next round comes on top of it."""
+    with contextlib.suppress(OSError, AttributeError, TypeError):  # only the GNU C library has it
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _by_name(trees: Mapping[str, Sequence[np.ndarray]]) -> dict[str, np.ndarray]:
+    return {f"{n}.{k}": array for n, stack in trees.items() for k, array in enumerate(stack)}
+
+
+def _by_tree(
+    arrays: Mapping[str, np.ndarray], counts: Mapping[str, int]
+) -> dict[str, list[np.ndarray]]:
+    """The reverse of `_by_name`."""
+    return {name: [arrays[f"{name}.{k}"] for k in range(count)] for name, count in counts.items()}
+
+
+VERSION = "fedjax_pfl's version"
+JAX = "JAX's version"
+
+
+def fingerprint(program: Any, matrix_rounds: Sequence[int]) -> dict[str, str]:
+    """By name, everything in which two runs of one simulation agree."""
+    runs, federation = program.runs, program.federation
+    # How clients are run, and on which devices, changes results by rounding alone.
+    data, without = federation.data, replace(federation, data=None, execution=None)
+    static = f"{_plain(jax.tree.structure(without))} {data.num_classes} {data.sample_shape}"
+    rates = _hash([*jax.tree.leaves(without), federation.rate_factors(program.rounds)])
+    shapes = jax.eval_shape(lambda: federation.initial_model(jax.random.key(0)))["params"]
+    how = program.adapt
+    own = None if how is None else how.optimizer
+    adapted = "" if own is None else formula(own, shapes)
+    return {
+        "algorithm": _plain(jax.tree.structure(runs.algorithm)),
+        "seeds and settings": _hash(jax.tree.leaves(runs)),
+        "rounds": str(program.rounds),
+        "evaluation": f"{program.eval_every} {_plain(how)} {adapted} {program.scored}",
+        "kept matrices": str([int(r) for r in sorted(matrix_rounds)]),
+        "model or training": hashlib.sha256(
+            f"{static} {formula(federation.optimizer, shapes)}".encode()
+        ).hexdigest(),
+        "data, partition or learning rate": f"{data.content()} {rates}",
+        "device": jax.devices()[0].device_kind,
+        JAX: jax.__version__,
+        VERSION: __version__,
+    }
+
+
+def check_same(saved: Mapping[str, str], now: Mapping[str, str], folder: Path) -> None:
+    """Raises `InputError` naming what differs between a checkpoint's simulation and this one.
+
+    Another version of JAX is only warned of: it may round otherwise.
+    """
+    require_version(
+        f"The content of {folder}",
+        saved.get(VERSION),
+        "Give another folder to start again.",
+    )
+    other = [name for name in now if saved.get(name) != now[name] and name != JAX]
+    if other:
+        raise InputError(
+            f"The checkpoints in {folder} are another simulation's: its {'; '.join(other)} differ. "
+            "Give the same settings to continue it, or another folder to start again."
+        )
+    if saved.get(JAX) != now.get(JAX):
+        warnings.warn(
+            f"The checkpoints in {folder} are of JAX {saved.get(JAX)} and go on with JAX "
+            f"{now.get(JAX)}: the last digits may differ from those of one run.",
+            stacklevel=2,
+        )
+
+
+def _plain(value: Any) -> str:
+    """`repr` without addresses, which differ from process to process."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+def _hash(arrays: Sequence) -> str:
+    named = {f"{k:06}": np.asarray(jax.device_get(array)) for k, array in enumerate(arrays)}
+    return _digest(named, {})
+
+
+def _digest(arrays: Mapping[str, np.ndarray], described: Mapping[str, Any]) -> str:
+    """SHA-256 of all names, types, shapes and bytes."""
+    total = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        total.update(f"{name} {array.dtype} {array.shape}".encode())
+        total.update(array.reshape(-1).view(np.uint8).data)
+    return total.hexdigest()

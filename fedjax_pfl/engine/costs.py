@@ -1,0 +1,156 @@
+"""FLOPs of one local step and of one forward pass, as XLA counts them.
+
+The number of steps that each client took is counted in the round (`Cohort.steps`) and recorded as
+"local_steps"; the host multiplies the two (`Result.flops`).
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+
+from fedjax_pfl.federation.client import Client
+from fedjax_pfl.federation.federation import Federation
+from fedjax_pfl.federation.schedules import Schedule
+from fedjax_pfl.models.kernels.forms import by_definition
+from fedjax_pfl.training.local_step import LocalStep
+from fedjax_pfl.utils.typing import Tree
+
+
+def step_flops(federation: Federation) -> float | None:
+    """FLOPs of one local step of one client: the gradient of a whole minibatch, and the update.
+
+    Every addition, multiplication and the like counts as one. The federation's extra loss is
+    included; an algorithm's additions to its steps are not.
+
+    Returns:
+      None where the length of a loop of the step is known only when it runs; and, with a warning,
+      where this version of JAX does not tell.
+    """
+    return _of_federation(step, federation)
+
+
+def forward_flops(federation: Federation) -> float | None:
+    """FLOPs of predicting the class of one sample; None as in `step_flops`."""
+    return _of_federation(_forward, federation)
+
+
+def step(federation, state, batch, key, client):
+    """The state after a local step of one client."""
+    stepped = LocalStep(federation, federation.learning_rate)
+    return stepped(state, batch, key, None, client)
+
+
+def _forward(federation, state, batch, key, client):
+    return federation.task.predict(state.model, batch.inputs[:1])
+
+
+def _of_federation(fn: Callable[..., Any], federation: Federation) -> float | None:
+    leaves, structure = jax.tree.flatten(one_client(federation))
+    try:
+        counted = _counted(fn, structure, tuple(leaves))
+    except Exception as error:
+        warnings.warn(
+            f"FLOPs can't be counted with JAX {jax.__version__} ({type(error).__name__}: {error}).",
+            stacklevel=3,
+        )
+        return None
+    return None if math.isnan(counted) else counted
+
+
+def one_client(federation: Federation) -> Federation:
+    """Shapes of what a step depends on: the same for all federations whose steps cost the same."""
+
+    def one(leaf):
+        return jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype)
+
+    shapes = jax.eval_shape(lambda given: given.begun(jax.random.key(0)), federation)
+    data, size = shapes.data, federation.schedule.fitting(federation.data.train.capacity).batch_size
+    walked = replace(jax.tree.map(one, data.train), capacity=size, total=size, equal=True)
+    data = replace(
+        data,
+        train=walked,
+        validation=walked,
+        test=walked,
+        **{name: jax.tree.map(one, getattr(data, name)) for name in
+           ("samples", "labels", "class_counts", "ids", "label_map")},
+    )  # fmt: skip
+    schedule = Schedule(batch_size=size)
+    return replace(
+        shapes, data=data, schedule=schedule, participation=None, execution=None,
+        eval_batch_size=size, augment=None,
+    )  # fmt: skip
+
+
+def step_operands(federation: Federation) -> tuple[Any, ...]:
+    """What `step` takes beside the federation of `one_client`: (state, batch, key, client)."""
+    data, zero = federation.data, jnp.int32(0)
+    at = jnp.zeros((federation.schedule.batch_size,), jnp.int32)
+    batch = data.fetch(data.train, 0, at, at == 0, federation.task.dtype)
+    client = Client(zero, zero, zero, data.class_counts[0], zero, zero, operand=None)
+    key = jax.random.key(0)
+    begun = LocalStep(federation, federation.learning_rate).begin(federation.initial_model(key))
+    return begun, batch, key, client
+
+
+@lru_cache(maxsize=64)  # tracing takes about as long as a round of a small run
+def _counted(fn: Callable[..., Any], structure, leaves: tuple[jax.ShapeDtypeStruct, ...]) -> float:
+    federation = jax.tree.unflatten(structure, leaves)
+    return flops(fn, federation, *jax.eval_shape(step_operands, federation))
+
+
+def flops(fn: Callable[..., Any], *args: Tree) -> float:
+    """FLOPs of `fn(*args)` by XLA's cost analysis, loops included; nothing is compiled or run.
+
+    XLA counts the body of a loop once: those of a `scan` are counted apart, and multiplied.
+
+    Args:
+      fn: traceable.
+      *args: arrays or their shapes.
+
+    Returns:
+      NaN where `fn` has a `while` loop.
+    """
+    return _analysed(fn, args)[1]
+
+
+def _analysed(fn: Callable[..., Any], args: tuple[Tree, ...]) -> tuple[float, float]:
+    """(FLOPs as XLA counts them, the body of a loop once; FLOPs with every turn of the loops)."""
+    with by_definition():  # the network's function, not its fast form
+        traced = jax.jit(fn).trace(*args)
+    once = total = (traced.lower().cost_analysis() or {}).get("flops", math.nan)
+    for equation in _loops(traced.jaxpr.jaxpr):
+        if equation.primitive.name != "scan":
+            return once, math.nan
+        length, unroll = equation.params["length"], equation.params["unroll"]
+        written = length if length <= unroll else unroll + length % unroll  # copies of its body
+        body = equation.params["jaxpr"]
+        shapes = tuple(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in body.in_avals)
+        part, whole = _analysed(core.jaxpr_as_fun(body), shapes)
+        total += length * whole - written * part
+    return once, total
+
+
+def _loops(jaxpr: core.Jaxpr) -> Iterator[core.JaxprEqn]:
+    """The outermost loops."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name in ("scan", "while"):
+            yield equation
+            continue
+        for value in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_jaxpr):
+            if _is_jaxpr(value):
+                yield from _loops(getattr(value, "jaxpr", value))
+
+
+def _is_jaxpr(value) -> bool:
+    # In newer JAX the two are one, and the second name is left for the time being.
+    return isinstance(
+        value,
+        (core.Jaxpr, core.ClosedJaxpr),  # pyright: ignore[reportPrivateImportUsage]
+    )

@@ -1,0 +1,144 @@
+"""Scoring models on their clients' samples, adapting them first where an algorithm or a run asks.
+
+"Accuracy" is never one thing here: a score names the model (personalized, global, ...), the split,
+and is kept for every client; the result averages over clients.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fedjax_pfl.core.algorithm import Algorithm
+from fedjax_pfl.core.checks import while_traced
+from fedjax_pfl.core.context import Context
+from fedjax_pfl.core.fetched_rows import fetched
+from fedjax_pfl.federation.adaptation import Adaptation
+from fedjax_pfl.training.scoring import score
+from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.structs import Broadcast
+from fedjax_pfl.utils.typing import PerClient, Rows, Stack, State
+
+
+def named_models(
+    algorithm: Algorithm, ctx: Context, state: State, rows: Rows
+) -> dict[str, Stack | Broadcast]:
+    """`algorithm.models(ctx, state, rows)`.
+
+    Per-client leaves of the state may hold those rows alone (see `fetched_rows`).
+
+    Raises:
+      NotHere: the models need other rows of these.
+      InputError: see `while_traced`.
+      TypeError: "personalized" is not among them, or a stack is not of the clients asked for.
+    """
+    state = fetched(state, rows, ctx.num_clients, ctx.reader)
+    with while_traced(algorithm, "models"):
+        named = algorithm.models(ctx, state, rows)
+    if not isinstance(named, Mapping) or "personalized" not in named:
+        given = list(named) if isinstance(named, Mapping) else type(named).__name__
+        raise TypeError(f"{algorithm.name}.models must name 'personalized', got {given}.")
+    hint = "Give those of `rows`, trees.take(stack, rows), or one model for all, Broadcast(model)."
+    for name, models in named.items():
+        if not isinstance(models, Broadcast):
+            trees.check_rows(f"{algorithm.name}.models: {name}", models, len(rows), hint)
+    return named
+
+
+def evaluate(
+    algorithm: Algorithm,
+    ctx: Context,
+    state: State,
+    extra: Adaptation | None = None,
+    rows: Sequence[int] | None = None,
+) -> dict[str, PerClient]:
+    """Scores every model that an algorithm names, for the clients `rows` (all by default).
+
+    The algorithm gives the models of as many clients at a time as a round trains (see
+    `Execution.width`), so no more copies than that exist. Where these are all clients, it gets
+    their rows as a NumPy array.
+
+    Returns:
+      "MODEL/SPLIT/MEASURE", such as "personalized/test/accuracy", and "MODEL/SPLIT/loss", [N] each,
+      NaN for clients without samples, those whose model is not finite, those that the algorithm
+      does not serve, and those that are not in `rows`; nothing for no rows.
+    """
+    if rows is not None and len(rows) == 0:
+        return {}
+    federation = ctx.federation
+    dtype = jnp.promote_types(federation.task.dtype, jnp.float32)
+
+    def chunk(rows: Rows) -> dict[str, jax.Array]:
+        return score_rows(algorithm, ctx, state, extra, rows)
+
+    everyone = np.arange(federation.num_clients, dtype=np.int32)
+    wanted = everyone if rows is None else np.asarray(rows, np.int32)
+    count = len(wanted)
+    width = federation.execution.width(count, federation.participation.cohort_size)
+    if width == count:
+        scores = chunk(wanted)  # a NumPy array: `trees.take` of all clients copies nothing
+    else:  # the last chunk is filled up with copies of its last client
+        padded = wanted[np.minimum(np.arange(-(-count // width) * width), count - 1)]
+        scores = lax.map(chunk, jnp.asarray(padded).reshape(-1, width))
+        scores = {name: value.reshape(-1)[:count] for name, value in scores.items()}
+    if rows is None:
+        return scores
+    nobody = jnp.full(everyone.shape, jnp.nan, dtype)
+    return {name: nobody.at[wanted].set(value) for name, value in scores.items()}
+
+
+def score_rows(
+    algorithm: Algorithm, ctx: Context, state: State, extra: Adaptation | None, rows: Rows
+) -> dict[str, jax.Array]:
+    """The scores of the clients `rows` [k] alone, [k] each; see `evaluate`."""
+    federation = ctx.federation
+    splits = [name for name in ("test", "validation") if federation.data.split(name).total]
+    dtype = jnp.promote_types(federation.task.dtype, jnp.float32)
+    gathered = tuple(one for one in federation.metrics if one.fn is not None)
+    last = ctx.t + 1 == ctx.total
+    served = algorithm.served_clients(ctx)
+    named = named_models(algorithm, ctx, state, rows)
+    late = set()
+    for name, how in (("personalized", algorithm.adaptation()), ("adapted", extra)):
+        if how is not None:
+            named = {**named, name: _adapted(ctx, named["personalized"], rows, how, last)}
+            # Copies of models that are only there after the last round are too.
+            late |= {name} if how.when == "last" or late else set()
+    scores, seen = {}, {}
+    for name, models in named.items():
+        for split in splits:
+            size = federation.data.split(split).size[rows]
+            twin = (id(models), split)  # a model with two names is scored once
+            if twin not in seen:
+                seen[twin] = score(federation, models, rows, split, gathered)
+            marks, loss, more = seen[twin]
+            known = (size > 0) & served[rows] & (last if name in late else True)
+            known &= _finite(models, len(rows))  # a network answers NaN with its first class
+            count = jnp.maximum(size, 1)
+            values = federation.task.objective.values(marks.astype(dtype), count) | more
+            for one in federation.measures:
+                scores[f"{name}/{split}/{one.name}"] = jnp.where(known, values[one.name], jnp.nan)
+            scores[f"{name}/{split}/loss"] = jnp.where(known, loss / count, jnp.nan)
+    return scores
+
+
+def _finite(models: Stack | Broadcast, count: int) -> jax.Array:
+    """bool [count], or []: which models have no NaN and no infinity."""
+    if isinstance(models, Broadcast):
+        return trees.is_finite(models.model)
+    return trees.rows_finite(models, count)
+
+
+def _adapted(ctx, models: Stack | Broadcast, rows: Rows, how: Adaptation, last) -> Stack:
+    """Adapted models; zeros, not to be scored, where adaptation is not due."""
+    if how.when == "every":
+        return ctx.adapt(models, rows, how)
+    shapes = jax.eval_shape(lambda: ctx.adapt(models, rows, how))
+    with jax.named_scope("last_round"):
+        return lax.cond(
+            last,
+            lambda: ctx.adapt(models, rows, how),
+            lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes),
+        )

@@ -1,0 +1,134 @@
+"""New clients: they take part in no round, and get models from the trained federation."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_pfl.data.federated import FederatedData, Split
+from fedjax_pfl.engine.final import Final
+from fedjax_pfl.execution.locations import short_locations
+from fedjax_pfl.execution.processes import readable
+from fedjax_pfl.federation.federation import Federation
+from fedjax_pfl.federation.participation import ParticipationOptions
+from fedjax_pfl.federation.spreading import on_devices
+from fedjax_pfl.training.scoring import score
+from fedjax_pfl.utils.errors import InputError, require
+
+
+def without_new_clients(federation: Federation, count: int) -> tuple[Federation, Federation]:
+    """(the federation without its last `count` clients, a federation of those clients).
+
+    Permanent ids stay, so that no client's samples, batches or initial model change.
+
+    Raises:
+      InputError: no client would be left, or some of the new clients are stragglers.
+    """
+    total = federation.num_clients
+    require(1 <= count < total, "new_clients", count, f"in 1..{total - 1} of {total} clients")
+    rows, late = np.arange(total - count), np.asarray(federation.participation.delay)
+    if late[total - count :].any():
+        raise InputError(
+            f"The last {count} clients must be new, but client "
+            f"{total - count + int(np.argmax(late[total - count :] > 0))} of them is a straggler."
+        )
+    among = ParticipationOptions(
+        federation.participation.cohort_size / total,
+        {int(row): int(late[row]) for row in rows if late[row]},
+        federation.participation.schedule,
+    )
+    return (
+        replace(
+            federation,
+            data=_select(federation.data, rows),
+            participation=among.cohorts(len(rows)),
+        ),
+        replace(
+            federation,
+            data=_select(federation.data, np.arange(total - count, total)),
+            participation=ParticipationOptions().cohorts(count),
+        ),
+    )
+
+
+def _select(data: FederatedData, rows: np.ndarray) -> FederatedData:
+    """The data of some of the clients; the pool of samples is shared, not copied."""
+
+    def part(split: Split) -> Split:
+        size = np.asarray(split.size)[rows]
+        return replace(
+            split,
+            offset=jnp.asarray(np.asarray(split.offset)[rows]),
+            size=jnp.asarray(size),
+            capacity=max(int(size.max(initial=0)), 1),
+            total=int(size.sum()),
+            equal=bool((size == size[0]).all()),
+        )
+
+    return replace(
+        data,
+        train=part(data.train),
+        validation=part(data.validation),
+        test=part(data.test),
+        class_counts=data.class_counts[rows],
+        ids=data.ids[rows],
+        label_map=None if data.label_map is None else data.label_map[rows],
+    )
+
+
+def with_samples(federation: Federation, fraction: float) -> Federation:
+    """Every client with the first part of its training samples, at least one if it has any."""
+    require(0 < fraction <= 1, "part of the samples", fraction, "a fraction in (0, 1]")
+    whole = np.asarray(federation.data.train.size)
+    size = np.minimum(whole, np.maximum(1, np.floor(fraction * whole + 0.5))).astype(np.int32)
+    # On the host, from where any number of devices gets it.
+    train = replace(federation.data.train, size=size, total=int(size.sum()),
+                    equal=bool((size == size[0]).all()))  # fmt: skip
+    return replace(federation, data=replace(federation.data, train=train))
+
+
+@short_locations()
+def score_new_clients(
+    final: Final,
+    new_clients: Federation,
+    *,
+    steps: Sequence[int] = (0, 5, 20),
+    fractions: Sequence[float] = (1.0,),
+) -> np.ndarray:
+    """The headline of new clients' personalized models, [runs, fractions, steps, K].
+
+    Args:
+      final: the end of a simulation in which they took no part.
+      new_clients: their federation, from `without_new_clients`; the algorithm prepares it as it
+        did that of the trained clients.
+      steps: numbers of local minibatch steps, instead of the schedule's.
+      fractions: parts of its training samples that each has.
+
+    Returns:
+      Test accuracies, or what else the task leads with; NaN for clients without test samples.
+    """
+    new_clients = on_devices(final.program.runs.algorithm.prepare(new_clients))
+    size, objective = np.asarray(new_clients.data.test.size), new_clients.network.objective
+    headline = objective.headline.name
+    rows = jnp.arange(new_clients.num_clients, dtype=jnp.int32)
+
+    def marks_of(run, models, federation):
+        own = run.context(federation, jnp.int32(0), jnp.int32(1)).federation
+        return score(own, models, rows, "test")[0]
+
+    runs, scored = final.program.runs, jax.jit(jax.vmap(marks_of, (0, 0, None)))
+    table = []
+    for fraction in fractions:
+        fewer = with_samples(new_clients, fraction)
+        for count in steps:
+            schedule = replace(fewer.schedule, steps=int(count), shuffle=True)
+            schedule.validate()
+            models = final.personalize(replace(fewer, schedule=schedule))
+            marks = np.asarray(readable(scored(runs, models, new_clients)))
+            values = np.asarray(objective.values(marks, np.maximum(size, 1))[headline])
+            table.append(np.where(size > 0, values, np.nan))
+    runs = table[0].shape[0]
+    stacked = np.stack(table, axis=1)
+    return stacked.reshape(runs, len(fractions), len(steps), new_clients.num_clients)

@@ -1,0 +1,82 @@
+"""How many clients side by side keep a local step in the memory that is on the chip itself.
+
+What does not fit there goes through the device's memory, and on a TPU it is padded on the way.
+"""
+
+from dataclasses import replace
+
+import jax
+
+from fedjax_pfl.engine.costs import one_client, step, step_operands
+from fedjax_pfl.engine.memory import nbytes, peak
+from fedjax_pfl.engine.program import Program
+from fedjax_pfl.federation.federation import Federation
+
+# Bytes for a local step, unpadded: a quarter of what a v5e and a v6e have (a program is not told
+# which TPU it is for). The rest is for what comes and goes (samples, arrays in two layouts) and for
+# padding: with half of it, whether a convolution's input found room was luck.
+ON_CHIP = {"tpu": 32 * 2**20}
+# Local steps of a round that pay for its turns: between these, the lanes' models are copied.
+WORTH = 8
+
+
+def resident(program: Program) -> Program:
+    """The program, narrowed so that a local step stays on the chip, where that is automatic."""
+    federation = program.federation
+    execution = federation.execution
+    room = ON_CHIP.get(execution.platform)
+    if room is None or not execution.auto or execution.chunk:
+        return program
+    trained = federation.participation.cohort_size
+    lanes = execution.lanes(trained)
+    needs = step_bytes(federation) if lanes > 1 else None
+    if needs is None:
+        return program
+    beside = program.num_runs if execution.seeds == "vmap" else 1
+    fewer = narrowed(lanes, needs[0] * beside, needs[1] * beside, room, _steps(federation))
+    if fewer == lanes:
+        return program
+    execution = replace(execution, chunk=fewer)
+    return replace(program, federation=replace(federation, execution=execution))
+
+
+def narrowed(lanes: int, model: int, activations: int, room: int, steps: int = WORTH) -> int:
+    """Lanes of which models, gradients and activations fit into `room` bytes, as even shares.
+
+    No fewer than two: also where these do not fit, the arrays of few pass through memory less.
+    All lanes stay where their activations alone fit, and either all fits into 1.5 times the
+    room, three eighths of the chip's memory; or a round has a few steps, as each turn copies
+    models once more; or two models are too large: these pass through memory in any case.
+
+    Args:
+      lanes: that there would be.
+      model: bytes of one lane's state and gradients.
+      activations: bytes of all else that is alive at once in its step.
+      steps: local steps of a lane in a round.
+    """
+    most = room // max(model + activations, 1)
+    whole = 2 * lanes * (model + activations) <= 3 * room
+    if lanes * activations <= room and (whole or steps < WORTH or most < 2):
+        return lanes
+    return -(-lanes // -(-lanes // max(most, 2)))
+
+
+def _steps(federation: Federation) -> int:
+    """Local steps of the average client in a round."""
+    train = federation.data.train
+    return federation.schedule.fitting(train.capacity).total_steps(train.mean_size)
+
+
+def step_bytes(federation: Federation) -> tuple[int, int] | None:
+    """Bytes of one client's state and gradients, and of all else in its step, unpadded.
+
+    None where this version of JAX has other internals, which the count reads.
+    """
+    try:
+        client = one_client(federation)
+        state, *others = jax.eval_shape(step_operands, client)
+        most = peak(jax.make_jaxpr(step)(client, state, *others).jaxpr)
+    except Exception:  # `Program.memory` says it
+        return None
+    gradients = nbytes(state.model["params"])
+    return nbytes(state) + gradients, max(most - gradients, 0)

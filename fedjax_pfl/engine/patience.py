@@ -1,0 +1,62 @@
+"""Stopping a simulation early, once its validation headline gets no better."""
+
+from typing import Any
+
+import numpy as np
+
+from fedjax_pfl.core.algorithm import Algorithm
+from fedjax_pfl.federation.adaptation import Adaptation
+from fedjax_pfl.federation.federation import Federation
+from fedjax_pfl.utils.errors import InputError, require_whole
+
+WATCHED = "personalized/validation"  # whose headline
+
+
+def checked_patience(
+    patience: Any, algorithm: Algorithm, federation: Federation, adapt: Adaptation | None
+) -> int | None:
+    """A number of rounds without a better validation headline, or None.
+
+    Raises:
+      InputError: no whole number of at least 1, nobody has validation samples, or models are only
+        scored after the last round, which is not known.
+    """
+    if patience is None:
+        return None
+    patience = require_whole("patience", patience, 1)
+    if not federation.data.validation.total:
+        raise InputError(
+            f"patience watches the validation {federation.measures[0].said}, and no client has "
+            "validation samples: "
+            "partition.split_validation(0.2, seed=0), or --validation_fraction=0.2, sets training "
+            "samples aside."
+        )
+    for how in filter(None, (algorithm.adaptation(), adapt)):
+        if how.when == "last":
+            raise InputError(
+                f"{algorithm.name} is scored after {how}, after the last round alone, which is not "
+                "known beforehand with patience: leave one of them out."
+            )
+    return patience
+
+
+def earliest_stop(
+    rounds: np.ndarray, values: np.ndarray, patience: int, every: int, last: int
+) -> int:
+    """The first scored round after which patience ends unless a run gets better until then.
+
+    It may be one of those scored already, where they were scored with more patience.
+
+    Args:
+      rounds: [E], numbers of the rounds scored so far.
+      values: [R, E], of each run, higher ones better; NaN where there is none.
+      patience: rounds without a new best, of every run.
+      every, last: rounds are scored after each `every`-th, and after the last.
+    """
+    known = np.where(np.isfinite(values), values, -np.inf)
+    best = np.maximum.accumulate(known, axis=1)
+    before = np.pad(best[:, :-1], ((0, 0), (1, 0)), constant_values=-np.inf)[:, : len(rounds)]
+    bests = np.maximum.accumulate(np.where(known > before, rounds, 0), axis=1).max(axis=0)
+    ends = -(-(np.append(0, bests) + patience) // every) * every
+    over = ends[1:][ends[1:] <= rounds]
+    return min(last, int(over[0] if len(over) else ends[-1]))

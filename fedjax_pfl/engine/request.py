@@ -1,0 +1,209 @@
+"""The arguments of `simulate`, checked before anything is compiled."""
+
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_pfl.core import checks
+from fedjax_pfl.core.algorithm import Algorithm
+from fedjax_pfl.core.context import Context
+from fedjax_pfl.engine.hosted import hosted
+from fedjax_pfl.engine.program import Program
+from fedjax_pfl.engine.runs import MAX_RUNS, Runs, converted, make_runs, served
+from fedjax_pfl.federation.adaptation import Adaptation
+from fedjax_pfl.federation.extra_losses import ExtraLoss
+from fedjax_pfl.federation.federation import Federation
+from fedjax_pfl.federation.local_training import check_hashable
+from fedjax_pfl.utils.errors import InputError, require, require_whole
+from fedjax_pfl.utils.typing import State
+from fedjax_pfl.utils.values import is_list, number
+
+CHUNK = 50  # rounds in one call of a program, at most
+
+
+def checked_program(
+    algorithm: Algorithm,
+    federation: Federation,
+    rounds: int = 1,
+    *,
+    seeds: Sequence[int] = (0,),
+    settings: Mapping[str, Sequence[Any]] | None = None,
+    adapt: Adaptation | None = None,
+    score_clients: Sequence[int] | None = None,
+    eval_every: int = 1,
+    chunk: int = CHUNK,
+) -> Program:
+    """The program of a simulation with these arguments of `simulate`; nothing is compiled.
+
+    Its federation is the one prepared by the algorithm.
+
+    Raises:
+      InputError: an argument that `simulate` refuses.
+    """
+    made = "an Algorithm, such as make_algorithm('fedavg') gives"
+    require(isinstance(algorithm, Algorithm), "algorithm", algorithm, made)
+    made = "a Federation, such as federate(dataset, partition) gives"
+    require(isinstance(federation, Federation), "federation", type(federation).__name__, made)
+    for name, given in (("rounds", rounds), ("eval_every", eval_every), ("chunk", chunk)):
+        require_whole(name, given, 1)
+    _check_seeds(seeds)
+    if adapt is not None:
+        require(isinstance(adapt, Adaptation), "adapt", adapt, "an Adaptation, or None")
+        adapt.validate()
+        check_hashable("adapt", adapt)
+    algorithm = converted(algorithm)  # before it computes with its numbers
+    algorithm.validate()
+    algorithm.check_classes(federation)
+    federation = algorithm.prepare(federation)
+    algorithm.check_validation(federation)
+    algorithm.check(federation)
+    runs = make_runs(algorithm, federation, seeds, settings)
+    federation = federation.for_runs(len(runs.seed))
+    _check_steps(algorithm, federation, rounds, adapt)
+    added = federation.extra_loss
+    if added is not None and not _uses_extra_loss(runs, federation, added):
+        raise InputError(
+            f"{algorithm.name} has its own local steps, to which no extra loss can be added."
+        )
+    if federation.keep_optimizer_state:  # traced, so that what can't keep them is refused
+        jax.eval_shape(lambda *given: _first_state(*given)[-1], runs, federation)
+    scored = None if score_clients is None else _scored_rows(score_clients, runs, federation)
+    program = Program(runs, federation, rounds, eval_every, chunk, adapt, scored)
+    return hosted(program) if federation.execution.client_state == "host" else program
+
+
+def check_stop(stop: Any) -> None:
+    """Raises `InputError` unless it is None or can be called with a `Progress`."""
+    allowed = "a function of a Progress that returns a bool, or None"
+    require(stop is None or callable(stop), "stop", stop, allowed)
+    if stop is None:
+        return
+    try:
+        inspect.signature(stop).bind(None)
+    except TypeError:
+        raise InputError(f"stop must be {allowed}, got one that can't take an argument.") from None
+    except ValueError:  # of a callable without a known signature
+        return
+
+
+def checked_seconds(chunk_seconds: Any) -> float:
+    """`chunk_seconds`, a number of at least 0 or infinity.
+
+    Raises:
+      InputError: another value.
+    """
+    if isinstance(chunk_seconds, float) and chunk_seconds == math.inf:
+        return chunk_seconds
+    return number("chunk_seconds", chunk_seconds, "at least 0")
+
+
+def checked_matrix_rounds(matrix_rounds: Sequence[int] | None, rounds: int) -> list[int]:
+    """Rounds whose matrices are kept, ascending; by default the first, the middle and the last.
+
+    Raises:
+      InputError: no list of rounds in 1..rounds.
+    """
+    if matrix_rounds is None:
+        matrix_rounds = (1, (rounds + 1) // 2, rounds)
+    allowed = f"rounds in 1..{rounds}"
+    require(is_list(matrix_rounds), "matrix_rounds", matrix_rounds, f"a list of {allowed}")
+    bad = [r for r in matrix_rounds if not (_whole(r) and 1 <= r <= rounds)]
+    require(not bad, "matrix_rounds", bad, allowed)
+    return sorted({int(r) for r in matrix_rounds})
+
+
+def _check_seeds(seeds: Sequence[int]) -> None:
+    allowed = "one or more whole numbers in 0..2^31-1"
+    require(is_list(seeds) and len(seeds) > 0, "seeds", seeds, allowed)
+    require(len(seeds) <= MAX_RUNS, "seeds", seeds, f"at most {MAX_RUNS:,}")
+    require(all(_whole(s) and 0 <= s < 2**31 for s in seeds), "seeds", seeds, allowed)
+    # The same run twice would count twice in means, and narrow their intervals.
+    require(len({int(s) for s in seeds}) == len(seeds), "seeds", seeds, "different numbers")
+
+
+def _check_steps(algorithm, federation, rounds: int, adapt: Adaptation | None) -> None:
+    """Raises `InputError` where no client would take a local step, where there are too many steps
+    to count, and where the learning rate schedule has no rate for a round."""
+    federation.rate_factors(rounds)
+    if not algorithm.has_step(federation).any():
+        raise InputError(f"No client would take a local step: {_why_no_step(federation)}.")
+    capacity = federation.data.train.capacity
+    for schedule in algorithm.schedules(federation):
+        schedule.check_counts(capacity, rounds)
+    for how in filter(None, (adapt, algorithm.adaptation())):
+        how.schedule(federation.schedule).check_counts(capacity)
+
+
+def _why_no_step(federation: Federation) -> str:
+    schedule, most = federation.schedule, int(np.asarray(federation.data.train.size).max())
+    if schedule.steps == 0 or (schedule.steps is None and schedule.epochs == 0):
+        return f"{'local_epochs' if schedule.steps is None else 'local_steps'} is 0"
+    if most == 0:
+        return "none has training samples"
+    return (
+        f"drop_last leaves out batches of fewer than {schedule.samples_per_step} samples, and "
+        f"none has more than {most}; take a smaller batch_size, or keep the last batch"
+    )
+
+
+def _uses_extra_loss(runs: Runs, federation: Federation, added: ExtraLoss) -> bool:
+    """Whether a round trains with `added`, the federation's extra loss; it is traced, not run.
+
+    Raises:
+      InputError: the loss needs features that the model does not name.
+    """
+    asked = []
+
+    class Asked(ExtraLoss):
+        def __call__(self, params, batch, client, plan):
+            asked.append(True)
+            return added(params, batch, client, plan)
+
+    def first_round(runs, federation):
+        run, ctx, state = _first_state(runs, replace(federation, extra_loss=Asked()))
+        return checks.checked_round(run.algorithm, ctx, state)
+
+    jax.eval_shape(first_round, runs, federation)
+    return bool(asked)
+
+
+def _first_state(runs: Runs, federation: Federation) -> tuple[Runs, Context, State]:
+    """(the first run, its first round, its state before it); only to be traced.
+
+    Raises:
+      InputError: see `checked_init`.
+    """
+    run = jax.tree.map(lambda leaf: leaf[0], runs)
+    ctx = run.context(federation, jnp.int32(0), jnp.int32(1))
+    return run, ctx, checks.checked_init(run.algorithm, ctx)
+
+
+def _scored_rows(clients: Sequence[int], runs: Runs, federation: Federation) -> tuple[int, ...]:
+    """Rows of the clients to score, ascending.
+
+    Raises:
+      InputError: none, an unknown one, one without test samples, or one that the algorithm makes
+        no model for.
+    """
+    ids = np.asarray(federation.data.ids)
+    require(is_list(clients) and len(clients) > 0, "score_clients", clients, "at least one client")
+    unknown = [c for c in clients if not (_whole(c) and c in ids)]
+    require(not unknown, "score_clients", unknown, f"clients in {ids.min()}..{ids.max()}")
+    rows = np.flatnonzero(np.isin(ids, clients))
+    for known, allowed in (
+        (np.asarray(federation.data.test.size) > 0, "clients with test samples"),
+        (np.all(served(runs, federation), axis=0), "clients that the algorithm makes a model for"),
+    ):
+        without = ids[rows[~known[rows]]].tolist()
+        require(not without, "score_clients", without, allowed)
+    return tuple(rows.tolist())
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)

@@ -1,0 +1,229 @@
+"""The mapped axis of a simulation: runs that differ in seed and traced settings."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from functools import partial
+from typing import Any, get_type_hints
+
+import jax
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from fedjax_pfl.core.algorithm import Algorithm
+from fedjax_pfl.core.context import Context
+from fedjax_pfl.core.registry import is_static
+from fedjax_pfl.execution.mesh import RUNS, mesh_of
+from fedjax_pfl.federation.federation import Federation
+from fedjax_pfl.federation.local_training import RATES, check_rates
+from fedjax_pfl.utils import keys, trees
+from fedjax_pfl.utils.errors import InputError, require, unknown_name
+from fedjax_pfl.utils.structs import struct
+from fedjax_pfl.utils.typing import Scalar, Tree
+from fedjax_pfl.utils.values import convert, is_list
+
+MAX_RUNS = 2**16  # seeds times settings, however small the model
+
+
+@struct
+class Runs:
+    """R runs, leaves [R, ...]; inside the mapped program a single one, without that axis.
+
+    Attributes:
+      algorithm: with its hyperparameters.
+      seed: uint32; varies initialisation, cohorts and batches.
+      learning_rate, learning_rate_decay: used instead of the federation's.
+      backbone: leaves of the network that no client's model holds, if they are there already.
+    """
+
+    algorithm: Algorithm
+    seed: Scalar
+    learning_rate: Scalar
+    learning_rate_decay: Scalar
+    backbone: Tree = None
+
+    def context(self, federation: Federation, t: Scalar, total: Scalar) -> Context:
+        """Round `t` of `total` as the algorithm of this one run sees it."""
+        rates = {name: getattr(self, name) for name in RATES}
+        key = jax.random.key(self.seed)
+        cohort = federation.participation.cohort(keys.derive(key, "cohort"), t, federation.data.ids)
+        begun = self._begun(federation, key)
+        knows = self.algorithm.depends_on_num_rounds
+        return Context(replace(begun, **rates), key, t, total, cohort, knows_num_rounds=knows)
+
+    def begun(self, federation: Federation) -> "Runs":
+        """The run with its backbone, so that rounds need not make it again."""
+        return replace(self, backbone=self._begun(federation, jax.random.key(self.seed)).backbone)
+
+    def _begun(self, federation: Federation, key: jax.Array) -> Federation:
+        if self.backbone is not None:
+            return replace(federation, backbone=self.backbone)
+        return federation.begun(key)
+
+
+def over_runs(
+    fn: Callable[..., Any], operands: Tree, federation: Federation, *others: Tree
+) -> Tree:
+    """Maps `fn(run, federation, *others)` over the runs [R, ...], by the federation's execution.
+
+    As lanes or one by one (`Execution.seeds`), in as many parts as have devices of their own: no
+    part waits for another where its clients have one device. With several all parts go the same
+    way, as what devices exchange must meet: `fn` is then vectorised over the parts, and a condition
+    that differs between them takes both branches.
+
+    The number of runs need not be divided by that of parts. Their results are whole on all devices
+    then.
+    """
+    execution = federation.execution
+    parts = execution.runs
+    if parts == 1:
+        return _one_part(fn, operands, federation, *others)
+    count = jax.tree.leaves(operands)[0].shape[0]
+    length = -(-count // parts)
+    if count % parts:  # the last run again: other devices have as many
+        slots = np.minimum(np.arange(parts * length), count - 1)
+        operands = trees.take(operands, slots)
+    if execution.devices == 1:
+        theirs, whole = PartitionSpec(RUNS), PartitionSpec()
+        done = jax.shard_map(
+            partial(_one_part, fn),
+            mesh=mesh_of(1, parts),
+            in_specs=(theirs, whole, *(whole for _ in others)),
+            out_specs=theirs,
+            check_vma=False,
+        )(operands, federation, *others)
+    else:
+        done = jax.vmap(lambda part: _one_part(fn, part, federation, *others), spmd_axis_name=RUNS)(
+            jax.tree.map(lambda leaf: leaf.reshape(parts, length, *leaf.shape[1:]), operands)
+        )
+        done = jax.tree.map(lambda leaf: leaf.reshape(parts * length, *leaf.shape[2:]), done)
+    return jax.tree.map(lambda leaf: leaf[:count], done) if count % parts else done
+
+
+def _one_part(fn: Callable[..., Any], operands: Tree, federation: Federation, *others) -> Tree:
+    """`over_runs` on the devices of one part of the runs."""
+
+    def one(run):
+        return fn(run, federation, *others)
+
+    as_lanes = federation.execution.seeds == "vmap"
+    return jax.vmap(one)(operands) if as_lanes else lax.map(one, operands)
+
+
+def served(runs: Runs, federation: Federation) -> np.ndarray:
+    """bool [R, N]: the clients that each run makes models for."""
+    no_round: Any = None
+    ctx = Context(federation, no_round, no_round, no_round, no_round)
+    return np.asarray(jax.vmap(lambda run: run.algorithm.served_clients(ctx))(runs))
+
+
+def make_runs(
+    algorithm: Algorithm,
+    federation: Federation,
+    seeds: Sequence[int],
+    settings: Mapping[str, Sequence[Any]] | None = None,
+) -> Runs:
+    """All combinations of seeds and settings, seeds outermost, as host arrays [R, ...].
+
+    Raises:
+      InputError: an unknown or static setting, an invalid value, or unequal lengths.
+    """
+    given, allowed = type(settings).__name__, "a dict such as {'learning_rate': [0.1, 0.2]}"
+    require(settings is None or isinstance(settings, Mapping), "settings", given, allowed)
+    settings = dict(settings or {})
+    count = _count(algorithm, settings, len(seeds))
+    variants = [
+        _variant(algorithm, federation, {name: values[h] for name, values in settings.items()})
+        for h in range(count)
+    ]
+    grid = [replace(variant, seed=np.uint32(seed)) for seed in seeds for variant in variants]
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *grid)
+
+
+def remarks(
+    algorithm: Algorithm, federation: Federation, settings: Mapping[str, Any], rounds: int
+) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    """(the algorithm's remarks with every one of the settings, further ones with each alone).
+
+    Each of the settings lists its values, which are valid. The second is () where there are none.
+    """
+    said = []
+    for h in range(_count(algorithm, dict(settings), 1)):
+        chosen = {name: values[h] for name, values in settings.items()}
+        rates = {name: np.float64(chosen[name]) for name in RATES if name in chosen}
+        variant = _with_own(algorithm, chosen)
+        theirs = replace(federation, **rates)
+        said.append([*variant.remarks(theirs), *variant.round_remarks(theirs, rounds)])
+    common = tuple(one for one in said[0] if all(one in some for some in said))
+    single = tuple(tuple(one for one in some if one not in common) for some in said)
+    return common, single if any(single) else ()
+
+
+def _with_own(algorithm: Algorithm, chosen: Mapping[str, Any]) -> Algorithm:
+    """The algorithm with those of the values that are its hyperparameters."""
+    own = {name: value for name, value in chosen.items() if name in algorithm.hyperparameters()}
+    return converted(replace(algorithm, **own))
+
+
+def _count(algorithm: Algorithm, settings: dict[str, Sequence[Any]], seeds: int) -> int:
+    """The number of settings, which is the length of each list, after checks."""
+    for name, values in settings.items():
+        _check_sweepable(algorithm, name)
+        what = f"setting {name!r}"
+        listed = is_list(values) and len(values) > 0
+        require(listed, what, values, "at least one value, in a list")
+        fits = len(values) * seeds <= MAX_RUNS
+        require(fits, what, values, f"at most {MAX_RUNS:,} values, seeds times settings")
+    lengths = {name: len(values) for name, values in settings.items()}
+    require(len(set(lengths.values())) <= 1, "settings", lengths, "lists of equal length")
+    return next(iter(lengths.values()), 1)
+
+
+def sweepable(algorithm: Algorithm) -> tuple[str, ...]:
+    """What `simulate` can sweep inside one program, by name.
+
+    These are the algorithm's traced hyperparameters, "learning_rate" and "learning_rate_decay".
+    """
+    return (*(field.name for field in fields(algorithm) if not is_static(field)), *RATES)
+
+
+def _check_sweepable(algorithm: Algorithm, name: str) -> None:
+    """Raises `InputError` unless a setting can be swept."""
+    names = sweepable(algorithm)
+    if name in algorithm.hyperparameters() and name not in names:
+        raise InputError(
+            f"{name!r} of {algorithm.name!r} is part of the program's structure and can't be "
+            "swept inside it; simulate each of its values."
+        )
+    if name not in names:
+        raise unknown_name(f"setting of {algorithm.name!r}", name, names)
+
+
+def _variant(algorithm: Algorithm, federation: Federation, chosen: dict[str, Any]) -> Runs:
+    """One setting's algorithm and rates as host arrays without the axis of runs; seed 0."""
+    dtype = federation.task.dtype
+    variant = _with_own(algorithm, chosen)
+    variant.validate()
+    variant.check(federation)
+    rates = [chosen.get(name, np.asarray(getattr(federation, name))) for name in RATES]
+    seed: Any = np.uint32(0)
+    rate, decay = (_strong(number, dtype) for number in check_rates(*rates))
+    variant = jax.tree.map(lambda leaf: _strong(leaf, dtype), variant)
+    return Runs(variant, seed, rate, decay)
+
+
+def converted(algorithm: Algorithm) -> Algorithm:
+    """The algorithm with hyperparameters that programs can hold.
+
+    Raises:
+      InputError: one that they can't hold, or that has not its field's type.
+    """
+    hints, given = get_type_hints(type(algorithm)), algorithm.hyperparameters()
+    return replace(algorithm, **{k: convert(k, v, hints[k]) for k, v in given.items()})
+
+
+def _strong(leaf: Any, dtype: str) -> Any:
+    """A strongly typed host array: a Python number would compile the program a second time."""
+    leaf = np.asarray(leaf)
+    kinds = {"f": dtype, "i": "int32", "u": "int32"}
+    return leaf.astype(kinds.get(leaf.dtype.kind, leaf.dtype))

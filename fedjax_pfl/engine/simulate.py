@@ -1,0 +1,69 @@
+"""`simulate`, the one call from an algorithm and a federation to a result."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from fedjax_pfl.core.algorithm import Algorithm
+from fedjax_pfl.engine.checkpoints import Checkpoints
+from fedjax_pfl.engine.chunks import Progress
+from fedjax_pfl.engine.simulation import Simulation
+from fedjax_pfl.federation.adaptation import Adaptation
+from fedjax_pfl.federation.federation import Federation
+from fedjax_pfl.results.result import Result
+
+
+def simulate(
+    algorithm: Algorithm,
+    federation: Federation,
+    rounds: int,
+    *,
+    seeds: Sequence[int] = (0,),
+    settings: Mapping[str, Sequence[Any]] | None = None,
+    eval_every: int = 1,
+    adapt: Adaptation | None = None,
+    score_clients: Sequence[int] | None = None,
+    chunk: int | None = None,
+    chunk_seconds: float = 2.0,
+    matrix_rounds: Sequence[int] | None = None,
+    progress: Callable[[Progress], None] | bool | None = None,
+    checkpoints: Checkpoints | None = None,
+    stop: Callable[[Progress], bool] | None = None,
+    patience: int | None = None,
+) -> Result:
+    """Run an algorithm for a number of rounds, for all seeds and settings in one program.
+
+    It is `Simulation(algorithm, federation, ...).run(rounds, ...)`.
+
+    Args:
+      algorithm, federation, seeds, settings, eval_every, adapt, score_clients: see `Simulation`.
+      rounds: communication rounds T.
+      chunk, chunk_seconds, matrix_rounds, progress, checkpoints, stop, patience: see
+        `Simulation.run`.
+
+    Returns:
+      A `Result`; its arrays have the axes (seed, setting, round, client).
+
+    Raises:
+      InputError: an argument can't be used, or the checkpoints are another simulation's; before
+        anything is compiled.
+      OutputError: a checkpoint can't be written; those before it are kept.
+    """
+    simulation = Simulation(
+        algorithm,
+        federation,
+        seeds=seeds,
+        settings=settings,
+        eval_every=eval_every,
+        adapt=adapt,
+        score_clients=score_clients,
+    )
+    return simulation.run(
+        rounds,
+        chunk=chunk,
+        chunk_seconds=chunk_seconds,
+        matrix_rounds=matrix_rounds,
+        progress=progress,
+        checkpoints=checkpoints,
+        stop=stop,
+        patience=patience,
+    )

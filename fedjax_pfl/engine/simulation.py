@@ -1,0 +1,344 @@
+"""A simulation as an object: check it, step through it, run it, continue it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_pfl.core.algorithm import Algorithm
+from fedjax_pfl.engine import request, watching
+from fedjax_pfl.engine.checkpoints import Checkpoints
+from fedjax_pfl.engine.chunks import Chunks, Progress, depends_on_num_rounds
+from fedjax_pfl.engine.costs import forward_flops, step_flops
+from fedjax_pfl.engine.final import Final
+from fedjax_pfl.engine.fitting import fitting
+from fedjax_pfl.engine.hosted import HostedProgram
+from fedjax_pfl.engine.memory import Memory, available
+from fedjax_pfl.engine.patience import checked_patience
+from fedjax_pfl.engine.program import Lowered, Program
+from fedjax_pfl.engine.runs import remarks
+from fedjax_pfl.execution import memory_maps, processes, shares
+from fedjax_pfl.execution.locations import short_locations
+from fedjax_pfl.execution.mesh import described
+from fedjax_pfl.execution.packing import fitted, padding_efficiency
+from fedjax_pfl.federation.adaptation import Adaptation
+from fedjax_pfl.federation.federation import Federation
+from fedjax_pfl.federation.spreading import spread
+from fedjax_pfl.results.result import Result
+from fedjax_pfl.utils.errors import InputError, require, require_whole
+from fedjax_pfl.utils.typing import Device, State, Tree
+
+# Rounds of a run that ends whenever its user likes; none of them is the last one.
+ENDLESS = 2**30
+
+
+@dataclass(frozen=True)
+class RoundState:
+    """The state of all runs between two rounds, as `Simulation.step` takes and returns it.
+
+    Attributes:
+      round: rounds done.
+      states: the algorithm's state, leaves [R, ...], of R runs (seeds outermost, then settings).
+      program: the compiled program that it belongs to.
+    """
+
+    round: int
+    states: State
+    program: Program
+
+
+class Simulation:
+    """An algorithm on a federation, for all seeds and settings in one compiled program.
+
+    `run` runs rounds, and again more of them. `init` and `step` run one round at a time, to look
+    into. `check`, `estimate_memory` and `lower` tell what a run needs before anything is compiled.
+
+    Args:
+      algorithm: the algorithm with its hyperparameters.
+      federation: clients, data, local training.
+      seeds: each varies initialization, cohorts and batches; never the partition.
+      settings: values to sweep inside the program, by name: traced hyperparameters of the
+        algorithm, "learning_rate" or "learning_rate_decay". All of one length H: setting h takes
+        the h-th value of each.
+      eval_every: evaluate the models after every so many rounds, and after the last.
+      adapt: also evaluate copies that were adapted locally, as "adapted".
+      score_clients: permanent ids of the clients whose models are evaluated; means, tables and
+        curves are then over them, and the others' scores are NaN. By default all clients for which
+        the algorithm makes models.
+
+    Arguments that cannot be used raise `InputError` as soon as a method is called.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        federation: Federation,
+        *,
+        seeds: Sequence[int] = (0,),
+        settings: Mapping[str, Sequence[Any]] | None = None,
+        eval_every: int = 1,
+        adapt: Adaptation | None = None,
+        score_clients: Sequence[int] | None = None,
+    ):
+        self.algorithm, self.federation = algorithm, federation
+        self.seeds, self.settings = seeds, settings
+        self._options = {"eval_every": eval_every, "adapt": adapt, "score_clients": score_clients}
+        self._past: Chunks | None = None
+
+    def check(self, rounds: int = 1, *, patience: int | None = None) -> None:
+        """Check all arguments; nothing is compiled.
+
+        Whether the mesh fits the number of runs is not checked: a run may have only some of them.
+
+        Raises:
+          InputError: `run` would refuse these.
+        """
+        execution = replace(self.federation.execution, runs=1)
+        program = self._program(rounds, federation=self.federation.on_devices(execution))
+        checked_patience(patience, self.algorithm, program.federation, program.adapt)
+
+    def estimate_memory(self, *, fit: bool = False, chunk: int = request.CHUNK) -> Memory | None:
+        """The most device memory that a run takes; traced, not compiled.
+
+        Args:
+          fit: count with fewer clients side by side where only that fits, as `run` does.
+          chunk: see `run`.
+
+        Returns:
+          The estimate; None, with a warning, where this version of JAX gives none.
+
+        Raises:
+          InputError: `run` would refuse these arguments; with `fit` also for lack of memory.
+        """
+        program = self._program(chunk=chunk)
+        return fitting(program, _available(self.federation))[1] if fit else program.memory()
+
+    @short_locations()
+    def lower(
+        self,
+        devices: Sequence[Device],
+        rounds: int = 1,
+        *,
+        limit: int | None = None,
+        mesh: str = shares.AUTO,
+        chunk: int = request.CHUNK,
+    ) -> Lowered:
+        """Lower the program for devices that are only described; nothing is compiled or run.
+
+        Args:
+          devices: in place of those that the federation was made for; such as
+            `jax.experimental.topologies.get_topology_desc` gives.
+          rounds, chunk: see `run`.
+          limit: bytes of one device. Fewer clients run side by side where only that fits, and
+            where their number is automatic.
+          mesh: how clients and runs share the devices, in place of the federation's (`federate`).
+
+        Raises:
+          DoesNotFit: the devices lack the memory.
+          InputError: `run` would refuse these arguments for another reason.
+        """
+        asked = shares.Shares(len(devices)) if mesh == shares.AUTO else shares.parsed(mesh)
+        shares.check(asked, len(devices), f"there are {len(devices)}")
+        federation = self.federation
+        alike = replace(federation.execution, devices=asked.clients, runs=asked.runs, fill=1.0)
+        alike = replace(alike, runs_first=mesh == shares.AUTO)
+        federation = replace(federation, execution=fitted(alike, federation.steps()))
+        with described(devices):
+            program = self._program(rounds, chunk, federation)
+            program, _ = fitting(program, None if limit is None else limit * len(devices))
+        return program.lowered(devices)
+
+    @short_locations()
+    def init(self, rounds: int | None = None) -> RoundState:
+        """The state before the first round.
+
+        Args:
+          rounds: rounds of the whole run, needed only where they decide what a round does.
+
+        Raises:
+          InputError: see `check`, or `rounds` is missing.
+        """
+        program = self._ready(self._program(rounds or ENDLESS, chunk=1))
+        if rounds is None and depends_on_num_rounds(program, 1, 1):
+            raise InputError(
+                f"A round of {self.algorithm.name} depends on the number of rounds of the whole "
+                "run: call init(rounds=...)."
+            )
+        return RoundState(0, program.start(), program)
+
+    @short_locations()
+    def step(self, state: RoundState) -> tuple[RoundState, Tree]:
+        """Run one round.
+
+        Args:
+          state: of `init` or `step`. It stays valid, except with `client_state="host"`.
+
+        Returns:
+          The next state, and the measurements of the round by name: "scores", "clients" [R, N],
+          "scalars" [R], copies sent "up" and received "down" [R, N], and "matrices".
+        """
+        states = jax.tree.map(jnp.copy, state.states)  # the program reuses its argument's memory
+        states, buffers, matrices = state.program.advance(states, state.round, 1)
+        metrics = jax.tree.map(lambda leaf: np.asarray(leaf)[:, 0], buffers)
+        metrics["matrices"] = jax.tree.map(np.asarray, matrices)
+        return RoundState(state.round + 1, states, state.program), metrics
+
+    @short_locations()
+    def run(
+        self,
+        rounds: int,
+        *,
+        chunk: int | None = None,
+        chunk_seconds: float = 2.0,
+        matrix_rounds: Sequence[int] | None = None,
+        progress: Callable[[Progress], None] | bool | None = None,
+        checkpoints: Checkpoints | None = None,
+        stop: Callable[[Progress], bool] | None = None,
+        patience: int | None = None,
+    ) -> Result:
+        """Run the rounds up to `rounds`, counted from the first.
+
+        A second call with more rounds continues the first one, with the same bits as one long run.
+        An algorithm whose rounds depend on how many there are begins again, with a warning.
+
+        Args:
+          rounds: communication rounds T in all.
+          chunk: rounds in one call of the program, at most. Between two calls measurements come to
+            the host, `progress` and `stop` are called and checkpoints are written. By default 1
+            with `stop`, else 50. No result depends on it.
+          chunk_seconds: chunks have fewer rounds where these take longer than this.
+          matrix_rounds: rounds (counted from 1) whose mixing matrices are kept; by default the
+            first, the middle and the last.
+          progress: called after each chunk with a `Progress`, whose `progress.result()` has all
+            measurements so far. True prints a line of text, which says first that the program
+            compiles; `LiveCurves().of(name)` also draws curves that grow, in a notebook.
+          checkpoints: where state and measurements are kept between chunks. A simulation that
+            finds some continues from there, and ends with the same bits as one without
+            interruption; also if they are of fewer rounds.
+          stop: called with a `Progress` after each chunk, which is one round unless `chunk` says
+            otherwise; once it returns true, a checkpoint is written and the rounds end.
+          patience: the rounds end after so many without a new best mean validation accuracy (or
+            headline of another task), of any run (seed and setting). Which round that is depends
+            on nothing but the measurements.
+
+        Returns:
+          A `Result`; its arrays have the axes (seed, setting, round, client). Where the rounds
+          ended early it has those that were simulated, and `result.stopped` says why.
+
+        Raises:
+          InputError: an argument can't be used, the checkpoints are another simulation's, or
+            `rounds` is not more than what an earlier call has simulated; before anything is
+            compiled.
+          OutputError: a checkpoint can't be written; those before it are kept.
+        """
+        program = self._program(rounds, request.CHUNK if chunk is None else chunk)
+        chunk_seconds = request.checked_seconds(chunk_seconds)
+        longest = 1 if stop is not None and chunk is None else None
+        request.check_stop(stop)
+        made = "a Checkpoints, or None"
+        fits = checkpoints is None or isinstance(checkpoints, Checkpoints)
+        require(fits, "checkpoints", checkpoints, made)
+        matrix_rounds = request.checked_matrix_rounds(matrix_rounds, rounds)
+        patience = checked_patience(patience, self.algorithm, program.federation, program.adapt)
+        past = self._past if checkpoints is None else None
+        if past is not None:
+            require_whole("rounds", rounds, past.done + 1)
+            if isinstance(past.program, HostedProgram):
+                raise InputError("With client_state='host' only checkpoints continue a simulation.")
+        program = self._ready(program)
+        shown = watching.shown(progress, self.algorithm.name)
+        if isinstance(program, HostedProgram) and checkpoints is not None:
+            program = replace(program, folder=checkpoints.folder)
+        chunks = Chunks(program, matrix_rounds, checkpoints, patience, past)
+        so_far = partial(_result, self, chunks, cache(partial(_counted, program.federation)))
+        try:
+            chunks.run(chunk_seconds, shown, stop, so_far, longest)
+        finally:  # a callback may raise
+            watching.end(shown)
+        self._past = chunks
+        return replace(so_far(), final=Final(program, chunks.states, chunks.done))
+
+    def _program(
+        self,
+        rounds: int = 1,
+        chunk: int = request.CHUNK,
+        federation: Federation | None = None,
+    ) -> Program:
+        federation = self.federation if federation is None else federation
+        return request.checked_program(
+            self.algorithm,
+            federation,
+            rounds,
+            seeds=self.seeds,
+            settings=self.settings,
+            chunk=chunk,
+            **self._options,
+        )
+
+    def _ready(self, program: Program) -> Program:
+        """The program with as many lanes as fit, and its samples on their devices."""
+        memory_maps.make_room()
+        program, _ = fitting(program, _available(self.federation))
+        if not isinstance(program, HostedProgram):  # whose samples stay on the host
+            program = replace(program, federation=spread(program.federation))
+        return program
+
+
+def _counted(federation: Federation, name: str) -> float | None:
+    """FLOPs of one local step, or of one forward pass, by tracing."""
+    return {"step": step_flops, "forward": forward_flops}[name](federation)
+
+
+def _result(
+    simulation: Simulation, chunks: Chunks, counted: Callable[[str], float | None]
+) -> Result:
+    """The result of the rounds done, with the facts for tables and without models."""
+    program, collector = chunks.program, chunks.collector
+    algorithm, federation = simulation.algorithm, program.federation
+    seeds = tuple(int(seed) for seed in simulation.seeds)
+    settings = {name: np.asarray(values) for name, values in (simulation.settings or {}).items()}
+    measured = collector.collect((len(seeds), -1))
+    rounds = chunks.done if chunks.stopped else program.rounds
+    common, single = remarks(algorithm, federation, settings, rounds)
+    ids, names = np.asarray(federation.data.ids), dict(federation.client_names)
+    scored_candidates = "forward_samples" in measured["clients"]
+    return Result(
+        algorithm=algorithm.name,
+        hyperparameters=algorithm.hyperparameters(),
+        training=federation.training.numbers(),
+        seeds=seeds,
+        settings=settings,
+        num_clients=federation.num_clients,
+        num_parameters=federation.plan.num_parameters,
+        client_ids=ids,
+        client_names=tuple(names[client] for client in ids.tolist()) if names else (),
+        test_sizes=np.asarray(federation.data.test.size),
+        train_sizes=np.asarray(federation.data.train.size),
+        block_sizes=federation.plan.shared_block_sizes(),
+        blocks=federation.plan.blocks,
+        item_bytes=np.dtype(federation.task.dtype).itemsize,
+        compile_seconds=chunks.compile_seconds,
+        seconds_per_round=collector.seconds_per_round() / program.num_runs,
+        padding_efficiency=padding_efficiency(federation.steps(), federation.execution),
+        execution=str(federation.execution),
+        flops_per_step=counted("step"),
+        flops_per_forward=counted("forward") if scored_candidates else None,
+        remarks=common,
+        setting_remarks=single,
+        measures=federation.measures,
+        stopped=chunks.stopped,
+        rounds_asked=program.rounds if chunks.stopped else None,
+        **measured,
+    )
+
+
+def _available(federation: Federation) -> int | None:
+    """Bytes that all processes together may take, by the one that has the least."""
+    each = max(federation.execution.all_devices // processes.count(), 1)
+    limits = processes.exchange(available(each))
+    known = [limit for limit in limits if limit is not None]
+    return min(known) * len(limits) if len(known) == len(limits) else None

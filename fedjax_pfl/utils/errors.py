@@ -1,0 +1,202 @@
+"""The errors that users see, and how their sentences are made."""
+
+import operator
+import re
+import reprlib
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import numpy as np
+
+from fedjax_pfl.utils import elsewhere
+from fedjax_pfl.utils.spelling import plain, suggestions
+
+LONGEST = 2000  # characters of a message
+OF_ONES_OWN = (
+    "One of your own is known once its file is imported, in commands by --import_file=FILE.py."
+)
+MOST = 8  # entries of an array or a list that is shown whole
+
+
+class InputError(ValueError):
+    """A value the user gave can't be used; the message says what was given and what is allowed.
+
+    The message is one line that every terminal can print, see `sentence`.
+
+    Args:
+      message: the sentence.
+      script: lines to be typed in, which are shown below it as they are.
+    """
+
+    def __init__(self, message: str = "", script: str = ""):
+        super().__init__(sentence(message) + (f"\n{script}" if script else ""))
+
+
+class DoesNotFit(InputError):
+    """A program would take more memory than there is."""
+
+
+class OutputError(OSError):
+    """An output can't be written; the message says which file, and why."""
+
+
+def sentence(text: object) -> str:
+    """A text as one line of at most `LONGEST` characters, whatever is quoted in it.
+
+    Line breaks become blanks; control characters and invalid UTF-8 are escaped. Numbers of errors
+    and addresses of objects, which libraries put into their messages, are left out.
+    """
+    line = re.sub(r"\[Errno -?\d+\] | at 0x[0-9a-f]+\b", "", str(text))
+    line = " ".join(part.strip() for part in line.splitlines())
+    line = re.sub(r"[\x00-\x1f\x7f-\x9f]", lambda match: repr(match[0])[1:-1], line)
+    return cut(line.encode("utf-8", "backslashreplace").decode(), LONGEST)
+
+
+def cut(text: str, most: int) -> str:
+    """The text, without its middle where it is longer than `most` characters."""
+    if len(text) <= most:
+        return text
+    last = most // 4
+    return f"{text[: most - last - 5]} ... {text[len(text) - last :]}"
+
+
+class _Short(reprlib.Repr):
+    """`repr` of bounded length; arrays by their shape and type, whatever contains them."""
+
+    def __init__(self):
+        super().__init__()
+        self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdeque = MOST
+        self.maxdict, self.maxlevel = MOST // 2, 3
+        self.maxstring = self.maxother = 200
+
+    def repr1(self, x, level):
+        if hasattr(x, "shape") and hasattr(x, "dtype") and not isinstance(x, type):
+            return self._array(x, level)
+        try:
+            return super().repr1(x, level)
+        except Exception:  # a foreign `repr` may fail; the message must not
+            return self.repr_instance(x, level)
+
+    def repr_int(self, x, level):
+        if x.bit_length() > 200:  # Python refuses to write integers of thousands of digits
+            return f"an integer of about {int(x.bit_length() * 0.30103) + 1} digits"
+        return repr(x)
+
+    def repr_str(self, x, level):
+        return repr(cut(x, self.maxstring))
+
+    def repr_bytes(self, x, level):
+        return repr(x) if len(x) <= self.maxstring else f"{len(x)} bytes"
+
+    def _array(self, x, level):
+        try:
+            if x.ndim == 0 or (x.ndim == 1 and x.size <= MOST):
+                return super().repr1(x.tolist(), level)
+        except Exception:  # a tracer has no values, a deleted array neither
+            pass
+        return f"an array {list(x.shape)} of {x.dtype}"
+
+
+_short = _Short()
+
+
+def shown(value: object) -> str:
+    """A value as messages show it: like `repr`, but short.
+
+    Arrays and tracers with more than a few entries are shown by shape and type; long lists, texts
+    and integers are cut.
+    """
+    return cut(_short.repr(value), 400)
+
+
+def unknown_name(
+    kind: str,
+    given: object,
+    valid: Iterable[str],
+    *,
+    listed: str | None = None,
+    hint: str | None = None,
+    ones_own: bool = False,
+) -> InputError:
+    """An `InputError` for an unknown name: what it may mean, and all valid names.
+
+    Args:
+      kind: the kind of thing named, in the singular, such as "algorithm" or "data set".
+      given: the name as the user wrote it.
+      valid: every name that would have been accepted.
+      listed: the command that shows them where there are too many for a sentence, such as
+        "run --list".
+      hint: a sentence on this name, in place of the nearest valid one.
+      ones_own: whether users may register others, in files to be imported; said, too.
+    """
+    valid = sorted(valid)
+    if hint is None:
+        near = suggestions(given, valid) if isinstance(given, str) else []
+        hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else ""
+    hint = f"{hint} {OF_ONES_OWN}".strip() if ones_own else hint
+    every = f"{listed} shows them" if listed else f"Valid: {', '.join(valid)}"
+    return InputError(
+        " ".join(filter(None, (f"Unknown {kind} {shown(given)}.", hint, f"{every}.")))
+    )
+
+
+def unknown_hyperparameter(
+    name: str, given: object, valid: Collection[str], where: str = ""
+) -> InputError:
+    """An `InputError` for a hyperparameter that the algorithm `name` does not have.
+
+    Args:
+      name: of the algorithm.
+      given: what was written.
+      valid: every name that would have been accepted.
+      where: added to what is named, such as " in --grid".
+    """
+    word = plain(given) if isinstance(given, str) else ""
+    ours = elsewhere.HYPERPARAMETERS.get(name, {}).get(word)
+    hint = f"Did you mean {ours!r}?" if ours and ours in valid else None
+    return unknown_name(f"hyperparameter of {name!r}{where}", given, valid, hint=hint)
+
+
+def require_name(kind: str, given: object, valid: Iterable[str]) -> None:
+    """Raises `unknown_name` unless `given` is one of the valid names."""
+    if not (isinstance(given, str) and given in valid):
+        raise unknown_name(kind, given, valid)
+
+
+def require_whole(name: str, given: Any, low: int) -> int:
+    """`given` as an integer.
+
+    Booleans and arrays are refused, even arrays without axes: static values must be hashable.
+
+    Raises:
+      InputError: it is no whole number of at least `low`.
+    """
+    try:
+        other = isinstance(given, bool) or hasattr(given, "__len__")
+        number = low - 1 if other else operator.index(given)
+    except TypeError:
+        number = low - 1
+    require(number >= low, name, given, f"a whole number of at least {low}")
+    require(number < 2**31, name, given, "a whole number below 2^31")
+    return number
+
+
+def require(condition: bool | np.bool_, name: str, given: object, allowed: str) -> None:
+    """Raises `refused` unless `condition` holds."""
+    if not condition:
+        raise refused(name, given, allowed)
+
+
+def require_classes(what: str, has_classes: bool) -> None:
+    """Raises `InputError` where `what` needs classes and the data set's samples have none."""
+    if not has_classes:
+        raise InputError(f"{what} needs a class for each sample, and this data set's have none.")
+
+
+def refused(name: str, given: object, allowed: str) -> InputError:
+    """An `InputError`: "`name` must be `allowed`, got `given`."."""
+    return InputError(f"{name} must be {allowed}, got {shown(given)}.")
+
+
+def gigabytes(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"

@@ -1,0 +1,145 @@
+"""Frozen dataclasses that are pytrees: how algorithms, states and the federation are written."""
+
+import dataclasses
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any, NamedTuple, TypeVar, dataclass_transform
+
+import jax
+
+from fedjax_pfl.utils.typing import Rows, State, Tree
+
+T = TypeVar("T")
+REQUIRED: Any = dataclasses.MISSING
+
+
+class Identity(NamedTuple):
+    """The static data in which two nodes of a pytree must agree to share a compiled program.
+
+    The class is part of it: for dataclasses that JAX registers itself, it compares only the static
+    values. The values' types are part of it too, as 1 == 1.0 == True.
+    """
+
+    kind: type
+    types: tuple[Any, ...]
+    values: tuple[Any, ...]
+
+
+def static(*, default: Any = REQUIRED) -> Any:
+    """A field that fixes a shape or the structure of a loop: part of the compiled program.
+
+    Type checkers know a field's default by its keyword.
+    """
+    return dataclasses.field(default=default, metadata={"static": True})
+
+
+def per_client() -> Any:
+    """A state field whose leaves lead with the client axis, [N, ...]."""
+    return dataclasses.field(metadata={"client_axes": 1})
+
+
+def per_pair() -> Any:
+    """A state field whose leaves lead with two client axes, [N, N, ...]."""
+    return dataclasses.field(metadata={"client_axes": 2})
+
+
+def per_server() -> Any:
+    """A state field without a client axis, such as a server model."""
+    return dataclasses.field(metadata={"client_axes": 0})
+
+
+def nested() -> Any:
+    """A state field that is a state itself, whose fields say their axes."""
+    return dataclasses.field(metadata={"client_axes": None})
+
+
+@dataclass_transform(
+    frozen_default=True, field_specifiers=(static, per_client, per_pair, per_server, nested)
+)
+def struct(cls: type[T]) -> type[T]:
+    """Makes a class a frozen dataclass and a pytree; fields are leaves unless `static`.
+
+    Two structs of different classes never have the same tree structure, whatever they hold, so jit
+    never mixes up their programs.
+    """
+    cls = dataclasses.dataclass(frozen=True)(cls)
+    assert dataclasses.is_dataclass(cls)  # a type checker does not see it
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    fixed = [name for name, field in fields.items() if field.metadata.get("static")]
+    traced = [name for name in fields if name not in fixed]
+    keys = [jax.tree_util.GetAttrKey(name) for name in traced]
+    values_of, leaves_of = _getter(fixed), _getter(traced)
+
+    def flatten(node: T) -> tuple[tuple, Identity]:
+        values = values_of(node)
+        return leaves_of(node), Identity(cls, _types(values), values)
+
+    def flatten_with_keys(node: T) -> tuple[list, Identity]:
+        leaves, identity = flatten(node)
+        return list(zip(keys, leaves, strict=True)), identity
+
+    def unflatten(identity: Identity, leaves: Any) -> T:
+        static_values = zip(fixed, identity.values, strict=True)
+        return cls(**dict(zip(traced, leaves, strict=True)), **dict(static_values))
+
+    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+    return cls
+
+
+def _types(values: tuple) -> tuple:
+    """The types of values, of those within tuples as well."""
+    return tuple((type(v), _types(v)) if isinstance(v, tuple) else type(v) for v in values)
+
+
+def _getter(names: list[str]) -> Any:
+    """A function from an object to the tuple of its attributes `names`."""
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda node: tuple(getattr(node, name) for name in names)
+
+
+def client_axes(state: Any) -> dict[str, int | None]:
+    """Number of leading client axes of every field of a state; None for a `nested` one.
+
+    Raises:
+      TypeError: a field was declared without `per_client`, `per_pair` or `per_server`.
+    """
+    axes = {}
+    for field in dataclasses.fields(state):
+        if "client_axes" not in field.metadata:
+            raise TypeError(
+                f"{type(state).__name__}.{field.name} must say which axes are client axes: "
+                "declare it with per_client(), per_pair() or per_server()."
+            )
+        axes[field.name] = field.metadata["client_axes"]
+    return axes
+
+
+def permute_clients(state: State, order: Rows) -> State:
+    """The same state with the clients in another order: new row i is old row `order[i]`."""
+
+    def permuted(value: Tree, axes: int) -> Tree:
+        for axis in range(axes):
+            value = jax.tree.map(lambda x, axis=axis: x.take(order, axis=axis), value)
+        return value
+
+    return by_field(permuted, state)
+
+
+def by_field(change: Callable[[Tree, int], Tree], state: State) -> State:
+    """The state with `change(value, client axes)` for each field's value, nested ones included."""
+    fields = {}
+    for name, axes in client_axes(state).items():
+        value = getattr(state, name)
+        fields[name] = by_field(change, value) if axes is None else change(value, axes)
+    return dataclasses.replace(state, **fields)
+
+
+@struct
+class Broadcast:
+    """One model for all clients: it has no client axis and is never copied per client.
+
+    In loops of an algorithm's own, whatever all clients begin with.
+    """
+
+    model: Tree

@@ -1,0 +1,126 @@
+"""Converts values from command lines and Python to numbers that programs can hold.
+
+Programs count in int32 and compute in float32: larger values would wrap, or become 0 or infinite.
+"""
+
+import functools
+import inspect
+import math
+import re
+import types
+import typing
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedjax_pfl.utils.errors import require, unknown_name
+
+LIMIT = 2**31  # whole numbers are below
+LARGEST, SMALLEST = (float(getattr(np.finfo(np.float32), name)) for name in ("max", "tiny"))
+
+
+def convert(name: str, value: Any, kind: Any) -> Any:
+    """`value` (a string from a command line, or already typed) as the annotated type.
+
+    Of an optional number, None and the word "none" are None.
+
+    Raises:
+      InputError: it can't be that type, or it is a number that a program can't hold.
+    """
+    if typing.get_origin(kind) is typing.Literal:
+        choices = typing.get_args(kind)
+        if not (isinstance(value, str | int) and value in choices):
+            raise unknown_name(f"value of {name}", value, choices)
+        return value
+    if typing.get_origin(kind) is types.UnionType:
+        (inner,) = (one for one in typing.get_args(kind) if one is not types.NoneType)
+        none = value is None or (isinstance(value, str) and value.strip().lower() == "none")
+        return None if none else convert(name, value, inner)
+    if kind is bool:
+        words = {"true": True, "1": True, "false": False, "0": False}
+        plain = isinstance(value, bool | np.bool_ | str) or (type(value) is int and 0 <= value <= 1)
+        word = str(value).lower() if plain else ""
+        require(word in words, name, value, "true or false")
+        return words[word]
+    if kind is str:
+        require(isinstance(value, str), name, value, "text")
+    if kind not in (int, float):
+        return value
+    number = _read(value)
+    if kind is int:
+        whole = isinstance(number, int) or (not isinstance(value, str) and number.is_integer())
+        require(whole, name, value, "a whole number")
+        require(abs(number) < LIMIT, name, value, "a whole number below 2^31 in size")
+        return int(number)
+    require(number == number, name, value, "a number")
+    held = number == 0 or SMALLEST <= abs(number) <= LARGEST
+    allowed = f"0 or a number of {SMALLEST:.3g} to {LARGEST:.3g} in size, as in float32"
+    require(held, name, value, allowed)
+    return float(number)
+
+
+def number(name: str, given: Any, allowed: str, low: float = 0, high: float = math.inf) -> float:
+    """A number in low..high that programs can hold; text is none.
+
+    Args:
+      allowed: the range in words, for sentences.
+
+    Raises:
+      InputError: any other value.
+    """
+    require(not isinstance(given, str | bytes), name, given, "a number")
+    # NaN is in no range; infinity gets the same sentence.
+    outside = isinstance(given, float) and not (low <= given <= high and math.isfinite(given))
+    value = math.nan if outside else convert(name, given, float)
+    require(low <= value <= high, name, given, allowed)
+    return value
+
+
+def is_list(given: Any) -> bool:
+    """Whether it is a list, a tuple, a range or an array with one axis; no text, no set."""
+    if isinstance(given, Sequence):
+        return not isinstance(given, str | bytes | bytearray)
+    return len(getattr(given, "shape", ())) == 1
+
+
+def keyword_defaults(function: Callable) -> dict[str, Any]:
+    """The keyword-only parameters of a function and their defaults."""
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def defined_at(function: Any) -> tuple[str, str]:
+    """(module, name) of a function's definition: equal for one that its module defines twice.
+
+    A `functools.partial` is known by what it calls and by its arguments; an object without a name
+    by its type.
+    """
+    if isinstance(function, functools.partial):
+        module, name = defined_at(function.func)
+        return module, f"{name}{function.args}{function.keywords}"
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return named.__module__, named.__qualname__
+
+
+def decimal(word: str) -> int | None:
+    """The whole number below 2^31 that a word stands for, or None."""
+    word = word.strip()
+    if not (word.isascii() and word.isdecimal()) or len(word.lstrip("0")) > 10:
+        return None  # Python refuses to read thousands of digits
+    return int(word) if int(word) < LIMIT else None
+
+
+def _read(value: Any) -> int | float:
+    """A Python number, NaN where the value is none."""
+    several = is_list(value) or getattr(value, "ndim", 0) > 0
+    if isinstance(value, bool | np.bool_ | bytes | bytearray) or several:
+        return math.nan
+    if isinstance(value, int | np.integer):
+        return int(value)
+    try:
+        if isinstance(value, str) and re.fullmatch(r"[+-]?[0-9]{1,4000}", value.strip()):
+            return int(value)  # Python reads no more digits
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan

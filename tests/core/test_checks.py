@@ -1,0 +1,272 @@
+"""An algorithm's mistakes raise a sentence where they happen."""
+
+from typing import Any
+
+import jax
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl.core.registry import ALGORITHMS
+from fedjax_pfl.engine.program import Program, _advance
+from fedjax_pfl.engine.runs import make_runs
+from fedjax_pfl.testing import toys
+from fedjax_pfl.testing.suite import check_algorithm
+from fedjax_pfl.utils import trees
+
+
+@pytest.fixture(autouse=True)
+def known_algorithms():
+    before = dict(ALGORITHMS)
+    yield
+    ALGORITHMS.clear()
+    ALGORITHMS.update(before)
+
+
+@pytest.fixture(autouse=True)
+def smaller_programs(monkeypatch):
+    def toy_for(*args, **options):
+        return toys.toy_for(*args, **options, validation_size=0)
+
+    monkeypatch.setattr("fedjax_pfl.testing.suite.toy_for", toy_for)
+
+
+@pfl.struct
+class State:
+    models: Any = pfl.per_client()
+
+
+@pfl.struct
+class Counting:
+    models: Any = pfl.per_client()
+    count: Any = pfl.per_server()
+
+
+class Right(pfl.Algorithm):
+    """Local training, the cohort's members put back."""
+
+    def init(self, ctx):
+        return State(ctx.replicate(ctx.initial_model()))
+
+    def round(self, ctx, state):
+        trained, cohort, _ = ctx.train(ctx.cohort.gather(state.models))
+        return State(cohort.scatter(state.models, trained)), ctx.record(cohort)
+
+    def models(self, ctx, state, rows):
+        return {"personalized": trees.take(state.models, rows)}
+
+
+class NoGather(Right):
+    def round(self, ctx, state):
+        trained, cohort, _ = ctx.train(state.models)
+        return State(cohort.scatter(state.models, trained)), ctx.record(cohort)
+
+
+class NoScatter(Right):
+    def round(self, ctx, state):
+        trained, cohort, _ = ctx.train(ctx.cohort.gather(state.models))
+        return State(trained), ctx.record(cohort)
+
+
+class ScattersAll(Right):
+    def round(self, ctx, state):
+        _, cohort, _ = ctx.train(ctx.cohort.gather(state.models))
+        return State(cohort.scatter(state.models, state.models)), ctx.record(cohort)
+
+
+class NoRecord(Right):
+    def round(self, ctx, state):
+        return super().round(ctx, state)[0]
+
+
+class OtherState(Right):
+    def round(self, ctx, state):
+        _, record = super().round(ctx, state)
+        return State({"other": state.models}), record
+
+
+class NoState(Right):
+    def init(self, ctx):
+        return {"models": ctx.replicate(ctx.initial_model())}
+
+
+class NoClientAxis(Right):
+    def init(self, ctx):
+        return State(ctx.initial_model())
+
+
+class WrongMatrix(Right):
+    def round(self, ctx, state):
+        trained, cohort, _ = ctx.train(ctx.cohort.gather(state.models))
+        weights = pfl.mixing.by_size(ctx.sizes(), cohort.mask)
+        mixed = ctx.mix(weights, trained, onto=trained)
+        return State(cohort.scatter(state.models, mixed)), ctx.record(cohort)
+
+
+class OneModel(Right):
+    def round(self, ctx, state):
+        trained, cohort, _ = ctx.train(ctx.initial_model())
+        return State(cohort.scatter(state.models, trained)), ctx.record(cohort)
+
+
+class OtherType(Right):
+    def init(self, ctx):
+        return Counting(super().init(ctx).models, jax.numpy.zeros((), "int32"))
+
+    def round(self, ctx, state):
+        new, record = super().round(ctx, state)
+        return Counting(new.models, state.count + jax.numpy.float32(1)), record
+
+
+class KeepsKey(Right):
+    def init(self, ctx):
+        return Counting(super().init(ctx).models, jax.random.key(0))
+
+
+class WeaklyTyped(OtherType):
+    def init(self, ctx):
+        return Counting(super().init(ctx).models, 0)
+
+
+class NoModels(Right):
+    def models(self, ctx, state, rows):
+        return pfl.Broadcast(trees.row(state.models, 0))
+
+
+class NoPersonalized(Right):
+    def models(self, ctx, state, rows):
+        return {"global": trees.take(state.models, rows)}
+
+
+class AllModels(Right):
+    def models(self, ctx, state, rows):
+        return {"personalized": state.models}
+
+
+def registered(cls, name="mine"):
+    """A class of its own under that name."""
+    return pfl.algorithm(name)(type(cls.__name__, (cls,), {}))
+
+
+@pytest.mark.parametrize(
+    ("cls", "said"),
+    [
+        (NoGather, r"must lead with a row for each of 3 clients.*cohort\.gather"),
+        (NoScatter, r"mine\.round must return state.*float64\[5.*got float64\[3.*scatter"),
+        (ScattersAll, "the scattered values must lead with a row for each of 3 clients"),
+        (NoRecord, r"round must return \(state, ctx\.record\(\.\.\.\)\), got State"),
+        (OtherState, "must return a state of the same structure"),
+        (NoState, "init must return a state, a class decorated with struct, got dict"),
+        (NoClientAxis, r"init: models.* must lead with 1 client axes of 5"),
+        (KeepsKey, r"init: count is a random key.*ctx\.key_for\(purpose\)"),
+        (WrongMatrix, r"weights must be \[receivers, senders\], here \(3, 3\)"),
+        (OneModel, r"models to train must lead with a row for each of 3.*Broadcast\(model\)"),
+        (OtherType, r"state\.count of the same type, int32\[\], got float32\[\]\. Cast one"),
+        (NoModels, r"models must name 'personalized', got Broadcast"),
+        (NoPersonalized, r"models must name 'personalized', got \['global'\]"),
+        (AllModels, "models: personalized must lead with a row for each of 2 clients"),
+    ],
+)
+def test_mistakes_of_an_algorithm(cls, said):
+    algorithm = registered(cls)()
+    with pytest.raises(TypeError, match=said):
+        for name in ("partial_participation", "models_of_some"):
+            check_algorithm(algorithm, only=name)
+
+
+# The second one is the first with one more field.
+@pytest.mark.parametrize("cls", [pytest.param(Right, marks=pytest.mark.slow), WeaklyTyped])
+def test_nothing_is_said_of_a_right_one(cls):
+    algorithm = registered(cls)()
+    for name in ("partial_participation", "models_of_some"):
+        check_algorithm(algorithm, only=name)
+
+
+def test_a_weakly_typed_state_compiles_the_rounds_once():
+    """The number 0, an int, is the float that rounds make of it from the first call on."""
+    federation = toys.toy_federation([4, 4], dtype="float32", validation_size=0)
+    program = Program(make_runs(registered(WeaklyTyped)(), federation, (0,)), federation, 2)
+    before, states = _advance._cache_size(), program.start()
+    for t in range(2):
+        states = program.advance(states, t, 1).states
+    assert _advance._cache_size() == before + 1
+    assert states.count.dtype == "float32" and states.count == 2
+
+
+class Deciding(Right):
+    mu: float = 0.5
+
+    def round(self, ctx, state):
+        if self.mu > 0:
+            return super().round(ctx, state)
+        return state, ctx.record(ctx.cohort)
+
+
+class Counted(Right):
+    def models(self, ctx, state, rows):
+        return {"personalized": trees.take(state.models, rows[: int(ctx.t)])}
+
+
+class Unnormalized(Right):
+    def round(self, ctx, state):
+        state, _ = super().round(ctx, state)
+        weights = jax.numpy.ones((ctx.cohort.size, ctx.cohort.size))
+        return state, ctx.record(ctx.cohort, mixing=weights)
+
+
+def test_decisions_on_traced_numbers_are_explained():
+    with pytest.raises(pfl.InputError) as error:
+        check_algorithm(pfl.algorithm("mine")(Deciding)(), only="partial_participation")
+    said = str(error.value)
+    assert said.startswith("mine.round asks in line ")
+    assert "`if self.mu > 0:`, for the value of a traced number" in said
+    assert "mu: float = pfl.static(default=0.5)." in said and "jax.lax.cond" in said
+    with pytest.raises(pfl.InputError, match=r"counted\.models asks in line .*int\(ctx\.t\)"):
+        check_algorithm(pfl.algorithm("counted")(Counted)(), only="partial_participation")
+
+
+def test_rows_that_do_not_sum_to_one_are_answered_with_the_fix():
+    with pytest.raises(pfl.InputError, match=r"must be one \(mixing\.normalize\(weights\).*got 3"):
+        check_algorithm(registered(Unnormalized)(), only="partial_participation")
+
+
+def test_the_suite_shows_what_it_does(capsys, monkeypatch):
+    ran = []
+    checks = {"first": lambda a: ran.append("first"), "second": lambda a: ran.append("second")}
+    checks["first"].__doc__ = "One of them."
+    monkeypatch.setattr("fedjax_pfl.testing.suite.CHECKS", checks)
+    algorithm = registered(Right)()
+    assert check_algorithm(algorithm) == ("first", "second") == tuple(ran)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "1/2 first: One of them."
+    assert lines[-1] == "mine passes 2 checks: first, second."
+    assert check_algorithm(algorithm, only="second", show=None) == ("second",)
+    assert capsys.readouterr().out == ""
+
+
+def test_what_is_no_algorithm():
+    class Other(Right):
+        pass
+
+    with pytest.raises(pfl.InputError, match="decorate the class"):
+        check_algorithm(Other())
+    cls = registered(Right)
+    with pytest.raises(pfl.InputError, match=r"Right\(\), not Right"):
+        check_algorithm(cls)
+    with pytest.raises(pfl.InputError, match="must be a subclass of Algorithm"):
+        pfl.algorithm("else")(State)
+    with pytest.raises(pfl.InputError, match="is registered already"):
+        registered(NoGather)
+
+
+def test_a_hyperparameter_has_a_type():
+    class Bare(Right):
+        keep = 0.5
+
+    with pytest.raises(pfl.InputError, match=r"a hyperparameter reads keep: float = 0\.5"):
+        pfl.algorithm("bare")(Bare)
+
+    class Constant(Right):
+        row_stochastic = False
+        _steps = 3
+
+    assert pfl.algorithm("constant")(Constant).row_stochastic is False

@@ -1,0 +1,110 @@
+"""Rows of clients' states in host memory or in a file: what was written last, and full disks."""
+
+import errno
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl.engine import host_shares
+from fedjax_pfl.engine.first_rows import with_first_rows
+from fedjax_pfl.engine.host_store import HostStore
+from fedjax_pfl.utils import trees
+
+
+def test_rows_are_what_was_written_last_and_at_first_what_all_have(tmp_path):
+    first = [np.arange(12.0).reshape(2, 1, 6), np.arange(20, dtype=np.int16).reshape(2, 10, 1)]
+    rows = np.array([[1, 4, 7], [0, 4, 9]])
+    rng = np.random.default_rng(0)
+    for limit in (0, 1e9):  # in a file, in memory
+        store = HostStore(first, 10, 6, tmp_path, limit)
+        expected = [np.broadcast_to(leaf, (2, 10, *leaf.shape[2:])).copy() for leaf in first]
+        for at in (rows, rows[:, :2] + 1):
+            values = [rng.normal(size=(*at.shape, 6)), rng.integers(99, size=(*at.shape, 1))]
+            values[1] = values[1].astype(np.int16)
+            store.put(at, values)
+            for leaf, value in zip(expected, values, strict=True):
+                leaf[np.arange(2)[:, None], at] = value
+        everyone = np.broadcast_to(np.arange(10), (2, 10))
+        for got, leaf in zip(store.take(everyone), expected, strict=True):
+            np.testing.assert_array_equal(got, leaf)
+        assert store.saved()[0].tolist() == [0, 1, 2, 4, 5, 7, 9]
+    assert not list(tmp_path.iterdir())  # the file has no name
+
+
+def test_a_store_has_its_own_clients_rows_and_zeros_for_others(tmp_path):
+    first, own = [np.full((1, 1, 2), 5.0)], np.array([True, True, False, False])
+    for limit in (0, 1e9):  # in a file, in memory
+        store = HostStore(first, 4, 9, tmp_path, limit, own)
+        store.put(np.array([[3, 1]]), [np.array([[[3.0, 3], [1, 1]]])])
+        assert store.touched.tolist() == [1, 3]  # as all processes know
+        assert store.in_file == (limit == 0)
+        (rows,) = store.take(np.array([[0, 1, 2, 3]]))
+        assert rows[0, :, 0].tolist() == [5, 1, 0, 0]
+
+
+def test_rows_of_all_processes_are_collected_in_pieces(tmp_path, monkeypatch):
+    """By one process, which has all of them."""
+    monkeypatch.setattr(host_shares, "PIECE", 32)  # two clients' rows of two runs
+    first = [np.zeros((2, 1, 2), np.float32)]
+    store = host_shares.SharedStore(first, 7, 9, tmp_path / "not there", 1e9)
+    rows = np.array([[5, 1, 3], [5, 6, 0]])
+    store.put(rows, [np.arange(12, dtype=np.float32).reshape(2, 3, 2) - 3])
+    touched, (found,) = store.saved()
+    wanted, (expected,) = HostStore.saved(store)
+    assert touched.tolist() == wanted.tolist() == [0, 1, 3, 5, 6]
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_rows_of_a_whole_state_that_are_as_at_first_are_not_written():
+    """Of 250 clients, more than are looked at once; each run has its own first rows."""
+    first = [np.array([0.0, np.nan]).reshape(2, 1, 1), np.arange(500.0).reshape(2, 250, 1)]
+    leaves = [np.broadcast_to(leaf, (2, 250, 1)).copy() for leaf in first]
+    leaves[0][0, 3] = -0.0
+    leaves[1][1, [99, 100, 249]] = -1
+    store = HostStore(first, 250, 10)
+    store.put_changed(leaves)
+    assert store.saved()[0].tolist() == [3, 99, 100, 249]
+    everyone = np.broadcast_to(np.arange(250), (2, 250))
+    for got, leaf in zip(store.take(everyone), leaves, strict=True):
+        assert got.tobytes() == leaf.tobytes()
+
+
+def test_a_file_may_be_larger_than_an_int32_counts(tmp_path):
+    first = [np.broadcast_to(np.zeros(1, np.uint8), (1, 1, 2**20))]
+    store, at = HostStore(first, 5000, 1, tmp_path, 0), np.array([[4999]], np.int32)
+    store.put(at, [np.full((1, 1, 2**20), 7, np.uint8)])
+    np.testing.assert_array_equal(store.take(at)[0], 7)
+
+
+def test_a_full_disk_is_one_sentence(tmp_path, monkeypatch):
+    first = [np.zeros((1, 1, 6))]
+    much = np.broadcast_to(np.zeros(1), (1, 1, 2**45))  # takes no memory
+    with pytest.raises(pfl.OutputError, match=r"may take .* in a file in .* are free"):
+        HostStore([much], 1000, 1000, tmp_path, 0)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    store = HostStore(first, 10, 6, tmp_path, 0)
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(pfl.OutputError, match=r"can't be written to .*: No space left on device"):
+        store.put(np.array([[3]]), [np.ones((1, 1, 6))])
+    assert not store.written.any()
+
+
+def test_equal_first_rows_stay_one():
+    def begin(x):
+        model = {"a": x * 2, "b": jnp.zeros(3)}
+        alike = trees.replicate(model, 7)
+        return alike, jnp.arange(7.0)[:, None] * x, jnp.full((7, 2), 5).astype(jnp.int16)
+
+    given = jnp.arange(4.0)
+    short = with_first_rows(begin, 7)(given)
+    assert [len(leaf) for leaf in short] == [1, 1, 7, 1]
+    for leaf, expected in zip(short, jax.tree.leaves(begin(given)), strict=True):
+        assert leaf.dtype == expected.dtype
+        np.testing.assert_array_equal(jnp.broadcast_to(leaf, expected.shape), expected)

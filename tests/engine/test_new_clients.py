@@ -1,0 +1,124 @@
+"""New clients, and their models after the training."""
+
+from dataclasses import replace
+from functools import cache
+
+import jax
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl.engine import request
+from fedjax_pfl.engine.final import Final
+from fedjax_pfl.engine.new_clients import score_new_clients, with_samples, without_new_clients
+from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
+from fedjax_pfl.utils import keys, trees
+from tests.engine.finals import final_of
+
+SIZES, TESTS = (7, 3, 5, 10, 4), (3, 2, 1, 4, 0)
+
+
+def federation(**options):
+    return toy_federation(SIZES, TESTS, dtype="float32", **options)
+
+
+def test_who_is_new_changes_nobody_elses_data():
+    whole = federation(participation=0.6)
+    left, new = without_new_clients(whole, 2)
+    assert (left.num_clients, new.num_clients) == (3, 2)
+    assert left.data.ids.tolist() == [0, 1, 2] and new.data.ids.tolist() == [3, 4]
+    assert left.participation.cohort_size == 2  # 0.6 of 3
+    assert left.data.samples is whole.data.samples  # one pool
+    for part, rows in ((left, [0, 1, 2]), (new, [3, 4])):
+        for split in ("train", "test", "validation"):
+            ours, theirs = part.data.split(split), whole.data.split(split)
+            np.testing.assert_array_equal(ours.size, np.asarray(theirs.size)[rows])
+            for k, row in enumerate(rows):
+                np.testing.assert_array_equal(
+                    ours.index[ours.offset[k] :][: ours.size[k]],
+                    theirs.index[theirs.offset[row] :][: theirs.size[row]],
+                )
+        wanted = np.asarray(whole.data.class_counts)[rows]
+        np.testing.assert_array_equal(part.data.class_counts, wanted)
+
+
+@pytest.mark.thorough
+def test_local_training_of_those_left_is_what_it_was():
+    """Batches depend on permanent ids: without a server, missing clients change nothing."""
+    algorithm = pfl.make_algorithm("local")
+    whole = states_of(algorithm, federation(), 3)[-1].models
+    left = states_of(algorithm, without_new_clients(federation(), 2)[0], 3)[-1].models
+    assert_close(left, trees.take(whole, np.arange(3)), "those left", 1e-6)
+
+
+def test_new_clients_of_an_algorithm_that_validates_need_validation_samples():
+    left, _ = without_new_clients(federation(validation_size=2), 2)
+    _, new = without_new_clients(federation(validation_size=0), 2)
+    final = Final(request.checked_program(pfl.make_algorithm("fedfomo"), left), None)
+    with pytest.raises(pfl.InputError, match="fedfomo uses validation samples, and no client has"):
+        final.personalize(new)
+
+
+@cache
+def trained(name):
+    """(the end of two runs in which the last two clients took no part, these two)."""
+    left, new = without_new_clients(federation(validation_size=0), 2)
+    return final_of(pfl.make_algorithm(name), left), new
+
+
+@pytest.mark.parametrize(
+    ("name", "fractions"),
+    [
+        ("fedavg", (0.5, 1.0)),
+        pytest.param("feddwa", (0.5,), marks=pytest.mark.thorough),
+        pytest.param("feddwa", (0.5, 1.0), marks=pytest.mark.slow),
+        pytest.param("heurpfedla", (0.5, 1.0), marks=pytest.mark.slow),
+    ],
+)
+def test_scores_by_samples_and_steps(name, fractions):
+    final, new = trained(name)
+    scores = score_new_clients(final, new, steps=(0, 3), fractions=fractions)
+    assert scores.shape == (2, len(fractions), 2, 2)
+    assert np.isnan(scores[..., 1]).all()  # no test samples
+    assert np.isin(4 * scores[..., 0], [0, 1, 2, 3, 4]).all()
+    # Without steps samples play no part, and FedAvg's new client has the global model.
+    np.testing.assert_array_equal(scores[:, 0, 0, 0], scores[:, -1, 0, 0])
+
+
+def test_without_steps_it_is_the_global_model_and_with_steps_it_is_local_training():
+    final, new = trained("fedavg")
+    server = jax.tree.map(lambda x: x[0], final.models()["global"].model)
+    untouched = final.personalize(_steps(new, 0))
+    assert_close(jax.tree.map(lambda x: x[0], untouched), trees.replicate(server, 2), "start", 0)
+    moved = final.personalize(_steps(new, 3))
+    kernels = [tree["params"]["head"]["kernel"][0, 0] for tree in (untouched, moved)]
+    assert abs(kernels[0] - kernels[1]).max() > 1e-3
+
+
+def _steps(fed, count):
+    return replace(fed, schedule=replace(fed.schedule, steps=count))
+
+
+def test_fewer_samples_are_the_first_ones():
+    fewer = with_samples(federation(), 0.5)
+    np.testing.assert_array_equal(fewer.data.train.size, [4, 2, 3, 5, 2])
+    assert with_samples(federation(), 0.01).data.train.size.tolist() == [1] * 5
+    batches = pfl.batch_indices(
+        fewer.schedule, fewer.data.train, keys.of_round(jax.random.key(0), "train", 0), 0, 0
+    )
+    seen = np.sort(np.concatenate([b for step in batches for b in step]))
+    whole = federation().data.train
+    np.testing.assert_array_equal(seen, np.sort(whole.index[:4]))
+
+
+@pytest.mark.parametrize("count", [0, 5, -1])
+def test_somebody_must_be_left(count):
+    with pytest.raises(pfl.InputError, match=r"new_clients must be in 1..4 of 5 clients"):
+        without_new_clients(federation(), count)
+
+
+def test_a_straggler_can_not_be_new():
+    with pytest.raises(pfl.InputError, match="client 3 of them is a straggler"):
+        without_new_clients(federation(stragglers={3: 1}), 2)
+    left, _ = without_new_clients(federation(stragglers={1: 2}), 2)
+    assert np.asarray(left.participation.delay).tolist() == [0, 2, 0]

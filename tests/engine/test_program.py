@@ -1,0 +1,106 @@
+"""The compiled program: what it costs to make, and for which devices it is made."""
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+import fedjax_pfl as pfl
+from experiments.planning import hlo
+from experiments.planning.costs import TRANSFERS
+from fedjax_pfl.algorithms.fedavg import FedAvg
+from fedjax_pfl.engine.program import Program
+from fedjax_pfl.engine.runs import make_runs
+from fedjax_pfl.execution.mesh import mesh_of
+from fedjax_pfl.testing.toys import SEEDS, toy_federation
+from fedjax_pfl.utils.structs import struct
+
+traced = []
+
+
+@struct
+class Counting(FedAvg):
+    """FedAvg that says when its functions are traced."""
+
+    def round(self, ctx, state):
+        traced.append("round")
+        return super().round(ctx, state)
+
+    def models(self, ctx, state, rows):
+        traced.append("models")
+        return super().models(ctx, state, rows)
+
+
+@pytest.mark.parametrize("ways", ["map", "vmap"])
+def test_rounds_and_scores_are_traced_once(ways):
+    """Tracing takes as long as compiling: shapes are asked of the same trace."""
+    executions = {"client_execution": ways, "seed_execution": ways}
+    federation = toy_federation(participation=0.6, dtype="float32", **executions)
+    program = Program(make_runs(Counting(), federation, SEEDS), federation, 4)
+    traced.clear()
+    assert program.memory() is not None
+    assert traced == ["round", "models"]
+
+
+@pytest.mark.thorough
+def test_a_federation_that_lies_on_the_mesh_is_simulated():
+    """Arrays with a `NamedSharding` reach the devices' loops as arguments, with the same bits."""
+    federation = toy_federation(participation=0.6, dtype="float32", devices=2)
+    placed = jax.device_put(federation, NamedSharding(mesh_of(2), PartitionSpec()))
+    program = Program(make_runs(FedAvg(), federation, SEEDS), federation, 4)
+    found, wanted = (
+        each.advance(each.start(), 0, 2) for each in (replace(program, federation=placed), program)
+    )
+    jax.tree.map(np.testing.assert_array_equal, found, wanted)
+
+
+def test_the_program_for_a_described_device_is_the_one_that_runs():
+    """Here the device is there: what is lowered for it ends with the same bits."""
+    federation = toy_federation(participation=0.6, dtype="float32")
+    program = Program(make_runs(FedAvg(), federation, SEEDS), federation, 4)
+    lowered = program.lowered(jax.local_devices()[:1])
+    states = lowered.start.compile()(program.runs, federation, np.int32(4))
+    numbers = map(np.int32, (0, 2, 4, 1))
+    found = lowered.rounds.compile()(states, program.runs, federation, *numbers)
+    wanted = program.advance(program.start(), 0, 2)
+    jax.tree.map(np.testing.assert_array_equal, found, wanted)
+    assert lowered.memory == program.memory()
+
+
+def test_devices_that_share_clients_are_chosen_when_lowered():
+    """Whatever the federation was made for; the mesh is of those devices, whichever these are.
+
+    The server's part is sums of each device's clients, which are added up: no model is gathered.
+    """
+    federation = toy_federation((4,) * 4, dtype="float32")
+    devices = jax.local_devices()[::-1]  # another order than this process has them in
+    lowered = pfl.Simulation(pfl.make_algorithm("fedavg"), federation).lower(devices=devices)
+    assert lowered.federation.execution.devices == len(devices) == 2
+    compiled = lowered.rounds.compile()
+    found = hlo.parse(compiled.as_text() or "").computations.values()
+    moved = [one for some in found for one in some if one.kind in TRANSFERS]
+    model = 4 * federation.plan.num_parameters  # bytes
+    assert any(one.result_bytes == model for one in moved)
+    assert all(one.kind == "all-reduce" or one.result_bytes < model for one in moved)
+    (shardings, _) = compiled.input_shardings
+    meshes = {s.mesh for s in jax.tree.leaves(shardings) if hasattr(s, "mesh")}
+    assert [list(mesh.devices) for mesh in meshes] == [devices]
+    with pytest.raises(ValueError, match="another number of devices"):
+        lowered_program = Program(make_runs(FedAvg(), federation, SEEDS), federation, 4)
+        lowered_program.lowered(devices)
+
+
+def test_lanes_are_fewer_where_the_device_is_small():
+    federation = toy_federation(dtype="float32", client_execution="auto", platform="tpu")
+    simulation = pfl.Simulation(pfl.make_algorithm("fedavg"), federation)
+    lower = partial(simulation.lower, jax.local_devices()[:1])
+    whole = lower()
+    limit = whole.memory.total - 1
+    lowered = lower(limit=limit)
+    lanes = [one.federation.execution.lanes(federation.num_clients) for one in (whole, lowered)]
+    assert lanes[1] < lanes[0] and lowered.memory.total <= limit
+    with pytest.raises(pfl.InputError, match=r"would take about .*, but there are 0.0 MB"):
+        lower(limit=10)

@@ -1,0 +1,160 @@
+"""The arguments of a simulation, and what they refuse."""
+
+import jax
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl import Adaptation, InputError
+from fedjax_pfl.engine.runs import make_runs
+from fedjax_pfl.testing.toys import toy_federation
+from tests.algorithms.field import TwoModels, ValidationLosses
+from tests.engine.test_simulate import simulate
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rounds": 0}, "rounds must be a whole number of at least 1, got 0"),
+        ({"rounds": 2.0}, r"rounds must be a whole number of at least 1, got 2\.0"),
+        ({"rounds": True}, "rounds must be a whole number"),
+        ({"eval_every": 0}, r"eval_every must be .*at least 1, got 0"),
+        ({"chunk": 0}, r"chunk must be .*at least 1, got 0"),
+        ({"seeds": ()}, "seeds must be one or more whole numbers"),
+        ({"seeds": (0, -1)}, "seeds must be one or more whole numbers"),
+        ({"seeds": (0.5,)}, "seeds must be one or more whole numbers"),
+        ({"seeds": (2**31,)}, "seeds must be one or more whole numbers"),
+        ({"seeds": (3, 0, 3)}, r"seeds must be different numbers, got \(3, 0, 3\)"),
+        ({"stop": True}, "stop must be a function of a Progress that returns a bool.* got True"),
+        ({"stop": lambda: True}, "stop must be .* got one that can't take an argument"),
+        ({"checkpoints": 5}, "checkpoints must be a Checkpoints, or None, got 5"),
+        ({"matrix_rounds": (0, 1)}, r"matrix_rounds must be rounds in 1\.\.3, got \[0\]"),
+        ({"matrix_rounds": (4,)}, r"matrix_rounds must be rounds in 1\.\.3, got \[4\]"),
+        ({"adapt": Adaptation(steps=-1)}, r"adapt_steps must be .*at least 0"),
+    ],
+)
+def test_arguments_that_are_refused(options, message):
+    with pytest.raises(InputError, match=message) as error:
+        simulate(**{"rounds": 3} | options)
+    assert "\n" not in str(error.value)
+
+
+def test_what_is_no_algorithm_and_no_federation():
+    with pytest.raises(InputError, match=r"algorithm must be .*fedavg.*, got 'fedavg'"):
+        pfl.simulate("fedavg", toy_federation(), 1)
+    with pytest.raises(InputError, match=r"federation must be .*federate.*, got 'str'"):
+        pfl.simulate(pfl.make_algorithm("fedavg"), "digits", 1)
+
+
+def test_a_hyperparameter_that_is_refused_has_its_algorithms_name():
+    with pytest.raises(InputError, match=r"^ditto\.pull must be at least 0, got -1"):
+        pfl.make_algorithm("ditto", {"pull": -1})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"topk": (1,)}, "Unknown setting of 'feddwa' 'topk'. Did you mean 'top_k'"),
+        ({"guidance": ("last",)}, "'guidance' of 'feddwa' is part of the program's structure"),
+        ({"top_k": (1, 2), "learning_rate": (0.1,)}, "settings must be lists of equal length"),
+        ({"top_k": ()}, "setting 'top_k' must be at least one value"),
+        ({"top_k": (1, 0)}, "top_k must be at least 1, got 0"),
+        ({"learning_rate": (0.1, -0.1)}, "learning_rate must be"),
+    ],
+)
+def test_settings_that_are_refused(settings, message):
+    with pytest.raises(InputError, match=message):
+        pfl.simulate(pfl.make_algorithm("feddwa"), toy_federation(), 1, settings=settings)
+
+
+def runs(algorithm, **settings):
+    return make_runs(algorithm, toy_federation(), (0,), settings)
+
+
+@pytest.mark.parametrize("decay", [2.0, 0.0, -1.0])
+def test_swept_decays_are_checked(decay):
+    with pytest.raises(InputError, match="learning_rate_decay must be in"):
+        runs(pfl.make_algorithm("feddwa"), learning_rate_decay=(decay,))
+
+
+def test_swept_whole_numbers_are_whole():
+    with pytest.raises(InputError, match="whole number"):
+        runs(pfl.make_algorithm("feddwa"), top_k=(2.5,))
+
+
+def test_whole_numbers_that_do_not_fit_are_refused():
+    with pytest.raises(InputError):
+        runs(pfl.make_algorithm("feddwa", {"top_k": 2**31}))
+
+
+def test_infinite_whole_numbers_are_refused():
+    with pytest.raises(InputError, match=r"feddwa\.top_k must be a whole number"):
+        pfl.make_algorithm("feddwa", {"top_k": float("inf")})
+
+
+def test_swept_floats_given_as_whole_numbers_are_floats():
+    assert runs(TwoModels(), alpha=(0, 1)).algorithm.alpha.dtype == np.float64
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "clients", "message"),
+    [
+        ("fedavg", (0, 7), r"score_clients must be clients in 0\.\.4, got \[7\]"),
+        ("fedavg", (0.5,), r"score_clients must be clients in 0\.\.4, got \[0\.5\]"),
+        ("fedavg", (), "score_clients must be at least one client"),
+        ("fedavg", (4,), r"score_clients must be clients with test samples, got \[4\]"),
+        ("waffle", (0, 3), r"clients that the algorithm makes a model for, got \[3\]"),
+    ],
+)
+def test_clients_that_can_not_be_scored(algorithm, clients, message):
+    with pytest.raises(InputError, match=message) as error:
+        simulate(algorithm, score_clients=clients)
+    assert "\n" not in str(error.value)
+
+
+def test_scored_clients_are_named_by_their_permanent_ids():
+    federation = toy_federation(order=np.array([3, 0, 4, 1, 2]))
+    pfl.Simulation(
+        pfl.make_algorithm("waffle", {"alice": 1}), federation, score_clients=(1,)
+    ).check()
+    with pytest.raises(InputError, match=r"with test samples, got \[4\]"):
+        pfl.Simulation(pfl.make_algorithm("fedavg"), federation, score_clients=(3, 4)).check()
+
+
+def test_swept_values_are_checked_against_the_federation():
+    with pytest.raises(InputError, match=r"alice must be a client in 0\.\.4, got 9"):
+        pfl.Simulation(
+            pfl.make_algorithm("waffle"), toy_federation(), settings={"alice": (0, 9)}
+        ).check()
+
+
+@pytest.mark.parametrize("given", [{0}, 1.5, "0", np.array(1), {0: 1}])
+@pytest.mark.parametrize("name", ["seeds", "score_clients", "matrix_rounds", "settings"])
+def test_lists_that_are_none(name, given):
+    federation = toy_federation(dtype="float32")
+    options = [{name: given}] if given != {0: 1} or name != "settings" else []
+    options += [{name: {"learning_rate": given}}] if name == "settings" else []
+    for one in options:
+        with pytest.raises(pfl.InputError, match="must be"):
+            pfl.simulate(pfl.make_algorithm("local"), federation, 1, **one)
+
+
+def test_an_adaptation_of_another_type():
+    with pytest.raises(pfl.InputError, match="adapt must be an Adaptation, or None, got 1"):
+        pfl.simulate(pfl.make_algorithm("local"), toy_federation(dtype="float32"), 1, adapt=1)
+    with pytest.raises(pfl.InputError, match="adapt must be hashable"):
+        how = Adaptation(proximal=np.array(0.5))
+        pfl.Simulation(pfl.make_algorithm("local"), toy_federation(), adapt=how).check()
+
+
+def test_an_algorithm_that_validates_needs_validation_samples():
+    pfl.Simulation(ValidationLosses(), toy_federation(validation_size=1)).check()
+    said = "ValidationLosses uses validation samples, and no client has any: partition.split_valida"
+    with pytest.raises(InputError, match=said):
+        pfl.Simulation(ValidationLosses(), toy_federation(validation_size=0)).check()

@@ -1,0 +1,202 @@
+"""A simulation that was stopped and resumed ends with the same bits as one that was not."""
+
+import contextlib
+from dataclasses import replace
+from functools import cache
+
+import jax
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl.engine import chunks, request
+from fedjax_pfl.engine.checkpoints import Checkpoints
+from fedjax_pfl.testing.toys import toy_federation
+
+ROUNDS = 7
+OPTIONS = {"seeds": (0, 3), "eval_every": 2, "matrix_rounds": (1, 4, 6), "chunk": 4}
+
+
+def federation(**options):
+    return toy_federation(dtype="float32", participation=0.6, validation_size=0, **options)
+
+
+@cache
+def whole(name):
+    """The result of rounds that nobody stopped."""
+    return pfl.simulate(pfl.make_algorithm(name), federation(), ROUNDS, **OPTIONS)
+
+
+def stops_after(count):
+    """Says stop at the `count`-th question."""
+    asked = [0]
+
+    def stop(progress):
+        asked[0] += 1
+        return asked[0] >= count
+
+    return stop
+
+
+def assert_same(a, b):
+    for name in ("scores", "clients", "scalars", "matrices"):
+        left, right = getattr(a, name), getattr(b, name)
+        assert left.keys() == right.keys()
+        for key in left:
+            np.testing.assert_array_equal(left[key], right[key], err_msg=f"{name} {key}")
+    for name in ("copies_up", "copies_down", "eval_rounds", "matrix_rounds"):
+        np.testing.assert_array_equal(getattr(a, name), getattr(b, name), err_msg=name)
+    for x, y in zip(jax.tree.leaves(a.final.states), jax.tree.leaves(b.final.states), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize(
+    "name", ["feddwa", *(pytest.param(m, marks=pytest.mark.slow) for m in ("scaffold", "pfedla"))]
+)
+def test_stopped_again_and_again_it_ends_bit_by_bit_the_same(tmp_path, name):
+    algorithm, stopped = pfl.make_algorithm(name), []
+    while True:
+        kept = Checkpoints(tmp_path, every_seconds=1e9)
+        result = pfl.simulate(
+            algorithm,
+            federation(),
+            ROUNDS,
+            **OPTIONS,
+            chunk_seconds=0,
+            checkpoints=kept,
+            stop=stops_after(2),
+        )
+        kept.close()
+        if not result.stopped:
+            break
+        assert (result.stopped, result.rounds_asked) == ("asked", ROUNDS)
+        stopped.append(result.rounds)
+    assert stopped == [2, 4, 6]
+    assert_same(result, whole(name))
+
+
+def test_stop_is_asked_after_every_round():
+    """It sees the measurements so far; with `chunk` it is asked after so many rounds at most."""
+    algorithm, seen = pfl.make_algorithm("feddwa"), []
+
+    def stop(progress):
+        seen.append((progress.round, progress.result().rounds))
+        return progress.round == 5
+
+    options = {"seeds": (0, 3), "matrix_rounds": (1,), "chunk_seconds": 1e9}
+    result = pfl.simulate(algorithm, federation(), ROUNDS, **options, stop=stop)
+    assert seen == [(n, n) for n in range(1, 6)] and result.rounds == 5
+    seen.clear()
+    pfl.simulate(algorithm, federation(), ROUNDS, **options, stop=stop, chunk=4)
+    assert seen == [(1, 1), (5, 5)]  # the first chunk measures the pace
+
+
+def test_a_continued_simulation_says_so_first(tmp_path, capsys):
+    algorithm, told = pfl.make_algorithm("feddwa"), []
+    for progress in (told.append, True):
+        with contextlib.closing(Checkpoints(tmp_path, 1e9)) as kept:
+            pfl.simulate(
+                algorithm, federation(), ROUNDS, **OPTIONS | {"chunk": 1}, checkpoints=kept,
+                stop=lambda progress: progress.round == 3, progress=progress
+            )  # fmt: skip
+    assert [(p.round, p.since) for p in told] == [(1, 0), (2, 1), (3, 2)]
+    assert f"feddwa: continuing after round 3 of {ROUNDS}\n" in capsys.readouterr().out
+
+
+def test_checkpoints_between_chunks_change_nothing(tmp_path):
+    algorithm = pfl.make_algorithm("feddwa")
+    kept = Checkpoints(tmp_path, every_seconds=0)
+    result = pfl.simulate(
+        algorithm, federation(), ROUNDS, **OPTIONS, chunk_seconds=0, checkpoints=kept
+    )
+    assert_same(result, whole("feddwa"))
+    assert kept.latest().round == ROUNDS - 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rounds": 6}, "rounds"),
+        ({"seeds": (0, 4)}, "seeds and settings"),
+        ({"eval_every": 1}, "evaluation"),
+        ({"matrix_rounds": (1,)}, "kept matrices"),
+        ({"algorithm": "fedavg"}, "algorithm"),
+        ({"federation": {"learning_rate": 0.2}}, "seeds and settings; data, partition"),
+        ({"federation": {"local_epochs": 2}}, "model or training"),
+        ({"federation": {"seed": 1}}, "data, partition or learning rate"),
+    ],
+)
+def test_another_simulation_is_refused(tmp_path, changes, said):
+    def run(algorithm="feddwa", rounds=ROUNDS, stop=None, **options):
+        fed = federation(**options.pop("federation", {}))
+        kept = Checkpoints(tmp_path)
+        options = OPTIONS | options
+        return pfl.simulate(
+            pfl.make_algorithm(algorithm), fed, rounds, checkpoints=kept, stop=stop, **options
+        )
+
+    assert run(stop=lambda _: True).rounds == 1
+    with pytest.raises(pfl.InputError, match=f"are another simulation's: its {said}"):
+        run(**changes)
+
+
+def shorter(folder, rounds, name="feddwa", **options):
+    """Simulates fewer rounds, and closes its checkpoints."""
+    kept_rounds = [number for number in OPTIONS["matrix_rounds"] if number <= rounds]
+    options = OPTIONS | {"matrix_rounds": kept_rounds} | options
+    with contextlib.closing(Checkpoints(folder, 1e9, extendable=True)) as kept:
+        return pfl.simulate(
+            pfl.make_algorithm(name), federation(), rounds, checkpoints=kept, **options
+        )
+
+
+def test_a_finished_simulation_is_lengthened_to_the_same_bits(tmp_path):
+    """Its last round, which is scored as the last, is not; matrices that it kept stay."""
+    first = shorter(tmp_path, 5, matrix_rounds=(1, 3))
+    assert first.eval_rounds.tolist() == [2, 4, 5]
+    assert Checkpoints(tmp_path).latest().round == 4
+    longer = shorter(tmp_path, ROUNDS)
+    assert longer.matrix_rounds.tolist() == [1, 3, 6] and longer.eval_rounds.tolist() == [
+        2,
+        4,
+        6,
+        7,
+    ]
+    wanted = whole("feddwa")
+    same = [k for k, number in enumerate(wanted.matrix_rounds) if number in (1, 6)]
+    for name, matrix in longer.matrices.items():
+        np.testing.assert_array_equal(matrix[:, :, [0, 2]], wanted.matrices[name][:, :, same])
+    nothing = {"matrices": {}, "matrix_rounds": np.zeros(0, int)}
+    assert_same(replace(longer, **nothing), replace(wanted, **nothing))
+    again = shorter(tmp_path, ROUNDS)  # from its own checkpoint
+    assert_same(again, longer)
+
+
+@pytest.mark.parametrize(
+    ("name", "depends"),
+    [("feddwa", False), ("lga", False), ("plga", True), ("waffle", True), ("apple", True)],
+)
+def test_which_rounds_depend_on_their_number(name, depends):
+    program = request.checked_program(pfl.make_algorithm(name), federation(), ROUNDS)
+    assert chunks.depends_on_num_rounds(program, 4, 5) is depends
+
+
+def test_only_a_declared_algorithm_reads_the_number_of_rounds(monkeypatch):
+    monkeypatch.setattr(pfl.ALGORITHMS["apple"], "depends_on_num_rounds", False)
+    with pytest.raises(pfl.InputError, match="declare depends_on_num_rounds = True"):
+        pfl.simulate(pfl.make_algorithm("apple"), federation(), 1)
+
+
+def test_rates_may_depend_on_the_number_of_rounds():
+    for factor, depends in ((lambda t, n: 1 / (1 + t), False), (lambda t, n: 1 - t / n, True)):
+        fed = federation(lr_schedule=factor)
+        program = request.checked_program(pfl.make_algorithm("fedavg"), fed, ROUNDS)
+        assert chunks.depends_on_num_rounds(program, 4, 5) is depends
+
+
+def test_rounds_that_depend_on_their_number_begin_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(chunks, "depends_on_num_rounds", lambda *arguments: True)
+    shorter(tmp_path, 5)
+    with pytest.warns(UserWarning, match="feddwa begins with the first round again"):
+        longer = shorter(tmp_path, ROUNDS)
+    assert_same(longer, whole("feddwa"))

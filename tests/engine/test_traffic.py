@@ -1,0 +1,69 @@
+"""What a result counts: bytes sent, local steps, and their operations."""
+
+import jax
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl.testing.toys import SEEDS, toy_federation
+from tests.engine.test_simulate import simulate
+
+MODEL_BYTES = 8 * (4 * 5 + 5 + 5 * 3 + 3)
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("name", "guidance", "up", "down", "passes"),
+    [
+        ("fedavg", None, 1, 1, 1),
+        pytest.param("local", None, 0, 0, 1, marks=pytest.mark.thorough),
+        ("feddwa", "epochs", 2, 1, 2),  # twice FedAvg's computation, as in the paper's Table 5
+        pytest.param("feddwa", "last", 1, 1, 1, marks=pytest.mark.slow),
+    ],
+)
+def test_traffic_and_computation(name, guidance, up, down, passes):
+    settings = {"guidance": guidance} if guidance else None
+    run = pfl.simulate(
+        pfl.make_algorithm(name, settings), toy_federation(), 2, seeds=SEEDS, chunk=8
+    )
+    traffic = run.traffic()
+    assert traffic["up"].dtype == np.int64 and traffic["up"].shape == (2, 1, 2, 5)
+    assert (traffic["up"] == up * MODEL_BYTES).all()
+    assert (traffic["down"] == down * MODEL_BYTES).all()
+    wanted = {"up": up * MODEL_BYTES / 1e6, "down": down * MODEL_BYTES / 1e6}
+    assert run.traffic_mb_per_client_round() == pytest.approx(wanted)
+    steps = passes * np.array([2, 1, 1, 3, 1])
+    assert run.clients["local_steps"].dtype == np.int32
+    assert (run.clients["local_steps"] == steps).all()
+    # Two layers' products and the update; of four samples, whose own gradient nobody asks for.
+    assert run.flops_per_step > 4 * (3 * 2 * (20 + 15) - 2 * 20) + 2 * 43
+    np.testing.assert_array_equal(
+        run.flops(), np.broadcast_to(steps * run.flops_per_step, (2, 1, 2, 5))
+    )
+    gflop = steps.mean() * run.flops_per_step / 1e9
+    assert run.computation() == pytest.approx(
+        {
+            "flops_per_step": run.flops_per_step,
+            "local_steps_per_client_round": passes * 8 / 5,
+            "gflop_per_client_round": gflop,
+            "gflop_per_client": 2 * gflop,
+        }
+    )
+
+
+@pytest.mark.slow
+def test_traffic_of_those_who_take_part():
+    run = simulate(federation=toy_federation(participation=0.6))
+    for way, sent in run.traffic().items():
+        np.testing.assert_array_equal(sent, run.clients["participated"] * MODEL_BYTES, way)
+    present = run.clients["participated"]
+    assert (present.sum(-1) == 3).all()
+    np.testing.assert_array_equal(run.clients["local_steps"], present * [2, 1, 1, 3, 1])
+    done, gflop = run.computation(), run.flops().sum() / 1e9
+    assert done["gflop_per_client_round"] == pytest.approx(gflop / present.sum())
+    assert done["gflop_per_client"] == pytest.approx(gflop / (2 * 5))

@@ -1,0 +1,141 @@
+"""Structs of different classes are different nodes of a pytree, and so have programs of their own.
+
+JAX's own dataclass nodes compare equal across classes (jaxlib 0.10), and jit then now and then
+takes the one's compiled program for the other.
+"""
+
+import importlib
+import itertools
+import pkgutil
+from dataclasses import fields
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl.testing.toys import states_of, toy_federation
+from fedjax_pfl.utils import structs
+
+MANY = 80  # of as many empty dataclasses about ten got another's program
+
+
+def every_dataclass() -> dict[type, object]:
+    """One of each of the package's dataclasses, every field of it 0: only its class tells which."""
+    found = {}
+    for module in pkgutil.walk_packages(pfl.__path__, "fedjax_pfl."):
+        for value in vars(importlib.import_module(module.name)).values():
+            if isinstance(value, type) and "__dataclass_fields__" in vars(value):
+                found[value] = object.__new__(value)
+                for field in fields(value):
+                    object.__setattr__(found[value], field.name, 0)
+    return found
+
+
+def is_leaf(node: object) -> bool:
+    return jax.tree.structure(node) == jax.tree.structure(0)
+
+
+def test_no_two_structs_are_the_same_node():
+    found = {cls: node for cls, node in every_dataclass().items() if not is_leaf(node)}
+    assert set(pfl.ALGORITHMS.values()) < set(found)
+    assert pfl.Federation in found and pfl.WeightDistribution in found
+    for one, other in itertools.combinations(found, 2):
+        nodes = jax.tree.structure(found[one]), jax.tree.structure(found[other])
+        assert nodes[0] != nodes[1], f"{one.__name__} and {other.__name__}"
+
+
+def test_no_two_static_values_are_equal():
+    """Tasks, schedules, optimizers and the like, which are part of a program by `==`."""
+    found = {cls: node for cls, node in every_dataclass().items() if is_leaf(node)}
+    statics = [field.name for field in fields(pfl.Federation) if field.metadata.get("static")]
+    federation = toy_federation(dtype="float32")
+    used = {type(getattr(federation, name)) for name in statics}
+    used -= {int, str, bool, type(None), tuple}
+    assert used <= set(found)  # no named tuples, which are equal across classes
+    for one, other in itertools.combinations(found, 2):
+        assert found[one] != found[other], f"{one.__name__} and {other.__name__}"
+
+
+def test_no_two_algorithms_are_the_same_node_under_their_defaults():
+    for one, other in itertools.combinations(pfl.ALGORITHMS, 2):
+        nodes = [jax.tree.structure(pfl.make_algorithm(name)) for name in (one, other)]
+        assert nodes[0] != nodes[1], f"{one} and {other}"
+
+
+@pytest.mark.parametrize("values", [(1, 1.0), (1, True), (0.0, False), ((1, 2), (1, 2.0))])
+def test_equal_values_of_other_types_are_other_programs(values):
+    @pfl.struct
+    class One:
+        fixed: object = pfl.static()
+
+    first, second = map(jax.tree.structure, map(One, values))
+    assert values[0] == values[1] and first != second
+    assert first == jax.tree.structure(One(values[0]))
+
+
+def test_a_struct_comes_back_from_its_leaves():
+    @pfl.struct
+    class Mixed:
+        name: str = pfl.static()
+        first: object
+        size: int = pfl.static()
+        second: object
+
+    node = Mixed("a", {"x": 1.0}, 3, 2.0)
+    leaves, structure = jax.tree.flatten(node)
+    assert leaves == [1.0, 2.0]
+    assert jax.tree.unflatten(structure, leaves) == node
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(node)]
+    assert paths == [".first['x']", ".second"]
+    assert jax.tree.map(lambda x: 2 * x, node) == Mixed("a", {"x": 2.0}, 3, 4.0)
+
+
+def test_jit_never_takes_the_program_of_another_class():
+    @jax.jit
+    def number(node):
+        return jnp.float32(node.number)
+
+    def made(k):
+        return structs.struct(type(f"Empty{k}", (), {"number": k}))
+
+    nodes = [made(k)() for k in range(MANY)]
+    assert [int(number(node)) for node in nodes] == list(range(MANY))
+    assert [int(number(node)) for node in nodes] == list(range(MANY))
+
+
+def test_algorithms_that_look_alike_play_their_own_rounds():
+    """Two empty algorithms with one state class, in turn, many times in one process."""
+
+    @pfl.struct
+    class State:
+        models: object = pfl.per_client()
+
+    def algorithm(sign):
+        class Moves(pfl.Algorithm):
+            """Adds a constant to every model."""
+
+            def init(self, ctx):
+                return State(ctx.replicate(ctx.initial_model()))
+
+            def round(self, ctx, state):
+                models = jax.tree.map(lambda leaf: leaf + sign, state.models)
+                return State(models), ctx.record(ctx.everyone())
+
+            def models(self, ctx, state, rows):
+                return {"personalized": pfl.trees.take(state.models, rows)}
+
+        return Moves
+
+    before = dict(pfl.ALGORITHMS)
+    federation = toy_federation(dtype="float32")
+    try:
+        pair = {sign: pfl.algorithm(f"moves_{sign}")(algorithm(sign)) for sign in (1, -1)}
+        for _ in range(10):
+            for sign, cls in pair.items():
+                start, end = states_of(cls(), federation, rounds=1)
+                leaf, moved = (jax.tree.leaves(state.models)[0] for state in (start, end))
+                assert jnp.allclose(moved - leaf, sign)
+    finally:
+        pfl.ALGORITHMS.clear()
+        pfl.ALGORITHMS.update(before)
