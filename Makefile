@@ -36,7 +36,7 @@ demo: $(READY)
 	$(VENV)/bin/python -m experiments.run --preset=digits_groups $(DEMO_FLAGS)
 
 # One algorithm against its reference and through a run, one through the shared checks.
-SMOKE := tests/utils/test_structs.py tests/utils/test_trees.py tests/utils/test_values.py \
+SMOKE := tests/utils/test_structs.py tests/utils/test_trees.py tests/utils/test_conversions.py \
 	tests/utils/test_errors.py \
 	tests/aggregation/test_leaf_plan.py tests/algorithms/test_fedavg.py::test_fedavg \
 	'tests/algorithms/test_contract.py::test_contract[feddwa-partial_participation]' \

@@ -15,16 +15,17 @@ import numpy as np
 import fedjax_pfl as pfl
 from fedjax_pfl.data.files import as_path
 from fedjax_pfl.data.whole_files import there
-from fedjax_pfl.results.remarks import over
-from fedjax_pfl.results.tables import interval
+from fedjax_pfl.results.notes import over
+from fedjax_pfl.results.result_table import interval
 from fedjax_pfl.utils.errors import InputError, require
-from fedjax_pfl.utils.measures import ACCURACY
+from fedjax_pfl.utils.metric_names import ACCURACY
 
 from .cli import shell
 from .cli.flagfiles import FlagValues, value_of
 from .cli.start import called
 from .figures.choice import Choice, choice_of, define_flags
 from .figures.pivots import SPREADS, pivoted
+from .figures.run_table import Row, footnotes, markdown, write
 from .figures.runs import ALGORITHM, Run, find, same_data
 from .figures.scores import SCORES, chosen_clients, curve, one_number, who
 from .figures.selection import (
@@ -37,7 +38,6 @@ from .figures.selection import (
     varying,
     with_scores,
 )
-from .figures.tables import Row, footnotes, markdown, write
 
 USAGE = f"""\
 Compares finished runs of {called("run")} and prints one table.

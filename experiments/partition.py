@@ -27,7 +27,7 @@ from fedjax_pfl.data.files import as_path
 from fedjax_pfl.data.whole_files import there, writing
 from fedjax_pfl.results import partition_plots as plots
 
-from .cli import flagfiles, foreign_data, own_code, shell
+from .cli import flagfiles, foreign_data, plugins, shell
 from .cli.build import load_dataset, num_clients
 from .cli.flagfiles import FlagValues, value_of
 from .cli.flags import RULE_OPTION
@@ -67,7 +67,7 @@ def parse(argv: Sequence[str]) -> absl.flags.FlagValues:
         "NPZ file of a partition, or another tool's split, instead of a rule",
         **place,
     )
-    own_code.define(place)
+    plugins.define(place)
     text("import_split", None, "SOURCE:PATH of a split of another tool, instead of a rule", **place)
     absl.flags.DEFINE_list("alphas", [], "several values of the rule's alpha to compare", **place)
     text("output_dir", None, "a new folder (default: runs/partition-RULE-DATE-TIME)", **place)
@@ -79,7 +79,7 @@ def parse(argv: Sequence[str]) -> absl.flags.FlagValues:
         text(_FLAG_OF.get(option, option), None, "option of a rule", **place)
     flagfiles.check_trust(argv)
     shell.refuse_words(shell.parsed(values, argv)[1:], values)
-    own_code.load(value_of(values, "import_file"))
+    plugins.load(value_of(values, "import_file"))
     foreign_data.adopt(values, ("partition", "import_split", "alphas"))
     return values
 

@@ -22,15 +22,15 @@ import fedjax_pfl as pfl
 from fedjax_pfl.data.files import as_path
 from fedjax_pfl.data.whole_files import there
 from fedjax_pfl.execution import shares
+from fedjax_pfl.utils.conversions import decimal
 from fedjax_pfl.utils.errors import gigabytes, shown
 from fedjax_pfl.utils.typing import Device
-from fedjax_pfl.utils.values import decimal
 
 from .cli import build, flags, shell
 from .cli import console as printed
 from .cli.start import called
 from .outputs import training_line
-from .planning import plans, tables, targets
+from .planning import plan_table, plans, targets
 
 USAGE = f"""\
 Compiles an experiment for a device that need not be there, and runs nothing: does it fit, with how
@@ -69,7 +69,7 @@ def main(argv: list[str]) -> int:
         print(f"{USAGE}\n{shell.described(args, 'plan', 12)}\n{BELOW}")
         return 0
     if args["list"].value:
-        print(tables.catalogue())
+        print(plan_table.catalogue())
         return 0
     if args.target is None:
         raise pfl.InputError("--target must name a device, such as v5e; --list shows them.")
@@ -93,10 +93,10 @@ def plan(args: absl.flags.FlagValues, target: targets.Target, output: Path | Non
         print(f"{name}: compiling", flush=True)
         found[name] = plans.make(experiment, name, target, devices)
     print()
-    printed.print_cells(Console(), tables.cells(found))
-    print("".join(f"\n{line}" for line in tables.notes(found, experiment, target)))
+    printed.print_cells(Console(), plan_table.cells(found))
+    print("".join(f"\n{line}" for line in plan_table.notes(found, experiment, target)))
     if output is not None:
-        tables.write(output, found, experiment, target, devices)
+        plan_table.write(output, found, experiment, target, devices)
         print(f"\nWritten to {output}.")
     return shell.FAULT if any(one.error for one in found.values()) else 0
 

@@ -18,11 +18,11 @@ from fedjax_pfl.data.files import as_path
 from . import run
 from .cli import build, flagfiles, flags, resume, shell
 from .cli.start import called
-from .reproduction import overview, tables
+from .reproduction import overview, paper_tables
 from .reproduction import report as reproduce_report
 from .reproduction.entries import Section
+from .reproduction.paper_tables import READINGS, SCALES
 from .reproduction.planning import Cell, Command, default_folder, digest, kept, marked, plan
-from .reproduction.tables import READINGS, SCALES
 
 USAGE = f"""\
 Runs the cells of a paper's table and shows the measured numbers beside the paper's.
@@ -55,7 +55,7 @@ def parse(argv: Sequence[str]) -> tuple[absl.flags.FlagValues, list[str]]:
     names("stand_in", [], meaning, **place)
     text(
         "tables",
-        str(tables.FOLDER),
+        str(paper_tables.FOLDER),
         "folder of the tables (default: those of this package)",
         **place,
     )
@@ -83,7 +83,7 @@ def command(chosen: absl.flags.FlagValues, more: Sequence[str]) -> Command:
     """
     args = checked(chosen, more)
     (name,) = flagfiles.value_of(chosen, "table")
-    table = tables.load(name, as_path("--tables", chosen.tables))
+    table = paper_tables.load(name, as_path("--tables", chosen.tables))
     for flag, found in (("columns", table.column), ("rows", table.row)):
         for name in flagfiles.value_of(chosen, flag):
             if name not in {one.name for one in found}:
@@ -113,7 +113,7 @@ def queue(chosen: absl.flags.FlagValues, more: Sequence[str]) -> Queue:
             raise pfl.InputError(f"--{flag} belongs to one table: give --table=PAPER/TABLE.")
     if chosen["all"].value and given:
         raise pfl.InputError("--all is every table: leave --table out.")
-    found = [tables.load(name, folder) for name in given or tables.listed(folder)]
+    found = [paper_tables.load(name, folder) for name in given or paper_tables.listed(folder)]
     name = "all" if chosen["all"].value else f"tables-{digest(sorted(given))}"
     name += f"-{chosen.scale}{f'-{chosen.reading}' if chosen.reading else ''}{marked(args)}"
     root = Path("runs") / f"reproduce-{name}"
@@ -156,7 +156,7 @@ def _command(chosen, more, table, args, output: Path, own: bool = False) -> Comm
     return Command(table, chosen.scale, more, output, stand_in, reading)
 
 
-def _there(table: tables.PaperTable, scale: str) -> str:
+def _there(table: paper_tables.PaperTable, scale: str) -> str:
     found = table.readings(scale)
     return f"; it has {', '.join(found)}" if found else ""
 
@@ -271,8 +271,8 @@ def several(asked: Queue) -> int:
 def catalogue(folder: Path) -> str:
     """The text of --list."""
     lines = []
-    for name in tables.listed(folder):
-        table = tables.load(name, folder)
+    for name in paper_tables.listed(folder):
+        table = paper_tables.load(name, folder)
         here = [line.name for line in table.row if line.registered]
         lines.append(f"{name}: {table.paper}, {table.table}: {table.caption}")
         lines.append(f"  columns  {', '.join(column.name for column in table.column)}")

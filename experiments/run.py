@@ -20,10 +20,10 @@ import fedjax_pfl as pfl
 from fedjax_pfl.data.files import as_path
 from fedjax_pfl.data.whole_files import writing
 from fedjax_pfl.execution import processes
-from fedjax_pfl.results.remarks import named
+from fedjax_pfl.results.notes import named
 
 from .cli import console as shown
-from .cli import flags, growth, kept, new_clients, provenance, resume, shell, together
+from .cli import distributed, flags, growth, new_clients, provenance, resume, run_cache, shell
 from .cli.algorithms import own_words, remarked
 from .cli.build import Experiment, Material, material, output_folder, prepare
 from .cli.help import help_text
@@ -40,9 +40,9 @@ def main(argv: list[str]) -> int:
     elif args["list"].value:
         print(shown.catalogue())
     else:
-        together.start(args.distributed)
+        distributed.start(args.distributed)
         made = processes.agreed(lambda: material(args))  # the data's content identifies the run
-        together.check_alike(resume.configuration(args, **made.identity))
+        distributed.check_alike(resume.configuration(args, **made.identity))
         output = Path(processes.on_first(lambda: str(output_folder(args, made.identity))))
         if processes.on_first(lambda: is_finished(args, output, made)):
             if not processes.is_first():
@@ -72,9 +72,9 @@ def run(experiment: Experiment, quiet: bool = False) -> int:
     parts = processes.on_first(lambda: resume.parts(output, args, **experiment.identity))
     # Before a folder is made.
     memory = {name: memory_of(experiment, name, max(parts)) for name in pending}
-    with together.held(lambda: resume.opened(output, args, **experiment.identity)):
+    with distributed.held(lambda: resume.opened(output, args, **experiment.identity)):
         done = processes.on_first(
-            lambda: [name for name in experiment.algorithms if kept.whole(output / name)]
+            lambda: [name for name in experiment.algorithms if run_cache.whole(output / name)]
         )
         processes.on_first(
             lambda: run_files.write_partition(output, experiment.partition, experiment.dataset)
@@ -105,7 +105,7 @@ def unfinished(experiment: Experiment) -> list[str]:
     args, output = experiment.args, experiment.output
     way = resume.grown(output, args, **experiment.identity)
     every = way is not None and way != growth.ALGORITHMS
-    return [n for n in experiment.algorithms if every or not kept.whole(output / n)]
+    return [n for n in experiment.algorithms if every or not run_cache.whole(output / n)]
 
 
 def _found(args, name: str, results: dict[str, pfl.Result], output: Path) -> None:
@@ -161,7 +161,7 @@ def _keep_programs(args) -> None:
 def load(args, name: str, output: Path) -> pfl.Result:
     """A finished algorithm's result."""
     seeds = range(args.seed, args.seed + args.num_seeds)
-    result = kept.result(output / name, name, seeds, args.rounds)
+    result = run_cache.result(output / name, name, seeds, args.rounds)
     return remarked(result, {}, provenance.of_other_code(args, output / name, name))
 
 
@@ -177,7 +177,7 @@ def interrupted(error, stop: "resume.Stopper", results: dict, output: Path) -> i
     if isinstance(error, resume.Stopped):  # all processes are, if only one got a signal
         number = max(processes.exchange(number))
     else:
-        together.leave_at_once()
+        distributed.leave_at_once()
     done = ", ".join(results) or "none"
     where = f", and the next one after round {error.round}" if hasattr(error, "round") else ""
     print(

@@ -19,16 +19,16 @@ from rich.console import Console
 
 import fedjax_pfl as pfl
 from fedjax_pfl.data.whole_files import check_name, writing
-from fedjax_pfl.results.remarks import row_remarks, scored_clients
+from fedjax_pfl.results.notes import row_remarks, scored_clients
 
-from .cli import build, flags, growth, identity, kept, resume, shell
+from .cli import build, flags, growth, identity, resume, run_cache, shell
 from .cli import console as shown
 from .cli.algorithms import parse_algorithms, remarked
 from .cli.flagfiles import given, value_of
 from .cli.start import called
 from .outputs import tracking, training_line
 from .sweeps.grid import Cell, cells, changing_data, parse_grid
-from .sweeps.tables import Outcome, footnotes, table, write
+from .sweeps.sweep_files import Outcome, footnotes, table, write
 
 USAGE = f"""\
 Runs algorithms over a grid of hyperparameters and ranks the settings by validation accuracy.
@@ -67,7 +67,7 @@ def run_cell(
     args = cell.parsed(argv)
     if folder.exists():
         seeds = range(args.seed, args.seed + args.num_seeds)
-        result = kept.result(folder, cell.algorithm, seeds, args.rounds, cell.settings)
+        result = run_cache.result(folder, cell.algorithm, seeds, args.rounds, cell.settings)
         tracking.finish(args, output, cell.folder, resume.configuration(args), result)
         return result
     experiment = build.prepare(args, output, runs=args.num_seeds * len(cell.inside))

@@ -6,15 +6,15 @@ from fedjax_pfl.aggregation import mixing, similarity
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
 from fedjax_pfl.aggregation.sharing import SharedLayers
 from fedjax_pfl.core.algorithm import Algorithm
+from fedjax_pfl.core.algorithm_registry import ALGORITHMS, algorithm, algorithm_name, make_algorithm
 from fedjax_pfl.core.context import Context
 from fedjax_pfl.core.record import Record
-from fedjax_pfl.core.registry import ALGORITHMS, algorithm, algorithm_name, make_algorithm
 from fedjax_pfl.data.federated import Batch
 from fedjax_pfl.data.partitions import rules  # noqa: F401 - registers the rules
 from fedjax_pfl.data.partitions.foreign import read_partition, recognised
 from fedjax_pfl.data.partitions.importers import IMPORTERS, import_partition
 from fedjax_pfl.data.partitions.partition import Partition
-from fedjax_pfl.data.partitions.registry import (
+from fedjax_pfl.data.partitions.rule_registry import (
     COMMON_OPTIONS,
     RULES,
     make_partition,
@@ -23,7 +23,7 @@ from fedjax_pfl.data.partitions.registry import (
 )
 from fedjax_pfl.data.partitions.statistics import partition_statistics
 from fedjax_pfl.data.scaling import SCALINGS, input_scaling
-from fedjax_pfl.data.sources.registry import (
+from fedjax_pfl.data.sources.source_registry import (
     DATASETS,
     Dataset,
     dataset_from_arrays,
@@ -32,31 +32,31 @@ from fedjax_pfl.data.sources.registry import (
     register_dataset,
 )
 from fedjax_pfl.engine.checkpoints import Checkpoints
-from fedjax_pfl.engine.chunks import Progress
 from fedjax_pfl.engine.memory import Memory
 from fedjax_pfl.engine.new_clients import score_new_clients, without_new_clients
 from fedjax_pfl.engine.program import Lowered
+from fedjax_pfl.engine.progress import LiveCurves
+from fedjax_pfl.engine.runner import Progress
 from fedjax_pfl.engine.runs import MAX_RUNS, sweepable
 from fedjax_pfl.engine.simulate import simulate
 from fedjax_pfl.engine.simulation import RoundState, Simulation
-from fedjax_pfl.engine.watching import LiveCurves
-from fedjax_pfl.execution.packing import padding_efficiency
+from fedjax_pfl.execution.lane_assignment import padding_efficiency
 from fedjax_pfl.federation import options
 from fedjax_pfl.federation.adaptation import Adaptation
+from fedjax_pfl.federation.batching import Schedule, batch_indices
 from fedjax_pfl.federation.build import federate
 from fedjax_pfl.federation.client import Client
-from fedjax_pfl.federation.extra_losses import (
+from fedjax_pfl.federation.data_sharding import spread
+from fedjax_pfl.federation.federation import Federation
+from fedjax_pfl.federation.local_training import LocalTraining
+from fedjax_pfl.federation.lr_schedules import LR_SCHEDULES, register_lr_schedule
+from fedjax_pfl.federation.optimizers import OPTIMIZERS, SGD, register_optimizer
+from fedjax_pfl.federation.regularizers import (
     ExtraLoss,
     WeightDistribution,
     estimated_class_shares,
     proximal,
 )
-from fedjax_pfl.federation.federation import Federation
-from fedjax_pfl.federation.local_training import LocalTraining
-from fedjax_pfl.federation.optimizers import OPTIMIZERS, SGD, register_optimizer
-from fedjax_pfl.federation.rates import LR_SCHEDULES, register_lr_schedule
-from fedjax_pfl.federation.schedules import Schedule, batch_indices
-from fedjax_pfl.federation.spreading import spread
 from fedjax_pfl.models import layers, networks
 from fedjax_pfl.models.equinox_task import EquinoxTask
 from fedjax_pfl.models.heads import TwoHeads
@@ -70,7 +70,7 @@ from fedjax_pfl.results.model_files import load_models, model_axes, save_models
 from fedjax_pfl.results.result import Result
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import InputError, OutputError, unknown_name
-from fedjax_pfl.utils.measures import Measure
+from fedjax_pfl.utils.metric_names import Measure
 from fedjax_pfl.utils.structs import Broadcast, per_client, per_pair, per_server, static, struct
 
 __all__ = [  # noqa: RUF022 - grouped as the pages of the reference are

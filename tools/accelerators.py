@@ -20,7 +20,7 @@ import fedjax_pfl as pfl
 from experiments.cli import shell
 from experiments.outputs.run_files import write_json, write_text
 from experiments.planning import plans, targets
-from fedjax_pfl.core.registry import ALGORITHMS
+from fedjax_pfl.core.algorithm_registry import ALGORITHMS
 from fedjax_pfl.testing.toys import toy_for
 from tools.accelerator_tables import SMALL, Case, filled
 from tools.settings_table import stand_in

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from experiments.cli import shell
 from experiments.figures.drawing import COLOURS, MARKERS, panels
 from experiments.outputs.run_files import aside
-from experiments.reproduction import tables
+from experiments.reproduction import paper_tables
 from fedjax_pfl.utils.errors import InputError
 
 
@@ -54,7 +54,7 @@ def draw(found: Sequence[tuple[Claim, list[dict[str, str]]]]):
     most = max(len(rows) for _, rows in found)
     chart, axes = panels(len(found), 4.2, 1.2 + 0.22 * most)
     for (claim, rows), panel in zip(found, axes, strict=True):
-        table = tables.load(claim.table)
+        table = paper_tables.load(claim.table)
         titles = {line.name: line.title for line in table.row}
         for at, row in enumerate(reversed(rows)):
             panel.plot(float(row["paper"]), at, MARKERS[0], mfc="none", color=COLOURS[0])

@@ -15,7 +15,7 @@ import numpy as np
 import fedjax_pfl as pfl
 from experiments.cli import shell
 from experiments.outputs.run_files import write_text
-from fedjax_pfl.results.tables import half_width, interval
+from fedjax_pfl.results.result_table import half_width, interval
 
 SETTINGS = {
     "dirichlet": "Dir(0.1)",

@@ -20,12 +20,12 @@ from pathlib import Path
 
 from experiments.cli import shell
 from experiments.outputs.run_files import write_text
-from experiments.reproduction import full_cost, planning, tables
+from experiments.reproduction import full_cost, paper_tables, planning
 from experiments.reproduction.entries import NEAR, NO_NUMBER
 from experiments.reproduction.full_cost import MACHINES, RATES
 from experiments.reproduction.overview import PICTURE
-from experiments.reproduction.tables import SCALES
-from fedjax_pfl.results.tables import markdown
+from experiments.reproduction.paper_tables import SCALES
+from fedjax_pfl.results.result_table import markdown
 
 INDEX, COSTS = "README.md", "costs.csv"
 KEPT = ("table", "scale", "reading", "title", "verdict", "tuned_for_agreement")
@@ -82,7 +82,7 @@ def public(text: str) -> str:
 
 def mark(text: str, facts: dict) -> str:
     """The page with "(superseded, VERSION)" behind the titles of superseded rows that have ours."""
-    columns = tables.load(facts["table"]).column
+    columns = paper_tables.load(facts["table"]).column
     lines, column = [], ""
     for line in text.split("\n"):
         if line.startswith("## "):
@@ -123,8 +123,8 @@ each; another network or machine has another:
 def count(docs: Path) -> None:
     """Counts the costs of all tables."""
     lines = [",".join(["table,runs,pflop", *(one.key for one in MACHINES)])]
-    for name in tables.names():
-        asked = planning.Command(tables.load(name), "full", (), Path("none"))
+    for name in paper_tables.names():
+        asked = planning.Command(paper_tables.load(name), "full", (), Path("none"))
         cost = full_cost.of_table(asked, ())
         numbers = (cost.gflop / 1e6, *cost.hours)
         lines.append(",".join([name, str(cost.runs), *(f"{x:.4g}" for x in numbers)]))
@@ -136,7 +136,7 @@ def index(docs: Path) -> str:
     """The first page: a line for each table."""
     rows = [["Table", "Scale", "Cells measured", "Kendall's tau", "Told apart",
              f"Within {NEAR:g}", "Superseded"]]  # fmt: skip
-    every = [page_of(name, scale) for name in tables.names() for scale in SCALES]
+    every = [page_of(name, scale) for name in paper_tables.names() for scale in SCALES]
     order = {page: at for at, page in enumerate(every)}
     for page in sorted(docs.glob("*.json"), key=lambda path: order.get(path.stem, len(order))):
         facts = table_of(page)

@@ -12,9 +12,9 @@ import fedjax_pfl as pfl
 from fedjax_pfl.data.files import as_path
 from fedjax_pfl.data.whole_files import check_name
 from fedjax_pfl.execution import processes
-from fedjax_pfl.results.headlines import check_pools
+from fedjax_pfl.results.summary import check_pools
+from fedjax_pfl.utils.conversions import decimal
 from fedjax_pfl.utils.errors import shown
-from fedjax_pfl.utils.values import decimal
 
 from ..outputs import trackers
 from . import console, devices, flags, identity, resume

@@ -12,11 +12,11 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
 import fedjax_pfl as pfl
-from fedjax_pfl.results.tables import aligned
+from fedjax_pfl.results.result_table import aligned
 from fedjax_pfl.utils.errors import gigabytes
 
 from ..outputs.comparison_table import columns, table_cells
-from . import own_code, presets
+from . import plugins, presets
 from .flags import RULE_FLAG
 
 # Columns left out one by one where a terminal is too narrow; others are always shown.
@@ -82,8 +82,8 @@ def catalogue() -> str:
         if pfl.options.options_of(one):
             lines.append(f"  {'':20} {values(pfl.options.options_of(one))}")
     lines += ["\nPresets (--preset=NAME):", *presets.catalogue()]
-    lines.append(f"\nExamples (--import_file=example:NAME), in {own_code.EXAMPLES}:")
-    lines += [f"  {name:20} {about}" for name, about in own_code.examples().items()]
+    lines.append(f"\nExamples (--import_file=example:NAME), in {plugins.EXAMPLES}:")
+    lines += [f"  {name:20} {about}" for name, about in plugins.examples().items()]
     return "\n".join(lines)
 
 

@@ -7,8 +7,8 @@ import jax
 import fedjax_pfl as pfl
 from fedjax_pfl.execution import processes, shares
 from fedjax_pfl.execution.shares import AUTO
+from fedjax_pfl.utils.conversions import decimal
 from fedjax_pfl.utils.errors import shown
-from fedjax_pfl.utils.values import decimal
 
 SINGLE_THREADED = "--xla_cpu_multi_thread_eigen=false"
 MOST = 1024  # devices of one CPU; JAX takes seconds for them, and for 100,000 forever

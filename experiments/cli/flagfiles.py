@@ -10,7 +10,7 @@ from absl import flags
 
 import fedjax_pfl as pfl
 from fedjax_pfl.data.files import as_path, read_bytes, require_file
-from fedjax_pfl.utils import spelling
+from fedjax_pfl.utils import name_matching
 
 from . import presets
 
@@ -54,7 +54,7 @@ def _last_pairs(words: Sequence[str]) -> list[str]:
         said = re.match(rf"({PAIRS})=([^=]+)=", f"{word}={words[i + 1]}" if bare else word)
         file = getattr(word, "file", None)
         if said is not None:
-            target = said[1].lstrip("-"), spelling.plain(said[2])
+            target = said[1].lstrip("-"), name_matching.plain(said[2])
             if later.setdefault(target, file) != file and file is not None:
                 del kept[len(kept) - bool(bare) :]
                 continue

@@ -7,12 +7,12 @@ from functools import cache
 from absl import flags
 
 import fedjax_pfl as pfl
-from fedjax_pfl.results.headlines import FIRST, HEADLINES
-from fedjax_pfl.utils import elsewhere, spelling
+from fedjax_pfl.results.summary import FIRST, HEADLINES
+from fedjax_pfl.utils import aliases, name_matching
+from fedjax_pfl.utils.conversions import LIMIT, convert, keyword_defaults
 from fedjax_pfl.utils.errors import cut
-from fedjax_pfl.utils.values import LIMIT, convert, keyword_defaults
 
-from . import algorithms, flagfiles, foreign_data, own_code, shell, splits
+from . import algorithms, flagfiles, foreign_data, plugins, shell, splits
 
 # Flag names that differ from the option of the partition rule that they set.
 RULE_OPTION = {"dominant_share": "share"}
@@ -142,7 +142,7 @@ def _comparison(group: _Group) -> None:
         "algorithm, such as feddwa.learning_rate=0.01; may be given many times",
         **group.place,
     )
-    own_code.define(group.place)
+    plugins.define(group.place)
 
 
 def _data(group: _Group) -> None:
@@ -292,10 +292,10 @@ def parse(
     except flags.Error as error:
         raise flags.Error(_in_short(str(error))) from None
     shell.refuse_words(rest, values)
-    own_code.load(values.import_file)
+    plugins.load(values.import_file)
     algorithms.canonical(values)
     model = flagfiles.value_of(values, "model")
-    values["model"].value = spelling.ours(model, pfl.MODELS, elsewhere.MODELS)
+    values["model"].value = name_matching.ours(model, pfl.MODELS, aliases.MODELS)
     splits.replace(values, RULE_FLAG)
     foreign_data.adopt(values)
     return values

@@ -7,7 +7,7 @@ import absl.flags
 
 import fedjax_pfl as pfl
 from fedjax_pfl.data.files import as_path
-from fedjax_pfl.utils import elsewhere, spelling
+from fedjax_pfl.utils import aliases, name_matching
 
 from . import splits
 from .flagfiles import value_of
@@ -39,7 +39,7 @@ def adopt(values: absl.flags.FlagValues, others: Collection[str] = ("partition",
         if source in SAMPLES:
             values["dataset"].value = f"{source}:{given}"
     name, colon, place = value_of(values, "dataset").partition(":")
-    name = spelling.ours(name, pfl.DATASETS, elsewhere.DATASETS)
+    name = name_matching.ours(name, pfl.DATASETS, aliases.DATASETS)
     given = values["dataset"].value = f"{name}{colon}{place}"
     if given.startswith(PREFIX):
         splits.give_way(values)
@@ -54,7 +54,7 @@ def adopt(values: absl.flags.FlagValues, others: Collection[str] = ("partition",
 def _of_flbench(place: Path) -> pfl.InputError:
     """FL-bench's folders are called like its data sets; torchvision unpacks some of them there."""
     name = place.resolve().name
-    ours = spelling.meant(name, pfl.DATASETS, elsewhere.DATASETS)
+    ours = name_matching.meant(name, pfl.DATASETS, aliases.DATASETS)
     raw = next((path for path in place.glob("*/raw") if path.is_dir()), None)
     where = "FOLDER" if raw is None else raw
     return pfl.InputError(

@@ -20,7 +20,7 @@ from fedjax_pfl.results.joining import join_seeds
 from fedjax_pfl.results.model_files import load_models, model_axes
 
 from ..outputs import tracking
-from . import kept
+from . import run_cache
 
 RECORD, LOCK = "run.json", ".lock"
 CHECKPOINTS = "checkpoints"
@@ -132,7 +132,7 @@ def plan(
     bounds = list(accumulate(counts, initial=first))
     while len(bounds) > 1:
         options = [range(bounds[0], end) for end in reversed(bounds[1:])]
-        whole = [s for s in options if kept.whole(part_folder(output, algorithm, s, rounds))]
+        whole = [s for s in options if run_cache.whole(part_folder(output, algorithm, s, rounds))]
         seeds = whole[0] if whole else options[-1]
         yield seeds, bool(whole)
         bounds = bounds[bounds.index(seeds.stop) :]
@@ -147,7 +147,7 @@ def checkpoint_folder(output: Path, algorithm: str, seeds: Sequence[int], first:
 def joined(folders: Mapping[Path, Sequence[int]], algorithm: str, rounds: int) -> pfl.Result:
     """The result of all parts of an algorithm, from their folders and seeds."""
     return join_seeds(
-        [kept.result(place, algorithm, seeds, rounds) for place, seeds in folders.items()]
+        [run_cache.result(place, algorithm, seeds, rounds) for place, seeds in folders.items()]
     )
 
 

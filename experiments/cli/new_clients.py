@@ -13,9 +13,9 @@ import numpy as np
 
 import fedjax_pfl as pfl
 from fedjax_pfl.results.result_files import damaged
+from fedjax_pfl.utils.conversions import decimal
 from fedjax_pfl.utils.errors import shown
-from fedjax_pfl.utils.measures import ACCURACY
-from fedjax_pfl.utils.values import decimal
+from fedjax_pfl.utils.metric_names import ACCURACY
 
 from ..outputs.run_files import aside, write_text
 

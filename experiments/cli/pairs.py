@@ -6,8 +6,8 @@ from collections.abc import Collection
 import absl.flags
 
 import fedjax_pfl as pfl
+from fedjax_pfl.utils.conversions import convert
 from fedjax_pfl.utils.errors import shown
-from fedjax_pfl.utils.values import convert
 
 from .flagfiles import value_of
 

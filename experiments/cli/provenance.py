@@ -16,7 +16,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl.data.whole_files import read_json
 
 from ..outputs import run_files
-from . import changed_code, flags, identity, own_code, resume
+from . import changed_code, flags, identity, plugins, resume
 from .build import Experiment
 
 VERSIONED = ("jax", "jaxlib", "flax", "optax", "numpy")
@@ -104,7 +104,7 @@ def configuration(experiment: Experiment, result: pfl.Result, facts: Mapping) ->
     return {
         **algorithm,
         "revision": identity.revision(pfl.ALGORITHMS[result.algorithm]),
-        "code": own_code.digests(experiment.args.import_file, result.algorithm),
+        "code": plugins.digests(experiment.args.import_file, result.algorithm),
         "training": experiment.training[result.algorithm],
         "config_hash": hashlib.sha256(text.encode()).hexdigest(),
         "matrix_rounds": result.matrix_rounds,
@@ -115,7 +115,7 @@ def configuration(experiment: Experiment, result: pfl.Result, facts: Mapping) ->
 def of_other_code(args: absl.flags.FlagValues, folder: Path, algorithm: str) -> list[str]:
     """Remarks on the row of a finished algorithm whose code is not that of now."""
     config = read_json(folder / "config.json")
-    now = own_code.digests(args.import_file, algorithm)
+    now = plugins.digests(args.import_file, algorithm)
     missing = set(config.get("code") or ()) - set(now)
     before = config.get("revision", identity.revision(pfl.ALGORITHMS[algorithm]))
     changed = missing or before != identity.revision(pfl.ALGORITHMS[algorithm])

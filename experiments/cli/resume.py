@@ -20,7 +20,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl.data.whole_files import read_json, require_version, there, writing
 
 from ..outputs import run_files
-from . import changed_code, flags, identity, own_code
+from . import changed_code, flags, identity, plugins
 from .growth import EVERY_WAY, LOCK, PARTS, RECORD, SEEDS, growth, seed_parts, set_aside
 from .start import called
 
@@ -48,7 +48,7 @@ def configuration(args: absl.flags.FlagValues, **more) -> dict[str, Any]:
     pairs = flags.repeated() - {"import_file"}  # in any order, and perhaps twice
     values |= {name: sorted(set(values[name])) for name in pairs & values.keys()}
     values = {name: value for name, value in values.items() if name not in NEUTRAL} | more
-    code = own_code.digests(values.pop("import_file"))  # the files' contents, not their places
+    code = plugins.digests(values.pop("import_file"))  # the files' contents, not their places
     values |= {"import_file": code} if code else {}
     said = {name: value for name, value in values.items() if value is not identity.REPLACED}
     return run_files.plain(dict(sorted(said.items())))

@@ -32,7 +32,7 @@ from absl.flags import Error as FlagsError
 from fedjax_pfl.utils import errors
 from fedjax_pfl.utils.errors import InputError, OutputError, cut, refused, sentence
 
-from . import together, unknown_flags
+from . import distributed, unknown_flags
 
 PACKAGE = os.path.dirname(errors.__file__)
 FAULT, INPUT = 1, 2
@@ -221,7 +221,7 @@ def leave(main: Callable[[], int]) -> NoReturn:
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         code = INTERRUPTED
-    together.end(code)
+    distributed.end(code)
     sys.stdout.flush()
     lost = streams[0] and streams[0].lost
     if lost and lost.errno != errno.EPIPE and not code:

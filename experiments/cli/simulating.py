@@ -12,7 +12,7 @@ from fedjax_pfl.data.whole_files import writing
 from fedjax_pfl.execution import processes
 
 from ..outputs import live, run_files, tracking
-from . import growth, new_clients, provenance, resume, together
+from . import distributed, growth, new_clients, provenance, resume
 from .algorithms import remarked
 from .build import Experiment
 from .flagfiles import value_of
@@ -95,7 +95,7 @@ def _simulate(
         args.checkpoint_seconds,
         extendable=value_of(args, "keep_state"),
     )
-    with together.held(lambda: growing), contextlib.closing(kept_for_more) as checkpoints:
+    with distributed.held(lambda: growing), contextlib.closing(kept_for_more) as checkpoints:
         result = pfl.simulate(
             algorithm,
             experiment.federation_of(name),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from absl.flags import FlagValues
 
 import fedjax_pfl as pfl
-from fedjax_pfl.utils import elsewhere, spelling
+from fedjax_pfl.utils import aliases, name_matching
 
 MOST = 3  # algorithms named for a hyperparameter
 MORE = 24  # unknown flags that are answered beside the first: a whole command of PFLlib's
@@ -37,14 +37,14 @@ def hint(name: str, values: FlagValues) -> str:
       name: of the flag, without dashes.
       values: the flags that there are.
     """
-    word, known = spelling.plain(name), list(values)
-    if "set" in known and name in elsewhere.CAPITALS:
-        return f"A hyperparameter is set as --set={elsewhere.CAPITALS[name]}=VALUE."
-    ours = spelling.meant(name, known, elsewhere.OPTIONS)
+    word, known = name_matching.plain(name), list(values)
+    if "set" in known and name in aliases.CAPITALS:
+        return f"A hyperparameter is set as --set={aliases.CAPITALS[name]}=VALUE."
+    ours = name_matching.meant(name, known, aliases.OPTIONS)
     said = [f"It is {' or '.join(f'--{one}' for one in ours)} here."] if ours else []
-    if not ours and word in elsewhere.WITHOUT:
-        return f"It is not needed here: {elsewhere.WITHOUT[word]}."
-    owners = _called_so(word) if "set" in known and name.upper() not in elsewhere.CAPITALS else []
+    if not ours and word in aliases.WITHOUT:
+        return f"It is not needed here: {aliases.WITHOUT[word]}."
+    owners = _called_so(word) if "set" in known and name.upper() not in aliases.CAPITALS else []
     if "set" in known and not ours:
         owners = list(dict.fromkeys([*owners, *_owners(name)]))
     if owners:
@@ -53,7 +53,7 @@ def hint(name: str, values: FlagValues) -> str:
         said.append(f"A hyperparameter is set as {some}{more}.")
     if said:
         return " ".join(said)
-    near = spelling.nearest(name, known)
+    near = name_matching.nearest(name, known)
     return f"Did you mean --{near}?" if near else ""
 
 
@@ -77,10 +77,10 @@ def corrected(argv: Sequence[str], values: FlagValues) -> str:
         if name in values or name.removeprefix("no") in values:
             words.append(f"--{name}" + ("" if value is None else f"={value}"))
             continue
-        word = spelling.plain(name)
-        if value == "False" or (word in elsewhere.WITHOUT and not _ours(name, values)):
+        word = name_matching.plain(name)
+        if value == "False" or (word in aliases.WITHOUT and not _ours(name, values)):
             continue
-        if value is None or name in elsewhere.CAPITALS or word in elsewhere.OTHER_UNITS:
+        if value is None or name in aliases.CAPITALS or word in aliases.OTHER_UNITS:
             return ""
         own = [key for key in _settings(name) if key.partition(".")[0] in chosen]
         ours = _ours(name, values)
@@ -113,9 +113,10 @@ def _algorithms(given: Sequence[tuple[str, str | None]]) -> set[str]:
     """The algorithms that a command names, under whatever flag."""
     found = set()
     for name, value in given:
-        if value and "algorithms" in spelling.meant(name, ["algorithms"], elsewhere.OPTIONS):
+        if value and "algorithms" in name_matching.meant(name, ["algorithms"], aliases.OPTIONS):
             found |= {
-                spelling.ours(one, pfl.ALGORITHMS, elsewhere.ALGORITHMS) for one in value.split(",")
+                name_matching.ours(one, pfl.ALGORITHMS, aliases.ALGORITHMS)
+                for one in value.split(",")
             }
     return found
 
@@ -131,17 +132,17 @@ def _fits(values: FlagValues, name: str, value: str) -> bool:
 
 def _ours(name: str, values: FlagValues) -> list[str]:
     """Our flags that another library's may stand for."""
-    return spelling.meant(name, values, elsewhere.OPTIONS)
+    return name_matching.meant(name, values, aliases.OPTIONS)
 
 
 def _settings(name: str) -> list[str]:
     """Hyperparameters that a flag may stand for, such as "fedprox.mu"."""
-    return list(dict.fromkeys([*_called_so(spelling.plain(name)), *_owners(name)]))
+    return list(dict.fromkeys([*_called_so(name_matching.plain(name)), *_owners(name)]))
 
 
 def _called_so(word: str) -> list[str]:
     """Hyperparameters that others call so in that algorithm, such as "fedfomo.downloads"."""
-    known = elsewhere.HYPERPARAMETERS.items()
+    known = aliases.HYPERPARAMETERS.items()
     return [f"{algorithm}.{names[word]}" for algorithm, names in known if word in names]
 
 
@@ -149,7 +150,7 @@ def _owners(name: str) -> list[str]:
     """Hyperparameters that a name may mean in any algorithm, such as "feddwa.top_k"."""
     classes = sorted(pfl.ALGORITHMS.items())
     every = {key for _, one in classes for key in one.__dataclass_fields__}
-    keys = spelling.meant(name, every, elsewhere.OPTIONS)
+    keys = name_matching.meant(name, every, aliases.OPTIONS)
     return [
         f"{algorithm}.{key}"
         for key in keys

@@ -19,7 +19,7 @@ from fedjax_pfl.data.files import as_path
 from fedjax_pfl.data.whole_files import there, writing
 from fedjax_pfl.utils.errors import InputError, unknown_name
 
-from ..cli import flagfiles, own_code, shell
+from ..cli import flagfiles, plugins, shell
 from ..cli.flagfiles import FlagValues, value_of
 from ..cli.start import called
 from ..outputs.run_files import aside
@@ -75,7 +75,7 @@ def parse(argv: Sequence[str]) -> tuple[str | None, absl.flags.FlagValues]:
     absl.flags.DEFINE_boolean("overwrite", False, meaning, **place)
     absl.flags.DEFINE_boolean("list", False, "print all figures and their options", **place)
     absl.flags.DEFINE_boolean("help", False, "print this", **place)
-    own_code.define(place)
+    plugins.define(place)
     place["module_name"] = "options"
     known = {name: default for plot in FIGURES.values() for name, default in plot.options.items()}
     for option, default in known.items():
@@ -87,7 +87,7 @@ def parse(argv: Sequence[str]) -> tuple[str | None, absl.flags.FlagValues]:
     rest = shell.parsed(values, argv)[1:]
     if len(rest) > 1:
         raise InputError(f"Give one figure's name, got {', '.join(map(repr, rest))}.")
-    own_code.load(value_of(values, "import_file"))
+    plugins.load(value_of(values, "import_file"))
     return (rest[0] if rest else None), values
 
 

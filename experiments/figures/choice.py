@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 
 import absl.flags
 
-from fedjax_pfl.results.headlines import AVERAGES, FIRST, HEADLINES, SCORES, headline_of
+from fedjax_pfl.results.summary import AVERAGES, FIRST, HEADLINES, SCORES, headline_of
 from fedjax_pfl.utils.errors import InputError
 
 from ..cli.flagfiles import value_of

@@ -15,8 +15,8 @@ from fedjax_pfl.results.plots import DPI, SHADES, Picture
 from fedjax_pfl.results.plots import client_ticks as client_ticks
 from fedjax_pfl.results.plots import style as style
 from fedjax_pfl.results.plots import ticks as ticks
+from fedjax_pfl.utils.conversions import keyword_defaults
 from fedjax_pfl.utils.errors import InputError, require, unknown_name
-from fedjax_pfl.utils.values import keyword_defaults
 
 GREY = "0.72"
 TIE = "0.45"  # of what is neither better nor worse

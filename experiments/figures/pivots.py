@@ -8,17 +8,17 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_pfl.data.whole_files import aside, writing
-from fedjax_pfl.results.remarks import grouped
-from fedjax_pfl.results.tables import beyond, half_width, interval, interval_note, markdown
+from fedjax_pfl.results.notes import grouped
+from fedjax_pfl.results.result_table import beyond, half_width, interval, interval_note, markdown
 from fedjax_pfl.utils.errors import InputError, require_name
-from fedjax_pfl.utils.measures import ACCURACY, Measure
+from fedjax_pfl.utils.metric_names import ACCURACY, Measure
 
 from ..outputs.run_files import write_text
 from .choice import Choice
+from .run_table import escaped
 from .runs import ALGORITHM, REVISION, Run, same_data
 from .scores import chosen_clients, curve, one_number, who
 from .selection import REPEATS, apart, mixed_code, renamed, setting, shown, varying, with_scores
-from .tables import escaped
 
 SPREADS = ("std", "interval")
 RANKED = "Of each column the best mean is bold, the second underlined."

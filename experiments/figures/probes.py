@@ -22,7 +22,7 @@ from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import InputError, require_classes, shown, unknown_name
 from fedjax_pfl.utils.typing import Tree
 
-from ..cli import flags, identity, own_code, resume
+from ..cli import flags, identity, plugins, resume
 from ..cli.algorithms import words as algorithm_words
 from ..cli.build import Experiment, prepare
 from .run_files import CONFIG
@@ -51,7 +51,7 @@ def rebuild(run: Run, data_dir: str = "", without: Sequence[str] = ()) -> Experi
     """
     files = _words(run, "import_file", run.config["flags"]["comparison"].get("import_file") or [])
     code = _words(run, "code", run.config["code"]) if "code" in run.config else None
-    own_code.require(str(run.folder), code, files)
+    plugins.require(str(run.folder), code, files)
     saved = run.folder.parent / "partition.npz"
     if not saved.exists():
         raise InputError(f"{run.folder.parent} has no partition.npz, so clients have no samples.")

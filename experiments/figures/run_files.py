@@ -25,7 +25,7 @@ from fedjax_pfl.results.result_files import (
     whole,
 )
 from fedjax_pfl.utils.errors import InputError, shown
-from fedjax_pfl.utils.measures import ACCURACY, BETTER, Measure
+from fedjax_pfl.utils.metric_names import ACCURACY, BETTER, Measure
 
 CONFIG, SUMMARY, CLIENTS, MATRICES = "config.json", "summary.json", "clients.npz", "mixing.npz"
 

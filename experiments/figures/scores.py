@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedjax_pfl.results.headlines import AVERAGES, SCORES, one_number
-from fedjax_pfl.results.remarks import named
+from fedjax_pfl.results.notes import named
+from fedjax_pfl.results.summary import AVERAGES, SCORES, one_number
 from fedjax_pfl.utils.errors import InputError, require_name
 
 from .runs import Run, same_data

@@ -6,9 +6,11 @@ from typing import Any
 import numpy as np
 
 import fedjax_pfl as pfl
-from fedjax_pfl.results import headlines, remarks, tables
-from fedjax_pfl.results.tables import beyond, half_width, interval, interval_note
-from fedjax_pfl.utils.measures import ACCURACY, HIGHER, Measure
+from fedjax_pfl.results import notes as results_notes
+from fedjax_pfl.results import result_table
+from fedjax_pfl.results import summary as results_summary
+from fedjax_pfl.results.result_table import beyond, half_width, interval, interval_note
+from fedjax_pfl.utils.metric_names import ACCURACY, HIGHER, Measure
 
 MEANING = (
     "{}: the personalized model, as a client would use it after the round's aggregation and "
@@ -71,7 +73,7 @@ CSV_NAMES = {
 
 
 def comparison_rows(
-    results: Mapping[str, pfl.Result], headline: str = headlines.FIRST
+    results: Mapping[str, pfl.Result], headline: str = results_summary.FIRST
 ) -> list[dict[str, Any]]:
     """One row for each algorithm with the keys of `COLUMNS`; accuracies are fractions.
 
@@ -86,7 +88,7 @@ def comparison_rows(
     common = _common(results)
     for name, result in results.items():
         summary = result.summary()
-        measure, more = result.measure(), result.measures[1:][: tables.MOST]
+        measure, more = result.measure(), result.measures[1:][: result_table.MOST]
         accuracy, traffic = summary[measure.name], summary["traffic_mb_per_client_round"]
         computation = summary["computation"]
         last = result.values()[:, 0, -1][:, np.isin(result.client_ids, common)]
@@ -117,7 +119,7 @@ def comparison_rows(
                 **{_key(one): summary["metrics"][one.name]["final_mean"] for one in more},
             }
         )
-        if headline != headlines.FIRST:
+        if headline != results_summary.FIRST:
             lead = result.headline(headline)[:, 0]
             rows[-1] |= {"headline": float(lead.mean()), "headline_interval": interval(lead)}
     return rows
@@ -125,7 +127,7 @@ def comparison_rows(
 
 def _common(results: Mapping[str, pfl.Result]) -> list[int]:
     """Ids of the clients that all rows score."""
-    each = [set(remarks.scored_clients(result)) for result in results.values()]
+    each = [set(results_notes.scored_clients(result)) for result in results.values()]
     return sorted(set.intersection(*each))
 
 
@@ -191,7 +193,7 @@ def table_cells(
                 mean, half = (lead.scale * x for x in (row[HALF_WIDTHS[key]], value))
                 line.append(half_width(mean, half, measure=lead))
             elif key == "clients":
-                line.append(remarks.over(value))
+                line.append(results_notes.over(value))
             elif measure is not None:
                 line.append(measure.shown(measure.scale * value))
             else:
@@ -200,7 +202,9 @@ def table_cells(
     return cells
 
 
-def csv_cells(rows: Sequence[Mapping[str, Any]], headline: str = headlines.FIRST) -> list[list]:
+def csv_cells(
+    rows: Sequence[Mapping[str, Any]], headline: str = results_summary.FIRST
+) -> list[list]:
     """Heading and rows for machines: fractions, ids with spaces between them, "-" for None."""
     keys, measure = _keys(rows[0]), rows[0]["measure"].name
     lead = f"personalized_test_{measure}_headline_{headline}"
@@ -218,18 +222,20 @@ def csv_cells(rows: Sequence[Mapping[str, Any]], headline: str = headlines.FIRST
 
 def labelled(results: Mapping[str, pfl.Result]) -> dict[str, pfl.Result]:
     """The results by names with the clients of their means, where rows differ in them."""
-    each = {name: remarks.scored_clients(result) for name, result in results.items()}
+    each = {name: results_notes.scored_clients(result) for name, result in results.items()}
     if len(set(map(tuple, each.values()))) == 1:
         return dict(results)
-    return {f"{name} ({remarks.over(each[name])})": result for name, result in results.items()}
+    return {
+        f"{name} ({results_notes.over(each[name])})": result for name, result in results.items()
+    }
 
 
 def said_of_headline(results: Mapping[str, pfl.Result], headline: str) -> list[str]:
     """A sentence on the headline, where it is another one than the last round's mean."""
-    if headline == headlines.FIRST:
+    if headline == results_summary.FIRST:
         return []
-    how = headlines.headline_of(headline)
-    warning = f"; {headlines.CHOSEN_ON_TEST}" if how.score == "best" else ""
+    how = results_summary.headline_of(headline)
+    warning = f"; {results_summary.CHOSEN_ON_TEST}" if how.score == "best" else ""
     meaning = how.meaning.replace("accuracy", next(iter(results.values())).measure().said)
     return [f"Headline ({headline}): the personalized model, {meaning}{warning}."]
 
@@ -239,40 +245,44 @@ def headline(results: Mapping[str, pfl.Result]) -> str:
     measure = next(iter(results.values())).measure()
     what = f"{measure.said[:1].upper()}{measure.said[1:]}"
     what += "" if measure.higher else " (lower is better)"
-    each = [remarks.scored_clients(result) for result in results.values()]
+    each = [results_notes.scored_clients(result) for result in results.values()]
     count = max(result.num_clients for result in results.values())
     if all(ids == each[0] for ids in each):
         if len(each[0]) == count:
             every = f"all {count} clients" if count > 1 else "the only client"
             return MEANING.format(what, every)
-        return MEANING.format(what, f"{remarks.named(each[0])}, those of {count} that are scored")
+        return MEANING.format(
+            what, f"{results_notes.named(each[0])}, those of {count} that are scored"
+        )
     common = _common(results)
     said = MEANING.format(what, "the clients of the column 'Mean over', not the same in all rows")
     if not common:
         return f"{said} No client is scored in all rows, so they do not compare."
     whole = (
         f"--score_clients={','.join(map(str, common))} makes"
-        if len(common) <= remarks.MOST
+        if len(common) <= results_notes.MOST
         else "--score_clients with their numbers makes"
     )
     compares = measure.heading(COLUMNS["common"].removesuffix(" %"))
     return (
-        f"{said} What compares is {compares!r}, over {remarks.named(common)}, which all rows "
+        f"{said} What compares is {compares!r}, over {results_notes.named(common)}, which all rows "
         f"score; {whole} all of the table so."
     )
 
 
-def footnotes(results: Mapping[str, pfl.Result], headline: str = headlines.FIRST) -> list[str]:
+def footnotes(
+    results: Mapping[str, pfl.Result], headline: str = results_summary.FIRST
+) -> list[str]:
     """Notes below the table, a line each: on single rows, then on intervals."""
-    said = {name: remarks.row_remarks(result) for name, result in results.items()}
+    said = {name: results_notes.row_remarks(result) for name, result in results.items()}
     measure = next(iter(results.values())).measure()
     finals = [result.curve()[:, 0, -1] for result in results.values()]
-    if headline != headlines.FIRST:
+    if headline != results_summary.FIRST:
         finals += [result.headline(headline)[:, 0] for result in results.values()]
     finals = [measure.scale * values for values in finals]
     marked = any(beyond(values.mean(), interval(values), *measure.range) for values in finals)
     note = interval_note(min(len(result.seeds) for result in results.values()), marked)
-    return [*remarks.grouped(said), *([] if note is None else [note])]
+    return [*results_notes.grouped(said), *([] if note is None else [note])]
 
 
 def notes(results: Mapping[str, pfl.Result]) -> str:

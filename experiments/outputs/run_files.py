@@ -43,9 +43,9 @@ import fedjax_pfl as pfl
 from fedjax_pfl.data.files import save_arrays
 from fedjax_pfl.data.whole_files import aside, writing
 from fedjax_pfl.results import partition_plots, plots
-from fedjax_pfl.results.headlines import FIRST
 from fedjax_pfl.results.names import COUNTS
-from fedjax_pfl.results.tables import markdown
+from fedjax_pfl.results.result_table import markdown
+from fedjax_pfl.results.summary import FIRST
 
 from . import comparison_table, looks
 

@@ -16,7 +16,7 @@ import numpy as np
 
 import fedjax_pfl as pfl
 from fedjax_pfl.data.whole_files import read_json
-from fedjax_pfl.results.tables import named_settings
+from fedjax_pfl.results.result_table import named_settings
 from fedjax_pfl.utils.errors import cut, sentence, shown
 
 from .run_files import metric_rows, plain, write_json

@@ -1,9 +1,9 @@
 """What one round of a compiled program costs: cycles of its parts, and transfers between devices.
 
 The bodies of loops count as often as they run. The library names its own loops after that, such as
-"steps[45]" (`fedjax_pfl.execution.lanes.Counts`); those with a constant bound tell it themselves.
-Any other loop's body counts once, and the loop is named in the report. Of a condition's branches
-the dearest counts; in a scope "seldom" the cheapest.
+"steps[45]" (`fedjax_pfl.execution.packed_vmap.Counts`); those with a constant bound tell it
+themselves. Any other loop's body counts once, and the loop is named in the report. Of a condition's
+branches the dearest counts; in a scope "seldom" the cheapest.
 """
 
 import re

@@ -15,7 +15,7 @@ from jax.experimental import topologies
 
 import fedjax_pfl as pfl
 from fedjax_pfl.utils.errors import shown
-from fedjax_pfl.utils.spelling import suggestions
+from fedjax_pfl.utils.name_matching import suggestions
 from fedjax_pfl.utils.typing import Device
 
 FOLDER = Path(__file__).parent

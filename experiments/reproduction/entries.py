@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_pfl.results.tables import interval
+from fedjax_pfl.results.result_table import interval
 
 from ..figures.runs import Run, read
 from ..figures.scores import chosen_clients, curve, one_number
+from .paper_tables import Column, Line, PaperTable
 from .quantities import ACCURACY
-from .tables import Column, Line, PaperTable
 
 ABSENT, NO_DATA, NOT_RUN, NO_NUMBER = (
     "not in this version", "data missing", "not run", "not in the paper"

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fedjax_pfl.data.whole_files import read_json
-from fedjax_pfl.results import tables as text_tables
+from fedjax_pfl.results import result_table as text_tables
 
 from ..figures.drawing import COLOURS, MARKERS, Figure, panels
 from ..outputs.run_files import aside, write_json, write_text

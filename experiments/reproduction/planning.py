@@ -17,7 +17,7 @@ from ..cli.flagfiles import runs_code
 from . import blank
 from .data import trouble
 from .entries import Section
-from .tables import NONE, Column, Line, PaperTable
+from .paper_tables import NONE, Column, Line, PaperTable
 
 
 @dataclass(frozen=True)

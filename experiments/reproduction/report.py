@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from fedjax_pfl.results import tables
-from fedjax_pfl.results.remarks import grouped, over
-from fedjax_pfl.results.tables import beyond, half_width, interval, interval_note
+from fedjax_pfl.results import result_table
+from fedjax_pfl.results.notes import grouped, over
+from fedjax_pfl.results.result_table import beyond, half_width, interval, interval_note
 
 from ..cli.console import print_cells
 from ..figures.scores import SCORES
 from ..outputs.run_files import aside, write_json, write_text
 from . import blank, verdicts
 from .entries import NEAR, Entry, Section, entries, ranked
+from .paper_tables import PaperTable
 from .quantities import ACCURACY
-from .tables import PaperTable
 from .verdicts import DATA, DIVERGED, SCALE, UNEXPLAINED, Verdict
 
 KNOWN = {
@@ -256,13 +256,13 @@ def markdown(report: Report, level: int = 1) -> str:
     """The page of a table; `level` is that of its title."""
     sharps = "#" * level
     parts = [f"{sharps} {report.title()}", *report.said(), *report.missing(report.sections)]
-    parts += [f"{sharps}# Verdict", *report.judged(), tables.markdown(verdict_cells(report))]
+    parts += [f"{sharps}# Verdict", *report.judged(), result_table.markdown(verdict_cells(report))]
     known = [f"- **{name}**: {said}." for name, said in report.explanations().items()]
     parts += ["\n".join(known)] if known else []
     for section in report.sections:
         name = section.column.name
         table = cells(section, report.entries[name], report.verdicts[name])
-        parts.append(f"{sharps}# {section.heading(report.scale)}\n\n{tables.markdown(table)}")
+        parts.append(f"{sharps}# {section.heading(report.scale)}\n\n{result_table.markdown(table)}")
         parts += footnotes(report.entries[name])
     return "\n\n".join(parts) + "\n"
 

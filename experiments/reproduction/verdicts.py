@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .entries import Entry, Section, ranked
-from .tables import PaperTable
+from .paper_tables import PaperTable
 
 SCALE, DATA, UNEXPLAINED = "scale", "other data", "unexplained"
 DIVERGED = "diverged"

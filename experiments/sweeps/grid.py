@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import absl.flags
 
 import fedjax_pfl as pfl
+from fedjax_pfl.utils.conversions import convert
 from fedjax_pfl.utils.errors import cut, unknown_hyperparameter
-from fedjax_pfl.utils.values import convert
 
 from ..cli import flags
 from ..cli.algorithms import OWN, setting_of

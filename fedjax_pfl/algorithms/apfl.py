@@ -12,7 +12,7 @@ import optax
 
 from fedjax_pfl.aggregation.pairs import Pair, blend, parts
 from fedjax_pfl.algorithms import fedavg
-from fedjax_pfl.core.registry import algorithm
+from fedjax_pfl.core.algorithm_registry import algorithm
 from fedjax_pfl.training.local_sgd import Trained
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import InputError, require

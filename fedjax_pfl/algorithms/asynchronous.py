@@ -20,11 +20,11 @@ import jax.numpy as jnp
 
 from fedjax_pfl.aggregation import leaf_plan, mixing
 from fedjax_pfl.core.algorithm import Algorithm
+from fedjax_pfl.core.algorithm_registry import algorithm
 from fedjax_pfl.core.context import Context
 from fedjax_pfl.core.record import Record
-from fedjax_pfl.core.registry import algorithm
-from fedjax_pfl.federation.extra_losses import proximal
 from fedjax_pfl.federation.participation import Cohort
+from fedjax_pfl.federation.regularizers import proximal
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import require
 from fedjax_pfl.utils.structs import Broadcast, per_client, per_server, static, struct

@@ -16,7 +16,7 @@ from fedjax_pfl.algorithms.common.best_model import best_fitting, mean_private
 from fedjax_pfl.algorithms.common.bipartition import largest_between, second_halves
 from fedjax_pfl.algorithms.common.cluster_tree import ClusterTree, written
 from fedjax_pfl.core.algorithm import Algorithm
-from fedjax_pfl.core.registry import algorithm
+from fedjax_pfl.core.algorithm_registry import algorithm
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import InputError, require
 from fedjax_pfl.utils.structs import per_client, per_server, static, struct

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 
 from fedjax_pfl.aggregation import mixing, products
 from fedjax_pfl.core.algorithm import Algorithm
-from fedjax_pfl.core.registry import algorithm
-from fedjax_pfl.federation.extra_losses import (
+from fedjax_pfl.core.algorithm_registry import algorithm
+from fedjax_pfl.federation.regularizers import (
     WeightDistribution,
     classifier_kernel,
     estimated_class_shares,

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from fedjax_pfl.algorithms import fedavg
-from fedjax_pfl.core.registry import algorithm
-from fedjax_pfl.federation.extra_losses import proximal
+from fedjax_pfl.core.algorithm_registry import algorithm
+from fedjax_pfl.federation.regularizers import proximal
 from fedjax_pfl.training.local_sgd import Trained
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import require

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from fedjax_pfl.aggregation.sharing import SharedLayers
 from fedjax_pfl.algorithms import fedavg
 from fedjax_pfl.algorithms.common.fedala_weights import learnt_weights, theta_hat
-from fedjax_pfl.core.registry import algorithm
+from fedjax_pfl.core.algorithm_registry import algorithm
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import require
 from fedjax_pfl.utils.structs import Broadcast, per_client, static, struct

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 
 from fedjax_pfl.aggregation import mixing, similarity
 from fedjax_pfl.core.algorithm import Algorithm
-from fedjax_pfl.core.registry import algorithm
-from fedjax_pfl.federation.extra_losses import proximal
+from fedjax_pfl.core.algorithm_registry import algorithm
 from fedjax_pfl.federation.optimizers import SGD
+from fedjax_pfl.federation.regularizers import proximal
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import InputError, require
 from fedjax_pfl.utils.structs import per_client, static, struct

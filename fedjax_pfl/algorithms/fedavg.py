@@ -13,9 +13,9 @@ import optax
 
 from fedjax_pfl.aggregation import leaf_plan, mixing
 from fedjax_pfl.core.algorithm import Algorithm
+from fedjax_pfl.core.algorithm_registry import algorithm
 from fedjax_pfl.core.context import Context
 from fedjax_pfl.core.record import Record
-from fedjax_pfl.core.registry import algorithm
 from fedjax_pfl.federation.participation import Cohort
 from fedjax_pfl.training.local_sgd import Trained
 from fedjax_pfl.utils import trees

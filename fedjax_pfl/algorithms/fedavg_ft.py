@@ -5,7 +5,7 @@ https://arxiv.org/abs/1910.10252
 """
 
 from fedjax_pfl.algorithms.fedavg import FedAvg
-from fedjax_pfl.core.registry import algorithm
+from fedjax_pfl.core.algorithm_registry import algorithm
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.utils.errors import require
 from fedjax_pfl.utils.structs import static

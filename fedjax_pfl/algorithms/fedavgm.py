@@ -6,7 +6,7 @@ Tzu-Ming Harry Hsu, Hang Qi, Matthew Brown. 2019. https://arxiv.org/abs/1909.063
 import optax
 
 from fedjax_pfl.algorithms.fedavg import FedAvg
-from fedjax_pfl.core.registry import algorithm
+from fedjax_pfl.core.algorithm_registry import algorithm
 from fedjax_pfl.utils.errors import require
 from fedjax_pfl.utils.structs import static
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from fedjax_pfl.aggregation import leaf_plan
 from fedjax_pfl.algorithms.fedper import PartlyShared
-from fedjax_pfl.core.registry import algorithm
+from fedjax_pfl.core.algorithm_registry import algorithm
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.optimizers import SGD
 from fedjax_pfl.utils import trees

@@ -7,7 +7,7 @@ https://arxiv.org/abs/2102.07623
 from typing import Literal
 
 from fedjax_pfl.algorithms.fedper import PartlyShared
-from fedjax_pfl.core.registry import algorithm
+from fedjax_pfl.core.algorithm_registry import algorithm
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.structs import static
 

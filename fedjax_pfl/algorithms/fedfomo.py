@@ -13,7 +13,7 @@ from fedjax_pfl.aggregation import leaf_plan
 from fedjax_pfl.algorithms.common.downloads import epsilon_greedy
 from fedjax_pfl.algorithms.common.fedfomo_weights import first_order, positive_part, rise
 from fedjax_pfl.core.algorithm import Algorithm
-from fedjax_pfl.core.registry import algorithm
+from fedjax_pfl.core.algorithm_registry import algorithm
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import InputError, require
 from fedjax_pfl.utils.structs import per_client, per_pair, static, struct

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_pfl.algorithms.fedavg import Weighted
-from fedjax_pfl.core.registry import algorithm
+from fedjax_pfl.core.algorithm_registry import algorithm
 from fedjax_pfl.utils.errors import require
 from fedjax_pfl.utils.structs import static, struct
 from fedjax_pfl.utils.typing import Tree

@@ -8,7 +8,7 @@ from typing import Literal
 
 from fedjax_pfl.aggregation.sharing import SharedLayers
 from fedjax_pfl.algorithms.fedavg import Weighted
-from fedjax_pfl.core.registry import algorithm
+from fedjax_pfl.core.algorithm_registry import algorithm
 from fedjax_pfl.utils.errors import require
 from fedjax_pfl.utils.structs import static
 

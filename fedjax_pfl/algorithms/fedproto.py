@@ -19,7 +19,7 @@ from fedjax_pfl.algorithms.common.prototypes import (
     wide,
 )
 from fedjax_pfl.core.algorithm import Algorithm
-from fedjax_pfl.core.registry import algorithm
+from fedjax_pfl.core.algorithm_registry import algorithm
 from fedjax_pfl.training.local_sgd import Trained
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import InputError, require

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_pfl.algorithms.fedavg import FedAvg
-from fedjax_pfl.core.registry import algorithm
-from fedjax_pfl.federation.extra_losses import proximal
+from fedjax_pfl.core.algorithm_registry import algorithm
+from fedjax_pfl.federation.regularizers import proximal
 from fedjax_pfl.utils.errors import InputError, require
 from fedjax_pfl.utils.structs import static
 

@@ -13,7 +13,7 @@ https://arxiv.org/abs/1910.10252
 
 from fedjax_pfl.algorithms.fedavg_ft import FedAvgFineTuned
 from fedjax_pfl.algorithms.fedprox import FedProx
-from fedjax_pfl.core.registry import algorithm
+from fedjax_pfl.core.algorithm_registry import algorithm
 
 
 @algorithm("fedprox_ft")

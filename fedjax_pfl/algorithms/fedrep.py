@@ -13,7 +13,7 @@ import numpy as np
 
 from fedjax_pfl.aggregation import leaf_plan
 from fedjax_pfl.algorithms.fedper import PartlyShared
-from fedjax_pfl.core.registry import algorithm
+from fedjax_pfl.core.algorithm_registry import algorithm
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.training.local_sgd import Trained
 from fedjax_pfl.utils.errors import InputError, require

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from fedjax_pfl.aggregation import mixing
 from fedjax_pfl.core.algorithm import Algorithm
-from fedjax_pfl.core.registry import algorithm
+from fedjax_pfl.core.algorithm_registry import algorithm
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import require
 from fedjax_pfl.utils.structs import Broadcast, per_client, per_server, static, struct

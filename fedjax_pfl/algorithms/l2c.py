@@ -15,8 +15,8 @@ from jax import lax
 from fedjax_pfl.aggregation import mixing, similarity
 from fedjax_pfl.algorithms.common.l2c_weights import Attention, Logits
 from fedjax_pfl.core.algorithm import Algorithm
-from fedjax_pfl.core.registry import algorithm
-from fedjax_pfl.federation.schedules import Schedule
+from fedjax_pfl.core.algorithm_registry import algorithm
+from fedjax_pfl.federation.batching import Schedule
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import InputError, require
 from fedjax_pfl.utils.structs import static

@@ -14,7 +14,7 @@ from fedjax_pfl.aggregation import leaf_plan, mixing
 from fedjax_pfl.aggregation.sharing import SharedLayers
 from fedjax_pfl.algorithms.fedavg import State
 from fedjax_pfl.algorithms.fedper import PartlyShared
-from fedjax_pfl.core.registry import algorithm
+from fedjax_pfl.core.algorithm_registry import algorithm
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import InputError, require
 from fedjax_pfl.utils.structs import per_client, per_server, static, struct

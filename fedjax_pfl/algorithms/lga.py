@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from fedjax_pfl.aggregation import similarity
 from fedjax_pfl.algorithms.asynchronous import FedAvgAsync, take_turn
-from fedjax_pfl.core.registry import algorithm
+from fedjax_pfl.core.algorithm_registry import algorithm
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.structs import per_client, per_server, static, struct
 from fedjax_pfl.utils.typing import Model, PerClient, Stack

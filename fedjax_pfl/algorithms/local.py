@@ -3,7 +3,7 @@
 from typing import Literal
 
 from fedjax_pfl.core.algorithm import Algorithm
-from fedjax_pfl.core.registry import algorithm
+from fedjax_pfl.core.algorithm_registry import algorithm
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.structs import per_client, static, struct
 from fedjax_pfl.utils.typing import Stack

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_pfl.algorithms import fedavg
-from fedjax_pfl.core.registry import algorithm
+from fedjax_pfl.core.algorithm_registry import algorithm
+from fedjax_pfl.federation.batching import COUNTED
 from fedjax_pfl.federation.federation import Federation
-from fedjax_pfl.federation.schedules import COUNTED
 from fedjax_pfl.utils.errors import InputError, require
 from fedjax_pfl.utils.structs import Broadcast, per_client, static, struct
 from fedjax_pfl.utils.typing import PerClient, Stack

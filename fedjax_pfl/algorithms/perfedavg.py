@@ -15,7 +15,7 @@ import numpy as np
 import optax
 
 from fedjax_pfl.algorithms.fedavg import Weighted
-from fedjax_pfl.core.registry import algorithm
+from fedjax_pfl.core.algorithm_registry import algorithm
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.optimizers import SGD
 from fedjax_pfl.training.local_sgd import Trained

@@ -8,7 +8,7 @@ Guarantees: A Model-Agnostic Meta-Learning Approach. NeurIPS 2020. https://arxiv
 """
 
 from fedjax_pfl.algorithms.fedavg import FedAvg
-from fedjax_pfl.core.registry import algorithm
+from fedjax_pfl.core.algorithm_registry import algorithm
 from fedjax_pfl.utils.errors import require
 from fedjax_pfl.utils.structs import static
 

@@ -14,7 +14,7 @@ from fedjax_pfl.aggregation import leaf_plan
 from fedjax_pfl.algorithms.common import hypernetwork, pfedhn_clients
 from fedjax_pfl.algorithms.common.hypernetwork import Hypernetwork, clipped
 from fedjax_pfl.core.algorithm import Algorithm
-from fedjax_pfl.core.registry import algorithm
+from fedjax_pfl.core.algorithm_registry import algorithm
 from fedjax_pfl.utils import keys, trees
 from fedjax_pfl.utils.errors import InputError, require
 from fedjax_pfl.utils.structs import per_client, per_server, static, struct

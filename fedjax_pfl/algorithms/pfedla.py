@@ -14,7 +14,7 @@ from jax import lax
 from fedjax_pfl.aggregation import mixing, products, similarity
 from fedjax_pfl.algorithms.common.hypernetwork import linear
 from fedjax_pfl.core.algorithm import Algorithm
-from fedjax_pfl.core.registry import algorithm
+from fedjax_pfl.core.algorithm_registry import algorithm
 from fedjax_pfl.utils import keys, trees
 from fedjax_pfl.utils.errors import InputError, require
 from fedjax_pfl.utils.structs import per_client, per_pair, static, struct

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from fedjax_pfl.aggregation import mixing
 from fedjax_pfl.algorithms import fedavg
-from fedjax_pfl.core.registry import algorithm
+from fedjax_pfl.core.algorithm_registry import algorithm
 from fedjax_pfl.training.local_sgd import Trained
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import require

@@ -15,7 +15,7 @@ import optax
 from fedjax_pfl.aggregation import mixing, products
 from fedjax_pfl.algorithms.common import sfl_graphs
 from fedjax_pfl.core.algorithm import Algorithm
-from fedjax_pfl.core.registry import algorithm
+from fedjax_pfl.core.algorithm_registry import algorithm
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import InputError, require
 from fedjax_pfl.utils.structs import Broadcast, per_client, per_server, static, struct

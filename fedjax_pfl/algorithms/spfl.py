@@ -15,7 +15,7 @@ from fedjax_pfl.aggregation import mixing
 from fedjax_pfl.algorithms.common import spfl_similarity
 from fedjax_pfl.algorithms.common.spfl_similarity import compared_layers, in_stage, parse_weights
 from fedjax_pfl.core.algorithm import Algorithm
-from fedjax_pfl.core.registry import algorithm
+from fedjax_pfl.core.algorithm_registry import algorithm
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import InputError, require, shown
 from fedjax_pfl.utils.structs import per_client, per_pair, static, struct

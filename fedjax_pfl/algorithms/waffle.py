@@ -20,8 +20,8 @@ from fedjax_pfl.algorithms.common.alice import (
     summed_gradients,
 )
 from fedjax_pfl.algorithms.common.waffle_batch import States, together
-from fedjax_pfl.core.registry import algorithm
-from fedjax_pfl.federation.schedules import COUNTED
+from fedjax_pfl.core.algorithm_registry import algorithm
+from fedjax_pfl.federation.batching import COUNTED
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import InputError, require
 from fedjax_pfl.utils.structs import per_client, static, struct

@@ -19,8 +19,8 @@ from fedjax_pfl.algorithms.common.alice import (
     squared_distances_to_alice,
     summed_gradients,
 )
-from fedjax_pfl.core.registry import algorithm
-from fedjax_pfl.federation.schedules import COUNTED
+from fedjax_pfl.core.algorithm_registry import algorithm
+from fedjax_pfl.federation.batching import COUNTED
 from fedjax_pfl.training.local_sgd import Trained
 from fedjax_pfl.utils.errors import require
 from fedjax_pfl.utils.structs import per_client, struct

@@ -16,15 +16,16 @@ from fedjax_pfl.aggregation.sharing import Rule, described
 from fedjax_pfl.core.context import Context
 from fedjax_pfl.core.record import Record
 from fedjax_pfl.federation.adaptation import Adaptation
+from fedjax_pfl.federation.batching import Schedule
 from fedjax_pfl.federation.federation import Federation
-from fedjax_pfl.federation.schedules import Schedule
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.structs import Broadcast
 from fedjax_pfl.utils.typing import Model, PerClient, Rows, Stack, State
 
 
 class Algorithm:
-    """Base class of algorithms; `registry.algorithm` turns a subclass into a pytree and names it.
+    """Base class of algorithms; `algorithm_registry.algorithm` turns a subclass into a pytree and
+    names it.
 
     Class attributes:
       name: canonical name.

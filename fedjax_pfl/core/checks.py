@@ -12,14 +12,14 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl.core import kept_optimizers
+from fedjax_pfl.core import persistent_optimizers
 from fedjax_pfl.core.algorithm import Algorithm
+from fedjax_pfl.core.algorithm_registry import is_static
 from fedjax_pfl.core.context import Context
-from fedjax_pfl.core.fetched_rows import fetched
-from fedjax_pfl.core.kept_optimizers import Kept
+from fedjax_pfl.core.forward_counter import Tally
+from fedjax_pfl.core.partial_state import fetched
+from fedjax_pfl.core.persistent_optimizers import Kept
 from fedjax_pfl.core.record import Record
-from fedjax_pfl.core.registry import is_static
-from fedjax_pfl.core.tally import Tally
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.structs import by_field, client_axes
@@ -104,7 +104,7 @@ def checked_init(algorithm: Algorithm, ctx: Context) -> State:
                     f"{axes} client axes of {ctx.num_clients}, got {jax.numpy.shape(leaf)}."
                 )
     if ctx.federation.keep_optimizer_state:
-        state = kept_optimizers.begin(algorithm, ctx, state)
+        state = persistent_optimizers.begin(algorithm, ctx, state)
     if not any(map(_is_weak, jax.tree.leaves(state))):
         return state
     after, _ = jax.eval_shape(partial(checked_round, algorithm, ctx), state)
@@ -148,7 +148,7 @@ def with_nonfinite(
 def checked_round(algorithm: Algorithm, ctx: Context, state: State) -> tuple[State, Record]:
     """`algorithm.round(ctx, state)`, the forward passes of its loss matrices added to the record.
 
-    Per-client leaves of the state may hold the rows of the cohort alone (see `fetched_rows`).
+    Per-client leaves of the state may hold the rows of the cohort alone (see `partial_state`).
 
     Raises:
       NotHere: the round needs other rows of these.
@@ -158,11 +158,11 @@ def checked_round(algorithm: Algorithm, ctx: Context, state: State) -> tuple[Sta
     given = fetched(state, ctx.cohort.rows, ctx.num_clients, ctx.reader)
     optimizers = None
     if isinstance(given, Kept):
-        optimizers = kept_optimizers.Optimizers(name, given.optimizers)
+        optimizers = persistent_optimizers.Optimizers(name, given.optimizers)
     observed = replace(ctx.cohort, observer=tally)
     counting = replace(ctx, cohort=observed, tally=tally, optimizers=optimizers)
     with while_traced(algorithm, "round"):
-        returned = algorithm.round(counting, kept_optimizers.own(given))
+        returned = algorithm.round(counting, persistent_optimizers.own(given))
     pair = isinstance(returned, tuple | list) and len(returned) == 2
     if not (pair and isinstance(returned[1], Record)):
         kinds = ", ".join(

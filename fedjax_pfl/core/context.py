@@ -9,15 +9,15 @@ import jax.numpy as jnp
 
 from fedjax_pfl.aggregation import leaf_plan, mixing
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
-from fedjax_pfl.core.kept_optimizers import Optimizers
+from fedjax_pfl.core.forward_counter import Tally
+from fedjax_pfl.core.persistent_optimizers import Optimizers
 from fedjax_pfl.core.record import Record, recorded
-from fedjax_pfl.core.tally import Tally
 from fedjax_pfl.data.federated import Split
 from fedjax_pfl.federation.adaptation import Adaptation
+from fedjax_pfl.federation.batching import Schedule
 from fedjax_pfl.federation.client import Client
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.participation import Cohort
-from fedjax_pfl.federation.schedules import Schedule
 from fedjax_pfl.training import adapting, local_sgd, scoring
 from fedjax_pfl.training.client_loop import ClientRuns, run_clients
 from fedjax_pfl.training.local_step import LocalStep

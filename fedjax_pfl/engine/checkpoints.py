@@ -24,9 +24,9 @@ from fedjax_pfl.data.files import as_path, reason
 from fedjax_pfl.data.whole_files import require_version, writing
 from fedjax_pfl.execution import processes
 from fedjax_pfl.federation.optimizers import formula
+from fedjax_pfl.utils.conversions import number
 from fedjax_pfl.utils.errors import InputError, OutputError, cut
 from fedjax_pfl.utils.typing import Tree
-from fedjax_pfl.utils.values import number
 
 FORMAT = 1
 

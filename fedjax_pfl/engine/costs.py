@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
+from fedjax_pfl.federation.batching import Schedule
 from fedjax_pfl.federation.client import Client
 from fedjax_pfl.federation.federation import Federation
-from fedjax_pfl.federation.schedules import Schedule
 from fedjax_pfl.models.kernels.forms import by_definition
 from fedjax_pfl.training.local_step import LocalStep
 from fedjax_pfl.utils.typing import Tree

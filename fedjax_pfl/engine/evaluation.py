@@ -14,7 +14,7 @@ from jax import lax
 from fedjax_pfl.core.algorithm import Algorithm
 from fedjax_pfl.core.checks import while_traced
 from fedjax_pfl.core.context import Context
-from fedjax_pfl.core.fetched_rows import fetched
+from fedjax_pfl.core.partial_state import fetched
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.training.scoring import score
 from fedjax_pfl.utils import trees
@@ -27,7 +27,7 @@ def named_models(
 ) -> dict[str, Stack | Broadcast]:
     """`algorithm.models(ctx, state, rows)`.
 
-    Per-client leaves of the state may hold those rows alone (see `fetched_rows`).
+    Per-client leaves of the state may hold those rows alone (see `partial_state`).
 
     Raises:
       NotHere: the models need other rows of these.

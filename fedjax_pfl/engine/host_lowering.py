@@ -1,4 +1,5 @@
-"""The programs of `hosted` for devices that need not be there, and what the host has to hold."""
+"""The programs of `offloaded_state` for devices that need not be there, and what the host has to
+hold."""
 
 from collections.abc import Sequence
 from dataclasses import replace

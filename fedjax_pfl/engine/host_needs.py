@@ -1,4 +1,5 @@
-"""What the programs of `hosted` need: which leaves, clients and samples, and how much memory.
+"""What the programs of `offloaded_state` need: which leaves, clients and samples, and how much
+memory.
 
 All of it is found by tracing; nothing is compiled.
 """
@@ -20,9 +21,9 @@ from fedjax_pfl.engine.program import Program
 from fedjax_pfl.execution.combining import combined
 from fedjax_pfl.execution.mesh import AXIS, RUNS, place
 from fedjax_pfl.execution.processes import count, several
-from fedjax_pfl.federation.at_home import on_all_devices
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.host_data import SPLITS, HostData
+from fedjax_pfl.federation.process_local_data import on_all_devices
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.structs import by_field
 from fedjax_pfl.utils.typing import State, Tree

@@ -1,4 +1,5 @@
-"""The programs of a simulation whose clients keep their state in host memory (see `hosted`)."""
+"""The programs of a simulation whose clients keep their state in host memory (see
+`offloaded_state`)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,11 +11,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
 
-from fedjax_pfl.core import checks, kept_optimizers
+from fedjax_pfl.core import checks, persistent_optimizers
 from fedjax_pfl.core.context import Context
 from fedjax_pfl.engine.evaluation import named_models, score_rows
-from fedjax_pfl.engine.first_rows import with_first_rows
 from fedjax_pfl.engine.host_reads import Address, Reader
+from fedjax_pfl.engine.lazy_init import with_first_rows
 from fedjax_pfl.engine.program import filled, with_adapted
 from fedjax_pfl.engine.runs import Runs, over_runs
 from fedjax_pfl.execution.mesh import AXIS, RUNS, mesh_of, place, rows_of
@@ -151,7 +152,7 @@ def scores(kept, rows, runs, at, clients, federation, t, total, layout, extra):
         run, kept, rows, at = operand
         run = run.begun(federation)
         ctx = there(run.context(federation, t, total), clients, at)
-        own = kept_optimizers.own(layout.joined(kept, rows))
+        own = persistent_optimizers.own(layout.joined(kept, rows))
         return score_rows(run.algorithm, ctx, own, extra, clients)
 
     rows = unfilled(rows, federation, len(clients))
@@ -166,7 +167,7 @@ def block_models(kept, rows, runs, at, clients, federation, t, total, layout):
     def models_of(operand, federation, t, total, clients):
         run, kept, rows, at = operand
         ctx = there(run.context(federation, t, total), clients, at)
-        own = kept_optimizers.own(layout.joined(kept, rows))
+        own = persistent_optimizers.own(layout.joined(kept, rows))
         named = named_models(run.algorithm, ctx, own, clients)
         return with_adapted(run.algorithm, ctx, named, clients)
 

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl.data.federated import FederatedData, Split
-from fedjax_pfl.engine.final import Final
+from fedjax_pfl.engine.final_models import Final
 from fedjax_pfl.execution.locations import short_locations
 from fedjax_pfl.execution.processes import readable
+from fedjax_pfl.federation.data_sharding import on_devices
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.participation import ParticipationOptions
-from fedjax_pfl.federation.spreading import on_devices
 from fedjax_pfl.training.scoring import score
 from fedjax_pfl.utils.errors import InputError, require
 

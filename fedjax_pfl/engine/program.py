@@ -12,10 +12,14 @@ import numpy as np
 from jax import lax
 from jax.sharding import Sharding, SingleDeviceSharding
 
-from fedjax_pfl.core import checks, kept_optimizers
+from fedjax_pfl.core import checks, persistent_optimizers
 from fedjax_pfl.core.algorithm import Algorithm
 from fedjax_pfl.core.context import Context
-from fedjax_pfl.engine.at_rest import (
+from fedjax_pfl.engine.evaluation import evaluate, named_models
+from fedjax_pfl.engine.host_store import whole_leaves
+from fedjax_pfl.engine.memory import BESIDE, Memory, nbytes, peak
+from fedjax_pfl.engine.runs import Runs, over_runs
+from fedjax_pfl.engine.state_sharding import (
     is_filled,
     placed,
     placed_measured,
@@ -23,10 +27,6 @@ from fedjax_pfl.engine.at_rest import (
     whole,
     whole_measured,
 )
-from fedjax_pfl.engine.evaluation import evaluate, named_models
-from fedjax_pfl.engine.host_store import whole_leaves
-from fedjax_pfl.engine.memory import BESIDE, Memory, nbytes, peak
-from fedjax_pfl.engine.runs import Runs, over_runs
 from fedjax_pfl.execution.mesh import described, sharing
 from fedjax_pfl.execution.processes import fetched, of_processes, readable
 from fedjax_pfl.federation.adaptation import Adaptation
@@ -255,7 +255,7 @@ def _advance(states, runs, federation, t, length, total, eval_every, capacity, e
         ctx = run.context(federation, now, total)
         with sharing(federation.execution):
             state, record = checks.checked_round(run.algorithm, ctx, state)
-        own = kept_optimizers.own(state)
+        own = persistent_optimizers.own(state)
         due = ((now + 1) % eval_every == 0) | (now + 1 == total)
         measure = traced_once(partial(evaluate, run.algorithm, ctx, own, extra, scored))
         unscored = partial(filled, jax.eval_shape(measure), jnp.nan)
@@ -314,7 +314,7 @@ def _models(states, runs, federation, t, total, rows):
     def models_of(operand, federation, t, total, rows):
         run, state = operand
         ctx = run.context(federation, t, total)
-        named = named_models(run.algorithm, ctx, kept_optimizers.own(state), rows)
+        named = named_models(run.algorithm, ctx, persistent_optimizers.own(state), rows)
         return with_adapted(run.algorithm, ctx, named, rows)
 
     operands = runs, unfilled(states, federation)
@@ -326,7 +326,7 @@ def _personalize(states, runs, federation, new_clients, t, total):
     def personalize(operand, federation, new_clients, t, total):
         run, state = operand
         ctx, new = (run.context(fed, t, total) for fed in (federation, new_clients))
-        return run.algorithm.personalize(ctx, kept_optimizers.own(state), new)
+        return run.algorithm.personalize(ctx, persistent_optimizers.own(state), new)
 
     operands = runs, unfilled(states, federation)
     return over_runs(personalize, operands, federation, new_clients, t, total)

@@ -13,16 +13,16 @@ import numpy as np
 from fedjax_pfl.core import checks
 from fedjax_pfl.core.algorithm import Algorithm
 from fedjax_pfl.core.context import Context
-from fedjax_pfl.engine.hosted import hosted
+from fedjax_pfl.engine.offloaded_state import hosted
 from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import MAX_RUNS, Runs, converted, make_runs, served
 from fedjax_pfl.federation.adaptation import Adaptation
-from fedjax_pfl.federation.extra_losses import ExtraLoss
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.local_training import check_hashable
+from fedjax_pfl.federation.regularizers import ExtraLoss
+from fedjax_pfl.utils.conversions import is_list, number
 from fedjax_pfl.utils.errors import InputError, require, require_whole
 from fedjax_pfl.utils.typing import State
-from fedjax_pfl.utils.values import is_list, number
 
 CHUNK = 50  # rounds in one call of a program, at most
 

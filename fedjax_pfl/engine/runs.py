@@ -11,16 +11,16 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from fedjax_pfl.core.algorithm import Algorithm
+from fedjax_pfl.core.algorithm_registry import is_static
 from fedjax_pfl.core.context import Context
-from fedjax_pfl.core.registry import is_static
 from fedjax_pfl.execution.mesh import RUNS, mesh_of
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.local_training import RATES, check_rates
 from fedjax_pfl.utils import keys, trees
+from fedjax_pfl.utils.conversions import convert, is_list
 from fedjax_pfl.utils.errors import InputError, require, unknown_name
 from fedjax_pfl.utils.structs import struct
 from fedjax_pfl.utils.typing import Scalar, Tree
-from fedjax_pfl.utils.values import convert, is_list
 
 MAX_RUNS = 2**16  # seeds times settings, however small the model
 

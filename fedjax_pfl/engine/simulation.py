@@ -10,24 +10,25 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl.core.algorithm import Algorithm
-from fedjax_pfl.engine import request, watching
+from fedjax_pfl.engine import progress as engine_progress
+from fedjax_pfl.engine import request
 from fedjax_pfl.engine.checkpoints import Checkpoints
-from fedjax_pfl.engine.chunks import Chunks, Progress, depends_on_num_rounds
 from fedjax_pfl.engine.costs import forward_flops, step_flops
-from fedjax_pfl.engine.final import Final
-from fedjax_pfl.engine.fitting import fitting
-from fedjax_pfl.engine.hosted import HostedProgram
+from fedjax_pfl.engine.early_stopping import checked_patience
+from fedjax_pfl.engine.final_models import Final
 from fedjax_pfl.engine.memory import Memory, available
-from fedjax_pfl.engine.patience import checked_patience
+from fedjax_pfl.engine.memory_fit import fitting
+from fedjax_pfl.engine.offloaded_state import HostedProgram
 from fedjax_pfl.engine.program import Lowered, Program
+from fedjax_pfl.engine.runner import Chunks, Progress, depends_on_num_rounds
 from fedjax_pfl.engine.runs import remarks
 from fedjax_pfl.execution import memory_maps, processes, shares
+from fedjax_pfl.execution.lane_assignment import fitted, padding_efficiency
 from fedjax_pfl.execution.locations import short_locations
 from fedjax_pfl.execution.mesh import described
-from fedjax_pfl.execution.packing import fitted, padding_efficiency
 from fedjax_pfl.federation.adaptation import Adaptation
+from fedjax_pfl.federation.data_sharding import spread
 from fedjax_pfl.federation.federation import Federation
-from fedjax_pfl.federation.spreading import spread
 from fedjax_pfl.results.result import Result
 from fedjax_pfl.utils.errors import InputError, require, require_whole
 from fedjax_pfl.utils.typing import Device, State, Tree
@@ -250,7 +251,7 @@ class Simulation:
             if isinstance(past.program, HostedProgram):
                 raise InputError("With client_state='host' only checkpoints continue a simulation.")
         program = self._ready(program)
-        shown = watching.shown(progress, self.algorithm.name)
+        shown = engine_progress.shown(progress, self.algorithm.name)
         if isinstance(program, HostedProgram) and checkpoints is not None:
             program = replace(program, folder=checkpoints.folder)
         chunks = Chunks(program, matrix_rounds, checkpoints, patience, past)
@@ -258,7 +259,7 @@ class Simulation:
         try:
             chunks.run(chunk_seconds, shown, stop, so_far, longest)
         finally:  # a callback may raise
-            watching.end(shown)
+            engine_progress.end(shown)
         self._past = chunks
         return replace(so_far(), final=Final(program, chunks.states, chunks.done))
 

@@ -12,8 +12,8 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from fedjax_pfl.data.federated import FederatedData, Split
+from fedjax_pfl.execution.lane_assignment import ranks_of_devices
 from fedjax_pfl.execution.mesh import AXIS, mesh_of, not_shared
-from fedjax_pfl.execution.packing import ranks_of_devices
 from fedjax_pfl.execution.strategy import Execution
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.typing import Rows, Tree

@@ -3,8 +3,8 @@
 import math
 from typing import NamedTuple
 
+from fedjax_pfl.utils.conversions import decimal
 from fedjax_pfl.utils.errors import InputError, shown, unknown_name
-from fedjax_pfl.utils.values import decimal
 
 CLIENTS, RUNS = "clients", "runs"  # axes of the mesh of devices
 AUTO = "auto"

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field, replace
 
 from fedjax_pfl.execution import processes, shares
 from fedjax_pfl.execution.platforms import resolve_platform
+from fedjax_pfl.utils.conversions import decimal
 from fedjax_pfl.utils.errors import InputError, shown
-from fedjax_pfl.utils.values import decimal
 
 CLIENT_AXES = ("auto", "map", "vmap", "a chunk size such as 8")
 SEED_AXES = ("auto", "map", "vmap")
@@ -27,7 +27,7 @@ class Execution:
       runs: how many parts the runs have, each with so many devices of its own.
       runs_first: whether `shared` may still take devices from the clients for the runs.
       auto: whether `chunk` may shrink to fit into the device's memory.
-      fill: lanes for each client where `chunk` is 0; `packing.fitted` chooses it.
+      fill: lanes for each client where `chunk` is 0; `lane_assignment.fitted` chooses it.
       deal: whether devices exchange ragged clients to get about the same work; likewise.
       platform: "cpu", "gpu" or "tpu", the one that programs are made for.
       client_state: where per-client state lies: "device", "host", or "auto".

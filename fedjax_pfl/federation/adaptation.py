@@ -6,11 +6,11 @@ from typing import Any
 
 import jax
 
+from fedjax_pfl.federation.batching import COUNTED, Count, Schedule
+from fedjax_pfl.federation.config_field import Group, option
 from fedjax_pfl.federation.optimizers import check_optimizer, optimizer_name
-from fedjax_pfl.federation.option import Group, option
-from fedjax_pfl.federation.schedules import COUNTED, Count, Schedule
+from fedjax_pfl.utils.conversions import number
 from fedjax_pfl.utils.errors import InputError, require
-from fedjax_pfl.utils.values import number
 
 ADAPTED_LEAVES = ("all", "head", "body")
 MOMENTS = ("every", "last")

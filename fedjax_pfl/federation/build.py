@@ -9,11 +9,12 @@ import numpy as np
 from fedjax_pfl.aggregation.planning import creation_order
 from fedjax_pfl.data.federated import FederatedData
 from fedjax_pfl.data.partitions.partition import Partition
-from fedjax_pfl.data.sources.registry import Dataset
+from fedjax_pfl.data.sources.source_registry import Dataset
 from fedjax_pfl.execution.platforms import resolve_platform
 from fedjax_pfl.execution.processes import several
+from fedjax_pfl.federation.batching import IN_ORDER
+from fedjax_pfl.federation.config_field import documented, gathered
 from fedjax_pfl.federation.federation import Federation, initial_model, sample_inputs
-from fedjax_pfl.federation.option import documented, gathered
 from fedjax_pfl.federation.options import (
     GROUPS,
     ExecutionOptions,
@@ -24,7 +25,6 @@ from fedjax_pfl.federation.options import (
     ScoringOptions,
     SharingOptions,
 )
-from fedjax_pfl.federation.schedules import IN_ORDER
 from fedjax_pfl.models.task import Task
 from fedjax_pfl.utils.errors import InputError, require
 from fedjax_pfl.utils.typing import Tree

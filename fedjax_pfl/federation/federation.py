@@ -14,22 +14,22 @@ from fedjax_pfl.aggregation import planning
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan, trainable
 from fedjax_pfl.aggregation.sharing import Rule
 from fedjax_pfl.data.federated import FederatedData
-from fedjax_pfl.execution.packing import fitted
+from fedjax_pfl.execution.lane_assignment import fitted
 from fedjax_pfl.execution.strategy import Execution
 from fedjax_pfl.federation.augmentation import Augmentation
+from fedjax_pfl.federation.batching import Schedule
 from fedjax_pfl.federation.client import Client
-from fedjax_pfl.federation.extra_losses import ExtraLoss
 from fedjax_pfl.federation.local_training import LocalTraining
 from fedjax_pfl.federation.participation import Participation
-from fedjax_pfl.federation.schedules import Schedule
+from fedjax_pfl.federation.regularizers import ExtraLoss
 from fedjax_pfl.models.heads import HEAD, PERSONAL_HEAD, TwoHeads, check_features, two_heads
-from fedjax_pfl.models.initial_values import Match
 from fedjax_pfl.models.metrics import Metric
 from fedjax_pfl.models.mixtures import mixture
+from fedjax_pfl.models.pretrained import Match
 from fedjax_pfl.models.task import ForwardedBatch, Task
 from fedjax_pfl.utils import keys
 from fedjax_pfl.utils.errors import InputError, refused, require
-from fedjax_pfl.utils.measures import Measure
+from fedjax_pfl.utils.metric_names import Measure
 from fedjax_pfl.utils.structs import static, struct
 from fedjax_pfl.utils.typing import Tree
 

@@ -10,17 +10,17 @@ import numpy as np
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
 from fedjax_pfl.data.federated import FederatedData
 from fedjax_pfl.federation.augmentation import AUGMENTATIONS, Augmentation, resolve_augmentation
-from fedjax_pfl.federation.extra_losses import ExtraLoss
-from fedjax_pfl.federation.named import Configured, checked_options
+from fedjax_pfl.federation.batching import BATCH_ORDERS, IN_ORDER, Schedule
+from fedjax_pfl.federation.config_field import Group, Option, again, declared, option
+from fedjax_pfl.federation.function_registry import Configured, checked_options
+from fedjax_pfl.federation.lr_schedules import named_schedule
 from fedjax_pfl.federation.optimizers import (
     SGD,
     check_optimizer,
     named_optimizer,
     optimizer_name,
 )
-from fedjax_pfl.federation.option import Group, Option, again, declared, option
-from fedjax_pfl.federation.rates import named_schedule
-from fedjax_pfl.federation.schedules import BATCH_ORDERS, IN_ORDER, Schedule
+from fedjax_pfl.federation.regularizers import ExtraLoss
 from fedjax_pfl.utils.errors import InputError, require, unknown_name
 from fedjax_pfl.utils.typing import Tree
 

@@ -11,15 +11,15 @@ import jax.numpy as jnp
 
 from fedjax_pfl.aggregation.planning import leaf_plan
 from fedjax_pfl.aggregation.sharing import Rule, named
-from fedjax_pfl.data.sources.registry import Dataset
+from fedjax_pfl.data.sources.source_registry import Dataset
+from fedjax_pfl.federation.config_field import Group, declared, option
 from fedjax_pfl.federation.local_training import check_hashable
-from fedjax_pfl.federation.option import Group, declared, option
 from fedjax_pfl.models.adapters import adapted
-from fedjax_pfl.models.initial_values import Match, initial_values
+from fedjax_pfl.models.frozen_backbone import started
+from fedjax_pfl.models.model_registry import INITIALIZERS
 from fedjax_pfl.models.networks import make_model
 from fedjax_pfl.models.objectives import CLASSIFICATION, objective_of
-from fedjax_pfl.models.registry import INITIALIZERS
-from fedjax_pfl.models.started import started
+from fedjax_pfl.models.pretrained import Match, initial_values
 from fedjax_pfl.models.task import Task, as_task
 from fedjax_pfl.utils.errors import InputError, require
 from fedjax_pfl.utils.typing import Tree

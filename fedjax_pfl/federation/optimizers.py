@@ -9,8 +9,8 @@ import jax
 import numpy as np
 import optax
 
-from fedjax_pfl.federation.named import F, Registry, configured, registering
-from fedjax_pfl.federation.option import Group, option
+from fedjax_pfl.federation.config_field import Group, option
+from fedjax_pfl.federation.function_registry import F, Registry, configured, registering
 from fedjax_pfl.utils.errors import InputError, require
 from fedjax_pfl.utils.typing import Tree
 

@@ -15,9 +15,9 @@ from fedjax_pfl.aggregation.sharing import SHARED, Rule
 from fedjax_pfl.data.federated import FederatedData, by_class, make_split
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.scaling import SCALINGS, input_scaling
-from fedjax_pfl.data.sources.registry import Dataset
+from fedjax_pfl.data.sources.source_registry import Dataset
 from fedjax_pfl.execution import tiles
-from fedjax_pfl.execution.packing import fitted
+from fedjax_pfl.execution.lane_assignment import fitted
 from fedjax_pfl.execution.platforms import PLATFORMS, resolve_platform
 from fedjax_pfl.execution.strategy import (
     CLIENT_STATES,
@@ -25,10 +25,10 @@ from fedjax_pfl.execution.strategy import (
     Execution,
     resolve_execution,
 )
+from fedjax_pfl.federation.config_field import Group, Option, declared, gathered, option
+from fedjax_pfl.federation.function_registry import options_of
 from fedjax_pfl.federation.local_training import RATES, SETTABLE, LocalTraining
 from fedjax_pfl.federation.model_options import ModelOptions
-from fedjax_pfl.federation.named import options_of
-from fedjax_pfl.federation.option import Group, Option, declared, gathered, option
 from fedjax_pfl.federation.participation import ParticipationOptions
 from fedjax_pfl.models.metrics import Metric, check_metrics, chosen, names_for
 from fedjax_pfl.models.task import Task

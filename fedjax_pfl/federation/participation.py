@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_pfl.federation.option import Group, option
+from fedjax_pfl.federation.config_field import Group, option
 from fedjax_pfl.utils import keys, trees
+from fedjax_pfl.utils.conversions import convert
 from fedjax_pfl.utils.errors import InputError, require
 from fedjax_pfl.utils.structs import static, struct
 from fedjax_pfl.utils.typing import Rows, Tree
-from fedjax_pfl.utils.values import convert
 
 STRAGGLER_SCHEDULES = ("code", "paper")
 

@@ -7,8 +7,13 @@ import flax.linen as nn
 
 from fedjax_pfl.models.dropout import Dropout
 from fedjax_pfl.models.layers import Conv, Dense, max_pool
+from fedjax_pfl.models.model_registry import (
+    check_dropout,
+    check_images,
+    check_width,
+    register_model,
+)
 from fedjax_pfl.models.normalization import BatchNorm
-from fedjax_pfl.models.registry import check_dropout, check_images, check_width, register_model
 from fedjax_pfl.utils.errors import unknown_name
 
 NORMS = (None, "before_relu", "after_pool")

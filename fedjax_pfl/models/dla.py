@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from fedjax_pfl.models.layers import Dense, global_mean
-from fedjax_pfl.models.registry import check_images, register_model
+from fedjax_pfl.models.model_registry import check_images, register_model
 from fedjax_pfl.models.resnet import ConvNorm, ResidualBlock
 
 

@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_pfl.models.objectives import OBJECTIVES, Objective
+from fedjax_pfl.utils.conversions import defined_at
 from fedjax_pfl.utils.errors import OF_ONES_OWN, InputError, require, require_name, unknown_name
-from fedjax_pfl.utils.measures import BETTER, HIGHER, LOWER, Measure
-from fedjax_pfl.utils.spelling import suggestions
-from fedjax_pfl.utils.values import defined_at
+from fedjax_pfl.utils.metric_names import BETTER, HIGHER, LOWER, Measure
+from fedjax_pfl.utils.name_matching import suggestions
 
 BINS = 15  # of the expected calibration error
 PER_CLASS = "per_class_accuracy"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import flax.linen as nn
 
 from fedjax_pfl.models.layers import Dense
-from fedjax_pfl.models.registry import check_width, register_model
+from fedjax_pfl.models.model_registry import check_width, register_model
 
 
 class MLP(nn.Module):

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from fedjax_pfl.models.kernels import forms
 from fedjax_pfl.utils.errors import require_name
-from fedjax_pfl.utils.measures import ACCURACY, LOWER, Measure
+from fedjax_pfl.utils.metric_names import ACCURACY, LOWER, Measure
 
 
 @dataclass(frozen=True)

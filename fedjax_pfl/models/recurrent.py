@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_pfl.models.layers import Dense, Embedding, initializers
-from fedjax_pfl.models.registry import check_width, register_model
+from fedjax_pfl.models.model_registry import check_width, register_model
 from fedjax_pfl.models.text import check_texts
 
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 import flax.linen as nn
 
 from fedjax_pfl.models.layers import Conv, Dense, global_mean, max_pool
+from fedjax_pfl.models.model_registry import check_images, register_model
 from fedjax_pfl.models.normalization import BatchNorm
-from fedjax_pfl.models.registry import check_images, register_model
 
 
 class ConvNorm(nn.Module):

@@ -7,8 +7,8 @@ from typing import Any
 import flax.linen as nn
 
 from fedjax_pfl.models.layers import Conv, Dense, global_mean, max_pool
+from fedjax_pfl.models.model_registry import check_images, check_width, register_model
 from fedjax_pfl.models.normalization import GroupNorm
-from fedjax_pfl.models.registry import check_images, check_width, register_model
 from fedjax_pfl.models.resnet import ConvNorm, ResidualBlock
 from fedjax_pfl.utils.errors import require, require_name
 

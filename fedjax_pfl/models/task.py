@@ -138,11 +138,13 @@ class Task:
         raise self.no_head()
 
     def bound(self, values: Mapping[str, Any], backbone: Tree) -> "Task":
-        """The task with given initial values and fixed leaves, see `started`; itself without."""
+        """The task with given initial values and fixed leaves, see `frozen_backbone`; itself
+        without."""
         return self
 
     def fixed_leaves(self, key: Key, inputs: jax.Array) -> Tree:
-        """The leaves of the network that no client's model holds, see `started`; {} without."""
+        """The leaves of the network that no client's model holds, see `frozen_backbone`; {}
+        without."""
         return {}
 
     def no_head(self) -> InputError:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from fedjax_pfl.models.dropout import Dropout
 from fedjax_pfl.models.layers import Conv, Dense, Embedding
-from fedjax_pfl.models.registry import check_dropout, check_width, register_model
+from fedjax_pfl.models.model_registry import check_dropout, check_width, register_model
 from fedjax_pfl.utils.errors import InputError
 
 

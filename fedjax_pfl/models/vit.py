@@ -5,8 +5,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_pfl.models.layers import Dense
+from fedjax_pfl.models.model_registry import check_images, check_width, register_model
 from fedjax_pfl.models.normalization import LayerNorm
-from fedjax_pfl.models.registry import check_images, check_width, register_model
 from fedjax_pfl.utils.errors import InputError, require
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_pfl.utils.measures import ACCURACY, Measure
+from fedjax_pfl.utils.metric_names import ACCURACY, Measure
 
 
 @dataclass(frozen=True)

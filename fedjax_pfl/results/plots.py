@@ -16,7 +16,7 @@ from matplotlib.text import Text
 
 from fedjax_pfl.results.names import HEADLINE
 from fedjax_pfl.utils.errors import require
-from fedjax_pfl.utils.measures import ACCURACY, Measure
+from fedjax_pfl.utils.metric_names import ACCURACY, Measure
 
 if TYPE_CHECKING:
     from fedjax_pfl.results.result import Result

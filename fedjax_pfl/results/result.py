@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedjax_pfl.data.files import as_path
-from fedjax_pfl.results import result_files, tables
+from fedjax_pfl.results import result_files, result_table
+from fedjax_pfl.results.costs import Spent
 from fedjax_pfl.results.names import HEADLINE
-from fedjax_pfl.results.remarks import (
+from fedjax_pfl.results.notes import (
     named,
     names_of,
     never_took_part,
@@ -19,10 +20,9 @@ from fedjax_pfl.results.remarks import (
     scored_clients,
     without_steps,
 )
-from fedjax_pfl.results.scored import Scored
-from fedjax_pfl.results.spent import Spent
+from fedjax_pfl.results.scores import Scored
 from fedjax_pfl.utils.errors import InputError, require, require_name
-from fedjax_pfl.utils.measures import ACCURACY, Measure
+from fedjax_pfl.utils.metric_names import ACCURACY, Measure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure  # slow import: only where it is drawn
@@ -179,7 +179,7 @@ class Result(Scored, Spent):
         Raises:
           InputError: an unknown form, or a model without scores.
         """
-        return tables.table(self, model, form)
+        return result_table.table(self, model, form)
 
     def plot(self, model: str = HEADLINE, split: str = "test") -> "Figure":
         """Mean accuracy over clients against the round, a line for each setting.
@@ -190,7 +190,7 @@ class Result(Scored, Spent):
         Raises:
           InputError: no scores of that model and split.
         """
-        return tables.plot(self, model, split)
+        return result_table.plot(self, model, split)
 
     def predict(
         self,

@@ -16,9 +16,9 @@ import numpy as np
 from fedjax_pfl._version import __version__
 from fedjax_pfl.data.whole_files import aside, read_arrays, read_json, require_version, writing
 from fedjax_pfl.results.names import COUNTS
+from fedjax_pfl.utils.conversions import defined_at
 from fedjax_pfl.utils.errors import InputError, shown
-from fedjax_pfl.utils.measures import ACCURACY, BETTER, Measure
-from fedjax_pfl.utils.values import defined_at
+from fedjax_pfl.utils.metric_names import ACCURACY, BETTER, Measure
 
 PLAIN, ARRAYS = "result.json", "result.npz"
 GROUPS = ("settings", "scores", "clients", "scalars", "matrices")

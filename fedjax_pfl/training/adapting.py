@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_pfl.federation.adaptation import Adaptation
-from fedjax_pfl.federation.extra_losses import proximal
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.participation import Cohort
+from fedjax_pfl.federation.regularizers import proximal
 from fedjax_pfl.training.local_sgd import train
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.structs import Broadcast

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_pfl.data.federated import Batch, FederatedData, Split
-from fedjax_pfl.execution.lanes import Counts, Loop, run_loops
+from fedjax_pfl.execution.packed_vmap import Counts, Loop, run_loops
 from fedjax_pfl.execution.rows import homes_of
 from fedjax_pfl.federation.augmentation import Augmentation
+from fedjax_pfl.federation.batching import Schedule, client_key
 from fedjax_pfl.federation.client import Client
 from fedjax_pfl.federation.federation import Federation
-from fedjax_pfl.federation.schedules import Schedule, client_key
 from fedjax_pfl.utils import keys, trees
 from fedjax_pfl.utils.structs import Broadcast
 from fedjax_pfl.utils.typing import Rows, Tree

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_pfl.data.federated import Batch
+from fedjax_pfl.federation.batching import Schedule
 from fedjax_pfl.federation.client import Client
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.participation import Cohort
-from fedjax_pfl.federation.schedules import Schedule
 from fedjax_pfl.training.client_loop import run_clients
 from fedjax_pfl.training.local_step import LocalState, LocalStep
 from fedjax_pfl.utils import trees

@@ -9,10 +9,10 @@ from jax import lax
 
 from fedjax_pfl.aggregation import leaf_plan, streamed
 from fedjax_pfl.data.federated import FederatedData, Split
-from fedjax_pfl.execution.lanes import Counts, Loop, run_loops
+from fedjax_pfl.execution.packed_vmap import Counts, Loop, run_loops
 from fedjax_pfl.execution.rows import homes_of, over_rows
+from fedjax_pfl.federation.batching import COUNTED
 from fedjax_pfl.federation.federation import Federation
-from fedjax_pfl.federation.schedules import COUNTED
 from fedjax_pfl.models.metrics import Metric
 from fedjax_pfl.models.task import Task
 from fedjax_pfl.utils import trees

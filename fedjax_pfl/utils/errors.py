@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_pfl.utils import elsewhere
-from fedjax_pfl.utils.spelling import plain, suggestions
+from fedjax_pfl.utils import aliases
+from fedjax_pfl.utils.name_matching import plain, suggestions
 
 LONGEST = 2000  # characters of a message
 OF_ONES_OWN = (
@@ -152,7 +152,7 @@ def unknown_hyperparameter(
       where: added to what is named, such as " in --grid".
     """
     word = plain(given) if isinstance(given, str) else ""
-    ours = elsewhere.HYPERPARAMETERS.get(name, {}).get(word)
+    ours = aliases.HYPERPARAMETERS.get(name, {}).get(word)
     hint = f"Did you mean {ours!r}?" if ours and ours in valid else None
     return unknown_name(f"hyperparameter of {name!r}{where}", given, valid, hint=hint)
 

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 import fedjax_pfl as pfl
-from fedjax_pfl.federation.schedules import client_key
+from fedjax_pfl.federation.batching import client_key
 from fedjax_pfl.models.normalization import BatchNorm
 from fedjax_pfl.testing.toys import SEEDS
 from fedjax_pfl.utils import keys

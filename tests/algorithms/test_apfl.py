@@ -8,7 +8,7 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import make_runs
-from fedjax_pfl.federation.extra_losses import WeightDistribution
+from fedjax_pfl.federation.regularizers import WeightDistribution
 from fedjax_pfl.testing.suite import check_algorithm
 from fedjax_pfl.testing.toys import SEEDS, assert_close, run_rounds, toy_federation
 from tests.algorithms.harness import (

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.cwfedavg import class_weights
-from fedjax_pfl.federation.extra_losses import estimated_class_shares, weight_distribution
+from fedjax_pfl.federation.regularizers import estimated_class_shares, weight_distribution
 from fedjax_pfl.testing.toys import assert_close
 from tests.algorithms.harness import PATTERNS, QUICK, Case, assert_losses, assert_models
 from tests.references import cwfedavg

@@ -10,7 +10,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.fedavg import FedAvg
-from fedjax_pfl.core.registry import is_static
+from fedjax_pfl.core.algorithm_registry import is_static
 from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation
 from fedjax_pfl.utils.structs import struct
 from tests.algorithms.harness import (

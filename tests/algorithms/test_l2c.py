@@ -14,7 +14,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl import similarity
 from fedjax_pfl.aggregation import leaf_plan
 from fedjax_pfl.algorithms.l2c import nearest
-from fedjax_pfl.federation.schedules import Schedule
+from fedjax_pfl.federation.batching import Schedule
 from fedjax_pfl.testing.toys import (
     OverflowingNormed,
     assert_close,

@@ -6,7 +6,7 @@ import jax
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.core.registry import ALGORITHMS
+from fedjax_pfl.core.algorithm_registry import ALGORITHMS
 from fedjax_pfl.engine.program import Program, _advance
 from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.testing import toys

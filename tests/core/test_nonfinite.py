@@ -7,7 +7,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.models.mlp import MLP
-from fedjax_pfl.results.remarks import row_remarks, scored_clients
+from fedjax_pfl.results.notes import row_remarks, scored_clients
 from fedjax_pfl.testing import check_algorithm
 from fedjax_pfl.testing.toys import toy_for
 from fedjax_pfl.utils import trees

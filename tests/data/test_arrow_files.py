@@ -11,10 +11,10 @@ from fedjax_pfl.data import arrow_files
 from fedjax_pfl.data.arrow_sizes import unpacked_size
 from fedjax_pfl.data.dataset import dataset_from_arrays
 from fedjax_pfl.data.partitions.importers import import_partition
-from fedjax_pfl.data.sources.registry import load_dataset
+from fedjax_pfl.data.sources.source_registry import load_dataset
 from fedjax_pfl.utils.errors import InputError
 from tests.data.sources.test_bad_files import parquet, png
-from tests.data.sources.test_registry import _nothing_of_this_machine  # noqa: F401
+from tests.data.sources.test_source_registry import _nothing_of_this_machine  # noqa: F401
 from tests.data.test_hostile_files import POOL
 
 

@@ -17,11 +17,11 @@ from fedjax_pfl.data import limits
 from fedjax_pfl.data.dataset import dataset_from_arrays
 from fedjax_pfl.data.partitions.importers import import_partition
 from fedjax_pfl.data.partitions.partition import Partition
-from fedjax_pfl.data.sources.registry import load_dataset
+from fedjax_pfl.data.sources.source_registry import load_dataset
 from fedjax_pfl.utils.errors import InputError
 from tests.data.sources.test_bad_files import parquet, pictures
 from tests.data.sources.test_hostile_archives import header
-from tests.data.sources.test_registry import _nothing_of_this_machine  # noqa: F401
+from tests.data.sources.test_source_registry import _nothing_of_this_machine  # noqa: F401
 
 POOL = dataset_from_arrays("toy", np.zeros((4, 2), np.uint8), np.arange(4) % 2)
 

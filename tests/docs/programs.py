@@ -17,7 +17,7 @@ from experiments.figures import __main__ as figures
 from experiments.figures.scores import AVERAGES, SCORES
 from experiments.planning import targets
 from fedjax_pfl.data.partitions.importers import IMPORTERS
-from fedjax_pfl.data.partitions.registry import parse_options, rule_options
+from fedjax_pfl.data.partitions.rule_registry import parse_options, rule_options
 from tests.docs import pages
 from tests.docs.pages import ROOT
 from tests.fuzz import __main__ as fuzz

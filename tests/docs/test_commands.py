@@ -18,7 +18,7 @@ from experiments import benchmark, compare, partition, plan, reproduce, run, swe
 from experiments.cli import flags, unknown_flags
 from experiments.figures import __main__ as figures
 from fedjax_pfl.data.pfllib_files import PFLLIB_EXPORT
-from fedjax_pfl.data.sources import registry
+from fedjax_pfl.data.sources import source_registry
 from fedjax_pfl.models import metrics
 from tests.docs import pages
 from tests.docs.programs import check
@@ -148,12 +148,12 @@ def test_the_script_for_pfllib_is_the_one_that_the_importer_names():
 
 
 def test_a_source_of_ones_own(monkeypatch):
-    monkeypatch.setattr(registry, "DATASETS", dict(pfl.DATASETS))
+    monkeypatch.setattr(source_registry, "DATASETS", dict(pfl.DATASETS))
     (block,) = python_blocks(ROOT / "docs/data_sources.md")
     x, y = np.zeros((6, 2, 2, 1), np.uint8), np.arange(6) % 3
     names = {"train_x": x, "train_y": y, "test_x": x[:3], "test_y": y[:3]}
     exec(compile(block, "data_sources.md", "exec"), names)
-    dataset = registry.load_dataset("mine", my_option=4)
+    dataset = source_registry.load_dataset("mine", my_option=4)
     assert (dataset.num_train, dataset.num_test, dataset.num_classes) == (6, 3, 3)
 
 

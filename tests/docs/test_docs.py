@@ -14,7 +14,7 @@ import fedjax_pfl as pfl
 from experiments import sweep
 from experiments.cli import build, flags
 from experiments.figures import __main__ as figures
-from fedjax_pfl.data.partitions.registry import parse_options
+from fedjax_pfl.data.partitions.rule_registry import parse_options
 from fedjax_pfl.testing.toys import toy_federation
 from tests.docs import pages
 

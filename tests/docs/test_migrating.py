@@ -9,7 +9,7 @@ import fedjax_pfl as pfl
 from experiments.cli import flags, unknown_flags
 from experiments.cli.algorithms import parse_algorithms
 from fedjax_pfl.data.partitions.flbench import FLBENCH_EXPORT
-from fedjax_pfl.results.headlines import HEADLINES
+from fedjax_pfl.results.summary import HEADLINES
 from tests.docs import pages
 
 PAGE = (pages.ROOT / "docs/migrating.md").read_text(encoding="utf-8")

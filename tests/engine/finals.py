@@ -2,7 +2,7 @@
 
 import jax
 
-from fedjax_pfl.engine.final import Final
+from fedjax_pfl.engine.final_models import Final
 from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.testing.toys import CAPACITY, SEEDS

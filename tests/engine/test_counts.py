@@ -9,8 +9,8 @@ import fedjax_pfl as pfl
 from experiments import run
 from fedjax_pfl.algorithms.weight_erosion import _passes
 from fedjax_pfl.data.federated import make_split
-from fedjax_pfl.engine.collector import Collector
-from fedjax_pfl.federation.schedules import COUNTED, MAX_STEPS, Schedule
+from fedjax_pfl.engine.metrics_buffer import Collector
+from fedjax_pfl.federation.batching import COUNTED, MAX_STEPS, Schedule
 from fedjax_pfl.testing.toys import toy_federation as toys
 from fedjax_pfl.training.client_loop import run_clients
 

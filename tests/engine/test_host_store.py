@@ -10,8 +10,8 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.engine import host_shares
-from fedjax_pfl.engine.first_rows import with_first_rows
 from fedjax_pfl.engine.host_store import HostStore
+from fedjax_pfl.engine.lazy_init import with_first_rows
 from fedjax_pfl.utils import trees
 
 

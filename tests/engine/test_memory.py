@@ -10,11 +10,11 @@ from jax import lax
 
 import fedjax_pfl as pfl
 from fedjax_pfl.aggregation import similarity
-from fedjax_pfl.engine.at_rest import placed
-from fedjax_pfl.engine.fitting import fitting
 from fedjax_pfl.engine.memory import Memory, available, nbytes, peak
+from fedjax_pfl.engine.memory_fit import fitting
 from fedjax_pfl.engine.program import Program, _advance
 from fedjax_pfl.engine.runs import make_runs
+from fedjax_pfl.engine.state_sharding import placed
 from fedjax_pfl.execution.strategy import Execution
 from fedjax_pfl.models.mlp import MLP
 from fedjax_pfl.testing.toys import toy_federation

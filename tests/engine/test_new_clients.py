@@ -9,7 +9,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.engine import request
-from fedjax_pfl.engine.final import Final
+from fedjax_pfl.engine.final_models import Final
 from fedjax_pfl.engine.new_clients import score_new_clients, with_samples, without_new_clients
 from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
 from fedjax_pfl.utils import keys, trees

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.engine import chunks, request
+from fedjax_pfl.engine import request, runner
 from fedjax_pfl.engine.checkpoints import Checkpoints
 from fedjax_pfl.testing.toys import toy_federation
 
@@ -178,7 +178,7 @@ def test_a_finished_simulation_is_lengthened_to_the_same_bits(tmp_path):
 )
 def test_which_rounds_depend_on_their_number(name, depends):
     program = request.checked_program(pfl.make_algorithm(name), federation(), ROUNDS)
-    assert chunks.depends_on_num_rounds(program, 4, 5) is depends
+    assert runner.depends_on_num_rounds(program, 4, 5) is depends
 
 
 def test_only_a_declared_algorithm_reads_the_number_of_rounds(monkeypatch):
@@ -191,11 +191,11 @@ def test_rates_may_depend_on_the_number_of_rounds():
     for factor, depends in ((lambda t, n: 1 / (1 + t), False), (lambda t, n: 1 - t / n, True)):
         fed = federation(lr_schedule=factor)
         program = request.checked_program(pfl.make_algorithm("fedavg"), fed, ROUNDS)
-        assert chunks.depends_on_num_rounds(program, 4, 5) is depends
+        assert runner.depends_on_num_rounds(program, 4, 5) is depends
 
 
 def test_rounds_that_depend_on_their_number_begin_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(chunks, "depends_on_num_rounds", lambda *arguments: True)
+    monkeypatch.setattr(runner, "depends_on_num_rounds", lambda *arguments: True)
     shorter(tmp_path, 5)
     with pytest.warns(UserWarning, match="feddwa begins with the first round again"):
         longer = shorter(tmp_path, ROUNDS)

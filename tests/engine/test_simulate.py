@@ -10,7 +10,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl import InputError, Result
-from fedjax_pfl.engine.collector import Collector
+from fedjax_pfl.engine.metrics_buffer import Collector
 from fedjax_pfl.results.result_files import digest
 from fedjax_pfl.testing.toys import SEEDS, toy_federation
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.engine.patience import WATCHED, earliest_stop
+from fedjax_pfl.engine.early_stopping import WATCHED, earliest_stop
 from fedjax_pfl.testing.toys import toy_federation
 
 ROUNDS, SEEDS = 40, (0, 3)

@@ -14,7 +14,7 @@ from fedjax_pfl.execution.mesh import AXIS, described, mesh_of, place
 from fedjax_pfl.execution.shares import RUNS, Shares, automatic, nearest, parsed
 from fedjax_pfl.execution.strategy import Execution, resolve_execution
 from fedjax_pfl.testing.toys import assert_close, toy_federation
-from tests.execution.on_a_mesh import numbers
+from tests.execution.mesh_cases import numbers
 
 
 def test_runs_come_first_and_no_device_is_without_work():
@@ -122,7 +122,7 @@ def test_every_algorithm_has_the_same_numbers_on_eight_devices(tmp_path, quarter
 
 def equal_on_eight_devices(tmp_path, names, clients, runs, part, *meshes):
     words = [",".join(names), str(clients), str(runs), str(part), ";".join(meshes), str(tmp_path)]
-    subprocess.run([sys.executable, "-m", "tests.execution.on_a_mesh", *words], check=True)
+    subprocess.run([sys.executable, "-m", "tests.execution.mesh_cases", *words], check=True)
     with jax.enable_x64(True):
         for name in names:
             wanted = numbers(name, None, clients, runs, participation=part)

@@ -5,7 +5,7 @@ import pytest
 import fedjax_pfl as pfl
 from experiments import compare
 from experiments.cli import build, flags
-from fedjax_pfl.utils import elsewhere
+from fedjax_pfl.utils import aliases
 from tests.experiments.test_run import call
 
 BAD = {
@@ -189,7 +189,7 @@ def test_what_has_no_counterpart_gets_no_command(theirs, capsys):
 def test_every_flag_that_others_names_stand_for_is_ours():
     known = set(flags.parse(["run"]))
     keys = {key for one in pfl.ALGORITHMS.values() for key in one.__dataclass_fields__}
-    assert {name for names in elsewhere.OPTIONS.values() for name in names} <= known | keys
+    assert {name for names in aliases.OPTIONS.values() for name in names} <= known | keys
 
 
 def test_flags_without_a_counterpart(capsys):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments import compare
-from experiments.figures import tables
+from experiments.figures import run_table
 from experiments.figures.choice import Choice, choice_of
 from experiments.figures.runs import find
 from experiments.figures.scores import chosen_clients, who
@@ -65,9 +65,9 @@ def test_every_number(runs):
     assert (local.rounds_to, local.reached) == (3.0, "2/3")  # round 4, and round 2
     assert local.megabytes_to == 0
     assert local.gflop is None and local.gflop_to is None  # run before FLOPs were counted
-    heading, *_ = tables.cells(rows)
+    heading, *_ = run_table.cells(rows)
     assert "GFLOP, all clients" in heading and "GFLOP to" in heading
-    assert "GFLOP" not in tables.markdown([local])
+    assert "GFLOP" not in run_table.markdown([local])
 
 
 def test_a_baseline_in_another_spelling(runs):
@@ -108,7 +108,9 @@ def test_best_and_single_clients(runs):
     assert row_of(rows, "fedavg").accuracy == pytest.approx((80 + 70) / 2)
     assert row_of(rows, "local").accuracy == pytest.approx((80 + 80 + 20) / 3)
     assert row_of(rows, "local").difference is None
-    assert "Difference" not in tables.markdown(rows) and "Reached" not in tables.markdown(rows)
+    assert "Difference" not in run_table.markdown(rows) and "Reached" not in run_table.markdown(
+        rows
+    )
 
 
 def test_over_samples(runs):

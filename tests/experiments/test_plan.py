@@ -10,7 +10,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments import plan
-from experiments.planning import plans, tables, targets
+from experiments.planning import plan_table, plans, targets
 
 SMALL = ["--dataset=digits", "--model=softmax", "--num_clients=4", "--train_samples=20",
          "--num_seeds=1"]  # fmt: skip
@@ -242,9 +242,9 @@ def test_the_floor_of_a_step():
 def test_sizes_have_the_unit_that_fits():
     sizes = [0, 999, 3_741_184, 999_499, 999_600, 99_960, 16_911_433_728]
     shown = ["0 bytes", "999 bytes", "3.74 MB", "999 kB", "1.00 MB", "100 kB", "16.9 GB"]
-    assert [tables._size(size) for size in sizes] == shown
+    assert [plan_table._size(size) for size in sizes] == shown
     cycles = [0, 119, 12_000, 1_410_000, None]
-    assert list(map(tables._millions, cycles)) == ["0.000", "0.00012", "0.012", "1.410", ""]
+    assert list(map(plan_table._millions, cycles)) == ["0.000", "0.00012", "0.012", "1.410", ""]
 
 
 @pytest.mark.slow

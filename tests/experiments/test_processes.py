@@ -15,7 +15,7 @@ import pytest
 import fedjax_pfl as pfl
 from experiments import run
 from experiments.cli import growth
-from tests.engine.of_processes import simulated
+from tests.engine.multi_process import simulated
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = ["--dataset=digits", "--num_clients=5", "--model=softmax", "--num_seeds=1",
@@ -297,7 +297,7 @@ def test_other_numbers_of_processes(tmp_path):
 
 IMPATIENT = """import sys
 from experiments import run
-from experiments.cli import together
+from experiments.cli import distributed
 together.LATE, together.PATIENT = 15, 1
 sys.exit(run.main(["run", *sys.argv[1:]]))
 """
@@ -322,7 +322,7 @@ def test_processes_that_never_meet(tmp_path):
 def test_every_algorithm_gives_the_numbers_of_one_process(tmp_path, quarter):
     """Two processes of two devices each, which do not divide five clients, nor three of them."""
     names = sorted(pfl.ALGORITHMS)[quarter::4]
-    port, module = free_port(), "tests.engine.of_processes"
+    port, module = free_port(), "tests.engine.multi_process"
     words = [[sys.executable, "-m", module, str(tmp_path), str(port), "2", str(k), "2", *names]
              for k in range(2)]  # fmt: skip
     pair = [subprocess.Popen(each, cwd=ROOT, env=dict(environment())) for each in words]

@@ -13,10 +13,10 @@ import fedjax_pfl as pfl
 from experiments import reproduce, run
 from experiments.cli import console as shown
 from experiments.reproduction import entries, planning, report, verdicts
-from experiments.reproduction import tables as reproduce_tables
+from experiments.reproduction import paper_tables as reproduce_tables
 from experiments.reproduction.report import places
-from fedjax_pfl.data.sources.registry import DATASETS
-from fedjax_pfl.results.tables import interval
+from fedjax_pfl.data.sources.source_registry import DATASETS
+from fedjax_pfl.results.result_table import interval
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = """

@@ -10,7 +10,7 @@ import pytest
 import experiments
 import fedjax_pfl as pfl
 from experiments.run import main
-from fedjax_pfl.data.sources.registry import DATASETS
+from fedjax_pfl.data.sources.source_registry import DATASETS
 from fedjax_pfl.results.model_files import load_models, model_axes
 
 from .conftest import drawing

@@ -9,8 +9,8 @@ import pytest
 
 from experiments.run import main
 from fedjax_pfl.models.layers import Dense
+from fedjax_pfl.models.model_registry import MODELS, register_model
 from fedjax_pfl.models.normalization import BatchNorm
-from fedjax_pfl.models.registry import MODELS, register_model
 
 NAMES = ("fedavg", "fedper", "lg_fedavg", "fedbn")
 WORDS = ("--dataset=digits", "--num_clients=5", "--rounds=2", "--num_seeds=1", "--local_steps=2",

@@ -4,22 +4,22 @@ from dataclasses import replace
 
 import numpy as np
 
-from experiments.sweeps import tables
+from experiments.sweeps import sweep_files
 from experiments.sweeps.pictures import picture
 
 
 def outcome(setting, validation):
     seeds, validation = tuple(range(len(validation))), np.array(validation)
-    return tables.Outcome("m", setting, seeds, validation, validation - 1)
+    return sweep_files.Outcome("m", setting, seeds, validation, validation - 1)
 
 
 def test_choices_that_one_run_can_not_have():
     """A flag that algorithms can't differ in is left out where their choices do, and said."""
     found = [
-        tables.Outcome(name, {"alpha": alpha, "model": "mlp"}, (0,), *[np.array([50.0])] * 2)
+        sweep_files.Outcome(name, {"alpha": alpha, "model": "mlp"}, (0,), *[np.array([50.0])] * 2)
         for name, alpha in (("fedavg", "0.1"), ("local", "1"))
     ]
-    assert tables.all_chosen(found).splitlines() == [
+    assert sweep_files.all_chosen(found).splitlines() == [
         "--algorithms=fedavg,local",
         "# alpha can't differ between the algorithms of a run:",
         "#   fedavg: 0.1",
@@ -33,7 +33,7 @@ def test_rows_over_different_clients_or_data():
         return replace(outcome(setting, [50.0, 60.0]), clients=clients, remarks=remarks)
 
     found = [row({"a": "1"}, (0,), ("x",)), row({"a": "2"}, (0, 1, 2, 3, 4))]
-    heading, _, *rows = tables.table(found).splitlines()
+    heading, _, *rows = sweep_files.table(found).splitlines()
     assert heading.endswith("| Test % | Mean over |")
     assert [line.strip("|* ").split(" | ")[-1].strip("* ") for line in rows] == [
         "client 0",
@@ -41,21 +41,21 @@ def test_rows_over_different_clients_or_data():
     ]
     assert heading.count("|") == rows[0].count("|") == rows[1].count("|")
     assert "± 63.53*" in rows[0]
-    notes = tables.footnotes(found, ["alpha"])
+    notes = sweep_files.footnotes(found, ["alpha"])
     assert notes[0] == "m, a=1: x."
     assert notes[1].startswith("Rows are means over different clients")
     assert notes[2].startswith("alpha changes the data")
     assert "* extends beyond the scale" in notes[3]
     same = [row({"a": "1"}, (0,)), row({"a": "2"}, (0,))]
-    assert "Mean over" not in tables.table(same)
-    assert len(tables.footnotes(same)) == 1
+    assert "Mean over" not in sweep_files.table(same)
+    assert len(sweep_files.footnotes(same)) == 1
     both = [replace(one, remarks=("x", f"y{k}")) for k, one in enumerate(same)]
-    assert tables.footnotes(both)[:3] == ["m: x.", "m, a=1: y0.", "m, a=2: y1."]
+    assert sweep_files.footnotes(both)[:3] == ["m: x.", "m, a=1: y0.", "m, a=2: y1."]
 
 
 def test_settings_that_diverged_are_ranked_last():
     found = [outcome({"a": "1"}, [np.nan, 1.0]), outcome({"a": "2"}, [3.0, 4.0])]
-    assert [one.setting["a"] for one in tables.ranked(found)] == ["2", "1"]
+    assert [one.setting["a"] for one in sweep_files.ranked(found)] == ["2", "1"]
 
 
 def test_pictures():
@@ -75,7 +75,7 @@ def test_a_best_value_at_the_edge_of_the_grid_is_a_warning():
         found = [
             outcome({"rate": v, "model": "mlp"}, [x]) for v, x in zip(values, scores, strict=True)
         ]
-        return tables.at_the_edge(found)
+        return sweep_files.at_the_edge(found)
 
     beyond = "that was tried. Values beyond it may be better."
     assert notes(50.0, 60.0, 70.0) == [f"m: its best rate, 1e0, is the largest {beyond}"]
@@ -85,4 +85,4 @@ def test_a_best_value_at_the_edge_of_the_grid_is_a_warning():
     assert notes(60.0, 50.0, values=("1", "1.0")) == []  # one number
     assert notes(60.0, 50.0, values=("adam", "1")) == []
     found = [outcome({"rate": v}, [x]) for v, x in (("1", 50.0), ("2", 60.0))]
-    assert "its best rate, 2," in tables.footnotes(found)[0]
+    assert "its best rate, 2," in sweep_files.footnotes(found)[0]

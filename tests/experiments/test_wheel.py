@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import experiments
-from experiments.reproduction import tables
+from experiments.reproduction import paper_tables
 
 ROOT = Path(experiments.__file__).parents[1]
 PACKED = ("fedjax_pfl", "experiments")
@@ -174,7 +174,7 @@ def test_commands_beside_a_folder_of_the_same_name(call, installed, folder):
 def test_tables_beside_it(call, folder):
     """The papers' tables, and a user's own cell on a preset of the package."""
     said = call("pfl-reproduce", "--list")
-    assert re.findall(r"^(\w+/\w+): ", said, re.MULTILINE) == tables.names()
+    assert re.findall(r"^(\w+/\w+): ", said, re.MULTILINE) == paper_tables.names()
     said = call("pfl-reproduce", "--table=feddwa/1", "--columns=pathological_cifar10",
                 "--data_dir=nowhere", "--output_dir=papers")  # fmt: skip
     assert "Table and runs: papers" in said and "'cifar10' was not found" in said

@@ -7,10 +7,10 @@ import pytest
 
 from fedjax_pfl.core.context import Context
 from fedjax_pfl.data.partitions.partition import Partition
-from fedjax_pfl.data.sources.registry import dataset_from_arrays
+from fedjax_pfl.data.sources.source_registry import dataset_from_arrays
 from fedjax_pfl.federation.augmentation import AUGMENTATIONS, crop_flip, random_crop, random_flip
+from fedjax_pfl.federation.batching import Schedule
 from fedjax_pfl.federation.build import federate
-from fedjax_pfl.federation.schedules import Schedule
 from fedjax_pfl.training.client_loop import run_clients
 from fedjax_pfl.training.scoring import score
 from fedjax_pfl.utils import keys

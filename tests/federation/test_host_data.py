@@ -9,9 +9,9 @@ import pytest
 
 from fedjax_pfl.execution import combining
 from fedjax_pfl.execution.mesh import mesh_of
-from fedjax_pfl.federation import at_home, spreading
+from fedjax_pfl.federation import data_sharding, process_local_data
+from fedjax_pfl.federation.data_sharding import on_mesh, spread
 from fedjax_pfl.federation.host_data import HostData
-from fedjax_pfl.federation.spreading import on_mesh, spread
 from fedjax_pfl.testing.toys import toy_federation
 from fedjax_pfl.utils import trees
 
@@ -47,7 +47,7 @@ def test_a_process_keeps_its_own_clients_samples(monkeypatch):
     made = toy_federation(dtype="float32", client_state="host", validation_size=1)
     data, rows, given = made.data, np.array([4, 0, 3]), []
     monkeypatch.setattr(combining, "count", lambda: 2)
-    for module in (at_home, spreading):
+    for module in (process_local_data, data_sharding):
         monkeypatch.setattr(module, "several", lambda: True)
     for number in range(2):
         monkeypatch.setattr(combining, "index", lambda number=number: number)
@@ -67,12 +67,12 @@ def test_samples_on_devices_come_back_to_the_host(monkeypatch):
     made = toy_federation(dtype="float32", client_state="host", devices=2, validation_size=1)
     parts = on_mesh(made, mesh_of(2)).data
     assert parts.shards == 2
-    monkeypatch.setattr(at_home, "several", lambda: True)
-    held = at_home.at_home(parts)
+    monkeypatch.setattr(process_local_data, "several", lambda: True)
+    held = process_local_data.at_home(parts)
     assert held.own.all() and held.shards == held.train.shards == 1
     assert isinstance(held.samples, np.ndarray)
     assert held.content() == made.data.content()
     same_samples(
         HostData(held).of(np.arange(5), ("train", "validation", "test"), 5), made.data, range(5)
     )
-    same_samples(at_home.whole(held), made.data, range(5))
+    same_samples(process_local_data.whole(held), made.data, range(5))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.models.initial_values import read_safetensors
+from fedjax_pfl.models.pretrained import read_safetensors
 from fedjax_pfl.testing.toys import (
     OverflowingNormed,
     assert_close,

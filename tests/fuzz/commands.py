@@ -16,8 +16,8 @@ from experiments.cli import flags, resume
 from experiments.figures import __main__ as figures
 from experiments.planning import targets
 from fedjax_pfl.data.partitions.importers import IMPORTERS
-from fedjax_pfl.data.sources import registry
-from fedjax_pfl.models.registry import MODELS
+from fedjax_pfl.data.sources import source_registry
+from fedjax_pfl.models.model_registry import MODELS
 from tests.fuzz import values
 from tests.fuzz.guard import main_of
 from tests.fuzz.target import target
@@ -58,9 +58,9 @@ KNOWN = {
 
 def scene() -> None:
     """Puts what command lines can name into the working folder, and loads digits only once."""
-    digits = registry.DATASETS["digits"]
+    digits = source_registry.DATASETS["digits"]
     if not hasattr(digits.load, "cache_info"):
-        registry.DATASETS["digits"] = digits._replace(load=functools.cache(digits.load))
+        source_registry.DATASETS["digits"] = digits._replace(load=functools.cache(digits.load))
     if Path("folder").exists():
         return
     os.mkfifo("fifo")

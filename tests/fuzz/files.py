@@ -13,7 +13,7 @@ from PIL import Image
 import fedjax_pfl as pfl
 from fedjax_pfl.data.partitions.importers import import_partition
 from fedjax_pfl.data.sources.cifar import LAYOUTS
-from fedjax_pfl.data.sources.registry import dataset_from_arrays
+from fedjax_pfl.data.sources.source_registry import dataset_from_arrays
 from tests.fuzz import mutations
 from tests.fuzz.specimens import (
     RNG,

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 import fedjax_pfl as pfl
 from fedjax_pfl.data.partitions.importers import import_partition
 from fedjax_pfl.data.scaling import SCALINGS
-from fedjax_pfl.data.sources.registry import dataset_from_arrays, load_dataset
+from fedjax_pfl.data.sources.source_registry import dataset_from_arrays, load_dataset
 from fedjax_pfl.engine import simulate
 from fedjax_pfl.execution.strategy import resolve_execution
+from fedjax_pfl.federation.batching import Schedule
 from fedjax_pfl.federation.optimizers import SGD
 from fedjax_pfl.federation.participation import ParticipationOptions
-from fedjax_pfl.federation.schedules import Schedule
 from tests.fuzz import values
 from tests.fuzz.commands import Checked, scene
 from tests.fuzz.target import target

@@ -13,7 +13,7 @@ import numpy as np
 from hypothesis import strategies as st
 from PIL import Image
 
-from fedjax_pfl.data.sources.registry import load_dataset
+from fedjax_pfl.data.sources.source_registry import load_dataset
 from tests.fuzz import mutations
 from tests.fuzz.commands import scene
 

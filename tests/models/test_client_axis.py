@@ -8,7 +8,7 @@ import pytest
 
 from fedjax_pfl.core.context import Context
 from fedjax_pfl.data.partitions.partition import Partition
-from fedjax_pfl.data.sources.registry import dataset_from_arrays
+from fedjax_pfl.data.sources.source_registry import dataset_from_arrays
 from fedjax_pfl.federation.build import federate
 from fedjax_pfl.models.layers import global_mean
 from fedjax_pfl.models.networks import CNN, DLA, ResNet, make_model

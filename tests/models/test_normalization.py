@@ -15,9 +15,9 @@ from fedjax_pfl.aggregation.leaf_plan import join
 from fedjax_pfl.aggregation.planning import leaf_plan
 from fedjax_pfl.algorithms.fedavg import FedAvg
 from fedjax_pfl.data.partitions.partition import Partition
-from fedjax_pfl.data.sources.registry import dataset_from_arrays
+from fedjax_pfl.data.sources.source_registry import dataset_from_arrays
+from fedjax_pfl.federation.batching import batch_indices
 from fedjax_pfl.federation.build import federate
-from fedjax_pfl.federation.schedules import batch_indices
 from fedjax_pfl.models.layers import Dense
 from fedjax_pfl.models.normalization import BatchNorm, masked_moments
 from fedjax_pfl.testing.toys import assert_close, states_of

@@ -7,8 +7,8 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments.outputs import run_files
-from fedjax_pfl.engine.collector import Collector
-from fedjax_pfl.results.remarks import scored_clients
+from fedjax_pfl.engine.metrics_buffer import Collector
+from fedjax_pfl.results.notes import scored_clients
 
 NAME = "personalized/test/mse"
 

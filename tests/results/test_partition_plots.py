@@ -5,8 +5,8 @@ import pytest
 from matplotlib import pyplot
 
 from fedjax_pfl.data.partitions.partition import Partition
-from fedjax_pfl.data.partitions.registry import make_partition
-from fedjax_pfl.data.sources.registry import dataset_from_arrays
+from fedjax_pfl.data.partitions.rule_registry import make_partition
+from fedjax_pfl.data.sources.source_registry import dataset_from_arrays
 from fedjax_pfl.results import partition_plots as plots
 from fedjax_pfl.utils.errors import InputError
 

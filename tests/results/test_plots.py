@@ -9,7 +9,7 @@ from matplotlib.text import Text
 
 import fedjax_pfl as pfl
 from fedjax_pfl.results import plots
-from fedjax_pfl.utils.measures import ACCURACY
+from fedjax_pfl.utils.metric_names import ACCURACY
 
 
 def result(seeds=3, rounds=6, level=0.5):

@@ -5,13 +5,13 @@ import csv
 import pytest
 
 import fedjax_pfl as pfl
-from experiments.reproduction import tables
+from experiments.reproduction import paper_tables
 from tools import claims
 
 
 def a_table(queue, claim, states):
     """A measured table of the paper's first rows."""
-    table, columns = tables.load(claim.table), ("column", "row", "state", "paper", "ours")
+    table, columns = paper_tables.load(claim.table), ("column", "row", "state", "paper", "ours")
     folder = queue / claim.table.replace("/", "-")
     folder.mkdir(parents=True)
     with (folder / "table.csv").open("w", newline="") as file:
@@ -24,7 +24,7 @@ def a_table(queue, claim, states):
 
 def test_every_claim_is_a_column_of_its_table():
     for claim in claims.CLAIMS:
-        table = tables.load(claim.table)
+        table = paper_tables.load(claim.table)
         assert claim.column in [column.name for column in table.column]
     assert len({claim.table.partition("/")[0] for claim in claims.CLAIMS}) == 5
 
@@ -37,7 +37,7 @@ def test_measured_cells_are_drawn_in_the_papers_order(tmp_path, capsys):
     assert [row["paper"] for row in rows] == ["62", "60"]
     chart = claims.draw([(first, rows), (second, claims.measured(second, [tmp_path]))])
     names = [label.get_text() for label in chart.axes[0].get_yticklabels()]
-    assert names == [tables.load(first.table).row[k].title for k in (0, 2)]
+    assert names == [paper_tables.load(first.table).row[k].title for k in (0, 2)]
     assert claims.main(["", str(tmp_path / "claims.png"), str(tmp_path)]) == 0
     assert (tmp_path / "claims.png").stat().st_size > 1000
     absent = [claim.table for claim in claims.CLAIMS if claim not in (first, second)]

@@ -70,7 +70,7 @@ def test_superseded_rows_are_marked_until_they_are_measured_again(tmp_path):
 
 
 def test_costs_are_counted_when_asked_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(reproduced_pages.tables, "names", lambda *_: ["feddwa/6"])
+    monkeypatch.setattr(reproduced_pages.paper_tables, "names", lambda *_: ["feddwa/6"])
     monkeypatch.setattr(reproduced_pages.full_cost, "training", lambda words: 2e6)
     assert reproduced_pages.main(["", str(tmp_path), "--costs"]) == 0
     assert (tmp_path / "costs.csv").read_text().splitlines()[1].startswith("feddwa/6,4,8,")

@@ -9,7 +9,7 @@ import pytest
 
 from experiments.cli import build, flags, presets
 from experiments.reproduction import published
-from fedjax_pfl.data.sources.registry import DATASETS, Source
+from fedjax_pfl.data.sources.source_registry import DATASETS, Source
 from fedjax_pfl.models.kernels.forms import by_definition
 from tools import settings_table
 

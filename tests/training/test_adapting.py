@@ -10,8 +10,8 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl import Adaptation, Broadcast, InputError
+from fedjax_pfl.federation.batching import Schedule
 from fedjax_pfl.federation.optimizers import SGD
-from fedjax_pfl.federation.schedules import Schedule
 from fedjax_pfl.testing.toys import TRAIN_SIZES, assert_close, toy_federation
 from fedjax_pfl.utils import trees
 from tests.models.test_normalization import NormNet

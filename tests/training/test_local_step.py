@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.federation.extra_losses import weight_distribution
+from fedjax_pfl.federation.batching import client_key
 from fedjax_pfl.federation.optimizers import SGD
-from fedjax_pfl.federation.schedules import client_key
+from fedjax_pfl.federation.regularizers import weight_distribution
 from fedjax_pfl.models.normalization import BatchNorm
 from fedjax_pfl.testing.toys import SEEDS, assert_close, states_of, toy_federation
 from fedjax_pfl.training.local_step import LocalStep

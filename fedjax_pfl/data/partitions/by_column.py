@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedjax_pfl.data.partitions.dealing import Samples
-from fedjax_pfl.data.partitions.registry import Plan, integer, register_rule
+from fedjax_pfl.data.partitions.rule_registry import Plan, integer, register_rule
 from fedjax_pfl.utils.errors import InputError, shown, unknown_name
 
 

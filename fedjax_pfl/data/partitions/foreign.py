@@ -9,7 +9,7 @@ from fedjax_pfl.data.partitions.importers import import_partition
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.pfllib_files import is_pfllib
 from fedjax_pfl.data.sources.leaf import is_leaf
-from fedjax_pfl.data.sources.registry import Dataset
+from fedjax_pfl.data.sources.source_registry import Dataset
 from fedjax_pfl.utils.errors import InputError
 
 

@@ -18,11 +18,11 @@ from fedjax_pfl.data.partitions.flbench import import_flbench
 from fedjax_pfl.data.partitions.held_out import held_out
 from fedjax_pfl.data.partitions.matching import Matcher, pixels
 from fedjax_pfl.data.partitions.partition import Partition
-from fedjax_pfl.data.partitions.registry import integer, is_number
+from fedjax_pfl.data.partitions.rule_registry import integer, is_number
 from fedjax_pfl.data.pfllib_files import read_clients, read_config
-from fedjax_pfl.data.sources.registry import Dataset
+from fedjax_pfl.data.sources.source_registry import Dataset
+from fedjax_pfl.utils.conversions import keyword_defaults
 from fedjax_pfl.utils.errors import InputError, require, unknown_name
-from fedjax_pfl.utils.values import keyword_defaults
 
 
 class Importer(NamedTuple):

@@ -18,8 +18,8 @@ from fedjax_pfl.data.partitions.ragged import Lists, Ragged
 from fedjax_pfl.data.partitions.statistics import SPLITS
 from fedjax_pfl.data.places import read_npz
 from fedjax_pfl.data.whole_files import writing
+from fedjax_pfl.utils.conversions import is_list
 from fedjax_pfl.utils.errors import InputError, require, require_name, require_whole
-from fedjax_pfl.utils.values import is_list
 
 _FILE_KEYS = {"train": "train", "test": "test", "validation": "val"}
 _NAMES = "client_names"

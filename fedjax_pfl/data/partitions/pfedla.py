@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from fedjax_pfl.data.partitions.dealing import Samples, class_sets, deal_counts, joined, largest
-from fedjax_pfl.data.partitions.registry import Plan, integer, is_number, register_rule
+from fedjax_pfl.data.partitions.rule_registry import Plan, integer, is_number, register_rule
 from fedjax_pfl.utils.errors import InputError, require
 
 USUAL_SIZE = 600  # a hundredth of CIFAR-10, CIFAR-100 and MNIST's training samples

@@ -10,7 +10,7 @@ from fedjax_pfl.data.partitions.dirichlet import (
     dirichlet_shares,
     nearest_draw,
 )
-from fedjax_pfl.data.partitions.registry import Plan, integer, register_rule
+from fedjax_pfl.data.partitions.rule_registry import Plan, integer, register_rule
 from fedjax_pfl.utils.errors import InputError, require
 
 

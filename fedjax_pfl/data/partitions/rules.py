@@ -13,7 +13,7 @@ from fedjax_pfl.data.partitions.dealing import (
     joined,
     largest,
 )
-from fedjax_pfl.data.partitions.registry import Plan, integer, is_number, register_rule
+from fedjax_pfl.data.partitions.rule_registry import Plan, integer, is_number, register_rule
 from fedjax_pfl.utils.errors import InputError, require, unknown_name
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from fedjax_pfl.data.partitions.dealing import Samples, deal_counts
-from fedjax_pfl.data.partitions.registry import Plan, integer, register_rule
+from fedjax_pfl.data.partitions.rule_registry import Plan, integer, register_rule
 from fedjax_pfl.utils.errors import InputError, require
 
 

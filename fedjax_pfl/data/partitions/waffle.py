@@ -5,7 +5,7 @@ from typing import Literal
 import numpy as np
 
 from fedjax_pfl.data.partitions.dealing import Samples, deal_counts
-from fedjax_pfl.data.partitions.registry import Plan, integer, register_rule
+from fedjax_pfl.data.partitions.rule_registry import Plan, integer, register_rule
 from fedjax_pfl.utils.errors import InputError, require, require_name, unknown_name
 
 # Hundredths of the labels of agent 0, and of the samples of each agent.

@@ -10,8 +10,8 @@ from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
 from fedjax_pfl.data.labels import CLASSES, checked_labels
 from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.data.places import npz_names, read_npz
+from fedjax_pfl.utils.conversions import number
 from fedjax_pfl.utils.errors import InputError, require, require_whole
-from fedjax_pfl.utils.values import number
 
 TASKS = (CLASSES, "regression", "multi_label")
 ARRAYS = ("recordings", "lengths", "labels")

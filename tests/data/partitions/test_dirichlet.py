@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_pfl.data.partitions import dirichlet
-from fedjax_pfl.data.partitions.registry import make_partition
+from fedjax_pfl.data.partitions.rule_registry import make_partition
 from fedjax_pfl.utils.errors import InputError
 from tests.data.partitions.pools import POOLED, counts, toy, whole
 

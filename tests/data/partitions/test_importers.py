@@ -12,7 +12,7 @@ from PIL import Image
 
 from fedjax_pfl.data.partitions.importers import import_partition
 from fedjax_pfl.data.pfllib_files import PFLLIB_EXPORT
-from fedjax_pfl.data.sources.registry import dataset_from_arrays
+from fedjax_pfl.data.sources.source_registry import dataset_from_arrays
 from fedjax_pfl.utils.errors import InputError
 
 SHAPE = (6, 5, 3)

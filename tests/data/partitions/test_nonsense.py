@@ -10,7 +10,7 @@ from fedjax_pfl.data import limits
 from fedjax_pfl.data.dataset import dataset_from_arrays
 from fedjax_pfl.data.partitions.importers import import_partition
 from fedjax_pfl.data.partitions.partition import Partition
-from fedjax_pfl.data.partitions.registry import make_partition
+from fedjax_pfl.data.partitions.rule_registry import make_partition
 from fedjax_pfl.utils.errors import InputError
 
 SAMPLES = np.arange(800, dtype=np.uint8).reshape(400, 2)

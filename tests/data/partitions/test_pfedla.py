@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from fedjax_pfl.data.partitions.registry import make_partition
+from fedjax_pfl.data.partitions.rule_registry import make_partition
 from fedjax_pfl.utils.errors import InputError
 from tests.data.partitions.pools import CIFAR10, toy, whole
 

@@ -9,8 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_pfl.data.partitions.partition import Partition, held_out
-from fedjax_pfl.data.partitions.registry import RULES, make_partition, parse_options, rule_options
-from fedjax_pfl.data.sources.registry import dataset_from_arrays
+from fedjax_pfl.data.partitions.rule_registry import (
+    RULES,
+    make_partition,
+    parse_options,
+    rule_options,
+)
+from fedjax_pfl.data.sources.source_registry import dataset_from_arrays
 from fedjax_pfl.utils.errors import InputError
 from tests.data.partitions.pools import OFFICIAL, POOLED, counts, toy
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from fedjax_pfl.data.sources import cifar
-from fedjax_pfl.data.sources.registry import load_dataset
+from fedjax_pfl.data.sources.source_registry import load_dataset
 from fedjax_pfl.utils.errors import InputError
 from tests.data.sources.test_idx import idx_bytes
-from tests.data.sources.test_registry import _nothing_of_this_machine  # noqa: F401
+from tests.data.sources.test_source_registry import _nothing_of_this_machine  # noqa: F401
 
 
 def emnist_arrays(labels=(1, 5, 10), train=6, test=3):

@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from fedjax_pfl.data.sources.registry import load_dataset
+from fedjax_pfl.data.sources.source_registry import load_dataset
 from fedjax_pfl.utils.errors import InputError
-from tests.data.sources.test_registry import _nothing_of_this_machine  # noqa: F401
+from tests.data.sources.test_source_registry import _nothing_of_this_machine  # noqa: F401
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "data_sources.md"
 CASES = {}

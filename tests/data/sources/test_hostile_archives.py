@@ -9,11 +9,11 @@ import pytest
 
 from fedjax_pfl.data import files, limits
 from fedjax_pfl.data.cache import cached_arrays
-from fedjax_pfl.data.sources.registry import load_dataset, read_idx
+from fedjax_pfl.data.sources.source_registry import load_dataset, read_idx
 from fedjax_pfl.utils.errors import InputError
 from tests.data.sources.test_archives import emnist_arrays, write_emnist_zip
 from tests.data.sources.test_idx import idx_bytes
-from tests.data.sources.test_registry import _nothing_of_this_machine  # noqa: F401
+from tests.data.sources.test_source_registry import _nothing_of_this_machine  # noqa: F401
 
 
 def header(text):

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from fedjax_pfl.data.sources import idx
-from fedjax_pfl.data.sources.registry import load_dataset, read_idx
+from fedjax_pfl.data.sources.source_registry import load_dataset, read_idx
 from fedjax_pfl.utils.errors import InputError
-from tests.data.sources.test_registry import _nothing_of_this_machine  # noqa: F401
+from tests.data.sources.test_source_registry import _nothing_of_this_machine  # noqa: F401
 
 NAMES = (
     "train-images-idx3-ubyte",

@@ -10,9 +10,9 @@ from PIL import Image
 
 from experiments.cli import build, flags
 from fedjax_pfl.data import image_decoding, limits
-from fedjax_pfl.data.sources.registry import load_dataset
+from fedjax_pfl.data.sources.source_registry import load_dataset
 from fedjax_pfl.utils.errors import InputError
-from tests.data.sources.test_registry import _nothing_of_this_machine  # noqa: F401
+from tests.data.sources.test_source_registry import _nothing_of_this_machine  # noqa: F401
 
 RNG = np.random.default_rng(5)
 

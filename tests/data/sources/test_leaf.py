@@ -7,11 +7,11 @@ import pytest
 
 from experiments.cli import build, flags
 from fedjax_pfl.data.partitions.foreign import read_partition, recognised
-from fedjax_pfl.data.partitions.registry import make_partition
+from fedjax_pfl.data.partitions.rule_registry import make_partition
 from fedjax_pfl.data.sources.leaf import LETTERS
-from fedjax_pfl.data.sources.registry import load_dataset
+from fedjax_pfl.data.sources.source_registry import load_dataset
 from fedjax_pfl.utils.errors import InputError
-from tests.data.sources.test_registry import _nothing_of_this_machine  # noqa: F401
+from tests.data.sources.test_source_registry import _nothing_of_this_machine  # noqa: F401
 
 
 def write(folder, split, name, users, **more):

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from fedjax_pfl.data.sources.registry import load_dataset
+from fedjax_pfl.data.sources.source_registry import load_dataset
 from fedjax_pfl.utils.errors import InputError
-from tests.data.sources.test_registry import _nothing_of_this_machine  # noqa: F401
+from tests.data.sources.test_source_registry import _nothing_of_this_machine  # noqa: F401
 
 
 def save(path, **arrays):

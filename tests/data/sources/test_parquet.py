@@ -8,10 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from experiments.cli import build, flags
-from fedjax_pfl.data.sources.registry import DATASETS, load_dataset
+from fedjax_pfl.data.sources.source_registry import DATASETS, load_dataset
 from fedjax_pfl.utils.errors import InputError
 from tests.data.sources.test_images import colour, png
-from tests.data.sources.test_registry import _nothing_of_this_machine  # noqa: F401
+from tests.data.sources.test_source_registry import _nothing_of_this_machine  # noqa: F401
 
 
 def write_parquet(path, arrays, labels, image="image", label="label", names=None, binary=False):

@@ -5,7 +5,7 @@ import csv
 import numpy as np
 import pytest
 
-from fedjax_pfl.data.sources.registry import load_dataset
+from fedjax_pfl.data.sources.source_registry import load_dataset
 from fedjax_pfl.data.sources.text import build_vocabulary, encode, tokenize
 from fedjax_pfl.utils.errors import InputError
 

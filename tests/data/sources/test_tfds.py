@@ -8,9 +8,9 @@ import pytest
 import tensorflow_datasets as tfds
 
 from fedjax_pfl.data.sources import tfds_builders, tfds_prepare
-from fedjax_pfl.data.sources.registry import load_dataset
+from fedjax_pfl.data.sources.source_registry import load_dataset
 from fedjax_pfl.utils.errors import InputError
-from tests.data.sources.test_registry import _nothing_of_this_machine  # noqa: F401
+from tests.data.sources.test_source_registry import _nothing_of_this_machine  # noqa: F401
 
 ARRAY_RECORD = {"file_format": "array_record"}
 

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 import fedjax_pfl as pfl
-from experiments.cli import addresses, together
+from experiments.cli import addresses, distributed
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from experiments.cli import addresses, together
 )
 def test_words_that_name_no_process(word, said):
     with pytest.raises(pfl.InputError, match=said):
-        together.start(word)
+        distributed.start(word)
 
 
 def test_a_taken_port():
@@ -32,7 +32,7 @@ def test_a_taken_port():
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(pfl.InputError, match=f"can't listen at 127.0.0.1:{port}"):
-            together.start(f"127.0.0.1:{port},2,0")
+            distributed.start(f"127.0.0.1:{port},2,0")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import experiments
 import fedjax_pfl as pfl
 from experiments import run
-from experiments.cli import flags, own_code, presets, resume
+from experiments.cli import flags, plugins, presets, resume
 from experiments.cli.algorithms import parse_algorithms
 
 ROOT = Path(experiments.__file__).parents[1]
@@ -128,7 +128,7 @@ def test_an_example_by_name(capsys):
 
 
 def test_an_example_is_code_too(tmp_path, capsys):
-    assert own_code.examples().keys() == {"kept_average", "sensor_network"}
+    assert plugins.examples().keys() == {"kept_average", "sensor_network"}
     (tmp_path / "mine.flags").write_text(
         "--preset=digits_quick\n--import_file=example:kept_average"
     )

@@ -12,7 +12,7 @@ from experiments import compare, run, sweep
 from experiments.figures import __main__ as figures
 from experiments.figures.runs import find, read
 from experiments.reproduction import entries
-from experiments.reproduction.tables import Column, Line, PaperTable
+from experiments.reproduction.paper_tables import Column, Line, PaperTable
 from fedjax_pfl.utils.errors import InputError
 from tests.experiments.written_runs import write_run
 

@@ -15,7 +15,7 @@ from experiments.cli.build import prepare
 from experiments.figures.__main__ import main, options_given, parse
 from experiments.figures.drawing import FIGURES
 from experiments.figures.runs import Run
-from fedjax_pfl.data.partitions.registry import parse_options
+from fedjax_pfl.data.partitions.rule_registry import parse_options
 from fedjax_pfl.results import plots
 
 DOCUMENT = Path(experiments.__file__).parents[1] / "docs" / "figures.md"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from experiments import partition
-from experiments.cli import flags, own_code
+from experiments.cli import flags, plugins
 from experiments.cli.algorithms import parse_algorithms
 from experiments.figures import __main__ as figures
 from experiments.figures import cwfedavg, drawing, probes, spfl
@@ -258,7 +258,7 @@ def test_code_that_a_folder_names_does_not_run(strangers):
 def test_code_that_the_command_line_names_too(strangers, capsys):
     run, file = strangers
     run.config["flags"]["comparison"]["import_file"] = ["/gone/evil.py"]
-    run.config["code"] = own_code.digests([str(file)])
+    run.config["code"] = plugins.digests([str(file)])
     probes.rebuild(run)
     run.config["code"] = ["evil.py 0123456789abcdef"]  # other contents
     with pytest.raises(InputError, match="made with code of its user's, evil"):

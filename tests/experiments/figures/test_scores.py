@@ -7,7 +7,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments.figures.scores import curve
-from fedjax_pfl.utils.measures import ACCURACY as MEASURE
+from fedjax_pfl.utils.metric_names import ACCURACY as MEASURE
 
 ACCURACY = np.array([[[0.5, 0.7, np.nan], [0.2, 0.4, 0.6], [0.1, 0.3, 0.9]]])  # [S, E, N]
 TOOK_PART = np.array([[[1, 0, 0], [1, 1, 0], [0, 1, 1], [1, 0, 1]]], bool)  # [S, T, N]

@@ -7,8 +7,8 @@ import pytest
 from experiments import run
 from experiments.cli import flags
 from experiments.reproduction import data, planning
-from experiments.reproduction import tables as reproduce_tables
-from fedjax_pfl.data.sources.registry import DATASETS, Source
+from experiments.reproduction import paper_tables as reproduce_tables
+from fedjax_pfl.data.sources.source_registry import DATASETS, Source
 from tests.experiments.test_reproduce import TABLE, call
 from tools import settings_table
 

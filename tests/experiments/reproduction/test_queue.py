@@ -9,7 +9,7 @@ import pytest
 from experiments import reproduce, run
 from experiments.cli import build, flags
 from experiments.reproduction import blank, full_cost, overview, planning
-from fedjax_pfl.data.sources.registry import DATASETS
+from fedjax_pfl.data.sources.source_registry import DATASETS
 from tools import settings_table
 
 ROOT = Path(__file__).resolve().parents[3]

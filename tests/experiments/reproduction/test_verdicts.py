@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from experiments.reproduction import entries, report, tables, verdicts
+from experiments.reproduction import entries, paper_tables, report, verdicts
 from experiments.reproduction.entries import Section
 from tests.experiments.written_runs import write_run
 
@@ -77,7 +77,7 @@ def folder(tmp_path):
 @pytest.fixture
 def made(folder):
     """A: 50 % (40 and 60 of its clients), B: 55 %, C: not run."""
-    table = tables.load("mine/2", folder)
+    table = paper_tables.load("mine/2", folder)
     write_run(folder / "a" / "fedavg", "fedavg", [[[0.4, 0.6]]] * 2, [0, 1], pace=2.0)
     write_run(folder / "b" / "local", "local", [[[0.5, 0.6]]] * 2, [0, 1], pace=4.0)
     runs = {"a": folder / "a" / "fedavg", "a_c2": folder / "a" / "fedavg", "b": folder / "b/local"}
@@ -172,7 +172,7 @@ def test_what_was_tuned_for_agreement_is_said_where_it_was(made):
     assert report.summary(small)["tuned_for_agreement"] == "the rate was chosen."
     full = report.Report(table, "full", (), made.sections)
     assert not full.tuned and not any("Tuned" in line for line in full.judged())
-    assert "share" in tables.load("pfedla/2").tuned_for_agreement
+    assert "share" in paper_tables.load("pfedla/2").tuned_for_agreement
 
 
 def test_ties():
@@ -190,14 +190,14 @@ def test_equal_scores_tie_whatever_their_rounding():
     assert report.places([one, other, 50.0]) == [1, 1, 3]
     assert verdicts.kendall([3, 2, 1], [one, other, 50.0]) == pytest.approx(2 / 6**0.5)
     assert report.places([76.6667, 76.6633]) == [1, 2], "one sample of 30,000 is a difference"
-    line = tables.Line("A", "local", (90.0,))
+    line = paper_tables.Line("A", "local", (90.0,))
     for ours, near in ((92 + 4e-6, True), (92.004, False), (88 - 4e-6, True)):
         assert entries.Entry(line, 90.0, None, np.array([ours]), "").near is near
 
 
 def test_notes_on_runs_are_those_of_means():
     """Not of rows of single clients, the first one's neither."""
-    line = tables.Line("A", "local", (90.0,), client=0)
+    line = paper_tables.Line("A", "local", (90.0,), client=0)
     own = entries.Entry(line, 90.0, None, np.array([40.0]), "", (0,), ("x",))
     assert report.footnotes([own]) == []
 
@@ -231,7 +231,7 @@ def test_damaged_tables(folder, before, after, said):
     assert before in TABLE
     (folder / "mine" / "2.toml").write_text(TABLE.replace(before, after, 1))
     with pytest.raises(pfl.InputError) as error:
-        tables.load("mine/2", folder)
+        paper_tables.load("mine/2", folder)
     assert said in str(error.value)
 
 
@@ -254,7 +254,7 @@ def test_values_of_columns_and_readings(folder):
         'reading.paper.settings = ["feddwa.guidance=last"]\npaper = [1]\n'
     )
     (folder / "mine" / "2.toml").write_text(text)
-    table = tables.load("mine/2", folder)
+    table = paper_tables.load("mine/2", folder)
     assert table.readings() == ["paper", "code"]
 
     def words(scale, reading):
@@ -269,4 +269,4 @@ def test_values_of_columns_and_readings(folder):
     code = words("small", "code")
     assert code.index("--rounds=7") < code.index("--rounds=2"), "the scale is the last word"
     medium = words("medium", None)
-    assert set(tables.MEDIUM) < set(medium) and "--rounds=2" in medium
+    assert set(paper_tables.MEDIUM) < set(medium) and "--rounds=2" in medium

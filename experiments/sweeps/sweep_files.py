@@ -1,0 +1,238 @@
+"""The files of a sweep: the ranking, the numbers, a flagfile and pictures."""
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_pfl.results.notes import grouped, over
+from fedjax_pfl.results.result_table import beyond, half_width, interval, interval_note
+from fedjax_pfl.utils.metric_names import ACCURACY, Measure
+
+from ..cli.algorithms import OWN
+from ..cli.flagfiles import CONFLICT, SETTINGS
+from ..outputs import run_files
+from .pictures import picture
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One algorithm with one setting.
+
+    Attributes:
+      algorithm: its name.
+      setting: value by name of the grid.
+      seeds: of its runs.
+      validation, test: the task's headline, accuracies in percent, by seed, as ranked.
+      clients: ids of the clients of the mean test accuracy.
+      remarks: its result's remarks.
+      measure: that headline.
+    """
+
+    algorithm: str
+    setting: dict[str, str]
+    seeds: tuple[int, ...]
+    validation: np.ndarray
+    test: np.ndarray
+    clients: tuple[int, ...] = ()
+    remarks: tuple[str, ...] = ()
+    measure: Measure = ACCURACY
+
+    @property
+    def name(self) -> str:
+        return ", ".join([self.algorithm, *(f"{name}={v}" for name, v in self.setting.items())])
+
+
+def ranked(found: Sequence[Outcome]) -> list[Outcome]:
+    """Algorithm by algorithm, the best mean validation score first; not-a-number last."""
+    order = list(dict.fromkeys(one.algorithm for one in found))
+
+    def key(one: Outcome):
+        mean = one.validation.mean()
+        return order.index(one.algorithm), -one.measure.toward(mean) if np.isfinite(
+            mean
+        ) else np.inf
+
+    return sorted(found, key=key)
+
+
+def table(found: Sequence[Outcome]) -> str:
+    """Markdown: every setting, ranked; the chosen one of each algorithm in bold."""
+
+    def number(values: np.ndarray) -> str:
+        half, mean = interval(values), values.mean()
+        written = "" if half is None else f" ± {half_width(mean, half, measure=measure)}"
+        return measure.shown(mean) + written
+
+    measure = found[0].measure
+    differ = len({one.clients for one in found}) > 1
+    more = ("Mean over |", " --- |") if differ else ("", "")
+    titles = " | ".join(measure.heading(name) for name in ("Validation", "Test"))
+    lines = [f"| Algorithm | Setting | {titles} |{' ' * differ}{more[0]}"]
+    lines += [f"| --- | --- | ---: | ---: |{more[1]}"]
+    seen = set()
+    for one in ranked(found):
+        setting = ", ".join(f"{name}={value}" for name, value in one.setting.items()) or "-"
+        row = [one.algorithm, setting, number(one.validation), number(one.test)]
+        row += [over(one.clients)] if differ else []
+        if one.algorithm not in seen:
+            seen.add(one.algorithm)
+            row = [f"**{cell}**" for cell in row]
+        lines.append(f"| {' | '.join(row)} |")
+    return "\n".join(lines) + "\n"
+
+
+def footnotes(found: Sequence[Outcome], data: Sequence[str] = ()) -> list[str]:
+    """Notes below the table, a line each.
+
+    Args:
+      data: names of the grid that change the data.
+    """
+    notes = [*at_the_edge(found), *grouped(_remarks(found))]
+    if len({one.clients for one in found}) > 1:
+        notes.append(
+            "Rows are means over different clients: where these differ, their accuracies and "
+            "their order can't be compared."
+        )
+    if data:
+        notes.append(
+            f"{', '.join(data)} changes the data: rows that differ in it solve different problems, "
+            "and their order shows which is easier."
+        )
+    several = [(half, values.mean()) for one in found for values in (one.validation, one.test)
+               if (half := interval(values)) is not None]  # fmt: skip
+    marked = any(beyond(mean, half, *found[0].measure.range) for half, mean in several)
+    note = interval_note(min(len(one.seeds) for one in found), marked)
+    return [*notes, *([] if note is None else [note])]
+
+
+def at_the_edge(found: Sequence[Outcome]) -> list[str]:
+    """A warning for each chosen number that is the smallest or largest that was tried.
+
+    There is none where another number is as good.
+    """
+    notes = []
+    for chosen in best(found):
+        settings = [one for one in found if one.algorithm == chosen.algorithm]
+        equals = [one for one in settings if one.validation.mean() == chosen.validation.mean()]
+        for name, value in chosen.setting.items():
+            numbers = [_number(one.setting[name]) for one in settings]
+            tried = {number for number in numbers if number is not None}
+            if None in numbers or len(tried) < 2:
+                continue
+            edges = {min(tried): "smallest", max(tried): "largest"}
+            best_value = float(value)
+            is_best = {_number(one.setting[name]) for one in equals} == {best_value}
+            if is_best and best_value in edges:
+                notes.append(
+                    f"{chosen.algorithm}: its best {name}, {value}, is the "
+                    f"{edges[best_value]} that was tried. Values beyond it may be better."
+                )
+    return notes
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _remarks(found: Sequence[Outcome]) -> dict[str, list[str]]:
+    """What is said of each algorithm in all its settings, and of a setting beside that."""
+    said: dict[str, list[str]] = {}
+    for chosen in best(found):
+        settings = [one for one in ranked(found) if one.algorithm == chosen.algorithm]
+        common = set(chosen.remarks).intersection(*(one.remarks for one in settings))
+        said[chosen.algorithm] = [text for text in chosen.remarks if text in common]
+        for one in settings:
+            own = [text for text in one.remarks if text not in common]
+            said |= {one.name: own} if own else {}
+    return said
+
+
+def best(found: Sequence[Outcome]) -> list[Outcome]:
+    """The chosen setting of each algorithm."""
+    chosen: dict[str, Outcome] = {}
+    for one in ranked(found):
+        chosen.setdefault(one.algorithm, one)
+    return list(chosen.values())
+
+
+def chosen_flags(one: Outcome) -> str:
+    """A flagfile with an algorithm and its chosen values of the grid; other flags are the
+    sweep's."""
+    measure = one.measure
+    mean = f"{measure.shown(one.validation.mean())}{measure.percent}"
+    what = "" if measure == ACCURACY else f"{measure.said} "
+    lines = [f"# validation {what}{mean}", f"--algorithms={one.algorithm}"]
+    for name, value in one.setting.items():
+        lines.append(f"--set={name}={value}" if "." in name else f"--{name}={value}")
+    return "\n".join(lines) + "\n"
+
+
+def all_chosen(found: Sequence[Outcome]) -> str:
+    """A flagfile with all algorithms, each with its chosen values of the grid.
+
+    Flags that can't differ between algorithms of one run are left out where their choices do.
+    """
+    chosen = best(found)
+    lines = [f"--algorithms={','.join(one.algorithm for one in chosen)}"]
+    names = list(dict.fromkeys(name for one in chosen for name in one.setting))
+    for name in names:
+        values = {one.algorithm: one.setting[name] for one in chosen if name in one.setting}
+        if "." in name:
+            lines += [f"--set={name}={value}" for value in values.values()]
+        elif name in OWN:
+            lines += [f"--set={one}.{name}={value}" for one, value in values.items()]
+        elif len(set(values.values())) == 1:
+            lines.append(f"--{name}={next(iter(values.values()))}")
+        else:
+            lines.append(f"# {name} {CONFLICT}:")
+            lines += [f"#   {one}: {value}" for one, value in values.items()]
+    return "\n".join(lines) + "\n"
+
+
+def write(
+    output: Path,
+    found: Sequence[Outcome],
+    rank_by: str,
+    heading: Sequence[str],
+    data: Sequence[str],
+    given: Sequence[str] = (),
+) -> None:
+    """Writes `sweep.md`, `sweep.csv`, all algorithms' chosen flags in `chosen.flags`, the same
+    after the sweep's own in `settings.flags` and, by algorithm, its own and, if any, a picture.
+
+    `heading` are sentences on all settings, `data` is that of `footnotes`; `given` are the sweep's
+    flags.
+    """
+    measure = found[0].measure
+    said = (
+        f"Ranked by the mean over clients and seeds of the validation {measure.said} ({rank_by}"
+        f"{'' if measure.higher else ', lower is better'}); test "
+        f"{measure.said} is not used to choose. ±: half of the 95 % interval over seeds."
+    )
+    text = [*heading, said, table(found).rstrip(), *footnotes(found, data)]
+    run_files.write_text(output / "sweep.md", "\n\n".join(text) + "\n")
+    for one in best(found):
+        run_files.write_text(output / f"{one.algorithm}.flags", chosen_flags(one))
+    chosen = all_chosen(found)
+    run_files.write_text(output / "chosen.flags", chosen)
+    whole = "".join(f"{word}\n" for word in ("# The sweep's flags, then its choices.", *given))
+    run_files.write_text(output / SETTINGS, whole + chosen)
+    names = list(dict.fromkeys(name for one in found for name in one.setting))
+    with run_files.aside(output / "sweep.csv") as part, part.open("w", newline="") as file:
+        writer = csv.writer(file)
+        end = "_percent" if measure.fraction else f"_{measure.name}"
+        writer.writerow(["algorithm", *names, "seed", f"validation{end}", f"test{end}"])
+        for one in found:
+            values = [one.setting.get(name, "") for name in names]
+            for numbers in zip(one.seeds, one.validation, one.test, strict=True):
+                writer.writerow([one.algorithm, *values, *numbers])
+    for algorithm in dict.fromkeys(one.algorithm for one in found):
+        figure = picture([one for one in found if one.algorithm == algorithm], algorithm)
+        if figure is not None:
+            run_files.write_picture(output / f"{algorithm}.png", figure)

@@ -1,0 +1,142 @@
+"""Algorithms by name, and hyperparameters by name."""
+
+import inspect
+import typing
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import Field, fields, is_dataclass
+from typing import Any, TypeVar, dataclass_transform
+
+from fedjax_pfl.core.algorithm import Algorithm
+from fedjax_pfl.federation.local_training import SETTABLE
+from fedjax_pfl.utils import aliases, name_matching
+from fedjax_pfl.utils.conversions import convert
+from fedjax_pfl.utils.errors import (
+    InputError,
+    shown,
+    unknown_hyperparameter,
+    unknown_name,
+)
+from fedjax_pfl.utils.structs import static, struct
+
+ALGORITHMS: dict[str, type[Algorithm]] = {}
+A = TypeVar("A", bound=Algorithm)
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(static,))
+def algorithm(name: str) -> Callable[[type[A]], type[A]]:
+    """Registers a subclass of `Algorithm` under its canonical name and makes it a struct.
+
+    Raises:
+      InputError: another class has that name, or the class is no algorithm, leaves out the type of
+        a hyperparameter, or has a hyperparameter with the name of an option of local training.
+    """
+
+    def register(cls: type[A]) -> type[A]:
+        if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
+            raise InputError(
+                f"Algorithm {name!r} must be a subclass of Algorithm, got {shown(cls)}."
+            )
+        constants = {key for base in cls.__mro__[1:] for key in inspect.get_annotations(base)}
+        constants -= {key for base in cls.__mro__[1:] if is_dataclass(base) for key in _names(base)}
+        for key, value in vars(cls).items():
+            typed = key in inspect.get_annotations(cls) or key in constants
+            if isinstance(value, bool | int | float | str) and not (typed or key.startswith("_")):
+                raise InputError(
+                    f"Algorithm {name!r} gives {key} = {shown(value)} no type: a hyperparameter "
+                    "reads "
+                    f"{key}: {type(value).__name__} = {shown(value)}, a constant of the class "
+                    f"{key}: ClassVar = {shown(value)}."
+                )
+        known = ALGORITHMS.get(name)
+        again = known and (known.__module__, known.__qualname__) == (
+            cls.__module__,
+            cls.__qualname__,
+        )
+        if known and not again:  # a module run twice may register its own once more
+            raise InputError(f"An algorithm named {name!r} is registered already.")
+        cls = struct(cls)
+        for key in filter(SETTABLE.__contains__, _names(cls)):
+            raise InputError(
+                f"Algorithm {name!r} can't call a hyperparameter {key!r}: that is an option of "
+                f"local training, which every algorithm has. Rename it, to own_{key} for instance."
+            )
+        cls.name = name
+        ALGORITHMS[name] = cls
+        return cls
+
+    return register
+
+
+def _names(cls: Any) -> set[str]:
+    return {field.name for field in fields(cls)}
+
+
+def is_static(field: Field[Any]) -> bool:
+    """Whether a hyperparameter is part of the compiled program and can't be swept inside it."""
+    return bool(field.metadata.get("static"))
+
+
+def algorithm_name(
+    given: object, among: Collection[str] | None = None, kind: str = "algorithm"
+) -> str:
+    """The name of ours that a name stands for, in any spelling and by other libraries' names.
+
+    "FedAvg-FT" and "FedFT" are both "fedavg_ft". Names are the same whatever their capitals,
+    hyphens, underscores, blanks, dots and parentheses; the exact name always wins.
+
+    Args:
+      given: the name.
+      among: our names to choose from, those of all registered algorithms by default.
+      kind: the kind of thing named, for sentences.
+
+    Raises:
+      InputError: it stands for none of them, or for several.
+    """
+    among = ALGORITHMS if among is None else among
+    if not isinstance(given, str):
+        raise unknown_name(kind, given, among)
+    found, word = name_matching.meant(given, among, aliases.ALGORITHMS), name_matching.plain(given)
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise InputError(f"The {kind} {shown(given)} may be any of {', '.join(found)}: name one.")
+    own, key, value = aliases.VARIANTS.get(word, ("", "", ""))
+    near = name_matching.nearest(given, among, name_matching.SHARED)
+    if own in among:
+        hint = f"It is {own!r} with {own}.{key}={value}."
+    elif word in aliases.ABSENT or word in aliases.ALGORITHMS:
+        hint = "It is not in this version." if among is ALGORITHMS else ""
+    else:
+        hint = f"Did you mean {near!r}?" if near else ""
+    own = among is ALGORITHMS and word not in aliases.ABSENT
+    raise unknown_name(kind, given, among, hint=hint, ones_own=own)
+
+
+def make_algorithm(name: str, settings: Mapping[str, Any] | None = None) -> Algorithm:
+    """An algorithm with its hyperparameters, checked.
+
+    Args:
+      name: its name, in any spelling that `algorithm_name` reads.
+      settings: hyperparameters by name; strings are converted to the field's type.
+
+    Raises:
+      InputError: unknown algorithm or hyperparameter, a value of the wrong type or out of range.
+    """
+    name = algorithm_name(name)
+    cls = ALGORITHMS[name]
+    known = {field.name: field for field in fields(cls)}
+    values = {}
+    for key, value in (settings or {}).items():
+        if key not in known:
+            if not known:
+                raise InputError(f"Algorithm {name!r} has no hyperparameters, got {key!r}.")
+            raise unknown_hyperparameter(name, key, known)
+        values[key] = convert(f"{name}.{key}", value, typing.get_type_hints(cls)[key])
+    algorithm = cls(**values)
+    try:
+        algorithm.validate()
+    except InputError as error:
+        if str(error).partition(" ")[0] in known:  # of several algorithms' hyperparameters
+            raise InputError(f"{name}.{error}") from None
+        raise
+    return algorithm

@@ -1,0 +1,307 @@
+"""Rules that deal a data set's samples to clients, by name.
+
+A rule first plans (which client gets which classes, which shares) and then deals: the same plan is
+dealt to the training samples and to the official test samples, so that a client's test distribution
+follows its training distribution. A client's samples come in shuffled strata, such as one per
+class. Hold-outs and caps take the same part of every stratum, to the nearest sample, so they keep
+the shares of the rule.
+"""
+
+import operator
+import sys
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeGuard, TypeVar
+
+import numpy as np
+
+from fedjax_pfl.data.limits import require_memory
+from fedjax_pfl.data.partitions.dealing import Deal, Samples, joined
+from fedjax_pfl.data.partitions.held_out import capped, hold_out, nothing_held_out
+from fedjax_pfl.data.partitions.partition import Partition
+from fedjax_pfl.data.sources.source_registry import Dataset
+from fedjax_pfl.utils.conversions import LIMIT, keyword_defaults
+from fedjax_pfl.utils.errors import InputError, require, require_name, shown, unknown_name
+
+
+class Plan(NamedTuple):
+    """The decisions of a rule.
+
+    Attributes:
+      deal: deals any samples.
+      resolved: further facts for the partition's options, beside the rule's options.
+      label_map: [N, C] or None, see `Partition`.
+      allow_overlap: whether several clients may be dealt the same sample.
+      unread: options that this mode of the rule doesn't read, with the mode that reads them. Giving
+        one is an error.
+      names: of the clients, where they have any.
+    """
+
+    deal: Deal
+    resolved: dict[str, Any]
+    label_map: np.ndarray | None = None
+    allow_overlap: bool = False
+    unread: Mapping[str, str] = MappingProxyType({})
+    names: tuple[str, ...] = ()
+
+
+class Rule(NamedTuple):
+    """A row of `RULES`; `plan(samples, num_clients, rng, *, option=default, ...) -> Plan`."""
+
+    plan: Callable[..., Plan]
+    equal_sizes: bool
+    test_split: str
+    test_fraction: float
+    needs_classes: bool
+    natural: bool
+
+
+RULES: dict[str, Rule] = {}
+F = TypeVar("F", bound=Callable[..., Any])
+_TEST_SPLITS = ("official", "pooled", "train")
+
+
+def register_rule(
+    name: str,
+    equal_sizes: bool = False,
+    test_split: str = "official",
+    test_fraction: float = 0.25,
+    needs_classes: bool = True,
+    natural: bool = False,
+) -> Callable[[F], F]:
+    """Decorator that adds a rule to `RULES`.
+
+    Args:
+      name: how users call it.
+      equal_sizes: whether all clients get the same number of samples; a cap is then met exactly.
+      test_split: the meaning of "auto" where an official test split exists.
+      test_fraction: the rule's default of that option.
+      natural: whether the data have clients, so that `num_clients` may be None for all of them.
+      needs_classes: whether it deals by class, so that data sets without classes are refused.
+    """
+
+    def register(plan: F) -> F:
+        RULES[name] = Rule(
+            plan,
+            equal_sizes,
+            test_split,
+            test_fraction,
+            needs_classes=needs_classes,
+            natural=natural,
+        )
+        return plan
+
+    return register
+
+
+COMMON_OPTIONS: dict[str, Any] = {
+    "test_split": "auto",
+    "test_fraction": 0.25,
+    "train_samples": None,
+    "test_samples": None,
+}
+
+
+def rule_options(rule: str) -> dict[str, Any]:
+    """Every option of a rule and its default: the rule's own, then those common to all rules.
+
+    Raises:
+      InputError: unknown rule.
+    """
+    require_name("partition rule", rule, RULES)
+    common = COMMON_OPTIONS | {"test_fraction": RULES[rule].test_fraction}
+    return keyword_defaults(RULES[rule].plan) | common
+
+
+def parse_options(
+    given: Mapping[str, str], defaults: Mapping[str, Any], kind: str
+) -> dict[str, Any]:
+    """Options written as text, each in the type of its default; a default of None is an integer's.
+
+    Args:
+      given: text by name; "none" is None where that is the default.
+      defaults: such as `rule_options(rule)`.
+      kind: an option's name in sentences.
+
+    Raises:
+      InputError: an unknown name, or text that is not of the type.
+    """
+    parsed = {}
+    for name, text in given.items():
+        if name not in defaults:
+            raise unknown_name(kind, name, defaults)
+        parsed[name] = _parse(name, text.strip(), defaults[name])
+    return parsed
+
+
+def _parse(name: str, text: str, default):
+    if default is None and text.lower() == "none":
+        return None
+    if isinstance(default, bool):
+        known = {"true": True, "false": False}.get(text.lower())
+        require(known is not None, name, text, "true or false")
+        return known
+    types = {float: (float, "a number"), str: (str, "text")}
+    read, allowed = types.get(type(default), (int, "an integer"))
+    try:
+        return read(text)
+    except ValueError as error:
+        raise InputError(f"{name} must be {allowed}, got {shown(text)}.") from error
+
+
+def make_partition(
+    rule: str, dataset: Dataset, num_clients: int | None, seed: int, **options: Any
+) -> Partition:
+    """Deals a data set to clients.
+
+    Args:
+      rule: a name in `RULES`; its docstring and `rule_options` tell its own options.
+      dataset: the data set; indices go into its pool, training samples before test samples.
+      num_clients: number of clients N; for `by_column` None takes all that the data have.
+      seed: the partition is a function of the arguments and this number alone.
+      **options: the rule's options, and for every rule
+        test_split: "official" deals the official test samples by the same plan; "pooled" deals all
+          samples together and takes a random part of each client's for testing; "train" does so
+          with the training samples alone; "auto" is the rule's own choice, and "pooled" where there
+          are no official test samples.
+        test_fraction: part held out for testing unless official (FedDWA's Dirichlet has 0.2).
+        train_samples, test_samples: largest number per client, or exactly that number for rules of
+          equal sizes; None means all.
+
+    Returns:
+      A partition, each list in ascending order; without overlap unless an option of the rule
+      allows it. Its `options` hold every option as resolved, the seed, and the facts that the
+      rule reports.
+
+    Raises:
+      InputError: an unknown rule or option, a value out of range, or too few samples.
+    """
+    defaults = rule_options(rule)
+    for name in options:
+        if name not in defaults:
+            raise unknown_name(f"option of partition rule {rule!r}", name, defaults)
+    if RULES[rule].needs_classes and not dataset.has_classes:
+        others = [name for name, one in RULES.items() if not one.needs_classes]
+        raise InputError(
+            f"Partition rule {rule!r} deals samples by class, and those of data set "
+            f"{dataset.name!r}, for the task {dataset.task}, have none: use "
+            f"{' or '.join(map(repr, others))}, or a partition of your own."
+        )
+    given = {k: v.item() if isinstance(v, np.generic) else v for k, v in options.items()}
+    for name, value in given.items():
+        single = value is None or isinstance(value, bool | int | float | str)
+        require(single, name, type(value).__name__, "a number, text, True, False or None")
+        if isinstance(defaults[name], float) and is_number(value):
+            fits = isinstance(value, float) or abs(value) <= sys.float_info.max
+            require(fits, name, value, "a finite number")
+            given[name] = float(value)
+    resolved = defaults | given
+    common = {name: resolved[name] for name in COMMON_OPTIONS}
+    own = {name: value for name, value in resolved.items() if name not in COMMON_OPTIONS}
+    if num_clients is not None or not RULES[rule].natural:
+        num_clients = integer("num_clients", num_clients, 1)
+    seed = integer("seed", seed, 0, limit=2**63)
+    fraction = common["test_fraction"]
+    in_range = is_number(fraction) and 0 <= fraction < 1
+    require(in_range, "test_fraction", fraction, "a number at least 0 and below 1")
+    for name in ("train_samples", "test_samples"):
+        if common[name] is not None:
+            common[name] = integer(name, common[name], 1)
+    common["test_split"] = _test_split(common["test_split"], RULES[rule], dataset)
+    official = common["test_split"] == "official"
+    if official:
+        check_read(given, {"test_fraction": "test_split 'pooled' or 'train'"})
+        common["test_fraction"] = None
+
+    labels = dataset.labels
+    first_test = len(labels) if common["test_split"] == "pooled" else dataset.num_train
+    what = "samples" if common["test_split"] == "pooled" else "training samples"
+    train = _samples(dataset, labels, 0, first_test, what)
+    test = _samples(dataset, labels, first_test, len(labels), "test samples")
+    shared = () if RULES[rule].natural else (train, test) if official else (train,)
+    for samples in shared:
+        if num_clients is not None and len(samples.idx) < num_clients:
+            raise InputError(
+                f"{num_clients} clients can't share {len(samples.idx)} {samples.what}: "
+                f"at most {len(samples.idx)} clients can."
+            )
+    # One stream per purpose: a cap or another test split doesn't change the plan.
+    plan_rng, train_rng, test_rng = (np.random.default_rng([seed, purpose]) for purpose in range(3))
+    _require_table(num_clients, dataset.num_classes)
+    plan = RULES[rule].plan(train, num_clients, plan_rng, **own)
+    _require_table(len(plan.names), dataset.num_classes)
+    check_read(given, plan.unread)
+    dealt = plan.deal(train, train_rng)
+    if official:
+        tested = plan.deal(test, test_rng)
+    else:
+        tested, dealt = hold_out(dealt, fraction)
+        if fraction > 0 and not any(len(stratum) for strata in tested for stratum in strata):
+            raise nothing_held_out(fraction, max(len(joined(strata)) for strata in dealt))
+    partition = Partition.from_lists(
+        capped(dealt, common["train_samples"], RULES[rule].equal_sizes, "train_samples"),
+        capped(tested, common["test_samples"], RULES[rule].equal_sizes, "test_samples"),
+        rule=rule,
+        options=own | common | {"seed": seed} | plan.resolved,
+        label_map=plan.label_map,
+        allow_overlap=plan.allow_overlap,
+        names=plan.names,
+    )
+    partition.validate(len(labels), dataset.num_classes, labels)
+    return partition
+
+
+def check_read(given: Mapping[str, Any], unread: Mapping[str, str]) -> None:
+    """Raises `InputError` where an option is given (not None) that nothing reads.
+
+    Args:
+      given: options by name.
+      unread: by option, the setting with which it is read.
+    """
+    for name, needed in unread.items():
+        if given.get(name) is not None:
+            raise InputError(
+                f"{name} is read with {needed} only: leave it out, got {given[name]!r}."
+            )
+
+
+def _require_table(num_clients: int | None, num_classes: int) -> None:
+    what = f"A table of {num_clients or 0:,} clients and {num_classes:,} classes"
+    require_memory(what, 8 * (num_clients or 0) * num_classes)
+
+
+def _samples(dataset: Dataset, labels, start: int, stop: int, what: str) -> Samples:
+    columns = {name: values[start:stop] for name, values in dataset.columns.items()}
+    idx = np.arange(start, stop)
+    return Samples(idx, labels[start:stop], dataset.num_classes, what, columns)
+
+
+def integer(name: str, value: Any, low: int, high: int | None = None, limit: int = LIMIT) -> int:
+    """`value` as an integer in low..high, below `limit` where `high` is None."""
+    allowed = f"an integer from {low} to {high}" if high is not None else f"an integer >= {low}"
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = low - 1
+    inside = number >= low and (high is None or number <= high) and not isinstance(value, bool)
+    require(inside, name, value, allowed)
+    require(number < limit, name, value, f"an integer below {limit}")
+    return number
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether it is an integer or a float, and no bool; an integer beyond all floats is none."""
+    in_range = not isinstance(value, int) or abs(value) < 2**1023
+    return isinstance(value, int | float) and not isinstance(value, bool) and in_range
+
+
+def _test_split(given: str, rule: Rule, dataset: Dataset) -> str:
+    require_name("test_split", given, ("auto", *_TEST_SPLITS))
+    if given == "official" and dataset.num_test == 0:
+        raise InputError(
+            f"Data set {dataset.name!r} has no official test samples: test_split must be 'pooled' "
+            "or 'auto', got 'official'."
+        )
+    if given == "auto":
+        return "pooled" if dataset.num_test == 0 else rule.test_split
+    return given

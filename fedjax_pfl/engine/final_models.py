@@ -1,0 +1,129 @@
+"""The end of a simulation: its last models, and models of clients that never took part."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedjax_pfl.engine.program import Program
+from fedjax_pfl.engine.runs import over_runs, served
+from fedjax_pfl.execution.locations import short_locations
+from fedjax_pfl.execution.processes import readable
+from fedjax_pfl.federation.data_sharding import on_devices
+from fedjax_pfl.federation.federation import Federation
+from fedjax_pfl.models.task import Task
+from fedjax_pfl.results.names import HEADLINE
+from fedjax_pfl.utils.errors import InputError, require
+from fedjax_pfl.utils.structs import Broadcast
+from fedjax_pfl.utils.typing import Stack, State, Tree
+
+
+@dataclass(frozen=True)
+class Final:
+    """The end of a simulation on the device: source of its models, and of new clients' models.
+
+    Attributes:
+      program: with the rounds that were asked for, on which schedules depend.
+      at_rest: the states after the last round, as they lie on the devices.
+      done: rounds simulated; None for all.
+    """
+
+    program: Program
+    at_rest: State
+    done: int | None = None
+
+    @property
+    def states(self) -> State:
+        """The states after the last round, of the clients alone; see `Program.of_clients`."""
+        return self.program.of_clients(self.at_rest)
+
+    @short_locations()
+    def models(self, rows: Sequence[int] | None = None) -> dict[str, Stack | Broadcast]:
+        """Models after the last round, by name: [runs, k, ...], or [runs, ...] if `Broadcast`."""
+        count = self.program.federation.num_clients
+        asked = np.arange(count) if rows is None else np.asarray(rows)
+        bad = [int(r) for r in asked if not 0 <= r < count]
+        require(not bad, "rows", bad, f"clients in 0..{count - 1}")
+        return self.program.models(self.at_rest, self._last(), asked.astype(np.int32))
+
+    @short_locations()
+    def predict(self, run: int, row: int, samples: ArrayLike) -> np.ndarray:
+        """Outputs of one run's personalized model of one client, for stored samples.
+
+        Args:
+          run: of the R runs, seeds outermost.
+          row: of the client.
+          samples: [n, ...], in the shape and scale of the data set; they are scaled as in training.
+
+        Returns:
+          [n, C], or the outputs of another task.
+
+        Raises:
+          InputError: the algorithm makes no model for the client, or the samples have another
+            shape or type.
+        """
+        program, federation = self.program, self.program.federation
+        there = served(program.runs, federation)[run]
+        ids = np.asarray(federation.data.ids)
+        if not there[row]:
+            raise InputError(
+                f"{program.runs.algorithm.name} makes no model for client {ids[row]}; it has those "
+                f"of {ids[there].tolist()}."
+            )
+        data, samples = federation.data, np.asarray(samples)
+        shape = ", ".join(map(str, data.sample_shape))
+        fits = samples.ndim > 0 and samples.shape[1:] == data.sample_shape
+        require(fits, "Shape of the samples", samples.shape, f"[n, {shape}]")
+        tokens = np.issubdtype(data.input_dtype("float32"), np.integer)
+        kinds, allowed = ("iu", "whole numbers") if tokens else ("biuf", "numbers")
+        require(samples.dtype.kind in kinds, "Samples", str(samples.dtype), allowed)
+        stack = self.models([row])[HEADLINE]
+        at = (run,) if isinstance(stack, Broadcast) else (run, 0)
+        models = stack.model if isinstance(stack, Broadcast) else stack
+        model, backbone = (
+            jax.tree.map(lambda leaf, at=at: leaf[at], tree)
+            for tree, at in ((models, at), (self.backbone(), (run,)))
+        )
+        task = federation.network
+        inputs = samples.astype(data.input_dtype(task.dtype))
+        if not tokens:
+            inputs = inputs * np.asarray(data.scale, task.dtype) + np.asarray(
+                data.shift, task.dtype
+            )
+        return np.asarray(_outputs(task, federation.initial_values, backbone, model, inputs))
+
+    def backbone(self) -> Tree | None:
+        """The leaves that no client's model holds, [runs, ...], or None."""
+        return readable(_backbone(self.program.runs, self.program.federation))
+
+    @short_locations()
+    def personalize(self, new_clients: Federation) -> Stack:
+        """Models of clients that never took part, leaves [runs, K, ...].
+
+        Raises:
+          InputError: the algorithm uses validation samples, and they have none.
+        """
+        program = self.program
+        new_clients = program.runs.algorithm.prepare(new_clients)
+        new_clients = new_clients.on_devices(program.federation.execution)
+        program.runs.algorithm.check_validation(new_clients)
+        return program.personalize(self.at_rest, self._last(), on_devices(new_clients))
+
+    def _last(self) -> int:
+        """The last round, counted from 0."""
+        return (self.program.rounds if self.done is None else self.done) - 1
+
+
+@partial(jax.jit, static_argnums=0)
+def _outputs(
+    network: Task, values: Tree, backbone: Tree, model: Tree, inputs: jax.Array
+) -> jax.Array:
+    return network.bound(values, backbone).predict(model, inputs)
+
+
+@jax.jit
+def _backbone(runs, federation):
+    return over_runs(lambda run, federation: run.begun(federation).backbone, runs, federation)

@@ -1,0 +1,146 @@
+"""Progress for people who wait: a line of text, and curves that grow in a notebook."""
+
+import io
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from fedjax_pfl.engine.runner import Progress
+from fedjax_pfl.execution import processes
+from fedjax_pfl.results.names import HEADLINE
+from fedjax_pfl.results.result import Result
+from fedjax_pfl.utils.errors import require
+
+ALLOWED = "a function of a Progress, True for a line of text, or None"
+EVERY = 5.0  # seconds between lines, where they are not rewritten
+WIDTH = 78  # what a shorter line is filled up to, so that it covers the one before
+
+
+class Line:
+    """A line of text, rewritten in place; where that can't be, in a file, a line now and then.
+
+    It says at once that the program compiles.
+
+    Args:
+      name: what is simulated.
+    """
+
+    def __init__(self, name: str):
+        self.name, self._open, self._shown = name, False, time.monotonic()
+        self._in_place = sys.stdout.isatty() or notebook() is not None
+        self._say("compiling")
+
+    def __call__(self, progress: Progress) -> None:
+        now = time.monotonic()
+        edge = progress.round in (progress.since, progress.rounds)  # it continues, or ends
+        if self._in_place or edge or now - self._shown >= EVERY:
+            self._shown = now
+            self._say(str(progress))
+
+    def close(self) -> None:
+        """Ends the line."""
+        if self._open:
+            print(flush=True)
+        self._open = False
+
+    def _say(self, text: str) -> None:
+        line = f"{self.name}: {text}"
+        if self._in_place:
+            print(f"\r{line:{WIDTH}}", end="", flush=True)
+            self._open = True
+        else:
+            print(line, flush=True)
+
+
+class LiveCurves:
+    """Accuracy curves that grow in a notebook while simulations run, a line for each of them.
+
+    `pfl.simulate(..., progress=curves.of("fedavg"))` adds a line to `curves`. Elsewhere than in a
+    notebook only the text is printed.
+
+    Args:
+      every: seconds between two pictures.
+    """
+
+    def __init__(self, every: float = 3.0):
+        self.every = every
+        self.results: dict[str, Result] = {}
+        self._picture: Any = None  # of IPython, where it is shown
+
+    def of(self, name: str) -> "_Curve":
+        """The callback of one simulation, which it is made for; says that its program compiles."""
+        return _Curve(self, name)
+
+    def show(self) -> None:
+        """Draws what there is, in place of the picture before."""
+        display = notebook()
+        drawn = {name: one for name, one in self.results.items() if _is_scored(one)}
+        if display is None or not drawn:
+            return
+        from fedjax_pfl.results import plots  # slow import
+
+        file = io.BytesIO()
+        plots.accuracy_curves(drawn).savefig(file, format="png")
+        image = display.Image(data=file.getvalue(), format="png")
+        if self._picture is None:
+            self._picture = display.display(image, display_id=True)
+        else:
+            self._picture.update(image)
+
+
+class _Curve:
+    """One line of live curves."""
+
+    def __init__(self, curves: LiveCurves, name: str):
+        self.curves, self.name, self.line = curves, name, Line(name)
+        self._drawn = time.monotonic()
+
+    def __call__(self, progress: Progress) -> None:
+        self.line(progress)
+        now, last = time.monotonic(), progress.round == progress.rounds
+        if progress.result is not None and (last or now - self._drawn >= self.curves.every):
+            self.curves.results[self.name] = progress.result()
+            self.curves.show()
+            self._drawn = time.monotonic()
+
+    def close(self) -> None:
+        self.line.close()
+
+
+def shown(
+    progress: Callable[[Progress], None] | bool | None, name: str
+) -> Callable[[Progress], None] | None:
+    """The callback that `progress` asks for: True is a line of text, in the first process.
+
+    Raises:
+      InputError: it can't be called.
+    """
+    if not isinstance(progress, bool):
+        require(progress is None or callable(progress), "progress", progress, ALLOWED)
+        return progress or None
+    return Line(name) if progress and processes.is_first() else None
+
+
+def end(callback: Callable[[Progress], None] | None) -> None:
+    """Ends the line that a callback of this module may have begun."""
+    if isinstance(callback, Line | _Curve):
+        callback.close()
+
+
+def notebook() -> Any:
+    """`IPython.display` where this process is a notebook's; else None."""
+    python = sys.modules.get("IPython")
+    shell = None if python is None else python.get_ipython()
+    if shell is None or not hasattr(shell, "kernel"):
+        return None
+    import IPython.display  # pyright: ignore[reportMissingImports] - there, as it runs
+
+    return IPython.display
+
+
+def _is_scored(result: Result) -> bool:
+    return (
+        bool(len(result.eval_rounds))
+        and f"{HEADLINE}/test/{result.measure().name}" in result.scores
+    )

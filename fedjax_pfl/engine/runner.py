@@ -1,0 +1,313 @@
+"""Rounds in chunks: the host's work between two calls of the program."""
+
+import json
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_pfl.engine.checkpoints import Checkpoints, Saved, check_same, fingerprint
+from fedjax_pfl.engine.early_stopping import WATCHED, earliest_stop
+from fedjax_pfl.engine.metrics_buffer import Collector
+from fedjax_pfl.engine.program import Chunk, Program
+from fedjax_pfl.execution import processes
+from fedjax_pfl.results.result import ASKED, IMPATIENT, Result
+from fedjax_pfl.utils.errors import InputError
+from fedjax_pfl.utils.metric_names import ACCURACY, Measure
+
+
+class Progress(NamedTuple):
+    """The argument of a progress callback, called after each chunk.
+
+    A simulation that continues from a checkpoint calls it first of all with no new round:
+    `round == since`.
+
+    Attributes:
+      round: rounds done.
+      rounds: rounds of the run.
+      accuracy: mean over runs and clients of the last scored personalized test accuracy, or None;
+        of another task the measure that it leads with.
+      seconds: wall time since the first round, without compilation.
+      since: rounds that were done before this chunk.
+      result: makes the `Result` of the rounds done so far, without models.
+      measure: what `accuracy` is.
+      runs: how many `accuracy` is the mean of, seeds times settings.
+    """
+
+    round: int
+    rounds: int
+    accuracy: float | None
+    seconds: float
+    since: int = 0
+    result: Callable[[], Result] | None = None
+    measure: Measure = ACCURACY
+    runs: int = 1
+
+    def __str__(self) -> str:
+        """Rounds, the measure, pace and time left."""
+        if self.round == self.since:
+            return f"continuing after round {self.round} of {self.rounds}"
+        pace = self.round / max(self.seconds, 1e-9)
+        left = _duration((self.rounds - self.round) / pace)
+        measure, value = self.measure, "-"
+        if self.accuracy is not None:
+            value = measure.shown(measure.scale * self.accuracy) + " %" * measure.fraction
+            value += f" (mean of {self.runs} runs)" if self.runs > 1 else ""
+        return (
+            f"round {self.round}/{self.rounds}, {measure.said} {value}, {pace:.2f} rounds/s, "
+            f"{left} left"
+        )
+
+
+def _duration(seconds: float) -> str:
+    """Seconds as m:ss or h:mm:ss."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+class Chunks:
+    """The rounds of a program, run in chunks that are measured and kept in checkpoints.
+
+    Making one compiles the program, and continues from the newest checkpoint if there is one.
+
+    Args:
+      program: the compiled program.
+      matrix_rounds: rounds, counted from 1, whose mixing matrices are kept.
+      checkpoints: where state and measurements are kept, or None. Those of a simulation of fewer
+        rounds are continued, if its rounds are the same as the first ones of this.
+      patience: rounds without a better validation headline after which the simulation stops.
+      past: earlier rounds of the same simulation, which are continued.
+
+    Attributes:
+      states: after the rounds done, leaves [R, ...].
+      done: rounds done.
+      collector: their measurements.
+      compile_seconds: time to compile.
+      stopped: why the rounds ended before the last one, "" where they did not (see `Result`).
+
+    Raises:
+      InputError: the checkpoints are another simulation's; before anything is compiled.
+      OutputError: no checkpoint can be written there.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        matrix_rounds: Sequence[int],
+        checkpoints: Checkpoints | None = None,
+        patience: int | None = None,
+        past: "Chunks | None" = None,
+    ):
+        self.program, self.checkpoints, self.patience = program, checkpoints, patience
+        self.done, self.spent, self.stopped = 0, 0.0, ""
+        self.mark, saved, kept = {}, None, list(matrix_rounds)
+        if checkpoints is not None or processes.several():
+            self.mark = fingerprint(program, matrix_rounds)
+            _check_alike(self.mark)
+        if checkpoints is not None:
+            checkpoints.check()
+            saved = self._continued(checkpoints)
+        if past is not None and depends_on_num_rounds(program, past.done, past.program.rounds):
+            self._warn_again(f"the rounds before were {past.program.rounds}")
+            past = None
+        if saved is not None:
+            before = saved.facts.get("matrices", kept)
+            kept = [r for r in before if r <= saved.round] + [r for r in kept if r > saved.round]
+        elif past is not None:
+            before = past.collector.matrix_rounds
+            kept = [r for r in before if r <= past.done] + [r for r in kept if r > past.done]
+        self.collector = Collector(program.eval_every, program.rounds, kept)
+        began = time.perf_counter()
+        # A chunk of no rounds compiles the program and runs no round.
+        first = program.advance(program.start(), 0, 0)
+        self.compile_seconds = time.perf_counter() - began
+        self.states = first.states
+        if past is not None:
+            self.states = jax.tree.map(jnp.copy, past.states)  # a result has the others
+            self.collector.follow(past.collector)
+            self.done, self.spent = past.done, past.spent
+        if saved is not None:
+            self._restore(saved, first)
+        if self.done and patience is not None and self._patience_ends() < self.done:
+            self._begin_again(first, matrix_rounds)
+
+    def _continued(self, checkpoints: Checkpoints) -> Saved | None:
+        """The checkpoint to continue from; None where all rounds are to be simulated.
+
+        Raises:
+          InputError: the checkpoints are another simulation's.
+        """
+        saved = checkpoints.latest()
+        if saved is None:
+            return None
+        mark, program = saved.facts["simulation"], self.program
+        before = int(mark.get("rounds", 0))
+        if before >= program.rounds:
+            check_same(mark, self.mark, checkpoints.folder)
+            return saved
+        shorter = fingerprint(replace(program, rounds=before), saved.facts.get("asked", []))
+        check_same(mark, shorter, checkpoints.folder)
+        if not depends_on_num_rounds(program, saved.round, before):
+            return saved
+        self._warn_again(f"these checkpoints are of {before}")
+        checkpoints.clear()
+        return None
+
+    def _warn_again(self, why: str) -> None:
+        warnings.warn(
+            f"{type(self.program.runs.algorithm).name} begins with the first round again: what it "
+            f"does in a round depends on how many there are, and {why}.",
+            stacklevel=4,
+        )
+
+    def _restore(self, saved: Saved, like: Chunk) -> None:
+        """Continues from a checkpoint, whose trees have the structures of a chunk's."""
+        buffers, matrices = map(jax.tree.structure, like[1:])
+        self.states = self.program.restored(saved.trees, like.states)
+        self.collector.restore(saved.trees, buffers, matrices)
+        self.done, self.spent = saved.round, sum(self.collector.paces)
+
+    def _begin_again(self, first: Chunk, matrix_rounds: Sequence[int]) -> None:
+        """Forgets what was restored, as it goes beyond the round at which patience ends."""
+        warnings.warn(
+            f"{type(self.program.runs.algorithm).name} begins with the first round again: with "
+            f"patience {self.patience} it ends after round {self._patience_ends()}, and its "
+            f"checkpoint is of round {self.done}.",
+            stacklevel=2,
+        )
+        if self.checkpoints is not None:
+            self.checkpoints.clear()
+        self.collector = Collector(self.program.eval_every, self.program.rounds, matrix_rounds)
+        self.states, self.done, self.spent = first.states, 0, 0.0
+
+    def run(
+        self,
+        chunk_seconds: float,
+        progress: Callable[[Progress], None] | None = None,
+        stop: Callable[[Progress], bool] | None = None,
+        result: Callable[[], Result] | None = None,
+        longest: int | None = None,
+    ) -> None:
+        """Runs the remaining rounds, or fewer; for the arguments see `simulate`.
+
+        Args:
+          result: makes the result of the rounds done so far.
+          longest: rounds of a chunk at most; by default what the program holds.
+
+        Raises:
+          OutputError: a checkpoint can't be written.
+        """
+        rounds, length = self.program.rounds, 1
+        longest = min(longest or self.program.capacity, self.program.capacity)
+        if progress is not None and self.done:
+            progress(self._progress(self.done, result))
+        self._judge()
+        while self.done < rounds and not self.stopped:
+            length, since = min(length, self._next_stop() - self.done), self.done
+            seconds = self._advance(length)
+            if progress is not None:
+                progress(self._progress(since, result))
+            self._judge()
+            # The next chunk takes the time asked for, if its rounds take as long as these.
+            fitting = chunk_seconds * length / max(seconds, 1e-9)
+            length = max(1, int(min(fitting, longest)))
+            if self.done < rounds:
+                asked = False
+                if stop is not None and not self.stopped:
+                    asked = bool(stop(self._progress(since, result)))
+                length = self._pause(asked, length)
+
+    def _progress(self, since: int, result: Callable[[], Result] | None) -> Progress:
+        measure = self.program.federation.measures[0]
+        value = self.collector.latest(f"personalized/test/{measure.name}")
+        rounds, runs = self.program.rounds, self.program.runs.seed.shape[0]
+        return Progress(self.done, rounds, value, self.spent, since, result, measure, runs)
+
+    def _next_stop(self) -> int:
+        """The next round after which a chunk ends.
+
+        Its matrices are kept, it is the last, patience may end there, or it is the one before the
+        last, from which a longer simulation continues: that one scores the last as any other.
+        """
+        ends = [*self.collector.matrix_rounds, self.program.rounds]
+        if self._extendable:
+            ends.append(self.program.rounds - 1)
+        if self.patience is not None:
+            ends.append(self._patience_ends())
+        return min(end for end in ends if end > self.done)
+
+    @property
+    def _extendable(self) -> bool:
+        return self.checkpoints is not None and self.checkpoints.extendable
+
+    def _patience_ends(self) -> int:
+        """The first round after which the simulation may stop, as far as is known."""
+        assert self.patience is not None
+        every, last = self.program.eval_every, self.program.rounds
+        measure = self.program.federation.measures[0]
+        rounds, values = self.collector.curve(f"{WATCHED}/{measure.name}")
+        return earliest_stop(rounds, measure.toward(values), self.patience, every, last)
+
+    def _judge(self) -> None:
+        """Notes that patience has ended."""
+        if self.patience is not None and 0 < self.done < self.program.rounds:
+            self.stopped = IMPATIENT if self.done >= self._patience_ends() else ""
+
+    def _advance(self, length: int) -> float:
+        """Runs and measures a chunk; returns the seconds that it took."""
+        began = time.perf_counter()
+        self.states, buffers, matrices = self.program.advance(self.states, self.done, length)
+        seconds = time.perf_counter() - began
+        self.spent += seconds
+        self.done += length
+        self.collector.add(length, buffers, matrices, seconds)
+        return seconds
+
+    def _pause(self, asked: bool, length: int) -> int:
+        """Writes a checkpoint where one is due, and notes that the simulation was asked to stop.
+
+        It ends where one process was asked to; for the rest the first one decides.
+
+        Returns:
+          Rounds of the next chunk.
+        """
+        due = self.checkpoints is not None and self.checkpoints.due()
+        said = processes.exchange([asked, due, length])
+        if any(each[0] for each in said):
+            self.stopped = ASKED
+        _, due, length = said[0]
+        last = self._extendable and self.done == self.program.rounds - 1
+        if self.checkpoints is not None and (self.stopped or last or due):
+            trees = {**self.program.saved(self.states), **self.collector.trees()}
+            kept, wanted = self.collector.matrix_rounds, self.mark["kept matrices"]
+            facts = {"simulation": self.mark, "matrices": kept, "asked": json.loads(wanted)}
+            self.checkpoints.save(self.done, trees, facts)
+        return length
+
+
+def _check_alike(mark: dict[str, str]) -> None:
+    """Raises `InputError` where processes simulate something else."""
+    for number, other in enumerate(processes.exchange(mark)):
+        differ = [name for name in mark if mark[name] != other.get(name)]
+        if differ:
+            raise InputError(
+                f"All processes must simulate the same, but in process {number} the "
+                f"{'; '.join(differ)} differ from this one's."
+            )
+
+
+def depends_on_num_rounds(program: Program, done: int, before: int) -> bool:
+    """Whether the first `done` rounds would have been others in a run of `before` rounds."""
+    if program.runs.algorithm.depends_on_num_rounds:
+        return True
+    federation = program.federation
+    if federation.lr_schedule is None:
+        return False
+    one, other = (federation.rate_factors(n)[:done] for n in (before, program.rounds))
+    return not np.array_equal(one, other)

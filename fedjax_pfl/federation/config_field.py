@@ -1,0 +1,221 @@
+"""Options, declared once with default, meaning and range.
+
+A group of options is a frozen dataclass, a subclass of `Group`, whose fields `option` makes. Its
+checks, `federate`'s signature and docstring, and the flags of command lines come from these fields.
+"""
+
+import inspect
+import re
+import textwrap
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cache, partial
+from typing import Any, Self, TypeVar
+
+import numpy as np
+
+from fedjax_pfl.utils.conversions import convert, number
+from fedjax_pfl.utils.errors import require, require_name, require_whole, unknown_name
+
+G = TypeVar("G", bound="Group")
+WORDS = (str, bool, int, float)  # types whose values one word can say
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a group.
+
+    Attributes:
+      name: its keyword.
+      default: its value where none is given.
+      meaning: its meaning, in a sentence without a capital and a full stop.
+      kinds: types of its values, except None.
+      optional: whether None is a value.
+      choices: the names allowed; () where any name or no name is.
+      low: least whole number.
+      within: range of other numbers, such as "(0, 1]"; None is at least 0.
+      noun: the number's name in sentences on that range.
+      called: the option's name in sentences, if it is another one.
+    """
+
+    name: str
+    default: Any
+    meaning: str
+    kinds: tuple[Any, ...]
+    optional: bool
+    choices: tuple[str, ...] = ()
+    low: int = 0
+    within: str | None = None
+    noun: str = ""
+    called: str = ""
+
+    @property
+    def kind(self) -> type | None:
+        """The type of the values that one word can say, or None; text where there are several."""
+        return next((kind for kind in WORDS if kind in self.kinds), None)
+
+    def said(self, choices: Sequence[str] | None = None) -> str:
+        """Its meaning with its choices, or some of them."""
+        *most, last = [repr(name) for name in choices or self.choices] or [""]
+        return self.meaning.replace("{choices}", f"{', '.join(most)} or {last}" if most else last)
+
+    def check(self, value: Any) -> Any:
+        """The value as programs need it.
+
+        Objects and values of several types are checked by their group.
+
+        Raises:
+          InputError: it is none of this option.
+        """
+        if value is None and self.optional:
+            return None
+        if self.choices and (isinstance(value, str) or self.kinds == (str,)):
+            require_name(self.called or self.name.replace("_", " "), value, self.choices)
+        if len(self.kinds) > 1 or self.kind is None:
+            return value
+        name = self.called or self.name
+        if self.kind is bool:
+            require(isinstance(value, bool), name, value, "True or False")
+        elif self.kind is str:
+            require(isinstance(value, str), name, value, "text")
+        elif self.kind is int:
+            return require_whole(name, value, self.low)
+        else:
+            return self._number(value)
+        return value
+
+    def read(self, text: str) -> Any:
+        """The checked value of a word from a command line.
+
+        Raises:
+          InputError: it is none of this option.
+        """
+        return self.check(convert(self.name, text, self.kind))
+
+    def _number(self, value: Any) -> float:
+        name, within = self.called or self.name, self.within or "[0, inf)"
+        low, high = (float(end) for end in within[1:-1].split(","))
+        allowed = "at least 0" if self.within is None else f"in {self.within}"
+        allowed = f"{self.noun} {allowed}".strip()
+        value = number(name, value, allowed, low, high)
+        held = np.float32(value)  # an open end must be open in the program too
+        outside = (within[0] == "(" and held <= low) or (within[-1] == ")" and held >= high)
+        require(not outside, name, value, allowed)
+        return value
+
+
+def option(default: Any, meaning: str, **more: Any) -> Any:
+    """A field of a group; `more` are other attributes of its `Option`."""
+    return field(default=default, metadata={"option": {"meaning": meaning, **more}})
+
+
+def again(group: type, name: str) -> Any:
+    """A field for an option that another group declares."""
+    (one,) = (one for one in fields(group) if one.name == name)
+    return field(default=one.default, metadata=one.metadata)
+
+
+@cache
+def declared(group: type) -> dict[str, Option]:
+    """The options of a group (a dataclass), by name, in its order."""
+    hints, found = typing.get_type_hints(group), {}
+    for one in fields(group):
+        if "option" in one.metadata:
+            hint = hints[one.name]
+            kinds = typing.get_args(hint) if _is_union(hint) else (hint,)
+            found[one.name] = Option(
+                name=one.name,
+                default=one.default,
+                kinds=tuple(kind for kind in kinds if kind is not type(None)),
+                optional=type(None) in kinds,
+                **one.metadata["option"],
+            )
+    return found
+
+
+def _is_union(hint: Any) -> bool:
+    return typing.get_origin(hint) in (typing.Union, types.UnionType)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Options that belong together; a subclass builds its part of a federation."""
+
+    def validate(self) -> None:
+        """Raises `InputError` for a value that its option does not allow."""
+        for name, one in declared(type(self)).items():
+            one.check(getattr(self, name))
+
+    def checked(self) -> Self:
+        """The same with values as programs need them.
+
+        Raises:
+          InputError: see `validate`.
+        """
+        self.validate()
+        options = declared(type(self)).items()
+        return replace(self, **{name: one.check(getattr(self, name)) for name, one in options})
+
+
+def gathered(groups: Sequence[type[Group]], given: Mapping[str, Any], taker: str) -> "Gathered":
+    """The groups with the values given, checked.
+
+    Args:
+      groups: their classes.
+      given: values by name.
+      taker: the function that takes them, for sentences.
+
+    Raises:
+      InputError: a name that no group has, or a value that is not allowed.
+    """
+    known = {name: group for group in groups for name in declared(group)}
+    for name in given:
+        if name not in known:
+            raise unknown_name(f"option of {taker}", name, known)
+    made = (
+        group(**{name: value for name, value in given.items() if known[name] is group})
+        for group in groups
+    )
+    return Gathered(tuple(group.checked() for group in made))
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Groups of options with their values, one of a class."""
+
+    groups: tuple[Group, ...]
+
+    def __getitem__(self, kind: type[G]) -> G:
+        """The group of that class."""
+        return next(group for group in self.groups if isinstance(group, kind))
+
+
+def documented(*groups: type[Group]) -> Callable[..., Any]:
+    """Decorator: the signature and the docstring of a function name the options that it takes.
+
+    Its last parameter is `**options`; that entry of its docstring becomes one for each of them.
+    """
+
+    def decorate(fn: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(fn)
+        *parameters, _ = signature.parameters.values()
+        said = []
+        for group in groups:
+            hints = typing.get_type_hints(group)
+            for name, one in declared(group).items():
+                keyword = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY)
+                parameters.append(keyword.replace(default=one.default, annotation=hints[name]))
+                said.append(f"{name}: {one.said()}.")
+
+        def lines(mark: re.Match) -> str:
+            first, more = mark[1], mark[1] + "  "
+            wrap = partial(textwrap.fill, initial_indent=first, subsequent_indent=more)
+            return "\n".join(wrap(text, 100) for text in said)
+
+        fn.__signature__ = signature.replace(parameters=parameters)
+        fn.__doc__ = re.sub(r"^( *)\*\*options: .*$", lines, fn.__doc__ or "", flags=re.MULTILINE)
+        return fn
+
+    return decorate

@@ -1,0 +1,131 @@
+"""A federation on the devices of several processes, each with its own clients' samples."""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from fedjax_pfl.data.federated import FederatedData, Split
+from fedjax_pfl.execution.mesh import AXIS, mesh_of
+from fedjax_pfl.execution.processes import put, several
+from fedjax_pfl.federation.federation import Federation
+from fedjax_pfl.federation.process_local_data import at_home, whole
+
+SPLITS = ("train", "validation", "test")
+
+
+def spread(federation: Federation) -> Federation:
+    """The federation on all devices of all processes.
+
+    Each device has the samples of its own clients, and all else whole; a process keeps no samples
+    of others. Where runs have devices of their own (`mesh`), the clients of all are divided between
+    those of one run, so that all samples are on a single one. What lies so already stays. With
+    client_state="host" a process keeps its own clients' samples in host memory, and all else stays
+    where it is. In one process the federation is returned as it is.
+    """
+    if several() and federation.execution.client_state == "host":
+        return replace(federation, data=at_home(federation.data))
+    return on_devices(federation)
+
+
+def on_devices(federation: Federation) -> Federation:
+    """The same with samples on the devices, wherever they are."""
+    if not several():
+        return federation
+    execution = federation.execution
+    if federation.data.own is not None:
+        federation = replace(federation, data=whole(federation.data))
+    federation = federation.on_devices(execution)  # from now on the devices are shared as they are
+    return on_mesh(federation, mesh_of(execution.devices, execution.runs))
+
+
+def on_mesh(federation: Federation, mesh: Mesh) -> Federation:
+    """The federation on the devices of a mesh; see `spread`."""
+    whole = NamedSharding(mesh, PartitionSpec())
+
+    def everywhere(leaf):
+        there = isinstance(leaf, jax.Array) and leaf.sharding == whole
+        return leaf if there else put(leaf, whole)
+
+    data = federation.data
+    others = jax.tree.map(everywhere, replace(federation, data=None))
+    if data.shards > 1:
+        return replace(others, data=data)
+    divided = mesh.shape[AXIS] > 1
+    return replace(others, data=in_parts(data, mesh) if divided else jax.tree.map(everywhere, data))
+
+
+class _Part(NamedTuple):
+    """What one device has: its samples' places in the pool, and each split's index into them."""
+
+    pool: np.ndarray
+    index: dict[str, np.ndarray]
+
+
+def in_parts(data: FederatedData, mesh: Mesh) -> FederatedData:
+    """The data with a part of the pool on each device of a mesh; see `FederatedData.shards`."""
+    shards = mesh.shape[AXIS]
+    ours, whole = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((AXIS,), ()))
+    data = replace(data, shards=shards, digest=data.content())
+    parts = [_part(data, k) for k in range(shards)]
+    kept = jax.tree.map(
+        lambda leaf: put(leaf, whole),
+        replace(data, samples=None, labels=None, train=None, validation=None, test=None),
+    )
+    samples, labels = np.asarray(data.samples), np.asarray(data.labels)
+    pools = [part.pool for part in parts]
+    return replace(
+        kept,
+        samples=_divided(lambda k: samples[pools[k]], list(map(len, pools)), ours),
+        labels=_divided(lambda k: labels[pools[k]], list(map(len, pools)), ours),
+        **{name: _split(data, name, parts, ours, whole) for name in SPLITS},
+    )
+
+
+def _rows(data: FederatedData, part: int) -> slice:
+    """The clients at home on a device."""
+    return slice(part * data.share, (part + 1) * data.share)
+
+
+def _bounds(data: FederatedData, split: Split, part: int) -> tuple[int, int]:
+    """Where a device's part of a split's index begins and ends."""
+    offset, size = (np.asarray(x)[_rows(data, part)] for x in (split.offset, split.size))
+    return (int(offset[0]), int(offset[-1] + size[-1])) if len(offset) else (0, 0)
+
+
+def _part(data: FederatedData, part: int) -> _Part:
+    places = {}
+    for name in SPLITS:
+        split = data.split(name)
+        places[name] = np.asarray(split.index)[slice(*_bounds(data, split, part))]
+    pool = np.unique(np.concatenate(list(places.values())))
+    return _Part(pool, {name: np.searchsorted(pool, at) for name, at in places.items()})
+
+
+def _split(data, name: str, parts: list[_Part], ours, whole) -> Split:
+    split = data.split(name)
+    offset, size = np.array(split.offset), np.asarray(split.size)
+    for k in range(len(parts)):
+        offset[_rows(data, k)] -= _bounds(data, split, k)[0]
+    indices = [part.index[name].astype(np.int32) for part in parts]
+    return replace(
+        split,
+        index=_divided(lambda k: indices[k], list(map(len, indices)), ours),
+        offset=put(offset, whole),
+        size=put(size, whole),
+        shards=len(parts),
+    )
+
+
+def _divided(of, lengths: list[int], ours: NamedSharding) -> jax.Array:
+    """Parts `of(k)` [lengths[k], ...] one after the other, filled up to the same length."""
+    length, like = max(*lengths, 1), of(0)
+
+    def one(place):
+        part = of((place[0].start or 0) // length)
+        return np.pad(part, [(0, length - len(part)), *[(0, 0)] * (part.ndim - 1)])
+
+    shape = (len(lengths) * length, *like.shape[1:])
+    return jax.make_array_from_callback(shape, ours, one)

@@ -1,0 +1,95 @@
+"""Functions known by name, with options: optimizers and schedules, ours or of a user's file."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from fedjax_pfl.utils.conversions import convert, defined_at
+from fedjax_pfl.utils.errors import InputError, require, shown, unknown_name
+
+F = TypeVar("F", bound=Callable[..., Any])
+Registry = dict[str, Callable[..., Any]]
+
+
+@dataclass(frozen=True)
+class Configured:
+    """A registered function with its options; hashable, so it can be part of a program.
+
+    Attributes:
+      name: in its registry.
+      function: called with the options as keywords.
+      options: those that were given.
+    """
+
+    name: str
+    function: Callable[..., Any] = field(repr=False)
+    options: tuple[tuple[str, bool | int | float], ...] = ()
+
+    def __call__(self, *given: Any) -> Any:
+        return self.function(*given, **dict(self.options))
+
+    def __str__(self) -> str:
+        said = ", ".join(f"{name} {value:g}" for name, value in self.options)
+        return f"{self.name} ({said})" if said else self.name
+
+
+def options_of(function: Callable[..., Any]) -> dict[str, bool | int | float]:
+    """A function's options: the parameters whose default is a number or a boolean."""
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in parameters if isinstance(p.default, bool | int | float)}
+
+
+def configured(kind: str, registry: Registry, name: str, options: Mapping[str, Any]) -> Configured:
+    """The function of that name with options, each of its default's type.
+
+    Args:
+      kind: the kind of function, for sentences.
+
+    Raises:
+      InputError: no such name or option, or a value of another type.
+    """
+    if not (isinstance(name, str) and name in registry):
+        raise unknown_name(kind, name, registry, ones_own=True)
+    own, given = options_of(registry[name]), {}
+    for option, value in options.items():
+        if not own:
+            raise InputError(f"The {kind} {name!r} has no options, got {shown(option)}.")
+        if option not in own:
+            raise unknown_name(f"option of the {kind} {name!r}", option, own)
+        given[option] = convert(f"{option} of the {kind} {name!r}", value, type(own[option]))
+    return Configured(name, registry[name], tuple(sorted(given.items())))
+
+
+def registering(kind: str, registry: Registry, name: str) -> Callable[[F], F]:
+    """The decorator that puts a function into a registry under a name."""
+    require(isinstance(name, str) and bool(name.strip()), f"name of the {kind}", name, "text")
+
+    def register(function: F) -> F:
+        require(callable(function), f"{kind} {name!r}", type(function).__name__, "a function")
+        known = registry.get(name)
+        places = [defined_at(one) for one in (known, function) if one is not None]
+        if len(set(places)) > 1:  # a module run twice may register its own once more
+            raise InputError(f"The {kind} {name!r} is registered already, by another function.")
+        registry[name] = function
+        return function
+
+    return register
+
+
+def checked_options(name: str, options: Any, given: Any) -> dict[str, Any]:
+    """Options of what is given by name, as a dict; {} for None.
+
+    Args:
+      name: that of the option that has them, for sentences.
+      given: what they belong to.
+
+    Raises:
+      InputError: they are no dict with text for keys, or `given` is no name.
+    """
+    fits = options is None or isinstance(options, Mapping)
+    fits = fits and all(isinstance(key, str) for key in options or ())
+    require(fits, name, type(options).__name__, "a dict such as {'b1': 0.8}, with text for keys")
+    allowed = "absent where a function is given, which has its own"
+    require(isinstance(given, str) or not options, name, options, allowed)
+    return dict(options or {})

@@ -1,0 +1,159 @@
+"""Extra loss terms: a federation's, for every algorithm, or one algorithm's own."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_pfl.aggregation.leaf_plan import LeafPlan
+from fedjax_pfl.federation.client import Client
+from fedjax_pfl.models.task import ForwardedBatch
+from fedjax_pfl.utils.conversions import number
+from fedjax_pfl.utils.errors import InputError, require_classes
+from fedjax_pfl.utils.structs import struct
+from fedjax_pfl.utils.typing import Tree
+
+NO_REFERENCE = (
+    "proximal pulls to parameters like one client's: "
+    'ctx.train(..., broadcast=server["params"]), or operands=own["params"], a row for each member.'
+)
+
+
+class ExtraLoss:
+    """Base class of what `federate(extra_loss=...)` takes; a `struct`, so its numbers are traced.
+
+    It is added to the minibatch loss of every local step and to full gradients, whatever the
+    algorithm: `ctx.sgd_step` has it too. An algorithm with a gradient of its own calls
+    `Federation.penalty`.
+    """
+
+    def validate(self) -> None:
+        """Raises `InputError` for a number out of range."""
+
+    def check(self, params: Tree, plan: LeafPlan, num_classes: int) -> None:
+        """Raises `InputError` where a model (shapes of its parameters) can't have this term.
+
+        `num_classes` is 0 where samples have no classes.
+        """
+
+    def __call__(
+        self, params: Tree, batch: ForwardedBatch, client: Client, plan: LeafPlan
+    ) -> jax.Array:
+        """The loss [] of one client's model on one minibatch.
+
+        `batch.logits` and `batch.features` are those of the minibatch loss's own forward pass.
+        """
+        raise NotImplementedError
+
+
+def proximal(mu: jax.Array | float) -> Callable[[Tree, ForwardedBatch, Tree, Client], jax.Array]:
+    """(mu / 2) |w - w_ref|^2, a ready `extra_loss` of local training; its gradient mu (w - w_ref).
+
+    w_ref is given to local training beside the models: parameters [...] for all clients, or
+    [M, ...] with one row for each member:
+
+        ctx.train(models, extra_loss=pfl.proximal(mu), broadcast=server["params"])
+        ctx.train(models, extra_loss=pfl.proximal(mu), operands=own["params"])
+
+    Where both are given, w_ref is the broadcast. Leaves that are None in it, such as private ones,
+    have no term. `mu` may be traced.
+
+    Raises:
+      TypeError: while it is traced, where neither is given or it is not like the parameters.
+    """
+
+    def difference(reference: jax.Array | None, leaf: jax.Array) -> jax.Array | None:
+        if reference is not None and jnp.shape(reference) != leaf.shape:
+            raise ValueError(f"{jnp.shape(reference)} against {leaf.shape}")
+        return None if reference is None else leaf - reference
+
+    def loss(params: Tree, batch: ForwardedBatch, broadcast: Tree, client: Client) -> jax.Array:
+        reference = client.operand if broadcast is None else broadcast
+        try:
+            away = jax.tree.map(difference, reference, params, is_leaf=lambda leaf: leaf is None)
+        except ValueError as error:
+            raise TypeError(NO_REFERENCE) from error
+        if away is None:
+            raise TypeError(NO_REFERENCE)
+        return jnp.asarray(0.5 * mu * optax.tree.vdot(away, away))
+
+    return loss
+
+
+def classifier_kernel(params: Tree, plan: LeafPlan, num_classes: int) -> jax.Array:
+    """The weight [d, C] of the block that the plan names as head.
+
+    Raises:
+      InputError: that block has no matrix with one column for each class.
+    """
+    trainable = [i for i, path in enumerate(plan.paths) if path.partition("/")[0] == "params"]
+    for i, leaf in zip(trainable, jax.tree.leaves(params), strict=True):
+        if plan.blocks[plan.block_of[i]] == plan.head and leaf.shape[1:] == (num_classes,):
+            return leaf
+    raise InputError(
+        f"The head {plan.head!r} has no weight [features, {num_classes}]; name the classifier's "
+        f"block with head=: {', '.join(plan.blocks)}."
+    )
+
+
+def estimated_class_shares(params: Tree, plan: LeafPlan, num_classes: int) -> jax.Array:
+    """Parts of a client's samples that its model takes to be of each class, [C].
+
+    They are the L2 norms of the classifier's columns over their sum (cwFedAVG, eq. 9); the bias is
+    left out.
+
+    Args:
+      params: one client's parameters.
+      plan: says which block classifies.
+      num_classes: C.
+
+    Raises:
+      InputError: that block has no matrix with one column for each class.
+    """
+    kernel = classifier_kernel(params, plan, num_classes)
+    norms = jnp.sqrt(jnp.sum(jnp.square(kernel), axis=0) + 1e-24)  # no 0/0 in the gradient
+    return norms / jnp.sum(norms)
+
+
+def weight_distribution(
+    params: Tree, plan: LeafPlan, class_counts: jax.Array, weight: jax.Array | float
+) -> jax.Array:
+    """WDR: weight / 2 times the distance between estimated and true class shares.
+
+    cwFedAVG, section 4.2. The norm is not squared, and the factor 1/2 is the published code's.
+
+    Args:
+      params: one client's parameters.
+      plan: says which block classifies.
+      class_counts: [C], the client's training samples of each class.
+      weight: lambda.
+    """
+    estimated = estimated_class_shares(params, plan, class_counts.shape[0])
+    true = class_counts / jnp.maximum(jnp.sum(class_counts), 1)
+    gap = estimated - true.astype(estimated.dtype)
+    # The square root's slope at 0 is infinite; 1e-12 keeps it finite and changes nothing else.
+    return 0.5 * weight * jnp.sqrt(jnp.sum(jnp.square(gap)) + 1e-12)
+
+
+@struct
+class WeightDistribution(ExtraLoss):
+    """WDR, see `weight_distribution`: the part of cwFedAVG that other algorithms can take over.
+
+    Attributes:
+      weight: lambda. 10 is the published default for CIFAR-10.
+    """
+
+    weight: float = 10.0
+
+    def validate(self) -> None:
+        number("wdr_weight", self.weight, "a finite number of at least 0")
+
+    def check(self, params: Tree, plan: LeafPlan, num_classes: int) -> None:
+        require_classes("The weight distribution regularizer", num_classes > 0)
+        classifier_kernel(params, plan, num_classes)
+
+    def __call__(
+        self, params: Tree, batch: ForwardedBatch, client: Client, plan: LeafPlan
+    ) -> jax.Array:
+        return weight_distribution(params, plan, client.class_counts, self.weight)

@@ -1,0 +1,130 @@
+"""Networks by name: how they are registered, checked and made."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import flax.linen as nn
+import numpy as np
+
+from fedjax_pfl.models.projection import Projected
+from fedjax_pfl.utils import aliases, name_matching
+from fedjax_pfl.utils.conversions import LIMIT, defined_at, keyword_defaults, number
+from fedjax_pfl.utils.errors import InputError, require, require_name, unknown_name
+
+MODELS: dict[str, Callable[..., Any]] = {}
+F = TypeVar("F", bound=Callable[..., Any])
+INITIALIZERS = ("torch", "flax")
+PROJECTION = "projection"  # an option of every network
+PER_TOKEN = "per_token"  # of networks for texts with an output for each token
+
+
+def register_model(name: str) -> Callable[[F], F]:
+    """Decorator that gives a network a name, for scripts and `federate`.
+
+    The function is `factory(input_shape, num_classes, initializer, **options)` and returns whatever
+    `federate` takes as a model, such as a linen module; it makes no arrays. Keyword-only parameters
+    are the network's options. With one called `vocab_size` the network takes token ids.
+
+    Raises:
+      InputError: the name is another network's.
+    """
+    require(isinstance(name, str) and bool(name.strip()), "name of the model", name, "text")
+
+    def register(factory: F) -> F:
+        require(callable(factory), f"model {name!r}", type(factory).__name__, "a function")
+        known = MODELS.get(name)
+        places = {defined_at(one) for one in (known, factory) if one is not None}
+        if len(places) > 1:  # a module run twice may register its own once more
+            raise InputError(f"The model {name!r} is registered already, by another function.")
+        MODELS[name] = factory
+        return factory
+
+    return register
+
+
+def make_model(
+    name: str,
+    input_shape: Sequence[int],
+    num_classes: int,
+    initializer: str = "torch",
+    **options: Any,
+) -> nn.Module:
+    """The network of that name for samples of `input_shape`.
+
+    Args:
+      name: one of `MODELS`, in any spelling ("CNN" is "cnn").
+      input_shape: shape of one sample: [height, width, channels], [d], or [length] for texts.
+      num_classes: C.
+      initializer: "torch" or "flax".
+      **options: of the network, such as hidden=512. `projection=256` projects its features, see
+        `Projected`. `vocab_size` may always be given: it is the data set's number of token ids,
+        None where samples are no texts; and so may `per_token`: whether there is an output for each
+        token, as the task next_token needs.
+
+    Raises:
+      InputError: unknown name or option, or a network that cannot take such samples.
+    """
+    if isinstance(name, str):
+        name = name_matching.ours(name, MODELS, aliases.MODELS)
+    if not (isinstance(name, str) and name in MODELS):
+        raise unknown_name("model", name, MODELS, ones_own=True)
+    require_name("initializer", initializer, INITIALIZERS)
+    accepted = options_of(name)
+    vocab_size, per_token = options.pop("vocab_size", None), options.pop(PER_TOKEN, False)
+    if ("vocab_size" in accepted) != (vocab_size is not None):
+        texts = [other for other in MODELS if "vocab_size" in options_of(other)]
+        raise InputError(
+            f"Model {name!r} takes texts (token ids with a vocab_size); the data set holds none."
+            if vocab_size is None
+            else f"Model {name!r} takes no texts. Use {' or '.join(map(repr, texts))}."
+        )
+    if per_token and PER_TOKEN not in accepted:
+        fit = [other for other in MODELS if PER_TOKEN in options_of(other)]
+        raise InputError(
+            f"Model {name!r} has one output for a text; the task next_token needs one for each "
+            f"token. Use {' or '.join(map(repr, fit))}."
+        )
+    for option in options:
+        if option not in accepted or option == PER_TOKEN:
+            raise unknown_name(f"option of model {name!r}", option, accepted)
+    if vocab_size is not None:
+        options["vocab_size"] = vocab_size
+    if per_token:
+        options[PER_TOKEN] = True
+    width = options.pop(PROJECTION, None)
+    network = MODELS[name](tuple(input_shape), num_classes, initializer, **options)
+    if width is None:
+        return network
+    return Projected(network, check_width(PROJECTION, width), initializer)
+
+
+def options_of(name: str) -> tuple[str, ...]:
+    """Names of the options of a network."""
+    return (*keyword_defaults(MODELS[name]), PROJECTION)
+
+
+def check_images(name: str, input_shape: tuple[int, ...], smallest: int) -> None:
+    """Raises `InputError` unless samples are images of at least `smallest` pixels a side."""
+    if len(input_shape) != 3 or min(input_shape[:2]) < smallest:
+        first = len(input_shape) == 3 and input_shape[0] in (1, 3) and min(input_shape[1:]) > 3
+        turned = "If channels come first, x.transpose(0, 2, 3, 1) puts them last."
+        raise InputError(
+            f"Model {name!r} takes images [height, width, channels] of at least "
+            f"{smallest}x{smallest} pixels; the data set's samples have the shape {input_shape}. "
+            + (turned if first else "Use 'mlp'.")
+        )
+
+
+def check_width(name: str, given: Any) -> int:
+    """A number of units, at least 1."""
+    whole = isinstance(given, int) and not isinstance(given, bool)
+    require(whole and given >= 1, name, given, "an integer of at least 1")
+    require(given < LIMIT, name, given, "an integer below 2^31")
+    return given
+
+
+def check_dropout(given: Any) -> float:
+    """A part of the units, in [0, 1)."""
+    dropout = number("dropout", given, "in [0, 1)", high=1)
+    require(np.float32(dropout) < 1, "dropout", given, "in [0, 1)")
+    return dropout

@@ -1,0 +1,138 @@
+"""The scores of a result, and what they are over clients, rounds and samples."""
+
+import numpy as np
+
+from fedjax_pfl.results import summary
+from fedjax_pfl.results.measurements import Measurements
+from fedjax_pfl.results.names import HEADLINE
+from fedjax_pfl.utils.errors import InputError, require_name
+from fedjax_pfl.utils.metric_names import ACCURACY, Measure
+
+
+class Scored(Measurements):
+    """The scores, and the numbers that are made of them."""
+
+    def measure(self, name: str | None = None) -> Measure:
+        """The measure of that name, by default the headline of the task.
+
+        Raises:
+          InputError: it was not measured.
+        """
+        if name is None:
+            return self.measures[0]
+        known = {one.name: one for one in self.measures}
+        require_name("metric of this result", name, known)
+        return known[name]
+
+    def values(
+        self, model: str = HEADLINE, split: str = "test", metric: str | None = None
+    ) -> np.ndarray:
+        """A measure of a named model, [S, H, E, N]; by default the headline of the task.
+
+        Raises:
+          InputError: no such model, split or metric was scored.
+        """
+        end = f"/{self.measure(metric).name}"
+        name = f"{model}/{split}{end}"
+        if name not in self.scores:
+            known = sorted(key for key in self.scores if key.endswith(end))
+            if not known:
+                raise InputError(
+                    f"No scores {name!r} in this result, nor others: no client that is scored has "
+                    "a test or validation sample."
+                )
+            raise InputError(f"No scores {name!r} in this result; it has {', '.join(known)}.")
+        return self.scores[name]
+
+    def accuracy(self, model: str = HEADLINE, split: str = "test") -> np.ndarray:
+        """Accuracy [S, H, E, N] of a named model, of a classifier.
+
+        Raises:
+          InputError: no such model or split was scored, or the task has no accuracy.
+        """
+        return self.values(model, split, "accuracy")
+
+    def require_scores(self) -> None:
+        """Raises `InputError` where the rounds ended before the first that is scored."""
+        if not len(self.eval_rounds):
+            raise InputError(
+                f"No round of this result was scored: it ends after round {self.rounds}, before "
+                "the first one that eval_every asks for."
+            )
+
+    def curve(
+        self, model: str = HEADLINE, split: str = "test", metric: str | None = None
+    ) -> np.ndarray:
+        """Plain mean of a measure over clients, [S, H, E]; NaN in rounds without scores."""
+        accuracy = self.values(model, split, metric)
+        mean, some = np.full(accuracy.shape[:-1], np.nan, accuracy.dtype), ~np.isnan(accuracy)
+        scored = some.any(axis=-1)
+        mean[scored] = np.nanmean(accuracy[scored], axis=-1)
+        return mean
+
+    def pooled(self, model: str = HEADLINE) -> np.ndarray:
+        """The headline over all test samples of scored clients, [S, H, E].
+
+        For classifiers all correct predictions over all samples; NaN where the headline is no mean
+        over samples, such as a perplexity.
+        """
+        accuracy = self.values(model).astype(np.float64)
+        if not self.measure().pools:
+            return np.full(accuracy.shape[:-1], np.nan)
+        known = ~np.isnan(accuracy)  # an infinite error counts
+        correct = np.where(known, accuracy, 0) * self.test_sizes
+        if self.measure() == ACCURACY:
+            correct = np.rint(correct)
+        correct = correct.sum(-1)
+        return correct / np.maximum((known * self.test_sizes).sum(-1), 1)
+
+    def headline(self, name: str = summary.FIRST, model: str = HEADLINE) -> np.ndarray:
+        """One number for each run, [S, H]; accuracies are fractions.
+
+        Args:
+          name: "final", "best" or "last_tenth" of the rounds' plain means over clients; "pfllib"
+            and "flbench", the best round's accuracy over all test samples pooled, as these
+            libraries report it; "flower", the last round's.
+          model: a name that was scored.
+
+        Raises:
+          InputError: an unknown headline, one over pooled samples where the task's measure is no
+            mean over samples, or a model without scores.
+        """
+        summary.check_pools(name, self.measure())
+        how, curve = summary.headline_of(name), self.curve(model).astype(np.float64)
+        if how.average == "samples":
+            curve = np.where(~np.isnan(curve), self.pooled(model), np.nan)
+        return summary.one_number(curve, how.score, self.measure())
+
+    def participants(
+        self, model: str = HEADLINE, split: str = "test", coming: bool = False, pooled: bool = False
+    ) -> np.ndarray:
+        """The headline over the clients that took part in the round just scored, [S, H, E].
+
+        Args:
+          model, split: as of `values`.
+          coming: over the clients of the next round instead, before they train in it. Codes that
+            score the selected clients when a round begins report this. NaN after the
+            last round.
+          pooled: weighted by test samples, not the plain mean.
+
+        NaN where none of them was scored.
+        """
+        accuracy = self.values(model, split).astype(np.float64)
+        took_part = self.clients["participated"].astype(bool)
+        if coming:
+            took_part = np.roll(took_part, -1, axis=2)
+            took_part[:, :, -1] = False
+        weights = took_part[:, :, self.eval_rounds - 1] & ~np.isnan(accuracy)
+        weights = weights * (self.test_sizes if pooled else 1.0)
+        total = weights.sum(-1)
+        accuracy = np.where(weights > 0, accuracy, 0)  # an infinite error counts
+        mean = (accuracy * weights).sum(-1) / np.where(total > 0, total, 1)
+        return np.where(total > 0, mean, np.nan)
+
+    def worst_decile(self, model: str = HEADLINE) -> np.ndarray:
+        """Mean over the worst tenth of clients (at least one) after the last round, [S, H]."""
+        last = self.measure().worst_first(self.values(model)[:, :, -1])
+        known = max(int((~np.isnan(last[0, 0])).sum()), 1)
+        return last[..., : max(1, -(-known // 10))].mean(-1)

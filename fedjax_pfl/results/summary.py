@@ -1,0 +1,80 @@
+"""The one number of a run that a table leads with, and which one other libraries print."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_pfl.utils.errors import InputError, require_name
+from fedjax_pfl.utils.metric_names import ACCURACY, Measure
+
+
+class Headline(NamedTuple):
+    """How the accuracies of clients and rounds become one number.
+
+    Attributes:
+      score: of the rounds, a name in `SCORES`.
+      average: over "clients", each counting alike, or over "samples".
+      meaning: in a few words.
+    """
+
+    score: str
+    average: str
+    meaning: str
+
+
+SCORES = {
+    "final": "after the last round",
+    "best": "best round",
+    "last_tenth": "mean of the last tenth of rounds",
+}
+AVERAGES = ("clients", "samples")
+FIRST = "final"
+HEADLINES = {
+    FIRST: Headline("final", "clients", "mean over clients after the last round"),
+    "best": Headline("best", "clients", "the best round's mean over clients"),
+    "last_tenth": Headline(
+        "last_tenth", "clients", "mean over clients in the last tenth of rounds"
+    ),
+    "pfllib": Headline("best", "samples", "the best round's accuracy over all test samples pooled"),
+    "flbench": Headline(
+        "best", "samples", "the best round's accuracy over all test samples pooled"
+    ),
+    "flower": Headline("final", "samples", "accuracy over all test samples after the last round"),
+}
+CHOSEN_ON_TEST = "the round is chosen on test data"
+
+
+def headline_of(name: str) -> Headline:
+    """The headline of that name.
+
+    Raises:
+      InputError: there is none.
+    """
+    require_name("headline", name, HEADLINES)
+    return HEADLINES[name]
+
+
+def check_pools(name: str, measure: Measure) -> None:
+    """Raises `InputError` for a headline over pooled samples of a measure that has none."""
+    if headline_of(name).average == "samples" and not measure.pools:
+        others = [repr(one) for one, how in HEADLINES.items() if how.average != "samples"]
+        raise InputError(
+            f"Headline {name!r} pools all test samples, and {measure.said} is no mean over samples:"
+            f" use {' or '.join(others)}."
+        )
+
+
+def one_number(curves: np.ndarray, score: str, measure: Measure = ACCURACY) -> np.ndarray:
+    """[..., E] to [...], as `score` says; rounds that some run did not score are left out.
+
+    Raises:
+      InputError: an unknown score.
+    """
+    require_name("score", score, SCORES)
+    axes = tuple(range(curves.ndim - 1))
+    curves = curves[..., ~np.isnan(curves).any(axis=axes)]
+    if score == "best":
+        return measure.best(curves)
+    if score == "final":
+        return curves[..., -1]
+    return curves[..., -max(1, curves.shape[-1] // 10) :].mean(axis=-1)

@@ -1,0 +1,211 @@
+"""Names that other libraries and papers use for what has another name here, as data.
+
+All names are as `name_matching.plain` writes them. A name of ours that isn't registered is passed
+over, so the tables may be ahead of the registries.
+"""
+
+
+def _turned(table: dict[str, str]) -> dict[str, tuple[str, ...]]:
+    """Our names by each of the others' names."""
+    ours: dict[str, tuple[str, ...]] = {}
+    for name, others in table.items():
+        for other in others.split():
+            ours[other] = (*ours.get(other, ()), name)
+    return ours
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# The same algorithm under another name. A name with several of ours is a family of algorithms.
+ALGORITHMS = _turned(
+    {
+        "cfl": "clusterfl clusteredfl clusteredfederatedlearning sattler",
+        "fedadagrad": "fedopt adaptivefedopt",
+        "fedadam": "fedopt adaptivefedopt",
+        "fedavg_ft": "fedft fedavg+ft fedavgfinetune fedavgfinetuned fedavgfinetuning",
+        "fedavgm": "fedavgmomentum fedmom fedavg+momentum servermomentum",
+        "fedper": "fedpersonalization",
+        "fedprox_ft": "fedprox+ft fedproxfinetune fedproxfinetuned fedproxfinetuning",
+        "fedyogi": "fedopt adaptivefedopt",
+        "heurfedamp": "fedampheur heuristicfedamp",
+        "lg_fedavg": "lgfed lg",
+        "local": "localonly localtraining onlylocal standalone separate individual",
+        "perfedavg": "peravg permfedavg",
+        "weight_erosion": "erosion",
+    }
+)
+
+# One setting of an algorithm that others give a name: (the algorithm, hyperparameter, value).
+VARIANTS = {
+    "metal2c": ("l2c", "weights", "attention"),
+    "pfedhnpc": ("pfedhn", "local_head", "true"),
+    "perfedavgfo": ("perfedavg", "variant", "first_order"),
+    "perfedavghf": ("perfedavg", "variant", "hessian_free"),
+    "peravgfo": ("perfedavg", "variant", "first_order"),
+    "peravghf": ("perfedavg", "variant", "hessian_free"),
+}
+
+# Algorithms of other libraries that are not here, and resemble none that are.
+ABSENT = _words("""
+    adcol afl bulyan ccvr cfloc dasha dbe depthfl dfl dispfl dpfedavg elastic fd fedah fedap fedas
+    fedavgdbe fedbe fedcac fedcd fedce fedcm fedcp fedcross fedcurv feddbe feddc feddf feddisco
+    feddistill feddpa fedem fedetf fedexp fedfa fedfed fedgc fedgen fedgh fedgkt fedgroup fediir
+    fedkd fedlaw fedlc fedlin fedma fedmask fedmd fedmedian fedmix fedmlb fedmtl fednh fednova
+    fedntd fedpac fedpara fedpcl fedpd fedperfix fedphp fedpop fedproc fedrap fedrs fedsam
+    fedselect fedsgd fedsim fedsoft fedsplit fedsr fedstar fedtgp fedtp fedtrimmedavg feduv
+    flanders floco flute fml gpfl heterofl hypcluster knnper krum ktpfl lcfedavg mapper metafed
+    mime mocha multikrum partialfed pfedbayes pfedgate pfedgp pfedgraph pfedkd pfedsim powd qfedavg
+    qffl subfedavg tamuna term
+""")
+
+# Options and flags of PFLlib, FL-bench, Flower, FedML, LEAF and the repositories of the papers.
+OPTIONS = _turned(
+    {
+        "adapt_epochs": "finetuneepoch finetuneepochs finetuningepochs fte fe",
+        "algorithms": "algorithm algo alg method methods strategy fedname federatedoptimizer",
+        "alpha": "a dirichletalpha diralpha partitionalpha",
+        "augment": "augmentation dataaugmentation",
+        "batch_norm": "buffers",
+        "batch_size": "bs lbs localbs localbatchsize clientbatchsize trainbatchsize",
+        "classes_per_client": "c classes classperclient classesperuser labelsperclient",
+        "clip_norm": "clip clipgrad gradclip gradientclip gradientclipval gradientclipping "
+        "maxgradnorm maxnorm",
+        "clusters": "clusternum nclusters numclusters",
+        "column": "clientcolumn idcolumn partitionby",
+        "data_dir": "datapath dataroot datasetdir datasetpath",
+        "dataset": "d data datasetname",
+        "eval_every": "eg ti evalgap evalinterval evalfrequency frequencyofthetest testgap "
+        "testinterval tg",
+        "freeze": "freezebackbone freezelayers frozenlayers",
+        "head_epochs": "plocalepochs pls",
+        "init_from": "externalmodelparamsfile initmodel initweights loadmodel modelpath pretrained "
+        "pretrainedmodel pretrainedpath weights",
+        "inner_steps": "k",
+        "learning_rate": "lr locallr locallearningrate clientlr clientlearningrate",
+        "learning_rate_decay": "lrdecay ld ldg learningratedecaygamma lrdecayperround",
+        "local_epochs": "ls le localepoch localep epochs numepochs clientepochs numlocalepochs",
+        "local_steps": "localiterations localiters localupdates numlocalsteps",
+        "lora_alpha": "peftloraalpha",
+        "lora_layers": "loratargetmodules targetmodules",
+        "lora_rank": "lora lorar peftlorar",
+        "lr_schedule": "lrscheduler lrschedulertype lrpolicy scheduler",
+        "min_size": "leastsamples minpartitionsize minsamplesperclient ms",
+        "model": "arch backbone m modelname net network",
+        "momentum": "mo mom clientmomentum",
+        "new_client_steps": "finetuningepochnew ften",
+        "new_clients": "nnc numnewclients",
+        "num_clients": "nc cn clientnum clientnumintotal nclients nparties numparties "
+        "numpartitions numsupernodes numusers totalclients",
+        "num_seeds": "t times numruns numtrials repeats trials",
+        "optimizer": "clientoptimizer localoptimizer opt optim",
+        "output_dir": "goal go logdir outdir savedir savefoldername sfn",
+        "participation": "jr joinratio frac fraction fractionfit fractiontrain clientfraction "
+        "samplefraction participationratio participationrate proportion clientsperround "
+        "clientnumperround numclientsperround",
+        "partition": "niid noniid partitioner partitionmethod partitiontype splitmethod",
+        "patience": "ab autobreak earlystop earlystopping earlystoppingrounds",
+        "percent": "s randpercent",
+        "personal_epochs": "plocalepochs pls",
+        "personal_rate": "lrp plearningrate personallearningrate",
+        "pull": "lam lambda lamda",
+        "relation_rate": "dlr drlearningrate",
+        "rounds": "gr ge commround commrounds communicationrounds globalepoch globalepochs "
+        "globalrounds nrounds numglobaliters numrounds numserverrounds serverrounds",
+        "save_models": "savemodel",
+        "seed": "manualseed randomseed rngseed",
+        "server_rate": "slr serverlr serverlearningrate",
+        "shards_per_client": "s shards shardperuser shardsperuser",
+        "test_fraction": "tr testratio testsetratio",
+        "tensorboard": "tb usetensorboard visible",
+        "validation_fraction": "vr valfraction valratio valsetratio",
+        "weight": "lam lambda lamda",
+        "weight_rate": "et eta",
+        "weight_decay": "wd l2",
+    }
+)
+
+# Hyperparameters that others call so in one algorithm, and something else in another one.
+HYPERPARAMETERS = {
+    "apfl": {"al": "alpha"},
+    "apple": {"l": "penalty_share"},
+    "ditto": {"mu": "pull"},
+    "fedadam": {"beta1": "b1", "beta2": "b2"},
+    "fedala": {"layeridx": "layers", "p": "layers"},
+    "fedamp": {"alk": "alpha", "alphak": "alpha", "sg": "sigma", "penalty": "pull"},
+    "fedavgm": {"beta": "server_momentum"},
+    "fedbabu": {"finetuningepochs": "fine_tune_epochs", "fte": "fine_tune_epochs"},
+    "feddyn": {"al": "alpha"},
+    "fedfomo": {"m": "downloads"},  # M: see `CAPITALS`
+    "fedyogi": {"beta1": "b1", "beta2": "b2"},
+    "pfedme": {"beta": "server_rate", "bt": "server_rate"},
+}
+
+# Flags of one capital letter whose small one means something else.
+CAPITALS = {"M": "fedfomo.downloads"}
+
+# Flags of others that count in other units than ours: tensors instead of layers, epochs for steps.
+OTHER_UNITS = _words("finetuningepochnew ften layeridx p")
+
+# Flags of others without a counterpart here, and what is done instead.
+_DEVICE = (
+    "JAX chooses the device; CUDA_VISIBLE_DEVICES=0 or JAX_PLATFORMS=cpu before the command does"
+)
+_LATE = "--stragglers names late clients, --participation draws clients at random"
+_TOGETHER = "all clients train inside one program, and --client_execution says how"
+_ALL = "all clients with test samples are scored, and every round has as many clients"
+_WRITTEN = "metrics, the table and pictures are always written"
+_ON = "the same command continues a run that was stopped"
+
+
+def _said(table: dict[str, str]) -> dict[str, str]:
+    """A sentence by each of the others' names."""
+    return {other: why for others, why in table.items() for other in others.split()}
+
+
+WITHOUT = _said(
+    {
+        "clientresources cuda dev device deviceid did gpu gpuid gpus nocuda usecuda": _DEVICE,
+        "clientdroprate cdr droppercent sendslowrate ssr stragglerratio trainslowrate tsr": _LATE,
+        "fractionevaluate minavailableclients minavailablenodes minevaluateclients "
+        "minevaluatenodes minfitclients mintrainnodes": _ALL,
+        "mode numworkers": _TOGETHER,
+        "nb numclasses": "the data set has its number of classes",
+        "prev pv": _ON,
+        "resetoptimizeronglobalepoch": "an optimizer begins anew in every round, and "
+        "--keep_optimizer_state keeps its state",
+        "warmup warmupsteps warmuprounds": "--lr_schedule=warmup_cosine begins with a warm-up",
+        "savefig savelog savemetrics": _WRITTEN,
+        "selfbalancing": "--partition=dirichlet caps the sizes, dirichlet_uncapped does not",
+    }
+)
+
+PARTITIONS = _turned(
+    {
+        "by_column": "natural naturalid naturalidpartitioner realistic byuser bywriter user",
+        "dirichlet": "dir lda hetero labeldir noniidlabeldir niid noniid",
+        "dirichlet_per_client": "innerdirichlet innerdirichletpartitioner",
+        "dirichlet_uncapped": "dirichletpartitioner",
+        "exdir": "extdir extendeddirichlet",
+        "iid": "homo uniform iidpartitioner",
+        "pat": "path patho niid noniid",
+        "pathological": "path patho niid noniid pathologicalpartitioner randomassign",
+        "shards": "shardpartitioner",
+    }
+)
+
+MODELS = _turned(
+    {
+        "mlp": "dnn 2nn",
+        "resnet18": "res18",
+        "softmax": "logistic logisticregression logreg mlr",
+    }
+)
+
+DATASETS = _turned({"fashion_mnist": "fmnist", "tiny_imagenet": "tinyimagenet200"})
+
+METRICS = _turned({"auc": "auroc rocauc", "macro_f1": "f1 f1score f1macro"})
+
+# What a name that is unknown here may mean, whatever it names.
+MEANT = OPTIONS | PARTITIONS | DATASETS | MODELS | METRICS

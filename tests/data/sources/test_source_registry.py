@@ -1,0 +1,82 @@
+"""Sources by name: what there is, digits, and names, paths and options that are wrong."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedjax_pfl.data.sources import idx, source_registry
+from fedjax_pfl.data.sources.source_registry import DATASETS, load_dataset
+from fedjax_pfl.utils.errors import InputError
+
+
+@pytest.fixture(autouse=True)
+def _nothing_of_this_machine(tmp_path_factory, monkeypatch):
+    """Neither prepared data sets nor cache files of whoever runs the tests."""
+    place = tmp_path_factory.mktemp("machine")
+    monkeypatch.setenv("TFDS_DATA_DIR", str(place / "tfds"))
+    monkeypatch.setenv("FEDJAX_PFL_CACHE", str(place / "cache"))
+    monkeypatch.setattr(idx, "DEBIAN", Path("/nowhere/fashion-mnist"))
+
+
+def test_digits():
+    digits = load_dataset("digits")
+    assert digits.train_x.shape == (1797, 8, 8, 1)
+    assert digits.train_x.dtype == np.uint8
+    assert digits.train_y.dtype == np.int32
+    assert (digits.train_x.min(), digits.train_x.max()) == (0, 16)
+    assert digits.train_y[:12].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]
+    assert (digits.num_train, digits.num_test, digits.num_classes) == (1797, 0, 10)
+    assert digits.input_shape == (8, 8, 1)
+    assert digits.pool()[0] is digits.train_x
+
+
+def test_unknown_name_gives_the_nearest():
+    with pytest.raises(
+        InputError, match=r"Unknown data set 'fashion-mnits'. Did you mean 'fashion_"
+    ):
+        load_dataset("fashion-mnits")
+
+
+def test_an_unknown_name_that_is_a_path_says_whether_it_is_there(tmp_path):
+    for name in ("mine.npz", "mine.csv", "mine.bin"):
+        (tmp_path / name).write_bytes(b"")
+    for name, said in {
+        "mine.npz": "There is such a path: write what it holds, as in npz:PATH or recordings:PATH.",
+        "mine.csv": "There is such a path: write what it holds, as in table:PATH or text_csv:PATH.",
+        "mine.bin": "There is such a path: write what it holds, as in npz:PATH or folder:PATH.",
+        "mien.npz": "There is no such path either.",
+    }.items():
+        with pytest.raises(InputError) as caught:
+            load_dataset(str(tmp_path / name))
+        assert f"{name}'. {said} Valid: " in str(caught.value)
+
+
+def test_every_source_has_a_one_line_description():
+    names = "digits mnist fashion_mnist npz tfds cifar10 cifar100 cifar10_jpeg parquet folder"
+    names += " cinic10 tiny_imagenet ag_news text_csv emnist/byclass emnist/balanced emnist/letters"
+    assert set(DATASETS) >= set(names.split())
+    assert all(0 < len(row.description) < 80 for row in DATASETS.values())
+
+
+def test_unknown_options():
+    with pytest.raises(InputError, match="Data set 'digits' takes no options, got 'image_size'"):
+        load_dataset("digits", image_size=3)
+    with pytest.raises(InputError, match=r"Unknown option of data set 'folder' 'imagesize'. Did"):
+        load_dataset("folder", "/tmp", imagesize=3)
+
+
+def test_nothing_may_follow_digits():
+    with pytest.raises(InputError, match="'digits' needs no file: write digits, got 'digits:foo'"):
+        load_dataset("digits:foo")
+
+
+@pytest.mark.parametrize("given", [1, [], {}, np.zeros(2), b"a", "a\0b"])
+def test_paths_of_another_type(given):
+    for name in ("npz", "folder", "mnist", "text_csv"):
+        with pytest.raises(InputError, match="data_dir must be a path"):
+            load_dataset(name, given)
+
+
+def test_endings_name_sources():
+    assert {name for names in source_registry.BY_ENDING.values() for name in names} <= set(DATASETS)

@@ -1,0 +1,257 @@
+"""Clients whose state lies in host memory: the same bits, checkpoints either way, and refusals."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl.aggregation import streamed
+from fedjax_pfl.engine import host_needs, host_reads, offloaded_state, request
+from fedjax_pfl.engine import host_programs as programs
+from fedjax_pfl.engine.checkpoints import Checkpoints
+from fedjax_pfl.engine.host_store import HostStore
+from fedjax_pfl.engine.memory_fit import fitting
+from fedjax_pfl.execution.mesh import mesh_of
+from fedjax_pfl.testing.toys import toy_federation
+from fedjax_pfl.utils import trees
+from tests.engine import test_resume
+
+ROUNDS = 5
+OPTIONS = {"seeds": (0, 3), "eval_every": 2, "matrix_rounds": (1, 4), "chunk": 3}
+
+
+@pytest.fixture(autouse=True)
+def everything_on_the_host(monkeypatch):
+    """Toys are so small that their state would stay on the device."""
+    monkeypatch.setattr(host_needs, "SMALL", 8)
+
+
+def federation(where, **options):
+    given = {"dtype": "float32", "participation": 0.4, "validation_size": 0} | options
+    return toy_federation(client_state=where, **given)
+
+
+def run(name, where, federated=None, settings=None, **options):
+    algorithm = pfl.make_algorithm(name, settings)
+    made = federation(where, **(federated or {}))
+    return pfl.simulate(algorithm, made, ROUNDS, **OPTIONS | options)
+
+
+def whole(states):
+    return states.whole() if isinstance(states, offloaded_state.HostedStates) else states
+
+
+def assert_same(a, b, tolerance=0):
+    def same(x, y, message=""):
+        if tolerance:
+            np.testing.assert_allclose(x, y, tolerance, tolerance, err_msg=message)
+        else:
+            np.testing.assert_array_equal(x, y, err_msg=message)
+
+    for name in ("scores", "clients", "scalars", "matrices"):
+        left, right = getattr(a, name), getattr(b, name)
+        assert left.keys() == right.keys()
+        for key in left:
+            same(left[key], right[key], f"{name} {key}")
+    np.testing.assert_array_equal(a.copies_up, b.copies_up)
+    pairs = (whole(a.final.states), whole(b.final.states)), (a.final.models(), b.final.models())
+    for left, right in pairs:
+        jax.tree.map(same, left, right)
+
+
+CASES = {
+    "fedavg_ft": {},
+    "scaffold": {},
+    "fedper": {"keep_optimizer_state": True, "momentum": 0.5},
+    "l2c": {"validation_size": 1},
+    "lga": {},
+    "ifca": {},
+    "apfl": {},
+    "pfedhn": {},
+    "fedala": {},
+    "fedamp": {},
+    "heurfedamp": {},
+    "fedfomo": {"validation_size": 1},
+    "perfedavg_async": {},
+    "pfedla": {},
+}
+SETTINGS = {"pfedhn": {"local_head": True}, "fedala": {"who": "selected"}}
+
+
+SECOND = ("heurfedamp", "perfedavg_async")  # of kinds that another case shows
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.thorough] * (n in SECOND)) for n in CASES]
+)
+def test_results_have_the_same_bits(name):
+    settings = SETTINGS.get(name)
+    assert_same(*(run(name, where, CASES[name], settings) for where in ("device", "host")))
+
+
+@pytest.mark.slow
+def test_a_cohort_that_devices_do_not_divide_has_the_same_bits():
+    """Three of five clients, on two devices."""
+    made = {"participation": 0.6}
+    assert_same(run("ditto", "device", made), run("ditto", "host", made | {"mesh": "clients:2"}))
+
+
+@pytest.mark.slow
+def test_models_of_all_clients_are_read_block_by_block(monkeypatch):
+    expected = run("fedamp", "device")
+    monkeypatch.setattr(streamed, "BLOCK", 1)
+    result = run("fedamp", "host")
+    for left, right in ((expected.scores, result.scores), (expected.scalars, result.scalars)):
+        chex.assert_trees_all_close(left, right, rtol=1e-5, atol=1e-6)
+    chex.assert_trees_all_close(expected.final.models(), result.final.models(), atol=1e-5)
+
+
+def test_feddwa_has_the_same_bits():
+    """Beside a run on the device that another test makes as well."""
+    made = toy_federation(
+        dtype="float32", participation=0.6, validation_size=0, client_state="host"
+    )
+    result = pfl.simulate(
+        pfl.make_algorithm("feddwa"), made, test_resume.ROUNDS, **test_resume.OPTIONS
+    )
+    assert result.final.states.store.written.any()
+    assert_same(test_resume.whole("feddwa"), result)
+
+
+PLACES = [  # of the first round, the next two and the last two
+    (("host", "auto"), ("device", "auto"), ("host", "auto")),
+    (("device", "auto"), ("host", "runs:2"), ("device", "runs:2")),
+    (("host", "clients:2"), ("device", "clients:2"), ("host", "runs:2")),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("places", PLACES)
+def test_a_run_goes_on_in_another_place_with_the_same_bits(tmp_path, places):
+    expected = run("ditto", "device")
+    assert not isinstance(expected.final.states, offloaded_state.HostedStates)
+    for (where, mesh), rounds in zip(places, (1, 3, ROUNDS), strict=True):
+        kept = Checkpoints(tmp_path, every_seconds=1e9)
+        stop = test_resume.stops_after(2 if rounds > 1 else 1)
+        given = {"checkpoints": kept, "stop": stop, "chunk_seconds": 0}
+        result = run("ditto", where, {"mesh": mesh}, **given)
+        kept.close()
+        assert result.rounds == rounds
+        assert isinstance(result.final.states, offloaded_state.HostedStates) == (where == "host")
+        if where == "host":
+            assert 0 < result.final.states.store.written.sum() < 2 * result.num_clients
+    assert not result.stopped
+    assert_same(result, expected, 1e-6 if ("host", "clients:2") in places else 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("sfl", {}, "sfl needs models or other state of clients that do not take part, in a"),
+        pytest.param("apple", {}, "apple needs models or other state", marks=pytest.mark.thorough),
+        pytest.param("spfl", {}, "spfl needs ", marks=pytest.mark.thorough),
+        ("cwfedavg", {}, "cwfedavg needs models or other state"),
+        ("local", {}, "local needs models or other state.*'device', or local.who=drawn"),
+        ("fedala", {}, "fedala needs .*or fedala.who=selected"),
+        ("pfedme", {}, "pfedme needs samples.*take client_state='device', or pfedme.who=drawn"),
+        ("fedavg", {"participation": 1.0}, "these are all clients: take a participation below 1"),
+    ],
+)
+def test_what_needs_all_clients_is_refused_before_anything_is_compiled(name, options, said):
+    with pytest.raises(pfl.InputError, match=said):
+        request.checked_program(pfl.make_algorithm(name), federation("host", **options))
+
+
+def test_a_program_that_reads_others_rows_is_known():
+    """And no plan is made of it: other tests run programs that do not read."""
+    program = request.checked_program(pfl.make_algorithm("fedamp"), federation("host"))
+    assert program.reads
+    with pytest.raises(pfl.InputError, match="A plan does not count the models of other clients"):
+        program.lowered(jax.devices()[:1])
+
+
+def test_processes_do_not_read_others_rows(monkeypatch):
+    monkeypatch.setattr(programs, "several", lambda: True)
+    with pytest.raises(pfl.InputError, match="fedamp needs models or other state"):
+        request.checked_program(pfl.make_algorithm("fedamp"), federation("host", devices=2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["clients:2", "runs:2"])
+@pytest.mark.parametrize("name", ["fedamp", "fedfomo"])
+def test_devices_of_a_mesh_read_others_rows(name, mesh):
+    """Each of two runs its own, also where it has a device of its own."""
+    expected, result = (
+        run(name, "device", CASES[name]),
+        run(name, "host", CASES[name] | {"mesh": mesh}),
+    )
+    assert result.final.states.store.written.any()
+    assert_same(expected, result, 1e-5)
+
+
+def test_each_run_reads_its_own_rows():
+    first = [np.zeros((2, 1, 3), np.float32), np.zeros((2, 1), np.int16)]
+    store = HostStore(first, 6, 6)
+    everyone = np.broadcast_to(np.arange(6), (2, 6))
+    wide = np.arange(36, dtype=np.float32).reshape(2, 6, 3)
+    store.put(everyone[:, 1:], [wide[:, 1:], np.zeros((2, 5), np.int16)])
+    shapes = [jax.ShapeDtypeStruct((2, 3), jnp.float32)]
+
+    @jax.jit
+    def read(at, rows):
+        return jax.vmap(lambda at: host_reads.Reader(at, mesh_of(1))((0,), shapes, rows)[0])(at)
+
+    at = host_reads.address(store, 2)
+    assert host_reads.address(store, 2).store[0] == at.store[0]
+    found = read(at, jnp.array([0, 4], jnp.int32))
+    np.testing.assert_array_equal(found, np.stack([0 * wide[:, 0], wide[:, 4]], axis=1))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"keep_optimizer_state": True, "momentum": 0.5},
+        {"extra_loss": pfl.WeightDistribution(0.1)},
+    ],
+)
+def test_rounds_traced_beforehand_may_read_samples_on_the_host(options):
+    program = request.checked_program(pfl.make_algorithm("fedper"), federation("host", **options))
+    assert any(program.layout.hosted)
+
+
+def test_auto_moves_state_to_the_host_where_it_does_not_fit(monkeypatch):
+    many = {"train_sizes": [4] * 40, "test_sizes": [1] * 40, "participation": 0.05}
+    program = request.checked_program(pfl.make_algorithm("ditto"), federation("auto", **many))
+    needs = program.memory().total
+    assert type(fitting(program, needs)[0]) is type(program)
+    with pytest.warns(UserWarning, match="ditto keeps clients' state in host memory"):
+        moved, estimate = fitting(program, needs - 1)
+    assert isinstance(moved, offloaded_state.HostedProgram)
+    assert estimate.total < needs
+    used_up = []
+
+    def peak(jaxpr, owned, *_):
+        used_up.append(bool(owned))
+        return 0
+
+    monkeypatch.setattr(host_needs, "peak", peak)
+    moved.memory()
+    assert used_up == [True, False]  # a round uses its rows up, scoring does not
+    asked = federation("device", **many)
+    with pytest.raises(pfl.InputError, match="would take about"):
+        fitting(request.checked_program(pfl.make_algorithm("ditto"), asked), needs - 1)
+
+
+@pytest.mark.parametrize(
+    "use", [jnp.mean, lambda x: x[0], lambda x: x + 1, lambda x: x == 1, bool, list, np.asarray]
+)
+def test_nothing_is_computed_from_some_rows_in_place_of_all(use):
+    rows = jnp.array([1, 2])
+    leaf = trees.Fetched(jnp.ones((2, 3)), rows, 5)
+    with pytest.raises((trees.NotHere, TypeError), match="Fetched"):
+        use(leaf)
+    np.testing.assert_array_equal(trees.take(leaf, rows), np.ones((2, 3)))
+    assert trees.put(leaf, rows, jnp.zeros((2, 3))).shape == (5, 3)

@@ -1,0 +1,114 @@
+"""What people who wait see: a line of text, and a picture that is drawn again."""
+
+import sys
+from functools import partial
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl.engine import progress as engine_progress
+from fedjax_pfl.testing.toys import toy_federation
+from fedjax_pfl.utils.metric_names import ACCURACY
+
+
+def progress(number, rounds=3):
+    """A progress whose result has one seed, scored in every round."""
+    result = SimpleNamespace(
+        eval_rounds=np.arange(1, number + 1),
+        scores={"personalized/test/accuracy": None},
+        measure=lambda: ACCURACY,
+        curve=lambda model, split: np.full((1, 1, number), 0.5),
+    )
+    return pfl.Progress(number, rounds, 0.5, 2.0 * number, number - 1, lambda: result)
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    """A notebook; the pictures that it shows, in order: a name for each new one."""
+    shown = []
+
+    class Handle:
+        def update(self, image):
+            shown.append(("again", image))
+
+    def display(image, display_id):
+        shown.append(("new", image))
+        return Handle()
+
+    package, part = ModuleType("IPython"), ModuleType("IPython.display")
+    package.get_ipython = lambda: SimpleNamespace(kernel=True)
+    part.display, part.Image = display, lambda data, format: data
+    package.display, package.version_info = part, (9, 0)  # which matplotlib asks for
+    monkeypatch.setitem(sys.modules, "IPython", package)
+    monkeypatch.setitem(sys.modules, "IPython.display", part)
+    return shown
+
+
+def test_a_line_says_first_that_it_compiles(capsys):
+    """In a file: at once, and at the end; what is between comes too soon."""
+    line = engine_progress.shown(True, "fedavg")
+    assert capsys.readouterr().out == "fedavg: compiling\n"
+    for number in (1, 2, 3):
+        line(progress(number))
+    engine_progress.end(line)
+    said = "fedavg: round 3/3, accuracy 50.00 %, 0.50 rounds/s, 0:00 left\n"
+    assert capsys.readouterr().out == said
+
+
+def test_a_line_says_what_it_averages():
+    told, federation = [], toy_federation(dtype="float32", validation_size=0)
+    settings = {"learning_rate": (0.1, 0.2, 0.3)}
+    local = pfl.make_algorithm("local")
+    pfl.simulate(local, federation, 1, seeds=(0, 1), settings=settings, progress=told.append)
+    assert " % (mean of 6 runs), " in str(told[-1])
+    assert "runs)" not in str(progress(1))
+
+
+@pytest.mark.parametrize("at", ["stop", "progress"])
+def test_an_error_of_a_callback_is_the_users_own(kernel, capsys, tmp_path, at):
+    """It comes out as it is, the line has ended, and what was done is kept."""
+    mine, federation = RuntimeError("mine"), toy_federation(dtype="float32", validation_size=0)
+
+    def fails(progress):
+        if progress.round == 2:
+            raise mine
+
+    options = {"stop": {"stop": fails, "progress": True}, "progress": {"progress": fails}}[at]
+    checkpoints = pfl.Checkpoints(tmp_path, every_seconds=0)
+    call = partial(pfl.simulate, pfl.make_algorithm("local"), federation, 3)
+    with pytest.raises(RuntimeError) as caught:
+        call(checkpoints=checkpoints, **options)
+    assert caught.value is mine
+    assert caught.traceback[-1].path.name == "test_watching.py"
+    if at == "stop":
+        assert capsys.readouterr().out.endswith("\n")
+    assert call(checkpoints=checkpoints).rounds == 3
+    checkpoints.close()
+
+
+def test_curves_grow_in_a_notebook(kernel, capsys):
+    """Two simulations in one picture, the first of which is drawn anew each time."""
+    curves = pfl.LiveCurves(every=0.0)
+    for name in ("fedavg", "feddwa"):
+        callback = engine_progress.shown(curves.of(name), "unused")
+        for number in (1, 3):
+            callback(progress(number))
+        engine_progress.end(callback)
+    assert [what for what, _ in kernel] == ["new", "again", "again", "again"]
+    assert all(image.startswith(b"\x89PNG") for _, image in kernel)
+    assert kernel[1][1] != kernel[3][1]
+    said = capsys.readouterr().out
+    assert said.startswith("\rfedavg: compiling ") and said.endswith(" left" + " " * 17 + "\n")
+    assert "\rfeddwa: round 3/3" in said and said.count("\n") == 2
+
+
+def test_other_callbacks_are_as_they_were():
+    assert (
+        engine_progress.shown(None, "fedavg") is None
+        and engine_progress.shown(False, "fedavg") is None
+    )
+    assert engine_progress.shown(print, "fedavg") is print
+    with pytest.raises(pfl.InputError, match="progress must be a function of a Progress"):
+        engine_progress.shown("yes", "fedavg")

@@ -1,0 +1,203 @@
+"""Loops of unequal length: same results by every strategy, and no more steps than announced."""
+
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_pfl.execution.lane_assignment import FULL, fitted, makespan
+from fedjax_pfl.execution.packed_vmap import Counts, Loop, run_loops
+from fedjax_pfl.execution.strategy import Execution
+
+PER_SEGMENT = 3
+
+
+def walking(step=lambda row, k: None):
+    """Adds up 1 * start, 2 * start, ... in segments of three; enters are counted where they end."""
+    return Loop(
+        begin=lambda row, broadcast: {"k": 0, "end": 0, "sum": 0.0, "segments": 0},
+        enter=lambda row, s: (
+            s
+            | {
+                "end": jnp.minimum((s["k"] // PER_SEGMENT + 1) * PER_SEGMENT, row["steps"]),
+                "segments": s["k"] // PER_SEGMENT + 1,
+            }
+        ),
+        inside=lambda row, s: s["k"] < s["end"],
+        unfinished=lambda row, s: s["k"] < row["steps"],
+        step=lambda row, broadcast, s: (
+            step(row, s["k"]),
+            s | {"k": s["k"] + 1, "sum": s["sum"] + broadcast * row["start"] * (s["k"] + 1)},
+        )[1],
+        finish=lambda row, broadcast, s: {
+            "sum": s["sum"],
+            "k": s["k"],
+            "segments": jnp.where(row["steps"] > 0, s["segments"], 0),
+        },
+        counts=Counts(9, 25, 6),
+    )
+
+
+LENGTHS = np.array([4, 0, 11, 3, 1, 6, 6, 0, 2, 25, 3])
+
+
+def rows():
+    count = len(LENGTHS)
+    return {"steps": jnp.asarray(LENGTHS), "start": jnp.arange(count, dtype=jnp.float32)}
+
+
+def walked(executions, rows):
+    """(execution, what its loops end with) of several, in one program."""
+
+    @jax.jit
+    def all_of_them(rows):
+        return [run_loops(lambda _: walking(), rows, 2.0, one, rows["steps"]) for one in executions]
+
+    return zip(executions, all_of_them(rows), strict=True)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_every_row_walks_its_own_length(devices):
+    plain = [Execution(chunk, "map", devices) for chunk in (0, 1, 2, 3, 4, 7, 10, 11, 30)]
+    executions = dict.fromkeys([*plain, *(fitted(one, LENGTHS) for one in plain)])
+    assert len(executions) > len(plain)
+    wanted = np.arange(len(LENGTHS)) * LENGTHS * (LENGTHS + 1)
+    for execution, done in walked(executions, rows()):
+        said = repr(execution)
+        np.testing.assert_array_equal(done["k"], LENGTHS, said)
+        np.testing.assert_array_equal(done["sum"], wanted, said)
+        np.testing.assert_array_equal(done["segments"], -(-LENGTHS // PER_SEGMENT), said)
+
+
+@pytest.mark.parametrize("chunk", [2, 5])
+def test_nobody_walks(chunk):
+    nothing = {"steps": jnp.zeros(5, int), "start": jnp.arange(5)}
+    loop = walking()._replace(finish=lambda row, broadcast, s: (row["start"] + 1, s["k"]))
+    done, steps = run_loops(lambda _: loop, nothing, 1.0, Execution(chunk, "map"), nothing["steps"])
+    np.testing.assert_array_equal(done, [1, 2, 3, 4, 5])
+    np.testing.assert_array_equal(steps, np.zeros(5))
+
+
+def test_on_their_own_device_or_changing_it():
+    """Ten rows that two devices divide."""
+    some = jax.tree.map(lambda leaf: leaf[:10], rows())
+    executions = [
+        Execution(chunk, "map", 2, deal=deal) for chunk in (0, 1, 2) for deal in (True, False)
+    ]
+    wanted = np.arange(10) * LENGTHS[:10] * (LENGTHS[:10] + 1)
+    for execution, done in walked(executions, some):
+        np.testing.assert_array_equal(done["k"], LENGTHS[:10], repr(execution))
+        np.testing.assert_array_equal(done["sum"], wanted, repr(execution))
+
+
+@pytest.mark.parametrize("lanes", [2, 3, 4, 7, 11])
+def test_lanes_take_the_steps_that_are_announced(lanes):
+    """A lane that is done takes the next row at once."""
+    calls = Counter()
+    loop = walking(lambda row, k: jax.debug.callback(lambda _: calls.update(steps=1), k))
+    run_loops(lambda _: loop, rows(), 1.0, Execution(lanes, "map"), jnp.asarray(LENGTHS))
+    jax.effects_barrier()
+    assert calls["steps"] == lanes * makespan(LENGTHS, lanes)
+    assert makespan(LENGTHS, lanes) <= LENGTHS.sum() / lanes + LENGTHS.max()
+
+
+def test_runs_as_lanes_of_rows_as_lanes():
+    """Lengths that differ between runs: their conditions differ as well."""
+    others = np.full(len(LENGTHS), 3)  # done in fewer turns
+    both = jnp.stack([jnp.asarray(LENGTHS), jnp.asarray(LENGTHS[::-1]), jnp.asarray(others)])
+
+    def run(lengths):
+        given = rows() | {"steps": lengths}
+        executions = [Execution(chunk, "vmap") for chunk in (3, 0)]
+        return [run_loops(lambda _: walking(), given, 1.0, one, lengths)["k"] for one in executions]
+
+    for found in jax.vmap(run)(both):
+        np.testing.assert_array_equal(found, both)
+
+
+def test_fitted():
+    """As many lanes as keep the padding efficiency, for the rows' real lengths."""
+    rng = np.random.default_rng(0)
+    for steps in (rng.pareto(1.5, 100).astype(int), np.array([50] + [1] * 99), np.array([9, 1])):
+        execution = fitted(Execution(0, "map"), steps)
+        lanes = execution.lanes(len(steps))
+        assert steps.sum() >= FULL * lanes * makespan(steps, lanes)
+        wider = steps.sum() / ((lanes + 1) * makespan(steps, lanes + 1))
+        assert wider < FULL
+    assert fitted(Execution(0, "map"), np.full(7, 3)) == Execution(0, "map", deal=False)
+    assert fitted(Execution(0, "map"), np.zeros(7, int)) == Execution(0, "map", deal=False)
+    assert fitted(Execution(5, "map"), np.arange(7)) == Execution(5, "map", deal=False)
+    half = Execution(0, "map", fill=0.26)
+    assert [half.lanes(count) for count in (100, 20, 3, 1)] == [26, 5, 1, 1]
+
+
+def test_makespan():
+    assert makespan(np.array([5, 4, 3, 3, 3]), 2) == 10  # longest first: (5, 3), (4, 3, 3)
+    assert makespan(np.array([2, 7]), 5) == 7
+    assert makespan(np.arange(5), 1) == 10
+
+
+def test_clients_change_devices_only_where_that_evens_out_work():
+    two = Execution(1, "map", 2)
+    assert not fitted(two, np.full(6, 4)).deal
+    assert not fitted(two, np.array([9, 1, 5, 5])).deal
+    assert fitted(two, np.array([9, 9, 1, 1])).deal
+    assert not fitted(two, np.full(5, 4)).deal  # of five, one device has three: it must
+    assert fitted(two, np.array([9, 9, 9, 1, 1])).deal
+    assert not fitted(two, np.zeros(4, int)).deal
+
+
+def test_lanes_by_rounding_to_one():
+    """One lane is one row after the other, not all of them side by side."""
+    calls = Counter()
+    loop = walking(lambda row, k: jax.debug.callback(lambda _: calls.update(steps=1), k))
+    execution = Execution(0, "map", fill=0.05)
+    assert execution.lanes(len(LENGTHS)) == 1
+    run_loops(lambda _: loop, rows(), 1.0, execution, jnp.asarray(LENGTHS))
+    jax.effects_barrier()
+    assert calls["steps"] == LENGTHS.sum()
+
+
+def test_equal_lengths_in_unequal_segments():
+    """Lanes of all rows: none waits long at the end of another's segment."""
+    done = run_loops(lambda _: walking(), rows(), 1.0, Execution(0, "map"), jnp.asarray(LENGTHS))
+    np.testing.assert_array_equal(done["k"], LENGTHS)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "segments", "lanes"),
+    [([12] * 6, 4, 6), ([12] * 6, 4, 2), ([12] * 5, 4, 2), (LENGTHS, 3, 4), (LENGTHS, 3, 1)],
+)
+def test_steps_of_lanes_are_estimated(lengths, segments, lanes):
+    """From the longest row and the mean alone."""
+    lengths = np.array(lengths)
+    counts = Counts(segments, lengths.max(), lengths.mean())
+    turns, steps = counts.packed(len(lengths), lanes)
+    assert 0.999 * steps <= makespan(lengths, lanes) <= 1.25 * steps
+    assert segments <= turns <= steps
+
+
+def test_a_lane_for_every_row_moves_no_row():
+    """A stack of models is neither gathered nor scattered, which a TPU does slowly."""
+
+    def walk(rows, chunk):
+        return run_loops(lambda _: walking(), rows, 2.0, Execution(chunk, "map"), rows["steps"])
+
+    for chunk, moved in ((3, True), (0, False), (11, False)):
+        text = str(jax.make_jaxpr(walk, static_argnums=1)(rows(), chunk))
+        assert ("gather" in text) == ("scatter" in text) == ("sort" in text) == moved
+
+
+@pytest.mark.parametrize(
+    ("chunk", "names"),
+    [(1, ["segments[9]", "steps[0.666667]"]), (3, ["turns[25]", "steps[1]"])],
+)
+def test_loops_are_named_after_how_often_they_run(chunk, names):
+    def walk(rows):
+        return run_loops(lambda _: walking(), rows, 2.0, Execution(chunk, "map"), rows["steps"])
+
+    text = jax.jit(walk).lower(rows()).compile().as_text()
+    for name in names:
+        assert f"{name}/while" in text

@@ -1,0 +1,280 @@
+"""The papers' tables as files: damaged ones, and every cell of ours can be built."""
+
+import re
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from experiments import reproduce
+from experiments.cli import build, flags
+from experiments.reproduction import entries, planning, published, report, verdicts
+from experiments.reproduction import paper_tables as reproduce_tables
+from fedjax_pfl.data.sources.source_registry import DATASETS, Source
+from tests.experiments.test_reproduce import TABLE
+from tools import settings_table
+
+ROOT = Path(__file__).resolve().parents[3]
+NAMES = reproduce_tables.names()
+
+
+@pytest.fixture(autouse=True)
+def in_the_root(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ('algorithm = "local"', 'algorithm = "locale"', "neither registered nor among absent"),
+        ("paper = [90, 50]", "paper = [90]", "row 'Local' needs 2 percentages"),
+        ("paper = [90, 50]", "paper = [90, 500]", "row 'Local' needs 2 percentages"),
+        ("digits_quick", "none", "no preset 'none'"),
+        ('score = "best"', 'score = "top"', "score must be one of"),
+        ('title = "DWA"\n', 'title = "DWA 1"\n', "its rows need different names"),
+        ("caption", "captain", "unknown key 'captain'"),
+        ("paper = [91", "paper = [[91", "can't be read as a table"),
+        ("paper = [91, 60]\n", "", "row 'DWA (1)' needs 2 percentages, got []"),
+        ("paper = [91, 60]", "paper = [91, 60]\nbeside = true", "'DWA (1)' needs 0 percentages"),
+        ("paper = [91, 60]", "paper = 91", "paper of row 2 must be a list, got 91"),
+        ("paper = [91, 60]", "paper = ['91', 60]", "paper 1 of row 2 must be a number, got '91'"),
+        ('title = "CIFAR-10"\n', "", "column 2 needs 'title'"),
+        ('title = "DWA"', 'titel = "DWA"', "row 3 has an unknown key 'titel'"),
+        ("stand_in = true", "stand_in = 1", "stand_in of column 2 must be true or false, got 1"),
+        ('score = "best"', "score = 3", "score must be text, got 3"),
+        (
+            'algorithm = "local"',
+            'algorithm = "local"\nclient = "a"',
+            "client of row 1 must be a whole",
+        ),
+        (
+            'algorithm = "local"',
+            'algorithm = "local"\nreading.code = "x"',
+            "of row 1 must be a table",
+        ),
+        (
+            'algorithm = "local"',
+            'algorithm = "local"\nreading.code.seys = "x"',
+            "unknown key 'seys'",
+        ),
+        ('["feddwa.top_k=1"]', '["top_k=1"]', "has the setting 'top_k=1': write feddwa.NAME="),
+        ("small = [", "small = [3, ", "small 1 must be text, got 3"),
+        ("[[column]]", "[[colunm]]", "the file has an unknown key 'colunm'"),
+        ("[[row]]", "[row", "can't be read as a table"),
+    ],
+)
+def test_damaged_tables(tmp_path, before, after, said):
+    assert before in TABLE
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "1.toml").write_text(TABLE.replace(before, after, 1))
+    with pytest.raises(pfl.InputError) as error:
+        reproduce_tables.load("mine/1", tmp_path)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["feddwa/1", "feddwa/2"])
+def test_a_row_of_ours_is_run_in_every_column_and_takes_no_place(name):
+    table = reproduce_tables.load(name)
+    (line,) = (line for line in table.row if line.beside)
+    assert line.settings == ("feddwa.guidance_epochs=4",)
+    assert all(table.is_run(line, column) for column in table.column)
+    section = entries.Section(table.column[0])
+    *others, local = (one for one in table.row if one in (line, table.row[0], table.row[1]))
+    cells = [
+        entries.Entry(one, table.paper_number(one, section.column)[0], None, np.array([90.0]), "")
+        for one in (local, *others)
+    ]
+    verdict = verdicts.of_column(table, "full", section, cells)
+    assert (verdict.rows, verdict.compared) == (2, 2)
+    shown = {row[0]: row[1:6] for row in report.cells(section, cells, verdict)}
+    assert shown[line.title] == ["-", "90.00", "-", "-", "-"]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name[:-1] in ("cwfedavg/", "feddwa/")])
+def test_cfl_can_split_at_every_scale(name):
+    """And the table says so where the split is another one than at full scale."""
+    table = reproduce_tables.load(name)
+    for scale in ("small", "medium", "full"):
+        asked = reproduce.command(
+            *reproduce.parse(["reproduce", f"--table={name}", f"--scale={scale}"])
+        )
+        cells = [cell for column in table.column[:1] for cell in asked.cells(column)]
+        for cell in (cell for cell in cells if cell.line.algorithm == "cfl"):
+            args = cell.args()
+            (cfl,) = build.parse_algorithms(args.algorithms, args["set"].value).values()
+            costs = table.column[0].quantity == "traffic"
+            assert costs or not cfl.round_remarks(None, args.rounds)
+            said = " ".join(report.Report(table, scale, (), ()).said())
+            told = f"At this scale only: {cell.line.title} with cfl.first_split=4." in said
+            assert told == (not costs and scale != "full")
+
+
+def test_a_folder_without_tables(tmp_path, capsys):
+    for words in (["--table=feddwa/1"], ["--list"], ["--all"]):
+        assert reproduce.main(["reproduce", f"--tables={tmp_path}", *words]) == 2
+        assert "has no tables: it needs PAPER/TABLE.toml" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "name", ["cwfedavg/1", "pfedla/1", "pfedla/2", "plga/2", "spfl/1", "waffle/1"]
+)
+def test_printed_deviations_are_there(name):
+    """A deviation for each number; WAFFLE's CIFAR-10 has one seed."""
+    table = reproduce_tables.load(name)
+    for line in table.row:
+        known = {c.name for c in table.column if table.paper_number(line, c)[0] is not None}
+        printed = {c.name for c in table.column if table.paper_number(line, c)[1] is not None}
+        assert printed == {c for c in known if name != "waffle/1" or "mnist" in c}
+
+
+def test_the_default_folder():
+    table = reproduce_tables.load("feddwa/1")
+
+    def name(*words):
+        return str(planning.default_folder(table, "small", flags.parse(["run", *words])))
+
+    assert name() == name("--data_dir=x") == "runs/reproduce-feddwa-1-small"
+    assert name("--rounds=3").startswith("runs/reproduce-feddwa-1-small-")
+    assert name("--rounds=3") != name("--rounds=4")
+
+
+def test_every_paper_has_a_table(capsys):
+    assert {name.partition("/")[0] for name in NAMES} == set(settings_table.PAPERS)
+    assert reproduce.main(["reproduce", "--list"]) == 0
+    said = capsys.readouterr().out
+    assert all(f"\n{name}: " in f"\n{said}" for name in NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_row_has_its_algorithm(name):
+    table = reproduce_tables.load(name)
+    assert not table.absent and all(line.registered for line in table.row)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "scale",
+    [
+        "small",
+        pytest.param("medium", marks=pytest.mark.thorough),
+        pytest.param("full", marks=pytest.mark.thorough),
+    ],
+)
+def test_every_cell_can_be_asked_for(name, scale):
+    """Its preset exists, its flags parse, and its algorithm takes its settings."""
+    own, more = reproduce.parse(["reproduce", f"--table={name}", f"--scale={scale}"])
+    asked = reproduce.command(own, more)
+    lines = [line for line in asked.table.row if line.registered]
+    assert lines, "a table without an algorithm is none"
+    for column in asked.table.column:
+        cells = list(asked.cells(column))
+        assert {cell.line for cell in cells} == {
+            line for line in lines if asked.table.is_run(line, column)
+        }
+        for cell in cells:
+            args = cell.args()
+            assert args.algorithms == [cell.line.algorithm]
+            given = [word.removeprefix("--set=") for word in cell.words if "--set=" in word]
+            assert set(given) >= {
+                planning._filled(word, column.values) for word in cell.line.settings
+            }
+            (algorithm,) = build.parse_algorithms(args.algorithms, args["set"].value).values()
+            for setting in cell.line.settings:  # the algorithm's, not one of local training
+                assert re.split("[.=]", setting)[1] in algorithm.hyperparameters()
+            preset = settings_table.read(column.preset_of())
+            changed = {
+                n for n, v in preset.flags().items() if preset.args[n].value != args[n].value
+            }
+            assert bool(changed) == (scale != "full") or cell.line.flags or asked.table.flags
+
+
+READINGS = [(name, one) for name in NAMES for one in reproduce_tables.load(name).readings()]
+
+
+@pytest.mark.parametrize(("name", "reading"), READINGS)
+def test_every_reading_changes_runs_that_exist(name, reading):
+    """Its flags parse, and its settings are those of the algorithms."""
+    words = ["reproduce", f"--table={name}", "--scale=full"]
+    plain = reproduce.command(*reproduce.parse(words))
+    asked = reproduce.command(*reproduce.parse([*words, f"--reading={reading}"]))
+    assert asked.output != plain.output
+    changed = 0
+    for column in asked.table.column:
+        for one, other in zip(plain.cells(column), asked.cells(column), strict=True):
+            args = other.args()
+            build.parse_algorithms(args.algorithms, args["set"].value)
+            changed += one.words[:-1] != other.words[:-1]
+    assert changed and asked.table.said_of(reading)
+
+
+def test_a_reading_that_the_scale_leaves_nothing_of(capsys):
+    """The small rate takes the place of the code's; what remains is said."""
+    table = reproduce_tables.load("cwfedavg/1")
+    assert "learning rate .005" in table.said_of("code")
+    assert not any("rate" in said for said in table.said_of("code", "small"))
+    assert table.readings("small") == ["code"], "FedAMP's and FedFomo's settings"
+    only = replace(table, row=tuple(replace(line, reading={}) for line in table.row))
+    assert only.readings() == ["code"] and only.readings("small") == []
+
+
+@pytest.fixture
+def blank(monkeypatch):
+    """Blank data sets of the right shapes and classes under the names of the real ones."""
+    for name, kind in published.KINDS.items():
+        most = {10: 1200, 4: 2000, 200: 120}.get(len(kind.train), 200)
+
+        def load(data_dir, max_tokens=32_000, max_length=200, name=name, most=most):
+            return settings_table.stand_in(name, most)
+
+        monkeypatch.setitem(DATASETS, name, Source("blank", load))
+    planning._loaded.cache_clear()
+    yield
+    planning._loaded.cache_clear()
+
+
+# A column whose rows need validation samples, and one whose row needs batch-norm.
+QUICK = {"feddwa/1": "practical1_cifar10", "pfedla/1": "cifar10_10"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "feddwa/1",
+        pytest.param("pfedla/1", marks=pytest.mark.thorough),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES),
+    ],
+)
+def test_every_small_run_can_begin(blank, name, tmp_path, request):
+    own, more = reproduce.parse(["reproduce", f"--table={name}", f"--output_dir={tmp_path}/out"])
+    asked = reproduce.command(own, more)
+    for column in asked.table.column:
+        if request.node.get_closest_marker("slow") or column.name == QUICK[name]:
+            for cell in asked.cells(column):
+                cell.check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_every_column_that_another_may_stand_in_for_can_be_built(blank, name, tmp_path):
+    own, more = reproduce.parse(["reproduce", f"--table={name}", f"--output_dir={tmp_path}/out"])
+    asked = reproduce.command(own, more)
+    for column in asked.table.column:
+        if column.stand_in:
+            build.prepare(next(asked.cells(column, "fashion_mnist")).args())
+
+
+def test_the_page_names_every_table_and_its_commands_parse():
+    text = (ROOT / "docs/reproduce.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"`(\w+/\d+)`(?=[, |])", text)) == NAMES
+    lines = text.replace("\\\n", " ").splitlines()
+    lines = [shlex.split(line) for line in lines if line.startswith("python -m")]
+    assert len(lines) >= 3
+    for words in lines:
+        own, more = reproduce.parse(words[2:])
+        if own["all"].value:
+            assert len(reproduce.queue(own, more).asked) == len(NAMES)
+        else:
+            assert own.list or [reproduce.command(own, more).table.name] == own.table

@@ -1,0 +1,88 @@
+"""Measures: names in tables, and the direction that rankings, bold and headlines go."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from experiments.figures.pivots import Cell, Pivot
+from experiments.figures.run_table import Row, latex
+from experiments.outputs import comparison_table
+from experiments.sweeps.sweep_files import Outcome, best, chosen_flags, table
+from fedjax_pfl.results.summary import check_pools, one_number
+from fedjax_pfl.utils.metric_names import ACCURACY, LOWER, Measure
+
+MSE = Measure("mse", LOWER, fraction=False, pools=True)
+PERPLEXITY = Measure("perplexity", LOWER, fraction=False)
+
+
+def test_names():
+    assert (ACCURACY.title, ACCURACY.axis) == ("Accuracy %", "accuracy, %")
+    assert (MSE.title, MSE.axis) == ("MSE ↓", "MSE (lower is better)")
+    assert MSE.heading("Worst tenth") == "Worst tenth ↓"
+    assert (ACCURACY.column, MSE.column) == ("accuracy_percent", "mse")
+    assert (ACCURACY.shown(50.125), MSE.shown(0.012345), MSE.shown(1234.567)) == (
+        "50.12", "0.01235", "1234.57",
+    )  # fmt: skip
+
+
+def test_directions():
+    values = np.array([3.0, np.nan, 1.0, 2.0])
+    np.testing.assert_array_equal(ACCURACY.worst_first(values), [1, 2, 3, np.nan])
+    np.testing.assert_array_equal(MSE.worst_first(values), [3, 2, 1, np.nan])
+    np.testing.assert_array_equal(MSE.best_so_far(values), [3, 3, 1, 1])
+    curve = np.array([[3.0, 1.0, 2.0]])
+    assert one_number(curve, "best", MSE) == 1 and one_number(curve, "best") == 3
+
+
+def test_pooled_headlines_need_means_over_samples():
+    check_pools("pfllib", MSE)
+    check_pools("final", PERPLEXITY)
+    with pytest.raises(pfl.InputError, match="perplexity is no mean over samples: use 'final'"):
+        check_pools("pfllib", PERPLEXITY)
+
+
+@pytest.mark.parametrize(("measure", "chosen"), [(ACCURACY, "0.2"), (MSE, "0.1")])
+def test_a_sweep_chooses_the_best(measure, chosen):
+    found = [
+        Outcome("fedavg", {"learning_rate": rate}, (0,), values, values, measure=measure)
+        for rate, values in (("0.1", np.array([1.0])), ("0.2", np.array([2.0])))
+    ]
+    (one,) = best(found)
+    assert one.setting["learning_rate"] == chosen
+    assert f"**{chosen}**" in table(found) or f"learning_rate={chosen}**" in table(found)
+    said = "# validation 2.00 %" if measure == ACCURACY else "# validation MSE 1"
+    assert chosen_flags(one).startswith(said)
+
+
+def test_bold_is_the_best_of_a_column():
+    cells = {("a", "x"): Cell({0: 1.0}), ("b", "x"): Cell({0: 2.0}), ("c", "x"): Cell({0: 3.0})}
+    pivot = Pivot("dataset", ["a", "b", "c"], ["x"], cells, "std", [], "", MSE)
+    assert pivot.places("x") == {"a": 0, "b": 1}
+    assert Pivot("dataset", ["a", "b", "c"], ["x"], cells, "std", [], "").places("x") == {
+        "c": 0, "b": 1,
+    }  # fmt: skip
+    nothing = dict.fromkeys(
+        ("seeds", "clients", "data", "rounds", "difference", "difference_interval", "gflop",
+         "rounds_to", "megabytes_to", "gflop_to", "seconds_to", "reached", "interval"),
+    )  # fmt: skip
+    rows = [
+        Row(label=name, scores={0: value}, accuracy=value, worst=value, megabytes=0.0,
+            measure=MSE, **nothing)
+        for name, value in (("low", 0.25), ("high", 4.0))
+    ]  # fmt: skip
+    assert r"\textbf{0.25}" in latex(rows) and r"MSE $\downarrow$" in latex(rows)
+
+
+def test_an_infinite_error_counts():
+    """A client whose error overflows is in the mean, and its round is not passed over."""
+    curve = np.array([[3.0, np.inf, np.nan]])  # the last round was not scored
+    assert one_number(curve, "final", MSE) == np.inf and one_number(curve, "best", MSE) == 3
+    assert MSE.range[0] == 0 and PERPLEXITY.range[0] == 1  # where intervals end
+
+
+def test_the_note_on_a_headline_names_the_measure():
+    result = SimpleNamespace(measure=lambda: MSE)
+    (said,) = comparison_table.said_of_headline({"fedavg": result}, "pfllib")
+    assert "the best round's MSE over all test samples pooled" in said
