@@ -96,11 +96,11 @@ def compare(
     table = [
         replace(row, **more) for row, more in zip(table, _apart(runs, rows, scores), strict=True)
     ]
-    said = f"{_what(measure)}{model} model, {split} samples, {SCORES[choice.score]}"
-    said += f", {who(runs, rows, average)}"
+    text = f"{_what(measure)}{model} model, {split} samples, {SCORES[choice.score]}"
+    text += f", {who(runs, rows, average)}"
     return (
         table,
-        said,
+        text,
         [
             *footnotes(table, choice.score),
             *_beside(given, runs, names, model, split),
@@ -163,16 +163,16 @@ def _baseline(word: str, runs: Sequence[Run], names: Sequence[str]) -> list[int]
     name = pfl.algorithm_name(word, {*names, *(run.algorithm for run in runs)}, "baseline")
     if name in names:
         return [names.index(name)]
-    found = [k for k, run in enumerate(runs) if run.algorithm == name]
-    chosen = [runs[k] for k in found]
+    result = [k for k, run in enumerate(runs) if run.algorithm == name]
+    chosen = [runs[k] for k in result]
     seeds = [seed for run in chosen for seed in run.seeds]
     alike = not apart(chosen) and all(same_data(run, chosen[0]) for run in chosen)
     if not alike or len(set(seeds)) < len(seeds):
         raise InputError(
-            f"baseline {word!r} is {len(found)} runs that are not one with several seeds: name "
-            f"one of {'; '.join(names[k] for k in found)}."
+            f"baseline {word!r} is {len(result)} runs that are not one with several seeds: name "
+            f"one of {'; '.join(names[k] for k in result)}."
         )
-    return found
+    return result
 
 
 def _row(run, name, scores, base, chosen, target, which) -> Row:
@@ -268,7 +268,7 @@ def main(argv: list[str]) -> int:
     args = parse(argv)
     if args["help"].value:
         print(f"{USAGE}\n")
-        print(shell.described(args, "compare", 14))
+        print(shell.describe_flags(args, "compare", 14))
         return 0
     if not args.runs:
         raise InputError("Give the folders of finished runs with --runs=DIR,...")

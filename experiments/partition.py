@@ -230,7 +230,7 @@ def main(argv: list[str]) -> int:
     args = parse(argv)
     if args["help"].value:
         print(USAGE)
-        print(shell.described(args, "partition", 16))
+        print(shell.describe_flags(args, "partition", 16))
         return 0
     if args["list"].value:
         print(catalogue())

@@ -66,7 +66,7 @@ def main(argv: list[str]) -> int:
     """Runs the script."""
     args = parse(argv)
     if args["help"].value or args["helpfull"].value:
-        print(f"{USAGE}\n{shell.described(args, 'plan', 12)}\n{BELOW}")
+        print(f"{USAGE}\n{shell.describe_flags(args, 'plan', 12)}\n{BELOW}")
         return 0
     if args["list"].value:
         print(plan_table.catalogue())
@@ -122,7 +122,7 @@ def header(
         f"clients    {federation.num_clients}, at most {federation.data.train.capacity} training "
         f"and {federation.data.test.capacity} test samples each",
         f"model      {args.model}: {federation.plan.num_parameters:,} parameters",
-        f"training   {training_line.described(args, federation.num_clients)}",
+        f"training   {training_line.describe_training(args, federation.num_clients)}",
     ]
 
 

@@ -22,7 +22,15 @@ from .reproduction import overview, paper_tables
 from .reproduction import report as reproduce_report
 from .reproduction.entries import Section
 from .reproduction.paper_tables import READINGS, SCALES
-from .reproduction.planning import Cell, Command, default_folder, digest, kept, marked, plan
+from .reproduction.planning import (
+    Cell,
+    Command,
+    default_folder,
+    digest,
+    finished_section,
+    marked,
+    plan,
+)
 
 USAGE = f"""\
 Runs the cells of a paper's table and shows the measured numbers beside the paper's.
@@ -167,7 +175,7 @@ def stand_ins(words: Sequence[str]) -> Mapping[str, str]:
     Raises:
       InputError: an unknown data set, none, or two for one.
     """
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for word in words:
         missing, _, name = word.rpartition(":")
         if not name:
@@ -175,10 +183,10 @@ def stand_ins(words: Sequence[str]) -> Mapping[str, str]:
         for one in filter(None, (missing, name)):
             if one not in pfl.DATASETS:
                 raise pfl.unknown_name("data set", one, pfl.DATASETS)
-        if missing in found:
+        if missing in result:
             raise pfl.InputError(f"--stand_in names two data sets for {missing or 'all'}.")
-        found[missing] = name
-    return found
+        result[missing] = name
+    return result
 
 
 def reproduce(
@@ -213,7 +221,7 @@ def reproduce(
             if code:
                 return code, None, []
         shown = [section for section, _ in planned]
-        others = [kept(asked, c) for c in table.column if c not in with_columns]
+        others = [finished_section(asked, c) for c in table.column if c not in with_columns]
         sections = sorted(shown + others, key=lambda one: table.column.index(one.column))
         report = reproduce_report.Report(
             table, asked.scale, asked.more, tuple(sections), asked.reading
@@ -290,7 +298,7 @@ def main(argv: list[str]) -> int:
     args, more = parse(argv)
     if args["help"].value:
         print(f"{USAGE}\n")
-        print(shell.described(args, "reproduce", 9))
+        print(shell.describe_flags(args, "reproduce", 9))
         print(f"\n{AFTER}")
     elif args["list"].value:
         print(catalogue(as_path("--tables", args.tables)))

@@ -74,7 +74,7 @@ def run(experiment: Experiment, quiet: bool = False) -> int:
     memory = {name: memory_of(experiment, name, max(parts)) for name in pending}
     with distributed.held(lambda: resume.opened(output, args, **experiment.identity)):
         done = processes.on_first(
-            lambda: [name for name in experiment.algorithms if run_cache.whole(output / name)]
+            lambda: [name for name in experiment.algorithms if run_cache.is_complete(output / name)]
         )
         processes.on_first(
             lambda: run_files.write_partition(output, experiment.partition, experiment.dataset)
@@ -105,7 +105,7 @@ def unfinished(experiment: Experiment) -> list[str]:
     args, output = experiment.args, experiment.output
     way = resume.grown(output, args, **experiment.identity)
     every = way is not None and way != growth.ALGORITHMS
-    return [n for n in experiment.algorithms if every or not run_cache.whole(output / n)]
+    return [n for n in experiment.algorithms if every or not run_cache.is_complete(output / n)]
 
 
 def _found(args, name: str, results: dict[str, pfl.Result], output: Path) -> None:
@@ -128,7 +128,7 @@ def _write_comparison(
     if not args.keep_state:
         shutil.rmtree(output / growth.CHECKPOINTS, ignore_errors=True)
     clients_table.write(output, experiment.partition, results)
-    line = training_line.described(args, experiment.federation.num_clients)
+    line = training_line.describe_training(args, experiment.federation.num_clients)
     # Last: with it the run is finished.
     run_files.write_comparison(output, results, title, line, args.headline)
 
@@ -195,9 +195,9 @@ def report(results: dict[str, pfl.Result], args, output: Path) -> int:
     notes = comparison_table.footnotes(results, args.headline)
     print("".join(f"\n{line}" for line in notes) + "\n" * bool(notes))
     clients = max(result.num_clients for result in results.values())
-    said = comparison_table.said_of_headline(results, args.headline)
+    said = comparison_table.headline_notes(results, args.headline)
     said += [comparison_table.headline(results)]
-    training = f"Training: {training_line.described(args, clients)}."
+    training = f"Training: {training_line.describe_training(args, clients)}."
     print("\n".join([training, *said]) + "\n")
     print(f"Table, pictures and a folder for each algorithm: {output}")
     return 0
@@ -223,7 +223,7 @@ def header(experiment: Experiment) -> list[str]:
         f"model      {args.model}: {federation.plan.num_parameters:,} parameters"
         + (f", and {fixed:,} frozen ones, kept once" if fixed else ""),
         *([f"initial    {args.init_from}: {match}"] if match is not None else []),
-        f"training   {training_line.described(args, federation.num_clients)}",
+        f"training   {training_line.describe_training(args, federation.num_clients)}",
         *(f"{'':10} {name}: its own {words}" for name, words in own.items()),
         *([f"no step    {named(idle)}: too few training samples for a local step"] if idle else []),
         f"run        {args.rounds} rounds, {len(experiment.seeds)} seed(s); clients by "

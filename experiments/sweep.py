@@ -24,7 +24,7 @@ from fedjax_pfl.results.notes import row_remarks, scored_clients
 from .cli import build, flags, growth, identity, resume, run_cache, shell
 from .cli import console as shown
 from .cli.algorithms import parse_algorithms, remarked
-from .cli.flagfiles import given, value_of
+from .cli.flagfiles import given_words, value_of
 from .cli.start import called
 from .outputs import tracking, training_line
 from .sweeps.grid import Cell, cells, changing_data, parse_grid
@@ -193,19 +193,19 @@ def main(argv: list[str]) -> int:
     more = identity.merged(found) | {"grid": grid, "rank_by": rank_by}
     output = build.output_folder(args, more, GROWS)
     count = counts.pop() if len(counts) == 1 else None
-    heading = [f"Training: {training_line.described(args, count, grid)}.", *left_out(args)]
+    heading = [f"Training: {training_line.describe_training(args, count, grid)}.", *left_out(args)]
     return sweep(argv, args, queue, output, rank_by, more, heading, found)
 
 
 def left_out(args: absl.flags.FlagValues) -> list[str]:
     """Sentences on flags of `experiments.run` that a sweep does not use."""
-    said = []
+    messages = []
     if args.new_clients:
-        said.append("New clients take no part in the sweep and are not scored.")
+        messages.append("New clients take no part in the sweep and are not scored.")
     given = [f"--{name}" for name in args if name.startswith(UNUSED) and args[name].present]
     if given:
-        said.append(f"A sweep does not use {', '.join(given)}.")
-    return said
+        messages.append(f"A sweep does not use {', '.join(given)}.")
+    return messages
 
 
 def sweep(
@@ -240,7 +240,7 @@ def sweep(
             print(message, file=sys.stderr)
             return 128 + (stop.signal or signal.SIGINT)
         data = changing_data(more["grid"])
-        write(output, found, rank_by, heading, data, given(args))
+        write(output, found, rank_by, heading, data, given_words(args))
         shutil.rmtree(output / growth.CHECKPOINTS, ignore_errors=True)
     notes = "".join(f"\n{line}\n" for line in footnotes(found, data))
     print(f"\n{table(found)}{notes}\nTable, numbers and pictures: {output}")

@@ -95,7 +95,7 @@ def compiled(case: Case) -> plans.Plan:
 
 def collect(folder: Path, only: str = "") -> dict[str, dict[str, Any]]:
     """All plans of the folder, those that it lacks compiled."""
-    found = {}
+    result = {}
     for case in cases():
         path = folder / f"{case.name}.json"
         if not path.exists():
@@ -105,8 +105,8 @@ def collect(folder: Path, only: str = "") -> dict[str, dict[str, Any]]:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, compiled(case).plain())
             jax.clear_caches()  # programs add up to gigabytes
-        found[case.name] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+        result[case.name] = json.loads(path.read_text(encoding="utf-8"))
+    return result
 
 
 def main(argv: Sequence[str] | None = None) -> int:

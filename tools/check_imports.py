@@ -33,25 +33,25 @@ class Arrow(NamedTuple):
 
 def modules(root: Path, packages: Sequence[str]) -> dict[str, Path]:
     """Files of the packages by the modules' full names."""
-    found = {}
+    result = {}
     for package in packages:
         for path in sorted((root / package).rglob("*.py")):
             parts = path.relative_to(root).with_suffix("").parts
-            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+            result[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return result
 
 
 def arrows(root: Path, known: Mapping[str, Path]) -> list[Arrow]:
     """Imports of known modules by known modules, anywhere in a file."""
-    found = []
+    result = []
     for importer, path in known.items():
         where = path.relative_to(root).as_posix()
         for node, typing in _imports(ast.parse(path.read_text(encoding="utf-8")), False):
             for name in _named(node, importer, path.stem == "__init__"):
                 imported = _module(name, known)
                 if imported is not None and imported != importer:
-                    found.append(Arrow(where, node.lineno, importer, imported, typing))
-    return found
+                    result.append(Arrow(where, node.lineno, importer, imported, typing))
+    return result
 
 
 def _imports(node: ast.AST, typing: bool) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
@@ -158,12 +158,12 @@ def complaints(root: Path, layers: Mapping[str, dict]) -> list[str]:
     """Sentences on all errors."""
     found = arrows(root, modules(root, list(layers)))
     floors = heights(layers)
-    said = [
+    messages = [
         f"{arrow.path}:{arrow.line}: {arrow.importer} imports {arrow.imported}: {wrong}."
         for arrow in found
         if (wrong := complaint(arrow, layers, floors)) is not None
     ]
-    return said + [f"A circle: {', '.join(group)}." for group in circles(found)]
+    return messages + [f"A circle: {', '.join(group)}." for group in circles(found)]
 
 
 def picture(root: Path, layers: Mapping[str, dict]) -> list[str]:

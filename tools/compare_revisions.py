@@ -50,25 +50,25 @@ def difference(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> floa
 def compared(old: Path, new: Path) -> dict[str, dict[str, float]]:
     """The difference of each part (0 for the same bits, infinity where one failed) by case."""
     names = {path.stem for folder in (old, new) for path in folder.iterdir()}
-    found = {}
+    result = {}
     for name in sorted(names):
         failed = [folder / f"{name}.error" for folder in (old, new)]
         if all(path.exists() for path in failed):
             equal = failed[0].read_text() == failed[1].read_text()
-            found[name] = dict.fromkeys(PARTS, 0.0 if equal else np.inf)
+            result[name] = dict.fromkeys(PARTS, 0.0 if equal else np.inf)
             continue
         files = [folder / f"{name}.npz" for folder in (old, new)]
         if not all(path.exists() for path in files):
-            found[name] = dict.fromkeys(PARTS, np.inf)
+            result[name] = dict.fromkeys(PARTS, np.inf)
             continue
-        found[name] = {}
+        result[name] = {}
         for part in PARTS:
             one, other = (
                 {k: v for k, v in np.load(path).items() if k.startswith(f"{part}/")}
                 for path in files
             )
-            found[name][part] = 0.0 if same_bits(one, other) else difference(one, other)
-    return found
+            result[name][part] = 0.0 if same_bits(one, other) else difference(one, other)
+    return result
 
 
 def begin(root: Path, out: Path, names: str) -> subprocess.Popen:

@@ -77,7 +77,7 @@ def _shown(flag: absl.flags.Flag) -> str:
 
 def of_paper(paper: str) -> Iterator[Preset]:
     """The presets of a paper, table by table."""
-    for name in presets.whole():
+    for name in presets.complete_presets():
         if name.startswith(f"{paper}/"):
             yield read(name)
 
@@ -93,9 +93,9 @@ def read(name: str, *words: str) -> Preset:
         if mark:
             parts[mark] = []
         parts[list(parts)[-1]].append(text.removeprefix(f"{mark}: "))
-    said = [" ".join(parts.get(mark, [])) for mark in ("Title", "Paper", "Note")]
+    messages = [" ".join(parts.get(mark, [])) for mark in ("Title", "Paper", "Note")]
     args = flags.parse(["run", f"--preset={name}", *words])
-    return Preset(name, *said, args)
+    return Preset(name, *messages, args)
 
 
 def parameters(args: absl.flags.FlagValues, dataset: pfl.Dataset) -> int:

@@ -43,7 +43,7 @@ def own_training(
     Raises:
       InputError: a value that can't be.
     """
-    before, found = _settable(common), {}
+    before, result = _settable(common), {}
     for name, values in _by_algorithm(names, settings).items():
         options = {
             key: replace(OWN[key], name=f"{name}.{key}").read(text)
@@ -57,8 +57,8 @@ def own_training(
         differ = {key for key, value in after.items() if value != before[key]}
         if "local_steps" in differ and after["local_steps"] is None:
             differ.add("local_epochs")  # which replaced the steps
-        found[name] = {key: value for key, value in after.items() if key in differ}
-    return found
+        result[name] = {key: value for key, value in after.items() if key in differ}
+    return result
 
 
 def _settable(training: pfl.LocalTraining) -> dict[str, Any]:

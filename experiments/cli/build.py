@@ -292,7 +292,7 @@ def num_clients(args: absl.flags.FlagValues) -> int | None:
 
 def make_partition(args: absl.flags.FlagValues, dataset: pfl.Dataset) -> pfl.Partition:
     """The partition of a file or a rule, with its validation samples."""
-    given = flags.given(args, "rule")
+    given = flags.given_flags(args, "rule")
     if args.partition_file is not None:
         given += [name for name in ("partition",) if args[name].present]
         if given:

@@ -88,8 +88,8 @@ def start(word: str | None) -> None:
 
 
 def _say_waiting(word: str, where: str) -> None:
-    said = f"--distributed={word}: waiting for the other processes {where}, {LATE} seconds at most."
-    print(said, file=sys.stderr, flush=True)
+    text = f"--distributed={word}: waiting for the other processes {where}, {LATE} seconds at most."
+    print(text, file=sys.stderr, flush=True)
 
 
 def _begin_witness(line: str) -> None:

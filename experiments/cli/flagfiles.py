@@ -139,7 +139,7 @@ def settings_of(folder: str) -> Path:
     return path
 
 
-def given(values: flags.FlagValues) -> list[str]:
+def given_words(values: flags.FlagValues) -> list[str]:
     """The flags that were given, as words of a flagfile; without `OWN_PLACES`."""
     words = []
     for name in values:
@@ -162,12 +162,12 @@ def filed(values: flags.FlagValues) -> set[str]:
 
 def filed_pairs(values: flags.FlagValues, name: str) -> set[str]:
     """The words NAME=VALUE of a flag of pairs that flagfiles gave, such as presets."""
-    words, found = values.__dict__.get("__words", ()), set()
+    words, result = values.__dict__.get("__words", ()), set()
     for word, following in zip(words, [*words[1:], ""], strict=False):
         flag, equals, value = word.lstrip("-").partition("=")
         if flag == name and hasattr(word, "file"):
-            found.add(value if equals else following)
-    return found
+            result.add(value if equals else following)
+    return result
 
 
 def check_trust(argv: Sequence[str]) -> None:

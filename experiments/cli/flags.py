@@ -240,10 +240,10 @@ def _run(group: _Group) -> None:
 
 def metric_names() -> str:
     """All metrics, by task."""
-    said = []
+    messages = []
     for name, task in pfl.OBJECTIVES.items():
-        said.append(f"{name}: {', '.join(pfl.options.names_for(task))}")
-    return "; ".join(said)
+        messages.append(f"{name}: {', '.join(pfl.options.names_for(task))}")
+    return "; ".join(messages)
 
 
 def distributed(values: flags.FlagValues) -> None:
@@ -313,7 +313,7 @@ def _in_short(message: str) -> str:
     return re.sub(r"\S{80,}", lambda word: cut(word[0], 60), message)
 
 
-def given(values: flags.FlagValues, group: str) -> list[str]:
+def given_flags(values: flags.FlagValues, group: str) -> list[str]:
     """Names of a group's flags that the user gave."""
     return [flag.name for flag in values.get_flags_for_module(group) if flag.present]
 

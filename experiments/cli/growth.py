@@ -132,7 +132,9 @@ def plan(
     bounds = list(accumulate(counts, initial=first))
     while len(bounds) > 1:
         options = [range(bounds[0], end) for end in reversed(bounds[1:])]
-        whole = [s for s in options if run_cache.whole(part_folder(output, algorithm, s, rounds))]
+        whole = [
+            s for s in options if run_cache.is_complete(part_folder(output, algorithm, s, rounds))
+        ]
         seeds = whole[0] if whole else options[-1]
         yield seeds, bool(whole)
         bounds = bounds[bounds.index(seeds.stop) :]

@@ -149,6 +149,6 @@ def write_table(folder: Path, names: Iterable[str], measure: pfl.Measure = ACCUR
         ]
         lines.append([name, *cells])
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    said = f"{measure.title} of new clients, which took part in no round; mean over them and seeds:"
-    write_text(folder / "new_clients.md", f"{said}\n\n{table}\n")
-    return f"{said}\n\n{table}"
+    text = f"{measure.title} of new clients, which took part in no round; mean over them and seeds:"
+    write_text(folder / "new_clients.md", f"{text}\n\n{table}\n")
+    return f"{text}\n\n{table}"

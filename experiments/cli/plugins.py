@@ -56,11 +56,11 @@ def define(place: dict) -> None:
 
 def examples() -> dict[str, str]:
     """The examples of this package by name, each with the first line of its docstring."""
-    found = {}
+    result = {}
     for path in sorted(EXAMPLES.glob("*.py")):
         said = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-        found[path.stem] = said.partition("\n")[0]
-    return found
+        result[path.stem] = said.partition("\n")[0]
+    return result
 
 
 def _path(file: str) -> Path:
@@ -153,13 +153,13 @@ def _of_user(module: object, folder: Path) -> Path | None:
 
 def _imported(path: Path) -> list[Path]:
     """The file, and the files below its folder that its import statements lead to."""
-    found, queue = [], [path]
+    result, queue = [], [path]
     while queue:
         one = queue.pop()
         ours = one != path and any(one.is_relative_to(place) for place in OURS)
-        if one in found or ours or not one.is_relative_to(path.parent):
+        if one in result or ours or not one.is_relative_to(path.parent):
             continue
-        found.append(one)
+        result.append(one)
         try:
             tree = ast.parse(one.read_bytes())
         except (SyntaxError, ValueError):  # importing it says so
@@ -167,7 +167,7 @@ def _imported(path: Path) -> list[Path]:
         for place in _places(tree, one, path.parent):
             files = (place.with_name(f"{place.name}.py"), place / "__init__.py")
             queue += [file.resolve() for file in files if file.is_file()]
-    return found
+    return result
 
 
 def _places(tree: ast.AST, file: Path, root: Path) -> Iterator[Path]:

@@ -21,7 +21,7 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(path.as_posix() for path in found))
 
 
-def whole() -> list[str]:
+def complete_presets() -> list[str]:
     """The presets, without parts."""
     found = [name for name in names() if "/parts/" not in name]
     return sorted(found, key=lambda name: ("/" in name, name))
@@ -34,14 +34,14 @@ def file(name: str) -> Path:
       InputError: there is none of that name.
     """
     if name not in names():
-        raise pfl.unknown_name("preset", name, whole(), listed=f"{called('run')} --list")
+        raise pfl.unknown_name("preset", name, complete_presets(), listed=f"{called('run')} --list")
     return FOLDER / f"{name}.flags"
 
 
 def catalogue() -> list[str]:
     """Lines with all of them, by folder."""
     folders: dict[str, list[str]] = {}
-    for name in whole():
+    for name in complete_presets():
         folder, slash, own = name.rpartition("/")
         folders.setdefault(folder + slash, []).append(own)
     lines = []

@@ -11,7 +11,7 @@ from fedjax_pfl.results.result_files import damaged, remedy
 LAST = "summary.json"  # of an algorithm's files
 
 
-def whole(folder: Path) -> bool:
+def is_complete(folder: Path) -> bool:
     """Whether an algorithm's folder exists, with the file that is written last.
 
     Raises:

@@ -104,7 +104,7 @@ def _plain_warnings() -> Iterator[None]:
         warnings.formatwarning = before
 
 
-def described(values: FlagValues, name: str, width: int) -> str:
+def describe_flags(values: FlagValues, name: str, width: int) -> str:
     """The flags of the script of that name, a line each; their names are `width` wide."""
     return "\n".join(
         f"  --{flag.name:{width}} {meaning(flag)}" for flag in values.get_flags_for_module(name)
@@ -117,16 +117,16 @@ def meaning(flag: Flag, nothing: str = "none") -> str:
     Args:
       nothing: the word for the default of a flag that has no value unless it is given.
     """
-    said = flag.help.partition("\n")[0].removesuffix(";").strip()
+    text = flag.help.partition("\n")[0].removesuffix(";").strip()
     default = flag.default
-    told = any(words in said for words in ("(default: ", "must be given", "'auto': "))
+    told = any(words in text for words in ("(default: ", "must be given", "'auto': "))
     if flag.name in ACTIONS or told:
-        return said
+        return text
     if default in (None, "", []):
         default = nothing
     if isinstance(default, bool):
         default = str(default).lower()
-    return f"{said} (default: {','.join(default) if isinstance(default, list) else default})"
+    return f"{text} (default: {','.join(default) if isinstance(default, list) else default})"
 
 
 def parsed(values: FlagValues, argv: Sequence[str], **options) -> list[str]:
@@ -143,10 +143,10 @@ def parsed(values: FlagValues, argv: Sequence[str], **options) -> list[str]:
     except UnrecognizedFlagError as error:
         names = [error.flagname, *unknown_flags.more(argv, error.flagname, values)]
         hints = (f"{name!r}. {unknown_flags.hint(name, values)}".strip() for name in names)
-        said = f"Unknown command line flag {' Unknown too: '.join(hints)}"
+        text = f"Unknown command line flag {' Unknown too: '.join(hints)}"
         command = unknown_flags.corrected(argv, values) if len(names) > 1 else ""
         raise FlagsError(
-            f"{said} The same command here has {command}" if command else said
+            f"{text} The same command here has {command}" if command else text
         ) from None
     except RecursionError as error:
         raise InputError("No flag has a name that long: --help shows them.") from error
@@ -196,11 +196,11 @@ def refuse(error: Exception) -> int:
 
 def fault(error: OSError, more: str = "") -> int:
     """Prints an error of the system; returns the exit code."""
-    said = str(error)
+    text = str(error)
     if not isinstance(error, OutputError) and error.strerror is not None:
         where = "" if error.filename is None else f"{cut(os.fsdecode(error.filename), 300)}: "
-        said = f"{where}{error.strerror}."
-    print(f"error: {said} {more}".rstrip(), file=sys.stderr)
+        text = f"{where}{error.strerror}."
+    print(f"error: {text} {more}".rstrip(), file=sys.stderr)
     return FAULT
 
 

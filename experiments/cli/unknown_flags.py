@@ -97,28 +97,28 @@ def corrected(argv: Sequence[str], values: FlagValues) -> str:
 
 def _pairs(words: Sequence[str]) -> list[tuple[str, str | None]] | None:
     """(flag, value or None) of each flag of a command; None where a word is neither."""
-    found: list[tuple[str, str | None]] = []
+    result: list[tuple[str, str | None]] = []
     for word in words:
         said = _FLAG.match(word)
         if said is not None:
-            found.append((said[1], word.partition("=")[2] if said[2] else None))
-        elif found and found[-1][1] is None:
-            found[-1] = (found[-1][0], word)
+            result.append((said[1], word.partition("=")[2] if said[2] else None))
+        elif result and result[-1][1] is None:
+            result[-1] = (result[-1][0], word)
         else:
             return None
-    return found
+    return result
 
 
 def _algorithms(given: Sequence[tuple[str, str | None]]) -> set[str]:
     """The algorithms that a command names, under whatever flag."""
-    found = set()
+    result = set()
     for name, value in given:
         if value and "algorithms" in name_matching.meant(name, ["algorithms"], aliases.OPTIONS):
-            found |= {
+            result |= {
                 name_matching.ours(one, pfl.ALGORITHMS, aliases.ALGORITHMS)
                 for one in value.split(",")
             }
-    return found
+    return result
 
 
 def _fits(values: FlagValues, name: str, value: str) -> bool:

@@ -180,7 +180,7 @@ def new_file(
 def finish(drawing: Drawing, title: str | None, size: tuple[float, float] | None) -> str:
     """Gives the picture its title and size; returns the sentence on what it shows."""
     chart: Any = drawing.figure
-    said = " ".join(chart.get_suptitle().split())
+    text = " ".join(chart.get_suptitle().split())
     if title is None and chart._suptitle is not None:
         chart._suptitle.remove()
         chart._suptitle = None
@@ -188,7 +188,7 @@ def finish(drawing: Drawing, title: str | None, size: tuple[float, float] | None
         chart.suptitle(title, fontsize=10, wrap=True)
     if size is not None:
         chart.set_size_inches(*size)
-    return said
+    return text
 
 
 def inches(text: str | None) -> tuple[float, float] | None:
@@ -231,7 +231,7 @@ def main(argv: list[str]) -> int:
         print(f"{USAGE}\n")
         if name is not None:
             print(f"Options of {one_figure(name)}\n")
-        print(shell.described(args, "figures", 15))
+        print(shell.describe_flags(args, "figures", 15))
         return 0
     if args["list"].value:
         print(catalogue())

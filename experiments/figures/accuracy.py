@@ -276,8 +276,8 @@ def bars(
     measure = runs[0].measure
     drawing.tidy(axes, ylabel=measure.axis)
     axes.grid(axis="x", visible=False)
-    said = f"{model} model, {split} samples, {SCORES[score]}, {who(runs, chosen, average)}"
-    drawing.title(chart, f"{said}; whiskers: 95 % interval over seeds")
+    text = f"{model} model, {split} samples, {SCORES[score]}, {who(runs, chosen, average)}"
+    drawing.title(chart, f"{text}; whiskers: 95 % interval over seeds")
     columns = ("run", "label", "seeds", measure.column, "ci95_half_width")
     return Drawing(chart, columns, table)
 

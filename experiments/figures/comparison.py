@@ -21,7 +21,7 @@ COSTS = {
 }
 
 
-def spent(run: Run, cost: str) -> np.ndarray:
+def cost_curve(run: Run, cost: str) -> np.ndarray:
     """The cost of a run up to its evaluated rounds, [S, E]; seconds at its median pace.
 
     Raises:
@@ -69,7 +69,7 @@ def by_cost(
     axes = chart.add_subplot()
     lines, table = [], []
     for k, (run, name, rows) in enumerate(zip(runs, names, chosen, strict=True)):
-        values, cost = curve(run, rows, model, split, average), spent(run, x)
+        values, cost = curve(run, rows, model, split, average), cost_curve(run, x)
         # Seeds differ in traffic only where their cohorts do: the mean places the line.
         lines.append(drawing.band(axes, cost.mean(axis=0), values, styles[k], name))
         table += [

@@ -221,12 +221,12 @@ def pivoted(
 
 def _apart(runs: Sequence[Run], at: Sequence[str], name: str) -> list[str]:
     """Settings in which runs of one algorithm differ within a column."""
-    found = []
+    result = []
     for one in varying(runs, (name, ALGORITHM, *REPEATS)):
         seen: dict[tuple[str, str], set[str]] = {}
         for run, column in zip(runs, at, strict=True):
             if one in run.settings:
                 seen.setdefault((run.algorithm, column), set()).add(repr(run.settings[one]))
         if any(len(values) > 1 for values in seen.values()):
-            found.append(one)
-    return found
+            result.append(one)
+    return result

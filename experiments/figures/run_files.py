@@ -15,6 +15,7 @@ from fedjax_pfl.results.result_files import (
     NUMBER,
     OLDER,
     damaged,
+    is_whole_number,
     len_of,
     misfit,
     misfit_matrix,
@@ -22,7 +23,6 @@ from fedjax_pfl.results.result_files import (
     out_of_range,
     remedy,
     unordered,
-    whole,
 )
 from fedjax_pfl.utils.errors import InputError, shown
 from fedjax_pfl.utils.metric_names import ACCURACY, BETTER, Measure
@@ -65,7 +65,7 @@ def _config_troubles(config: Mapping[str, Any]) -> Iterator[str]:
     yield from _wrong(config, "flags", dict)
     yield from _wrong(config, "partition", dict)
     yield from _wrong(config, "model", dict)
-    if not config["seeds"] or not all(map(whole, config["seeds"])):
+    if not config["seeds"] or not all(map(is_whole_number, config["seeds"])):
         yield f"seeds must be whole numbers, and are {shown(config['seeds'])}"
     for group in ("comparison", "data", "rule"):
         yield from _wrong(config["flags"], group, dict, "flags")
@@ -85,7 +85,7 @@ def _config_troubles(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _summary_troubles(summary: Mapping[str, Any]) -> Iterator[str]:
-    if not whole(summary.get("num_clients"), 1):
+    if not is_whole_number(summary.get("num_clients"), 1):
         yield f"num_clients must be a whole number, and is {shown(summary.get('num_clients'))}"
     if not number(summary.get("seconds_per_round")):
         said = shown(summary.get("seconds_per_round"))
@@ -93,7 +93,7 @@ def _summary_troubles(summary: Mapping[str, Any]) -> Iterator[str]:
     remarks = summary.get("remarks", [])
     if not (isinstance(remarks, list) and all(isinstance(one, str) for one in remarks)):
         yield f"remarks must be a list of sentences, and is {shown(remarks)}"
-    if "rounds" in summary and not whole(summary["rounds"], 1):
+    if "rounds" in summary and not is_whole_number(summary["rounds"], 1):
         yield f"rounds must be a whole number, and is {shown(summary['rounds'])}"
     if "measures" in summary and not _are_measures(summary["measures"]):
         yield f"measures must be those of a run, and are {shown(summary['measures'])}"

@@ -227,7 +227,7 @@ def read_labels(file: str | None) -> dict[str, str]:
     """
     if not file:
         return {}
-    path, found = as_path("--labels", file), {}
+    path, result = as_path("--labels", file), {}
     try:
         lines = read_bytes(path).decode().splitlines()
     except UnicodeDecodeError as error:
@@ -236,10 +236,10 @@ def read_labels(file: str | None) -> dict[str, str]:
         name, equals, label = (part.strip() for part in line.partition("="))
         if not line.strip() or line.startswith("#"):
             continue
-        if not (equals and name and label) or name in found:
+        if not (equals and name and label) or name in result:
             raise InputError(
                 f"Line {number} of {path} must read NAME=LABEL, each name once, such as "
                 f"feddwa=FedDWA, got {shown_text(line)}."
             )
-        found[name] = label
-    return found
+        result[name] = label
+    return result

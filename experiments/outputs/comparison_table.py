@@ -230,7 +230,7 @@ def labelled(results: Mapping[str, pfl.Result]) -> dict[str, pfl.Result]:
     }
 
 
-def said_of_headline(results: Mapping[str, pfl.Result], headline: str) -> list[str]:
+def headline_notes(results: Mapping[str, pfl.Result], headline: str) -> list[str]:
     """A sentence on the headline, where it is another one than the last round's mean."""
     if headline == results_summary.FIRST:
         return []
@@ -255,9 +255,9 @@ def headline(results: Mapping[str, pfl.Result]) -> str:
             what, f"{results_notes.named(each[0])}, those of {count} that are scored"
         )
     common = _common(results)
-    said = MEANING.format(what, "the clients of the column 'Mean over', not the same in all rows")
+    text = MEANING.format(what, "the clients of the column 'Mean over', not the same in all rows")
     if not common:
-        return f"{said} No client is scored in all rows, so they do not compare."
+        return f"{text} No client is scored in all rows, so they do not compare."
     whole = (
         f"--score_clients={','.join(map(str, common))} makes"
         if len(common) <= results_notes.MOST
@@ -265,7 +265,7 @@ def headline(results: Mapping[str, pfl.Result]) -> str:
     )
     compares = measure.heading(COLUMNS["common"].removesuffix(" %"))
     return (
-        f"{said} What compares is {compares!r}, over {results_notes.named(common)}, which all rows "
+        f"{text} What compares is {compares!r}, over {results_notes.named(common)}, which all rows "
         f"score; {whole} all of the table so."
     )
 

@@ -251,7 +251,7 @@ def write_comparison(
     picture = f"{next(iter(results.values())).measure().name}.png"
     write_picture(folder / picture, plots.accuracy_curves(drawn, styles=styles))
     above = [f"# {title}", *([f"Training: {training}."] if training else [])]
-    above += comparison_table.said_of_headline(results, headline)
+    above += comparison_table.headline_notes(results, headline)
     text = [*above, comparison_table.headline(results), table, *below]
     write_text(folder / "comparison.md", "\n\n".join(text) + "\n")
 

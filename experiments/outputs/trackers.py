@@ -90,14 +90,14 @@ def chosen(args: absl.flags.FlagValues) -> list[Tracker]:
     Raises:
       InputError: a package is missing, or a name is empty.
     """
-    found: list[Tracker] = []
+    result: list[Tracker] = []
     if args.tensorboard:
-        found.append(EventFiles())
+        result.append(EventFiles())
     for flag, tracker in (("wandb", WeightsAndBiases), ("mlflow", MLflow)):
         name: Any = args[flag].value
         if name is not None:
-            found.append(tracker(name))
-    return found
+            result.append(tracker(name))
+    return result
 
 
 def _imported(flag: str, package: str) -> Any:

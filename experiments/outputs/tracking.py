@@ -93,16 +93,16 @@ class Tracking:
         """By setting and seed."""
         values = list(zip(*self.swept.values(), strict=True)) or [()]
         names = named_settings(self.swept) or [""]
-        found = []
+        result = []
         for name, value in zip(names, values, strict=True):
             own = self.facts | dict(zip(self.swept, value, strict=True))
-            found.append(
+            result.append(
                 [
                     Stream(self.output, self.place, name, seed, plain(own | {"seed": seed}))
                     for seed in self.seeds
                 ]
             )
-        return found
+        return result
 
     def _entry(self, key: str, stream: Stream) -> dict[str, Any]:
         kept = self.record.setdefault(key, {})

@@ -24,7 +24,7 @@ SAID: dict[str, Callable[[str, Any], str]] = {
 }
 
 
-def described(
+def describe_training(
     args: absl.flags.FlagValues, num_clients: int | None, varied: Collection[str] = ()
 ) -> str:
     """Local epochs or steps, minibatches, learning rate, participation, and what else was chosen.

@@ -60,7 +60,7 @@ def count(module: Module) -> Costs:
     return _Count(module).costs()
 
 
-def whole(module: Module) -> float:
+def total_cycles(module: Module) -> float:
     """Cycles of all that a program does."""
     return _Count(module).total(module.entry)
 

@@ -92,13 +92,13 @@ class Module:
     @cached_property
     def _constants(self) -> dict[str, int]:
         """Values of whole constants by name."""
-        found = {}
+        result = {}
         for instructions in self.computations.values():
             for one in instructions:
                 value = re.search(r" constant\((\d+)\)", one.text)
                 if one.kind == "constant" and value:
-                    found[one.name] = int(value[1])
-        return found
+                    result[one.name] = int(value[1])
+        return result
 
 
 def parse(text: str) -> Module:

@@ -167,13 +167,13 @@ def write(
 
 def _compilers() -> dict[str, str]:
     """Versions of the compilers that are installed."""
-    found = {}
+    result = {}
     for name in COMPILERS:
         try:
-            found[name] = metadata.version(name)
+            result[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return result
 
 
 def _size(count: int | None) -> str:

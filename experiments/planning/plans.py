@@ -14,7 +14,7 @@ from fedjax_pfl.utils.typing import Device
 
 from ..cli.build import Experiment
 from . import hlo
-from .costs import Costs, count, whole
+from .costs import Costs, count, total_cycles
 from .targets import Chip, Target
 
 # Over a model in a local step: its weights are read forward, read backward and written, its
@@ -93,10 +93,10 @@ def widest(
     `options` are those of `simulate`.
     """
     while True:
-        found = _compiled(algorithm, federation, target, devices, **options)
-        narrower = found.lanes // 2
-        if found.fits is not False or not federation.execution.auto or narrower < 1:
-            return found
+        result = _compiled(algorithm, federation, target, devices, **options)
+        narrower = result.lanes // 2
+        if result.fits is not False or not federation.execution.auto or narrower < 1:
+            return result
         execution = replace(federation.execution, chunk=narrower)
         federation = replace(federation, execution=execution)
 
@@ -111,7 +111,7 @@ def _compiled(
     mesh: str = "auto",
     **options: Any,
 ) -> Plan:
-    found = Plan()
+    result = Plan()
     begun = time.perf_counter()
     try:
         simulation = pfl.Simulation(algorithm, federation, eval_every=eval_every, **options)
@@ -120,11 +120,11 @@ def _compiled(
         return Plan(fits=False, said=str(error))
     except pfl.InputError as error:
         return Plan(error=str(error))
-    found.trace_seconds = time.perf_counter() - begun
+    result.trace_seconds = time.perf_counter() - begun
     execution, cohorts = lowered.federation.execution, lowered.federation.participation
-    found.lanes = execution.lanes(cohorts.cohort_size)
+    result.lanes = execution.lanes(cohorts.cohort_size)
     if lowered.memory is not None:
-        found.estimated = lowered.memory.total // len(devices)
+        result.estimated = lowered.memory.total // len(devices)
     parts, host = [lowered.start, lowered.rounds], lowered.host
     beside = [0, 0] if host is None else [0, host.coming, host.coming_block]
     begun = time.perf_counter()
@@ -134,27 +134,27 @@ def _compiled(
     except jax.errors.JaxRuntimeError as error:
         said = str(error).splitlines()[0]
         if NO_ROOM in said:
-            found.fits, found.said = False, said
+            result.fits, result.said = False, said
         else:
-            found.error = said
-        return found
+            result.error = said
+        return result
     finally:
-        found.compile_seconds = time.perf_counter() - begun
+        result.compile_seconds = time.perf_counter() - begun
     kinds = [_memory(one, size // len(devices)) for one, size in zip(compiled, beside, strict=True)]
-    found.planned = max(kinds, key=lambda one: one["total"])
-    found.fits = found.planned["total"] <= target.chip.memory
+    result.planned = max(kinds, key=lambda one: one["total"])
+    result.fits = result.planned["total"] <= target.chip.memory
     modules = [hlo.parse(one.as_text() or "") for one in compiled[1:]]
-    found.costs = count(modules[0])
+    result.costs = count(modules[0])
     if host is not None:
-        found.costs.evaluation = host.blocks * whole(modules[1])
-        found.host = {name: getattr(host, name) for name in HOST}
+        result.costs.evaluation = host.blocks * total_cycles(modules[1])
+        result.host = {name: getattr(host, name) for name in HOST}
     if target.chip.clock is not None:
-        found.cycles = found.costs.cycles(eval_every)
-        if found.cycles:
-            found.rounds_per_second = target.chip.clock / found.cycles
+        result.cycles = result.costs.cycles(eval_every)
+        if result.cycles:
+            result.rounds_per_second = target.chip.clock / result.cycles
             runs = len(options.get("seeds", (0,))) if execution.seeds == "vmap" else 1
-            found.step_floor = step_floor(lowered.federation, found.lanes * runs, target.chip)
-    return found
+            result.step_floor = step_floor(lowered.federation, result.lanes * runs, target.chip)
+    return result
 
 
 def step_floor(federation: pfl.Federation, lanes: int, chip: Chip) -> float | None:

@@ -31,9 +31,9 @@ def trouble(args: absl.flags.FlagValues, complete: bool) -> tuple[str | None, st
     published = sum(kind.train) + sum(kind.test)
     count = len(dataset.labels)
     if count < published:
-        said = f"{count:,} of the {published:,} samples of {args.dataset}"
-        problem = f"Data set {args.dataset!r} is incomplete: {said} are there."
-        return (problem, None) if complete else (None, said)
+        text = f"{count:,} of the {published:,} samples of {args.dataset}"
+        problem = f"Data set {args.dataset!r} is incomplete: {text} are there."
+        return (problem, None) if complete else (None, text)
     counts = np.bincount(dataset.labels[: dataset.num_train], minlength=len(kind.train))
     if args.dataset not in UNEQUAL and counts.tolist() != list(kind.train):
         return (

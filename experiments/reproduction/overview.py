@@ -59,7 +59,7 @@ class Part:
         cells = [e for found in report.entries.values() for e in found if e.state != NO_NUMBER]
         measured = sum(entry.scores is not None for entry in cells)
         state = f"{measured} of {len(cells)} cells"
-        cost = kept_cost(asked, report, measured)
+        cost = saved_cost(asked, report, measured)
         return cls(asked.table.name, asked.table.caption, report, state, cost)
 
     @property
@@ -67,7 +67,7 @@ class Part:
         return self.name.replace("/", "-")
 
 
-def kept_cost(asked: Command, report: Report, measured: int) -> Cost:
+def saved_cost(asked: Command, report: Report, measured: int) -> Cost:
     """The cost at full scale, from the table's folder if as many cells were measured then."""
     path = asked.output / "full_cost.json"
     if path.exists():
@@ -115,7 +115,7 @@ def markdown(title: str, parts: Sequence[Part], output: Path) -> str:
             cost = [f"{x:,.3g}" for x in (part.cost.gflop / 1e6, *part.cost.hours)]
         rows.append([f"{part.name}: {part.title}", part.state, tau, apart, near,
                      str(verdict.unexplained) if verdict else "-", *cost])  # fmt: skip
-    lines = [f"# {title}", text_tables.markdown(rows), *costs_said(parts), *missing(parts)]
+    lines = [f"# {title}", text_tables.markdown(rows), *cost_lines(parts), *missing(parts)]
     for part in parts:
         if part.report is not None:
             lines.append(one_report.markdown(part.report, 2).rstrip("\n"))
@@ -125,20 +125,20 @@ def markdown(title: str, parts: Sequence[Part], output: Path) -> str:
     return "\n\n".join(lines) + "\n"
 
 
-def costs_said(parts: Sequence[Part]) -> list[str]:
+def cost_lines(parts: Sequence[Part]) -> list[str]:
     """What the costs at full scale are."""
     found = [part.cost for part in parts if part.cost is not None]
     if not found:
         return []
     unknown = sum(one.unknown for one in found)
-    said = (
+    text = (
         "Full scale: local training of all runs of a table, counted from the paper's network, "
         "rounds, partition and seeds (1 PFLOP is 1e15 operations), times what a finished run at "
         "hand takes beyond plain training, such as FedDWA's second epoch. Without scoring and "
         "servers. Hours are those at one rate each; another network or machine has another:"
     )
     more = [f"{unknown} runs could not be counted."] if unknown else []
-    return [said, RATES, *more]
+    return [text, RATES, *more]
 
 
 def missing(parts: Sequence[Part]) -> list[str]:
@@ -175,10 +175,10 @@ def picture(report: Report) -> Figure | None:
         panel.tick_params(axis="x", labelsize=7)
         panel.grid(axis="x", alpha=0.3)
         panel.margins(y=0.5 / len(entries))
-    said = (
+    text = (
         f"{report.table.name}, {report.scale}: hollow the paper's, filled ours with 95 % interval"
     )
-    chart.suptitle(said, fontsize=9)
+    chart.suptitle(text, fontsize=9)
     return chart
 
 

@@ -255,10 +255,10 @@ def names(folder: Path | None = None) -> list[str]:
 
 def listed(folder: Path) -> list[str]:
     """`names`; raises `InputError` where there is none."""
-    found = names(folder)
-    if not found:
+    result = names(folder)
+    if not result:
         raise pfl.InputError(f"{folder} has no tables: it needs PAPER/TABLE.toml.")
-    return found
+    return result
 
 
 def load(name: str, folder: Path | None = None) -> PaperTable:
@@ -300,8 +300,8 @@ def check(table: PaperTable, path: Path) -> None:
         given = [*line.settings, *line.reduced]
         given += [word for one in line.reading.values() for word in one.settings]
         for word in given:
-            said = f"row {line.title!r} has the setting {word!r}: write {line.algorithm}.NAME=VALUE"
-            need(word.startswith(f"{line.algorithm}."), said)
+            text = f"row {line.title!r} has the setting {word!r}: write {line.algorithm}.NAME=VALUE"
+            need(word.startswith(f"{line.algorithm}."), text)
         for numbers in (line.paper, line.std or line.paper):
             count = 0 if line.beside else len(table.column)
             fits = len(numbers) == count and all(map(_possible, table.column, numbers))
@@ -313,8 +313,8 @@ def check(table: PaperTable, path: Path) -> None:
         unknown = {*one.rows} - {part.name for part in table.row}
         unknown |= {*one.columns} - {part.name for part in table.column}
         need(not unknown, f"{one.by!r} explains cells of {sorted(unknown)}, which aren't there")
-        said = f"{one.by!r} puts ours 'below' or 'above', got {one.ours!r}"
-        need(one.ours in ("", "below", "above"), said)
+        text = f"{one.by!r} puts ours 'below' or 'above', got {one.ours!r}"
+        need(one.ours in ("", "below", "above"), text)
 
 
 def _possible(column: Column, number: float) -> bool:
@@ -323,8 +323,8 @@ def _possible(column: Column, number: float) -> bool:
 
 def _check_column(table: PaperTable, column: Column, need: Callable[[bool, str], None]) -> None:
     known = ", ".join(QUANTITIES)
-    said = f"quantity must be one of {known}, got {column.quantity!r}"
-    need(column.quantity in QUANTITIES, said)
+    text = f"quantity must be one of {known}, got {column.quantity!r}"
+    need(column.quantity in QUANTITIES, text)
     rows = {line.name for line in table.row}
     need(column.relative is None or column.relative in rows, f"no row {column.relative!r}")
     for line in table.row:

@@ -201,7 +201,7 @@ def own(asked: Command, column: Column) -> tuple[Section, list[Cell]]:
     names = {cell.args().dataset for cell in cells[:1]}
     papers = {cell.args().dataset for cell in islice(replace(asked, more=()).cells(column), 1)}
     for name in names - papers:
-        section = elsewhere(section, name)
+        section = on_other_data(section, name)
     return section, cells
 
 
@@ -211,16 +211,16 @@ def other(asked: Command, column: Column, name: str) -> tuple[Section, list[Cell
     section = Section(column, {cell.line.name: cell.algorithm_folder for cell in cells})
     if name.startswith(blank.PREFIX):
         return replace(section, note=blank.NOTE), cells
-    return elsewhere(section, name), cells
+    return on_other_data(section, name), cells
 
 
-def elsewhere(section: Section, name: str) -> Section:
+def on_other_data(section: Section, name: str) -> Section:
     """The column's section on a data set that isn't the paper's."""
     note = f"on {name} instead of the paper's data set"
     return replace(section, note=note, other_data=not section.column.measure.anywhere)
 
 
-def kept(asked: Command, column: Column) -> Section:
+def finished_section(asked: Command, column: Column) -> Section:
     """A column that was not requested, with its finished runs."""
     section, cells = own(asked, column)
     if not cells or any(cell.finished() for cell in cells):

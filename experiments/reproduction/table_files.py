@@ -71,8 +71,8 @@ def _value(value: object, hint: Any, name: str, place: str, need: Need) -> Any:
     if optional and isinstance(value, list):
         return _value(value, optional[0], name, place, need)
     fits = any(_is(value, one) for one in allowed)
-    said = " or ".join(SAID.get(one, "a list") for one in allowed if one is not NoneType)
-    need(fits, f"{name}{place} must be {said}, got {shown(value)}")
+    text = " or ".join(SAID.get(one, "a list") for one in allowed if one is not NoneType)
+    need(fits, f"{name}{place} must be {text}, got {shown(value)}")
     return value
 
 

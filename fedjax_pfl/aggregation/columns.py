@@ -259,10 +259,10 @@ def _returned(
         whole = lax.all_gather(columns, AXIS, axis=axis, tiled=True)
     if part.axis is not None:
         return {part.leaves[0]: whole}
-    found, start = {}, 0
+    result, start = {}, 0
     for i in part.leaves:
         shape = leaves[i].shape[1:]
         size = math.prod(shape)
-        found[i] = whole[:, start : start + size].reshape(len(whole), *shape)
+        result[i] = whole[:, start : start + size].reshape(len(whole), *shape)
         start += size
-    return found
+    return result

@@ -185,7 +185,7 @@ class LeafPlan:
         Raises:
           InputError: no such rule, or it leaves nothing to train.
         """
-        named = sharing.named(rule, self)
+        named = sharing.selected_leaves(rule, self)
         frozen = tuple(on or self.is_frozen(i) for i, on in enumerate(named))
         if all(on or not trainable(path) for on, path in zip(frozen, self.paths, strict=True)):
             raise InputError(f"{rule} can't be frozen: nothing of the model would be trained.")

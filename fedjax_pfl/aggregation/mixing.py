@@ -110,7 +110,7 @@ def apply(
     if _goes_by_columns(wanted, sent):
         kinds = [blocks[i] for i in at]
         new = columns.mixed(_product, used, sent, kinds, receivers=wanted[0])
-    elif streamed.is_elsewhere(sent):
+    elif streamed.is_offloaded(sent):
         new = _streamed([used[blocks[i]] for i in at], sent)
     else:
         product = _by_blocks if blockwise else products.rows
@@ -182,7 +182,7 @@ def weighted_sum(weights: PerMember, senders: Stack, onto: Tree) -> Tree:
     arrived = jnp.any(weights != 0)
     leaves, tree = jax.tree.flatten(senders)
     floats = [x for x in leaves if jnp.issubdtype(x.dtype, jnp.inexact)]
-    if streamed.is_elsewhere(floats):
+    if streamed.is_offloaded(floats):
 
         def of_block(block, rows, real):
             return combine(jnp.where(real, weights[rows], 0), block)

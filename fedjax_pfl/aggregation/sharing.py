@@ -85,7 +85,7 @@ def chosen(rule: Rule, plan: LeafPlan) -> tuple[bool, ...]:
     return tuple(plan.blocks[block] in blocks for block in plan.block_of)
 
 
-def named(rule: Rule, plan: LeafPlan) -> tuple[bool, ...]:
+def selected_leaves(rule: Rule, plan: LeafPlan) -> tuple[bool, ...]:
     """Whether a rule or a text of patterns names each leaf of a plan.
 
     Patterns stand between commas, such as "conv_*,fc", and name blocks, modules or single leaves by
@@ -121,7 +121,7 @@ def _said(rule: Callable[[str], bool], path: str) -> bool:
     return bool(said)
 
 
-def described(plan: LeafPlan) -> str:
+def describe_rule(plan: LeafPlan) -> str:
     """What a plan's rule names, in words: "all layers", "the head", or the blocks by name."""
     known = {"all": "all layers", "none": "no layer", "head": "the head", "body": "the body"}
     given = plan.chosen or chosen("all", plan)

@@ -164,7 +164,7 @@ def cosines(a: Stack, b: Stack) -> Matrix:
     A cosine is not translation invariant: pass updates (differences of models), never weights
     shifted by a common centre.
     """
-    if streamed.is_elsewhere(b):
+    if streamed.is_offloaded(b):
         return streamed.columns(lambda some: cosines(a, some), b)
     return gram(_unit_rows(a), _unit_rows(b))
 

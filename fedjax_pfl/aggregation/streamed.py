@@ -34,7 +34,7 @@ class Blocks(NamedTuple):
     count: int
 
 
-def is_elsewhere(stack: Stack) -> bool:
+def is_offloaded(stack: Stack) -> bool:
     """Whether some rows of a stack are not on the device, and can be read."""
     return any(isinstance(x, trees.Fetched) and x.readable for x in jax.tree.leaves(stack))
 
@@ -55,7 +55,7 @@ def blocks(stack: Stack) -> Blocks | None:
 
 def here(stack: Stack) -> Stack:
     """A stack with all its rows on the device, read at once where they are elsewhere."""
-    if not is_elsewhere(stack):
+    if not is_offloaded(stack):
         return stack
     count = len(jax.tree.leaves(stack)[0])
     return trees.take(stack, jnp.arange(count, dtype=jnp.int32))

@@ -153,7 +153,7 @@ class Sfl(Algorithm):
         edges = mixing.normalize(edges.astype(ctx.dtype))
         if self.graph == "learned":
             generator = sfl_graphs.first_generator(ctx.key_for("sfl"), ctx.ids, ctx.dtype)
-            learned = sfl_graphs.fitted(generator, ctx.uploaded(sent), ctx.ids)
+            learned = sfl_graphs.fitted_graph(generator, ctx.uploaded(sent), ctx.ids)
             edges = (1 - self.learned_share) * edges + self.learned_share * learned
         # A client that diverged is no vertex in this round; one without an edge keeps its model. A
         # row of the learned graph may be empty: then the other's row counts for all.

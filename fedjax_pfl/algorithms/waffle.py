@@ -19,7 +19,7 @@ from fedjax_pfl.algorithms.common.alice import (
     squared_distances_to_alice,
     summed_gradients,
 )
-from fedjax_pfl.algorithms.common.waffle_batch import States, together
+from fedjax_pfl.algorithms.common.waffle_batch import States, joint_record
 from fedjax_pfl.core.algorithm_registry import algorithm
 from fedjax_pfl.federation.batching import COUNTED
 from fedjax_pfl.utils import trees
@@ -116,7 +116,7 @@ class Waffle(ForAlice, scaffold.Scaffold):
             return replace(self, alice=alice, everyone=False).round(ctx, State(**fields))
 
         states, records = lax.map(one, (ctx.ids, vars(state)))
-        return States(**vars(states)), together(records)
+        return States(**vars(states)), joint_record(records)
 
     def weigh(self, ctx, state, sent):
         """abar, the mean of the last three raw weights."""

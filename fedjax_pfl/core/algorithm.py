@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl.aggregation.leaf_plan import DEFAULT_NORM_POLICY
-from fedjax_pfl.aggregation.sharing import Rule, described
+from fedjax_pfl.aggregation.sharing import Rule, describe_rule
 from fedjax_pfl.core.context import Context
 from fedjax_pfl.core.record import Record
 from fedjax_pfl.federation.adaptation import Adaptation
@@ -162,7 +162,7 @@ class Algorithm:
         plan, rule = federation.plan, self.sharing()
         open_or_all = plan.chosen is None or rule == "all"
         if not open_or_all and plan.shared != plan.with_share(rule).shared:
-            told.append(f"shares {described(plan)}, as share says")
+            told.append(f"shares {describe_rule(plan)}, as share says")
         return told
 
     def round_remarks(self, federation: Federation, rounds: int) -> list[str]:

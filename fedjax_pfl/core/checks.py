@@ -16,9 +16,9 @@ from fedjax_pfl.core import persistent_optimizers
 from fedjax_pfl.core.algorithm import Algorithm
 from fedjax_pfl.core.algorithm_registry import is_static
 from fedjax_pfl.core.context import Context
-from fedjax_pfl.core.forward_counter import Tally
-from fedjax_pfl.core.partial_state import fetched
-from fedjax_pfl.core.persistent_optimizers import Kept
+from fedjax_pfl.core.forward_counter import ForwardCounter
+from fedjax_pfl.core.partial_state import with_partial_rows
+from fedjax_pfl.core.persistent_optimizers import StateWithOptimizers
 from fedjax_pfl.core.record import Record
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import InputError
@@ -118,7 +118,7 @@ def _is_weak(leaf: object) -> bool:
 
 
 def with_nonfinite(
-    algorithm: Algorithm, ctx: Context, state: State, tally: Tally, record: Record
+    algorithm: Algorithm, ctx: Context, state: State, tally: ForwardCounter, record: Record
 ) -> Record:
     """The record with the values that a round's aggregation, not its training, made non-finite.
 
@@ -154,10 +154,10 @@ def checked_round(algorithm: Algorithm, ctx: Context, state: State) -> tuple[Sta
       NotHere: the round needs other rows of these.
       TypeError: it does not return a state of the same structure, shapes and types, and a record.
     """
-    name, tally = algorithm.name, Tally()
-    given = fetched(state, ctx.cohort.rows, ctx.num_clients, ctx.reader)
+    name, tally = algorithm.name, ForwardCounter()
+    given = with_partial_rows(state, ctx.cohort.rows, ctx.num_clients, ctx.reader)
     optimizers = None
-    if isinstance(given, Kept):
+    if isinstance(given, StateWithOptimizers):
         optimizers = persistent_optimizers.Optimizers(name, given.optimizers)
     observed = replace(ctx.cohort, observer=tally)
     counting = replace(ctx, cohort=observed, tally=tally, optimizers=optimizers)
@@ -171,7 +171,11 @@ def checked_round(algorithm: Algorithm, ctx: Context, state: State) -> tuple[Sta
         )
         raise TypeError(f"{name}.round must return (state, ctx.record(...)), got {kinds}.")
     returned_state, record = returned
-    new = returned_state if optimizers is None else Kept(returned_state, optimizers.phases)
+    new = (
+        returned_state
+        if optimizers is None
+        else StateWithOptimizers(returned_state, optimizers.phases)
+    )
     new = trees.on_device(new)
     if jax.tree.structure(new) != jax.tree.structure(state):
         raise TypeError(
@@ -181,18 +185,18 @@ def checked_round(algorithm: Algorithm, ctx: Context, state: State) -> tuple[Sta
     before, after = (jax.tree_util.tree_flatten_with_path(tree)[0] for tree in (state, new))
     for (path, old), (_, leaf) in zip(before, after, strict=True):
         old, leaf = jax.typeof(old), jax.typeof(leaf)
-        said = (
+        text = (
             f"{name}.round must return state{jax.tree_util.keystr(path)} of the same type, "
             f"{old.str_short()}, got {leaf.str_short()}. "
         )
         if old.shape != leaf.shape:
             raise TypeError(
-                f"{said}Put the values of the cohort's members back among all clients with "
+                f"{text}Put the values of the cohort's members back among all clients with "
                 "ctx.cohort.scatter(stack, values)."
             )
         becomes_it = old.weak_type and jnp.promote_types(old.dtype, leaf.dtype) == leaf.dtype
         if old.dtype != leaf.dtype and not becomes_it:
-            raise TypeError(f"{said}Cast one of the two.")
+            raise TypeError(f"{text}Cast one of the two.")
     record = with_nonfinite(algorithm, ctx, returned_state, tally, record)
     if tally.samples is not None:
         counted = {"forward_samples": tally.samples}

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from fedjax_pfl.aggregation import leaf_plan, mixing
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
-from fedjax_pfl.core.forward_counter import Tally
+from fedjax_pfl.core.forward_counter import ForwardCounter
 from fedjax_pfl.core.persistent_optimizers import Optimizers
 from fedjax_pfl.core.record import Record, recorded
 from fedjax_pfl.data.federated import Split
@@ -61,7 +61,7 @@ class Context:
     t: Scalar
     total: Scalar
     cohort: Cohort
-    tally: Tally | None = None
+    tally: ForwardCounter | None = None
     optimizers: Optimizers | None = None
     reader: Callable[..., Any] | None = None
     knows_num_rounds: bool = True

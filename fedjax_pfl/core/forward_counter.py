@@ -8,7 +8,7 @@ from fedjax_pfl.federation.participation import Cohort
 from fedjax_pfl.utils.typing import Mask, PerClient, Rows
 
 
-class Tally:
+class ForwardCounter:
     """What one round does to each client beside its local steps; filled while it is traced.
 
     Attributes:

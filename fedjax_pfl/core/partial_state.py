@@ -11,7 +11,7 @@ from fedjax_pfl.utils.trees import Fetched
 from fedjax_pfl.utils.typing import Rows, State, Tree
 
 
-def fetched(
+def with_partial_rows(
     state: State, rows: Rows, count: int, reader: Callable[..., Any] | None = None
 ) -> State:
     """The state as an algorithm gets it where clients' rows lie in host memory.

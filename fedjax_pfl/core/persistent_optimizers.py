@@ -34,7 +34,7 @@ class Phase:
 
 
 @struct
-class Kept:
+class StateWithOptimizers:
     """The state of a simulation whose clients keep their optimizers' states.
 
     Attributes:
@@ -101,7 +101,7 @@ def _unbegun(states: Stack, count: int) -> Phase:
     return Phase(jnp.zeros((count,), bool), zeros)
 
 
-def begin(algorithm: Any, ctx: Any, state: State) -> Kept:
+def begin(algorithm: Any, ctx: Any, state: State) -> StateWithOptimizers:
     """An algorithm's first state with the phases of its rounds, which are traced to find them.
 
     Raises:
@@ -130,9 +130,9 @@ def begin(algorithm: Any, ctx: Any, state: State) -> Kept:
             "can't be kept: leave keep_optimizer_state out."
         )
     zeros = {phase: _unbegun(one, ctx.num_clients) for phase, one in phases.items()}
-    return Kept(state, zeros)
+    return StateWithOptimizers(state, zeros)
 
 
 def own(state: State) -> State:
     """The algorithm's own state."""
-    return state.own if isinstance(state, Kept) else state
+    return state.own if isinstance(state, StateWithOptimizers) else state

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 from fedjax_pfl.utils.errors import InputError, require, unknown_name
 
 
-def named(given: str, known: Collection[str], where: Path | str) -> tuple[str, ...]:
+def column_names(given: str, known: Collection[str], where: Path | str) -> tuple[str, ...]:
     """The names in a text such as "writer,hospital", which all are known.
 
     Args:

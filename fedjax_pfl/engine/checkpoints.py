@@ -96,7 +96,7 @@ class Checkpoints:
     def _fetch_and_save(
         self, done: int, trees: Mapping[str, Tree], facts: Mapping[str, Any]
     ) -> None:
-        leaves = {name: processes.fetched(tree) for name, tree in trees.items()}
+        leaves = {name: processes.gather_to_host(tree) for name, tree in trees.items()}
         processes.on_first(lambda: self._save(done, leaves, facts))
 
     def _save(

@@ -14,7 +14,7 @@ from jax import lax
 from fedjax_pfl.core.algorithm import Algorithm
 from fedjax_pfl.core.checks import while_traced
 from fedjax_pfl.core.context import Context
-from fedjax_pfl.core.partial_state import fetched
+from fedjax_pfl.core.partial_state import with_partial_rows
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.training.scoring import score
 from fedjax_pfl.utils import trees
@@ -34,7 +34,7 @@ def named_models(
       InputError: see `while_traced`.
       TypeError: "personalized" is not among them, or a stack is not of the clients asked for.
     """
-    state = fetched(state, rows, ctx.num_clients, ctx.reader)
+    state = with_partial_rows(state, rows, ctx.num_clients, ctx.reader)
     with while_traced(algorithm, "models"):
         named = algorithm.models(ctx, state, rows)
     if not isinstance(named, Mapping) or "personalized" not in named:

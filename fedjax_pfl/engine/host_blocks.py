@@ -63,12 +63,12 @@ def scores(
     program: TracedProgram, kept: list, store: HostStore, now: int, blocks: int | None = None
 ) -> dict[str, np.ndarray]:
     """Scores [R, N] after round `now`; of the first blocks alone, if so many are given."""
-    found = {name: nobody.copy() for name, nobody in program.unscored.items()}
+    result = {name: nobody.copy() for name, nobody in program.unscored.items()}
     everyone = np.arange(program.federation.num_clients, dtype=np.int32)
     wanted = everyone if program.scored is None else np.asarray(program.scored, np.int32)
     wanted = wanted if blocks is None else wanted[: blocks * program.width]
     if not len(wanted):
-        return found
+        return result
     parts = _by_blocks(
         program,
         programs.scores,
@@ -81,8 +81,8 @@ def scores(
     for number, part in enumerate(parts):
         at = wanted[number * program.width : (number + 1) * program.width]
         for name, value in part.items():
-            found[name][:, at] = value[:, : len(at)]
-    return found
+            result[name][:, at] = value[:, : len(at)]
+    return result
 
 
 def models(

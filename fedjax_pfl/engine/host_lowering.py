@@ -11,7 +11,7 @@ from fedjax_pfl.engine import host_programs as programs
 from fedjax_pfl.engine.host_needs import TracedProgram
 from fedjax_pfl.engine.memory import nbytes
 from fedjax_pfl.engine.program import HostCosts, Lowered, at
-from fedjax_pfl.execution.mesh import AXIS, RUNS, described, place
+from fedjax_pfl.execution.mesh import AXIS, RUNS, described_devices, place
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.typing import Device
 
@@ -26,7 +26,7 @@ def lowered(program: TracedProgram, devices: Sequence[Device]) -> Lowered:
         raise ValueError("The program is for another number of devices.")
     home = SingleDeviceSharding(devices[0]) if len(devices) == 1 else None
     platform, layout = program.federation.execution.platform, program.layout
-    with described(devices):
+    with described_devices(devices):
         if program.reads:
             raise InputError(
                 "A plan does not count the models of other clients that rounds read from host "

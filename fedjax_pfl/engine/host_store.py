@@ -226,7 +226,7 @@ def _bits(values: np.ndarray) -> np.ndarray:
 
 
 def whole_leaves(trees: Mapping[str, Sequence[np.ndarray]]) -> list[np.ndarray]:
-    """All leaves of a saved state, [R, N, ...], wherever it lay (see `HostedProgram.saved`)."""
+    """All leaves of a saved state, [R, N, ...], wherever it lay (see `OffloadedProgram.saved`)."""
     leaves = list(trees["states"])
     if "hosted" not in trees:
         return leaves

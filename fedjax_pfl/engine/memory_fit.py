@@ -4,7 +4,7 @@ import warnings
 from dataclasses import replace
 
 from fedjax_pfl.engine.memory import Memory
-from fedjax_pfl.engine.offloaded_state import hosted
+from fedjax_pfl.engine.offloaded_state import offloaded_program
 from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.tpu_memory import resident
 from fedjax_pfl.utils.errors import DoesNotFit, InputError, gigabytes
@@ -12,7 +12,7 @@ from fedjax_pfl.utils.errors import DoesNotFit, InputError, gigabytes
 MARGIN = 1.15  # a compiler for accelerators may plan so much more than is estimated
 
 
-def fitting(program: Program, limit: int | None) -> tuple[Program, Memory | None]:
+def fit_memory(program: Program, limit: int | None) -> tuple[Program, Memory | None]:
     """The program, with fewer clients side by side where that number is automatic.
 
     So many that a local step stays on a TPU's chip (`tpu_memory`), and that the program fits. Its
@@ -70,7 +70,7 @@ def _on_host(
 ) -> tuple[Program, Memory | None] | None:
     """The program with per-client state in host memory, and its estimate; None if that can't be."""
     try:
-        moved = hosted(program)
+        moved = offloaded_program(program)
     except InputError:
         return None
     less = moved.memory()

@@ -15,7 +15,7 @@ def _host(leaf: jax.Array) -> np.ndarray:
     return copy.astype(np.float32) if copy.dtype.name in ("bfloat16", "float16") else copy
 
 
-class Collector:
+class MetricsBuffer:
     """Gathers the buffers of the chunks on the host."""
 
     def __init__(self, eval_every: int, rounds: int, matrix_rounds: Sequence[int]):
@@ -42,7 +42,7 @@ class Collector:
         stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *self.matrices or [()])
         return {"records": whole, "matrices": stacked, "paces": np.asarray(self.paces)}
 
-    def follow(self, past: "Collector") -> None:
+    def follow(self, past: "MetricsBuffer") -> None:
         """Take over the measurements of earlier rounds; their last one may be scored no more."""
         trees = past.trees()
         self.done, self.paces = past.done, list(past.paces)

@@ -48,11 +48,11 @@ from fedjax_pfl.execution.mesh import RUNS
 from fedjax_pfl.execution.processes import of_processes, readable, several
 from fedjax_pfl.federation.data_sharding import on_devices
 from fedjax_pfl.federation.federation import Federation
-from fedjax_pfl.federation.process_local_data import at_home
+from fedjax_pfl.federation.process_local_data import process_local
 from fedjax_pfl.utils.typing import Device, Stack, State
 
 
-class HostedStates(NamedTuple):
+class OffloadedStates(NamedTuple):
     """The states of all runs.
 
     Attributes:
@@ -94,7 +94,7 @@ class _Fetched(NamedTuple):
 
 
 @dataclass(frozen=True)
-class HostedProgram(TracedProgram):
+class OffloadedProgram(TracedProgram):
     """A program whose per-client state lies on the host.
 
     Attributes:
@@ -109,7 +109,7 @@ class HostedProgram(TracedProgram):
         """See `Program.lowered`."""
         return host_lowering.lowered(self, devices)
 
-    def start(self) -> HostedStates:
+    def start(self) -> OffloadedStates:
         """The states before the first round.
 
         Raises:
@@ -122,14 +122,14 @@ class HostedProgram(TracedProgram):
         clients = self.federation.num_clients
         make = SharedStore if several() else HostStore
         store = make(on_hosts(first), clients, members, self.folder, self.limit)
-        return HostedStates(self.layout, kept, store)
+        return OffloadedStates(self.layout, kept, store)
 
-    def advance(self, states: HostedStates, t: int, length: int) -> Chunk:
+    def advance(self, states: OffloadedStates, t: int, length: int) -> Chunk:
         """See `Program.advance`."""
         with of_processes():
             return self._advance(states, t, length)
 
-    def _advance(self, states: HostedStates, t: int, length: int) -> Chunk:
+    def _advance(self, states: OffloadedStates, t: int, length: int) -> Chunk:
         kept, store = states.kept, states.store
         at = host_reads.address(store, self.num_runs)
         measured, matrices, waiting = [], None, None
@@ -162,9 +162,9 @@ class HostedProgram(TracedProgram):
             store.put(*waiting)
         jax.block_until_ready(kept)
         buffers = jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *measured)
-        return Chunk(HostedStates(self.layout, kept, store), buffers, matrices)
+        return Chunk(OffloadedStates(self.layout, kept, store), buffers, matrices)
 
-    def _compiled(self, states: HostedStates, coming: _Fetched) -> Chunk:
+    def _compiled(self, states: OffloadedStates, coming: _Fetched) -> Chunk:
         """No round: the programs are compiled, and the measurements have their structure alone."""
         operands = self.round_operands(coming.federation)
         given = (states.kept, coming.rows, *operands[2:])
@@ -203,30 +203,32 @@ class HostedProgram(TracedProgram):
             jax.block_until_ready(rows)
         return _Fetched(clients, rows, replace(self.shell, data=self.put_data(data)))
 
-    def models(self, states: HostedStates, t: Any, rows: np.ndarray) -> dict[str, Any]:
+    def models(self, states: OffloadedStates, t: Any, rows: np.ndarray) -> dict[str, Any]:
         """See `Program.models`; on the host."""
         return blocks.models(self, states.kept, states.store, t, rows)
 
-    def personalize(self, states: HostedStates, t: Any, new_clients: Federation) -> Stack:
+    def personalize(self, states: OffloadedStates, t: Any, new_clients: Federation) -> Stack:
         """See `Program.personalize`; for this alone all state and samples go to the device."""
         everything = replace(self, federation=on_devices(self.federation))
         return Program.personalize(everything, states.whole(), t, new_clients)
 
-    def whole(self, states: HostedStates) -> State:
+    def whole(self, states: OffloadedStates) -> State:
         """See `Program.whole`."""
         return states.whole()
 
-    def of_clients(self, states: HostedStates) -> HostedStates:
+    def of_clients(self, states: OffloadedStates) -> OffloadedStates:
         """The states as they are: no row of them fills up."""
         return states
 
     # Checkpoints.
 
-    def saved(self, states: HostedStates) -> dict[str, Any]:
+    def saved(self, states: OffloadedStates) -> dict[str, Any]:
         """See `Program.saved`."""
         return states.saved()
 
-    def restored(self, trees: Mapping[str, list[np.ndarray]], like: HostedStates) -> HostedStates:
+    def restored(
+        self, trees: Mapping[str, list[np.ndarray]], like: OffloadedStates
+    ) -> OffloadedStates:
         """See `Program.restored`."""
         begun, places = self.start(), np.flatnonzero(self.layout.hosted)
         if "hosted" in trees and [*trees["hosted"][1]] == [*places]:
@@ -239,18 +241,18 @@ class HostedProgram(TracedProgram):
             leaves = whole_leaves(trees)
             begun.store.put_changed([leaves[place] for place in places])
         kept = [x for x, hosted in zip(leaves, self.layout.hosted, strict=True) if not hosted]
-        return HostedStates(self.layout, self.put(kept, RUNS), begun.store)
+        return OffloadedStates(self.layout, self.put(kept, RUNS), begun.store)
 
 
-def hosted(program: Program, folder: Path | None = None) -> HostedProgram:
+def offloaded_program(program: Program, folder: Path | None = None) -> OffloadedProgram:
     """The same simulation with what clients keep in host memory.
 
     Raises:
-      InputError: it can't be; see `HostedProgram.check`.
+      InputError: it can't be; see `OffloadedProgram.check`.
     """
     fields = {name: getattr(program, name) for name in Program.__dataclass_fields__}
-    fields["federation"] = replace(program.federation, data=at_home(program.federation.data))
+    fields["federation"] = replace(program.federation, data=process_local(program.federation.data))
     limit = (memory.physical() or float("inf")) * host_store.MEMORY
-    moved = HostedProgram(**fields, folder=folder, limit=limit)
+    moved = OffloadedProgram(**fields, folder=folder, limit=limit)
     moved.check()
     return moved

@@ -24,11 +24,11 @@ from fedjax_pfl.engine.state_sharding import (
     placed,
     placed_measured,
     unfilled,
-    whole,
-    whole_measured,
+    unsharded_metrics,
+    unsharded_states,
 )
-from fedjax_pfl.execution.mesh import described, sharing
-from fedjax_pfl.execution.processes import fetched, of_processes, readable
+from fedjax_pfl.execution.mesh import described_devices, sharing
+from fedjax_pfl.execution.processes import gather_to_host, of_processes, readable
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.utils.structs import Broadcast
@@ -167,7 +167,7 @@ class Program:
             raise ValueError("The program is for another number of devices.")
         # On a mesh states alone are placed, and JAX spreads the rest, as in a simulation.
         home = SingleDeviceSharding(devices[0]) if len(devices) == 1 else None
-        with described(devices):
+        with described_devices(devices):
             _, runs, federation, *numbers = at(home, self._operands(None, 0, 0))
             total = numbers[2]
             states = at(home, jax.eval_shape(_start, runs, federation, total))
@@ -187,7 +187,7 @@ class Program:
         with of_processes():
             chunk = _advance(*self._operands(states, t, length), **self._options)
             buffers, matrices = readable((chunk.buffers, chunk.matrices))
-            measured = whole_measured(buffers, matrices, self.federation)
+            measured = unsharded_metrics(buffers, matrices, self.federation)
             return jax.block_until_ready(Chunk(chunk.states, *measured))
 
     def models(self, states: State, t: int, rows: np.ndarray) -> dict[str, Stack | Broadcast]:
@@ -203,7 +203,7 @@ class Program:
     def whole(self, states: State) -> State:
         """The states on the host, leaves [R, N, ...]; in every process."""
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(readable(states))]
-        return whole(states, leaves, self.federation)
+        return unsharded_states(states, leaves, self.federation)
 
     def of_clients(self, states: State) -> State:
         """The states, leaves [R, N, ...]: on the host where devices do not divide the clients."""
@@ -214,7 +214,7 @@ class Program:
 
         It is the same for any number of devices.
         """
-        return {"states": whole(states, fetched(states), self.federation)}
+        return {"states": unsharded_states(states, gather_to_host(states), self.federation)}
 
     def restored(self, trees: Mapping[str, list[np.ndarray]], like: State) -> State:
         """The states of a checkpoint, from the leaves of `saved`, with the structure of `like`."""

@@ -13,7 +13,7 @@ import numpy as np
 from fedjax_pfl.core import checks
 from fedjax_pfl.core.algorithm import Algorithm
 from fedjax_pfl.core.context import Context
-from fedjax_pfl.engine.offloaded_state import hosted
+from fedjax_pfl.engine.offloaded_state import offloaded_program
 from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import MAX_RUNS, Runs, converted, make_runs, served
 from fedjax_pfl.federation.adaptation import Adaptation
@@ -75,7 +75,7 @@ def checked_program(
         jax.eval_shape(lambda *given: _first_state(*given)[-1], runs, federation)
     scored = None if score_clients is None else _scored_rows(score_clients, runs, federation)
     program = Program(runs, federation, rounds, eval_every, chunk, adapt, scored)
-    return hosted(program) if federation.execution.client_state == "host" else program
+    return offloaded_program(program) if federation.execution.client_state == "host" else program
 
 
 def check_stop(stop: Any) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedjax_pfl.engine.checkpoints import Checkpoints, Saved, check_same, fingerprint
 from fedjax_pfl.engine.early_stopping import WATCHED, earliest_stop
-from fedjax_pfl.engine.metrics_buffer import Collector
+from fedjax_pfl.engine.metrics_buffer import MetricsBuffer
 from fedjax_pfl.engine.program import Chunk, Program
 from fedjax_pfl.execution import processes
 from fedjax_pfl.results.result import ASKED, IMPATIENT, Result
@@ -71,7 +71,7 @@ def _duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-class Chunks:
+class ChunkRunner:
     """The rounds of a program, run in chunks that are measured and kept in checkpoints.
 
     Making one compiles the program, and continues from the newest checkpoint if there is one.
@@ -102,7 +102,7 @@ class Chunks:
         matrix_rounds: Sequence[int],
         checkpoints: Checkpoints | None = None,
         patience: int | None = None,
-        past: "Chunks | None" = None,
+        past: "ChunkRunner | None" = None,
     ):
         self.program, self.checkpoints, self.patience = program, checkpoints, patience
         self.done, self.spent, self.stopped = 0, 0.0, ""
@@ -122,7 +122,7 @@ class Chunks:
         elif past is not None:
             before = past.collector.matrix_rounds
             kept = [r for r in before if r <= past.done] + [r for r in kept if r > past.done]
-        self.collector = Collector(program.eval_every, program.rounds, kept)
+        self.collector = MetricsBuffer(program.eval_every, program.rounds, kept)
         began = time.perf_counter()
         # A chunk of no rounds compiles the program and runs no round.
         first = program.advance(program.start(), 0, 0)
@@ -183,7 +183,7 @@ class Chunks:
         )
         if self.checkpoints is not None:
             self.checkpoints.clear()
-        self.collector = Collector(self.program.eval_every, self.program.rounds, matrix_rounds)
+        self.collector = MetricsBuffer(self.program.eval_every, self.program.rounds, matrix_rounds)
         self.states, self.done, self.spent = first.states, 0, 0.0
 
     def run(

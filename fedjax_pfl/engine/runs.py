@@ -147,15 +147,15 @@ def remarks(
 
     Each of the settings lists its values, which are valid. The second is () where there are none.
     """
-    said = []
+    messages = []
     for h in range(_count(algorithm, dict(settings), 1)):
         chosen = {name: values[h] for name, values in settings.items()}
         rates = {name: np.float64(chosen[name]) for name in RATES if name in chosen}
         variant = _with_own(algorithm, chosen)
         theirs = replace(federation, **rates)
-        said.append([*variant.remarks(theirs), *variant.round_remarks(theirs, rounds)])
-    common = tuple(one for one in said[0] if all(one in some for some in said))
-    single = tuple(tuple(one for one in some if one not in common) for some in said)
+        messages.append([*variant.remarks(theirs), *variant.round_remarks(theirs, rounds)])
+    common = tuple(one for one in messages[0] if all(one in some for some in messages))
+    single = tuple(tuple(one for one in some if one not in common) for some in messages)
     return common, single if any(single) else ()
 
 

@@ -17,15 +17,15 @@ from fedjax_pfl.engine.costs import forward_flops, step_flops
 from fedjax_pfl.engine.early_stopping import checked_patience
 from fedjax_pfl.engine.final_models import Final
 from fedjax_pfl.engine.memory import Memory, available
-from fedjax_pfl.engine.memory_fit import fitting
-from fedjax_pfl.engine.offloaded_state import HostedProgram
+from fedjax_pfl.engine.memory_fit import fit_memory
+from fedjax_pfl.engine.offloaded_state import OffloadedProgram
 from fedjax_pfl.engine.program import Lowered, Program
-from fedjax_pfl.engine.runner import Chunks, Progress, depends_on_num_rounds
+from fedjax_pfl.engine.runner import ChunkRunner, Progress, depends_on_num_rounds
 from fedjax_pfl.engine.runs import remarks
 from fedjax_pfl.execution import memory_maps, processes, shares
-from fedjax_pfl.execution.lane_assignment import fitted, padding_efficiency
+from fedjax_pfl.execution.lane_assignment import assign_lanes, padding_efficiency
 from fedjax_pfl.execution.locations import short_locations
-from fedjax_pfl.execution.mesh import described
+from fedjax_pfl.execution.mesh import described_devices
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.data_sharding import spread
 from fedjax_pfl.federation.federation import Federation
@@ -88,7 +88,7 @@ class Simulation:
         self.algorithm, self.federation = algorithm, federation
         self.seeds, self.settings = seeds, settings
         self._options = {"eval_every": eval_every, "adapt": adapt, "score_clients": score_clients}
-        self._past: Chunks | None = None
+        self._past: ChunkRunner | None = None
 
     def check(self, rounds: int = 1, *, patience: int | None = None) -> None:
         """Check all arguments; nothing is compiled.
@@ -116,7 +116,7 @@ class Simulation:
           InputError: `run` would refuse these arguments; with `fit` also for lack of memory.
         """
         program = self._program(chunk=chunk)
-        return fitting(program, _available(self.federation))[1] if fit else program.memory()
+        return fit_memory(program, _available(self.federation))[1] if fit else program.memory()
 
     @short_locations()
     def lower(
@@ -147,10 +147,10 @@ class Simulation:
         federation = self.federation
         alike = replace(federation.execution, devices=asked.clients, runs=asked.runs, fill=1.0)
         alike = replace(alike, runs_first=mesh == shares.AUTO)
-        federation = replace(federation, execution=fitted(alike, federation.steps()))
-        with described(devices):
+        federation = replace(federation, execution=assign_lanes(alike, federation.steps()))
+        with described_devices(devices):
             program = self._program(rounds, chunk, federation)
-            program, _ = fitting(program, None if limit is None else limit * len(devices))
+            program, _ = fit_memory(program, None if limit is None else limit * len(devices))
         return program.lowered(devices)
 
     @short_locations()
@@ -248,13 +248,13 @@ class Simulation:
         past = self._past if checkpoints is None else None
         if past is not None:
             require_whole("rounds", rounds, past.done + 1)
-            if isinstance(past.program, HostedProgram):
+            if isinstance(past.program, OffloadedProgram):
                 raise InputError("With client_state='host' only checkpoints continue a simulation.")
         program = self._ready(program)
         shown = engine_progress.shown(progress, self.algorithm.name)
-        if isinstance(program, HostedProgram) and checkpoints is not None:
+        if isinstance(program, OffloadedProgram) and checkpoints is not None:
             program = replace(program, folder=checkpoints.folder)
-        chunks = Chunks(program, matrix_rounds, checkpoints, patience, past)
+        chunks = ChunkRunner(program, matrix_rounds, checkpoints, patience, past)
         so_far = partial(_result, self, chunks, cache(partial(_counted, program.federation)))
         try:
             chunks.run(chunk_seconds, shown, stop, so_far, longest)
@@ -283,8 +283,8 @@ class Simulation:
     def _ready(self, program: Program) -> Program:
         """The program with as many lanes as fit, and its samples on their devices."""
         memory_maps.make_room()
-        program, _ = fitting(program, _available(self.federation))
-        if not isinstance(program, HostedProgram):  # whose samples stay on the host
+        program, _ = fit_memory(program, _available(self.federation))
+        if not isinstance(program, OffloadedProgram):  # whose samples stay on the host
             program = replace(program, federation=spread(program.federation))
         return program
 
@@ -295,7 +295,7 @@ def _counted(federation: Federation, name: str) -> float | None:
 
 
 def _result(
-    simulation: Simulation, chunks: Chunks, counted: Callable[[str], float | None]
+    simulation: Simulation, chunks: ChunkRunner, counted: Callable[[str], float | None]
 ) -> Result:
     """The result of the rounds done, with the facts for tables and without models."""
     program, collector = chunks.program, chunks.collector

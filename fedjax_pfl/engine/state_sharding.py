@@ -38,7 +38,7 @@ def unfilled(states: State, federation: Federation) -> State:
     return by_field(lambda v, axes: rows_of(v, mesh, count, lead, AXIS) if axes else v, states)
 
 
-def whole(states: State, leaves: Sequence[np.ndarray], federation: Federation) -> State:
+def unsharded_states(states: State, leaves: Sequence[np.ndarray], federation: Federation) -> State:
     """States [R, N, ...] of the leaves on the host, with the structure of `states`.
 
     Leaves that another process has stay empty.
@@ -70,7 +70,7 @@ def placed_measured(buffers: Tree, matrices: Tree, federation: Federation) -> tu
     return buffers | of_clients, jax.tree.map(matrix, matrices)
 
 
-def whole_measured(buffers: Tree, matrices: Tree, federation: Federation) -> tuple[Tree, Tree]:
+def unsharded_metrics(buffers: Tree, matrices: Tree, federation: Federation) -> tuple[Tree, Tree]:
     """The reverse of `placed_measured`, on the host."""
     if not is_filled(federation):
         return buffers, matrices

@@ -15,7 +15,7 @@ from fedjax_pfl.federation.federation import Federation
 # Bytes for a local step, unpadded: a quarter of what a v5e and a v6e have (a program is not told
 # which TPU it is for). The rest is for what comes and goes (samples, arrays in two layouts) and for
 # padding: with half of it, whether a convolution's input found room was luck.
-ON_CHIP = {"tpu": 32 * 2**20}
+ON_CHIP_BYTES = {"tpu": 32 * 2**20}
 # Local steps of a round that pay for its turns: between these, the lanes' models are copied.
 WORTH = 8
 
@@ -24,7 +24,7 @@ def resident(program: Program) -> Program:
     """The program, narrowed so that a local step stays on the chip, where that is automatic."""
     federation = program.federation
     execution = federation.execution
-    room = ON_CHIP.get(execution.platform)
+    room = ON_CHIP_BYTES.get(execution.platform)
     if room is None or not execution.auto or execution.chunk:
         return program
     trained = federation.participation.cohort_size

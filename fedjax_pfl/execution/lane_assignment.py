@@ -11,7 +11,7 @@ UNEVEN = 1.15  # from this ratio of the busiest device's work to the mean, clien
 FULL = 0.85  # least padding efficiency for lanes of ragged clients
 
 
-def fitted(execution: Execution, steps: np.ndarray) -> Execution:
+def assign_lanes(execution: Execution, steps: np.ndarray) -> Execution:
     """The execution with `fill` and `deal` chosen for clients of known work.
 
     Takes the most lanes whose padding efficiency is at least `FULL`. Clients change devices, which

@@ -28,7 +28,7 @@ _sharing = jax.make_user_context(None)
 _platform = jax.make_user_context("cpu")
 
 
-def described(devices: Sequence[Device]) -> AbstractContextManager:
+def described_devices(devices: Sequence[Device]) -> AbstractContextManager:
     """Programs traced inside are for these devices, which need not be there, in place of ours."""
     return _described(tuple(devices))
 

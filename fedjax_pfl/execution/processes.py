@@ -200,7 +200,7 @@ def _gather(devices: tuple[Device, ...]) -> Callable[[Tree], Tree]:
     return jax.jit(lambda tree: tree, out_shardings=everywhere)
 
 
-def fetched(tree: Tree) -> list[np.ndarray]:
+def gather_to_host(tree: Tree) -> list[np.ndarray]:
     """The leaves on the host, gathered one after the other; empty ones but in the first process."""
     if not several():
         return [_joined(leaf) for leaf in jax.tree.leaves(tree)]

@@ -120,19 +120,19 @@ def again(group: type, name: str) -> Any:
 @cache
 def declared(group: type) -> dict[str, Option]:
     """The options of a group (a dataclass), by name, in its order."""
-    hints, found = typing.get_type_hints(group), {}
+    hints, result = typing.get_type_hints(group), {}
     for one in fields(group):
         if "option" in one.metadata:
             hint = hints[one.name]
             kinds = typing.get_args(hint) if _is_union(hint) else (hint,)
-            found[one.name] = Option(
+            result[one.name] = Option(
                 name=one.name,
                 default=one.default,
                 kinds=tuple(kind for kind in kinds if kind is not type(None)),
                 optional=type(None) in kinds,
                 **one.metadata["option"],
             )
-    return found
+    return result
 
 
 def _is_union(hint: Any) -> bool:
@@ -201,18 +201,18 @@ def documented(*groups: type[Group]) -> Callable[..., Any]:
     def decorate(fn: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(fn)
         *parameters, _ = signature.parameters.values()
-        said = []
+        messages = []
         for group in groups:
             hints = typing.get_type_hints(group)
             for name, one in declared(group).items():
                 keyword = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY)
                 parameters.append(keyword.replace(default=one.default, annotation=hints[name]))
-                said.append(f"{name}: {one.said()}.")
+                messages.append(f"{name}: {one.said()}.")
 
         def lines(mark: re.Match) -> str:
             first, more = mark[1], mark[1] + "  "
             wrap = partial(textwrap.fill, initial_indent=first, subsequent_indent=more)
-            return "\n".join(wrap(text, 100) for text in said)
+            return "\n".join(wrap(text, 100) for text in messages)
 
         fn.__signature__ = signature.replace(parameters=parameters)
         fn.__doc__ = re.sub(r"^( *)\*\*options: .*$", lines, fn.__doc__ or "", flags=re.MULTILINE)

@@ -11,7 +11,7 @@ from fedjax_pfl.data.federated import FederatedData, Split
 from fedjax_pfl.execution.mesh import AXIS, mesh_of
 from fedjax_pfl.execution.processes import put, several
 from fedjax_pfl.federation.federation import Federation
-from fedjax_pfl.federation.process_local_data import at_home, whole
+from fedjax_pfl.federation.process_local_data import all_process_data, process_local
 
 SPLITS = ("train", "validation", "test")
 
@@ -26,7 +26,7 @@ def spread(federation: Federation) -> Federation:
     where it is. In one process the federation is returned as it is.
     """
     if several() and federation.execution.client_state == "host":
-        return replace(federation, data=at_home(federation.data))
+        return replace(federation, data=process_local(federation.data))
     return on_devices(federation)
 
 
@@ -36,7 +36,7 @@ def on_devices(federation: Federation) -> Federation:
         return federation
     execution = federation.execution
     if federation.data.own is not None:
-        federation = replace(federation, data=whole(federation.data))
+        federation = replace(federation, data=all_process_data(federation.data))
     federation = federation.on_devices(execution)  # from now on the devices are shared as they are
     return on_mesh(federation, mesh_of(execution.devices, execution.runs))
 

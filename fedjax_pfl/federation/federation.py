@@ -14,7 +14,7 @@ from fedjax_pfl.aggregation import planning
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan, trainable
 from fedjax_pfl.aggregation.sharing import Rule
 from fedjax_pfl.data.federated import FederatedData
-from fedjax_pfl.execution.lane_assignment import fitted
+from fedjax_pfl.execution.lane_assignment import assign_lanes
 from fedjax_pfl.execution.strategy import Execution
 from fedjax_pfl.federation.augmentation import Augmentation
 from fedjax_pfl.federation.batching import Schedule
@@ -200,7 +200,7 @@ class Federation:
         params = jax.eval_shape(self.initial_model, jax.random.key(0))["params"]
         changed = replace(self, **training.parts(self.data, self.plan, params, self.task.dtype))
         return replace(
-            changed, execution=fitted(replace(self.execution, fill=1.0), changed.steps())
+            changed, execution=assign_lanes(replace(self.execution, fill=1.0), changed.steps())
         )
 
     def for_runs(self, count: int) -> "Federation":
@@ -217,7 +217,7 @@ class Federation:
         changed = replace(its, devices=execution.devices, runs=execution.runs, runs_first=False)
         if changed == its:
             return replace(self, execution=changed)
-        return replace(self, execution=fitted(replace(changed, fill=1.0), self.steps()))
+        return replace(self, execution=assign_lanes(replace(changed, fill=1.0), self.steps()))
 
     def steps(self) -> np.ndarray:
         """int64 [N]: local steps of each client that takes part in a round, by the schedule."""

@@ -30,8 +30,8 @@ class Configured:
         return self.function(*given, **dict(self.options))
 
     def __str__(self) -> str:
-        said = ", ".join(f"{name} {value:g}" for name, value in self.options)
-        return f"{self.name} ({said})" if said else self.name
+        text = ", ".join(f"{name} {value:g}" for name, value in self.options)
+        return f"{self.name} ({text})" if text else self.name
 
 
 def options_of(function: Callable[..., Any]) -> dict[str, bool | int | float]:

@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_pfl.aggregation.planning import leaf_plan
-from fedjax_pfl.aggregation.sharing import Rule, named
+from fedjax_pfl.aggregation.sharing import Rule, selected_leaves
 from fedjax_pfl.data.sources.source_registry import Dataset
 from fedjax_pfl.federation.config_field import Group, declared, option
 from fedjax_pfl.federation.local_training import check_hashable
 from fedjax_pfl.models.adapters import adapted
-from fedjax_pfl.models.frozen_backbone import started
+from fedjax_pfl.models.frozen_backbone import with_backbone
 from fedjax_pfl.models.model_registry import INITIALIZERS
 from fedjax_pfl.models.networks import make_model
 from fedjax_pfl.models.objectives import CLASSIFICATION, objective_of
@@ -137,13 +137,13 @@ class ModelOptions(Group):
         if self.lora_rank is not None:
             alpha = self.lora_alpha
             task = adapted(task, inputs, fixed, self.lora_rank, alpha, self.lora_layers)
-        return (started(task, fixed) if values or fixed else task), values, match
+        return (with_backbone(task, fixed) if values or fixed else task), values, match
 
     def _fixed(self, shapes: Tree, order: Sequence[str]) -> tuple[str, ...]:
         """Paths of the frozen leaves; with adapters the body's, if nothing else is said."""
         plan = leaf_plan(shapes, order=order)
         if self.lora_rank is not None:  # which are trained in any case
-            frozen = named("body" if self.freeze is None else self.freeze, plan)
+            frozen = selected_leaves("body" if self.freeze is None else self.freeze, plan)
         else:
             frozen = () if self.freeze is None else plan.with_frozen(self.freeze).frozen
         return tuple(path for path, on in zip(plan.paths, frozen, strict=False) if on)

@@ -17,7 +17,7 @@ from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.scaling import SCALINGS, input_scaling
 from fedjax_pfl.data.sources.source_registry import Dataset
 from fedjax_pfl.execution import tiles
-from fedjax_pfl.execution.lane_assignment import fitted
+from fedjax_pfl.execution.lane_assignment import assign_lanes
 from fedjax_pfl.execution.platforms import PLATFORMS, resolve_platform
 from fedjax_pfl.execution.strategy import (
     CLIENT_STATES,
@@ -177,11 +177,11 @@ class ScoringOptions(Group):
           InputError: one that the task does not have, or a function that can't be.
         """
         given, objective = () if self.metrics is None else self.metrics, task.objective
-        found = chosen(given, objective, data.num_classes)
+        result = chosen(given, objective, data.num_classes)
         outputs = objective.shape(data.sample_shape, data.num_outputs)
         labels = jax.ShapeDtypeStruct(data.labels.shape[1:], data.labels.dtype)
-        check_metrics(found, jax.ShapeDtypeStruct(outputs, task.dtype), labels)
-        return found
+        check_metrics(result, jax.ShapeDtypeStruct(outputs, task.dtype), labels)
+        return result
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ class ExecutionOptions(Group):
         resolved = resolve_execution(
             self.client_execution, self.seed_execution, self.devices, self.platform, self.mesh
         )
-        return fitted(replace(resolved, client_state=self.client_state), steps)
+        return assign_lanes(replace(resolved, client_state=self.client_state), steps)
 
     def placed(self, task: Task) -> Task:
         """The task with the networks' form for the platform."""

@@ -12,7 +12,7 @@ from fedjax_pfl.execution.processes import all_devices, several
 from fedjax_pfl.federation.host_data import SPLITS, HostData
 
 
-def at_home(data: FederatedData) -> FederatedData:
+def process_local(data: FederatedData) -> FederatedData:
     """The data on this process's host, with its own clients' samples alone (`FederatedData.own`).
 
     Where samples lie on devices in parts, a process's own clients are those of its devices;
@@ -51,7 +51,8 @@ def _of_split(data: FederatedData, name: str) -> tuple:
 
 
 def _from_devices(data: FederatedData) -> FederatedData:
-    """`at_home` of parts of the pool on this process's devices; of equal ones, one process's."""
+    """`process_local` of parts of the pool on this process's devices; of equal ones, one
+    process's."""
     own, places, length = np.zeros(data.num_clients, bool), {}, len(data.samples) // data.shards
     for shard in data.samples.addressable_shards:
         if shard.replica_id == 0:
@@ -93,8 +94,8 @@ def on_all_devices(data: FederatedData, own: np.ndarray | None) -> FederatedData
     return replace(data, samples=samples, labels=labels)
 
 
-def whole(data: FederatedData) -> FederatedData:
-    """All clients' samples on every process's host, of data `at_home`; all together."""
+def all_process_data(data: FederatedData) -> FederatedData:
+    """All clients' samples on every process's host, of data `process_local`; all together."""
     if data.own is None:
         return data
     held, everyone = HostData(data), np.arange(data.num_clients)

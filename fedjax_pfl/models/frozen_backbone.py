@@ -16,7 +16,7 @@ Values = Mapping[str, Any]  # arrays by the path of a leaf, such as "params/conv
 
 
 @dataclass(frozen=True)
-class Started(Task):
+class FrozenBackbone(Task):
     """A network whose models begin with given values, and hold no fixed leaves.
 
     Those are one tree for all clients, beside the models. What is `bound` to a task is no part of
@@ -46,7 +46,7 @@ class Started(Task):
     def _whole(self, key, inputs):
         return _replaced(self.network.init(key, inputs), self.values)
 
-    def bound(self, values: Values, backbone: Tree) -> "Started":
+    def bound(self, values: Values, backbone: Tree) -> "FrozenBackbone":
         return replace(self, values=values, backbone=backbone)
 
     def whole(self, model: Tree) -> Tree:
@@ -75,10 +75,10 @@ class Started(Task):
         return self.network.losses(logits, labels)
 
 
-def started(task: Task, fixed: tuple[str, ...] = ()) -> Started:
-    """`Started` of a task, with all that a task has."""
+def with_backbone(task: Task, fixed: tuple[str, ...] = ()) -> FrozenBackbone:
+    """`FrozenBackbone` of a task, with all that a task has."""
     same = {one.name: getattr(task, one.name) for one in fields(Task)}
-    return Started(task, fixed, **same)
+    return FrozenBackbone(task, fixed, **same)
 
 
 def without(tree: Tree, paths: tuple[str, ...]) -> Tree:

@@ -58,7 +58,7 @@ class Match:
     def __str__(self) -> str:
         given, count = self.numbers
         leaves = len(self.found) + len(self.drawn)
-        said = [f"{len(self.found)} of {leaves} leaves given ({given:,} of {count:,} numbers)"]
+        messages = [f"{len(self.found)} of {leaves} leaves given ({given:,} of {count:,} numbers)"]
         misfits = {one.partition(" ")[0] for one in self.misfits}
         absent = [path for path in self.drawn if path not in misfits]
         for what, names in (
@@ -69,8 +69,8 @@ class Match:
         ):
             if names:
                 more = f" and {len(names) - 6} more" if len(names) > 6 else ""
-                said.append(f"{what}: {', '.join(names[:6])}{more}")
-        return "; ".join(said)
+                messages.append(f"{what}: {', '.join(names[:6])}{more}")
+        return "; ".join(messages)
 
 
 def initial_values(

@@ -101,9 +101,9 @@ def from_torch(
         raise InputError(f"Shapes of the state_dict don't fit: {_several(found.misfits)}. {_HINT}")
     if strict and (found.missing or found.unused):
         parts = {"without a value": found.missing, "without a leaf": found.unused}
-        said = "; ".join(f"{what}: {_several(part)}" for what, part in parts.items() if part)
+        text = "; ".join(f"{what}: {_several(part)}" for what, part in parts.items() if part)
         raise InputError(
-            f"The state_dict and the network have different layers; {said}. {_HINT} strict=False "
+            f"The state_dict and the network have different layers; {text}. {_HINT} strict=False "
             "leaves them out."
         )
     tree: dict[str, Any] = {}

@@ -5,7 +5,7 @@ import numpy as np
 from fedjax_pfl.results.measurements import Measurements
 
 
-class Spent(Measurements):
+class Costs(Measurements):
     """Divergence, traffic and computation of every client."""
 
     def diverged(self) -> list[tuple[int, int, int, int]]:

@@ -83,11 +83,11 @@ def row_remarks(result: "Result", setting: int = 0) -> list[str]:
 
 def nonfinite_remarks(result: "Result", setting: int = 0) -> list[str]:
     """Sentences on values that aggregation, not local training, made non-finite."""
-    said = []
+    messages = []
     found = [(t, n) for _, h, t, n in result.nonfinite() if h == setting]
     if found:
         who = named(sorted({n for _, n in found}), names_of(result))
-        said.append(
+        messages.append(
             f"the aggregated values of {who} were not finite and were not used, first in round "
             f"{min(t for t, _ in found)}"
         )
@@ -96,8 +96,8 @@ def nonfinite_remarks(result: "Result", setting: int = 0) -> list[str]:
         seeds = sorted({seed for seed, _ in server})
         which = f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds"
         first = min(t for _, t in server)
-        said.append(f"the server's state is not finite from round {first} on, in {which}")
-    return said
+        messages.append(f"the server's state is not finite from round {first} on, in {which}")
+    return messages
 
 
 def names_of(result: "Result") -> dict[int, str]:

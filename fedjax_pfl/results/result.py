@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from fedjax_pfl.data.files import as_path
 from fedjax_pfl.results import result_files, result_table
-from fedjax_pfl.results.costs import Spent
+from fedjax_pfl.results.costs import Costs
 from fedjax_pfl.results.names import HEADLINE
 from fedjax_pfl.results.notes import (
     named,
@@ -32,7 +32,7 @@ IMPATIENT, ASKED = "patience", "asked"  # why rounds may have ended early
 
 
 @dataclass(frozen=True)
-class Result(Scored, Spent):
+class Result(Scored, Costs):
     """Everything measured in a simulation.
 
     Arrays lead with the axes S (seed) and H (setting), then T (round) and N (client).
@@ -75,21 +75,21 @@ class Result(Scored, Spent):
     """
 
     def __repr__(self) -> str:
-        said = (
+        text = (
             f"{self.algorithm}: {self.num_clients} clients, {self.rounds} rounds, "
             f"{len(self.seeds)} seed(s), {self.num_settings} setting(s)"
         )
         if not len(self.eval_rounds):
-            return f"Result({said}; none was scored yet)"
+            return f"Result({text}; none was scored yet)"
         measure = self.measure()
         if f"{HEADLINE}/test/{measure.name}" not in self.scores:
-            return f"Result({said}; no test samples)"
+            return f"Result({text}; no test samples)"
         final, worst = self.curve()[:, :, -1].mean(), self.worst_decile().mean()
         who = {client for h in range(self.num_settings) for client in scored_clients(self, h)}
         over = "" if len(who) == self.num_clients else f" over {named(sorted(who), names_of(self))}"
         what = f"final mean {measure.said} {final:.4f}{over}, worst tenth {worst:.4f}"
         lost = [one for h in range(self.num_settings) for one in nonfinite_remarks(self, h)]
-        return f"Result({'; '.join([said, what, *dict.fromkeys(lost)])})"
+        return f"Result({'; '.join([text, what, *dict.fromkeys(lost)])})"
 
     def summary(self, setting: int = 0) -> dict[str, Any]:
         """The numbers of one setting for a table; accuracies are fractions.
@@ -153,17 +153,17 @@ class Result(Scored, Spent):
 
     def _metrics(self, setting: int) -> dict[str, Any]:
         """The other measures of the personalized model, on test samples."""
-        found = {}
+        result = {}
         for one in self.measures[1:]:
             curve = self.curve(metric=one.name)[:, setting]
             curve = curve[:, ~np.isnan(curve).all(axis=0)]
             if not curve.size:  # defined for no client
-                found[one.name] = {"final_mean": None, "best_mean": None}
+                result[one.name] = {"final_mean": None, "best_mean": None}
                 continue
             best = one.toward(np.nanmax(one.toward(curve), axis=-1))
             known = {"final_mean": np.nanmean(curve[:, -1]), "best_mean": np.nanmean(best)}
-            found[one.name] = {name: float(value) for name, value in known.items()}
-        return found
+            result[one.name] = {name: float(value) for name, value in known.items()}
+        return result
 
     def table(self, model: str = HEADLINE, form: str = "markdown") -> str:
         """One row for each setting: mean accuracy after the last round with half of its 95 %

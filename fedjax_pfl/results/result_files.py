@@ -148,17 +148,17 @@ def words_trouble(values: Mapping[str, Any]) -> str | None:
         "algorithm": (_word, "a name"),
         "hyperparameters": (lambda v: isinstance(v, dict), "an object"),
         "training": (lambda v: isinstance(v, dict), "an object"),
-        "seeds": (lambda v: _list(v, whole) and len(v) > 0, "a list of whole numbers"),
-        "num_clients": (lambda v: whole(v, 1), "a whole number of at least 1"),
-        "num_parameters": (whole, "a whole number"),
+        "seeds": (lambda v: _list(v, is_whole_number) and len(v) > 0, "a list of whole numbers"),
+        "num_clients": (lambda v: is_whole_number(v, 1), "a whole number of at least 1"),
+        "num_parameters": (is_whole_number, "a whole number"),
         "blocks": (lambda v: _list(v, _word), "a list of names"),
-        "item_bytes": (lambda v: whole(v, 1), "a whole number of at least 1"),
+        "item_bytes": (lambda v: is_whole_number(v, 1), "a whole number of at least 1"),
         "compile_seconds": (number, "a number of at least 0"),
         "seconds_per_round": (number, "a number of at least 0"),
         "padding_efficiency": (number, "a number of at least 0"),
         "execution": (_word, "a text"),
         "stopped": (lambda v: v in ("", "patience", "asked"), "patience, asked or nothing"),
-        "rounds_asked": (lambda v: v is None or whole(v, 1), "a whole number, or null"),
+        "rounds_asked": (lambda v: v is None or is_whole_number(v, 1), "a whole number, or null"),
         "client_names": (lambda v: _list(v, lambda name: isinstance(name, str)), "a list of names"),
         "remarks": (lambda v: _list(v, _word), "a list of sentences"),
         "setting_remarks": (
@@ -178,7 +178,7 @@ def words_trouble(values: Mapping[str, Any]) -> str | None:
     return None
 
 
-def whole(value: Any, low: int = 0) -> bool:
+def is_whole_number(value: Any, low: int = 0) -> bool:
     """Whether it is a whole number of JSON of at least `low`."""
     return isinstance(value, int) and not isinstance(value, bool) and low <= value < 2**63
 

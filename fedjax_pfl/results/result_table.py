@@ -65,13 +65,13 @@ def interval_note(seeds: int, marked: bool) -> str | None:
         return None
     free = f"{seeds - 1} degree{'' if seeds == 2 else 's'} of freedom"
     factor = stats.t.ppf(0.975, seeds - 1)
-    said = (
+    text = (
         f"With {seeds} seeds a 95 % interval has {free} and extends {factor:.1f} standard errors "
         "to each side."
     )
     if marked:
-        said += " * extends beyond the scale: such an interval says little; more seeds narrow it."
-    return said
+        text += " * extends beyond the scale: such an interval says little; more seeds narrow it."
+    return text
 
 
 def setting_names(result: "Result") -> list[str]:

@@ -94,8 +94,8 @@ def check_algorithm(
     show = show or (lambda line: None)
     names = tuple(name for name in CHECKS if only in (None, name))
     for k, name in enumerate(names, 1):
-        said = " ".join((CHECKS[name].__doc__ or "").split())
-        show(f"{k}/{len(names)} {name}: {said}")
+        text = " ".join((CHECKS[name].__doc__ or "").split())
+        show(f"{k}/{len(names)} {name}: {text}")
         CHECKS[name](algorithm)
     count = "1 check" if len(names) == 1 else f"{len(names)} checks"
     show(f"{algorithm.name} passes {count}: {', '.join(names)}.")

@@ -198,7 +198,7 @@ def loss_matrix(
     sizes = part.size[rows]
     sizes = sizes if active is None else jnp.where(active, sizes, 0)
 
-    if streamed.is_elsewhere(candidates):  # a candidate of each client at a time
+    if streamed.is_offloaded(candidates):  # a candidate of each client at a time
         itself = jnp.arange(len(rows), dtype=jnp.int32)[:, None]
 
         def one_each(chosen):

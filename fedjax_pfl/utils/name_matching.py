@@ -48,7 +48,7 @@ def nearest(given: str, valid: Iterable[str], shared: re.Pattern[str] | None = N
       shared: parts of names that say nothing, because most names have them. Names are compared
         without them, by what is left; where that is less than three letters, whole and strictly.
     """
-    word, best, found = plain(given), 0.0, None
+    word, best, result = plain(given), 0.0, None
     if len(word) > LONGEST:
         return None
     for name in sorted(valid):
@@ -66,8 +66,8 @@ def nearest(given: str, valid: Iterable[str], shared: re.Pattern[str] | None = N
         elif len(one) > 2 and other.startswith(one):
             likeness = max(likeness, near)  # a beginning is near, however long the rest
         if likeness >= near and likeness > best:
-            best, found = likeness, name
-    return found
+            best, result = likeness, name
+    return result
 
 
 def _ratio(one: str, other: str) -> float:

@@ -129,14 +129,14 @@ def _read(leaves: Sequence[Fetched], rows: Rows) -> list[jax.Array]:
     shapes = [jax.ShapeDtypeStruct((*rows.shape, *x.shape[1:]), x.dtype) for x in leaves]
     reader = leaves[0].reader
     assert reader is not None
-    found = reader(tuple(x.number for x in leaves), shapes, rows)
+    result = reader(tuple(x.number for x in leaves), shapes, rows)
     if not any(leaf.changed for leaf in leaves):
-        return found
+        return result
     same = rows[:, None] == leaves[0].rows
     known, at = jnp.any(same, axis=1), jnp.argmax(same, axis=1)
     return [
         where(known, leaf.values[at], old) if leaf.changed else old
-        for leaf, old in zip(leaves, found, strict=True)
+        for leaf, old in zip(leaves, result, strict=True)
     ]
 
 

@@ -98,9 +98,9 @@ def test_large_matrices_go_round(rows, monkeypatch):
         monkeypatch.setattr(columns, "LARGE", 1)
         with sharing(ON_TPU):
             compiled = jax.jit(shared_part).lower(*sharded).compile()
-        found = compiled(*sharded)
-        assert_close(found, wanted, "in turns", 1e-12)
-        np.testing.assert_allclose(found["distances"], wanted["distances"], 1e-9)
+        result = compiled(*sharded)
+        assert_close(result, wanted, "in turns", 1e-12)
+        np.testing.assert_allclose(result["distances"], wanted["distances"], 1e-9)
         assert compiled.as_text().count(" collective-permute") >= 3
         assert f"f64[{plan.num_blocks},{rows},{rows}]" not in compiled.as_text()
 

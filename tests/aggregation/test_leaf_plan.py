@@ -10,7 +10,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl import InputError
 from fedjax_pfl.aggregation.leaf_plan import join
 from fedjax_pfl.aggregation.planning import leaf_plan
-from fedjax_pfl.aggregation.sharing import SharedLayers, described
+from fedjax_pfl.aggregation.sharing import SharedLayers, describe_rule
 from fedjax_pfl.testing.toys import assert_close, run_rounds, toy_federation
 
 
@@ -305,5 +305,5 @@ def test_an_algorithm_has_a_rule_and_the_user_the_last_word():
     assert body == leaf_plan(shapes(Normed()), share="body")
     assert body.with_default_share("head") == body
     for rule, words in (("all", "all layers"), ("none", "no layer"), ("body", "the body")):
-        assert described(plan.with_share(rule)) == words
-    assert described(plan.with_share(lambda path: "first" in path)) == "first"
+        assert describe_rule(plan.with_share(rule)) == words
+    assert describe_rule(plan.with_share(lambda path: "first" in path)) == "first"

@@ -118,10 +118,10 @@ def test_a_round_has_no_other_product(name):
     made = checked_program(algorithm, federation, 2)
     states = jax.eval_shape(program._start, made.runs, made.federation, np.int32(2))
     traced = program._advance.trace(*made._operands(states, 0, 0), **made._options)
-    found = [one for one in equations(traced.jaxpr.jaxpr) if one.primitive.name == "dot_general"]
-    for one in found:
+    result = [one for one in equations(traced.jaxpr.jaxpr) if one.primitive.name == "dot_general"]
+    for one in result:
         assert one.params["precision"] == (products.EXACT,) * 2, str(one.source_info.traceback)
-    assert found or name not in QUICK
+    assert result or name not in QUICK
 
 
 def equations(jaxpr):

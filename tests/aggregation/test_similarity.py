@@ -177,8 +177,8 @@ def test_runs_side_by_side_sum_pairs_directly_only_where_one_has_to():
     tight = 1e3 + 1e-3 * wide  # two of them near each other, the third far away
     tight[1] *= -1
     both = {"w": jnp.stack([jnp.asarray(wide), jnp.asarray(tight)])}
-    found = jax.vmap(similarity.squared_distances)(both, both)
-    for one, rows in zip(found, (wide, tight), strict=True):
+    result = jax.vmap(similarity.squared_distances)(both, both)
+    for one, rows in zip(result, (wide, tight), strict=True):
         exact = np.sum((rows[:, None].astype(float) - rows[None]) ** 2, axis=2)
         np.testing.assert_allclose(one, exact, rtol=1e-3)
     vmapped = jax.vmap(similarity.squared_distances)

@@ -90,9 +90,9 @@ def test_the_penalty_falls_to_zero_in_the_given_share_of_rounds(schedule, share,
     ours = replace(algorithm(penalty_schedule=schedule, mu=2.0), penalty_share=dtype(share))
     last = round(share * 100)
     rounds = (0, last // 2, last - 1, last, 99)
-    found = [ours.penalty(jnp.int32(t), jnp.int32(100)) for t in rounds]
+    result = [ours.penalty(jnp.int32(t), jnp.int32(100)) for t in rounds]
     wanted = [2 * apple.penalty_factor(t, 100, share, schedule) for t in rounds]
-    np.testing.assert_allclose(found, wanted, 1e-5)
+    np.testing.assert_allclose(result, wanted, 1e-5)
     assert wanted[2] > 0 == wanted[3]
     with jax.debug_nans(True):  # a share of one round is none
         assert ours.penalty(jnp.int32(0), jnp.int32(1)) == 0

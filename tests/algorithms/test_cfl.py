@@ -177,8 +177,8 @@ def test_bipartition(linkage):
         cosines, ids = np.round(unit @ unit.T, 12), rng.permutation(9) + 5
         cluster = rng.integers(0, 4, 9)  # nobody of cluster 3 is present
         members = (cluster == np.arange(3)[:, None]) & (rng.random((3, 1)) < 0.8)
-        found = np.asarray(halves(cosines, ids, members, linkage=linkage))
-        largest = between(cosines, members, found)
+        result = np.asarray(halves(cosines, ids, members, linkage=linkage))
+        largest = between(cosines, members, result)
         for k, inside in enumerate(members):
             at = np.flatnonzero(inside)
             at = at[np.argsort(ids[at])]
@@ -186,10 +186,10 @@ def test_bipartition(linkage):
                 continue
             near = cosines[np.ix_(at, at)]
             first, second = cfl.two_groups(near, linkage)
-            np.testing.assert_array_equal(found[at], np.isin(np.arange(len(at)), second))
+            np.testing.assert_array_equal(result[at], np.isin(np.arange(len(at)), second))
             assert largest[k] == cfl.largest_between(near, first, second)
             cuts += 1
-        assert not found[~members.any(axis=0)].any()
+        assert not result[~members.any(axis=0)].any()
     assert cuts > 60
 
 
@@ -271,15 +271,15 @@ def test_remarks():
 
 def test_a_run_that_ends_before_the_first_split_is_told():
     """Also where it was stopped; in a sweep beside the settings concerned."""
-    said = "is FedAvg with equal weights: no cluster is split in the first 2 rounds"
+    text = "is FedAvg with equal weights: no cluster is split in the first 2 rounds"
     swept, given = {"first_split": [2, 1]}, {"eval_every": 1, "chunk_seconds": 0, "chunk": 1}
     result = pfl.simulate(algorithm(), toy_federation(), 2, settings=swept, **given)
-    assert result.remarks == () and result.setting_remarks == ((said,), ())
+    assert result.remarks == () and result.setting_remarks == ((text,), ())
     stops = iter([False, True])
     result = pfl.simulate(
         algorithm(first_split=2), toy_federation(), 9, stop=lambda progress: next(stops), **given
     )
-    assert result.rounds == 2 and result.remarks == (said,)
+    assert result.rounds == 2 and result.remarks == (text,)
     assert algorithm(first_split=2).round_remarks(toy_federation(), 3) == []
 
 

@@ -70,11 +70,11 @@ def test_batch_norm_stays_and_does_not_travel():
 
 def test_without_normalisation_it_would_be_fedavg_and_is_refused():
     """The program itself is FedAvg's, weights apart."""
-    said = "this network has none: it would be fedavg"
-    with pytest.raises(pfl.InputError, match=f"{said}, with equal weights"):
+    text = "this network has none: it would be fedavg"
+    with pytest.raises(pfl.InputError, match=f"{text}, with equal weights"):
         pfl.Simulation(pfl.make_algorithm("fedbn"), toy_federation()).check()
     algorithm = pfl.make_algorithm("fedbn", {"weighting": "size"})
-    with pytest.raises(pfl.InputError, match=f"{said}\\.$"):
+    with pytest.raises(pfl.InputError, match=f"{text}\\.$"):
         pfl.Simulation(algorithm, toy_federation()).check()
     federation = sampled_federation()
     unchecked = Unchecked(weighting="size")

@@ -174,9 +174,9 @@ def test_the_servers_means(weighting, rebuilt):
     one = algorithm(weighting=weighting, rebuilt=rebuilt)
     last = ours.Prototypes(jnp.asarray(before), jnp.asarray(exist))
     sums = ours.Sums(jnp.asarray(totals), jnp.asarray(counts))
-    found = one.aggregated(last, sums, jnp.array([True, True, False]))
-    np.testing.assert_array_equal(found.exist, there)
-    np.testing.assert_allclose(found.means, wanted, 1e-12)
+    result = one.aggregated(last, sums, jnp.array([True, True, False]))
+    np.testing.assert_array_equal(result.exist, there)
+    np.testing.assert_allclose(result.means, wanted, 1e-12)
     assert there.tolist() == [True, not rebuilt, True]
     alike = ours.Sums(jnp.ones((4, CLASSES, WIDTH)) * 6, jnp.full((4, CLASSES), 4))
     np.testing.assert_allclose(one.aggregated(last, alike, jnp.ones(4, bool)).means, 1.5, 1e-15)
@@ -191,8 +191,8 @@ def test_half_precision_adds_up_many_samples():
     before = jax.tree.map(lambda leaf: leaf + 4096, ours.nothing(last))
     sums = jax.tree.map(jnp.add, before, ours.class_sums(batch, ones, CLASSES))
     np.testing.assert_array_equal(sums.totals[0], 4100)
-    found = algorithm().aggregated(last, jax.tree.map(lambda leaf: leaf[None], sums), exist[:1])
-    assert found.means.dtype == "bfloat16" and (found.means == 1).all()
+    result = algorithm().aggregated(last, jax.tree.map(lambda leaf: leaf[None], sums), exist[:1])
+    assert result.means.dtype == "bfloat16" and (result.means == 1).all()
 
 
 def test_the_head_of_the_nearest_prototype_far_from_zero():
@@ -203,12 +203,12 @@ def test_the_head_of_the_nearest_prototype_far_from_zero():
     for eligible in (np.ones(CLASSES, bool), SOME):
         head = ours.nearest(jnp.asarray(means, "float32"), jnp.asarray(eligible), own)
         assert head["kernel"].dtype == head["bias"].dtype == np.float32
-        found = np.argmax(np.asarray(z, np.float32) @ head["kernel"] + head["bias"], axis=1)
+        result = np.argmax(np.asarray(z, np.float32) @ head["kernel"] + head["bias"], axis=1)
         distances = np.where(eligible, ((z[:, None] - means) ** 2).sum(axis=2), np.inf)
         near = np.partition(distances, 1, axis=1)
         clear = near[:, 1] - near[:, 0] > 0.02
         assert clear.sum() > 40
-        np.testing.assert_array_equal(found[clear], distances.argmin(axis=1)[clear])
+        np.testing.assert_array_equal(result[clear], distances.argmin(axis=1)[clear])
     nobody = ours.nearest(jnp.asarray(means), jnp.zeros(CLASSES, bool), own)
     assert_close(nobody, own, "no class is eligible", 0)
 
@@ -227,12 +227,12 @@ def test_the_classes_among_which_the_nearest_is_found(which):
     named = algorithm(eligible=which).models(ctx, state, np.arange(3))
     assert_close(named["head"], state.models, "own heads", 0)
     for i, model in enumerate(own):
-        found = jax.tree.map(lambda leaf, i=i: leaf[i], named["personalized"]["params"])
+        result = jax.tree.map(lambda leaf, i=i: leaf[i], named["personalized"]["params"])
         eligible = exist & ((counts[i] > 0) | (which == "all"))
         wanted = network.predict(model, case.x)
         if eligible.any():
             wanted = fedproto.nearest_prototype(model, case.x, means, eligible)
-        np.testing.assert_array_equal(network.predict(found, case.x), wanted)
+        np.testing.assert_array_equal(network.predict(result, case.x), wanted)
 
 
 def test_a_client_whose_features_overflow_leaves_the_cohort():
@@ -282,7 +282,7 @@ def test_a_new_client_begins_with_the_initial_model_and_stays_near_the_prototype
     far = jax.tree.map(lambda leaf: np.stack([leaf + 3] * 5), {"params": case.initial()})
     final = final_in(State(far, prototypes), one, case.federation, rounds=3)
     new = Case(rounds=1, train_sizes=(6,))
-    found = final.personalize(new.federation.frozen("head"))["params"]
+    result = final.personalize(new.federation.frozen("head"))["params"]
     key = keys.of_round(jax.random.key(SEEDS[0]), "personalize", 2)
     model, schedule = case.initial(), new.federation.schedule
     for (batch,) in pfl.batch_indices(schedule, new.federation.data.train, key, 0, 0):
@@ -290,7 +290,7 @@ def test_a_new_client_begins_with_the_initial_model_and_stays_near_the_prototype
         slope = fedproto.loss_gradient(model, x, y, means, SOME, 1.5)[1]
         model = network.subtract(model, network.scale(case.rates[2], slope))
     head = fedproto.with_prototype_head(model, means, SOME)["head"]
-    made = jax.tree.map(lambda leaf: leaf[0, 0], found)
+    made = jax.tree.map(lambda leaf: leaf[0, 0], result)
     assert_close(made["hidden"], model["hidden"], "new client")
     nearest = network.predict({**model, "head": head}, case.x)
     np.testing.assert_array_equal(network.predict(made, case.x), nearest)

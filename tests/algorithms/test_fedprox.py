@@ -155,5 +155,5 @@ def test_hyperparameters_are_checked(settings):
 def test_remarks():
     federation = toy_federation(local_epochs=2)
     assert algorithm().remarks(federation) == []
-    said = ["0.5 of a round's clients train fewer epochs"]
-    assert algorithm(slow_fraction=0.5).remarks(federation) == said
+    messages = ["0.5 of a round's clients train fewer epochs"]
+    assert algorithm(slow_fraction=0.5).remarks(federation) == messages

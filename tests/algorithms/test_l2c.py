@@ -195,11 +195,11 @@ def test_the_nearest_go_by_permanent_ids_where_logits_are_equal():
     logits = rng.integers(0, 3, size=(7, 7)).astype(float)  # many ties
     order = rng.permutation(7)  # clients at these ids
     for count in (1, 3, 6):
-        found = nearest(
+        result = nearest(
             jnp.asarray(logits[order][:, order]), jnp.arange(7), jnp.asarray(order), count
         )
         wanted = [l2c.neighbours_to_keep(logits[i], i, count)[order] for i in order]
-        np.testing.assert_array_equal(found, wanted)
+        np.testing.assert_array_equal(result, wanted)
 
 
 def test_neighbours_by_default_are_a_tenth_of_all():

@@ -154,10 +154,10 @@ def test_with_private_leaves_a_client_stays_near_the_model_that_it_received():
 @pytest.mark.parametrize("zeros", [(), (0,), (1,), (2,), (0, 1, 2)])
 def test_rows_without_a_direction_have_cosine_and_slope_zero(zeros):
     """Rows of zeros, as a ReLU network may give them, of each of the three."""
-    found = np.random.default_rng(0).normal(size=(3, 4, 5))
-    found[list(zeros), 1] = 0
-    losses, back = jax.vjp(lambda z: contrast(z, *found[1:], 0.5), jnp.asarray(found[0]))
-    loss, slope = moon.contrast(*found, 0.5)
+    result = np.random.default_rng(0).normal(size=(3, 4, 5))
+    result[list(zeros), 1] = 0
+    losses, back = jax.vjp(lambda z: contrast(z, *result[1:], 0.5), jnp.asarray(result[0]))
+    loss, slope = moon.contrast(*result, 0.5)
     np.testing.assert_allclose(jnp.mean(losses), loss, rtol=1e-12)
     np.testing.assert_allclose(back(jnp.full(4, 0.25))[0], slope, 1e-12, 1e-15)
     if 0 in zeros:
@@ -166,9 +166,9 @@ def test_rows_without_a_direction_have_cosine_and_slope_zero(zeros):
 
 def test_half_precision_holds_the_squares_of_large_features():
     rng = np.random.default_rng(1)
-    found = [jnp.asarray(rng.normal(size=(4, 5)) * 200, "float16") for _ in range(3)]
-    loss, _ = moon.contrast(*(np.asarray(leaf, float) for leaf in found), 0.5)
-    np.testing.assert_allclose(jnp.mean(contrast(*found, 0.5)), loss, 1e-5)
+    result = [jnp.asarray(rng.normal(size=(4, 5)) * 200, "float16") for _ in range(3)]
+    loss, _ = moon.contrast(*(np.asarray(leaf, float) for leaf in result), 0.5)
+    np.testing.assert_allclose(jnp.mean(contrast(*result, 0.5)), loss, 1e-5)
 
 
 @pytest.mark.parametrize(

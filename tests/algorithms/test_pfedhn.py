@@ -177,8 +177,8 @@ def test_a_step_descends_and_the_published_other_sign_ascends():
 def test_without_a_server_rate_all_models_are_constant():
     federation = toy_federation(validation_size=0, participation=0.6)
     rates = {"server_rate": [0.0, 0.2], "embedding_rate": [1.0, 1.0]}
-    found = pfl.simulate(made(), federation, 3, settings=rates, chunk=4)
-    still, moving = found.scores["personalized/test/loss"][0]
+    result = pfl.simulate(made(), federation, 3, settings=rates, chunk=4)
+    still, moving = result.scores["personalized/test/loss"][0]
     kept = np.isfinite(still[0])
     assert (still[:, kept] == still[0, kept]).all()
     assert (moving[0, kept] != moving[-1, kept]).all()

@@ -169,7 +169,7 @@ def test_learned_graph(count):
     generator = sfl_graphs.first_generator(jax.random.key(count), jnp.arange(count), float)
     wanted = sfl_graph.learned_graph(models, jax.tree.map(np.asarray, generator))
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *models)
-    made = jax.jit(sfl_graphs.fitted)(generator, stacked, jnp.arange(count))
+    made = jax.jit(sfl_graphs.fitted_graph)(generator, stacked, jnp.arange(count))
     np.testing.assert_allclose(made, wanted, 1e-9, 1e-12)
     edges = np.count_nonzero(wanted, axis=1)
     assert edges.max() == min(count - 1, 30) or (count == 5 and (edges < 4).any())
@@ -183,16 +183,16 @@ def test_the_slope_of_a_norm_by_automatic_differentiation():
         return 0.7 * jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(apart)))
 
     params = jax.tree.map(lambda leaf: jnp.cos(leaf) - 2, target)
-    found = jax.jit(slope)(params, target, squares(target), 0.7)
-    assert_close(found, jax.grad(norm)(params), "slope", 1e-14)
+    result = jax.jit(slope)(params, target, squares(target), 0.7)
+    assert_close(result, jax.grad(norm)(params), "slope", 1e-14)
 
 
 def test_the_norm_is_flat_where_only_rounding_is_left():
     target = {"w": jnp.array([300.0, -400.0])}
     for factor, length in ((1, 0), (1 + 2e-16, 0), (1 + 1e-12, 0.5), (0, 0.5)):
         params = {"w": factor * target["w"]}
-        found = slope(params, target, squares(target), 0.5)["w"]
-        np.testing.assert_allclose(jnp.linalg.norm(found), length, 1e-3, 1e-9)
+        result = slope(params, target, squares(target), 0.5)["w"]
+        np.testing.assert_allclose(jnp.linalg.norm(result), length, 1e-3, 1e-9)
 
 
 def test_ties_of_neighbours_go_to_the_lower_permanent_id():

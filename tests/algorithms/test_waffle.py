@@ -10,7 +10,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl import InputError
-from fedjax_pfl.algorithms.common.waffle_batch import together
+from fedjax_pfl.algorithms.common.waffle_batch import joint_record
 from fedjax_pfl.algorithms.waffle import Waffle
 from fedjax_pfl.core.context import Record
 from fedjax_pfl.testing.suite import CHECKS
@@ -187,7 +187,7 @@ def test_the_runs_of_two_alices_are_one_record():
         down=jnp.array([[[2], [0]], [[2], [0]]]),
         matrices={"mixing": jnp.array([[[0.0, 0.0]], [[0.25, 0.75]]])},
     )
-    record = together(runs)
+    record = joint_record(runs)
     wanted = {"diverged": [False, True], "local_steps": [2, 8], "train_loss": [0.1, 0.4]}
     for name, values in wanted.items():
         np.testing.assert_array_equal(record.clients[name], values)

@@ -216,10 +216,10 @@ class Unnormalized(Right):
 def test_decisions_on_traced_numbers_are_explained():
     with pytest.raises(pfl.InputError) as error:
         check_algorithm(pfl.algorithm("mine")(Deciding)(), only="partial_participation")
-    said = str(error.value)
-    assert said.startswith("mine.round asks in line ")
-    assert "`if self.mu > 0:`, for the value of a traced number" in said
-    assert "mu: float = pfl.static(default=0.5)." in said and "jax.lax.cond" in said
+    text = str(error.value)
+    assert text.startswith("mine.round asks in line ")
+    assert "`if self.mu > 0:`, for the value of a traced number" in text
+    assert "mu: float = pfl.static(default=0.5)." in text and "jax.lax.cond" in text
     with pytest.raises(pfl.InputError, match=r"counted\.models asks in line .*int\(ctx\.t\)"):
         check_algorithm(pfl.algorithm("counted")(Counted)(), only="partial_participation")
 

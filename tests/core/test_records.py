@@ -63,8 +63,8 @@ def test_self_weights_of_every_form_of_a_matrix():
         return np.asarray(whole[rows, rows] / jnp.sum(jnp.abs(matrix), axis=1))
 
     members = whole[rows][:, rows]
-    found = recorded(members.at[1].set(0).at[2, 0].multiply(-1), other=whole[rows])
-    np.testing.assert_allclose(found, wanted(members) * [1, 0, 1] + [0, 1, 0], 1e-6)
+    result = recorded(members.at[1].set(0).at[2, 0].multiply(-1), other=whole[rows])
+    np.testing.assert_allclose(result, wanted(members) * [1, 0, 1] + [0, 1, 0], 1e-6)
     np.testing.assert_allclose(recorded(whole[rows]), wanted(whole[rows]), 1e-6)
     np.testing.assert_allclose(recorded(whole, True), wanted(whole[rows]), 1e-6)
     np.testing.assert_allclose(recorded(whole[:, rows], True), wanted(members), 1e-6)
@@ -136,8 +136,8 @@ class WithinABranch(ValidationLosses):
 
 
 def test_within_a_branch_nobody_knows_how_often():
-    said = r"lax\.cond, loop or vmap: call it outside, with active=\[M\]"
-    with pytest.raises(TypeError, match=said):
+    text = r"lax\.cond, loop or vmap: call it outside, with active=\[M\]"
+    with pytest.raises(TypeError, match=text):
         pfl.Simulation(WithinABranch(), toy_federation(dtype="float32")).estimate_memory(fit=True)
 
 

@@ -58,13 +58,13 @@ def blocks(text: str) -> list[Block]:
     Raises:
       ValueError: a mark that names something unknown, or stands above no block.
     """
-    found = [Block(m["language"], m["need"] or "", m["text"]) for m in BLOCK.finditer(text)]
-    needs = [block.need for block in found if block.need]
+    result = [Block(m["language"], m["need"] or "", m["text"]) for m in BLOCK.finditer(text)]
+    needs = [block.need for block in result if block.need]
     if re.findall(r"^<!-- needs: ([^>]*?) -->", text, re.MULTILINE) != needs or set(needs) - set(
         NEEDS
     ):
         raise ValueError(f"marks are one of {NEEDS}, in the line above a block")
-    return found
+    return result
 
 
 def commands(text: str) -> list[Command]:
@@ -84,13 +84,13 @@ def commands(text: str) -> list[Command]:
     )
     if done.returncode:
         raise ValueError(done.stderr)
-    found = []
+    result = []
     for words in done.stdout.split("\0\1\0")[:-1]:
         need, *given = words.split("\0")
         if not need and any(word.startswith("--data_dir=") for word in given):
             need = "data"
-        found.append(Command(tuple(given), need))
-    return found
+        result.append(Command(tuple(given), need))
+    return result
 
 
 def spans(text: str) -> list[str]:

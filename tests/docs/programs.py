@@ -32,7 +32,7 @@ def check_run(words):
     build.parse_rounds(args.matrix_rounds, args.rounds)
     build.parse_adaptation(args)
     own = console.rule_flags(args.partition)
-    for name in flags.given(args, "rule"):
+    for name in flags.given_flags(args, "rule"):
         if name not in own:
             raise pfl.unknown_name(f"flag of rule {args.partition!r}", name, own)
     return build.parse_algorithms(args.algorithms, args["set"].value)

@@ -224,8 +224,8 @@ RUNNING = ("README.md", "docs/running.md", "docs/models.md", "docs/migrating.md"
 
 
 def test_no_page_is_forgotten():
-    found = {name for name in map(pages.name, pages.PAGES) if in_reach(name)}
-    assert found == set(RUNNING), "RUNNING is the pages with commands that need nothing"
+    result = {name for name in map(pages.name, pages.PAGES) if in_reach(name)}
+    assert result == set(RUNNING), "RUNNING is the pages with commands that need nothing"
 
 
 @pytest.mark.slow

@@ -66,5 +66,5 @@ def test_the_demo_prints_the_readmes_table(tmp_path):
         rows = {row["algorithm"]: row for row in csv.DictReader(file)}
     for row in table():
         said, half = float(row["Accuracy %"]), float(row["± 95 %"])
-        found = rows[row["Algorithm"]]["personalized_test_accuracy_last_round_mean_over_clients"]
-        assert abs(100 * float(found) - said) < half
+        result = rows[row["Algorithm"]]["personalized_test_accuracy_last_round_mean_over_clients"]
+        assert abs(100 * float(result) - said) < half

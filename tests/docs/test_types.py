@@ -81,13 +81,13 @@ def test_a_users_code_is_typed(tmp_path):
         [checker(), "--outputjson", f"--project={tmp_path}", f"--pythonpath={sys.executable}"],
         capture_output=True, text=True, check=False, cwd=tmp_path,
     )  # fmt: skip
-    found = [
+    result = [
         (one["range"]["start"]["line"] - lines, one["rule"], one["message"])
         for one in json.loads(done.stdout)["generalDiagnostics"]
     ]
-    assert not [one for one in found if one[0] < 0]
-    seen = {line: rule for line, rule, _ in found}
-    assert seen == dict(enumerate(MISTAKES.values())), found
+    assert not [one for one in result if one[0] < 0]
+    seen = {line: rule for line, rule, _ in result}
+    assert seen == dict(enumerate(MISTAKES.values())), result
 
 
 def test_the_library_says_that_it_is_typed():

@@ -78,9 +78,9 @@ def test_nothing_wrong_comes_out_of_a_damaged_file(tmp_path, damage):
         target = folder / path.relative_to(tmp_path / "whole")
         if target.stat().st_size:
             target.write_bytes(damage(target.read_bytes()))
-        found = Checkpoints(folder)
-        saved = found.latest()
-        found.close()
+        result = Checkpoints(folder)
+        saved = result.latest()
+        result.close()
         assert saved.facts["done"] == saved.round
         for name, tree in trees(saved.round).items():
             wanted = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]

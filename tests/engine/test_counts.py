@@ -9,7 +9,7 @@ import fedjax_pfl as pfl
 from experiments import run
 from fedjax_pfl.algorithms.weight_erosion import _passes
 from fedjax_pfl.data.federated import make_split
-from fedjax_pfl.engine.metrics_buffer import Collector
+from fedjax_pfl.engine.metrics_buffer import MetricsBuffer
 from fedjax_pfl.federation.batching import COUNTED, MAX_STEPS, Schedule
 from fedjax_pfl.testing.toys import toy_federation as toys
 from fedjax_pfl.training.client_loop import run_clients
@@ -31,8 +31,8 @@ def check(name, settings=None, rounds=3, federation=None, **options):
 def test_local_training(word, tmp_path, capsys):
     words = ["run", "--dataset=digits", "--algorithms=local", f"--output_dir={tmp_path / 'o'}"]
     assert run.main([*words, word]) == 2
-    said = capsys.readouterr().err
-    assert f"at most {MAX_STEPS:,} are allowed" in said and said.count("\n") == 1
+    text = capsys.readouterr().err
+    assert f"at most {MAX_STEPS:,} are allowed" in text and text.count("\n") == 1
     assert not (tmp_path / "o").exists()
 
 
@@ -121,8 +121,8 @@ def test_waffle_ends_with_alice_alone_from_the_same_round():
 def test_weight_erosion_counts_passes_over_samples():
     rounds = [0, 1, 7, 99, 5_000, 2**31 - 2]
     for size, batch in ((1, 10), (7, 10), (60_000, 10), (46_000, 46_000)):
-        found = [_passes(jnp.int32(t), batch, jnp.array([size]), jnp.float32)[0] for t in rounds]
-        np.testing.assert_allclose(found, [t * batch // size for t in rounds], rtol=1e-6)
+        result = [_passes(jnp.int32(t), batch, jnp.array([size]), jnp.float32)[0] for t in rounds]
+        np.testing.assert_allclose(result, [t * batch // size for t in rounds], rtol=1e-6)
     with pytest.raises(pfl.InputError, match=r"batch_size must be below 2,147,483,648 together"):
         check("weight_erosion", federation=toy_federation(batch_size=2**31 - 1))
 
@@ -136,7 +136,7 @@ def test_batches_beyond_all_samples_take_no_room(batches, drop_last):
 
 
 def test_a_long_run_takes_no_memory_before_it_is_played():
-    Collector(1, 2**31 - 1, [1])
+    MetricsBuffer(1, 2**31 - 1, [1])
 
 
 def test_more_samples_than_indices():

@@ -11,7 +11,7 @@ from jax import lax
 import fedjax_pfl as pfl
 from fedjax_pfl.aggregation import similarity
 from fedjax_pfl.engine.memory import Memory, available, nbytes, peak
-from fedjax_pfl.engine.memory_fit import fitting
+from fedjax_pfl.engine.memory_fit import fit_memory
 from fedjax_pfl.engine.program import Program, _advance
 from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.engine.state_sharding import placed
@@ -167,10 +167,10 @@ def test_what_cannot_fit_is_refused():
     algorithm = pfl.make_algorithm("local")
     federation = toy_federation(dtype="float32")
     program = Program(make_runs(algorithm, federation, (0,)), federation, rounds=4, capacity=2)
-    assert fitting(program, None)[0] is program
-    assert fitting(program, 10**9)[0] is program
+    assert fit_memory(program, None)[0] is program
+    assert fit_memory(program, 10**9)[0] is program
     with pytest.raises(pfl.InputError, match=r"local with 5 clients of .* would take about"):
-        fitting(program, 1000)
+        fit_memory(program, 1000)
 
 
 def test_no_estimate_is_no_end():
@@ -182,7 +182,7 @@ def test_no_estimate_is_no_end():
         mock.patch("fedjax_pfl.engine.program.peak", side_effect=KeyError("num_consts")),
         pytest.warns(UserWarning, match=r"can't be estimated .* \(KeyError: 'num_consts'\)"),
     ):
-        assert fitting(program, 1) == (program, None)
+        assert fit_memory(program, 1) == (program, None)
     with (
         mock.patch("fedjax_pfl.engine.costs.flops", side_effect=AttributeError("eqns")),
         pytest.warns(UserWarning, match=r"FLOPs can't be counted .* \(AttributeError: eqns\)"),
@@ -202,14 +202,14 @@ def test_lanes_shrink_where_they_are_ours_to_choose():
         needs[chunk] = programs[chunk].memory().total
     whole = programs[0]
     assert needs[0] > needs[4] > needs[2] > needs[1]
-    assert fitting(whole, needs[0])[0].federation.execution.chunk == 0
-    assert fitting(whole, needs[0] - 1)[0].federation.execution.chunk == 4
-    assert fitting(whole, needs[2])[0].federation.execution.chunk == 2
+    assert fit_memory(whole, needs[0])[0].federation.execution.chunk == 0
+    assert fit_memory(whole, needs[0] - 1)[0].federation.execution.chunk == 4
+    assert fit_memory(whole, needs[2])[0].federation.execution.chunk == 2
     with pytest.raises(pfl.InputError, match=r": take fewer clients or a smaller model\.$"):
-        fitting(whole, needs[1] - 1)  # one after the other already
+        fit_memory(whole, needs[1] - 1)  # one after the other already
     asked = replace(federation, execution=Execution(0, "map"))
     with pytest.raises(pfl.InputError, match="client_execution='map'"):
-        fitting(replace(whole, federation=asked), needs[4])
+        fit_memory(replace(whole, federation=asked), needs[4])
 
 
 def test_accelerators_are_left_some_room():
@@ -220,7 +220,7 @@ def test_accelerators_are_left_some_room():
     def chosen(execution, limit):
         mine = replace(federation, execution=execution)
         program = Program(make_runs(algorithm, mine, (0,)), mine, rounds=4, capacity=2)
-        return fitting(program, limit)
+        return fit_memory(program, limit)
 
     all_lanes = Execution(0, "map", auto=True, platform="gpu")
     one, all_of_them = replace(all_lanes, chunk=1), replace(all_lanes, auto=False)

@@ -12,7 +12,7 @@ from fedjax_pfl.engine import host_needs, host_reads, offloaded_state, request
 from fedjax_pfl.engine import host_programs as programs
 from fedjax_pfl.engine.checkpoints import Checkpoints
 from fedjax_pfl.engine.host_store import HostStore
-from fedjax_pfl.engine.memory_fit import fitting
+from fedjax_pfl.engine.memory_fit import fit_memory
 from fedjax_pfl.execution.mesh import mesh_of
 from fedjax_pfl.testing.toys import toy_federation
 from fedjax_pfl.utils import trees
@@ -40,7 +40,7 @@ def run(name, where, federated=None, settings=None, **options):
 
 
 def whole(states):
-    return states.whole() if isinstance(states, offloaded_state.HostedStates) else states
+    return states.whole() if isinstance(states, offloaded_state.OffloadedStates) else states
 
 
 def assert_same(a, b, tolerance=0):
@@ -132,7 +132,7 @@ PLACES = [  # of the first round, the next two and the last two
 @pytest.mark.parametrize("places", PLACES)
 def test_a_run_goes_on_in_another_place_with_the_same_bits(tmp_path, places):
     expected = run("ditto", "device")
-    assert not isinstance(expected.final.states, offloaded_state.HostedStates)
+    assert not isinstance(expected.final.states, offloaded_state.OffloadedStates)
     for (where, mesh), rounds in zip(places, (1, 3, ROUNDS), strict=True):
         kept = Checkpoints(tmp_path, every_seconds=1e9)
         stop = test_resume.stops_after(2 if rounds > 1 else 1)
@@ -140,7 +140,7 @@ def test_a_run_goes_on_in_another_place_with_the_same_bits(tmp_path, places):
         result = run("ditto", where, {"mesh": mesh}, **given)
         kept.close()
         assert result.rounds == rounds
-        assert isinstance(result.final.states, offloaded_state.HostedStates) == (where == "host")
+        assert isinstance(result.final.states, offloaded_state.OffloadedStates) == (where == "host")
         if where == "host":
             assert 0 < result.final.states.store.written.sum() < 2 * result.num_clients
     assert not result.stopped
@@ -206,8 +206,8 @@ def test_each_run_reads_its_own_rows():
 
     at = host_reads.address(store, 2)
     assert host_reads.address(store, 2).store[0] == at.store[0]
-    found = read(at, jnp.array([0, 4], jnp.int32))
-    np.testing.assert_array_equal(found, np.stack([0 * wide[:, 0], wide[:, 4]], axis=1))
+    result = read(at, jnp.array([0, 4], jnp.int32))
+    np.testing.assert_array_equal(result, np.stack([0 * wide[:, 0], wide[:, 4]], axis=1))
 
 
 @pytest.mark.parametrize(
@@ -226,10 +226,10 @@ def test_auto_moves_state_to_the_host_where_it_does_not_fit(monkeypatch):
     many = {"train_sizes": [4] * 40, "test_sizes": [1] * 40, "participation": 0.05}
     program = request.checked_program(pfl.make_algorithm("ditto"), federation("auto", **many))
     needs = program.memory().total
-    assert type(fitting(program, needs)[0]) is type(program)
+    assert type(fit_memory(program, needs)[0]) is type(program)
     with pytest.warns(UserWarning, match="ditto keeps clients' state in host memory"):
-        moved, estimate = fitting(program, needs - 1)
-    assert isinstance(moved, offloaded_state.HostedProgram)
+        moved, estimate = fit_memory(program, needs - 1)
+    assert isinstance(moved, offloaded_state.OffloadedProgram)
     assert estimate.total < needs
     used_up = []
 
@@ -242,7 +242,7 @@ def test_auto_moves_state_to_the_host_where_it_does_not_fit(monkeypatch):
     assert used_up == [True, False]  # a round uses its rows up, scoring does not
     asked = federation("device", **many)
     with pytest.raises(pfl.InputError, match="would take about"):
-        fitting(request.checked_program(pfl.make_algorithm("ditto"), asked), needs - 1)
+        fit_memory(request.checked_program(pfl.make_algorithm("ditto"), asked), needs - 1)
 
 
 @pytest.mark.parametrize(

@@ -64,9 +64,9 @@ def test_the_program_for_a_described_device_is_the_one_that_runs():
     lowered = program.lowered(jax.local_devices()[:1])
     states = lowered.start.compile()(program.runs, federation, np.int32(4))
     numbers = map(np.int32, (0, 2, 4, 1))
-    found = lowered.rounds.compile()(states, program.runs, federation, *numbers)
+    result = lowered.rounds.compile()(states, program.runs, federation, *numbers)
     wanted = program.advance(program.start(), 0, 2)
-    jax.tree.map(np.testing.assert_array_equal, found, wanted)
+    jax.tree.map(np.testing.assert_array_equal, result, wanted)
     assert lowered.memory == program.memory()
 
 
@@ -80,8 +80,8 @@ def test_devices_that_share_clients_are_chosen_when_lowered():
     lowered = pfl.Simulation(pfl.make_algorithm("fedavg"), federation).lower(devices=devices)
     assert lowered.federation.execution.devices == len(devices) == 2
     compiled = lowered.rounds.compile()
-    found = hlo.parse(compiled.as_text() or "").computations.values()
-    moved = [one for some in found for one in some if one.kind in TRANSFERS]
+    result = hlo.parse(compiled.as_text() or "").computations.values()
+    moved = [one for some in result for one in some if one.kind in TRANSFERS]
     model = 4 * federation.plan.num_parameters  # bytes
     assert any(one.result_bytes == model for one in moved)
     assert all(one.kind == "all-reduce" or one.result_bytes < model for one in moved)

@@ -53,8 +53,8 @@ def test_a_line_says_first_that_it_compiles(capsys):
     for number in (1, 2, 3):
         line(progress(number))
     engine_progress.end(line)
-    said = "fedavg: round 3/3, accuracy 50.00 %, 0.50 rounds/s, 0:00 left\n"
-    assert capsys.readouterr().out == said
+    text = "fedavg: round 3/3, accuracy 50.00 %, 0.50 rounds/s, 0:00 left\n"
+    assert capsys.readouterr().out == text
 
 
 def test_a_line_says_what_it_averages():
@@ -99,9 +99,9 @@ def test_curves_grow_in_a_notebook(kernel, capsys):
     assert [what for what, _ in kernel] == ["new", "again", "again", "again"]
     assert all(image.startswith(b"\x89PNG") for _, image in kernel)
     assert kernel[1][1] != kernel[3][1]
-    said = capsys.readouterr().out
-    assert said.startswith("\rfedavg: compiling ") and said.endswith(" left" + " " * 17 + "\n")
-    assert "\rfeddwa: round 3/3" in said and said.count("\n") == 2
+    text = capsys.readouterr().out
+    assert text.startswith("\rfedavg: compiling ") and text.endswith(" left" + " " * 17 + "\n")
+    assert "\rfeddwa: round 3/3" in text and text.count("\n") == 2
 
 
 def test_other_callbacks_are_as_they_were():

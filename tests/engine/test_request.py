@@ -155,6 +155,6 @@ def test_an_adaptation_of_another_type():
 
 def test_an_algorithm_that_validates_needs_validation_samples():
     pfl.Simulation(ValidationLosses(), toy_federation(validation_size=1)).check()
-    said = "ValidationLosses uses validation samples, and no client has any: partition.split_valida"
-    with pytest.raises(InputError, match=said):
+    text = "ValidationLosses uses validation samples, and no client has any: partition.split_valida"
+    with pytest.raises(InputError, match=text):
         pfl.Simulation(ValidationLosses(), toy_federation(validation_size=0)).check()

@@ -10,7 +10,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl import InputError, Result
-from fedjax_pfl.engine.metrics_buffer import Collector
+from fedjax_pfl.engine.metrics_buffer import MetricsBuffer
 from fedjax_pfl.results.result_files import digest
 from fedjax_pfl.testing.toys import SEEDS, toy_federation
 
@@ -93,7 +93,7 @@ def test_accuracy_over_those_who_take_part(result):
 
 
 def test_seconds_per_round_are_a_median_over_whole_periods_of_evaluation():
-    collector = Collector(eval_every=2, rounds=7, matrix_rounds=())
+    collector = MetricsBuffer(eval_every=2, rounds=7, matrix_rounds=())
     empty = {"scores": {}}
     for length, seconds in ((1, 1.0), (1, 5.0), (2, 8.0), (2, 2.0), (1, 99.0)):
         collector.add(length, empty, {}, seconds)

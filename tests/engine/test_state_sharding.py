@@ -54,9 +54,9 @@ def test_no_device_has_the_states_or_measurements_of_all():
     (leaf, *_) = jax.tree.leaves(states.models)
     assert leaf.shape[1] == 6 and leaf.addressable_shards[0].data.shape[1] == 3
     chunk = _advance(*program._operands(states, 0, 2), **program._options)
-    found = [chunk.buffers["up"], *chunk.buffers["scores"].values(), *chunk.matrices.values()]
-    axes = [2] * (len(found) - len(chunk.matrices)) + [-2] * len(chunk.matrices)
-    for one, axis in zip(found, axes, strict=True):
+    result = [chunk.buffers["up"], *chunk.buffers["scores"].values(), *chunk.matrices.values()]
+    axes = [2] * (len(result) - len(chunk.matrices)) + [-2] * len(chunk.matrices)
+    for one, axis in zip(result, axes, strict=True):
         assert one.shape[axis] == 6 and one.addressable_shards[0].data.shape[axis] == 3
     with count_compilations() as compiled:
         chunk = program.advance(chunk.states, 2, 1)

@@ -35,8 +35,8 @@ def test_patience_ends_at_a_round_that_the_measurements_alone_decide():
     assert other.rounds == result.rounds
     for name in result.scores:
         np.testing.assert_array_equal(other.scores[name], result.scores[name])
-    said = f"fedavg: stopped after round {result.rounds} of {ROUNDS}: its validation accuracy had"
-    assert said in result.table()
+    text = f"fedavg: stopped after round {result.rounds} of {ROUNDS}: its validation accuracy had"
+    assert text in result.table()
     assert result.final.models()["global"].model["params"]
 
 
@@ -71,8 +71,8 @@ def test_less_patience_than_a_checkpoint_begins_again(tmp_path):
     """It would have ended before the checkpoint's round."""
     kept = pfl.Checkpoints(tmp_path, extendable=True)
     simulated(patient().rounds + 6, checkpoints=kept)
-    said = "begins with the first round again: with patience 4 it ends after round "
-    with pytest.warns(UserWarning, match=f"{said}{patient().rounds}"):
+    text = "begins with the first round again: with patience 4 it ends after round "
+    with pytest.warns(UserWarning, match=f"{text}{patient().rounds}"):
         less = simulated(patient().rounds + 6, checkpoints=kept, patience=4)
     assert (less.stopped, less.rounds) == ("patience", patient().rounds)
     for name in less.scores:

@@ -7,7 +7,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.engine import tpu_memory
-from fedjax_pfl.engine.memory_fit import fitting
+from fedjax_pfl.engine.memory_fit import fit_memory
 from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.execution.strategy import Execution
@@ -41,7 +41,7 @@ def test_lanes_are_even_shares_that_fit(lanes, model, activations, kept):
 def test_lanes_of_the_cnn(lanes, kept):
     """As docs/engineering_log.md has them: five at a time have room for their padded images too."""
     model, activations = 4_656_212, 2_024_328  # bytes of a lane with minibatches of 10
-    assert tpu_memory.narrowed(lanes, model, activations, tpu_memory.ON_CHIP["tpu"]) == kept
+    assert tpu_memory.narrowed(lanes, model, activations, tpu_memory.ON_CHIP_BYTES["tpu"]) == kept
 
 
 def test_few_steps_do_not_pay_for_turns():
@@ -81,9 +81,9 @@ def test_auto_keeps_a_step_on_the_chip_of_a_tpu(execution, chunk, monkeypatch):
     assert counted is not None
     model, activations = counted
     monkeypatch.setattr(tpu_memory, "step_bytes", lambda _: (model, 6 * activations))
-    monkeypatch.setitem(tpu_memory.ON_CHIP, "tpu", 5 * (model + 6 * activations))
+    monkeypatch.setitem(tpu_memory.ON_CHIP_BYTES, "tpu", 5 * (model + 6 * activations))
     monkeypatch.setattr(Program, "memory", lambda _: None)
     federation = replace(federation, execution=execution)
     program = Program(make_runs(algorithm, federation, (0, 1)), federation, rounds=4, capacity=2)
-    found = fitting(program, None)[0]
-    assert found.federation.execution.chunk == chunk
+    result = fit_memory(program, None)[0]
+    assert result.federation.execution.chunk == chunk

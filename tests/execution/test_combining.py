@@ -26,8 +26,8 @@ def test_bits_stay_on_their_way():
     odd.view(np.uint32)[0, 1] |= 5  # a NaN of its own
     given = [odd, np.arange(6, dtype=np.int16).reshape(2, 3, 1), odd.reshape(2, 3, 1) > 1]
     devices = len(processes.all_devices())
-    found = combining.combined(given, mesh_of(devices), RUNS, AXIS)
-    for one, other in zip(combining.on_hosts(found), given, strict=True):
+    result = combining.combined(given, mesh_of(devices), RUNS, AXIS)
+    for one, other in zip(combining.on_hosts(result), given, strict=True):
         assert one.shape[1] == 3 + -3 % devices  # at rest
         one = np.ascontiguousarray(one[:, :3])
         assert (one.dtype, one.shape) == (other.dtype, other.shape)

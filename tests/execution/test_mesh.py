@@ -10,7 +10,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments.cli import devices
-from fedjax_pfl.execution.mesh import AXIS, described, mesh_of, place
+from fedjax_pfl.execution.mesh import AXIS, described_devices, mesh_of, place
 from fedjax_pfl.execution.shares import RUNS, Shares, automatic, nearest, parsed
 from fedjax_pfl.execution.strategy import Execution, resolve_execution
 from fedjax_pfl.testing.toys import assert_close, toy_federation
@@ -59,8 +59,8 @@ def test_a_mesh_of_other_devices_or_more_runs_is_refused():
         devices.prepare("4", 20, "clients:2")
     assert devices.prepare("auto", 20, "runs:2") == 2
     federation = toy_federation(dtype="float32", mesh="runs:2")
-    said = r"2 runs at a time, but there are 1 \(seeds times settings\): clients:2,runs:1 would use"
-    with pytest.raises(pfl.InputError, match=said):
+    text = r"2 runs at a time, but there are 1 \(seeds times settings\): clients:2,runs:1 would use"
+    with pytest.raises(pfl.InputError, match=text):
         pfl.simulate(pfl.make_algorithm("fedavg"), federation, 1)
 
 
@@ -68,7 +68,10 @@ def test_no_mesh_takes_fewer_devices_than_it_was_made_for():
     """As of a federation made in a process with more."""
     with pytest.raises(pfl.InputError, match=r"clients:2,runs:2 takes 4 devices, but there are 2"):
         mesh_of(2, 2)
-    with described(jax.devices()[:1]), pytest.raises(pfl.InputError, match="but there are 1"):
+    with (
+        described_devices(jax.devices()[:1]),
+        pytest.raises(pfl.InputError, match="but there are 1"),
+    ):
         mesh_of(2)
 
 
@@ -98,10 +101,10 @@ def test_another_mesh_goes_on(tmp_path):
                                 checkpoints=checkpoints, stop=lambda progress: stop)  # fmt: skip
 
     assert simulated("runs:2", stop=True).stopped
-    found = simulated("clients:2").scores
+    result = simulated("clients:2").scores
     wanted = pfl.simulate(algorithm, toy_federation(SIZES, dtype="float32"), 4, seeds=(0, 1))
     for name, score in wanted.scores.items():
-        np.testing.assert_allclose(found[name], score, 1e-4, err_msg=name)
+        np.testing.assert_allclose(result[name], score, 1e-4, err_msg=name)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_pfl.execution.lane_assignment import FULL, fitted, makespan
+from fedjax_pfl.execution.lane_assignment import FULL, assign_lanes, makespan
 from fedjax_pfl.execution.packed_vmap import Counts, Loop, run_loops
 from fedjax_pfl.execution.strategy import Execution
 
@@ -61,7 +61,7 @@ def walked(executions, rows):
 @pytest.mark.parametrize("devices", [1, 2])
 def test_every_row_walks_its_own_length(devices):
     plain = [Execution(chunk, "map", devices) for chunk in (0, 1, 2, 3, 4, 7, 10, 11, 30)]
-    executions = dict.fromkeys([*plain, *(fitted(one, LENGTHS) for one in plain)])
+    executions = dict.fromkeys([*plain, *(assign_lanes(one, LENGTHS) for one in plain)])
     assert len(executions) > len(plain)
     wanted = np.arange(len(LENGTHS)) * LENGTHS * (LENGTHS + 1)
     for execution, done in walked(executions, rows()):
@@ -121,14 +121,14 @@ def test_fitted():
     """As many lanes as keep the padding efficiency, for the rows' real lengths."""
     rng = np.random.default_rng(0)
     for steps in (rng.pareto(1.5, 100).astype(int), np.array([50] + [1] * 99), np.array([9, 1])):
-        execution = fitted(Execution(0, "map"), steps)
+        execution = assign_lanes(Execution(0, "map"), steps)
         lanes = execution.lanes(len(steps))
         assert steps.sum() >= FULL * lanes * makespan(steps, lanes)
         wider = steps.sum() / ((lanes + 1) * makespan(steps, lanes + 1))
         assert wider < FULL
-    assert fitted(Execution(0, "map"), np.full(7, 3)) == Execution(0, "map", deal=False)
-    assert fitted(Execution(0, "map"), np.zeros(7, int)) == Execution(0, "map", deal=False)
-    assert fitted(Execution(5, "map"), np.arange(7)) == Execution(5, "map", deal=False)
+    assert assign_lanes(Execution(0, "map"), np.full(7, 3)) == Execution(0, "map", deal=False)
+    assert assign_lanes(Execution(0, "map"), np.zeros(7, int)) == Execution(0, "map", deal=False)
+    assert assign_lanes(Execution(5, "map"), np.arange(7)) == Execution(5, "map", deal=False)
     half = Execution(0, "map", fill=0.26)
     assert [half.lanes(count) for count in (100, 20, 3, 1)] == [26, 5, 1, 1]
 
@@ -141,12 +141,12 @@ def test_makespan():
 
 def test_clients_change_devices_only_where_that_evens_out_work():
     two = Execution(1, "map", 2)
-    assert not fitted(two, np.full(6, 4)).deal
-    assert not fitted(two, np.array([9, 1, 5, 5])).deal
-    assert fitted(two, np.array([9, 9, 1, 1])).deal
-    assert not fitted(two, np.full(5, 4)).deal  # of five, one device has three: it must
-    assert fitted(two, np.array([9, 9, 9, 1, 1])).deal
-    assert not fitted(two, np.zeros(4, int)).deal
+    assert not assign_lanes(two, np.full(6, 4)).deal
+    assert not assign_lanes(two, np.array([9, 1, 5, 5])).deal
+    assert assign_lanes(two, np.array([9, 9, 1, 1])).deal
+    assert not assign_lanes(two, np.full(5, 4)).deal  # of five, one device has three: it must
+    assert assign_lanes(two, np.array([9, 9, 9, 1, 1])).deal
+    assert not assign_lanes(two, np.zeros(4, int)).deal
 
 
 def test_lanes_by_rounding_to_one():

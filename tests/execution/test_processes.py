@@ -14,11 +14,11 @@ def test_what_is_fetched_is_not_kept_beside_the_array():
     on_both = place(values, mesh_of(2), AXIS)
     everywhere = place(values, mesh_of(2), None)
     tree = [on_both, everywhere, jnp.float32(3), np.int32(5), jnp.zeros((0, 2))]
-    found = processes.fetched(tree)
+    result = processes.gather_to_host(tree)
     wanted = jax.device_get(tree)
-    assert all(type(leaf) is np.ndarray for leaf in found)
-    jax.tree.map(np.testing.assert_array_equal, found, wanted)
-    assert found[0].flags.writeable  # what JAX keeps can't be written to
+    assert all(type(leaf) is np.ndarray for leaf in result)
+    jax.tree.map(np.testing.assert_array_equal, result, wanted)
+    assert result[0].flags.writeable  # what JAX keeps can't be written to
 
 
 def test_pieces_are_parts_of_arrays_one_after_the_other():

@@ -126,8 +126,8 @@ def test_flags_of_other_libraries_are_answered_with_ours(ours, tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     for word in ELSEWHERE[ours].split():
         assert call(f"{word}=1") == 2
-        said = f"error: Unknown command line flag {word.lstrip('-')!r}. It is --{ours} here.\n"
-        assert capsys.readouterr().err == said
+        text = f"error: Unknown command line flag {word.lstrip('-')!r}. It is --{ours} here.\n"
+        assert capsys.readouterr().err == text
     assert list(tmp_path.iterdir()) == []
 
 
@@ -146,8 +146,8 @@ def test_a_whole_command_of_pfllibs_is_answered_at_once(capsys):
     )
     words = command.split()
     assert call(*words) == 2
-    said = capsys.readouterr().err
-    assert [word for word in words[::2] if f"'{word[1:]}'. It is" not in said] == []
+    text = capsys.readouterr().err
+    assert [word for word in words[::2] if f"'{word[1:]}'. It is" not in text] == []
 
 
 @pytest.mark.parametrize(

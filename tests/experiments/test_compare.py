@@ -85,8 +85,8 @@ def test_a_baseline_pools_the_seeds_of_several_folders(tmp_path):
         tmp_path / "c" / "local", "local", finals([0.9, 0.9], [0.5, 0.5], [0.3, 0.5]), [0, 1, 2],
         words=["--num_seeds=3"], **SAME
     )  # fmt: skip
-    found = find([str(tmp_path)])
-    rows, *_ = compare.compare(found, baseline="fedavg")
+    result = find([str(tmp_path)])
+    rows, *_ = compare.compare(result, baseline="fedavg")
     assert row_of(rows, "c/local").difference == pytest.approx((30 + 10 + 10) / 3)
     write_run(
         tmp_path / "d" / "fedavg", "fedavg", finals([0.5, 0.7]), [3],

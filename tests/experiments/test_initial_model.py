@@ -26,10 +26,10 @@ def test_a_run_says_what_matched_and_keeps_what_is_frozen_once(tmp_path, capsys)
     folder, file = tmp_path / "out", tmp_path / "first.npz"
     words = (write(file), "--freeze=fc_0")
     assert call(folder, *words) == 0
-    said = capsys.readouterr().out
-    assert "model      mlp: 70 parameters, and 390 frozen ones, kept once" in said
-    assert f"initial    {file}: 1 of 4 leaves given (384 of 460 numbers); drawn, as none" in said
-    assert "given, but not in the network: other" in said
+    text = capsys.readouterr().out
+    assert "model      mlp: 70 parameters, and 390 frozen ones, kept once" in text
+    assert f"initial    {file}: 1 of 4 leaves given (384 of 460 numbers); drawn, as none" in text
+    assert "given, but not in the network: other" in text
     models = pfl.load_models(folder / "fedavg" / "models.npz")
     assert list(models["global"]["params"]) == ["head"]
     assert models["backbone"]["params"]["fc_0"]["kernel"].shape == (2, 64, 6)

@@ -40,10 +40,10 @@ def federation_of(name, *words):
 def test_a_run_by_flags(tmp_path, capsys):
     words = ("--algorithms=fedavg,local", *GIVEN, *OWN)
     assert run.main(["run", *QUICK, *words, f"--output_dir={tmp_path / 'out'}"]) == 0
-    said = capsys.readouterr().out
-    assert "lr schedule cosine, lr schedule option final=0.1, optimizer adam" in said
-    assert "clip norm 0.5, optimizer states kept between rounds" in said
-    (noted,) = (line for line in said.splitlines() if "trained with its own" in line)
+    text = capsys.readouterr().out
+    assert "lr schedule cosine, lr schedule option final=0.1, optimizer adam" in text
+    assert "clip norm 0.5, optimizer states kept between rounds" in text
+    (noted,) = (line for line in text.splitlines() if "trained with its own" in line)
     assert all(part in noted for part in ("optimizer sgd", "momentum 0.5", "schedule constant"))
     summary = json.loads((tmp_path / "out" / "fedavg" / "summary.json").read_text())
     assert summary["training"]["optimizer"] == "adam (b1 0.8)"

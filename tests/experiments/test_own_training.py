@@ -76,10 +76,10 @@ def test_the_output_says_it(runs):
     assert other["config_hash"] == read(runs["plain"] / "fedavg" / "config.json")["config_hash"]
     summary = read(runs["own"] / "local" / "summary.json")
     assert summary["training"]["learning_rate"] == 0.5 and summary["training"]["batch_size"] == 4
-    said = "trained with its own batch size 4, learning rate 0.5"
-    assert summary["remarks"] == [said]
+    text = "trained with its own batch size 4, learning rate 0.5"
+    assert summary["remarks"] == [text]
     table = (runs["own"] / "comparison.md").read_text()
-    assert f"local: {said}." in table and "local.learning_rate=0.5" in table
+    assert f"local: {text}." in table and "local.learning_rate=0.5" in table
     assert pfl.Result.load(runs["own"] / "local").training == summary["training"]
 
 
@@ -105,14 +105,14 @@ def test_a_setting_that_the_flags_have_already_changes_nothing():
 
 
 def test_comparisons_and_figures_know_it(runs):
-    found = find([str(runs["own"])])
-    rows, _, notes = compare.compare(found)
+    result = find([str(runs["own"])])
+    rows, _, notes = compare.compare(result)
     assert [row.label for row in rows] == [
         "fedavg, batch_size=10, learning_rate=0.1",
         "local, batch_size=4, learning_rate=0.5",
     ]
     assert any("local, batch_size=4, learning_rate=0.5: trained with its own" in n for n in notes)
-    own = next(one for one in found if one.algorithm == "local")
+    own = next(one for one in result if one.algorithm == "local")
     rebuilt = probes.federation_of(own)
     assert rebuilt.training.learning_rate == 0.5 and rebuilt.schedule.batch_size == 4
 

@@ -110,11 +110,11 @@ def test_a_plan(here, played, capsys, tmp_path):
     written = json.loads((tmp_path / "plan.json").read_text())
     assert (written["target"], written["devices"], written["clients"]) == ("v5e:2x2", 2, 4)
     assert written["flags"]["data"]["num_clients"] == 4
-    found = written["algorithms"]["fedavg"]
-    assert found["fits"] and found["planned"]["total"] > found["planned"]["arguments"] > 0
-    assert found["costs"]["loops"][0][0].endswith("]/while")
-    assert found["costs"]["steps"] == 2  # 20 samples, minibatches of 10
-    assert found["cycles"] == 0 and found["rounds_per_second"] is None
+    result = written["algorithms"]["fedavg"]
+    assert result["fits"] and result["planned"]["total"] > result["planned"]["arguments"] > 0
+    assert result["costs"]["loops"][0][0].endswith("]/while")
+    assert result["costs"]["steps"] == 2  # 20 samples, minibatches of 10
+    assert result["cycles"] == 0 and result["rounds_per_second"] is None
 
 
 def test_rows_of_a_plan(here, played, capsys, tmp_path):
@@ -178,9 +178,9 @@ def test_lanes_are_halved_where_they_may_be(execution, fits, tried, here, monkey
     step = Step(fits)
     monkeypatch.setattr(plans, "_compiled", step)
     target = targets.parse("v5e")
-    found = plans.make(plan.prepare(args, target), "fedavg", target, jax.local_devices()[:1])
+    result = plans.make(plan.prepare(args, target), "fedavg", target, jax.local_devices()[:1])
     assert step.tried == tried
-    assert found.fits == (fits > 0 if execution == "auto" else False)
+    assert result.fits == (fits > 0 if execution == "auto" else False)
 
 
 class Failing:
@@ -256,10 +256,10 @@ def test_a_described_tpu(name, played, capsys):
     assert code == 0, err
     assert "rounds/s" in out and "Loops of unknown length" not in out
     with open("p.json") as file:
-        found = json.load(file)["algorithms"]["fedavg"]
-    assert found["costs"]["step"] > 1000 and found["costs"]["evaluation"] > 1000
-    assert found["rounds_per_second"] > 0
-    assert bool(found["costs"]["transfers"]) == (name != "v5e")
+        result = json.load(file)["algorithms"]["fedavg"]
+    assert result["costs"]["step"] > 1000 and result["costs"]["evaluation"] > 1000
+    assert result["rounds_per_second"] > 0
+    assert bool(result["costs"]["transfers"]) == (name != "v5e")
 
 
 @pytest.mark.slow

@@ -244,8 +244,8 @@ def test_state_that_does_not_fit_goes_to_the_hosts_of_two_processes(tmp_path):
     assert "ditto keeps clients' state in host memory" in pair.said(0)
     wanted = alone(tmp_path / "alone", *words)
     same(folder, wanted, 1e-5, "ditto")
-    found = [(each / "new_clients.md").read_text() for each in (folder, wanted)]
-    assert found[0] == found[1]
+    result = [(each / "new_clients.md").read_text() for each in (folder, wanted)]
+    assert result[0] == result[1]
 
 
 @pytest.mark.slow
@@ -330,9 +330,9 @@ def test_every_algorithm_gives_the_numbers_of_one_process(tmp_path, quarter):
     with jax.enable_x64(True):
         for name in names:
             for part in (1.0, 0.6):
-                found = np.load(tmp_path / f"{name}-{part}.npz")
+                result = np.load(tmp_path / f"{name}-{part}.npz")
                 wanted = simulated(name, 1, participation=part)
-                assert set(found) == set(wanted)
+                assert set(result) == set(wanted)
                 for what, array in wanted.items():
                     message = f"{name}: {what}"
-                    np.testing.assert_allclose(found[what], array, 1e-9, 1e-9, err_msg=message)
+                    np.testing.assert_allclose(result[what], array, 1e-9, 1e-9, err_msg=message)

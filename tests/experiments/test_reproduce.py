@@ -180,8 +180,8 @@ def test_a_finished_one_is_printed_and_left_alone(tables, finished, monkeypatch,
     before = {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.is_file()}
     monkeypatch.setattr(run, "run", lambda *_, **__: pytest.fail("nothing is left to run"))
     assert call(tables, finished, "--eval_every=1") == 0
-    said = capsys.readouterr().out
-    assert "runs to do" not in said and "DWA (1)" in said and "Not run: CIFAR-10" in said
+    text = capsys.readouterr().out
+    assert "runs to do" not in text and "DWA (1)" in text and "Not run: CIFAR-10" in text
     after = {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.is_file()}
     assert {path.name for path in after if after[path] != before.get(path)} <= {".lock"}
 
@@ -237,9 +237,9 @@ def test_another_data_set_stands_in(tables, finished, capsys):
     words += ("--test_split=pooled",)
     folder = finished.parent / "other"
     assert call(tables, folder, *words) == 0
-    said = capsys.readouterr().out
-    assert "CIFAR-10 (on digits instead of the paper's data set)" in said
-    assert "--train_samples=40" in said and "would mean nothing" in said
+    text = capsys.readouterr().out
+    assert "CIFAR-10 (on digits instead of the paper's data set)" in text
+    assert "--train_samples=40" in text and "would mean nothing" in text
     row = rows(folder)["cifar", "local"]
     assert row["state"] == "measured" and row["difference"] == "" and row["ours"]
     assert rows(folder)["cifar", "dwa_1"]["state"] == "not run"

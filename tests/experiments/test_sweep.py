@@ -152,8 +152,8 @@ def test_what_is_said_below_the_ranking(finished, capsys):
     """In the file and, by the same command, on the terminal."""
     assert call(*GRID, f"--output_dir={finished}") == 0
     out = capsys.readouterr().out
-    said = "With 2 seeds a 95 % interval has 1 degree of freedom and extends 12.7 standard errors"
-    assert said in out and said in (finished / "sweep.md").read_text()
+    text = "With 2 seeds a 95 % interval has 1 degree of freedom and extends 12.7 standard errors"
+    assert text in out and text in (finished / "sweep.md").read_text()
     # What the grid varies has no one value.
     line = "Training: 1 local epoch, participation 1 (all 4 clients in a round)."
     assert line in out and line in (finished / "sweep.md").read_text()

@@ -66,9 +66,9 @@ def test_what_is_inside_a_program_and_what_is_queued():
     ],
 )
 def test_two_values_never_share_a_folder(first, second):
-    found = [sweep.Cell("m", {"partition_file": value}, [{}]).folder for value in (first, second)]
-    assert len({name.lower() for name in found}) == 2
-    assert all(re.fullmatch(r"[a-z0-9_.+=~-]{1,120}", name) for name in found)
+    result = [sweep.Cell("m", {"partition_file": value}, [{}]).folder for value in (first, second)]
+    assert len({name.lower() for name in result}) == 2
+    assert all(re.fullmatch(r"[a-z0-9_.+=~-]{1,120}", name) for name in result)
 
 
 NASTY = st.text(st.sampled_from("aA1-=_.~/\\ ,ä\n"), max_size=4) | st.text(max_size=200)

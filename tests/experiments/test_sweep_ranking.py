@@ -15,11 +15,11 @@ def outcome(setting, validation):
 
 def test_choices_that_one_run_can_not_have():
     """A flag that algorithms can't differ in is left out where their choices do, and said."""
-    found = [
+    result = [
         sweep_files.Outcome(name, {"alpha": alpha, "model": "mlp"}, (0,), *[np.array([50.0])] * 2)
         for name, alpha in (("fedavg", "0.1"), ("local", "1"))
     ]
-    assert sweep_files.all_chosen(found).splitlines() == [
+    assert sweep_files.all_chosen(result).splitlines() == [
         "--algorithms=fedavg,local",
         "# alpha can't differ between the algorithms of a run:",
         "#   fedavg: 0.1",
@@ -32,8 +32,8 @@ def test_rows_over_different_clients_or_data():
     def row(setting, clients, remarks=()):
         return replace(outcome(setting, [50.0, 60.0]), clients=clients, remarks=remarks)
 
-    found = [row({"a": "1"}, (0,), ("x",)), row({"a": "2"}, (0, 1, 2, 3, 4))]
-    heading, _, *rows = sweep_files.table(found).splitlines()
+    result = [row({"a": "1"}, (0,), ("x",)), row({"a": "2"}, (0, 1, 2, 3, 4))]
+    heading, _, *rows = sweep_files.table(result).splitlines()
     assert heading.endswith("| Test % | Mean over |")
     assert [line.strip("|* ").split(" | ")[-1].strip("* ") for line in rows] == [
         "client 0",
@@ -41,7 +41,7 @@ def test_rows_over_different_clients_or_data():
     ]
     assert heading.count("|") == rows[0].count("|") == rows[1].count("|")
     assert "± 63.53*" in rows[0]
-    notes = sweep_files.footnotes(found, ["alpha"])
+    notes = sweep_files.footnotes(result, ["alpha"])
     assert notes[0] == "m, a=1: x."
     assert notes[1].startswith("Rows are means over different clients")
     assert notes[2].startswith("alpha changes the data")
@@ -54,8 +54,8 @@ def test_rows_over_different_clients_or_data():
 
 
 def test_settings_that_diverged_are_ranked_last():
-    found = [outcome({"a": "1"}, [np.nan, 1.0]), outcome({"a": "2"}, [3.0, 4.0])]
-    assert [one.setting["a"] for one in sweep_files.ranked(found)] == ["2", "1"]
+    result = [outcome({"a": "1"}, [np.nan, 1.0]), outcome({"a": "2"}, [3.0, 4.0])]
+    assert [one.setting["a"] for one in sweep_files.ranked(result)] == ["2", "1"]
 
 
 def test_pictures():
@@ -64,8 +64,8 @@ def test_pictures():
     np.testing.assert_allclose(curve.get_xdata(), [1, 2, 10])  # by size
     np.testing.assert_allclose(curve.get_ydata(), [1.5, 2, 6])
     pairs = [(a, b) for a in "12" for b in ("x", "y", "z")]
-    found = [outcome({"a": a, "b": b}, [float(a), float(a)]) for a, b in pairs]
-    image = picture(found, "m").axes[0].get_images()[0]
+    result = [outcome({"a": a, "b": b}, [float(a), float(a)]) for a, b in pairs]
+    image = picture(result, "m").axes[0].get_images()[0]
     np.testing.assert_allclose(image.get_array(), [[1, 1, 1], [2, 2, 2]])
     assert picture([outcome({}, [1.0])], "m") is None
 

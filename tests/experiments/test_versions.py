@@ -52,8 +52,8 @@ def test_a_run_does_not_go_on(old, capsys):
 
 def test_a_finished_run_is_not_compared(old, capsys):
     assert compare.main(["compare", f"--runs={old}"]) == 2
-    said = f"{old / 'local/config.json'} was written by fedjax_pfl 0.2.0, and {pfl.__version__}"
-    assert said in capsys.readouterr().err
+    text = f"{old / 'local/config.json'} was written by fedjax_pfl 0.2.0, and {pfl.__version__}"
+    assert text in capsys.readouterr().err
 
 
 def test_a_saved_result_is_not_loaded(old):
@@ -117,5 +117,5 @@ def test_a_run_of_0_3_does_not_go_on(of_0_3, capsys):
 def test_another_revision_does_not_go_on(finished, capsys, monkeypatch):
     monkeypatch.setattr(pfl.ALGORITHMS["local"], "revision", 2)
     assert run.main(["run", *WORDS, f"--output_dir={finished}"]) == 2
-    said = "was made with other code: local.revision was '1.1' and is '1.2'. Give --accept_changed"
-    assert said in capsys.readouterr().err
+    text = "was made with other code: local.revision was '1.1' and is '1.2'. Give --accept_changed"
+    assert text in capsys.readouterr().err

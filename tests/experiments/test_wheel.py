@@ -67,11 +67,11 @@ def wheel(tmp_path_factory):
 def test_what_is_in_it(wheel):
     """Every file of both packages, and nothing else that could hide a folder of the user's."""
     with zipfile.ZipFile(wheel) as content:
-        found = {Path(name) for name in content.namelist()}
-        (entries,) = (content.read(str(n)) for n in found if n.name == "entry_points.txt")
-        metadata = next(n for n in found if n.name == "METADATA")
+        result = {Path(name) for name in content.namelist()}
+        (entries,) = (content.read(str(n)) for n in result if n.name == "entry_points.txt")
+        metadata = next(n for n in result if n.name == "METADATA")
         wanted = content.read(str(metadata)).decode()
-    mine = {path for path in found if not path.parts[0].endswith(".dist-info")}
+    mine = {path for path in result if not path.parts[0].endswith(".dist-info")}
     there = {
         path.relative_to(ROOT)
         for name in PACKED

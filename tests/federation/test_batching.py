@@ -86,8 +86,8 @@ def test_positions():
 def test_batches_of_an_incomplete_step_are_of_even_size(batches, size, wanted):
     schedule = Schedule(batch_size=4, batches_per_step=batches)
     at, valid = map(np.asarray, schedule.positions(jnp.arange(9), 0, size))
-    found = [row[on].tolist() for row, on in zip(at, valid, strict=True)]
-    assert found == wanted
+    result = [row[on].tolist() for row, on in zip(at, valid, strict=True)]
+    assert result == wanted
 
 
 def test_fresh_batches_are_the_first_of_an_order_of_their_own():

@@ -134,20 +134,20 @@ def test_a_tpus_samples_fill_its_lanes():
     pool = np.random.default_rng(0).normal(size=(6, 5, 20)).astype(np.float32)
     dataset = dataset_from_arrays("six", pool, np.arange(6) % 3)
     partition = pfl.Partition.from_lists([[0, 1], [2, 3]], [[4], [5]])
-    found = {}
+    result = {}
     for platform in ("cpu", "tpu"):
         federation = pfl.federate(
             dataset, partition, "softmax", dtype="float64", platform=platform, input_scaling="raw"
         )
         data = federation.data
         batch = data.fetch(data.train, 1, np.arange(2), np.ones(2, bool), "float64")
-        found[platform] = data.samples.shape, batch.inputs
-    assert found["cpu"][0] == (6, 100) and found["tpu"][0] == (6, 128)
-    np.testing.assert_array_equal(found["tpu"][1], found["cpu"][1])
-    np.testing.assert_array_equal(found["tpu"][1].ravel(), pool[2:4].ravel())
+        result[platform] = data.samples.shape, batch.inputs
+    assert result["cpu"][0] == (6, 100) and result["tpu"][0] == (6, 128)
+    np.testing.assert_array_equal(result["tpu"][1], result["cpu"][1])
+    np.testing.assert_array_equal(result["tpu"][1].ravel(), pool[2:4].ravel())
 
 
 def test_a_federation_prints_in_a_line():
-    said = "Federation(5 clients: 25 train, 10 test, samples (4,), 3 outputs, 43 parameters)"
-    assert repr(toy_federation(validation_size=0)) == said
+    text = "Federation(5 clients: 25 train, 10 test, samples (4,), 3 outputs, 43 parameters)"
+    assert repr(toy_federation(validation_size=0)) == text
     assert "10 test, 10 validation" in repr(toy_federation())

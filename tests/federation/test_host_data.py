@@ -68,11 +68,11 @@ def test_samples_on_devices_come_back_to_the_host(monkeypatch):
     parts = on_mesh(made, mesh_of(2)).data
     assert parts.shards == 2
     monkeypatch.setattr(process_local_data, "several", lambda: True)
-    held = process_local_data.at_home(parts)
+    held = process_local_data.process_local(parts)
     assert held.own.all() and held.shards == held.train.shards == 1
     assert isinstance(held.samples, np.ndarray)
     assert held.content() == made.data.content()
     same_samples(
         HostData(held).of(np.arange(5), ("train", "validation", "test"), 5), made.data, range(5)
     )
-    same_samples(process_local_data.whole(held), made.data, range(5))
+    same_samples(process_local_data.all_process_data(held), made.data, range(5))

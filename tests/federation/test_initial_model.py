@@ -288,8 +288,8 @@ def test_axes_that_shapes_do_not_tell_are_named():
     kernels = {"fc_0.kernel": np.eye(64), "head.kernel": np.zeros((64, 10))}
     one = pfl.federate(data, partition, "mlp", initial_model=kernels)
     assert one.initial_match.unclear == ("params/fc_0/kernel",)
-    said = "taken in Flax's order, channels last, which shapes can't confirm: params/fc_0/kernel"
-    assert str(one.initial_match).endswith(said)
+    text = "taken in Flax's order, channels last, which shapes can't confirm: params/fc_0/kernel"
+    assert str(one.initial_match).endswith(text)
     flat = {"fc.kernel": np.zeros((128, 64))}  # behind 2x2 pixels of 32 channels
     one = pfl.federate(data, partition, "cnn", initial_model=flat)
     assert one.initial_match.unclear == ("params/fc/kernel",)

@@ -49,8 +49,8 @@ def test_defaults_are_allowed():
 
 
 def test_an_unknown_option_is_told_the_nearest():
-    said = r"^Unknown option of federate 'participation_fraction'. Did you mean 'participation'\?"
-    with pytest.raises(pfl.InputError, match=said):
+    text = r"^Unknown option of federate 'participation_fraction'. Did you mean 'participation'\?"
+    with pytest.raises(pfl.InputError, match=text):
         federation(participation_fraction=0.5)
 
 

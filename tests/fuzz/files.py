@@ -111,42 +111,44 @@ def _raw():
 
 
 def _raw_specimens() -> dict[str, Specimen]:
-    found = {}
+    result = {}
     kinds = (("images-idx3", np.zeros((3, 28, 28))), ("labels-idx1", np.arange(3)))
     parts = {
         f"{split}-{kind}-ubyte": idx(array) for split in ("train", "t10k") for kind, array in kinds
     }
     for name in ("train-images-idx3-ubyte", "t10k-labels-idx1-ubyte"):
-        found[name] = Specimen(parts, name, loading("mnist"))
+        result[name] = Specimen(parts, name, loading("mnist"))
         packed = {f"{part}.gz": gzip.compress(content) for part, content in parts.items()}
-        found[f"{name}.gz"] = Specimen(packed, f"{name}.gz", loading("mnist"))
+        result[f"{name}.gz"] = Specimen(packed, f"{name}.gz", loading("mnist"))
         plain = packed | {f"{name}.gz": parts[name]}
-        found[f"{name} in gz"] = Specimen(plain, f"{name}.gz", loading("mnist"), wrap=gzip.compress)
+        result[f"{name} in gz"] = Specimen(
+            plain, f"{name}.gz", loading("mnist"), wrap=gzip.compress
+        )
     emnist = {
         f"gzip/emnist-digits-{part.replace('t10k', 'test')[:-5]}ubyte.gz".replace(
             "idx3ubyte", "idx3-ubyte").replace("idx1ubyte", "idx1-ubyte"): gzip.compress(content)
         for part, content in parts.items()
     }  # fmt: skip
-    found["emnist"] = Specimen({"gzip.zip": zipped(emnist)}, "gzip.zip", loading("emnist/digits"))
+    result["emnist"] = Specimen({"gzip.zip": zipped(emnist)}, "gzip.zip", loading("emnist/digits"))
     record = bytes([1]) + bytes(3072)
     for name, layout in LAYOUTS.items():
         rows = (bytes(len(layout.names) - 1) + record) * 2
         files = dict.fromkeys((*layout.train, *layout.test), rows)
         files[layout.names[-1]] = b"".join(b"c%d\n" % i for i in range(layout.num_classes))
         for file in (layout.train[0], layout.names[-1]):
-            found[f"{name} {file}"] = Specimen(files, file, loading(name))
+            result[f"{name} {file}"] = Specimen(files, file, loading(name))
         inner = {f"{layout.folder}/{file}": content for file, content in files.items()}
-        found[f"{name} packed"] = Specimen(
+        result[f"{name} packed"] = Specimen(
             {layout.archive: tarred(inner)}, layout.archive, loading(name)
         )
-        found[f"{name} tar"] = Specimen(
+        result[f"{name} tar"] = Specimen(
             {layout.archive: tarred(inner, "w")}, layout.archive, loading(name), wrap=gzip.compress
         )
     # Other packings under names that promise gzip.
     for pack in (bz2, lzma):
         content = {**packed, "train-images-idx3-ubyte.gz": pack.compress(bytes(99))}
-        found[pack.__name__] = Specimen(content, "train-images-idx3-ubyte.gz", loading("mnist"))
-    return found
+        result[pack.__name__] = Specimen(content, "train-images-idx3-ubyte.gz", loading("mnist"))
+    return result
 
 
 @target("text files", 80)
@@ -260,9 +262,9 @@ def _import_specimens() -> dict[str, Specimen]:
 
     flat = json.dumps({"0": [0, 1], "1": [2, 3]}).encode()
     both = json.dumps({"train": {"0": [0, 1]}, "test": {"0": [0]}}).encode()
-    found = {"pfllib arrays": Specimen(library, "train/0.plain.npz", pfllib, arrays)}
+    result = {"pfllib arrays": Specimen(library, "train/0.plain.npz", pfllib, arrays)}
     for name, change in (("bytes", mutations.damaged), ("nodes", nodes)):
-        found[f"pfllib {name}"] = Specimen(library, "config.json", pfllib, change)
-        found[f"flower {name}"] = Specimen({"split.json": flat}, "split.json", flower, change)
-        found[f"flower both {name}"] = Specimen({"split.json": both}, "split.json", flower, change)
-    return found
+        result[f"pfllib {name}"] = Specimen(library, "config.json", pfllib, change)
+        result[f"flower {name}"] = Specimen({"split.json": flat}, "split.json", flower, change)
+        result[f"flower both {name}"] = Specimen({"split.json": both}, "split.json", flower, change)
+    return result

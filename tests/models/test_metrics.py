@@ -140,24 +140,24 @@ def test_the_measures_that_are_summed():
         sums = np.asarray(jax.jit(task.marks)(outputs, labels)).sum(axis=0)
         return {name: float(value) for name, value in task.values(sums, N).items()}
 
-    found = values("classification", outputs, classes)
-    assert found == pytest.approx({"accuracy": sk.accuracy_score(classes, outputs.argmax(1))})
-    found = values("regression", outputs, numbers)
+    result = values("classification", outputs, classes)
+    assert result == pytest.approx({"accuracy": sk.accuracy_score(classes, outputs.argmax(1))})
+    result = values("regression", outputs, numbers)
     error, apart = sk.mean_squared_error(numbers, outputs), sk.mean_absolute_error(numbers, outputs)
-    assert found == pytest.approx({"mse": error, "mae": apart})
-    found = values("multi_label", outputs, labels)
+    assert result == pytest.approx({"mse": error, "mae": apart})
+    result = values("multi_label", outputs, labels)
     exact = sk.accuracy_score(labels, outputs > 0)
-    assert found == pytest.approx(
+    assert result == pytest.approx(
         {"label_accuracy": 1 - sk.hamming_loss(labels, outputs > 0), "exact_match": exact}
     )
     texts = outputs.reshape(6, 4, C)
     following = classes.reshape(6, 4).copy()
     following[0, 2:] = -1
-    found, there = values("next_token", texts, following), following >= 0
+    result, there = values("next_token", texts, following), following >= 0
     p = softmax(texts)[there]
     loss = sk.log_loss(following[there], p / p.sum(1, keepdims=True), labels=range(C))
     right = (texts.argmax(-1) == following)[there].mean()
-    assert found == pytest.approx({"perplexity": np.exp(loss), "token_accuracy": right}, rel=1e-5)
+    assert result == pytest.approx({"perplexity": np.exp(loss), "token_accuracy": right}, rel=1e-5)
 
 
 def test_losses_of_several_labels_and_tokens():

@@ -26,15 +26,15 @@ def test_textcnn_by_hand():
     weights = jax.jit(net.init)(jax.random.key(0), ids)
     w = jax.tree.map(np.asarray, weights["params"])
     x = w["embedding"]["table"][np.asarray(ids)]
-    found = []
+    result = []
     for i, width in enumerate((3, 4, 5)):
         kernel = w[f"conv_{i}"]["kernel"][:, 0]
         over_time = [
             np.einsum("bkh,khc->bc", x[:, t : t + width], kernel) + w[f"conv_{i}"]["bias"]
             for t in range(6 - width + 1)
         ]
-        found.append(np.maximum(over_time, 0).max(0))
-    wanted = np.concatenate(found, -1) @ w["head"]["kernel"] + w["head"]["bias"]
+        result.append(np.maximum(over_time, 0).max(0))
+    wanted = np.concatenate(result, -1) @ w["head"]["kernel"] + w["head"]["bias"]
     np.testing.assert_allclose(jax.jit(net.apply)(weights, ids), wanted, rtol=1e-5, atol=1e-5)
 
 

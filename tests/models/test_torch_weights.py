@@ -168,8 +168,8 @@ class Tensor:
 def test_tensors_are_read_and_values_of_other_types_refused():
     state, network = torch.state_of(fc=(5, 160)), MLP(5, ())
     wanted = pfl.from_torch(state, network, SHAPE)
-    found = pfl.from_torch({name: Tensor(v) for name, v in state.items()}, network, SHAPE)
-    jax.tree.map(np.testing.assert_array_equal, found, wanted)
+    result = pfl.from_torch({name: Tensor(v) for name, v in state.items()}, network, SHAPE)
+    jax.tree.map(np.testing.assert_array_equal, result, wanted)
     with pytest.raises(pfl.InputError, match=r"state_dict at 'fc.bias' must be numbers, got 'str"):
         pfl.from_torch(state | {"fc.bias": np.asarray("x")}, network, SHAPE)
     with pytest.raises(pfl.InputError, match=r"state_dict must be a state_dict: .*, got 'list'"):

@@ -79,13 +79,13 @@ def test_two_groups_are_those_of_scipy(linkage, seed):
 @pytest.mark.parametrize("seed", range(4))
 def test_single_linkage_is_the_paper_s_optimal_bipartition(seed):
     similarity = similarities(seed, 7)
-    found = cfl.largest_between(similarity, *cfl.two_groups(similarity, "single"))
+    result = cfl.largest_between(similarity, *cfl.two_groups(similarity, "single"))
     least = min(
         cfl.largest_between(similarity, chosen, [k for k in range(7) if k not in chosen])
         for size in range(1, 7)
         for chosen in combinations(range(7), size)
     )
-    assert found == least
+    assert result == least
 
 
 def test_ties_go_to_the_lowest_members():

@@ -229,12 +229,12 @@ def test_fedamp_defaults(setting):
 def test_a_newcomer_is_one_more_client_in_the_mixing(setting, heuristic):
     models = fedamp.run(**setting, sigma=9.0, heuristic=heuristic)[-1]["personalized"]
     options = {"sigma": 9.0, "heuristic": heuristic}
-    found = fedamp.newcomer(models[3], models[:3], **options)
+    result = fedamp.newcomer(models[3], models[:3], **options)
     alpha = fedamp.largest_alpha(9.0, COUNT)
     if heuristic:
         weights = fedamp.cosine_attention(models, 9.0, 1 / COUNT)
     else:
         weights = fedamp.attention(models, 9.0, alpha)
         larger = fedamp.newcomer(models[3], models[:3], **options, alpha=2 * alpha)
-        assert_same(larger, found)
-    np.testing.assert_allclose(flat(found), weights[3] @ stack(models), rtol=1e-11, atol=1e-14)
+        assert_same(larger, result)
+    np.testing.assert_allclose(flat(result), weights[3] @ stack(models), rtol=1e-11, atol=1e-14)

@@ -46,14 +46,14 @@ def test_slope_of_the_distance_equals_central_differences(prototypes, over):
 def test_distances_by_hand():
     prototypes, exists = np.array([[1.0, 1.0], [0.0, 0.0]]), np.array([True, False])
     inner, y = np.array([[1.0, 3.0], [3.0, 1.0], [9.0, 9.0], [1.0, 1.0]]), np.array([0, 0, 1, 0])
-    found = {
+    result = {
         over: fedproto.prototype_loss(inner, y, prototypes, exists, over)[0]
         for over in fedproto.DISTANCES
     }
     # |z - P|^2 is 4, 4 and 0, d = 2; the mean of the three is (5/3, 5/3).
-    np.testing.assert_allclose(found["matched"], 8 / 2 / 3, rtol=1e-15)
-    np.testing.assert_allclose(found["batch"], 8 / 2 / 4, rtol=1e-15)
-    np.testing.assert_allclose(found["class_means"], 2 * (2 / 3) ** 2 / 2, rtol=1e-15)
+    np.testing.assert_allclose(result["matched"], 8 / 2 / 3, rtol=1e-15)
+    np.testing.assert_allclose(result["batch"], 8 / 2 / 4, rtol=1e-15)
+    np.testing.assert_allclose(result["class_means"], 2 * (2 / 3) ** 2 / 2, rtol=1e-15)
     with pytest.raises(ValueError, match="Unknown distance 'l1'"):
         fedproto.prototype_loss(inner, y, prototypes, exists, "l1")
 
@@ -144,8 +144,8 @@ def test_nearest_prototypes_are_the_largest_logits_of_a_head(setting):
             min(np.flatnonzero(eligible), key=lambda c: np.sum((z - prototypes[c]) ** 2))
             for z in inner
         ]
-        found = fedproto.nearest_prototype(model, x, prototypes, eligible)
-        np.testing.assert_array_equal(found, nearest)
+        result = fedproto.nearest_prototype(model, x, prototypes, eligible)
+        np.testing.assert_array_equal(result, nearest)
         ranked = fedproto.with_prototype_head(model, prototypes, eligible)
         np.testing.assert_array_equal(network.predict(ranked, x), nearest)
         assert set(nearest) == set(np.flatnonzero(eligible))

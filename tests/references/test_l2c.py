@@ -49,10 +49,10 @@ def test_gradient_of_the_logits_equals_central_differences(setting, active):
         model = l2c.mixed(before, l2c.softmax_over(vector, active), deltas)
         return network.loss_and_gradient(model, x, y)[0]
 
-    found = l2c.logit_gradient(logits, active, before, deltas, x, y)
-    np.testing.assert_allclose(found, differences(loss, logits), rtol=1e-6, atol=1e-10)
-    np.testing.assert_array_equal(found[~active], 0.0)
-    assert abs(found.sum()) < 1e-12  # a constant added to all logits changes nothing
+    result = l2c.logit_gradient(logits, active, before, deltas, x, y)
+    np.testing.assert_allclose(result, differences(loss, logits), rtol=1e-6, atol=1e-10)
+    np.testing.assert_array_equal(result[~active], 0.0)
+    assert abs(result.sum()) < 1e-12  # a constant added to all logits changes nothing
 
 
 def test_weights_lie_on_the_simplex_of_the_active():

@@ -59,8 +59,8 @@ def test_updates_have_length_one():
 
 def test_scores_by_hand(federation):
     encoder, updates = federation["encoder"], updates_of(5)
-    found = l2c_encoder.scores(encoder, updates, 1)
-    for j, score in zip(updates, found, strict=True):
+    result = l2c_encoder.scores(encoder, updates, 1)
+    for j, score in zip(updates, result, strict=True):
         parts = []
         for name in ("hidden", "head"):
             for leaf in ("kernel", "bias"):
@@ -79,7 +79,7 @@ def test_scores_by_hand(federation):
                 parts.append(np.mean(products))
         np.testing.assert_allclose(score, np.mean(parts), rtol=1e-12)
     turned = l2c_encoder.scores(encoder, updates, 3)
-    np.testing.assert_allclose(turned[1], found[2], rtol=1e-13)  # alike is symmetric
+    np.testing.assert_allclose(turned[1], result[2], rtol=1e-13)  # alike is symmetric
 
 
 def test_gradient_of_the_scores_equals_central_differences(federation):

@@ -142,8 +142,8 @@ def test_without_late_clients_the_server_is_fedavgs(setting):
                 s = np.vdot(w - w0, v - w0) / np.linalg.norm(w - w0) / np.linalg.norm(v - w0)
                 s = normalised_by_hand(s)
                 expected = w0 + (1 - s) * (v - w0) + s * (w - w0)
-                found = models["personal"][i][layer][name]
-                np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-14)
+                result = models["personal"][i][layer][name]
+                np.testing.assert_allclose(result, expected, rtol=1e-10, atol=1e-14)
         before, held = models["global"], models["personal"]
 
 

@@ -84,10 +84,10 @@ def test_vjp_equals_central_differences(setting):
             return network.dot(pfedhn.generate(vectors[i], moved, like), change)
 
         numeric = differences(projected, pfedhn.numbers(embeddings, psi), 1e-6)
-        found = pfedhn.server_gradient(embeddings, psi, i, change)
-        np.testing.assert_allclose(found, numeric, rtol=1e-5, atol=1e-8)
+        result = pfedhn.server_gradient(embeddings, psi, i, change)
+        np.testing.assert_allclose(result, numeric, rtol=1e-5, atol=1e-8)
         others = np.arange(COUNT) != i
-        assert not found[: embeddings.size].reshape(embeddings.shape)[others].any()
+        assert not result[: embeddings.size].reshape(embeddings.shape)[others].any()
         dead += np.sum(pfedhn.inputs_of(embeddings[i], psi)[1] < 0)
     assert dead > 0
 

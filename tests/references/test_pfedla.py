@@ -74,7 +74,7 @@ def test_pfedla_vjp_equals_central_differences(weighting):
     cotangent = np.random.default_rng(1).normal(size=(2, COUNT))
     dead = 0
     for vector, psi in zip(drawn["embeddings"], drawn["hypernetworks"], strict=True):
-        found = leaves(*pfedla.hypernetwork_vjp(vector, psi, cotangent, weighting))
+        result = leaves(*pfedla.hypernetwork_vjp(vector, psi, cotangent, weighting))
 
         def projected(numbers, vector=vector, psi=psi):
             return np.sum(
@@ -82,7 +82,7 @@ def test_pfedla_vjp_equals_central_differences(weighting):
             )
 
         numeric = differences(projected, leaves(vector, psi), 1e-6)
-        np.testing.assert_allclose(found, numeric, rtol=1e-5, atol=1e-8)
+        np.testing.assert_allclose(result, numeric, rtol=1e-5, atol=1e-8)
         dead += np.sum(pfedla.hypernetwork(vector, psi, weighting) == 0.0)
     assert (dead > 0) == (weighting == "relu_norm")
 

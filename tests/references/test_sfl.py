@@ -92,8 +92,8 @@ def test_the_learned_graph_keeps_its_largest_entries(setting):
         for name in start
     }
     expected = sfl_graph.row_normalized(sfl_graph.adjacency(down)[0])
-    found = sfl_graph.learned_graph(models, start, steps=1, rate=0.5, decay=0.1)
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    result = sfl_graph.learned_graph(models, start, steps=1, rate=0.5, decay=0.1)
+    np.testing.assert_allclose(result, expected, rtol=1e-12)
     down = {
         name: tuple(v - 0.05 * s for v, s in zip(start[name], slope[name], strict=True))
         for name in start

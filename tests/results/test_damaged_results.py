@@ -66,9 +66,9 @@ def saved(tmp_path):
 def refused(folder) -> str:
     with pytest.raises(InputError) as caught:
         pfl.Result.load(folder)
-    said = str(caught.value)
-    assert str(folder) in said and len(said) < LONGEST
-    return said
+    text = str(caught.value)
+    assert str(folder) in text and len(text) < LONGEST
+    return text
 
 
 def edited(folder, change) -> None:
@@ -110,7 +110,7 @@ def test_every_flipped_byte_is_found_or_harmless(saved, name):
     """What loads in spite of it has every value as it was."""
     whole = (saved / name).read_bytes()
     lots, table = random.Random(0), pfl.Result.load(saved).table()
-    found = 0
+    result = 0
     for at in lots.sample(range(len(whole)), 150):
         flipped = bytearray(whole)
         flipped[at] ^= 1 << lots.randrange(8)
@@ -118,12 +118,12 @@ def test_every_flipped_byte_is_found_or_harmless(saved, name):
         try:
             loaded = pfl.Result.load(saved)
         except InputError as error:
-            found += 1
+            result += 1
             assert name in str(error) and len(str(error)) < LONGEST
         else:
             assert loaded.table() == table
             assert loaded.summary() == made_summary(loaded)
-    assert found > 75
+    assert result > 75
 
 
 def made_summary(loaded):

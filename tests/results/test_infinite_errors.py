@@ -7,7 +7,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments.outputs import run_files
-from fedjax_pfl.engine.metrics_buffer import Collector
+from fedjax_pfl.engine.metrics_buffer import MetricsBuffer
 from fedjax_pfl.results.notes import scored_clients
 
 NAME = "personalized/test/mse"
@@ -51,6 +51,6 @@ def test_lines_of_metrics(result):
 
 
 def test_curves_while_it_runs():
-    collector = Collector(1, 1, ())
+    collector = MetricsBuffer(1, 1, ())
     collector.add(1, {"scores": {NAME: np.array([[[1.0, np.inf, np.nan]]])}}, {}, 1.0)
     assert collector.curve(NAME)[1] == np.inf and collector.latest(NAME) == np.inf

@@ -153,9 +153,9 @@ def test_clients_that_hardly_mix_are_said_to_train_locally():
     own = {"self_weight": [0.94, 0.96]}
     options = {"participation": 0.5}
     result = pfl.simulate(pfl.make_algorithm("heurfedamp"), federation(**options), 2, settings=own)
-    said = "mean self-weight 0.960 in the last rounds: nearly local training"
-    assert said not in row_remarks(result, 0) and said in row_remarks(result, 1)
-    assert said in result.table() and said in result.summary(1)["remarks"]
+    text = "mean self-weight 0.960 in the last rounds: nearly local training"
+    assert text not in row_remarks(result, 0) and text in row_remarks(result, 1)
+    assert text in result.table() and text in result.summary(1)["remarks"]
     rounds = np.array([0.0] * 18 + [0.97, 0.99])
     late = {"self_weight": np.broadcast_to(rounds[:, None], (1, 2, 20, 6))}
     late = replace(result, clients=result.clients | late)

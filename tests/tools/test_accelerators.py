@@ -21,15 +21,15 @@ PLAN = plans.Plan(
 @pytest.fixture
 def compiled(monkeypatch):
     """Cases that were compiled: none of them is."""
-    found = []
+    result = []
 
     def compiled(case):
-        found.append(case.name)
+        result.append(case.name)
         return plans.Plan(error="INTERNAL") if case.algorithm == "local" else PLAN
 
     monkeypatch.setattr(accelerators, "compiled", compiled)
     monkeypatch.setattr(targets, "check_installed", lambda target: None)
-    return found
+    return result
 
 
 @pytest.mark.thorough
@@ -85,8 +85,8 @@ def test_rows_and_columns_that_are_gone_are_left_out():
 def test_what_fails_is_said(compiled, tmp_path, capsys):
     assert accelerators.main(["accelerators", str(tmp_path), "--only=small/v5e/local"]) == 1
     assert capsys.readouterr().err == "small/v5e/local: INTERNAL\n"
-    found = accelerators.collect(tmp_path, "none")
-    assert "| `local` | fails |" in accelerator_tables.tables(accelerators.cases(), found)
+    result = accelerators.collect(tmp_path, "none")
+    assert "| `local` | fails |" in accelerator_tables.tables(accelerators.cases(), result)
 
 
 @pytest.mark.parametrize("words", [[], ["a", "b", "c"], ["a", "--olny=b"]])

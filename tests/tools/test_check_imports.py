@@ -84,8 +84,8 @@ def test_what_is_found(tmp_path, files, said):
         write(tmp_path, {f"{package}/__init__": ""})
     write(tmp_path, {f"{name.rpartition('/')[0]}/__init__": "" for name in files} | files)
     layers = {name: LAYERS[name] for name in LAYERS}
-    found = check_imports.complaints(tmp_path, layers)
-    assert [line for line in found if "__init__" not in line] == said
+    result = check_imports.complaints(tmp_path, layers)
+    assert [line for line in result if "__init__" not in line] == said
 
 
 def test_this_tree():

@@ -29,11 +29,11 @@ def test_leaves_are_compared_part_by_part(tmp_path):
     other = folder(tmp_path / "new", a=moved, b=leaves(4.004), c=nan)
     (tmp_path / "old" / "e.error").write_text("ValueError: no")
     (tmp_path / "new" / "e.error").write_text("ValueError: no")
-    found = compare_revisions.compared(one, other)
-    assert found["a"] == found["e"] == {"metrics": 0, "states": 0, "models": 0}
-    assert found["b"]["states"] == pytest.approx(1e-3) and found["b"]["models"] == 0
-    assert found["c"]["metrics"] == np.inf and found["c"]["states"] == 0
-    assert set(found["d"].values()) == {np.inf}, "a case that one revision lacks"
+    result = compare_revisions.compared(one, other)
+    assert result["a"] == result["e"] == {"metrics": 0, "states": 0, "models": 0}
+    assert result["b"]["states"] == pytest.approx(1e-3) and result["b"]["models"] == 0
+    assert result["c"]["metrics"] == np.inf and result["c"]["states"] == 0
+    assert set(result["d"].values()) == {np.inf}, "a case that one revision lacks"
 
 
 @pytest.mark.slow

@@ -17,20 +17,20 @@ WORDS = (
 
 def test_the_curves_and_the_weights(tmp_path):
     assert run.main(["run", *WORDS, f"--output_dir={tmp_path}/demo"]) == 0
-    found = runs.find([f"{tmp_path}/demo"])
-    chart = demo_picture.draw(found)
+    result = runs.find([f"{tmp_path}/demo"])
+    chart = demo_picture.draw(result)
     curves, weights = chart.axes[:2]
     ends = {line.get_color(): line.get_ydata()[-1] for line in curves.lines}
-    means = [100 * one.values()[:, -1].mean() for one in found]
+    means = [100 * one.values()[:, -1].mean() for one in result]
     np.testing.assert_allclose(sorted(ends.values()), sorted(means))
     texts = [text.get_text() for text in curves.get_legend().get_texts()]
-    last = {one.algorithm: mean for one, mean in zip(found, means, strict=True)}
+    last = {one.algorithm: mean for one, mean in zip(result, means, strict=True)}
     assert texts == [f"{name}  {last[name]:.1f}" for name in sorted(last, key=lambda n: -last[n])]
-    (mixed,) = [one for one in found if one.algorithm == "feddwa"]
+    (mixed,) = [one for one in result if one.algorithm == "feddwa"]
     drawn = np.asarray(weights.collections[0].get_array()).reshape(4, 4)
     np.testing.assert_allclose(drawn, mixed.matrix("mixing")[0, 0].mean(axis=0))
     picture = tmp_path / "demo.png"
     assert demo_picture.main(["", str(picture), f"{tmp_path}/demo"]) == 0
     assert picture.stat().st_size > 1000
     with pytest.raises(pfl.InputError, match="lack feddwa"):
-        demo_picture.draw([one for one in found if one.algorithm == "local"])
+        demo_picture.draw([one for one in result if one.algorithm == "local"])

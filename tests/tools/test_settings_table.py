@@ -14,7 +14,7 @@ from fedjax_pfl.models.kernels.forms import by_definition
 from tools import settings_table
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = [name for name in presets.whole() if name.startswith(settings_table.PAPERS)]
+NAMES = [name for name in presets.complete_presets() if name.startswith(settings_table.PAPERS)]
 # Samples of a class: enough for 100 clients where there are few classes, little to move.
 MOST = {10: 700, 4: 2000, 200: 50}
 # What a setting is made of: no preset leaves one of these to a default that may change.

@@ -180,8 +180,8 @@ def test_adaptation_says_what_it_is():
     assert str(Adaptation()) == "1 local epoch"
     assert str(Adaptation(optimizer=twice)) == "1 local epoch, optimizer twice"
     how = Adaptation(epochs=2, budget=True, proximal=0.5)
-    said = "2 local epochs, minibatches counted over all of them, with a proximal term"
-    assert str(how) == said
+    text = "2 local epochs, minibatches counted over all of them, with a proximal term"
+    assert str(how) == text
     own = SGD(0.9, nesterov=True, weight_decay=0.01)
     how = Adaptation(steps=2, leaves="head", batch_size=5, learning_rate=0.1, optimizer=own)
     assert str(how) == (

@@ -63,8 +63,8 @@ def phases(algorithm, **options):
 
 def test_every_phase_of_a_round_has_its_own():
     w = [(5,), (4, 5)]
-    found = phases(pfl.make_algorithm("fedrep"), momentum=MOMENTUM)
-    assert found == {"head": [(3,), (5, 3)], "train": w}  # over the leaves that it trains
+    result = phases(pfl.make_algorithm("fedrep"), momentum=MOMENTUM)
+    assert result == {"head": [(3,), (5, 3)], "train": w}  # over the leaves that it trains
     both = [*w, (3,), (5, 3)]
     ditto = pfl.make_algorithm("ditto")
     assert phases(ditto, momentum=MOMENTUM) == {"train": both, "personal": both}

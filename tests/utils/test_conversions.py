@@ -34,8 +34,8 @@ def refuse(call, match=" must be "):
     """One sentence, not a long one."""
     with pytest.raises(pfl.InputError, match=match) as caught:
         call()
-    said = str(caught.value)
-    assert len(said) < 400 and "\n" not in said, said
+    text = str(caught.value)
+    assert len(text) < 400 and "\n" not in text, text
 
 
 @pytest.mark.parametrize("value", NO_FLOATS, ids=lambda v: str(type(v)))
@@ -244,9 +244,9 @@ WORDS = (
 def test_flags(word, tmp_path, capsys):
     words = ["run", "--dataset=digits", "--model=mlp", "--algorithms=feddwa,fedasync"]
     assert run.main([*words, f"--output_dir={tmp_path / 'o'}", word]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: ") and said.count("\n") == 1 and len(said) < 2100
-    assert "Traceback" not in said and "9" * 300 not in said, said
+    text = capsys.readouterr().err
+    assert text.startswith("error: ") and text.count("\n") == 1 and len(text) < 2100
+    assert "Traceback" not in text and "9" * 300 not in text, text
     assert not (tmp_path / "o").exists()
 
 

@@ -65,16 +65,16 @@ def test_large_values_are_cut(kind):
     with pytest.raises(InputError) as caught:
         require(False, "rounds", LARGE[kind], "at least 1")
     assert len(str(caught.value)) < 700
-    said = str(InputError(f"Nothing is called {'x' * 100_000}: choose another name."))
-    assert len(said) <= LONGEST
-    assert said.startswith("Nothing") and said.endswith("another name.")
+    text = str(InputError(f"Nothing is called {'x' * 100_000}: choose another name."))
+    assert len(text) <= LONGEST
+    assert text.startswith("Nothing") and text.endswith("another name.")
 
 
 def test_a_tracer_is_told_by_its_type():
-    said = []
-    jax.eval_shape(lambda x: said.append(shown(x)), jnp.zeros((2, 3)))
-    jax.eval_shape(lambda x: said.append(shown(x)), jnp.zeros(()))
-    assert said == ["an array [2, 3] of float32", "an array [] of float32"]
+    messages = []
+    jax.eval_shape(lambda x: messages.append(shown(x)), jnp.zeros((2, 3)))
+    jax.eval_shape(lambda x: messages.append(shown(x)), jnp.zeros(()))
+    assert messages == ["an array [2, 3] of float32", "an array [] of float32"]
 
 
 def test_what_has_no_repr_of_its_own():

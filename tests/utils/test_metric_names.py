@@ -45,13 +45,13 @@ def test_pooled_headlines_need_means_over_samples():
 
 @pytest.mark.parametrize(("measure", "chosen"), [(ACCURACY, "0.2"), (MSE, "0.1")])
 def test_a_sweep_chooses_the_best(measure, chosen):
-    found = [
+    result = [
         Outcome("fedavg", {"learning_rate": rate}, (0,), values, values, measure=measure)
         for rate, values in (("0.1", np.array([1.0])), ("0.2", np.array([2.0])))
     ]
-    (one,) = best(found)
+    (one,) = best(result)
     assert one.setting["learning_rate"] == chosen
-    assert f"**{chosen}**" in table(found) or f"learning_rate={chosen}**" in table(found)
+    assert f"**{chosen}**" in table(result) or f"learning_rate={chosen}**" in table(result)
     said = "# validation 2.00 %" if measure == ACCURACY else "# validation MSE 1"
     assert chosen_flags(one).startswith(said)
 
@@ -84,5 +84,5 @@ def test_an_infinite_error_counts():
 
 def test_the_note_on_a_headline_names_the_measure():
     result = SimpleNamespace(measure=lambda: MSE)
-    (said,) = comparison_table.said_of_headline({"fedavg": result}, "pfllib")
+    (said,) = comparison_table.headline_notes({"fedavg": result}, "pfllib")
     assert "the best round's MSE over all test samples pooled" in said

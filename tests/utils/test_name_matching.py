@@ -131,8 +131,8 @@ def test_variants_are_told_with_their_hyperparameter():
 def test_ambiguous_names_are_refused_in_a_sentence():
     with pytest.raises(pfl.InputError) as caught:
         pfl.algorithm_name("FedOpt", CANONICAL)
-    said = "The algorithm 'FedOpt' may be any of fedadagrad, fedadam, fedyogi: name one."
-    assert str(caught.value) == said
+    text = "The algorithm 'FedOpt' may be any of fedadagrad, fedadam, fedyogi: name one."
+    assert str(caught.value) == text
     with pytest.raises(pfl.InputError, match=r"'My-Own' may be any of my_own, myown: name one"):
         pfl.algorithm_name("My-Own", ["my_own", "myown"])
     assert pfl.algorithm_name("myown", ["my_own", "myown"]) == "myown"
@@ -189,9 +189,9 @@ def test_options_of_other_libraries():
 def test_data_sets_of_other_libraries(given, ours, monkeypatch):
     assert name_matching.ours(given, pfl.DATASETS, aliases.DATASETS) == ours
     if ours != given:
-        found = object()
-        monkeypatch.setitem(pfl.DATASETS, ours, Source("", lambda data_dir: found))
-        assert pfl.load_dataset(given) is found
+        result = object()
+        monkeypatch.setitem(pfl.DATASETS, ours, Source("", lambda data_dir: result))
+        assert pfl.load_dataset(given) is result
 
 
 @pytest.mark.parametrize(

@@ -22,14 +22,14 @@ MANY = 80  # of as many empty dataclasses about ten got another's program
 
 def every_dataclass() -> dict[type, object]:
     """One of each of the package's dataclasses, every field of it 0: only its class tells which."""
-    found = {}
+    result = {}
     for module in pkgutil.walk_packages(pfl.__path__, "fedjax_pfl."):
         for value in vars(importlib.import_module(module.name)).values():
             if isinstance(value, type) and "__dataclass_fields__" in vars(value):
-                found[value] = object.__new__(value)
+                result[value] = object.__new__(value)
                 for field in fields(value):
-                    object.__setattr__(found[value], field.name, 0)
-    return found
+                    object.__setattr__(result[value], field.name, 0)
+    return result
 
 
 def is_leaf(node: object) -> bool:
@@ -37,24 +37,24 @@ def is_leaf(node: object) -> bool:
 
 
 def test_no_two_structs_are_the_same_node():
-    found = {cls: node for cls, node in every_dataclass().items() if not is_leaf(node)}
-    assert set(pfl.ALGORITHMS.values()) < set(found)
-    assert pfl.Federation in found and pfl.WeightDistribution in found
-    for one, other in itertools.combinations(found, 2):
-        nodes = jax.tree.structure(found[one]), jax.tree.structure(found[other])
+    result = {cls: node for cls, node in every_dataclass().items() if not is_leaf(node)}
+    assert set(pfl.ALGORITHMS.values()) < set(result)
+    assert pfl.Federation in result and pfl.WeightDistribution in result
+    for one, other in itertools.combinations(result, 2):
+        nodes = jax.tree.structure(result[one]), jax.tree.structure(result[other])
         assert nodes[0] != nodes[1], f"{one.__name__} and {other.__name__}"
 
 
 def test_no_two_static_values_are_equal():
     """Tasks, schedules, optimizers and the like, which are part of a program by `==`."""
-    found = {cls: node for cls, node in every_dataclass().items() if is_leaf(node)}
+    result = {cls: node for cls, node in every_dataclass().items() if is_leaf(node)}
     statics = [field.name for field in fields(pfl.Federation) if field.metadata.get("static")]
     federation = toy_federation(dtype="float32")
     used = {type(getattr(federation, name)) for name in statics}
     used -= {int, str, bool, type(None), tuple}
-    assert used <= set(found)  # no named tuples, which are equal across classes
-    for one, other in itertools.combinations(found, 2):
-        assert found[one] != found[other], f"{one.__name__} and {other.__name__}"
+    assert used <= set(result)  # no named tuples, which are equal across classes
+    for one, other in itertools.combinations(result, 2):
+        assert result[one] != result[other], f"{one.__name__} and {other.__name__}"
 
 
 def test_no_two_algorithms_are_the_same_node_under_their_defaults():

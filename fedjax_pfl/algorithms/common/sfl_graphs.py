@@ -42,7 +42,7 @@ def first_generator(key, ids, dtype):
     return {"embedding": jnp.moveaxis(embedding, 1, 0), "kernel": kernel, "bias": bias}
 
 
-def fitted(generator, models, ids):
+def fitted_graph(generator, models, ids):
     """The generator's graph [N, N], fitted to the distances between models.
 
     Its unit rows are fitted to those of the distances, as published: far clients get large edges.

@@ -21,7 +21,7 @@ class States:
     before: Any = per_pair()
 
 
-def together(records: Record) -> Record:
+def joint_record(records: Record) -> Record:
     """One record of a round from those of all runs; leaves lead with the Alices.
 
     Copies and steps are summed. A client counts as diverged where it diverged in any run. Its loss

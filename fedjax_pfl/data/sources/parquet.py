@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_pfl.data.arrow_files import batches, open_parquet
 from fedjax_pfl.data.cache import cached_arrays, hash_of
-from fedjax_pfl.data.columns import checked_columns, named
+from fedjax_pfl.data.columns import checked_columns, column_names
 from fedjax_pfl.data.csv_files import check_header
 from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
 from fedjax_pfl.data.image_decoding import ImageSize, decode_images, parse_size
@@ -119,7 +119,7 @@ def _kept(folder: Path, data: Dataset, id_columns: str) -> dict[str, np.ndarray]
     for path in (file for file in files if file.suffix == ".parquet"):
         opened = open_parquet(path)
         check_header(path, opened.schema_arrow.names)
-        for name in named(id_columns, opened.schema_arrow.names, path):
+        for name in column_names(id_columns, opened.schema_arrow.names, path):
             for batch in batches(path, opened, [name]):
                 column = batch.column(name)
                 if column.null_count:

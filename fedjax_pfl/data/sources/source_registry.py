@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar, get_args
 
 import numpy as np
 
-from fedjax_pfl.data.columns import named
+from fedjax_pfl.data.columns import column_names
 from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
 from fedjax_pfl.data.files import as_path, reading
 from fedjax_pfl.data.labels import CLASSES
@@ -224,7 +224,7 @@ def _load_npz(
     ends = [end for end in ("_train", "_test") if f"x{end}" in arrays]
     known = [name.removesuffix(end) for end in ends[:1] for name in npz_names(path)
              if name.endswith(end) and name not in arrays]  # fmt: skip
-    ids = {name: [f"{name}{end}" for end in ends] for name in named(id_columns, known, path)}
+    ids = {name: [f"{name}{end}" for end in ends] for name in column_names(id_columns, known, path)}
     kept = read_npz(path, [key for keys in ids.values() for key in keys])
     return dataset_from_arrays(
         path.stem,
@@ -311,6 +311,6 @@ def _of_path(given: str) -> str | None:
         return None
     if there:
         forms = BY_ENDING.get(Path(given).suffix.lower(), ("npz", "folder"))
-        said = " or ".join(f"{name}:PATH" for name in forms)
-        return f"There is such a path: write what it holds, as in {said}."
+        text = " or ".join(f"{name}:PATH" for name in forms)
+        return f"There is such a path: write what it holds, as in {text}."
     return "There is no such path either." if "/" in given else None

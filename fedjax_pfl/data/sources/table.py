@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_pfl.data.arrow_files import batches, open_parquet
-from fedjax_pfl.data.columns import named
+from fedjax_pfl.data.columns import column_names
 from fedjax_pfl.data.csv_files import check_header, read_rows
 from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
 from fedjax_pfl.data.labels import CLASSES
@@ -56,8 +56,8 @@ def load_table(
         raise InputError("Data set 'table' needs the path of a file or folder: write table:PATH.")
     tables = [_read(path) for path in _files(data_dir)]
     names = list(tables[0].columns)
-    ids = named(id_columns, names, tables[0].path)
-    skipped = named(skip_columns, names, tables[0].path)
+    ids = column_names(id_columns, names, tables[0].path)
+    skipped = column_names(skip_columns, names, tables[0].path)
     if label_column not in names:
         raise unknown_name(f"column of {tables[0].path}:", label_column, names)
     if label_column in (*ids, *skipped):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_pfl.data.columns import named
+from fedjax_pfl.data.columns import column_names
 from fedjax_pfl.data.csv_files import check_header, read_rows
 from fedjax_pfl.data.dataset import MAX_VOCABULARY, Dataset, dataset_from_arrays
 from fedjax_pfl.data.limits import require_memory
@@ -242,7 +242,7 @@ def _places(
     path: Path, header: list[str], label: str, options: Columns
 ) -> tuple[int, list[int], dict[str, int]]:
     """Where the label is, the text (one column or more), and the columns that are kept."""
-    kept = {name: header.index(name) for name in named(options.kept.lower(), header, path)}
+    kept = {name: header.index(name) for name in column_names(options.kept.lower(), header, path)}
     for name in filter(None, (label, (options.text or "").lower())):
         if name not in header:
             raise unknown_name(f"column of {path}:", name, header)

@@ -83,8 +83,8 @@ def test_pfllibs_folder_is_a_partition_and_a_data_set(tmp_path):
     partition = pfl.read_partition(tmp_path, own)
     for split, lists in zip(("train", "test"), EXPECTED, strict=True):
         for client, wanted in enumerate(lists):
-            found = partition.client(split, client)
-            ours = np.rint(255 * (own.pool()[0][found] * 0.5 + 0.5))
+            result = partition.client(split, client)
+            ours = np.rint(255 * (own.pool()[0][result] * 0.5 + 0.5))
             assert as_sets(ours) == as_sets(DATA.pool()[0][wanted])
 
 

@@ -65,8 +65,8 @@ def test_shakespeare(tmp_path):
     write(tmp_path / "data", "train", "b", {"IAGO": (["\u00e9\u4e00        Z"], ["}"])})
     data = load_dataset("leaf", tmp_path)
     assert (data.vocab_size, data.num_classes, data.num_test) == (82, 80, 0)
-    said = "".join(LETTERS[i - 2] for i in data.train_x[0])
-    assert said == texts[0]
+    text = "".join(LETTERS[i - 2] for i in data.train_x[0])
+    assert text == texts[0]
     assert data.train_x[2].tolist() == [1, 1, *[2 + LETTERS.index(" ")] * 8, 2 + LETTERS.index("Z")]
     assert [LETTERS[y] for y in data.train_y] == ["o", "t", "}"]
     assert data.name == tmp_path.name

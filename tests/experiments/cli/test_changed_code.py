@@ -93,8 +93,8 @@ def test_a_record_of_another_jax_goes_on_with_a_warning(tmp_path, capsys):
     path.write_text(json.dumps(record | {resume.DIGEST: resume.digest_of(record)}))
     capsys.readouterr()
     assert run.main([*words, "--algorithms=local,fedavg"]) == 0
-    said = capsys.readouterr().err
-    assert "warning: " in said and "jax was '0.0.1' and is " in said
+    text = capsys.readouterr().err
+    assert "warning: " in text and "jax was '0.0.1' and is " in text
     states = json.loads(path.read_text())[changed_code.MADE_WITH]
     assert [one["jax"] for one in states] == ["0.0.1", changed_code.made_with()["jax"]]
     config = json.loads((tmp_path / "out/fedavg/config.json").read_text())
@@ -107,14 +107,14 @@ def test_a_record_of_another_jax_goes_on_with_a_warning(tmp_path, capsys):
 def test_the_digest_of_the_package_is_that_of_its_files(tmp_path, monkeypatch):
     monkeypatch.setattr(changed_code, "FOLDERS", (tmp_path,))
     (tmp_path / "a.py").write_text("x = 1")
-    found = [changed_code.package.__wrapped__()]
+    result = [changed_code.package.__wrapped__()]
     (tmp_path / "a.py").write_text("x = 2")
-    found.append(changed_code.package.__wrapped__())
+    result.append(changed_code.package.__wrapped__())
     (tmp_path / "a.py").rename(tmp_path / "b.py")
-    found.append(changed_code.package.__wrapped__())
+    result.append(changed_code.package.__wrapped__())
     (tmp_path / "note.txt").write_text("no code")
-    assert changed_code.package.__wrapped__() == found[-1]
-    assert len(set(found)) == 3
+    assert changed_code.package.__wrapped__() == result[-1]
+    assert len(set(result)) == 3
 
 
 def test_pooled_runs_of_other_code_are_noted():

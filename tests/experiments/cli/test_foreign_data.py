@@ -48,9 +48,9 @@ def test_flbenchs_folder_is_no_data_set(tmp_path, capsys):
     write_flbench(folder := tmp_path / "fmnist")
     (folder / "FashionMNIST" / "raw").mkdir(parents=True)
     assert run.main(["run", f"--dataset={folder}"]) == 2
-    said = capsys.readouterr().err
+    text = capsys.readouterr().err
     raw = folder / "FashionMNIST" / "raw"
-    assert f"--dataset=fashion_mnist --data_dir={raw}, and --partition_file={folder}." in said
+    assert f"--dataset=fashion_mnist --data_dir={raw}, and --partition_file={folder}." in text
 
 
 def test_other_spellings_of_data_sets_and_networks_are_the_same_run(folder, monkeypatch):

@@ -102,8 +102,8 @@ def test_further_algorithms_and_seeds_give_the_numbers_of_one_run(three, grown):
 def test_replaced_tables_are_kept(grown):
     kept = {path.name for path in (grown / growth.EARLIER).iterdir()}
     assert kept == {"algorithms_1", "seeds_0-0_rounds_3", "seeds_1-2_rounds_3"}
-    said = (grown / growth.EARLIER / "algorithms_1" / "comparison.md").read_text()
-    assert "| fedavg" in said and "| local" not in said
+    text = (grown / growth.EARLIER / "algorithms_1" / "comparison.md").read_text()
+    assert "| fedavg" in text and "| local" not in text
     record = json.loads((grown / growth.RECORD).read_text())
     assert record[growth.PARTS] == [1, 2]
 

@@ -68,6 +68,6 @@ def test_flagfiles_that_include_others_twice_are_bounded(tmp_path, monkeypatch):
 )  # fmt: skip
 def test_homes_that_nobody_has(script, words, flag, main, tmp_path, capsys):
     assert main(script, *words) == 2
-    said = f"error: {flag} is '~nobody_here/a', but there is no such home folder.\n"
-    assert capsys.readouterr().err == said
+    text = f"error: {flag} is '~nobody_here/a', but there is no such home folder.\n"
+    assert capsys.readouterr().err == text
     assert list(tmp_path.iterdir()) == []

@@ -50,10 +50,10 @@ def call(*words):
 
 
 def summaries():
-    found = {}
+    result = {}
     for path in sorted(resume.Path("runs").glob("*/local/summary.json")):
-        found[path.parts[1]] = json.loads(path.read_text())
-    return found
+        result[path.parts[1]] = json.loads(path.read_text())
+    return result
 
 
 @pytest.mark.thorough
@@ -102,8 +102,8 @@ def test_a_run_half_done_never_mixes_two_data_sets(here, capsys, monkeypatch):
     before = {path: path.read_bytes() for path in (here / "out").rglob("*") if path.is_file()}
     capsys.readouterr()
     assert call(*words) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and CONTENT in said and "out is another run" in said
+    text = capsys.readouterr().err
+    assert text.count("\n") == 1 and CONTENT in text and "out is another run" in text
     assert {path: path.read_bytes() for path in before} == before
     arrays("easy.npz", 0)
     assert call(*words) == 0
@@ -182,7 +182,7 @@ def test_names_of_classes_and_clients_count(here):
     people = [replace(made.partition, names=names) for names in (("x", "y", "z"), ("x", "z", "y"))]
     assert len({one.fingerprint() for one in called} | {made.dataset.fingerprint()}) == 1
     assert len({one.hash() for one in people} | {made.partition.hash()}) == 1
-    found = [
+    result = [
         identity.describe(args, made.algorithms, made.training, dataset, partition, {})
         for dataset, partition in (
             (made.dataset, made.partition),
@@ -191,9 +191,9 @@ def test_names_of_classes_and_clients_count(here):
         )
     ]
     assert not {identity.CLASS_NAMES, identity.CLIENT_NAMES} & made.identity.keys()
-    assert all(identity.difference(a, b) for a, b in itertools.combinations(found, 2))
-    assert "names of the classes was " in identity.difference(found[1], found[2])
-    assert "names of the clients was " in identity.difference(found[3], found[4])
+    assert all(identity.difference(a, b) for a, b in itertools.combinations(result, 2))
+    assert "names of the classes was " in identity.difference(result[1], result[2])
+    assert "names of the clients was " in identity.difference(result[3], result[4])
 
 
 def test_the_hash_of_a_configuration_names_the_content(here):
@@ -222,13 +222,13 @@ def test_a_sweep_holds_the_content_of_every_program(here, capsys):
     words = ["sweep", *SMALL, "--algorithms=local", "--grid=dataset=npz:easy.npz,npz:hard.npz"]
     assert sweep.main(words) == 0
     (first,) = resume.Path("runs").iterdir()
-    said = capsys.readouterr().out
+    text = capsys.readouterr().out
     arrays("hard.npz", 5, noise=2.0)
     assert sweep.main([*words, f"--output_dir={first}"]) == 2
     assert f"{identity.DATA} of local-" in capsys.readouterr().err
     assert sweep.main(words) == 0
     assert len(list(resume.Path("runs").iterdir())) == 2
-    assert capsys.readouterr().out != said
+    assert capsys.readouterr().out != text
 
 
 def test_differences_are_told_in_short():

@@ -180,9 +180,9 @@ def test_a_flagfile_runs_no_code(strangers, capsys):
     for words in strangers:
         for more in ([], [own]):
             assert run.main(["run", *more, *words]) == 2
-            said = capsys.readouterr().err
-            assert "A --flagfile has " in said and "--trust_flagfiles" in said
-            assert said.count("\n") == 1
+            text = capsys.readouterr().err
+            assert "A --flagfile has " in text and "--trust_flagfiles" in text
+            assert text.count("\n") == 1
         assert sweep.main(["sweep", "--grid=batch_size=1,2", *words]) == 2
         assert "A --flagfile has " in capsys.readouterr().err
         assert reproduce.main(["reproduce", "--table=feddwa/1", *words]) == 2

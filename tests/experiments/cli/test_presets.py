@@ -25,7 +25,7 @@ def parsed(*words):
 
 
 def test_every_preset_is_the_same_from_anywhere(monkeypatch):
-    assert len(presets.whole()) > 80
+    assert len(presets.complete_presets()) > 80
     for name in presets.names():
         named = parsed(f"--preset={name}")
         file = parsed(f"--flagfile={ROOT}/experiments/presets/{name}.flags")
@@ -112,7 +112,7 @@ def test_the_list_names_all_but_parts(capsys):
     for line in shown.strip("\n").splitlines():
         folder = line[:13].strip() or (folder if found else "")
         found += [folder + name for name in re.findall(r"[\w.]+", line[13:])]
-    assert found == presets.whole()
+    assert found == presets.complete_presets()
     assert "kept_average" in examples and str(ROOT / "experiments/examples") in examples
 
 
@@ -123,8 +123,8 @@ def test_an_example_by_name(capsys):
     assert "kept_average" in pfl.ALGORITHMS
     assert resume.configuration(named) == resume.configuration(file)
     assert run.main(["run", "--import_file=example:kept_averag"]) == 2
-    said = capsys.readouterr().err
-    assert "Unknown example 'kept_averag'. Did you mean 'kept_average'?" in said
+    text = capsys.readouterr().err
+    assert "Unknown example 'kept_averag'. Did you mean 'kept_average'?" in text
 
 
 def test_an_example_is_code_too(tmp_path, capsys):

@@ -86,8 +86,8 @@ def test_a_signal_saves_and_the_same_command_goes_on(whole, tmp_path, monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr(shown, "progress_display", lambda _: Killer("feddwa", 1, number))
         assert call(*words) == 128 + number
-    said = capsys.readouterr().err
-    assert f"Finished algorithms: local, and the next one after round 1. Kept in {folder}" in said
+    text = capsys.readouterr().err
+    assert f"Finished algorithms: local, and the next one after round 1. Kept in {folder}" in text
     assert signal.getsignal(number) == handler  # which may be to ignore it: a shell's background
     before = (folder / "local" / "summary.json").stat().st_mtime_ns
     (folder / ".part-feddwa").mkdir()  # as if it had been killed while writing
@@ -99,18 +99,18 @@ def test_a_signal_saves_and_the_same_command_goes_on(whole, tmp_path, monkeypatc
 def test_a_finished_run_is_shown_and_left_alone(whole, capsys):
     before = {path: path.stat().st_mtime_ns for path in whole.rglob("*")}
     assert call(TWO, f"--output_dir={whole}", "--checkpoint_seconds=5") == 0
-    said = capsys.readouterr().out
-    assert "This run is finished" in said
-    assert "feddwa " in said and "local " in said
+    text = capsys.readouterr().out
+    assert "This run is finished" in text
+    assert "feddwa " in text and "local " in text
     assert {path: path.stat().st_mtime_ns for path in whole.rglob("*")} == before
 
 
 def test_other_flags_are_refused_with_the_difference(whole, capsys):
     assert call(TWO, f"--output_dir={whole}", "--rounds=7", "--set=feddwa.top_k=2") == 2
-    said = capsys.readouterr().err
-    assert "--rounds was 6 and is 7" in said
-    assert "feddwa.top_k was 5 and is 2" in said
-    assert said.count(" was ") == 2
+    text = capsys.readouterr().err
+    assert "--rounds was 6 and is 7" in text
+    assert "feddwa.top_k was 5 and is 2" in text
+    assert text.count(" was ") == 2
 
 
 def test_a_folder_that_is_no_run(tmp_path, capsys):
@@ -184,8 +184,8 @@ def test_a_finished_run_is_lengthened(whole, tmp_path, capsys, kept):
     before = (folder / "feddwa" / "result.json").read_bytes()
     capsys.readouterr()
     assert call(*words) == 0
-    said = capsys.readouterr().out
-    first = min(int(n) for n in re.findall(rf"feddwa: round (\d+)/{ROUNDS}", said))
+    text = capsys.readouterr().out
+    first = min(int(n) for n in re.findall(rf"feddwa: round (\d+)/{ROUNDS}", text))
     assert first >= (4 if kept else 1)
     shutil.rmtree(folder / growth.CHECKPOINTS, ignore_errors=True)
     for name in ("local", "feddwa"):
@@ -244,9 +244,9 @@ def test_patience_ends_a_run_with_a_whole_result(tmp_path, capsys):
     assert call(*words, "--validation_fraction=0.2") == 0
     result = pfl.Result.load(tmp_path / "out" / "local")
     assert result.stopped == "patience" and result.rounds < 60
-    said = f"stopped after round {result.rounds} of 60: its validation accuracy had stopped rising"
-    assert said in capsys.readouterr().out
-    assert said in (tmp_path / "out" / "comparison.md").read_text()
+    text = f"stopped after round {result.rounds} of 60: its validation accuracy had stopped rising"
+    assert text in capsys.readouterr().out
+    assert text in (tmp_path / "out" / "comparison.md").read_text()
     assert call(*words, "--validation_fraction=0.2") == 0
     assert "This run is finished" in capsys.readouterr().out
 

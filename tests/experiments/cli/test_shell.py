@@ -97,8 +97,8 @@ def test_nobody_listens(streams, tmp_path, code):
 def test_output_to_a_full_disk_is_said(streams, tmp_path):
     streams(stdout=FULL.open("w"), stderr=(tmp_path / "err").open("w"))
     assert left(much) == 1
-    said = (tmp_path / "err").read_text()
-    assert said == "error: standard output can't be written: No space left on device.\n"
+    text = (tmp_path / "err").read_text()
+    assert text == "error: standard output can't be written: No space left on device.\n"
 
 
 @needs_full
@@ -145,8 +145,8 @@ def test_tables_and_bars_on_an_ascii_terminal(streams, tmp_path):
         return 0
 
     assert left(main) == 0
-    said = (tmp_path / "out").read_text(encoding="ascii")
-    assert "+- 95 %" in said and "Gr\\xf6\\xdfe" in said
+    text = (tmp_path / "out").read_text(encoding="ascii")
+    assert "+- 95 %" in text and "Gr\\xf6\\xdfe" in text
 
 
 def test_what_is_no_file_is_left_alone(streams):
@@ -225,14 +225,17 @@ def test_what_a_flag_refuses_is_one_line(capsys):
 
 def test_warnings_of_this_package_are_a_line():
     """Inside a script; others' are as ever, and so are all of them afterwards."""
-    said = []
+    messages = []
 
     @shell.script()
     def main(argv):
         for place in (pfl.__file__, __file__):
-            said.append(warnings.formatwarning("it begins\nagain", UserWarning, place, 7))
+            messages.append(warnings.formatwarning("it begins\nagain", UserWarning, place, 7))
         return 0
 
     assert main(["main"]) == 0
-    assert said[0] == "warning: it begins again\n" and "test_shell.py:7: UserWarning" in said[1]
+    assert (
+        messages[0] == "warning: it begins again\n"
+        and "test_shell.py:7: UserWarning" in messages[1]
+    )
     assert "UserWarning" in warnings.formatwarning("it", UserWarning, pfl.__file__, 7)

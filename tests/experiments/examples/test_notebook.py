@@ -50,10 +50,10 @@ def image(tmp_path, monkeypatch):
     known = importlib.metadata.version
 
     def version(name):
-        found = versions.get(name, known(name))
-        if found is None:
+        result = versions.get(name, known(name))
+        if result is None:
             raise importlib.metadata.PackageNotFoundError(name)
-        return found
+        return result
 
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setattr(importlib.metadata, "version", version)
@@ -88,10 +88,10 @@ def test_it_uses_public_names_alone():
 def test_installing_where_nothing_is_lacking(image, capsys):
     run_cell("install", image.names)
     assert image.calls == []
-    said = capsys.readouterr().out
-    assert "installed: nothing was lacking" in said
-    assert f"jax {importlib.metadata.version('jax')}" in said
-    assert "Attention" not in said
+    text = capsys.readouterr().out
+    assert "installed: nothing was lacking" in text
+    assert f"jax {importlib.metadata.version('jax')}" in text
+    assert "Attention" not in text
 
 
 def test_installing_what_is_lacking(image, capsys):
@@ -156,9 +156,9 @@ def test_the_short_form(image, tmp_path, capsys):
         if shown is not None:
             assert shown._repr_png_().startswith(b"\x89PNG")
     assert image.calls == []  # nothing was installed
-    said = capsys.readouterr().out
-    assert re.search(r"[CGT]PU: \d+ x", said)
-    assert "4 runs in one program" in said
+    text = capsys.readouterr().out
+    assert re.search(r"[CGT]PU: \d+ x", text)
+    assert "4 runs in one program" in text
     folder = tmp_path / "colab_results_1"
     pictures = {path.stem for path in folder.glob("*.png")}
     assert pictures == {"partition", "accuracy", "mixing", "sweep"}

@@ -11,12 +11,12 @@ from .conftest import CLIENTS, ROUNDS, SEEDS
 
 def meshes(figure):
     """Arrays of the heat maps, zeros where they are blank; colour bars are left out."""
-    found = []
+    result = []
     for axes in figure.axes:
         for mesh in axes.collections:
             if hasattr(mesh, "get_coordinates") and axes.get_label() != "<colorbar>":
-                found.append(np.ma.filled(mesh.get_array(), 0))
-    return found
+                result.append(np.ma.filled(mesh.get_array(), 0))
+    return result
 
 
 def test_weights_by_round_with_alice_in_the_middle(found):

@@ -23,10 +23,10 @@ def a_run():
 
 def test_clients_of_the_next_round_are_averaged():
     rows = np.arange(3)
-    found = curve(a_run(), rows, "personalized", "test", "samples", "next_participants")
+    result = curve(a_run(), rows, "personalized", "test", "samples", "next_participants")
     # After round 1 clients 0 and 1 come, after 3 clients 0 and 2, after the last nobody.
     expected = [(0.5 + 3 * 0.7) / 4, (0.2 + 4 * 0.6) / 5, np.nan]
-    np.testing.assert_allclose(found[0], 100 * np.array(expected))
+    np.testing.assert_allclose(result[0], 100 * np.array(expected))
     some = curve(a_run(), np.array([2]), "personalized", "test", over="next_participants")
     np.testing.assert_allclose(some[0], [np.nan, 60, np.nan])
 

@@ -164,17 +164,17 @@ def test_the_header_and_the_file_say_how_clients_train(mixed, tmp_path, monkeypa
     ],
 )
 def test_training_in_words(words, said):
-    assert said in training_line.described(flags.parse(["run", *words]), 7)
+    assert said in training_line.describe_training(flags.parse(["run", *words]), 7)
 
 
 def test_what_varies_is_left_out():
     args = flags.parse(["run", "--momentum=0.5"])
-    said = training_line.described(args, 7, ("learning_rate", "momentum", "local_epochs"))
+    said = training_line.describe_training(args, 7, ("learning_rate", "momentum", "local_epochs"))
     assert said == "minibatches of 10, participation 1 (all 7 clients in a round)"
-    assert training_line.described(args, None).startswith(
+    assert training_line.describe_training(args, None).startswith(
         "1 local epoch, minibatches of 10, learning"
     )
-    assert "participation 1, momentum" in training_line.described(args, None)
+    assert "participation 1, momentum" in training_line.describe_training(args, None)
 
 
 def test_intervals_wider_than_the_scale_are_marked(results):

@@ -54,21 +54,21 @@ def events(folder):
     from tensorboardX.proto.event_pb2 import Event
 
     (path,) = folder.glob("events.out.tfevents.*")
-    data, found = path.read_bytes(), []
+    data, result = path.read_bytes(), []
     while data:
         (size,) = struct.unpack("<Q", data[:8])
         event, data = Event.FromString(data[12 : 12 + size]), data[16 + size :]
-        found += [(event.step, value.tag, value.simple_value) for value in event.summary.value]
-    return found
+        result += [(event.step, value.tag, value.simple_value) for value in event.summary.value]
+    return result
 
 
 def test_json_lines_are_the_table(finished):
     lines = (finished / "feddwa" / "metrics.jsonl").read_text().splitlines()
-    found = [json.loads(line) for line in lines]
-    assert [(one["seed"], one["round"]) for one in found] == [(0, 1), (0, 2), (1, 1), (1, 2)]
+    result = [json.loads(line) for line in lines]
+    assert [(one["seed"], one["round"]) for one in result] == [(0, 1), (0, 2), (1, 1), (1, 2)]
     table = {
         (one["seed"], one["round"], name, value)
-        for one in found
+        for one in result
         for name, value in one.items()
         if name not in ("seed", "round")
     }
@@ -85,11 +85,11 @@ def test_event_files_are_the_table(finished, capsys):
     assert sorted(path.name for path in folder.iterdir()) == ["seed_0", "seed_1"]
     table = rows(finished)
     for seed in (0, 1):
-        found = {(step, tag): value for step, tag, value in events(folder / f"seed_{seed}")}
+        result = {(step, tag): value for step, tag, value in events(folder / f"seed_{seed}")}
         mine = {(number, name): value for s, number, name, value in table if s == seed}
-        assert found.keys() == mine.keys()
-        np.testing.assert_allclose([found[key] for key in mine], list(mine.values()), rtol=1e-6)
-    names = {name for _, name in found}
+        assert result.keys() == mine.keys()
+        np.testing.assert_allclose([result[key] for key in mine], list(mine.values()), rtol=1e-6)
+    names = {name for _, name in result}
     assert names >= {"personalized/test/accuracy", "personalized/test/accuracy_worst_decile",
                      "train_loss", "traffic/up_bytes"}  # fmt: skip
     before = {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
@@ -104,9 +104,9 @@ def test_a_sweep_names_its_settings(tmp_path):
     words = [*WORDS, "--algorithms=feddwa", "--grid=feddwa.top_k=1,3", "--tensorboard"]
     assert sweep.main(["sweep", *words, "--num_seeds=1", f"--output_dir={out}"]) == 0
     folder = out / "tensorboard" / "feddwa"
-    found = sorted(path.relative_to(folder).as_posix() for path in folder.glob("*/*"))
-    assert found == ["top_k=1/seed_0", "top_k=3/seed_0"]
-    assert all(events(folder / name) for name in found)
+    result = sorted(path.relative_to(folder).as_posix() for path in folder.glob("*/*"))
+    assert result == ["top_k=1/seed_0", "top_k=3/seed_0"]
+    assert all(events(folder / name) for name in result)
 
 
 def test_without_the_package(tmp_path, monkeypatch, capsys):
@@ -243,8 +243,8 @@ def test_a_service_that_fails_is_left_alone(finished, service, capsys):
     result = pfl.Result.load(finished / "feddwa")
     service.fails.append(RuntimeError("the network\nis down"))
     assert call(service.flag, f"--output_dir={finished}") == 0
-    said = capsys.readouterr().err
-    assert said.count("warning:") == 1 and "(the network is down)" in said
+    text = capsys.readouterr().err
+    assert text.count("warning:") == 1 and "(the network is down)" in text
     assert call(service.flag, f"--output_dir={finished}") == 0
     assert not capsys.readouterr().err
     found = sorted((number, name, value) for _, number, name, value in service.rows)

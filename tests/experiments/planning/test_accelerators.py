@@ -18,12 +18,12 @@ ON_CHIP = 128 * 2**20  # a v5e keeps so many bytes of temporaries beside its mem
 
 def target(name):
     """The target, where its compiler is installed."""
-    found = targets.parse(name)
+    result = targets.parse(name)
     try:
-        targets.check_installed(found)
+        targets.check_installed(result)
     except InputError as error:
         pytest.skip(str(error))
-    return found
+    return result
 
 
 @pytest.mark.parametrize(
@@ -33,17 +33,17 @@ def target(name):
 def test_a_program_for_an_accelerator(name):
     case = CASES[name]
     target(case.target)
-    found = accelerators.compiled(case)
-    assert found.error is None and found.fits, found.said
-    assert found.costs.steps > 0
+    result = accelerators.compiled(case)
+    assert result.error is None and result.fits, result.said
+    assert result.costs.steps > 0
     if case.target != "h100":
-        assert found.rounds_per_second > 0
+        assert result.rounds_per_second > 0
     if case.size != SMALL:
-        total = found.planned["total"]
-        assert found.estimated > 0.85 * total
+        total = result.planned["total"]
+        assert result.estimated > 0.85 * total
         if case.size.startswith("cnn"):
             on_chip = 0 if case.target == "h100" else ON_CHIP
-            assert found.estimated < 1.15 * total + on_chip
+            assert result.estimated < 1.15 * total + on_chip
 
 
 @pytest.mark.slow
@@ -52,5 +52,5 @@ def test_ragged_clients_and_seeds_one_by_one_on_all_chips():
     target("v5e:2x2")
     words = ["--target=v5e:2x2", "--mesh=clients:4", "--preset=digits_quick", "--num_seeds=2"]
     command = [sys.executable, "-m", "experiments.plan", *words, "--algorithms=local"]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
-    assert re.search(r"\nlocal +yes", said)
+    text = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
+    assert re.search(r"\nlocal +yes", text)

@@ -10,15 +10,15 @@ from tests.experiments.planning.programs import PROGRAM
 
 
 def test_a_round():
-    found = costs.count(hlo.parse(PROGRAM))
+    result = costs.count(hlo.parse(PROGRAM))
     step = 7 + 4 * 5
-    assert (found.step, found.steps) == (step, 2 * 3)
-    assert found.rest == 23 + 2 * 11 + 6 * 13 + 17 + 1  # the last: the cheaper of what is seldom
-    assert found.evaluation == 5 * 19  # what the last round alone scores is left out
-    assert [name for name in found.unknown if "strange" in name] == found.unknown != []
-    assert found.transfers == {"all-reduce": [6, 6 * 80], "all-gather": [1, 80]}
-    assert found.cycles() == 6 * step + found.rest + 95
-    assert found.cycles(eval_every=5) == 6 * step + found.rest + 19
+    assert (result.step, result.steps) == (step, 2 * 3)
+    assert result.rest == 23 + 2 * 11 + 6 * 13 + 17 + 1  # the last: the cheaper of what is seldom
+    assert result.evaluation == 5 * 19  # what the last round alone scores is left out
+    assert [name for name in result.unknown if "strange" in name] == result.unknown != []
+    assert result.transfers == {"all-reduce": [6, 6 * 80], "all-gather": [1, 80]}
+    assert result.cycles() == 6 * step + result.rest + 95
+    assert result.cycles(eval_every=5) == 6 * step + result.rest + 19
 
 
 @pytest.mark.parametrize(
@@ -63,15 +63,15 @@ def test_local_steps_of_a_real_program(name, ways):
     lowered = pfl.Simulation(pfl.make_algorithm(name), federation, seeds=(0, 1)).lower(
         devices=jax.local_devices()[:1]
     )
-    found = costs.count(hlo.parse(lowered.rounds.compile().as_text()))
-    (one,) = found.loops
+    result = costs.count(hlo.parse(lowered.rounds.compile().as_text()))
+    (one,) = result.loops
     assert "/evaluation/" not in one[0]
     lanes = lowered.federation.execution.lanes(federation.num_clients)
     steps = federation.steps()
     # Sizes are not known to the program: it takes all clients for as large as the mean.
     bound = 2 * max(steps.max(), steps.sum() / lanes)
-    assert 0.8 * bound <= found.steps <= 1.4 * bound
-    assert found.transfers == {} and not found.evaluation
+    assert 0.8 * bound <= result.steps <= 1.4 * bound
+    assert result.transfers == {} and not result.evaluation
 
 
 def test_transfers_of_a_real_program():
@@ -79,6 +79,6 @@ def test_transfers_of_a_real_program():
     lowered = pfl.Simulation(pfl.make_algorithm("fedavg"), federation).lower(
         devices=jax.local_devices()[:2]
     )
-    found = costs.count(hlo.parse(lowered.rounds.compile().as_text()))
+    result = costs.count(hlo.parse(lowered.rounds.compile().as_text()))
     assert lowered.federation.execution.devices == 2
-    assert found.transfers and all(size > 0 for _, size in found.transfers.values())
+    assert result.transfers and all(size > 0 for _, size in result.transfers.values())

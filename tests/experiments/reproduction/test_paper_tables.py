@@ -107,8 +107,8 @@ def test_cfl_can_split_at_every_scale(name):
             (cfl,) = build.parse_algorithms(args.algorithms, args["set"].value).values()
             costs = table.column[0].quantity == "traffic"
             assert costs or not cfl.round_remarks(None, args.rounds)
-            said = " ".join(report.Report(table, scale, (), ()).said())
-            told = f"At this scale only: {cell.line.title} with cfl.first_split=4." in said
+            text = " ".join(report.Report(table, scale, (), ()).said())
+            told = f"At this scale only: {cell.line.title} with cfl.first_split=4." in text
             assert told == (not costs and scale != "full")
 
 
@@ -144,8 +144,8 @@ def test_the_default_folder():
 def test_every_paper_has_a_table(capsys):
     assert {name.partition("/")[0] for name in NAMES} == set(settings_table.PAPERS)
     assert reproduce.main(["reproduce", "--list"]) == 0
-    said = capsys.readouterr().out
-    assert all(f"\n{name}: " in f"\n{said}" for name in NAMES)
+    text = capsys.readouterr().out
+    assert all(f"\n{name}: " in f"\n{text}" for name in NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)

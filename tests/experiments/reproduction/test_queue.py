@@ -128,12 +128,12 @@ def test_a_reading_is_taken_where_there_is_one():
 def test_costs_at_full_scale():
     """Of plain training, by the steps of the paper's clients; seeds and rounds multiply."""
     words = ("--preset=pfedla/table1_fashion_mnist_10", "--model=softmax")
-    found = full_cost.training(words)
+    result = full_cost.training(words)
     args = flags.parse(["run", *words])
-    assert full_cost.training((*words, "--num_seeds=1")) == pytest.approx(found / args.num_seeds)
-    assert full_cost.training((*words, "--rounds=60")) == pytest.approx(found / 10)
+    assert full_cost.training((*words, "--num_seeds=1")) == pytest.approx(result / args.num_seeds)
+    assert full_cost.training((*words, "--rounds=60")) == pytest.approx(result / 10)
     # A sample's forward pass and its gradient are 2 x 7,840 multiply-adds; 70 % are for training.
-    samples = 1e9 * found / (4 * 7840) / (args.num_seeds * args.rounds * args.local_epochs)
+    samples = 1e9 * result / (4 * 7840) / (args.num_seeds * args.rounds * args.local_epochs)
     assert 1 < samples / settings_held(words).sum() < 1.1
     assert full_cost.training(("--dataset=digits",)) is None
     assert full_cost.steps(flags.parse(["run", "--batch_size=10", "--drop_last"]),
@@ -163,8 +163,8 @@ def test_blank_samples_for_costs(monkeypatch, tmp_path):
         assert blank.registered("ag_news") is None
         words = ["reproduce", "--table=feddwa/6", "--stand_in=cifar10:fashion_mnist"]
         asked = reproduce.command(*reproduce.parse(words))
-        found = asked.substitutes(asked.table.column[2], "cifar10")
-        assert found == ["fashion_mnist", "blank/cifar10"]
+        result = asked.substitutes(asked.table.column[2], "cifar10")
+        assert result == ["fashion_mnist", "blank/cifar10"]
     finally:
         DATASETS.clear()
         DATASETS.update(before)

@@ -161,8 +161,8 @@ def test_rows_whose_intervals_overlap_are_not_told_apart(made):
     ]
     assert [one.apart for one in one_seed] == [0, 1, 0], "MB are counted, not estimated"
     assert report.verdict_cells(made)[1][3] == "1 of 1"
-    found = report.summary(made)["columns"]["accuracy"]
-    assert (found["apart"], found["pairs"]) == (1, 1)
+    result = report.summary(made)["columns"]["accuracy"]
+    assert (result["apart"], result["pairs"]) == (1, 1)
 
 
 def test_what_was_tuned_for_agreement_is_said_where_it_was(made):
@@ -207,9 +207,9 @@ def test_files(made, tmp_path):
     text = (tmp_path / "table.md").read_text()
     assert "4 of 7 cells (57 %) are within 2 points" in text and "- **rate**: it is not" in text
     assert "| B | 2.50 (25) | 2.00 (4) | -0.50 |" in text and "Paper MiB" in text
-    found = json.loads((tmp_path / "table.json").read_text())
-    assert found["columns"]["accuracy"]["kendall_tau"] == -1.0
-    assert {"column": "mb", "row": "b", "explained_by": ["rate"]} in found["further_off"]
+    result = json.loads((tmp_path / "table.json").read_text())
+    assert result["columns"]["accuracy"]["kendall_tau"] == -1.0
+    assert {"column": "mb", "row": "b", "explained_by": ["rate"]} in result["further_off"]
     with (tmp_path / "table.csv").open() as file:
         rows = {(row["column"], row["row"]): row for row in csv.DictReader(file)}
     assert rows["accuracy", "b"]["explained_by"] == "rate"

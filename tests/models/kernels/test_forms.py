@@ -105,13 +105,13 @@ def test_the_task_decides_and_jit_knows_it():
     x = jnp.ones((2, 13, 14, 2))
     model = LinenTask(Net()).initial_model(jax.random.key(0), x)
     apply = jax.jit(lambda task, model: task.predict(model, x), static_argnums=0)
-    found = {}
+    result = {}
     for name in (None, "tpu", "cpu", "gpu", "tpu"):
-        found[name] = operations(partial(apply, LinenTask(Net(), platform=name)), model)
-    assert ("conv_general_dilated" in found["tpu"]) and ("reduce_window" in found["gpu"])
-    assert "pad[" not in found["tpu"] and "pad[" in found["cpu"]  # a copy of its own
+        result[name] = operations(partial(apply, LinenTask(Net(), platform=name)), model)
+    assert ("conv_general_dilated" in result["tpu"]) and ("reduce_window" in result["gpu"])
+    assert "pad[" not in result["tpu"] and "pad[" in result["cpu"]  # a copy of its own
     for name in (None, "cpu"):
-        assert "conv_general_dilated" not in found[name] and "reduce_window" not in found[name]
+        assert "conv_general_dilated" not in result[name] and "reduce_window" not in result[name]
     # A layer's jitted function that both call is traced for each.
     pool = jax.jit(layers.max_pool)
     for name, there in (("cpu", False), ("tpu", True), ("cpu", False)):
