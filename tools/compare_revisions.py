@@ -20,7 +20,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("metrics", "states", "models")
 COMMAND = (
     "-m experiments.run --dataset=digits --model=softmax --num_clients=5 --rounds=3 --num_seeds=2 "
-    "--participation=0.6 --algorithms=fedavg,feddwa,cwfedavg --devices=1 --compilation_cache= --output_dir={out}"
+    "--participation=0.6 --algorithms=fedavg,feddwa,cwfedavg --devices=1 --compilation_cache= "
+    "--output_dir={out}"
 )
 
 
