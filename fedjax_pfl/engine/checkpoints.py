@@ -317,8 +317,8 @@ def check_same(saved: Mapping[str, str], now: Mapping[str, str], folder: Path) -
 
 
 def _plain(value: Any) -> str:
-    """`repr` without addresses, which differ from process to process."""
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+    """`repr` without addresses, which differ by process, and without this package's modules."""
+    return re.sub(r" at 0x[0-9a-f]+|\bfedjax_pfl\.(\w+\.)*", "", repr(value))
 
 
 def _hash(arrays: Sequence) -> str:
