@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedjax_pfl.data.files import as_path
-from fedjax_pfl.results import result_files, result_table
+from fedjax_pfl.results import frames, result_files, result_table
 from fedjax_pfl.results.costs import Costs
 from fedjax_pfl.results.names import HEADLINE
 from fedjax_pfl.results.notes import (
@@ -25,7 +25,9 @@ from fedjax_pfl.utils.errors import InputError, require, require_name
 from fedjax_pfl.utils.metric_names import ACCURACY, Measure
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure  # slow import: only where it is drawn
+    import pandas as pd  # slow imports: only where they are used
+    import xarray as xr
+    from matplotlib.figure import Figure
 
 
 IMPATIENT, ASKED = "patience", "asked"  # why rounds may have ended early
@@ -192,6 +194,64 @@ class Result(Scored, Costs):
         """
         return result_table.plot(self, model, split)
 
+    def plot_mixing(
+        self, name: str | None = None, *, seed: int | None = None, setting: int = 0
+    ) -> "Figure":
+        """Heat maps of a recorded matrix, one for each of `matrix_rounds`.
+
+        Args:
+          name: of `matrices`, by default the first.
+          seed: one of `seeds`, by default the first.
+          setting: index of the swept setting.
+
+        Raises:
+          InputError: no such matrix, seed or setting.
+        """
+        from fedjax_pfl.results import plots  # matplotlib, slow
+
+        known = [key for key, m in self.matrices.items() if m.ndim in (5, 6)]
+        require(bool(known), "matrices", [], "recorded, as mixing algorithms do")
+        name = known[0] if name is None else name
+        require_name("matrix", name, known)
+        values = self.matrices[name][self._run(seed, setting)]
+        title = f"{self.algorithm}: {name}"
+        return plots.mixing_heatmaps(
+            values, self.matrix_rounds, title, client_names=self.client_names
+        )
+
+    def to_xarray(self) -> "xr.Dataset":
+        """All measurements as an `xarray.Dataset` with named axes.
+
+        Scores have the axes (seed, setting, eval_round, client), client records (seed, setting,
+        round, client), scalars (seed, setting, round), copies a further axis block, and matrices
+        (seed, setting, matrix_round, [group,] receiver, sender). Clients are permanent ids; swept
+        values, sample sizes and names of clients are further coordinates.
+        """
+        return frames.to_xarray(self)
+
+    def to_pandas(self) -> "pd.DataFrame":
+        """A `pandas.DataFrame` with a row for each seed, setting, round and client.
+
+        Columns are these four, swept values, sample sizes, client records and scores (NaN in rounds
+        that were not scored).
+        """
+        return frames.to_pandas(self)
+
+    def _repr_html_(self) -> str:
+        return frames.to_html(self)
+
+    def _run(self, seed: int | None, setting: int) -> tuple[int, int]:
+        """Places of a seed and a setting.
+
+        Raises:
+          InputError: one is not there.
+        """
+        seed = self.seeds[0] if seed is None else seed
+        require(seed in self.seeds, "seed", seed, f"one of {list(self.seeds)}")
+        inside = isinstance(setting, int) and 0 <= setting < self.num_settings
+        require(inside, "setting", setting, f"in 0..{self.num_settings - 1}")
+        return self.seeds.index(seed), setting
+
     def predict(
         self,
         client: int | str,
@@ -227,11 +287,8 @@ class Result(Scored, Costs):
         if named:
             require_name("client", client, known)
         require(client in known, "client", client, "one of client_ids")
-        seed = self.seeds[0] if seed is None else seed
-        require(seed in self.seeds, "seed", seed, f"one of {list(self.seeds)}")
-        inside = isinstance(setting, int) and 0 <= setting < self.num_settings
-        require(inside, "setting", setting, f"in 0..{self.num_settings - 1}")
-        run = self.seeds.index(seed) * self.num_settings + setting
+        at, setting = self._run(seed, setting)
+        run = at * self.num_settings + setting
         found = self.final.predict(run, known.index(client), x)
         return found if outputs or self.measure() != ACCURACY else found.argmax(axis=-1)
 

@@ -93,6 +93,13 @@ def named_settings(settings: Mapping[str, np.ndarray]) -> list[str]:
 def table(result: "Result", model: str, form: str) -> str:
     """The table of `Result.table`, see there."""
     require_name("form of a table", form, FORMS)
+    cells, below = rows(result, model)
+    text = markdown(cells) if form == "markdown" else aligned(cells)
+    return "\n\n".join([text, *below])
+
+
+def rows(result: "Result", model: str) -> tuple[list[list[str]], list[str]]:
+    """(the table's heading and rows, its notes); see `Result.table`."""
     result.require_scores()
     measure, more = result.measure(), result.measures[1:][:MOST]
     curve = measure.scale * result.curve(model)
@@ -115,7 +122,6 @@ def table(result: "Result", model: str, form: str) -> str:
     heading = ["Setting", measure.title, "± 95 %", *(["Mean over"] if differ else [])]
     heading += [measure.heading("Worst tenth"), measure.heading("Best round")]
     heading += [*(one.title for one in more), "MB up", "MB down"]
-    rows = [heading, *body]
     below = []
     if not differ and len(clients[0]) < result.num_clients:
         who = notes.named(clients[0], notes.names_of(result))
@@ -124,8 +130,7 @@ def table(result: "Result", model: str, form: str) -> str:
     below += notes.grouped(said)
     note = interval_note(len(result.seeds), marked)
     below += [] if note is None else [note]
-    text = markdown(rows) if form == "markdown" else aligned(rows)
-    return "\n\n".join([text, *below])
+    return [heading, *body], below
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:

@@ -1,0 +1,89 @@
+"""A result as an xarray data set, a pandas table, or HTML for a notebook."""
+
+import html
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedjax_pfl.results import result_table
+from fedjax_pfl.results.names import HEADLINE
+
+if TYPE_CHECKING:
+    import pandas as pd  # slow imports: only where they are used
+    import xarray as xr
+
+    from fedjax_pfl.results.result import Result
+
+RUNS = ("seed", "setting")
+
+
+def to_xarray(result: "Result") -> "xr.Dataset":
+    """See `Result.to_xarray`."""
+    import xarray as xr
+
+    rounds, clients = np.arange(1, result.rounds + 1), np.asarray(result.client_ids)
+    scores = {
+        name: ((*RUNS, "eval_round", "client"), values) for name, values in result.scores.items()
+    }
+    records = {
+        name: ((*RUNS, "round", "client"), values) for name, values in result.clients.items()
+    }
+    traffic = {
+        name: ((*RUNS, "round", "client", "block"), values)
+        for name, values in (("copies_up", result.copies_up), ("copies_down", result.copies_down))
+    }
+    scalars = {name: ((*RUNS, "round"), values) for name, values in result.scalars.items()}
+    matrices = {name: (_axes(values), values) for name, values in result.matrices.items()}
+    coordinates: dict[str, Any] = {
+        "seed": list(result.seeds),
+        "setting": result_table.setting_names(result),
+        "round": rounds,
+        "eval_round": np.asarray(result.eval_rounds),
+        "matrix_round": np.asarray(result.matrix_rounds),
+        "client": clients,
+        "block": list(result.blocks),
+        "train_size": ("client", np.asarray(result.train_sizes)),
+        "test_size": ("client", np.asarray(result.test_sizes)),
+    }
+    if result.client_names:
+        coordinates["client_name"] = ("client", list(result.client_names))
+    for name, values in result.settings.items():
+        coordinates[name] = ("setting", values)
+    variables = {**traffic, **scalars, **matrices, **records, **scores}
+    return xr.Dataset(variables, coordinates, {"algorithm": result.algorithm})
+
+
+def _axes(values: np.ndarray) -> tuple[str, ...]:
+    """Axes of recorded matrices: [S, H, Q, N, N], with groups of layers before the clients."""
+    inner = ("receiver", "sender") if values.shape[-2] > 1 else ("any_receiver", "sender")
+    middle = tuple(f"group_{k}" if k else "group" for k in range(values.ndim - 5))
+    return (*RUNS, "matrix_round", *middle, *inner)
+
+
+def to_pandas(result: "Result") -> "pd.DataFrame":
+    """See `Result.to_pandas`."""
+    whole = to_xarray(result)
+
+    def by(axis: str) -> "pd.DataFrame":
+        """A row for each entry of the variables along this axis and clients."""
+        names = [
+            n for n, one in whole.data_vars.items() if {*one.dims} - {*RUNS} == {axis, "client"}
+        ]
+        return whole[names].to_dataframe().rename_axis(index={axis: "round"})
+
+    frame, scores = by("round"), by("eval_round")
+    frame = frame.join(scores[scores.columns.difference(frame.columns, sort=False)])
+    return frame.reset_index()
+
+
+def to_html(result: "Result") -> str:
+    """The table of a result and its notes, as a notebook shows it."""
+    import pandas as pd
+
+    scored = f"{HEADLINE}/test/{result.measure().name}" in result.scores
+    if not (scored and len(result.eval_rounds)):
+        return f"<p>{html.escape(repr(result))}</p>"
+    (heading, *body), below = result_table.rows(result, HEADLINE)
+    table = pd.DataFrame(body, columns=heading).to_html(index=False, border=0)
+    title = f"{result.algorithm}: {result.num_clients} clients, {result.rounds} rounds"
+    return "".join(f"<p>{html.escape(line)}</p>" for line in (title, *below)) + table

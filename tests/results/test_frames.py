@@ -1,0 +1,60 @@
+"""A result as an xarray data set, a pandas table and HTML."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl.testing.toys import toy_federation
+
+
+@cache
+def result():
+    federation = toy_federation(dtype="float32", participation=0.6)
+    settings = {"learning_rate": (0.1, 0.3)}
+    algorithm = pfl.make_algorithm("feddwa")
+    return pfl.simulate(algorithm, federation, 3, seeds=(0, 4), settings=settings, eval_every=2)
+
+
+def test_axes_have_names():
+    whole, one = result().to_xarray(), result()
+    scores = whole["personalized/test/accuracy"]
+    assert scores.dims == ("seed", "setting", "eval_round", "client")
+    np.testing.assert_array_equal(scores, one.scores["personalized/test/accuracy"])
+    assert whole.eval_round.values.tolist() == one.eval_rounds.tolist() == [2, 3]
+    chosen = whole["local_steps"].sel(seed=4, round=3).isel(setting=1)
+    np.testing.assert_array_equal(chosen, one.clients["local_steps"][1, 1, 2])
+    np.testing.assert_array_equal(whole.learning_rate, one.settings["learning_rate"])
+    mixing = whole["mixing"].sel(matrix_round=3, seed=0).isel(setting=0)
+    np.testing.assert_array_equal(mixing, one.matrices["mixing"][0, 0, -1])
+    assert whole["copies_up"].dims[-1] == "block" and whole.attrs["algorithm"] == "feddwa"
+
+
+def test_a_row_for_each_seed_setting_round_and_client():
+    frame, one = result().to_pandas(), result()
+    assert len(frame) == 2 * 2 * 3 * one.num_clients
+    name = "personalized/test/accuracy"
+    assert frame.loc[frame["round"] == 1, name].isna().all()
+    last = frame[(frame["round"] == 3) & (frame.seed == 4) & np.isclose(frame.learning_rate, 0.3)]
+    np.testing.assert_array_equal(last.sort_values("client")[name], one.scores[name][1, 1, -1])
+    np.testing.assert_array_equal(
+        last.sort_values("client").local_steps, one.clients["local_steps"][1, 1, 2]
+    )
+
+
+def test_a_notebook_shows_the_table():
+    text = result()._repr_html_()
+    assert "<table" in text and "feddwa: " in text and "learning_rate=0.1" in text
+    federation = toy_federation(dtype="float32", test_sizes=(0,) * 5)
+    silent = pfl.simulate(pfl.make_algorithm("local"), federation, 1)
+    assert silent._repr_html_().startswith("<p>Result(local")
+
+
+def test_matrices_are_drawn():
+    figure = result().plot_mixing(seed=4, setting=1)
+    titles = [axes.get_title() for axes in figure.axes]
+    assert titles[:3] == [f"round {r}" for r in result().matrix_rounds]
+    for name, given in (("name", "mixin"), ("seed", 7), ("setting", 2)):
+        with pytest.raises(pfl.InputError, match=name if name != "name" else "mixing"):
+            result().plot_mixing(**{name: given})
