@@ -30,13 +30,18 @@ def conv_general_dilated(
     """`jax.lax.conv_general_dilated`, in the form for the platform, equal to rounding.
 
     By `layers.convolve` for [B, H, W, C] or [B, T, C] with equal strides. Groups, dilation, a
-    precision of its own and other layouts are left to XLA.
+    precision of its own, negative padding, kernels larger than the padded input and other layouts
+    are left to XLA.
     """
     if forms.form() == "xla" or not _can(lhs, window_strides, **options):
         return jax.lax.conv_general_dilated(lhs, rhs, window_strides, padding, **options)
     if isinstance(padding, str):
         sizes = lhs.shape[1:-1], rhs.shape[:-2]
         padding = jax.lax.padtype_to_pads(*sizes, window_strides, padding)
+    sides = [sum(pair) + size for pair, size in zip(padding, lhs.shape[1:-1], strict=True)]
+    cropped = any(size < 0 for pair in padding for size in pair)
+    if cropped or any(size < window for size, window in zip(sides, rhs.shape, strict=False)):
+        return jax.lax.conv_general_dilated(lhs, rhs, window_strides, padding, **options)
     if any(size for pair in padding for size in pair):
         lhs = jnp.pad(lhs, ((0, 0), *padding, (0, 0)))
     stride = window_strides[0]

@@ -33,6 +33,8 @@ BY_XLA = {
     "two strides": (nn.Conv(3, SQUARE, (1, 2)), (2, 5, 6, 4)),
     "precision": (nn.Conv(3, SQUARE, precision="highest"), (2, 5, 6, 4)),
     "volumes": (nn.Conv(3, (2, 2, 2)), (2, 3, 4, 3, 2)),
+    "cropped": (nn.Conv(3, SQUARE, padding=((-1, -1), (0, 0))), (2, 8, 6, 4)),
+    "too small": (nn.Conv(3, (5, 5), padding="VALID"), (2, 3, 3, 4)),
     "own": (nn.Conv(3, SQUARE, conv_general_dilated=jax.lax.conv_general_dilated), (2, 5, 6, 4)),
     "transposed": (nn.ConvTranspose(3, SQUARE), (2, 5, 6, 4)),
     "local": (nn.ConvLocal(3, SQUARE), (2, 5, 6, 4)),
