@@ -7,7 +7,8 @@ READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
 COMPILERS_READY := $(VENV)/.compilers-ready
 
-.PHONY: help demo smoke test thorough test-all coverage fuzz lint format docs accelerators clean
+.PHONY: help demo smoke test thorough test-all coverage fuzz lint format docs accelerators \
+	new-algorithm test-algorithm lists lines clean
 
 help:
 	@echo "make demo      install, compare five algorithms on handwritten digits, print the table"
@@ -21,6 +22,10 @@ help:
 	@echo "make format    what ruff can mend by itself"
 	@echo "make docs      the site of the documentation, built strictly (site/index.html)"
 	@echo "make accelerators  every algorithm compiled for TPUs and GPUs that need not be there (an hour)"
+	@echo "make new-algorithm NAME=fedx TITLE='Federated X'  the files of a new algorithm"
+	@echo "make test-algorithm NAME=fedx  every test that concerns one algorithm (minutes)"
+	@echo "make lists     counts and lists of algorithms in the pages, from the registry"
+	@echo "make lines     code, docstrings and prose, counted by package"
 	@echo "make clean     remove the environment and everything that was built"
 
 $(READY): requirements.txt setup.cfg setup.py pyproject.toml
@@ -55,6 +60,22 @@ thorough: $(READY)
 
 test-all: lint
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "" $(TEST_FLAGS)
+
+# The second command finds what the name alone selects.
+test-algorithm: $(READY)
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile tests/docs/test_docs.py \
+		tests/utils/test_name_matching.py tests/algorithms/test_published_defaults.py $(TEST_FLAGS)
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile tests/algorithms tests/aggregation \
+		tests/engine/test_draws.py tests/federation/test_regularizers.py -k '$(NAME)' $(TEST_FLAGS)
+
+new-algorithm: $(READY)
+	@$(VENV)/bin/python -m tools.new_algorithm '$(NAME)' '$(TITLE)'
+
+lists: $(READY)
+	$(VENV)/bin/python -m tools.new_algorithm lists
+
+lines: $(READY)
+	$(VENV)/bin/python -m tools.count_lines
 
 coverage: $(READY)
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile --cov --cov-report=term \

@@ -13,7 +13,7 @@ BAD = {
     ("--algorithms=",): "must name at least one algorithm",
     ("--algorithms=local,local",): "names 'local' twice",
     ("--algorithms=PerFedSomething",): "--import_file=FILE.py. Valid: ",
-    ("--algorithms=GPFL",): "Unknown algorithm 'GPFL'. It is not in this version. Valid: ",
+    ("--algorithms=FedMA",): "Unknown algorithm 'FedMA'. It is not in this version. Valid: ",
     ("--algorithms=FedAvg-FT,fedavg_ft",): "--algorithms names 'fedavg_ft' twice",
     ("--round=3",): "Unknown command line flag 'round'. Did you mean --rounds?",
     ("--flavour=red",): "Unknown command line flag 'flavour'.\n",

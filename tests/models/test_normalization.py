@@ -1,8 +1,6 @@
 """Batch normalisation against NumPy in float64, and what its three policies share."""
 
-import re
 from functools import partial
-from pathlib import Path
 
 import flax.linen as nn
 import jax
@@ -10,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_pfl import ALGORITHMS
 from fedjax_pfl.aggregation.leaf_plan import join
 from fedjax_pfl.aggregation.planning import leaf_plan
 from fedjax_pfl.algorithms.fedavg import FedAvg
@@ -287,10 +284,3 @@ def test_traffic_of_the_policies():
         for policy in ("shared", "local", "affine_shared")
     }
     assert sizes == {"shared": [20, 16, 15], "local": [20, 0, 15], "affine_shared": [20, 8, 15]}
-
-
-def test_the_page_names_the_algorithms_that_share_statistics():
-    page = Path(__file__).resolve().parents[2] / "docs" / "models.md"
-    row = next(line for line in page.read_text().splitlines() if line.startswith('| `"shared"`'))
-    named = re.findall("`([a-z_]+)`", row)
-    assert named == sorted(name for name, cls in ALGORITHMS.items() if cls.batch_norm == "shared")

@@ -38,6 +38,9 @@ FedAvgDBE FedCross FedLC FedSR ADCOL FedIIR FedFed Floco Elastic CCVR MetaFed kN
 FedAP FedNova FedDC FedCM FedCurv FedMA FedDF FedEM pFedGate pFedGraph pFedGP FedTP QFedAvg
 FedMedian Krum Bulyan FedTrimmedAvg FedXgb HeteroFL FjORD FLANDERS TAMUNA FedSGD SubFedAvg
 """)
+# Those that have come since are ours.
+OURS = {name.replace("_", "") for name in CANONICAL}
+FOREIGN = [name for name in FOREIGN if name.lower().replace("-", "") not in OURS]
 # The same, before anybody has put them into the table.
 UNHEARD = words("""
 FedGWC FedQZ pFedXY AQFL FedPhi FedUOT FedHKD FedCLS pFedPT FedIFL

@@ -1,0 +1,52 @@
+"""The skeleton of a new algorithm, laid down in a copy of the tree."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools import new_algorithm
+
+ROOT = Path(__file__).resolve().parents[2]
+COPIED = ("fedjax_pfl", "tests", "tools", "experiments", "docs/algorithms", "docs/models.md",
+          "docs/comparison.md", "mkdocs.yml", "README.md", "pyproject.toml")  # fmt: skip
+
+
+@pytest.fixture
+def copy(tmp_path):
+    for name in COPIED:
+        source, target = ROOT / name, tmp_path / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, target)
+    return tmp_path
+
+
+def run(copy, *words):
+    return subprocess.run(
+        [sys.executable, "-m", *words], cwd=copy, capture_output=True, text=True, check=False
+    )
+
+
+def test_a_skeleton_equals_its_reference(copy):
+    done = run(copy, "tools.new_algorithm", "fedexample", "Federated Examples")
+    assert done.returncode == 0, done.stderr
+    assert "make test-algorithm NAME=fedexample" in done.stdout
+    page = (copy / "docs/comparison.md").read_text()
+    assert f"of {page.split('| Personalized algorithms | ')[1].split()[2]} |" in page
+    tested = run(
+        copy, "pytest", "-p", "no:cacheprovider", "-q", "tests/algorithms/test_fedexample.py"
+    )
+    assert tested.returncode == 0, tested.stdout[-3000:]
+    again = run(copy, "tools.new_algorithm", "fedexample", "Federated Examples")
+    assert again.returncode == 2 and "exists: NAME must be new" in again.stderr
+
+
+@pytest.mark.parametrize("name", ["FedX", "fed-x", ""])
+def test_names_that_cannot_be(tmp_path, name):
+    with pytest.raises(ValueError, match="NAME must be lower case"):
+        new_algorithm.lay_down(tmp_path, name, "Title")

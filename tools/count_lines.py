@@ -1,0 +1,70 @@
+"""Lines of code, docstrings, comments and blanks by package, and words of prose in the pages:
+`python -m tools.count_lines [FOLDER]`.
+
+Tables, code blocks and the pages of reproduced tables are no prose.
+"""
+
+import ast
+import re
+import sys
+from collections import Counter, defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PARTS = ("fedjax_pfl", "experiments", "tools", "tests")
+KINDS = ("code", "docstring", "comment", "blank")
+
+
+def lines(path: Path) -> Counter:
+    """How many lines of a Python file are of each kind."""
+    text = path.read_text(encoding="utf-8")
+    kinds = ["code"] * len(text.splitlines())
+    for i, line in enumerate(text.splitlines()):
+        if not line.strip():
+            kinds[i] = "blank"
+        elif line.lstrip().startswith("#"):
+            kinds[i] = "comment"
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0] if node.body else None
+            if ast.get_docstring(node, clean=False) is not None and first is not None:
+                for i in range(first.lineno - 1, first.end_lineno or first.lineno):
+                    kinds[i] = "docstring"
+    return Counter(kinds)
+
+
+def by_package(root: Path) -> dict[str, Counter]:
+    """Lines of each part and of the packages in it, such as "tests" and "tests/engine"."""
+    found: dict[str, Counter] = defaultdict(Counter)
+    for part in PARTS:
+        for path in sorted((root / part).rglob("*.py")):
+            folders = path.relative_to(root).parts[:-1][:2]
+            counted = lines(path)
+            found[part] += counted
+            if len(folders) > 1:
+                found["/".join(folders)] += counted
+    return dict(sorted(found.items()))
+
+
+def words(root: Path) -> int:
+    """Words of prose in the pages."""
+    total = 0
+    for path in [*root.glob("*.md"), *(root / "docs").rglob("*.md")]:
+        if "reproduced" not in path.parts:
+            text = path.read_text(encoding="utf-8")
+            text = re.sub(r"```.*?```|<!--.*?-->", "", text, flags=re.DOTALL)
+            kept = (line for line in text.splitlines() if not line.lstrip().startswith("|"))
+            total += sum(len(line.split()) for line in kept)
+    return total
+
+
+def main(folder: Path) -> None:
+    print(f"{'':28}{'lines':>8}" + "".join(f"{kind:>11}" for kind in KINDS))
+    for name, counted in by_package(folder).items():
+        row = f"{name:28}{sum(counted.values()):8,}"
+        print(row + "".join(f"{counted[kind]:11,}" for kind in KINDS))
+    print(f"{'pages, words of prose':28}{words(folder):8,}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if sys.argv[1:] else ROOT)

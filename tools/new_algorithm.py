@@ -1,0 +1,106 @@
+"""Lays down the files of a new algorithm, and keeps the lists that name all of them.
+
+`make new-algorithm NAME=fedx TITLE="Federated X"` writes a working skeleton (FedAvg with a partial
+server step): the algorithm, its reference, test and page, and its lines in the lists. Every TODO in
+them is for its author; `tests/docs` refuses those that are left. `make lists` rewrites the counts
+and lists in the pages from the registry.
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TEMPLATES = Path(__file__).with_name("templates")
+FILES = {
+    "algorithm": "fedjax_pfl/algorithms/{name}.py",
+    "reference": "tests/references/{name}.py",
+    "test": "tests/algorithms/test_{name}.py",
+    "page": "docs/algorithms/{name}.md",
+}
+# Where a line goes: file, the text that it stands before, the line.
+LINES = (
+    ("fedjax_pfl/algorithms/__init__.py", "from fedjax_pfl.algorithms.ifca",
+     "from fedjax_pfl.algorithms.{name} import {klass}\n"),
+    ("fedjax_pfl/algorithms/__init__.py", '    "FedAvg",\n', '    "{klass}",\n'),
+    ("tests/algorithms/test_traffic.py", '    ("fedavg_ft", {{}}, 1, 1, 2)',
+     '    ("{name}", {{}}, 1, 1, 2),\n'),
+    ("tests/algorithms/test_published_defaults.py", '    "fedavgm": {{',
+     '    "{name}": {{"server_rate": (0.5, "ours: TODO, the source of the default")}},\n'),
+    ("docs/algorithms/README.md", "| `fedavgm` |",
+     "| `{name}` | TODO | as `fedavg`, with a partial step | 1 / 1 | [{name}]({name}.md) |\n"),
+    ("mkdocs.yml", "      - fedavgm: algorithms/fedavgm.md",
+     "      - {name}: algorithms/{name}.md\n"),
+)  # fmt: skip
+
+
+def lay_down(root: Path, name: str, title: str) -> list[Path]:
+    """Writes the files of an algorithm and its lines in the lists; returns the new files.
+
+    Raises:
+      ValueError: no name of an algorithm, or one that is taken.
+    """
+    if not re.fullmatch("[a-z][a-z0-9_]*", name):
+        raise ValueError(f"NAME must be lower case letters, digits and _, got {name!r}.")
+    made = {kind: root / path.format(name=name) for kind, path in FILES.items()}
+    taken = [path for path in made.values() if path.exists()]
+    if taken:
+        raise ValueError(f"{taken[0].relative_to(root)} exists: NAME must be new.")
+    klass = "".join(part.capitalize() for part in name.split("_"))
+    for kind, path in made.items():
+        text = (TEMPLATES / f"{kind}.txt").read_text(encoding="utf-8")
+        for mark, value in (("@NAME@", name), ("@CLASS@", klass), ("@TITLE@", title)):
+            text = text.replace(mark, value)
+        path.write_text(text, encoding="utf-8")
+    for file, before, line in LINES:
+        path, before = root / file, before.format()
+        text = path.read_text(encoding="utf-8")
+        if before not in text:
+            raise ValueError(f"{file} has no line {before.strip()!r} to put {name} before.")
+        line = line.format(name=name, klass=klass)
+        path.write_text(text.replace(before, line + before, 1), encoding="utf-8")
+    return list(made.values())
+
+
+def lists(root: Path) -> dict[Path, str]:
+    """The pages that count or list algorithms, as the registry has it: their text by path."""
+    import fedjax_pfl as pfl  # of the root that runs this
+
+    total = str(len(pfl.ALGORITHMS))
+    known = sorted(pfl.ALGORITHMS.items())
+    shared = ", ".join(f"`{name}`" for name, one in known if one.batch_norm == "shared")
+    rules = (
+        ("README.md", r"\d+(?= algorithms\b)", total),
+        ("docs/comparison.md", r"(?<=\| Personalized algorithms \| \d\d of )\d+", total),
+        ("docs/models.md", r'(?<=\| `"shared"` \(the default of ).*?(?=\))', shared),
+    )  # fmt: skip
+    return {
+        root / file: re.sub(pattern, new, (root / file).read_text(encoding="utf-8"))
+        for file, pattern, new in rules
+    }
+
+
+def main(words: list[str]) -> int:
+    if words == ["lists"]:
+        for path, text in lists(ROOT).items():
+            path.write_text(text, encoding="utf-8")
+        return 0
+    if len(words) != 2 or not all(words):
+        print('usage: make new-algorithm NAME=fedx TITLE="Title of the paper"', file=sys.stderr)
+        return 2
+    try:
+        made = lay_down(ROOT, *words)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for command in (("ruff", "check", "--fix", "--quiet", "fedjax_pfl/algorithms"),
+                    ("tools.new_algorithm", "lists")):  # fmt: skip
+        subprocess.run([sys.executable, "-m", *command], cwd=ROOT, check=False)
+    print(*(path.relative_to(ROOT) for path in made), sep="\n")
+    print(f"Replace every TODO, then: make test-algorithm NAME={words[0]}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
