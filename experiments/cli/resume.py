@@ -132,6 +132,8 @@ def grown(output: Path, args: absl.flags.FlagValues, **more) -> str | None:
 
 def remarks(output: Path, algorithm: str) -> list[str]:
     """Remarks on the row of an algorithm that is simulated in a run's folder now."""
+    if not (output / RECORD).exists():  # deleted meanwhile: what is written next says so
+        return []
     return changed_code.remarks(_record(output), algorithm)
 
 

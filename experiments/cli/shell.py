@@ -29,12 +29,12 @@ from absl.flags import (
 )
 from absl.flags import Error as FlagsError
 
-from fedjax_pfl.utils import errors
+import fedjax_pfl as pfl
 from fedjax_pfl.utils.errors import InputError, OutputError, cut, refused, sentence
 
 from . import distributed, unknown_flags
 
-PACKAGE = os.path.dirname(errors.__file__)
+PACKAGE = os.path.dirname(pfl.__file__)
 FAULT, INPUT = 1, 2
 INTERRUPTED = 128 + signal.SIGINT
 GOES_ON = "Finished work is kept; once this is fixed, the same command continues from there."

@@ -81,7 +81,7 @@ def test_an_error_of_a_callback_is_the_users_own(kernel, capsys, tmp_path, at):
     with pytest.raises(RuntimeError) as caught:
         call(checkpoints=checkpoints, **options)
     assert caught.value is mine
-    assert caught.traceback[-1].path.name == "test_watching.py"
+    assert caught.traceback[-1].path.name == "test_progress.py"
     if at == "stop":
         assert capsys.readouterr().out.endswith("\n")
     assert call(checkpoints=checkpoints).rounds == 3

@@ -17,7 +17,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl.data.partitions.importers import import_partition
 from fedjax_pfl.data.scaling import SCALINGS
 from fedjax_pfl.data.sources.source_registry import dataset_from_arrays, load_dataset
-from fedjax_pfl.engine import simulate
+from fedjax_pfl.engine import simulation
 from fedjax_pfl.execution.strategy import resolve_execution
 from fedjax_pfl.federation.batching import Schedule
 from fedjax_pfl.federation.optimizers import SGD
@@ -208,7 +208,7 @@ def _simulate():
     }  # fmt: skip
 
     def attack(text):
-        with mock.patch.object(simulate, "fitting", side_effect=Checked):
+        with mock.patch.object(simulation, "fitting", side_effect=Checked):
             try:
                 evaluate(text)
             except Checked:
