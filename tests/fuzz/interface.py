@@ -208,7 +208,7 @@ def _simulate():
     }  # fmt: skip
 
     def attack(text):
-        with mock.patch.object(simulation, "fitting", side_effect=Checked):
+        with mock.patch.object(simulation, "fit_memory", side_effect=Checked):
             try:
                 evaluate(text)
             except Checked:
