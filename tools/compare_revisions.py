@@ -92,13 +92,17 @@ def run_files(out: Path) -> dict[str, str]:
     return {path.parent.name: path.read_text() for path in folder.glob("*/metrics.csv")}
 
 
-def main(argv: list[str]) -> int:
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tools.compare_revisions", description=__doc__)
     parser.add_argument("commit")
     parser.add_argument("--tree", type=Path, default=ROOT, help="the working tree")
     parser.add_argument("--algorithms", default="all", help="names, with commas between them")
     parser.add_argument("--tolerance", type=float, default=0.0, help="relative; 0 means bits")
-    args = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: list[str]) -> int:
+    args = parser().parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         old, outputs = Path(folder) / "revision", [Path(folder) / name for name in ("old", "new")]
         for path in (old, *outputs):

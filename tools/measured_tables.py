@@ -1,8 +1,7 @@
 """The comparisons of all algorithms as tables: `python -m tools.measured_tables docs runs/all`.
 
 Takes the finished runs of the presets studies/all_NAME from the folders NAME in the second
-argument, and fills the marks in docs/measured.md and the section "Measured" of each algorithm's
-page. Folders that are missing are left out.
+argument, and fills the marks in docs/measured.md. Folders that are missing are left out.
 """
 
 import itertools
@@ -25,7 +24,6 @@ SETTINGS = {
     "pathological_cifar10": "CIFAR-10, 2 classes",
 }
 MARKS = ("<!-- all algorithms -->\n", "\n<!-- end of all algorithms -->")
-PAGE = "- [All algorithms' comparison](../measured.md#all-algorithms)"
 Found = Mapping[str, Mapping[str, pfl.Result]]  # by setting and algorithm
 
 
@@ -127,20 +125,8 @@ def text(found: Found) -> str:
     return "\n\n".join("\n".join(part) for part in parts)
 
 
-def page(old: str, name: str, found: Found) -> str:
-    """An algorithm's page with its accuracies."""
-    head, mark, tail = old.partition(f"<!-- measured:{name} -->\n")
-    kept = [line for line in tail.splitlines() if not line.startswith(PAGE)]
-    lines = [f"{PAGE} ({SETTINGS[key]}): {accuracy(own[name])} %"
-             for key, own in found.items() if name in own]  # fmt: skip
-    rest = "\n".join(kept).strip()
-    rest = "" if lines and rest == "Not measured yet." else rest
-    body = "\n".join([*([rest] if rest else []), *lines])
-    return f"{head}{mark}\n{body}\n"
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    """Fills the pages in the folder of the first argument."""
+    """Fills the page in the folder of the first argument."""
     _, docs, runs = sys.argv if argv is None else argv
     found = load(Path(runs))
     if not found:
@@ -151,9 +137,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not last:
         raise pfl.InputError(f"{measured} has no marks {MARKS[0].strip()}, {MARKS[1].strip()}.")
     write_text(measured, head + first + text(found) + last + tail)
-    for name in in_order(found):
-        path = Path(docs) / "algorithms" / f"{name}.md"
-        write_text(path, page(path.read_text(encoding="utf-8"), name, found))
     return 0
 
 

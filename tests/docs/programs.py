@@ -21,6 +21,7 @@ from fedjax_pfl.data.partitions.rule_registry import parse_options, rule_options
 from tests.docs import pages
 from tests.docs.pages import ROOT
 from tests.fuzz import __main__ as fuzz
+from tools import compare_revisions
 
 
 def check_run(words):
@@ -135,6 +136,7 @@ SCRIPTS = {
     "experiments.compare": check_compare,
     "experiments.figures": check_figures,
     "experiments.partition": check_partition,
+    "tools.compare_revisions": lambda words: compare_revisions.parser().parse_args(words),
     "tools.settings_table": check_place,
     "tools.partition_gallery": check_place,
     "tools.claims": check_picture,
@@ -188,7 +190,8 @@ def check_make(words):
         if equals:
             assert f"$({variable})" in text, word
         else:
-            assert word in text.partition(".PHONY:")[2].splitlines()[0].split(), word
+            phony = text.partition(".PHONY:")[2].replace("\\\n", " ").splitlines()[0]
+            assert word in phony.split(), word
 
 
 def check_file(words):

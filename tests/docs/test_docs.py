@@ -117,11 +117,8 @@ def test_batch_norm_policy(name):
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_title_and_place_of_the_measurements(name):
-    text = read(name)
-    assert f"(`{name}`)" in text.splitlines()[0]
-    assert re.findall(r"<!-- measured:(\w+) -->", text) == [name]
-    assert f"<!-- measured:{name} -->" in section(text, "Measured")
+def test_title(name):
+    assert f"(`{name}`)" in read(name).splitlines()[0]
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -49,15 +49,6 @@ def test_orders():
     )
 
 
-def test_a_page_keeps_other_comparisons_and_is_filled_once():
-    old = "# Ditto\n\n## Measured\n\n<!-- measured:ditto -->\n\nNot measured yet.\n"
-    once = measured_tables.page(old, "ditto", FOUND)
-    assert "Not measured" not in once and "(Dir(0.1)): 80.00 ± " in once
-    assert measured_tables.page(once, "ditto", FOUND) == once
-    kept = old.replace("Not measured yet.", "- [Another](x.md): 1 %")
-    assert "- [Another](x.md): 1 %\n- [All" in measured_tables.page(kept, "ditto", FOUND)
-
-
 def test_without_any_run(tmp_path):
     with pytest.raises(pfl.InputError, match=r"has no folder dirichlet, practical1, "):
         measured_tables.main(["tables", str(tmp_path), str(tmp_path)])
