@@ -16,6 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import psutil
 import pytest
 
 # The suite's cost is XLA compiling tiny programs. LLVM's optimizations are most of it and gain them
@@ -44,6 +45,7 @@ import jax  # noqa: E402, after the flags
 gc.set_threshold(200_000, 50, 100)
 
 ENOUGH = 25_000
+MORE = 2**30  # bytes that a process may grow by until it forgets what it compiled
 EVERY = 5  # tests between two looks: reading so many lines takes tens of milliseconds
 jax.config.update("jax_num_cpu_devices", 2)
 
@@ -53,6 +55,18 @@ from fedjax_pfl.execution import memory_maps  # noqa: E402
 
 PROGRAMS = [fn for fn in vars(program).values() if hasattr(fn, "clear_cache")]
 tests_run = itertools.count(1)
+resident = [psutil.Process().memory_info().rss]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def bounded_memory():
+    """Compiled programs stay as long as a file's tests, and with room for more than that."""
+    yield
+    now = psutil.Process().memory_info().rss
+    if now - resident[0] > MORE:
+        jax.clear_caches()
+        gc.collect()
+        resident[0] = psutil.Process().memory_info().rss
 
 
 @pytest.fixture(autouse=True)

@@ -215,7 +215,7 @@ def _array(name: str, value: Any) -> np.ndarray:
         value = value.detach().cpu()
         value = value.float() if "bfloat16" in str(value.dtype) else value
     array = np.asarray(value)
-    numeric = jnp.issubdtype(array.dtype, jnp.number)
+    numeric = jnp.issubdtype(array.dtype, jnp.number) and array.dtype.kind != "c"
     require(numeric, f"state_dict at {name!r}", array.dtype.name, "numbers")
     return array
 
@@ -288,6 +288,12 @@ def _kind_here(leaves: Mapping[str, Any]) -> str:
 def _joined(leaves: dict[str, Any]) -> dict[str, Any]:
     """The two biases of a recurrent layer are one here: nothing but their sum is used."""
     leaves = dict(leaves)
+    if {"weight_ih", "weight_hh"} <= leaves.keys():
+        gates = len(leaves["weight_ih"]) // leaves["weight_hh"].shape[-1]
+        if gates == 3:
+            raise InputError(
+                "A GRU's layers can't be converted: one of its gates uses the two biases apart."
+            )
     if {"bias_ih", "bias_hh"} <= leaves.keys():
         leaves["bias"] = leaves.pop("bias_ih") + leaves.pop("bias_hh")
     return leaves

@@ -135,6 +135,19 @@ def test_recurrent_layers_and_embeddings():
         pfl.from_torch(state, network, (6,), input_dtype="int32")
 
 
+def test_a_gru_is_refused():
+    """Its new gate scales one of the two biases, so that their sum is another network."""
+    rng = np.random.default_rng(0)
+    sizes = {"weight_ih": (12, 3), "weight_hh": (12, 4), "bias_ih": 12, "bias_hh": 12}
+    state = torch.state_of(emb=(7, 3), out=(5, 4))
+    del state["emb.bias"]
+    for name, size in sizes.items():
+        state[f"gru.{name}_l0"] = rng.normal(size=size).astype(np.float32)
+    network = CharLSTM(5, 7, hidden=4, embedding_size=3, layers=1)
+    with pytest.raises(pfl.InputError, match="A GRU's layers can't be converted"):
+        pfl.from_torch(state, network, (6,), input_dtype="int32")
+
+
 def test_convolutions_over_time():
     state = torch.state_of(emb=(7, 3), c=(2, 3, 3), out=(5, 2))
     del state["emb.bias"]
@@ -172,6 +185,8 @@ def test_tensors_are_read_and_values_of_other_types_refused():
     jax.tree.map(np.testing.assert_array_equal, result, wanted)
     with pytest.raises(pfl.InputError, match=r"state_dict at 'fc.bias' must be numbers, got 'str"):
         pfl.from_torch(state | {"fc.bias": np.asarray("x")}, network, SHAPE)
+    with pytest.raises(pfl.InputError, match="must be numbers, got 'complex64'"):
+        pfl.from_torch(state | {"fc.bias": np.zeros(5, np.complex64)}, network, SHAPE)
     with pytest.raises(pfl.InputError, match=r"state_dict must be a state_dict: .*, got 'list'"):
         pfl.from_torch([1], network, SHAPE)
 
