@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -48,7 +49,7 @@ class Context:
         `lax.cond` on it stays a branch.
       total: int32, rounds of the whole run; traced. Algorithms read it as `num_rounds`.
       cohort: the clients that take part.
-      tally: counts a round's computation apart from local steps; None where nothing is recorded.
+      tally: counts a round's computation and its local steps; None where nothing is recorded.
       optimizers: gives local training the optimizers' states that clients keep; None where their
         optimizers are new in each round.
       reader: reads rows of clients whose state is not on the device (`trees.Fetched`); None where
@@ -161,9 +162,14 @@ class Context:
         options.setdefault("learning_rate", self.learning_rate)
         options.setdefault("cursor", self._cursor(cohort, options.get("schedule")))
         options["key"] = self.key_for(purpose)
+        train = local_sgd.train
         if self.optimizers is not None and "optimizer_state" not in options:
-            return self.optimizers.train(self.federation, models, cohort, purpose, **options)
-        return local_sgd.train(self.federation, models, cohort, **options)
+            train = partial(self.optimizers.train, purpose=purpose)
+        trained = train(self.federation, models, cohort, **options)
+        if self.tally is not None:
+            self.tally.schedules.add(options.get("schedule") or self.federation.schedule)
+            self.tally.took(cohort, trained.cohort)
+        return trained
 
     def adapt(self, models: Stack | Broadcast, rows: Rows, how: Adaptation) -> Stack:
         """Copies of `models` for the clients `rows`, trained locally as `how` says, [k, ...].
@@ -301,7 +307,10 @@ class Context:
     def full_gradient(self, models: Stack, cohort: Cohort) -> tuple[Stack, Cohort]:
         """`local_sgd.full_gradient` of the cohort at `models` [M, ...]."""
         key = self.key_for("full_gradient")
-        return local_sgd.full_gradient(self.federation, models, cohort, key)
+        gradient, after = local_sgd.full_gradient(self.federation, models, cohort, key)
+        if self.tally is not None:
+            self.tally.took(cohort, after)
+        return gradient, after
 
     def uploaded(self, models: Stack) -> Stack:
         """The trainable shared leaves of models, by which a server can compare clients."""

@@ -1,9 +1,10 @@
-"""Observations made while a round is traced: forward passes, and values that are not finite."""
+"""Observations made while a round is traced: forward passes, local steps, non-finite values."""
 
 import jax
 import jax.numpy as jnp
 from jax.extend import core
 
+from fedjax_pfl.federation.batching import Schedule
 from fedjax_pfl.federation.participation import Cohort
 from fedjax_pfl.utils.typing import Mask, PerClient, Rows
 
@@ -15,11 +16,16 @@ class ForwardCounter:
       samples: int32 [N], forward passes of one sample; None if there were none.
       nonfinite: bool [N], the clients whose new values `Cohort.scatter` refused because they were
         not finite; None if nothing was scattered.
+      steps: int32 [N], local steps that `Context.train` and `Context.full_gradient` took; None if
+        they were not called. Those of an algorithm's own loops are not among them.
+      schedules: those of `Context.train`.
     """
 
     def __init__(self):
         self.samples: jax.Array | None = None
         self.nonfinite: PerClient | None = None
+        self.steps: jax.Array | None = None
+        self.schedules: set[Schedule] = set()
         self._trace = trace_state()
 
     def add(self, rows: Rows, samples: jax.Array, num_clients: int) -> None:
@@ -46,6 +52,15 @@ class ForwardCounter:
         if trace_state() == self._trace:
             named = cohort.spread(rows, False)
             self.nonfinite = named if self.nonfinite is None else self.nonfinite | named
+
+    def took(self, before: Cohort, after: Cohort) -> None:
+        """Adds the steps that `after` has and the same members `before` had not.
+
+        Within an algorithm's own loop or branch nothing is added.
+        """
+        if trace_state() == self._trace:
+            taken = after.spread(after.steps - before.steps, 0)
+            self.steps = taken if self.steps is None else self.steps + taken
 
 
 def trace_state():

@@ -25,6 +25,7 @@ from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.engine.simulate import simulate
 from fedjax_pfl.federation.federation import Federation
+from fedjax_pfl.testing.steps import check_steps
 from fedjax_pfl.testing.toys import (
     CAPACITY,
     ROUNDS,
@@ -220,6 +221,13 @@ def _diverging(algorithm: Algorithm, make: Callable[..., Federation]) -> None:
                 if old.dtype != bool:  # a flag may remember that it diverged
                     message = f"{name} of client {bad}"
                     np.testing.assert_array_equal(new[bad], old[bad], err_msg=message)
+
+
+@check
+@in_double_precision
+def recorded_steps(algorithm: Algorithm) -> None:
+    """The record has every step of `ctx.train`, and `schedules` names each schedule of it."""
+    check_steps(algorithm, algorithm.prepare(_partial(algorithm)), ROUNDS)
 
 
 @check

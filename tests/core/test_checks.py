@@ -1,6 +1,7 @@
 """An algorithm's mistakes raise a sentence where they happen."""
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import jax
 import pytest
@@ -227,6 +228,66 @@ def test_decisions_on_traced_numbers_are_explained():
 def test_rows_that_do_not_sum_to_one_are_answered_with_the_fix():
     with pytest.raises(pfl.InputError, match=r"must be one \(mixing\.normalize\(weights\).*got 3"):
         check_algorithm(registered(Unnormalized)(), only="partial_participation")
+
+
+class Twice(Right):
+    """A second training, from the same cohort or the first training's, with fewer epochs."""
+
+    chained: ClassVar = True
+    declared: ClassVar = True
+
+    def schedules(self, federation):
+        second = replace(federation.schedule, epochs=1)
+        return (federation.schedule, second) if self.declared else (federation.schedule,)
+
+    def round(self, ctx, state):
+        once, cohort, _ = ctx.train(ctx.cohort.gather(state.models))
+        begin = cohort if self.chained else ctx.cohort
+        second = replace(ctx.federation.schedule, epochs=1)
+        twice, cohort, _ = ctx.train(once, begin, purpose="again", schedule=second)
+        return State(cohort.scatter(state.models, twice)), ctx.record(cohort)
+
+
+class NotChained(Twice):
+    chained: ClassVar = False
+
+
+class NotDeclared(Twice):
+    declared: ClassVar = False
+
+
+class FirstCohort(Right):
+    def round(self, ctx, state):
+        trained, cohort, _ = ctx.train(ctx.cohort.gather(state.models))
+        return State(cohort.scatter(state.models, trained)), ctx.record(ctx.cohort)
+
+
+class Gradient(Right):
+    """A full gradient, which counts as a step, beside the training."""
+
+    def round(self, ctx, state):
+        received = ctx.cohort.gather(state.models)
+        ctx.full_gradient(received, ctx.cohort)
+        trained, cohort, _ = ctx.train(received)
+        return State(cohort.scatter(state.models, trained)), ctx.record(cohort)
+
+
+@pytest.mark.parametrize(
+    ("cls", "said"),
+    [
+        (NotChained, r"local steps in round 1 and its record has .*one before"),
+        (FirstCohort, r"in round 1 and its record has \[0, 0, 0, 0, 0\]: .*ctx\.record"),
+        (Gradient, "in round 1 and its record has"),
+        (NotDeclared, r"trains with Schedule\(epochs=1.*only Schedule\(epochs=2"),
+    ],
+)
+def test_steps_that_vanish_and_schedules_that_are_not_named(cls, said):
+    with pytest.raises(AssertionError, match=said):
+        check_algorithm(registered(cls)(), only="recorded_steps")
+
+
+def test_a_second_training_that_is_recorded_and_named():
+    check_algorithm(registered(Twice)(), only="recorded_steps")
 
 
 def test_the_suite_shows_what_it_does(capsys, monkeypatch):

@@ -1,0 +1,55 @@
+"""A check of the local steps that an algorithm records against those it takes."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_pfl.core.algorithm import Algorithm
+from fedjax_pfl.core.forward_counter import ForwardCounter
+from fedjax_pfl.engine.runs import make_runs
+from fedjax_pfl.federation.batching import Schedule
+from fedjax_pfl.federation.federation import Federation
+
+
+def check_steps(algorithm: Algorithm, federation: Federation, rounds: int) -> None:
+    """Asks of each round, begun from the first state, what it trains and what it records.
+
+    Only the steps leave the program, so that XLA removes most of the training from it. Steps of an
+    algorithm's own `ctx.run_clients` are left out: a loop over samples need not be training.
+
+    Args:
+      federation: prepared by the algorithm.
+      rounds: how many.
+
+    Raises:
+      AssertionError: some client took more steps than its record has, or a schedule is not among
+        `algorithm.schedules(federation)`.
+    """
+    used: set[Schedule] = set()
+
+    def steps_of(run, federation, t):
+        ctx, tally = run.context(federation, t, jnp.int32(rounds)), ForwardCounter()
+        observed = replace(ctx.cohort, observer=tally)
+        state = run.algorithm.init(ctx)
+        _, record = run.algorithm.round(replace(ctx, cohort=observed, tally=tally), state)
+        used.update(tally.schedules)
+        recorded = record.clients["local_steps"]
+        return recorded if tally.steps is None else tally.steps, recorded
+
+    run = jax.tree.map(lambda leaf: leaf[0], make_runs(algorithm, federation, (0,)))
+    program = jax.jit(steps_of)
+    for t in range(rounds):
+        taken, recorded = map(np.asarray, program(run, federation, np.int32(t)))
+        assert (taken <= recorded).all(), (
+            f"the clients took {taken.tolist()} local steps in round {t + 1} and its record has "
+            f"{recorded.tolist()}: give each ctx.train the cohort of the one before, as in "
+            "ctx.train(models, cohort), and ctx.record the last one's"
+        )
+    named = algorithm.schedules(federation)
+    for schedule in sorted(used - set(named), key=str):
+        raise AssertionError(
+            f"a round trains with {schedule}, and schedules(federation) names only "
+            f"{', '.join(map(str, named)) or 'none'}: add it there"
+        )
