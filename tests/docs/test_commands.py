@@ -37,6 +37,8 @@ MAINS = {
 }
 # How many blocks of Python a page has that need nothing, and which test runs them.
 RUN_BY = {
+    "docs/api/round.md": (1, "test_guides.py"),
+    "docs/debugging.md": (3, "test_guides.py"),
     "README.md": (1, "test_readme.py"),
     "docs/your_own.md": (15, "test_your_own.py"),
     "docs/partitions.md": (1, "test_commands.py"),
