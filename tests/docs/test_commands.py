@@ -271,7 +271,7 @@ def test_what_is_wrong_is_noticed():
         "make NONE=1 test",
         ".ci/runs",
         "pip install -e .[none]",
-        "pip install pandas",
+        "pip install polars",
         "pip install -r none.txt",
         "python -c 'import'",
         "python -m experiments.none",
