@@ -18,7 +18,7 @@ from fedjax_pfl.data.files import as_path
 from . import run
 from .cli import build, flagfiles, flags, resume, shell
 from .cli.start import called
-from .reproduction import overview, paper_tables
+from .reproduction import kept, overview, paper_tables
 from .reproduction import report as reproduce_report
 from .reproduction.entries import Section
 from .reproduction.paper_tables import READINGS, SCALES
@@ -67,6 +67,8 @@ def parse(argv: Sequence[str]) -> tuple[absl.flags.FlagValues, list[str]]:
         "folder of the tables (default: those of this package)",
         **place,
     )
+    meaning = "folder of kept cells: they are not run again, and finished ones are added"
+    text("kept", None, meaning, **place)
     absl.flags.DEFINE_boolean("list", False, "print the tables, their settings and rows", **place)
     absl.flags.DEFINE_boolean("help", False, "print this", short_name="h", **place)
     flagfiles.check_trust(argv)  # the words passed on include those of flagfiles
@@ -161,7 +163,8 @@ def _command(chosen, more, table, args, output: Path, own: bool = False) -> Comm
     reading = chosen.reading if chosen.reading in table.readings(chosen.scale) else None
     more = tuple(word for word in more if not own or not word.startswith("--output_dir"))
     stand_in = stand_ins(flagfiles.value_of(chosen, "stand_in"))
-    return Command(table, chosen.scale, more, output, stand_in, reading)
+    cells = None if chosen.kept is None else as_path("--kept", chosen.kept)
+    return Command(table, chosen.scale, more, output, stand_in, reading, cells)
 
 
 def _there(table: paper_tables.PaperTable, scale: str) -> str:
@@ -206,21 +209,23 @@ def reproduce(
     # A table with other rounds is another one: results that are set aside are none of its cells.
     resume.check_folder(asked.output, args, ways=(), **identity)
     planned = [plan(asked, column, rows) for column in with_columns]
+    shown = [section for section, _ in planned]
     todo: dict[Path, tuple[Section, Cell]] = {}
     for section, cells in planned:
         for cell in cells:
             todo.setdefault(cell.folder, (section, cell))  # columns of one preset share their runs
     files = [asked.output / f"table.{kind}" for kind in ("md", "csv", "json")]
-    done = not todo and all(path.exists() for path in files)
+    done = not todo and asked.kept is None and all(path.exists() for path in files)
     if todo:
         print(f"{len(todo)} runs to do, kept in {asked.output}", flush=True)
     with resume.opened(asked.output, args, ways=(), **identity):
+        keep(asked, shown)
         for number, (section, cell) in enumerate(todo.values(), start=1):
             print(f"\n[{number}/{len(todo)}] {cell.line.title}: {section.title}", flush=True)
             code = run.run(build.prepare(cell.args()), quiet=True)
             if code:
                 return code, None, []
-        shown = [section for section, _ in planned]
+            keep(asked, shown)
         others = [finished_section(asked, c) for c in table.column if c not in with_columns]
         sections = sorted(shown + others, key=lambda one: table.column.index(one.column))
         report = reproduce_report.Report(
@@ -230,6 +235,14 @@ def reproduce(
             reproduce_report.write(asked.output, report)
             overview.write_picture(asked.output, report)
     return 0, report, shown
+
+
+def keep(asked: Command, sections: Sequence[Section]) -> None:
+    """Adds finished cells to the file of --kept, if there is one."""
+    if asked.kept is None:
+        return
+    for section in sections:
+        kept.keep(asked.kept, asked.table, asked.scale, asked.reading, section)
 
 
 def one_table(asked: Command, columns: Sequence[str], rows: Sequence[str]) -> int:

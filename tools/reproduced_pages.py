@@ -9,6 +9,11 @@ all tables cost at full scale is counted anew, which takes minutes.
 Rows that were measured before a default or a reading changed are named in the page's JSON file,
 "superseded": [{"row": TITLE, "since": VERSION, "columns": [NAME, ...]}] (all columns without the
 last). Each call, also without queues, marks them in the page; a page that is copied again has none.
+With --superseded they are listed instead, with the least that they cost and the command that runs
+them.
+
+Cells that `experiments.reproduce --kept=docs/reproduced` keeps in a page's JSON file stay there. A
+page is not replaced by one with fewer measured cells.
 """
 
 import csv
@@ -23,12 +28,13 @@ from experiments.outputs.run_files import write_text
 from experiments.reproduction import full_cost, paper_tables, planning
 from experiments.reproduction.entries import NEAR, NO_NUMBER
 from experiments.reproduction.full_cost import MACHINES, RATES
+from experiments.reproduction.kept import KEPT, as_text, page_of
 from experiments.reproduction.overview import PICTURE
 from experiments.reproduction.paper_tables import SCALES
 from fedjax_pfl.results.result_table import markdown
 
 INDEX, COSTS = "README.md", "costs.csv"
-KEPT = ("table", "scale", "reading", "title", "verdict", "tuned_for_agreement")
+SAID = ("table", "scale", "reading", "title", "verdict", "tuned_for_agreement")
 INTRODUCTION = """# The papers' tables, measured
 
 [The papers' tables again](../reproduce.md), as far as they have been run, each with its verdict:
@@ -45,12 +51,6 @@ def table_of(page: Path) -> dict:
     return json.loads(page.with_suffix(".json").read_text(encoding="utf-8"))
 
 
-def page_of(table: str, scale: str) -> str:
-    """A page's name: small tables are PAPER-TABLE, others name their scale."""
-    table = table.replace("/", "-")
-    return table if scale == SCALES[0] else f"{table}-{scale}"
-
-
 def copy(queue: Path, docs: Path) -> list[str]:
     """Copies a queue's tables; the names of the pages written."""
     written = []
@@ -62,15 +62,19 @@ def copy(queue: Path, docs: Path) -> list[str]:
             continue
         summary = json.loads(path.read_text(encoding="utf-8"))
         name = page_of(path.parent.name, summary["scale"])
+        before = table_of(docs / f"{name}.md") if (docs / f"{name}.json").exists() else {}
+        if before.get("measured", 0) > count:
+            print(f"{name} stays: it has {before['measured']} measured cells, the new one {count}")
+            continue
         text = (path.parent / "table.md").read_text(encoding="utf-8").rstrip("\n")
         if (picture := path.parent / PICTURE).exists():
             (docs / f"{name}.png").write_bytes(picture.read_bytes())
             text += f"\n\n![The paper's numbers and ours]({name}.png)"
         write_text(docs / f"{name}.md", f"{public(text)}\n")
-        facts = {key: summary[key] for key in KEPT}
+        facts = {key: summary[key] for key in SAID}
         cells = sum(row["state"] != NO_NUMBER for row in rows)
         facts |= {"measured": count, "cells": cells}
-        write_text(docs / f"{name}.json", json.dumps(facts, indent=2) + "\n")
+        write_text(docs / f"{name}.json", as_text(facts | {KEPT: before.get(KEPT, {})}))
         written.append(name)
     return written
 
@@ -140,6 +144,8 @@ def index(docs: Path) -> str:
     order = {page: at for at, page in enumerate(every)}
     for page in sorted(docs.glob("*.json"), key=lambda path: order.get(path.stem, len(order))):
         facts = table_of(page)
+        if "verdict" not in facts:
+            continue  # cells are kept, and there is no page yet
         verdict, reading = facts["verdict"], facts["reading"]
         tau, near = verdict["kendall_tau"], "-"
         if verdict["compared"]:
@@ -166,11 +172,48 @@ def index(docs: Path) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def superseded(docs: Path) -> list[str]:
+    """Lines on the superseded rows: hours of their plain local training, and the command.
+
+    Small networks run far below the machine's rate, and compilation is not counted.
+    """
+    machine, lines = MACHINES[0], []
+    for path in sorted(docs.glob("*.json")):
+        facts = table_of(path)
+        old = {one["row"]: one.get("columns") for one in facts.get("superseded", ())}
+        if not old:
+            continue
+        table = paper_tables.load(facts["table"])
+        asked = planning.Command(table, facts["scale"], (), Path("none"), {}, facts["reading"])
+        runs: dict[Path, tuple[str, float | None]] = {}
+        for column in table.column:
+            for cell in asked.cells(column):
+                words = tuple(word for word in cell.words if "--output_dir" not in word)
+                title = cell.line.title
+                chosen = title in old and column.name in (old[title] or [column.name])
+                if chosen and cell.folder not in runs:
+                    runs[cell.folder] = title, full_cost.training(words)
+        for title in old:
+            costs = [cost for row, cost in runs.values() if row == title]
+            hours = sum(cost or 0.0 for cost in costs) / machine.rate / 3600
+            unknown = f", {costs.count(None)} of them not counted" if None in costs else ""
+            said = f"{len(costs)} runs, over {hours:.2g} hours on {machine.name}{unknown}"
+            lines.append(f"{path.stem}: {title}: {said}")
+        rows = ",".join(line.name for line in table.row if line.title in old)
+        words = f"--table={table.name} --scale={facts['scale']} --rows={rows} --kept={docs}"
+        words += f" --reading={facts['reading']}" if facts["reading"] else ""
+        lines.append(f"  python -m experiments.reproduce {words}")
+    return lines
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Copies the tables of the queues into the folder of the first argument."""
     _, folder, *words = sys.argv if argv is None else argv
-    docs, queues = Path(folder), [Path(word) for word in words if word != "--costs"]
+    docs, queues = Path(folder), [Path(word) for word in words if not word.startswith("--")]
     docs.mkdir(parents=True, exist_ok=True)
+    if "--superseded" in words:
+        print("\n".join(superseded(docs)))
+        return 0
     if "--costs" in words:
         count(docs)
     for queue in queues:

@@ -1,5 +1,6 @@
 """The cells of a paper's table beside measured ones."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ class Section:
       problem: why it can't be run, or None.
       note: words beside its title, or None.
       other_data: whether another data set is used, so that differences mean nothing.
+      runs: digests of the identities of each row's run and score, where cells are kept.
+      kept: cells of each row from a file of kept cells, see `kept`.
     """
 
     column: Column
@@ -37,6 +40,8 @@ class Section:
     problem: str | None = None
     note: str | None = None
     other_data: bool = False
+    runs: Mapping[str, str] = field(default_factory=dict)
+    kept: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
@@ -108,10 +113,15 @@ def entries(table: PaperTable, section: Section) -> list[Entry]:
     column, found = section.column, []
     for line in table.row:
         paper, std = table.paper_number(line, column)
-        scores, state, origin = None, "", {}
+        scores, state = None, ""
+        origin: dict[str, Any] = {}
         folder = section.folders.get(line.name)
         if folder is not None and (folder / "summary.json").exists():
             scores, origin = measured(table, column, line, folder)
+        elif (kept := section.kept.get(line.name)) is not None:
+            numbers = kept["scores"].values()
+            scores = np.array([float("nan" if one is None else one) for one in numbers])
+            origin = {name: tuple(kept.get(name, ())) for name in ("clients", "remarks")}
         elif not line.registered:
             state = ABSENT
         elif not table.is_run(line, column):

@@ -14,7 +14,7 @@ import fedjax_pfl as pfl
 
 from ..cli import build, flags, resume
 from ..cli.flagfiles import runs_code
-from . import blank
+from . import blank, kept
 from .data import trouble
 from .entries import Section
 from .paper_tables import NONE, Column, Line, PaperTable
@@ -54,6 +54,16 @@ class Cell:
                 return False  # the table's file had fewer rounds or seeds
         return resume.finished(self.folder, [self.line.algorithm])
 
+    def identity(self, *more: object) -> str | None:
+        """Digest of what identifies the run and `more`; None where its data set isn't there."""
+        args = self.args()
+        try:
+            dataset = _loaded(args.dataset, args.data_dir, tuple(args.data_option))
+        except pfl.InputError:
+            return None
+        found = resume.configuration(args, **build.material(args, dataset).identity)
+        return digest([found, *more])
+
     def args(self) -> absl.flags.FlagValues:
         return flags.parse(["run", *self.words])
 
@@ -90,6 +100,7 @@ class Command:
       stand_in: what to use for a missing data set: by its name, or under "" for columns that say
         that another one makes sense.
       reading: one of `tables.READINGS`, or None for the presets as they are.
+      kept: folder of kept cells, see `kept`, or None.
     """
 
     table: PaperTable
@@ -98,6 +109,7 @@ class Command:
     output: Path
     stand_in: Mapping[str, str] = field(default_factory=dict)
     reading: str | None = None
+    kept: Path | None = None
 
     def cells(self, column: Column, other: str | None = None) -> Iterator[Cell]:
         """The runs of a column, on another data set if one is named: its rows that have one."""
@@ -174,7 +186,8 @@ def plan(asked: Command, column: Column, rows: Sequence[str]) -> tuple[Section, 
     """
 
     def missing(cells: list[Cell]) -> list[Cell]:
-        return [cell for cell in cells if cell.line.name in rows and not cell.finished()]
+        asked_for = (cell for cell in cells if cell.line.name in rows)
+        return [c for c in asked_for if c.line.name not in section.kept and not c.finished()]
 
     complete = asked.scale == "full"
     section, cells = own(asked, column)
@@ -197,7 +210,7 @@ def plan(asked: Command, column: Column, rows: Sequence[str]) -> tuple[Section, 
 def own(asked: Command, column: Column) -> tuple[Section, list[Cell]]:
     """A column on its own data set, or on the one that the command names in its place."""
     cells = list(asked.cells(column))
-    section = Section(column, {cell.line.name: cell.algorithm_folder for cell in cells})
+    section = _section(asked, column, cells)
     names = {cell.args().dataset for cell in cells[:1]}
     papers = {cell.args().dataset for cell in islice(replace(asked, more=()).cells(column), 1)}
     for name in names - papers:
@@ -208,10 +221,27 @@ def own(asked: Command, column: Column) -> tuple[Section, list[Cell]]:
 def other(asked: Command, column: Column, name: str) -> tuple[Section, list[Cell]]:
     """A column on the data set that stands in, or on blank samples."""
     cells = list(asked.cells(column, name))
-    section = Section(column, {cell.line.name: cell.algorithm_folder for cell in cells})
+    section = _section(asked, column, cells)
     if name.startswith(blank.PREFIX):
         return replace(section, note=blank.NOTE), cells
     return on_other_data(section, name), cells
+
+
+def _section(asked: Command, column: Column, cells: Sequence[Cell]) -> Section:
+    """A column with its runs, and with its kept cells if the command has any."""
+    section = Section(column, {cell.line.name: cell.algorithm_folder for cell in cells})
+    if asked.kept is None:
+        return section
+    table = asked.table
+    score = [table.score, column.average or table.average, table.over, column.quantity]
+    score += [column.times]
+    runs = {
+        cell.line.name: cell.identity(*score, cell.line.model or column.model, cell.line.client)
+        for cell in cells
+    }
+    section = replace(section, runs={row: run for row, run in runs.items() if run})
+    facts = kept.file_of(asked.kept, table, asked.scale, asked.reading)
+    return replace(section, kept=kept.found(facts, section))
 
 
 def on_other_data(section: Section, name: str) -> Section:
@@ -223,10 +253,10 @@ def on_other_data(section: Section, name: str) -> Section:
 def finished_section(asked: Command, column: Column) -> Section:
     """A column that was not requested, with its finished runs."""
     section, cells = own(asked, column)
-    if not cells or any(cell.finished() for cell in cells):
+    if not cells or section.kept or any(cell.finished() for cell in cells):
         return section
     for word in asked.substitutes(column, cells[0].args().dataset):
         shown, cells = other(asked, column, word)
-        if any(cell.finished() for cell in cells):
+        if shown.kept or any(cell.finished() for cell in cells):
             return shown
     return section

@@ -261,6 +261,8 @@ def markdown(report: Report, level: int = 1) -> str:
     parts += ["\n".join(known)] if known else []
     for section in report.sections:
         name = section.column.name
+        if all(entry.scores is None for entry in report.entries[name]):
+            continue  # the sentences above say why
         table = cells(section, report.entries[name], report.verdicts[name])
         parts.append(f"{sharps}# {section.heading(report.scale)}\n\n{result_table.markdown(table)}")
         parts += footnotes(report.entries[name])

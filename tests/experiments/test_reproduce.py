@@ -173,6 +173,7 @@ def test_what_is_missing_is_said(finished):
     assert "Not run: CIFAR-10. Data set 'cifar10' was not found" in text
     assert "cifar-10-binary.tar.gz" in text
     assert "| Nobody | 99.00 | not in this version | - |" in text
+    assert "## digits" in text and "## CIFAR-10" not in text, "a column without cells has no table"
     assert "| Local | 90.00 ± 0.50 |" in text
 
 

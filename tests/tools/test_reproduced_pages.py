@@ -76,3 +76,42 @@ def test_costs_are_counted_when_asked_for(tmp_path, monkeypatch):
     assert (tmp_path / "costs.csv").read_text().splitlines()[1].startswith("feddwa/6,4,8,")
     last = (tmp_path / "README.md").read_text().splitlines()[-1]
     assert last.startswith("| `feddwa/6` | 4 | 8 | 20.2 | 0.3367 | 0.03317 |")
+
+
+def test_kept_cells_stay_and_fewer_cells_replace_no_page(tmp_path, capsys):
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    (docs / "waffle-1.json").write_text('{"kept": {"a/fedavg": {"run": "x"}}}')
+    assert reproduced_pages.main(["", str(docs)]) == 0
+    assert "waffle" not in (docs / "README.md").read_text(), "cells without a page"
+    table(tmp_path / "two", "waffle-1", ["measured"] * 2)
+    table(tmp_path / "one", "waffle-1", ["measured", "not run"])
+    assert reproduced_pages.main(["", str(docs), str(tmp_path / "two")]) == 0
+    facts = json.loads((docs / "waffle-1.json").read_text())
+    assert facts["measured"] == 2 and facts["kept"] == {"a/fedavg": {"run": "x"}}
+    assert reproduced_pages.main(["", str(docs), str(tmp_path / "one")]) == 0
+    assert json.loads((docs / "waffle-1.json").read_text()) == facts
+    assert "waffle-1 stays: it has 2 measured cells, the new one 1" in capsys.readouterr().out
+
+
+def test_superseded_rows_are_listed_with_costs_and_command(tmp_path, monkeypatch, capsys):
+    asked = []
+
+    def training(words):
+        asked.append(words)
+        return None if "--preset=pfedla/table1_fashion_mnist_10" in words else 110 * 3600 / 2
+
+    monkeypatch.setattr(reproduced_pages.full_cost, "training", training)
+    old = [{"row": "FedRep", "since": "0.3"},
+           {"row": "pFedMe", "since": "0.3", "columns": ["emnist_100"]}]  # fmt: skip
+    facts = {"table": "pfedla/1", "scale": "medium", "reading": None, "superseded": old}
+    (tmp_path / "pfedla-1-medium.json").write_text(json.dumps(facts))
+    (tmp_path / "feddwa-1.json").write_text(json.dumps(facts | {"superseded": []}))
+    before = {path: path.read_text() for path in tmp_path.iterdir()}
+    assert reproduced_pages.main(["", str(tmp_path), "--superseded"]) == 0
+    rep, me, command = capsys.readouterr().out.splitlines()
+    assert me == "pfedla-1-medium: pFedMe: 1 runs, over 0.5 hours on two cores"
+    assert rep.startswith("pfedla-1-medium: FedRep: 8 runs, over 3.5 hours on two cores, 1 of them")
+    assert command.endswith(f"--scale=medium --rows=pfedme,fedrep --kept={tmp_path}")
+    assert "--rounds=40" in asked[0] and len(asked) == 9
+    assert {path: path.read_text() for path in tmp_path.iterdir()} == before

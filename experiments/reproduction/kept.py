@@ -1,0 +1,90 @@
+"""Cells of a paper's table in a small file, so that several machines can measure it.
+
+FOLDER/PAPER-TABLE.json (PAPER-TABLE-SCALE.json of another scale than small) has under "kept" one
+line for each cell, "COLUMN/ROW": the scores by seed, the rows of the clients averaged, the run's
+remarks, the revisions of engine and algorithm, and a digest of all that identifies the run and its
+score. A cell counts as long as this digest is that of now. Times of a round are not kept: those of
+different machines do not compare.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import fedjax_pfl as pfl
+from fedjax_pfl.data.whole_files import read_json
+
+from ..cli import identity
+from ..outputs.run_files import plain, write_text
+from .entries import Section, measured
+from .paper_tables import SCALES, PaperTable
+
+KEPT = "kept"
+
+
+def page_of(table: str, scale: str) -> str:
+    """A page's name: small tables are PAPER-TABLE, others name their scale."""
+    table = table.replace("/", "-")
+    return table if scale == SCALES[0] else f"{table}-{scale}"
+
+
+def as_text(facts: Mapping[str, Any]) -> str:
+    """The content of a file: other facts first, then a line for each cell, sorted."""
+    text = json.dumps({name: facts[name] for name in facts if name != KEPT}, indent=2)
+    cells = sorted(facts.get(KEPT, {}).items())
+    if not cells:
+        return text + "\n"
+    lines = (f"    {json.dumps(name)}: {json.dumps(cell, sort_keys=True)}" for name, cell in cells)
+    return f'{text[:-2]},\n  "{KEPT}": {{\n' + ",\n".join(lines) + "\n  }\n}\n"
+
+
+def file_of(folder: Path, table: PaperTable, scale: str, reading: str | None) -> dict[str, Any]:
+    """The content of a table's file; without cells where there is none yet.
+
+    Raises:
+      InputError: the file is damaged, or of another reading.
+    """
+    path = folder / f"{page_of(table.name, scale)}.json"
+    facts = {"table": table.name, "scale": scale, "reading": reading}
+    facts |= read_json(path) if path.exists() else {}
+    if facts["reading"] != reading:
+        raise pfl.InputError(
+            f"{path} keeps cells of the reading {facts['reading'] or 'of the presets'}: give "
+            "another folder as --kept."
+        )
+    return facts
+
+
+def found(facts: Mapping[str, Any], section: Section) -> dict[str, dict[str, Any]]:
+    """The kept cells of a column by row: those whose identity is that of now."""
+    cells = {row: facts.get(KEPT, {}).get(f"{section.column.name}/{row}") for row in section.runs}
+    return {row: one for row, one in cells.items() if one and one["run"] == section.runs[row]}
+
+
+def keep(folder: Path, table: PaperTable, scale: str, reading: str | None, section: Section) -> int:
+    """Adds a column's finished cells to the table's file, beside those of others.
+
+    Returns:
+      how many were new.
+    """
+    facts, new = file_of(folder, table, scale, reading), {}
+    known = found(facts, section)
+    for line in table.row if section.column.quantity != "seconds" else ():
+        run, place = section.runs.get(line.name), section.folders.get(line.name)
+        if run is None or place is None or line.name in known:
+            continue
+        if (place / "summary.json").exists():
+            scores, origin = measured(table, section.column, line, place)
+            seeds = [str(seed) for seed in read_json(place / "config.json")["seeds"]]
+            new[f"{section.column.name}/{line.name}"] = plain({
+                "run": run, "revision": identity.revision(pfl.ALGORITHMS[line.algorithm]),
+                "scores": dict(zip(seeds, np.asarray(scores, float), strict=True)), **origin,
+            })  # fmt: skip
+    if new:
+        folder.mkdir(parents=True, exist_ok=True)
+        facts[KEPT] = {**facts.get(KEPT, {}), **new}
+        write_text(folder / f"{page_of(table.name, scale)}.json", as_text(facts))
+    return len(new)
