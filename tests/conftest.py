@@ -111,8 +111,11 @@ def own_code_is_forgotten():
 
 
 def _is_own(name, module):
+    """A checkout, or an environment, may lie in the folder of temporary files too."""
     file = getattr(module, "__file__", None) or ""
-    return name.startswith("own_code_") or file.startswith(tempfile.gettempdir())
+    ours = file.startswith(str(Path(__file__).parents[1])) or "site-packages" in file
+    temporary = file.startswith(tempfile.gettempdir()) and not ours
+    return name.startswith("own_code_") or temporary
 
 
 @pytest.hookimpl(optionalhook=True)
