@@ -49,15 +49,10 @@ def difference(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> floa
 
 
 def compared(old: Path, new: Path) -> dict[str, dict[str, float]]:
-    """The difference of each part (0 for the same bits, infinity where one failed) by case."""
+    """The difference of each part (0 for the same bits, infinity where it failed) by case."""
     names = {path.stem for folder in (old, new) for path in folder.iterdir()}
     result = {}
     for name in sorted(names):
-        failed = [folder / f"{name}.error" for folder in (old, new)]
-        if all(path.exists() for path in failed):
-            equal = failed[0].read_text() == failed[1].read_text()
-            result[name] = dict.fromkeys(PARTS, 0.0 if equal else np.inf)
-            continue
         files = [folder / f"{name}.npz" for folder in (old, new)]
         if not all(path.exists() for path in files):
             result[name] = dict.fromkeys(PARTS, np.inf)

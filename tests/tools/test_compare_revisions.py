@@ -30,7 +30,8 @@ def test_leaves_are_compared_part_by_part(tmp_path):
     (tmp_path / "old" / "e.error").write_text("ValueError: no")
     (tmp_path / "new" / "e.error").write_text("ValueError: no")
     result = compare_revisions.compared(one, other)
-    assert result["a"] == result["e"] == {"metrics": 0, "states": 0, "models": 0}
+    assert result["a"] == {"metrics": 0, "states": 0, "models": 0}
+    assert set(result["e"].values()) == {np.inf}, "a case that fails in both revisions"
     assert result["b"]["states"] == pytest.approx(1e-3) and result["b"]["models"] == 0
     assert result["c"]["metrics"] == np.inf and result["c"]["states"] == 0
     assert set(result["d"].values()) == {np.inf}, "a case that one revision lacks"
