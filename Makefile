@@ -7,6 +7,9 @@ READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
 COMPILERS_READY := $(VENV)/.compilers-ready
 
+FUZZ_INPUTS ?= 100000
+FUZZ_SEED ?= 0
+
 .PHONY: help demo smoke test thorough test-all coverage fuzz lint format docs accelerators \
 	new-algorithm test-algorithm lists lines clean
 
@@ -83,7 +86,7 @@ coverage: $(READY)
 
 # FUZZ_FLAGS changes what is tried, such as FUZZ_FLAGS='--inputs=2000 --seed=1'.
 fuzz: $(READY)
-	$(VENV)/bin/python -m tests.fuzz --workers=$(WORKERS) $(FUZZ_FLAGS)
+	FUZZ_INPUTS=$(FUZZ_INPUTS) FUZZ_SEED=$(FUZZ_SEED) $(VENV)/bin/python -m pytest -q -n $(WORKERS) tests/fuzz
 
 lint: $(READY)
 	$(VENV)/bin/ruff check .

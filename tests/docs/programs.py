@@ -20,7 +20,6 @@ from fedjax_pfl.data.partitions.importers import IMPORTERS
 from fedjax_pfl.data.partitions.rule_registry import parse_options, rule_options
 from tests.docs import pages
 from tests.docs.pages import ROOT
-from tests.fuzz import __main__ as fuzz
 from tools import compare_revisions
 
 
@@ -105,11 +104,6 @@ def check_plan(words):
         check_run([word for word in words if not word.startswith(tuple(own))])
 
 
-def check_fuzz(words):
-    args = fuzz.parse(words)
-    assert args.target or args.replay
-
-
 def check_pytest(words):
     """Files and folders exist."""
     values = ("-k", "-m", "-n")
@@ -144,7 +138,6 @@ SCRIPTS = {
     "experiments.reproduce": check_reproduce,
     "experiments.benchmark": check_benchmark,
     "experiments.plan": check_plan,
-    "tests.fuzz": check_fuzz,
     "pytest": check_pytest,
 }
 

@@ -22,7 +22,6 @@ from fedjax_pfl.data.sources import source_registry
 from fedjax_pfl.models import metrics
 from tests.docs import pages
 from tests.docs.programs import check
-from tests.fuzz import __main__ as fuzz
 
 ROOT = pages.ROOT
 MAINS = {
@@ -108,7 +107,6 @@ def known_flags():
     ]
     values.append(partition.parse([""]))
     names = {name for one in values for name in one} | {"flagfile", "preset", "grid", "rank_by"}
-    names |= set(vars(fuzz.parse([])))
     return names | {f"no{name}" for name in names}
 
 

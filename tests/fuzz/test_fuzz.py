@@ -1,51 +1,99 @@
-"""A seeded part of the fuzzing, and checks that it finds bad answers."""
+"""Hostile inputs by target, and tests of the verdicts on them.
 
+The quick suite tries 2,000 inputs, `make fuzz` 100,000 in batches over several processes. Where an
+input kills its process, pytest-xdist starts another one and reports the batch as failed.
+"""
+
+import functools
 import os
-import shutil
+import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from fedjax_pfl.utils.errors import InputError
-from tests.fuzz import folders, guard, workers
-from tests.fuzz.target import TARGETS, dealt, keep, kept
+from tests.fuzz import commands, files, folders, guard, interface  # noqa: F401 - their targets
+from tests.fuzz.target import TARGETS, dealt
 
-INPUTS = 2_000  # `make fuzz` runs 50 times as many
-COUNTS = dealt(INPUTS, list(TARGETS))
+INPUTS = int(os.environ.get("FUZZ_INPUTS", "2000"))
+SEED = os.environ.get("FUZZ_SEED", "quick")
+BATCH = 250  # inputs of one test
+
+
+def batches(inputs: int) -> list[tuple[str, int, int]]:
+    """(target, its first input, number of inputs) of every batch."""
+    return [
+        (name, first, min(BATCH, count - first))
+        for name, count in dealt(inputs, list(TARGETS)).items()
+        for first in range(0, count, BATCH)
+    ]
 
 
 @pytest.fixture(scope="module")
-def at_work(tmp_path_factory):
-    """A working folder as a worker has it, with finished runs."""
-    root = tmp_path_factory.mktemp("runs")
-    finished = root / "finished"
-    finished.mkdir()
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("HOME", "FEDJAX_PFL_CACHE", "FEDJAX_PFL_DATA"):  # put back in the end
-            patch.setenv(name, os.environ.get(name, ""))
-        patch.chdir(Path.cwd())
-        folders.finished_runs(finished)
-        folder = workers.scratch(finished)
+def at_work():
+    """A working folder that is also home and cache and holds finished runs."""
+    with (
+        tempfile.TemporaryDirectory(prefix="fuzz-", ignore_cleanup_errors=True) as name,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        folder = Path(name)
+        patch.chdir(Path.cwd())  # put back in the end
+        (folder / "finished").mkdir()
+        folders.finished_runs(folder / "finished")
+        patch.setenv("HOME", str(folder / "home"))
+        patch.setenv("FEDJAX_PFL_CACHE", str(folder / "cache"))
+        patch.delenv("FEDJAX_PFL_DATA", raising=False)
+        patch.chdir(folder)
         yield folder
-    shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize("name", TARGETS)
-def test_hostile_input_is_taken_or_refused_in_one_sentence(name, at_work):
-    inputs, attack = TARGETS[name].prepare()
-    counts, failures = dict.fromkeys((guard.ACCEPTED, guard.REFUSED, guard.FAILED), 0), []
+@functools.cache
+def prepared(name):
+    """(strategy, attack) of a target."""
+    return TARGETS[name].prepare()
+
+
+def run_inputs(inputs, seed: str, count: int, each) -> None:
+    """Hands `count` inputs to `each`; the same ones for the same seed."""
+
+    @hypothesis.seed(seed)
+    @hypothesis.settings(
+        max_examples=count,
+        phases=[hypothesis.Phase.generate],
+        database=None,
+        deadline=None,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    @hypothesis.given(inputs)
+    def one(given):
+        each(given)
+
+    one()
+
+
+@pytest.mark.parametrize(("name", "first", "count"), batches(INPUTS))
+def test_hostile_input_is_accepted_or_refused_in_one_sentence(
+    name, first, count, at_work, record_property
+):
+    inputs, attack = prepared(name)
+    counts, failures = Counter(), []
 
     def each(given):
         outcome, said = guard.attempt(attack, given)
         counts[outcome] += 1
         if outcome == guard.FAILED:
-            failures.append(f"{given!r:.500}\n{said}")
+            failures.append(f"{given!r:.5000}\n{said}")
 
-    workers.run_inputs(inputs, f"quick {name}", COUNTS[name], each)
+    run_inputs(inputs, f"{SEED} {name} {first}" if first else f"{SEED} {name}", count, each)
+    for outcome, times in counts.items():
+        record_property(outcome, times)
     assert not failures, f"{len(failures)} of {counts}, the first:\n{failures[0]}"
-    assert sum(counts.values()) >= COUNTS[name]
-    assert counts[guard.REFUSED] or name == "checkpoints"  # damaged ones are skipped
+    assert sum(counts.values()) >= count
+    # Damaged checkpoints are skipped.
+    assert counts[guard.REFUSED] or name == "checkpoints" or count < 20
 
 
 def refuses(message):
@@ -109,25 +157,18 @@ def test_verdict_on_what_is_well():
     )
 
 
-@pytest.mark.parametrize("given", [["--a=\udcff", "\0"], "f(1)", ["npz", b"\x93NUMPY"], b"--a=1"])
-def test_a_kept_input_comes_back(given, tmp_path):
-    path = keep(tmp_path / "kept", "run flags", given, "why")
-    assert kept(path) == ("run flags", given)
-    assert keep(tmp_path / "kept", "run flags", given, "why") != path
-
-
 def test_the_same_seed_makes_the_same_inputs():
     first, again, other = ([], [], [])
     for seed, into in (("a", first), ("a", again), ("b", other)):
-        workers.run_inputs(folders.SEEDS, seed, 20, into.append)
+        run_inputs(folders.SEEDS, seed, 20, into.append)
     assert first == again != other
 
 
-def test_inputs_are_dealt_out_by_shares():
+def test_batches_cover_every_input():
     assert sum(one.share for one in TARGETS.values()) > 900
-    dealt_out = {}
-    for name, _, count in workers.batches(10_000, list(TARGETS)):
-        assert count <= workers.BATCH
-        dealt_out[name] = dealt_out.get(name, 0) + count
-    assert dealt_out == dealt(10_000, list(TARGETS))
-    assert abs(sum(dealt_out.values()) - 10_000) < len(TARGETS)
+    counts = Counter()
+    for name, first, count in batches(10_000):
+        assert 0 < count <= BATCH and first == counts[name]
+        counts[name] += count
+    assert counts == dealt(10_000, list(TARGETS))
+    assert abs(sum(counts.values()) - 10_000) < len(TARGETS)
