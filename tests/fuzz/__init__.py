@@ -4,5 +4,6 @@
 
 A target (`target.py`) is a Hypothesis strategy and a function under attack. `commands.py` attacks
 command lines, `interface.py` the Python interface, `files.py` data files of every format, and
-`folders.py` results and checkpoints. `guard.py` judges how an input ended.
+`folders.py` results and checkpoints; `whole_runs.py` makes whole runs with odd settings. `guard.py`
+judges how an input ended.
 """

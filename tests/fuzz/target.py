@@ -21,18 +21,20 @@ class Target:
         holds the finished runs of `folders.finished_runs` under "finished". Returns the strategy
         that makes inputs and the attack: a function that takes one and returns nothing if it was
         accepted, or the sentence that refused it; what refuses may also be raised.
+      seconds: that one input may take.
     """
 
     name: str
     share: int
     prepare: Callable[[], tuple[SearchStrategy, Attack]]
+    seconds: int = 30
 
 
-def target(name: str, share: int):
+def target(name: str, share: int, seconds: int = 30):
     """Decorator that adds `prepare` to `TARGETS`."""
 
     def register(prepare):
-        TARGETS[name] = Target(name, share, prepare)
+        TARGETS[name] = Target(name, share, prepare, seconds)
         return prepare
 
     return register

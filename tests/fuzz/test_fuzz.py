@@ -15,7 +15,14 @@ import hypothesis
 import pytest
 
 from fedjax_pfl.utils.errors import InputError
-from tests.fuzz import commands, files, folders, guard, interface  # noqa: F401 - their targets
+from tests.fuzz import (  # noqa: F401 - their targets
+    commands,
+    files,
+    folders,
+    guard,
+    interface,
+    whole_runs,
+)
 from tests.fuzz.target import TARGETS, dealt
 
 INPUTS = int(os.environ.get("FUZZ_INPUTS", "2000"))
@@ -82,7 +89,7 @@ def test_hostile_input_is_accepted_or_refused_in_one_sentence(
     counts, failures = Counter(), []
 
     def each(given):
-        outcome, said = guard.attempt(attack, given)
+        outcome, said = guard.attempt(attack, given, TARGETS[name].seconds)
         counts[outcome] += 1
         if outcome == guard.FAILED:
             failures.append(f"{given!r:.5000}\n{said}")
