@@ -11,23 +11,12 @@ from typing import Any
 import numpy as np
 
 from fedjax_pfl.data.whole_files import read_arrays, read_json, require_version
-from fedjax_pfl.results.result_files import (
-    NUMBER,
-    OLDER,
-    damaged,
-    is_whole_number,
-    len_of,
-    misfit,
-    misfit_matrix,
-    number,
-    out_of_range,
-    remedy,
-    unordered,
-)
+from fedjax_pfl.results.result_files import OLDER, damaged, remedy
 from fedjax_pfl.utils.errors import InputError, shown
 from fedjax_pfl.utils.metric_names import ACCURACY, BETTER, Measure
 
 CONFIG, SUMMARY, CLIENTS, MATRICES = "config.json", "summary.json", "clients.npz", "mixing.npz"
+NUMBER = "biuf"  # kinds of NumPy's types
 
 
 def read_settings(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -202,3 +191,53 @@ def _arrays(path: Path, seeds: list[int], needed: tuple[str, ...]) -> dict[str, 
         found = shown(arrays["seeds"])
         raise damaged(path, f"its seeds are {found}, those of {CONFIG} {shown(seeds)}")
     return arrays
+
+
+def is_whole_number(value: Any, low: int = 0) -> bool:
+    """Whether it is a whole number of JSON of at least `low`."""
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value < 2**63
+
+
+def number(value: Any) -> bool:
+    """Whether it is a number of JSON of at least 0, or NaN."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and not value < 0
+
+
+def len_of(array: Any) -> int:
+    """Entries of the first axis; 0 of what has none."""
+    return len(array) if getattr(array, "ndim", 0) else 0
+
+
+def misfit(name: str, array: Any, shape: tuple[int, ...], kinds: str) -> Iterator[str]:
+    """Yields a sentence unless it is an array of that shape, of these kinds of types."""
+    fits = isinstance(array, np.ndarray) and array.shape == shape
+    if not fits or (array.size and array.dtype.kind not in kinds):  # an empty list has no type
+        wanted = "whole numbers" if kinds == "iu" else "numbers"
+        yield f"{name} must be {wanted} {list(shape)}, got {_form(array)}"
+
+
+def misfit_matrix(
+    name: str, array: np.ndarray, first: tuple[int, ...], clients: int
+) -> Iterator[str]:
+    """Yields a sentence unless it is [*first, N or 1, N], or that with groups of layers before."""
+    count, wanted = len(first), ", ".join(map(str, first))
+    fits = array.ndim in (count + 2, count + 3) and array.dtype.kind in NUMBER
+    if not (fits and array.shape[:count] == first and array.shape[-1] == clients):
+        yield f"{name} must be [{wanted}, ..., {clients}], got {_form(array)}"
+    elif array.shape[-2] not in (1, clients):
+        yield f"{name} must have 1 or {clients} receivers, got {_form(array)}"
+
+
+def _form(value: Any) -> str:
+    is_array = isinstance(value, np.ndarray)
+    return f"{list(value.shape)} of {value.dtype}" if is_array else shown(value)
+
+
+def out_of_range(array: np.ndarray, low: float, high: float) -> bool:
+    """Whether an entry lies outside low..high; NaN does not."""
+    return bool(((array < low) | (array > high)).any())
+
+
+def unordered(rounds: np.ndarray, last: int) -> bool:
+    """Whether these are not ascending rounds in 1..last."""
+    return out_of_range(rounds, 1, last) or bool((np.diff(rounds.astype(np.int64)) <= 0).any())
