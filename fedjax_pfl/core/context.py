@@ -55,6 +55,7 @@ class Context:
       reader: reads rows of clients whose state is not on the device (`trees.Fetched`); None where
         all is there, or a round must do without.
       knows_num_rounds: whether the algorithm declares `depends_on_num_rounds`.
+      replicated: a list to which `replicate` adds every (stack leaf, its one row), or None.
     """
 
     federation: Federation
@@ -66,6 +67,7 @@ class Context:
     optimizers: Optimizers | None = None
     reader: Callable[..., Any] | None = None
     knows_num_rounds: bool = True
+    replicated: list[tuple[Any, Any]] | None = None
 
     @property
     def num_clients(self) -> int:
@@ -114,8 +116,15 @@ class Context:
         return self.federation.initial_model(keys.derive(self.key, purpose))
 
     def replicate(self, model: Tree) -> Stack:
-        """The same model for all clients, [N, ...]."""
-        return trees.replicate(model, self.num_clients)
+        """The same model for all clients, [N, ...].
+
+        Host state keeps one row of what `init` makes so, until a client's own row is written.
+        """
+        stack = trees.replicate(model, self.num_clients)
+        if self.replicated is not None:
+            rows = zip(jax.tree.leaves(stack), jax.tree.leaves(model), strict=True)
+            self.replicated.extend(rows)
+        return stack
 
     def sizes(self, split: str | Split = "train") -> PerMember:
         """int32 [M]: samples of the cohort's clients."""

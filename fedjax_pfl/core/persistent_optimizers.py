@@ -95,10 +95,10 @@ def _without_states(trained: local_sgd.Trained) -> local_sgd.Trained:
     return kind(trained.models, trained.cohort, trained.loss, trained.gradient)
 
 
-def _unbegun(states: Stack, count: int) -> Phase:
+def _unbegun(states: Stack, ctx: Any) -> Phase:
     """The phase before anybody trains, for states [M, ...] or their shapes."""
-    zeros = jax.tree.map(lambda leaf: jnp.zeros((count, *leaf.shape[1:]), leaf.dtype), states)
-    return Phase(jnp.zeros((count,), bool), zeros)
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), states)
+    return Phase(jnp.zeros((ctx.num_clients,), bool), ctx.replicate(zeros))
 
 
 def begin(algorithm: Any, ctx: Any, state: State) -> StateWithOptimizers:
@@ -129,7 +129,7 @@ def begin(algorithm: Any, ctx: Any, state: State) -> StateWithOptimizers:
             f"{optimizer_name(federation.optimizer)} draws from a random key in its state, which "
             "can't be kept: leave keep_optimizer_state out."
         )
-    zeros = {phase: _unbegun(one, ctx.num_clients) for phase, one in phases.items()}
+    zeros = {phase: _unbegun(one, ctx) for phase, one in phases.items()}
     return StateWithOptimizers(state, zeros)
 
 

@@ -15,7 +15,6 @@ from fedjax_pfl.core import checks, persistent_optimizers
 from fedjax_pfl.core.context import Context
 from fedjax_pfl.engine.evaluation import named_models, score_rows
 from fedjax_pfl.engine.host_reads import Address, Reader
-from fedjax_pfl.engine.lazy_init import with_first_rows
 from fedjax_pfl.engine.program import filled, with_adapted
 from fedjax_pfl.engine.runs import Runs, over_runs
 from fedjax_pfl.execution.mesh import AXIS, RUNS, mesh_of, place, rows_of
@@ -75,13 +74,13 @@ def there(ctx: Context, rows: Rows, at: Address) -> Context:
 @partial(jax.jit, static_argnames=("layout",))
 def first_leaves(runs, federation, total, layout):
     """(leaves on the device, [R, N, ...] or [R, 1, ...] of the others) before the first round."""
-    count = federation.num_clients
 
     def of_run(run, federation, total):
-        leaves = with_first_rows(lambda run: begin(run, federation, total), count)(run)
-        kept, first = layout.parted(jax.tree.unflatten(layout.tree, leaves))
-        shapes = layout.parted(jax.eval_shape(lambda: begin(run, federation, total)))[0]
-        return [jnp.broadcast_to(x, s.shape) for x, s in zip(kept, shapes, strict=True)], first
+        replicated: list[tuple[Any, Any]] = []
+        ctx = replace(run.context(federation, jnp.int32(0), total), replicated=replicated)
+        kept, stacks = layout.parted(checks.checked_init(run.algorithm, ctx))
+        one_row = {id(stack): jnp.asarray(row)[None] for stack, row in replicated}
+        return kept, [one_row.get(id(stack), stack) for stack in stacks]
 
     kept, first = over_runs(of_run, runs, federation, total)
     return place(kept, mesh(federation), RUNS), first

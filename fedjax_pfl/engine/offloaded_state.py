@@ -4,7 +4,7 @@ The design. A round under sampling needs the rows of its cohort alone, M of N. T
 
 - every leaf [N, ...] that clients keep (`structs.per_client`) lies in a `HostStore`, but for those
   of a few numbers a client, which stay on the device, with what the server and pairs of clients
-  keep. Rows that nobody has written yet are one row on the host (`lazy_init`), not N;
+  keep. Of stacks that `ctx.replicate` made, one row is on the host until others are written;
 - cohorts depend on the seed and the round alone, so the host knows the next one. While a round
   runs, it reads that one's rows and samples; of clients that are in both, the program takes the
   rows that the round has just made (`host_programs.merged`). Then, while the next round runs, the

@@ -3,16 +3,12 @@
 import errno
 import os
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.engine import host_shares
 from fedjax_pfl.engine.host_store import HostStore
-from fedjax_pfl.engine.lazy_init import with_first_rows
-from fedjax_pfl.utils import trees
 
 
 def test_rows_are_what_was_written_last_and_at_first_what_all_have(tmp_path):
@@ -94,17 +90,3 @@ def test_a_full_disk_is_one_sentence(tmp_path, monkeypatch):
     with pytest.raises(pfl.OutputError, match=r"can't be written to .*: No space left on device"):
         store.put(np.array([[3]]), [np.ones((1, 1, 6))])
     assert not store.written.any()
-
-
-def test_equal_first_rows_stay_one():
-    def begin(x):
-        model = {"a": x * 2, "b": jnp.zeros(3)}
-        alike = trees.replicate(model, 7)
-        return alike, jnp.arange(7.0)[:, None] * x, jnp.full((7, 2), 5).astype(jnp.int16)
-
-    given = jnp.arange(4.0)
-    short = with_first_rows(begin, 7)(given)
-    assert [len(leaf) for leaf in short] == [1, 1, 7, 1]
-    for leaf, expected in zip(short, jax.tree.leaves(begin(given)), strict=True):
-        assert leaf.dtype == expected.dtype
-        np.testing.assert_array_equal(jnp.broadcast_to(leaf, expected.shape), expected)

@@ -92,6 +92,23 @@ def test_results_have_the_same_bits(name):
     assert_same(*(run(name, where, CASES[name], settings) for where in ("device", "host")))
 
 
+@pytest.mark.parametrize(
+    ("name", "settings", "options", "rows"),
+    [
+        ("ditto", {}, {"momentum": 0.9, "keep_optimizer_state": True}, {1}),
+        ("pfedla", {"initial": "independent"}, {}, {5}),
+    ],
+)
+def test_a_replicated_model_is_one_row_before_the_first_round(name, settings, options, rows):
+    algorithm = pfl.make_algorithm(name, settings)
+    host, device = (
+        request.checked_program(algorithm, federation(where, **options)).start()
+        for where in ("host", "device")
+    )
+    assert {leaf.shape[1] for leaf in host.store.first} == rows
+    chex.assert_trees_all_equal(whole(host), jax.tree.map(np.asarray, whole(device)))
+
+
 @pytest.mark.slow
 def test_a_cohort_that_devices_do_not_divide_has_the_same_bits():
     """Three of five clients, on two devices."""
