@@ -19,6 +19,7 @@ from fedjax_pfl.data.partitions.rule_registry import (
     RULES,
     make_partition,
     parse_options,
+    register_rule,
     rule_options,
 )
 from fedjax_pfl.data.partitions.statistics import partition_statistics
@@ -63,7 +64,7 @@ from fedjax_pfl.models.heads import TwoHeads
 from fedjax_pfl.models.metrics import METRICS, Metric, register_metric
 from fedjax_pfl.models.networks import MODELS, make_model, register_model
 from fedjax_pfl.models.nnx_task import NnxTask
-from fedjax_pfl.models.objectives import OBJECTIVES, Objective
+from fedjax_pfl.models.objectives import OBJECTIVES, Objective, register_objective
 from fedjax_pfl.models.task import Forward, ForwardedBatch, FunctionTask, LinenTask, Outputs, Task
 from fedjax_pfl.models.torch_weights import from_torch
 from fedjax_pfl.results.model_files import load_models, model_axes, save_models
@@ -90,11 +91,12 @@ __all__ = [  # noqa: RUF022 - grouped as the pages of the reference are
     "COMMON_OPTIONS", "DATASETS", "Dataset", "IMPORTERS", "Partition", "RULES", "SCALINGS",
     "dataset_from_arrays", "import_partition", "input_scaling", "load_dataset", "make_partition",
     "parse_options", "partition_statistics", "prepare_tfds", "read_partition", "recognised",
-    "register_dataset", "rule_options",
+    "register_dataset", "register_rule", "rule_options",
     # Models
     "EquinoxTask", "Forward", "ForwardedBatch", "FunctionTask", "LinenTask", "METRICS", "MODELS",
     "Measure", "Metric", "NnxTask", "OBJECTIVES", "Objective", "Outputs", "Task", "TwoHeads",
     "from_torch", "layers", "make_model", "networks", "register_metric", "register_model",
+    "register_objective",
     # Simulating
     "Checkpoints", "LiveCurves", "MAX_RUNS", "Memory", "Progress", "RoundState", "Simulation",
     "Lowered", "score_new_clients", "simulate", "sweepable", "without_new_clients",

@@ -28,7 +28,7 @@ from .algorithms import (
 from .flagfiles import value_of
 from .growth import EVERY_WAY
 from .new_clients import NewClients, split_new_clients
-from .pairs import parse_pairs
+from .pairs import name_and_value, parse_pairs
 
 
 @dataclass(frozen=True)
@@ -307,6 +307,7 @@ def make_partition(args: absl.flags.FlagValues, dataset: pfl.Dataset) -> pfl.Par
             )
     else:
         own = console.rule_flags(args.partition)
+        given = [name for name in given if name != "partition_option"]
         for name in given:
             if name not in own:
                 valid = ", ".join(f"--{flag}" for flag in own)
@@ -316,6 +317,11 @@ def make_partition(args: absl.flags.FlagValues, dataset: pfl.Dataset) -> pfl.Par
                     f"{valid}. Rules that take it: {', '.join(takers)}."
                 )
         options = {flags.RULE_OPTION.get(name, name): value_of(args, name) for name in given}
+        for word in args.partition_option:
+            name, value = name_and_value("partition_option", word)
+            if name in options:
+                raise pfl.InputError(f"The option {name!r} of the partition rule is given twice.")
+            options[name] = value
         texts = {name: value for name, value in options.items() if isinstance(value, str)}
         defaults = pfl.rule_options(args.partition)
         options |= pfl.parse_options(texts, defaults, "option of the partition rule")

@@ -177,6 +177,7 @@ def _rule(group: _Group) -> None:
         "test_fraction", None, "part of a client's samples held out for testing, if pooled"
     )
     group.text("column", None, "column of client ids, such as writer, user, hospital (by_column)")
+    group.pairs("partition_option", "an option of the partition rule, such as one of your own rule")
     # Further options of single rules, given as text and parsed by the rule's own types.
     takers: dict[str, list[str]] = {}
     for rule in sorted(pfl.RULES):

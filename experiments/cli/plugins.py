@@ -1,4 +1,4 @@
-"""A user's own files that register algorithms, data sets, partition rules or models."""
+"""Users' own files that register algorithms, data sets, partition rules, models or objectives."""
 
 import ast
 import hashlib
@@ -20,7 +20,8 @@ EXAMPLE = "example:"  # prefix of an example's name, instead of a file
 # Files of this package and of installed ones are no user's, wherever they lie.
 OURS, INSTALLED = (COMMANDS, Path(pfl.__file__).parent), "site-packages"
 REGISTRIES = (
-    pfl.DATASETS, pfl.LR_SCHEDULES, pfl.METRICS, pfl.MODELS, pfl.OPTIMIZERS, pfl.RULES,
+    pfl.DATASETS, pfl.LR_SCHEDULES, pfl.METRICS, pfl.MODELS, pfl.OBJECTIVES, pfl.OPTIMIZERS,
+    pfl.RULES,
 )  # fmt: skip
 
 

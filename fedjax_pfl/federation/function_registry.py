@@ -3,12 +3,11 @@
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
-from fedjax_pfl.utils.conversions import convert, defined_at
+from fedjax_pfl.utils.conversions import convert
 from fedjax_pfl.utils.errors import InputError, require, shown, unknown_name
 
-F = TypeVar("F", bound=Callable[..., Any])
 Registry = dict[str, Callable[..., Any]]
 
 
@@ -59,22 +58,6 @@ def configured(kind: str, registry: Registry, name: str, options: Mapping[str, A
             raise unknown_name(f"option of the {kind} {name!r}", option, own)
         given[option] = convert(f"{option} of the {kind} {name!r}", value, type(own[option]))
     return Configured(name, registry[name], tuple(sorted(given.items())))
-
-
-def registering(kind: str, registry: Registry, name: str) -> Callable[[F], F]:
-    """The decorator that puts a function into a registry under a name."""
-    require(isinstance(name, str) and bool(name.strip()), f"name of the {kind}", name, "text")
-
-    def register(function: F) -> F:
-        require(callable(function), f"{kind} {name!r}", type(function).__name__, "a function")
-        known = registry.get(name)
-        places = [defined_at(one) for one in (known, function) if one is not None]
-        if len(set(places)) > 1:  # a module run twice may register its own once more
-            raise InputError(f"The {kind} {name!r} is registered already, by another function.")
-        registry[name] = function
-        return function
-
-    return register
 
 
 def checked_options(name: str, options: Any, given: Any) -> dict[str, Any]:

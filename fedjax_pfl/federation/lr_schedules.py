@@ -11,8 +11,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl.federation.function_registry import F, Registry, configured, registering
+from fedjax_pfl.federation.function_registry import Registry, configured
 from fedjax_pfl.utils.errors import require
+from fedjax_pfl.utils.registration import F, registering
 
 LR_SCHEDULES: Registry = {}
 

@@ -18,7 +18,7 @@ from fedjax_pfl.models.adapters import adapted
 from fedjax_pfl.models.frozen_backbone import with_backbone
 from fedjax_pfl.models.model_registry import INITIALIZERS
 from fedjax_pfl.models.networks import make_model
-from fedjax_pfl.models.objectives import CLASSIFICATION, objective_of
+from fedjax_pfl.models.objectives import CLASSIFICATION, Objective, objective_of
 from fedjax_pfl.models.pretrained import Match, initial_values
 from fedjax_pfl.models.task import Task, as_task
 from fedjax_pfl.utils.errors import InputError, require
@@ -44,6 +44,11 @@ class ModelOptions(Group):
         None,
         "values that models begin with, matched by the paths of leaves: a model, or an NPZ or "
         "safetensors file; under PyTorch's names they are converted; the others are drawn",
+    )
+    objective: str | None = option(
+        None,
+        "loss and measures by name, such as 'regression' or your own, instead of those of the data "
+        "set's task",
     )
     freeze: Rule | None = option(
         None,
@@ -101,21 +106,50 @@ class ModelOptions(Group):
             vocab_size = getattr(dataset, "vocab_size", None)
             options = {"vocab_size": vocab_size, **(self.model_options or {})}
             shape, outputs = dataset.input_shape, dataset.num_outputs
-            options["per_token"] = objective_of(dataset.task).per_token
+            options["per_token"] = self._objective(dataset).per_token
             model = make_model(model, shape, outputs, self.initializer, **options)
         else:
             allowed = "absent without a model's name"
             require(not self.model_options, "model_options", self.model_options, allowed)
         task = as_task(model, self.dtype)
-        if task.objective == CLASSIFICATION and not dataset.has_classes:
+        unset = task.objective == CLASSIFICATION and not dataset.has_classes
+        if unset or self.objective is not None:
             task = copy.copy(task)  # no `replace`: a user's task may have an __init__ of its own
-            object.__setattr__(task, "objective", objective_of(dataset.task))
+            object.__setattr__(task, "objective", self._objective(dataset))
         if self.compute_dtype is not None:
             task = replace(task, compute_dtype=self.compute_dtype)
         if self.convolutions != CONVOLUTIONS[0]:
             task = replace(task, convolutions=self.convolutions)
         check_hashable("model", task)
         return task
+
+    def _objective(self, dataset: Dataset) -> Objective:
+        """The objective that is given by name, else that of the data set's task.
+
+        Raises:
+          InputError: no such name, or it can't take the data set's labels.
+        """
+        if self.objective is None:
+            return objective_of(dataset.task)
+        objective, what = objective_of(self.objective), f"The objective {self.objective!r}"
+        if objective.classes and not dataset.has_classes:
+            raise InputError(f"{what} needs classes, and data set {dataset.name!r} has none.")
+        shape = objective.shape(dataset.input_shape, dataset.num_outputs)
+        outputs = jax.ShapeDtypeStruct((2, *shape), jnp.float32)
+        labels = jax.ShapeDtypeStruct((2, *dataset.train_y.shape[1:]), dataset.train_y.dtype)
+        try:
+            losses = jax.eval_shape(objective.losses, outputs, labels)
+            marks = jax.eval_shape(objective.marks, outputs, labels)
+        except Exception as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise InputError(f"{what} can't take labels of {dataset.name!r}: {reason}") from error
+        wanted = (2, objective.marked) if objective.marked else (2,)
+        if losses.shape != (2,) or marks.shape != wanted:
+            raise InputError(
+                f"{what} must have losses [2] and marks {list(wanted)} for 2 samples of "
+                f"{dataset.name!r}, got {list(losses.shape)} and {list(marks.shape)}."
+            )
+        return objective
 
     def started(
         self, task: Task, shapes: Tree, order: Sequence[str], inputs: jax.ShapeDtypeStruct

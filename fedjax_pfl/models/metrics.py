@@ -7,16 +7,16 @@ A value is NaN where it is undefined, such as the AUC of a client with one class
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_pfl.models.objectives import OBJECTIVES, Objective
-from fedjax_pfl.utils.conversions import defined_at
 from fedjax_pfl.utils.errors import OF_ONES_OWN, InputError, require, require_name, unknown_name
 from fedjax_pfl.utils.metric_names import BETTER, HIGHER, LOWER, Measure
 from fedjax_pfl.utils.name_matching import suggestions
+from fedjax_pfl.utils.registration import F, registering
 
 BINS = 15  # of the expected calibration error
 PER_CLASS = "per_class_accuracy"
@@ -54,7 +54,6 @@ class Registered(NamedTuple):
 
 
 METRICS: dict[str, Registered] = {}
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 def register_metric(
@@ -75,15 +74,10 @@ def register_metric(
     for task in tasks:
         require_name("task", task, OBJECTIVES)
 
-    def register(fn: F) -> F:
-        known = [METRICS[name].metric.fn] if name in METRICS else []
-        places = {defined_at(one) for one in (*known, fn)}
-        if len(places) > 1:  # a module run twice may register its own once more
-            raise InputError(f"The metric {name!r} is registered already, by another function.")
-        METRICS[name] = Registered(Metric(name, fn, better, fraction), tuple(tasks))
-        return fn
+    def row(fn: Callable[..., Any]) -> Registered:
+        return Registered(Metric(name, fn, better, fraction), tuple(tasks))
 
-    return register
+    return registering("metric", METRICS, name, row)
 
 
 def _check(name: Any, better: Any) -> None:

@@ -1,18 +1,18 @@
 """Networks by name: how they are registered, checked and made."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import flax.linen as nn
 import numpy as np
 
 from fedjax_pfl.models.projection import Projected
 from fedjax_pfl.utils import aliases, name_matching
-from fedjax_pfl.utils.conversions import LIMIT, defined_at, keyword_defaults, number
+from fedjax_pfl.utils.conversions import LIMIT, keyword_defaults, number
 from fedjax_pfl.utils.errors import InputError, require, require_name, unknown_name
+from fedjax_pfl.utils.registration import F, registering
 
 MODELS: dict[str, Callable[..., Any]] = {}
-F = TypeVar("F", bound=Callable[..., Any])
 INITIALIZERS = ("torch", "flax")
 PROJECTION = "projection"  # an option of every network
 PER_TOKEN = "per_token"  # of networks for texts with an output for each token
@@ -28,18 +28,7 @@ def register_model(name: str) -> Callable[[F], F]:
     Raises:
       InputError: the name is another network's.
     """
-    require(isinstance(name, str) and bool(name.strip()), "name of the model", name, "text")
-
-    def register(factory: F) -> F:
-        require(callable(factory), f"model {name!r}", type(factory).__name__, "a function")
-        known = MODELS.get(name)
-        places = {defined_at(one) for one in (known, factory) if one is not None}
-        if len(places) > 1:  # a module run twice may register its own once more
-            raise InputError(f"The model {name!r} is registered already, by another function.")
-        MODELS[name] = factory
-        return factory
-
-    return register
+    return registering("model", MODELS, name)
 
 
 def make_model(

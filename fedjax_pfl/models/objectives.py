@@ -6,14 +6,17 @@ all of a client's outputs, see `metrics`.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_pfl.models.kernels import forms
-from fedjax_pfl.utils.errors import require_name
+from fedjax_pfl.utils.errors import InputError, require, require_name, shown
 from fedjax_pfl.utils.metric_names import ACCURACY, LOWER, Measure
+from fedjax_pfl.utils.registration import registering
+
+C = TypeVar("C", bound=type["Objective"])
 
 
 @dataclass(frozen=True)
@@ -165,16 +168,36 @@ def _of_labels(log_p: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 CLASSIFICATION = Classification()
-OBJECTIVES: dict[str, Objective] = {
-    one.name: one for one in (CLASSIFICATION, Regression(), MultiLabel(), NextToken())
-}
+OBJECTIVES: dict[str, Objective] = {}
 
 
-def objective_of(task: str) -> Objective:
+def register_objective(kind: C) -> C:
+    """Class decorator that makes a subclass of `Objective` available by its `name`.
+
+    `federate(objective=NAME)` trains and scores by it, instead of by that of the data set's task.
+
+    Raises:
+      InputError: the name is another objective's, or the class lacks measures or a method.
+    """
+    is_objective = isinstance(kind, type) and issubclass(kind, Objective)
+    require(is_objective, "objective", shown(kind), "a subclass of Objective")
+    for name in ("losses", "marks", "values"):
+        if getattr(kind, name) is getattr(Objective, name):
+            raise InputError(f"The objective {kind.__name__} must define {name}.")
+    measured = len(kind.measures) > 0 and all(isinstance(one, Measure) for one in kind.measures)
+    require(measured, f"measures of {kind.__name__}", shown(kind.measures), "a tuple of Measures")
+    return registering("objective", OBJECTIVES, kind.name, lambda one: one())(kind)
+
+
+for _kind in (Classification, Regression, MultiLabel, NextToken):
+    register_objective(_kind)
+
+
+def objective_of(name: str) -> Objective:
     """The objective of that name.
 
     Raises:
       InputError: there is none.
     """
-    require_name("task", task, OBJECTIVES)
-    return OBJECTIVES[task]
+    require_name("objective", name, OBJECTIVES)
+    return OBJECTIVES[name]

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import fedjax_pfl as pfl
 from fedjax_pfl.models.kernels import forms
 from fedjax_pfl.models.objectives import OBJECTIVES
 
@@ -45,3 +46,82 @@ def test_outputs_that_are_no_numbers_have_an_infinite_error(name, lower):
         marks = objective.marks(jnp.full((2, 3, 4), jnp.nan), jnp.zeros((2, 3), jnp.int32))
     values = objective.values(jnp.sum(marks, axis=0), 2)
     assert all(values[one] == np.inf for one in lower)
+
+
+@pytest.fixture
+def own_objectives():
+    known = dict(OBJECTIVES)
+    yield
+    OBJECTIVES.clear()
+    OBJECTIVES.update(known)
+
+
+def distance(name="distance"):
+    """The class of an objective: the distance between the predicted and the true class."""
+
+    class Distance(pfl.Objective):
+        classes = True
+        marked = 1
+        measures = (pfl.Measure("class_distance", "lower", fraction=False, pools=True),)
+
+        def losses(self, outputs, labels):
+            apart = jnp.abs(jnp.arange(outputs.shape[1]) - labels[:, None])
+            log_p = jax.nn.log_softmax(outputs)
+            return jnp.sum(jnp.exp(log_p) * apart - log_p * (apart == 0), axis=1)
+
+        def marks(self, outputs, labels):
+            apart = jnp.abs(jnp.argmax(outputs, axis=1) - labels)
+            return apart[:, None].astype(outputs.dtype)
+
+        def values(self, sums, count):
+            return {"class_distance": sums[..., 0] / count}
+
+    Distance.name = name
+    return Distance
+
+
+def digits():
+    data = pfl.load_dataset("digits")
+    return data, pfl.make_partition("iid", data, 3, 0, train_samples=20, test_samples=10)
+
+
+def test_an_objective_of_ones_own_trains_and_scores(own_objectives):
+    pfl.register_objective(distance())
+    data, parts = digits()
+    federation = pfl.federate(data, parts, "softmax", objective="distance", learning_rate=0.1)
+    result = pfl.simulate(pfl.make_algorithm("local"), federation, 8)
+    assert result.measures[0].name == "class_distance"
+    scores = result.scores["personalized/test/class_distance"][0, 0]
+    assert (scores >= 0).all() and scores[-1].mean() < scores[0].mean() - 0.5
+    plain = pfl.simulate(pfl.make_algorithm("local"), pfl.federate(data, parts, "softmax"), 1)
+    assert plain.measures[0].name == "accuracy"
+
+
+def test_an_objective_that_does_not_fit_the_labels(own_objectives):
+    data, parts = digits()
+    with pytest.raises(pfl.InputError, match=r"Unknown objective 'regresion'\. Did you mean"):
+        pfl.federate(data, parts, "softmax", objective="regresion")
+    with pytest.raises(pfl.InputError, match=r"'next_token' can't take labels of 'digits': "):
+        pfl.federate(data, parts, "softmax", objective="next_token")
+
+    class Summed(distance("summed")):
+        def losses(self, outputs, labels):
+            return jnp.sum(outputs)
+
+    pfl.register_objective(Summed)
+    with pytest.raises(pfl.InputError, match=r"'summed' must have losses \[2\] .* got \[\] and"):
+        pfl.federate(data, parts, "softmax", objective="summed")
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (object, "objective must be a subclass of Objective"),
+        (type("Half", (pfl.Objective,), {"name": "half"}), "objective Half must define losses"),
+        (type("Bare", (distance("bare"),), {"measures": ()}), "measures of Bare must be a tuple"),
+        (distance("regression"), "The objective 'regression' is registered already"),
+    ],
+)
+def test_objectives_that_can_not_be_registered(kind, message, own_objectives):
+    with pytest.raises(pfl.InputError, match=message):
+        pfl.register_objective(kind)

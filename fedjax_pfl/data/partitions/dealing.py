@@ -18,6 +18,7 @@ class Samples:
       num_classes: C.
       what: their name in sentences.
       columns: the data set's columns, [n] by name.
+      inputs: the samples themselves [n, ...], for rules that declare `sees_inputs`; else None.
     """
 
     idx: np.ndarray
@@ -25,6 +26,7 @@ class Samples:
     num_classes: int
     what: str
     columns: Mapping[str, np.ndarray] = field(default_factory=dict)
+    inputs: np.ndarray | None = None
 
     def counts(self) -> np.ndarray:
         """Samples per class [C]."""

@@ -11,7 +11,7 @@ import operator
 import sys
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeGuard, TypeVar
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.sources.source_registry import Dataset
 from fedjax_pfl.utils.conversions import LIMIT, keyword_defaults
 from fedjax_pfl.utils.errors import InputError, require, require_name, shown, unknown_name
+from fedjax_pfl.utils.registration import F, registering
 
 
 class Plan(NamedTuple):
@@ -54,44 +55,52 @@ class Rule(NamedTuple):
     test_fraction: float
     needs_classes: bool
     natural: bool
+    sees_inputs: bool = False
 
 
 RULES: dict[str, Rule] = {}
-F = TypeVar("F", bound=Callable[..., Any])
 _TEST_SPLITS = ("official", "pooled", "train")
 
 
 def register_rule(
     name: str,
+    *,
     equal_sizes: bool = False,
     test_split: str = "official",
     test_fraction: float = 0.25,
     needs_classes: bool = True,
     natural: bool = False,
+    sees_inputs: bool = False,
 ) -> Callable[[F], F]:
-    """Decorator that adds a rule to `RULES`.
+    """Decorator that adds a partition rule to `RULES`.
+
+    The function is `plan(samples, num_clients, rng, *, option=default, ...) -> Plan`; the defaults
+    give the types of the rule's options. The plan's `deal(samples, rng)` is
+    called for the training samples and for the official test samples, and returns for each client
+    a list of arrays of pool indices, shuffled, of which hold-outs and caps take the same part.
 
     Args:
       name: how users call it.
       equal_sizes: whether all clients get the same number of samples; a cap is then met exactly.
       test_split: the meaning of "auto" where an official test split exists.
       test_fraction: the rule's default of that option.
-      natural: whether the data have clients, so that `num_clients` may be None for all of them.
       needs_classes: whether it deals by class, so that data sets without classes are refused.
+      natural: whether the data have clients, so that `num_clients` may be None for all of them.
+      sees_inputs: whether `samples.inputs` holds the samples; None otherwise.
+
+    Raises:
+      InputError: the name is another rule's, or a test split or fraction that can't be.
     """
+    require_name("test_split", test_split, _TEST_SPLITS)
+    fits = is_number(test_fraction) and 0 <= test_fraction < 1
+    require(fits, "test_fraction", test_fraction, "a number at least 0 and below 1")
 
-    def register(plan: F) -> F:
-        RULES[name] = Rule(
-            plan,
-            equal_sizes,
-            test_split,
-            test_fraction,
-            needs_classes=needs_classes,
-            natural=natural,
+    def row(plan: Callable[..., Plan]) -> Rule:
+        return Rule(
+            plan, equal_sizes, test_split, test_fraction, needs_classes, natural, sees_inputs
         )
-        return plan
 
-    return register
+    return registering("partition rule", RULES, name, row)
 
 
 COMMON_OPTIONS: dict[str, Any] = {
@@ -214,10 +223,11 @@ def make_partition(
         common["test_fraction"] = None
 
     labels = dataset.labels
+    inputs = dataset.pool()[0] if RULES[rule].sees_inputs else None
     first_test = len(labels) if common["test_split"] == "pooled" else dataset.num_train
     what = "samples" if common["test_split"] == "pooled" else "training samples"
-    train = _samples(dataset, labels, 0, first_test, what)
-    test = _samples(dataset, labels, first_test, len(labels), "test samples")
+    train = _samples(dataset, labels, inputs, 0, first_test, what)
+    test = _samples(dataset, labels, inputs, first_test, len(labels), "test samples")
     shared = () if RULES[rule].natural else (train, test) if official else (train,)
     for samples in shared:
         if num_clients is not None and len(samples.idx) < num_clients:
@@ -270,10 +280,11 @@ def _require_table(num_clients: int | None, num_classes: int) -> None:
     require_memory(what, 8 * (num_clients or 0) * num_classes)
 
 
-def _samples(dataset: Dataset, labels, start: int, stop: int, what: str) -> Samples:
+def _samples(dataset: Dataset, labels, inputs, start: int, stop: int, what: str) -> Samples:
     columns = {name: values[start:stop] for name, values in dataset.columns.items()}
     idx = np.arange(start, stop)
-    return Samples(idx, labels[start:stop], dataset.num_classes, what, columns)
+    seen = None if inputs is None else inputs[start:stop]
+    return Samples(idx, labels[start:stop], dataset.num_classes, what, columns, seen)
 
 
 def integer(name: str, value: Any, low: int, high: int | None = None, limit: int = LIMIT) -> int:

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from fedjax_pfl.data.sources.tfds import find_prepared, load_tfds, read_prepared
 from fedjax_pfl.data.sources.tfds_prepare import prepare_tfds, tfds_folder
 from fedjax_pfl.utils import aliases, name_matching
 from fedjax_pfl.utils.errors import InputError, unknown_name
+from fedjax_pfl.utils.registration import F, registering
 
 __all__ = [
     "DATASETS",
@@ -70,7 +71,6 @@ class Source(NamedTuple):
 
 
 DATASETS: dict[str, Source] = {}
-F = TypeVar("F", bound=Callable[..., Dataset])
 
 
 def register_dataset(
@@ -80,13 +80,16 @@ def register_dataset(
     bundled: bool = False,
     natural: bool = False,
 ) -> Callable[[F], F]:
-    """Decorator that adds `load(data_dir: Path | None, ...) -> Dataset` to `DATASETS`."""
+    """Decorator that adds `load(data_dir: Path | None, ...) -> Dataset` to `DATASETS`.
 
-    def register(load: F) -> F:
-        DATASETS[name] = Source(description, load, named, bundled, natural)
-        return load
+    Raises:
+      InputError: the name is another data set's.
+    """
 
-    return register
+    def row(load: Callable[..., Dataset]) -> Source:
+        return Source(description, load, named, bundled, natural)
+
+    return registering("data set", DATASETS, name, row)
 
 
 def load_dataset(name: str, data_dir: str | Path | None = None, **options: Any) -> Dataset:

@@ -244,3 +244,37 @@ def test_files_that_can_not_be(name, content, message, tmp_path, capsys):
     error = capsys.readouterr().err
     assert message in error
     assert "Traceback" not in error
+
+
+RULE = """
+import numpy as np
+import fedjax_pfl as pfl
+from fedjax_pfl.data.partitions.rule_registry import Plan
+
+
+@pfl.register_rule("dealt_in_turn")
+def dealt_in_turn(samples, num_clients, rng, *, first: int = 0):
+    def deal(samples, rng):
+        return [[samples.idx[(k + first) % num_clients :: num_clients]] for k in range(num_clients)]
+
+    return Plan(deal, {})
+"""
+
+
+def test_options_of_ones_own_rule(tmp_path, capsys, own_code_is_forgotten):
+    (tmp_path / "rule.py").write_text(RULE)
+    words = [*SMALL, "--algorithms=local", "--num_seeds=1", f"--import_file={tmp_path / 'rule.py'}"]
+    words += ["--partition=dealt_in_turn", f"--output_dir={tmp_path / 'out'}"]
+    assert run.main(["run", *words, "--partition_option=first=1"]) == 0, capsys.readouterr().err
+    config = json.loads((tmp_path / "out" / "local" / "config.json").read_text())
+    assert config["partition"]["options"]["first"] == 1
+    capsys.readouterr()
+    for bad, said in (
+        ("frist=1", "Unknown option of the partition rule 'frist'"),
+        ("first=a", "first must be an integer, got 'a'"),
+        ("first", "--partition_option must read NAME=VALUE"),
+    ):
+        assert run.main(["run", *words, f"--partition_option={bad}"]) == 2
+        assert said in capsys.readouterr().err
+    assert run.main(["run", *words, "--partition_option=first=2"]) == 2  # another run's folder
+    assert "partition_option" in capsys.readouterr().err
