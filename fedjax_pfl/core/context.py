@@ -21,7 +21,7 @@ from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.participation import Cohort
 from fedjax_pfl.training import adapting, local_sgd, scoring
 from fedjax_pfl.training.client_loop import ClientRuns, run_clients
-from fedjax_pfl.training.local_step import LocalStep
+from fedjax_pfl.training.local_step import LocalStep, local_step
 from fedjax_pfl.utils import keys, trees
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.structs import Broadcast
@@ -197,10 +197,10 @@ class Context:
         `options` are those of `LocalStep`: extra_loss, objective, correct, trainable,
         mean_gradient, updates_per_batch, learning_rate.
         """
-        options.setdefault("learning_rate", self.learning_rate)
+        rate = options.pop("learning_rate", self.learning_rate)
         if self.optimizers is not None:
             raise self.optimizers.own_steps()
-        return LocalStep(self.federation, **options)
+        return local_step(self.federation, rate, options)
 
     def with_optimizers(self, optimizers: Optimizers) -> "Context":
         """The same round with optimizers' states that clients keep."""

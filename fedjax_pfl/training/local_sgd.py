@@ -13,7 +13,7 @@ from fedjax_pfl.federation.client import Client
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.participation import Cohort
 from fedjax_pfl.training.client_loop import run_clients
-from fedjax_pfl.training.local_step import LocalState, LocalStep
+from fedjax_pfl.training.local_step import LocalState, LocalStep, local_step
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.structs import Broadcast, struct
 from fedjax_pfl.utils.typing import Tree
@@ -83,7 +83,7 @@ def train(
     if cohort.whole is not None:
         data = federation.data.narrowed(cohort.whole, cohort.rows)
         federation = replace(federation, data=data)
-    step = LocalStep(federation, learning_rate, **step_options)
+    step = local_step(federation, learning_rate, step_options)
     if not isinstance(models, Broadcast):
         hint = f"One model for all is Broadcast(model). {trees.MEMBERS}"
         trees.check_rows("models to train", models, cohort.size, hint)

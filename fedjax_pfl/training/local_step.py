@@ -1,8 +1,9 @@
 """The ready local step: one minibatch of the local optimizer, as a value to compose."""
 
+import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,17 +12,17 @@ import optax
 from fedjax_pfl.data.federated import Batch
 from fedjax_pfl.federation.client import Client
 from fedjax_pfl.federation.federation import Federation
-from fedjax_pfl.models.task import Forward, ForwardedBatch
-from fedjax_pfl.utils.errors import require
+from fedjax_pfl.models.task import Forward
+from fedjax_pfl.utils.errors import require, unknown_name
 from fedjax_pfl.utils.structs import Broadcast, struct
 from fedjax_pfl.utils.typing import Tree
 
 # extra_loss(params, batch, broadcast, client), added to the minibatch loss
-StepLoss = Callable[[Tree, ForwardedBatch, Tree, Client], jax.Array]
+StepLoss = Callable[..., jax.Array]
 # objective(model, batch, rng, broadcast, client), the loss of a minibatch and its forward pass
 Objective = Callable[[Tree, Batch, jax.Array, Tree, Client], Forward]
 # correct(gradient, params, broadcast, client), the gradient to use instead
-Correction = Callable[[Tree, Tree, Tree, Client], Tree]
+Correction = Callable[..., Tree]
 
 
 @struct
@@ -51,6 +52,9 @@ class LossAndGradient(NamedTuple):
     statistics: Tree
 
 
+EXTRA, CORRECT = 2**31 - 1, 2**31 - 2  # what a step's key is folded with for these functions
+
+
 @dataclass(frozen=True)
 class LocalStep:
     """One minibatch of the local optimizer, the same in `ctx.train` and in an algorithm's own loop.
@@ -69,7 +73,8 @@ class LocalStep:
       objective: `objective(model, batch, rng, broadcast, client)`, a `Forward` with the minibatch
         loss in place of the task's own, `federation.task.forward(model, batch, rng)`. Extra losses
         are added to it.
-      correct: `correct(gradient, params, broadcast, client)`, the gradient to use instead.
+      correct: `correct(gradient, params, broadcast, client)`, the gradient to use instead. Where it
+        or `extra_loss` has a parameter `key`, it gets a key of its own for each step.
       trainable: tree of booleans like the parameters; False leaves are unchanged, and the
         optimizer does not see them. By default all but the plan's frozen leaves.
       mean_gradient: also sum up the raw minibatch gradients.
@@ -113,7 +118,7 @@ class LocalStep:
         for k in range(self.updates_per_batch):  # one or two: unrolled
             noise = rng if k == 0 else jax.random.fold_in(rng, k)
             found = self.loss_and_gradient(state.model, batch, noise, broadcast, client)
-            state = self.update(state, found, broadcast, client)
+            state = self.update(state, found, broadcast, client, noise)
         return state
 
     def loss_and_gradient(
@@ -130,7 +135,8 @@ class LocalStep:
                 loss, after, seen = self.objective(trial, batch, rng, broadcast, client)
             extra = 0
             if self.extra_loss is not None:
-                extra = self.extra_loss(params, seen, broadcast, client)
+                key = _key_for(self.extra_loss, rng, EXTRA)
+                extra = self.extra_loss(params, seen, broadcast, client, **key)
                 name = getattr(self.extra_loss, "__qualname__", "extra_loss")
                 require(jnp.shape(extra) == (), f"The extra loss {name}", jnp.shape(extra),
                         "a single number")  # fmt: skip
@@ -147,6 +153,7 @@ class LocalStep:
         found: LossAndGradient,
         broadcast: Tree = None,
         client: Client | None = None,
+        rng: jax.Array | None = None,
     ) -> LocalState:
         """One step of the optimizer along a gradient; the statistics become those found.
 
@@ -154,6 +161,7 @@ class LocalStep:
           state: whose parameters move.
           found: at this model or another one; `found._replace(gradient=...)` for another gradient.
           broadcast, client: arguments of `correct`.
+          rng: the step's key, for a `correct` that takes a key.
         """
         parts = self.updates_per_batch
         params, gradient, total = state.model["params"], found.gradient, None
@@ -166,6 +174,7 @@ class LocalStep:
                 params,
                 broadcast,
                 client,  # pyright: ignore[reportArgumentType]
+                **_key_for(self.correct, rng, CORRECT),
             )
         moves = self._moving(state.model)
         updates, memory = self._optimizer_of(moves).update(gradient, state.optimizer, params)
@@ -191,3 +200,32 @@ class LocalStep:
 
     def _optimizer_of(self, moves: Tree | None) -> optax.GradientTransformation:
         return self._optimizer if moves is None else optax.masked(self._optimizer, moves)
+
+
+def local_step(
+    federation: Federation, learning_rate: jax.Array, options: dict[str, Any]
+) -> LocalStep:
+    """The `LocalStep` with options given by name.
+
+    Raises:
+      InputError: no such option.
+    """
+    known = [one.name for one in fields(LocalStep) if one.init][2:]
+    for name in options:
+        if name not in known:
+            raise unknown_name("option of local training", name, known)
+    return LocalStep(federation, learning_rate, **options)
+
+
+def _key_for(function: Callable[..., Any], rng: jax.Array | None, number: int) -> dict[str, Any]:
+    """The argument `key` of a function that has a parameter of that name.
+
+    Raises:
+      TypeError: there is no key.
+    """
+    if "key" not in inspect.signature(function).parameters:
+        return {}
+    if rng is None:
+        name = getattr(function, "__qualname__", type(function).__name__)
+        raise TypeError(f"{name} takes a key: step.update(..., rng=rng) gives it the step's.")
+    return {"key": jax.random.fold_in(rng, number)}

@@ -1,6 +1,7 @@
 """Frozen dataclasses that are pytrees: how algorithms, states and the federation are written."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar, dataclass_transform
@@ -62,6 +63,7 @@ def struct(cls: type[T]) -> type[T]:
     Two structs of different classes never have the same tree structure, whatever they hold, so jit
     never mixes up their programs.
     """
+    _check_defaults(cls)
     cls = dataclasses.dataclass(frozen=True)(cls)
     assert dataclasses.is_dataclass(cls)  # a type checker does not see it
     fields = {field.name: field for field in dataclasses.fields(cls)}
@@ -84,6 +86,18 @@ def struct(cls: type[T]) -> type[T]:
 
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
     return cls
+
+
+def _check_defaults(cls: type) -> None:
+    """Raises `TypeError` where a field with a default comes before a state's field."""
+    given = [(name, vars(cls)[name]) for name in cls.__annotations__ if name in vars(cls)]
+    for (name, default), (_, after) in itertools.pairwise(given):
+        plain = not isinstance(default, dataclasses.Field)
+        if plain and isinstance(after, dataclasses.Field) and "client_axes" in after.metadata:
+            raise TypeError(
+                f"{cls.__name__}.{name} must say which axes are client axes: declare it with "
+                "per_client(), per_pair() or per_server(), called, and give its value in init."
+            )
 
 
 def _types(values: tuple) -> tuple:

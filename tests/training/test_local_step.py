@@ -15,8 +15,9 @@ from fedjax_pfl.federation.optimizers import SGD
 from fedjax_pfl.federation.regularizers import weight_distribution
 from fedjax_pfl.models.normalization import BatchNorm
 from fedjax_pfl.testing.toys import SEEDS, assert_close, states_of, toy_federation
-from fedjax_pfl.training.local_step import LocalStep
+from fedjax_pfl.training.local_step import LocalStep, LossAndGradient
 from fedjax_pfl.utils import keys
+from fedjax_pfl.utils.structs import static, struct
 from tests.algorithms.field import TwoModels
 from tests.algorithms.harness import Case, assert_models, dense
 from tests.references.network import add, loss_and_gradient, scale, subtract
@@ -215,3 +216,69 @@ def test_every_update_on_a_minibatch_has_dropout_of_its_own():
         return step(step.begin(model), batch, jax.random.key(0), None, None).loss
 
     assert abs(loss(2) - loss(1)) > 1e-4  # a rate of 0: the model is the same at both
+
+
+def of_every_sample(params, batch, broadcast, client):
+    return batch.valid * 1.0
+
+
+@struct
+class Trains(pfl.ALGORITHMS["fedavg"]):
+    """FedAvg with options of its local training."""
+
+    name = "trains"
+    options: tuple = static(default=())
+
+    def local_update(self, ctx, state, received, **options):
+        return super().local_update(ctx, state, received, **dict(self.options), **options)
+
+
+def after_one_round(**options):
+    federation = toy_federation([8, 8, 8], validation_size=0, batch_size=4)
+    states = states_of(Trains(options=tuple(options.items())), federation, 1)
+    return np.concatenate([np.ravel(x) for x in jax.tree.leaves(states[-1])])
+
+
+def test_an_extra_loss_of_every_sample():
+    with pytest.raises(pfl.InputError, match=r"extra loss of_every_sample must be a single number"):
+        after_one_round(extra_loss=of_every_sample)
+
+
+def test_an_unknown_option_of_local_training():
+    with pytest.raises(
+        pfl.InputError,
+        match=r"Unknown option of local training 'extra_los'\. Did you mean 'extra_loss'",
+    ):
+        after_one_round(extra_los=of_every_sample)
+
+
+def test_functions_that_ask_for_a_key_get_one_of_each_step():
+    seen = []
+
+    def loss(params, batch, broadcast, client, key):
+        jax.debug.callback(
+            lambda data: seen.append(("loss", *data.tolist())), jax.random.key_data(key)
+        )
+        return jnp.zeros(())
+
+    def correct(gradient, params, broadcast, client, key):
+        jax.debug.callback(
+            lambda data: seen.append(("correct", *data.tolist())), jax.random.key_data(key)
+        )
+        return gradient
+
+    plain = after_one_round()
+    keyed = after_one_round(extra_loss=loss, correct=correct)
+    jax.effects_barrier()
+    np.testing.assert_allclose(keyed, plain, atol=1e-12)
+    steps = 3 * 2 * len(SEEDS)
+    for what in ("loss", "correct"):
+        assert len({one[1:] for one in seen if one[0] == what}) == steps
+    assert len({one[1:] for one in seen}) == 2 * steps
+
+
+def test_a_correction_with_a_key_needs_one():
+    step = LocalStep(toy_federation(), jnp.float64(0.1), correct=lambda g, p, b, c, key: g)
+    with pytest.raises(TypeError, match=r"takes a key: step\.update\(\.\.\., rng=rng\)"):
+        state = step.begin({"params": {"w": jnp.zeros(2)}})
+        step.update(state, LossAndGradient(0.0, {"w": jnp.ones(2)}, {}))

@@ -139,3 +139,19 @@ def test_algorithms_that_look_alike_play_their_own_rounds():
     finally:
         pfl.ALGORITHMS.clear()
         pfl.ALGORITHMS.update(before)
+
+
+def test_a_field_of_a_state_without_its_axes_is_named():
+    with pytest.raises(TypeError, match=r"State\.count must say which axes are client axes"):
+
+        @pfl.struct
+        class State:
+            count: int = 0
+            models: dict = pfl.per_client()
+
+    with pytest.raises(TypeError, match=r"Other\.models must say which axes"):
+
+        @pfl.struct
+        class Other:
+            models: dict = pfl.per_client
+            server: dict = pfl.per_server()
