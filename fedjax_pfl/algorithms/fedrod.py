@@ -12,7 +12,7 @@ from jax import lax
 from fedjax_pfl.aggregation import leaf_plan
 from fedjax_pfl.algorithms import fedavg
 from fedjax_pfl.core.algorithm_registry import algorithm
-from fedjax_pfl.models.task import Forward, ForwardedBatch
+from fedjax_pfl.training.local_step import Forward, ForwardedBatch
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import require
 from fedjax_pfl.utils.structs import Broadcast, per_client, static, struct

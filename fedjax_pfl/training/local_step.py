@@ -12,13 +12,13 @@ import optax
 from fedjax_pfl.data.federated import Batch
 from fedjax_pfl.federation.client import Client
 from fedjax_pfl.federation.federation import Federation
-from fedjax_pfl.models.task import Forward
+from fedjax_pfl.models.task import Forward, ForwardedBatch
 from fedjax_pfl.utils.errors import require, unknown_name
 from fedjax_pfl.utils.structs import Broadcast, struct
 from fedjax_pfl.utils.typing import Tree
 
 # extra_loss(params, batch, broadcast, client), added to the minibatch loss
-StepLoss = Callable[..., jax.Array]
+StepLoss = Callable[[Tree, ForwardedBatch, Tree, Client], jax.Array] | Callable[..., jax.Array]
 # objective(model, batch, rng, broadcast, client), the loss of a minibatch and its forward pass
 Objective = Callable[[Tree, Batch, jax.Array, Tree, Client], Forward]
 # correct(gradient, params, broadcast, client), the gradient to use instead
