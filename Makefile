@@ -84,7 +84,7 @@ coverage: $(READY)
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile --cov --cov-report=term \
 		--cov-report=html --cov-report=xml $(TEST_FLAGS)
 
-# FUZZ_FLAGS changes what is tried, such as FUZZ_FLAGS='--inputs=2000 --seed=1'.
+# FUZZ_INPUTS and FUZZ_SEED change what is tried.
 fuzz: $(READY)
 	FUZZ_INPUTS=$(FUZZ_INPUTS) FUZZ_SEED=$(FUZZ_SEED) $(VENV)/bin/python -m pytest -q -n $(WORKERS) tests/fuzz
 
