@@ -218,12 +218,13 @@ def local_step(
 
 
 def _key_for(function: Callable[..., Any], rng: jax.Array | None, number: int) -> dict[str, Any]:
-    """The argument `key` of a function that has a parameter of that name.
+    """The argument `key` of a function that has a parameter of that name without a default.
 
     Raises:
       TypeError: there is no key.
     """
-    if "key" not in inspect.signature(function).parameters:
+    asked = inspect.signature(function).parameters.get("key")
+    if asked is None or asked.default is not inspect.Parameter.empty:  # a partial may have given it
         return {}
     if rng is None:
         name = getattr(function, "__qualname__", type(function).__name__)

@@ -277,6 +277,14 @@ def test_functions_that_ask_for_a_key_get_one_of_each_step():
     assert len({one[1:] for one in seen}) == 2 * steps
 
 
+def test_a_key_that_is_given_already_stays():
+    def loss(params, batch, broadcast, client, key):
+        assert key == "mine"
+        return jnp.zeros(())
+
+    after_one_round(extra_loss=partial(loss, key="mine"))
+
+
 def test_a_correction_with_a_key_needs_one():
     step = LocalStep(toy_federation(), jnp.float64(0.1), correct=lambda g, p, b, c, key: g)
     with pytest.raises(TypeError, match=r"takes a key: step\.update\(\.\.\., rng=rng\)"):
