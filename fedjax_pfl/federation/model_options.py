@@ -135,19 +135,20 @@ class ModelOptions(Group):
         if objective.classes and not dataset.has_classes:
             raise InputError(f"{what} needs classes, and data set {dataset.name!r} has none.")
         shape = objective.shape(dataset.input_shape, dataset.num_outputs)
-        outputs = jax.ShapeDtypeStruct((2, *shape), jnp.float32)
-        labels = jax.ShapeDtypeStruct((2, *dataset.train_y.shape[1:]), dataset.train_y.dtype)
+        count = max(shape) + 1  # so that labels are not broadcast along another axis
+        outputs = jax.ShapeDtypeStruct((count, *shape), jnp.float32)
+        labels = jax.ShapeDtypeStruct((count, *dataset.train_y.shape[1:]), dataset.train_y.dtype)
         try:
             losses = jax.eval_shape(objective.losses, outputs, labels)
             marks = jax.eval_shape(objective.marks, outputs, labels)
         except Exception as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise InputError(f"{what} can't take labels of {dataset.name!r}: {reason}") from error
-        wanted = (2, objective.marked) if objective.marked else (2,)
-        if losses.shape != (2,) or marks.shape != wanted:
+        wanted = (count, objective.marked) if objective.marked else (count,)
+        if losses.shape != (count,) or marks.shape != wanted:
             raise InputError(
-                f"{what} must have losses [2] and marks {list(wanted)} for 2 samples of "
-                f"{dataset.name!r}, got {list(losses.shape)} and {list(marks.shape)}."
+                f"{what} must have losses [{count}] and marks {list(wanted)} for {count} "
+                f"samples of {dataset.name!r}, got {list(losses.shape)} and {list(marks.shape)}."
             )
         return objective
 

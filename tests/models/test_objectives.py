@@ -104,12 +104,16 @@ def test_an_objective_that_does_not_fit_the_labels(own_objectives):
     with pytest.raises(pfl.InputError, match=r"'next_token' can't take labels of 'digits': "):
         pfl.federate(data, parts, "softmax", objective="next_token")
 
+    two = pfl.dataset_from_arrays("two", np.zeros((8, 3), np.float32), np.arange(8) % 2)
+    with pytest.raises(pfl.InputError, match=r"'regression' can't take labels of 'two': "):
+        pfl.federate(two, pfl.make_partition("iid", two, 2, 0), "softmax", objective="regression")
+
     class Summed(distance("summed")):
         def losses(self, outputs, labels):
             return jnp.sum(outputs)
 
     pfl.register_objective(Summed)
-    with pytest.raises(pfl.InputError, match=r"'summed' must have losses \[2\] .* got \[\] and"):
+    with pytest.raises(pfl.InputError, match=r"'summed' must have losses \[11\] .* got \[\] and"):
         pfl.federate(data, parts, "softmax", objective="summed")
 
 
