@@ -238,10 +238,17 @@ def cells(section: Section, entries: Sequence[Entry], verdict: Verdict) -> list[
     return [heading(section), *body]
 
 
+def measured(report: Report, section: Section) -> bool:
+    """Whether a column has any number of ours; others have no table."""
+    return any(entry.scores is not None for entry in report.entries[section.column.name])
+
+
 def verdict_cells(report: Report) -> list[list[str]]:
     """Heading and rows of the verdicts on the columns."""
     body = []
     for section in report.sections:
+        if not measured(report, section):
+            continue
         one = report.verdicts[section.column.name]
         tau = "-" if one.tau is None else f"{one.tau:+.2f}"
         body.append([section.column.title, tau, str(one.rows), f"{one.apart} of {one.pairs}",
@@ -261,7 +268,7 @@ def markdown(report: Report, level: int = 1) -> str:
     parts += ["\n".join(known)] if known else []
     for section in report.sections:
         name = section.column.name
-        if all(entry.scores is None for entry in report.entries[name]):
+        if not measured(report, section):
             continue  # the sentences above say why
         table = cells(section, report.entries[name], report.verdicts[name])
         parts.append(f"{sharps}# {section.heading(report.scale)}\n\n{result_table.markdown(table)}")
@@ -324,7 +331,7 @@ def show(console: Console, report: Report, sections: Sequence[Section]) -> None:
     """Prints the requested columns; sentences at the end say which can't be run."""
     print("\n".join([report.title(), *report.said()]))
     for section in sections:
-        if not section.problem:
+        if measured(report, section):
             name = section.column.name
             print(f"\n{section.heading(report.scale)}")
             entries = report.entries[name]
