@@ -59,9 +59,7 @@ def row_remarks(result: "Result", setting: int = 0) -> list[str]:
             f"stopped after round {result.rounds} of {result.rounds_asked}: "
             f"{why.get(result.stopped, 'it was asked to')}"
         )
-    own = last_self_weight(result, setting)
-    if own is not None and own > LOCAL:
-        said.append(f"mean self-weight {own:.3f} in the last rounds: nearly local training")
+    said += aggregation_remarks(result, setting)
     idle = without_steps(result, setting)
     if idle:
         said.append(f"{named(idle, names_of(result))} took part without a local step")
@@ -79,6 +77,19 @@ def row_remarks(result: "Result", setting: int = 0) -> list[str]:
     if lost:
         said.append(f"training of {named(lost, names_of(result))} went non-finite")
     return said + nonfinite_remarks(result, setting)
+
+
+def aggregation_remarks(result: "Result", setting: int = 0) -> list[str]:
+    """Sentences on aggregation that did less than the algorithm's name promises."""
+    messages = []
+    own = last_self_weight(result, setting)
+    if own is not None and own > LOCAL:
+        messages.append(f"mean self-weight {own:.3f} in the last rounds: nearly local training")
+    if "clusters" in result.scalars:
+        whole = result.scalars["clusters"][:, setting, -1] <= 1  # [S]
+        some = "" if whole.all() else f" in {whole.sum()} of {len(whole)} seeds"
+        messages += [f"no cluster was split{some}"] * bool(whole.any())
+    return messages
 
 
 def nonfinite_remarks(result: "Result", setting: int = 0) -> list[str]:

@@ -12,6 +12,7 @@ from fedjax_pfl.results import frames, result_files, result_table
 from fedjax_pfl.results.costs import Costs
 from fedjax_pfl.results.names import HEADLINE
 from fedjax_pfl.results.notes import (
+    aggregation_remarks,
     named,
     names_of,
     never_took_part,
@@ -90,8 +91,12 @@ class Result(Scored, Costs):
         who = {client for h in range(self.num_settings) for client in scored_clients(self, h)}
         over = "" if len(who) == self.num_clients else f" over {named(sorted(who), names_of(self))}"
         what = f"final mean {measure.said} {final:.4f}{over}, worst tenth {worst:.4f}"
-        lost = [one for h in range(self.num_settings) for one in nonfinite_remarks(self, h)]
-        return f"Result({'; '.join([text, what, *dict.fromkeys(lost)])})"
+        remarks = [
+            one
+            for h in range(self.num_settings)
+            for one in (*aggregation_remarks(self, h), *nonfinite_remarks(self, h))
+        ]
+        return f"Result({'; '.join([text, what, *dict.fromkeys(remarks)])})"
 
     def summary(self, setting: int = 0) -> dict[str, Any]:
         """The numbers of one setting for a table; accuracies are fractions.

@@ -155,12 +155,24 @@ def test_clients_that_hardly_mix_are_said_to_train_locally():
     result = pfl.simulate(pfl.make_algorithm("heurfedamp"), federation(**options), 2, settings=own)
     text = "mean self-weight 0.960 in the last rounds: nearly local training"
     assert text not in row_remarks(result, 0) and text in row_remarks(result, 1)
-    assert text in result.table() and text in result.summary(1)["remarks"]
+    assert text in result.table() and text in result.summary(1)["remarks"] and text in repr(result)
     rounds = np.array([0.0] * 18 + [0.97, 0.99])
     late = {"self_weight": np.broadcast_to(rounds[:, None], (1, 2, 20, 6))}
     late = replace(result, clients=result.clients | late)
     assert last_self_weight(late) == pytest.approx(0.98)  # the last tenth
     assert last_self_weight(simulated()) is None
+
+
+def test_clusters_that_never_split_are_named():
+    options = {"first_split": 1, "mean_below": 1e9, "largest_above": 0.0}
+    split = pfl.simulate(pfl.make_algorithm("cfl", options), federation(), 3, seeds=(0, 1))
+    assert not any("split" in one for one in row_remarks(split))
+    whole = pfl.simulate(pfl.make_algorithm("cfl"), federation(), 3, seeds=(0, 1))
+    assert row_remarks(whole)[-1] == "no cluster was split"
+    assert "no cluster was split" in repr(whole)
+    clusters = np.stack([whole.scalars["clusters"][0], split.scalars["clusters"][1]])
+    one_of_two = replace(whole, scalars=whole.scalars | {"clusters": clusters})
+    assert row_remarks(one_of_two)[-1] == "no cluster was split in 1 of 2 seeds"
 
 
 def test_words():
