@@ -13,15 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import absl.flags
+from matplotlib.colors import is_color_like
 
 import fedjax_pfl as pfl
 from fedjax_pfl.data.files import as_path
 from fedjax_pfl.data.whole_files import there, writing
+from fedjax_pfl.results.plots import with_colours
 from fedjax_pfl.utils.errors import InputError, unknown_name
 
 from ..cli import flagfiles, plugins, shell
 from ..cli.flagfiles import FlagValues, value_of
 from ..cli.start import called
+from ..outputs import looks
 from ..outputs.run_files import aside
 from . import (  # noqa: F401 - their figures are registered on import
     accuracy,
@@ -71,6 +74,8 @@ def parse(argv: Sequence[str]) -> tuple[str | None, absl.flags.FlagValues]:
     absl.flags.DEFINE_string("size", None, meaning, **place)
     meaning = "a file with lines NAME=LABEL for legends (default: names)"
     absl.flags.DEFINE_string("labels", None, meaning, **place)
+    meaning = "colours of algorithms, such as spfl=#d62728,feddwa=black"
+    absl.flags.DEFINE_list("colors", [], meaning, **place)
     meaning = "replace files of --output and --data that exist"
     absl.flags.DEFINE_boolean("overwrite", False, meaning, **place)
     absl.flags.DEFINE_boolean("list", False, "print all figures and their options", **place)
@@ -191,6 +196,25 @@ def finish(drawing: Drawing, title: str | None, size: tuple[float, float] | None
     return text
 
 
+def read_colors(words: Sequence[str]) -> dict[int, str]:
+    """Colours by the number of the algorithm's style, of words such as spfl=#d62728.
+
+    Raises:
+      InputError: a word of another form, an unknown algorithm, or no colour of Matplotlib's.
+    """
+    result = {}
+    for word in words:
+        name, _, colour = word.partition("=")
+        if name not in pfl.ALGORITHMS:
+            raise unknown_name("algorithm of --colors", name, pfl.ALGORITHMS)
+        if not is_color_like(colour):
+            raise InputError(
+                f"--colors takes NAME=COLOUR with a colour such as red or #d62728, got {word!r}."
+            )
+        result[looks.number(name)] = colour
+    return result
+
+
 def inches(text: str | None) -> tuple[float, float] | None:
     """Width and height, of words such as 3.5x2.5.
 
@@ -241,7 +265,7 @@ def main(argv: list[str]) -> int:
     if output is None and data is None and name in FIGURES:
         raise InputError("Give a new file for the picture with --output=FILE.png.")
     size = inches(args.size)
-    with labelled(read_labels(args.labels)):
+    with labelled(read_labels(args.labels)), with_colours(read_colors(args.colors)):
         drawing = draw(name, args)
     said = finish(drawing, args.title, size)
     write(drawing, output, data)

@@ -13,6 +13,7 @@ from fedjax_pfl.results.plots import COLOURS as COLOURS
 from fedjax_pfl.results.plots import DASHES as DASHES
 from fedjax_pfl.results.plots import DPI, SHADES, Picture
 from fedjax_pfl.results.plots import client_ticks as client_ticks
+from fedjax_pfl.results.plots import colour as colour
 from fedjax_pfl.results.plots import style as style
 from fedjax_pfl.results.plots import ticks as ticks
 from fedjax_pfl.utils.conversions import keyword_defaults
@@ -26,11 +27,6 @@ MARKERS = "osD^vP*X"
 def marker(k: int) -> str:
     """The marker of the k-th of any number of things."""
     return MARKERS[k % len(MARKERS)]
-
-
-def colour(k: int) -> str:
-    """Its colour."""
-    return COLOURS[k % len(COLOURS)]
 
 
 class Drawing(NamedTuple):

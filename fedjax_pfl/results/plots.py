@@ -3,8 +3,11 @@
 Every function returns a `matplotlib.figure.Figure`; `figure.savefig(path)` writes it.
 """
 
+import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,12 +53,30 @@ class Picture(Figure):
             super().draw(renderer)
 
 
+_CHOSEN: ContextVar[Mapping[int, str]] = ContextVar("chosen colours", default=MappingProxyType({}))
+
+
+@contextlib.contextmanager
+def with_colours(chosen: Mapping[int, str]) -> Iterator[None]:
+    """Gives styles, by their numbers, other colours than their own."""
+    token = _CHOSEN.set(chosen)
+    try:
+        yield
+    finally:
+        _CHOSEN.reset(token)
+
+
+def colour(k: int) -> str:
+    """The colour of style k."""
+    return _CHOSEN.get().get(k, COLOURS[k % len(COLOURS)])
+
+
 def style(k: int) -> dict[str, Any]:
     """Colour, dash and marker of line k: the first 49 differ without a marker."""
     plain = len(COLOURS) * len(DASHES)
     marker = MARKERS[k // plain % len(MARKERS)]
     return {
-        "color": COLOURS[k % len(COLOURS)],
+        "color": colour(k),
         "linestyle": DASHES[k // len(COLOURS) % len(DASHES)],
         **({} if marker is None else {"marker": marker, "markevery": 0.1, "markersize": 4}),
     }

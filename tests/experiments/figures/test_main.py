@@ -155,6 +155,10 @@ def test_the_documents_runs_can_be_run():
         prepare(flags.parse(["run", *common.split(), *words]))
 
 
+def colours(chart):
+    return {line.get_color() for axes in chart.axes for line in axes.get_lines()}
+
+
 def test_title_size_and_labels(folder, tmp_path, capsys, monkeypatch):
     """No sentence in the picture unless it is asked for; it is printed instead."""
     from experiments.figures import __main__ as command
@@ -170,10 +174,16 @@ def test_title_size_and_labels(folder, tmp_path, capsys, monkeypatch):
     )
     assert call(*words, "--title=Mine", "--size=3.5x2.5", f"--labels={tmp_path / 'labels'}") == 0
     assert call(*words, "--title=auto") == 0
-    assert [chart.get_suptitle()[:4] for chart in seen] == ["", "Mine", "pers"]
+    assert [chart.get_suptitle()[:4] for chart in seen[:3]] == ["", "Mine", "pers"]
     assert seen[1].get_size_inches().tolist() == [3.5, 2.5]
     texts = [text.get_text() for text in seen[1].legends[0].get_texts()]
     assert any(text.startswith("FedDWA (ours)  ") for text in texts)
+    assert call(*words, "--colors=feddwa=#d62728") == 0
+    (changed,) = colours(seen[3]) - colours(seen[0])
+    assert changed == "#d62728"
+    for wrong in ("feddva=red", "feddwa=nored", "feddwa"):
+        assert call(*words, f"--colors={wrong}") == 2
+    assert "--colors takes NAME=COLOUR" in capsys.readouterr().err
     assert call(*words, "--size=3") == 2
     assert "--size must be WIDTHxHEIGHT in inches" in capsys.readouterr().err
 
