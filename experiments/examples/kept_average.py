@@ -38,7 +38,7 @@ class KeptAverage(pfl.Algorithm):
         own = ctx.cohort.gather(state.models)
         trained, cohort, loss = ctx.train(own)
         weights = mixing.by_size(ctx.sizes(), cohort.mask)
-        average = ctx.average(weights, trained, onto=trained)
+        average = ctx.average(weights, ctx.upload(trained, own), onto=trained)
         kept = jax.tree.map(lambda w, m: self.keep * w + (1 - self.keep) * m, trained, average)
         models = cohort.scatter(state.models, kept)
         return State(models), ctx.record(cohort, mixing=weights, clients={"train_loss": loss})

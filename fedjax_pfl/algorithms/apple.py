@@ -106,7 +106,8 @@ class Apple(Algorithm):
         (local, q, _), finite, steps = ctx.run_clients(both, begin, broadcast=stack)
         cohort = ctx.cohort.keep(finite, steps)
         personal = mixtures(ctx.plan, q, local.model, stack, rows)
-        kept = cohort.scatter(vars(state), vars(State(local.model, q, personal)))
+        sent = ctx.upload(local.model, cores)
+        kept = cohort.scatter(vars(state), vars(State(sent, q, personal)))
         clients = {
             "train_loss": local.loss / jnp.maximum(steps, 1),
             "self_relation": jnp.take_along_axis(q, rows[:, None], axis=1)[:, 0],

@@ -117,7 +117,8 @@ class FedAvgAsync(Algorithm):
         cohort = turn.cohort
         held = cohort.scatter(state.trained, turn.trained, where=turn.starts)
         uploads = self.uploads(ctx, turn, cohort.gather(held), state.server)
-        server, weights = self.aggregate(ctx, turn, uploads, state.server)
+        sent = ctx.upload(uploads, Broadcast(state.server))
+        server, weights = self.aggregate(ctx, turn, sent, state.server)
         held = cohort.scatter(held, uploads, where=turn.late)
         return State(server, held, finite), turn.record(ctx, weights)
 

@@ -107,7 +107,8 @@ class Cfl(Algorithm):
         own, private = ctx.cohort.gather((state.cluster, state.private))
         received = ctx.plan.with_private(trees.take(state.models, own), private)
         trained, cohort, loss = ctx.train(received)
-        update = ctx.uploaded(jax.tree.map(jnp.subtract, trained, received))
+        sent = ctx.upload(trained, received)
+        update = ctx.uploaded(jax.tree.map(jnp.subtract, sent, received))
         norms = jnp.sqrt(similarity.squared_norms(update))
         members = self._members(state, own, cohort)
         mean_norms = jnp.sqrt(similarity.squared_norms(_means(members, update)))
@@ -120,7 +121,7 @@ class Cfl(Algorithm):
             lambda: (state, own),
         )
         weights = mixing.normalize(self._members(state, now, cohort).astype(ctx.dtype))
-        models = ctx.mix(weights, trained, onto=state.models)
+        models = ctx.mix(weights, sent, onto=state.models)
         _, private = ctx.plan.split(trained)
         kept = cohort.scatter((state.private, state.cluster), (private, now))
         return replace(state, models=models, private=kept[0], cluster=kept[1]), ctx.record(

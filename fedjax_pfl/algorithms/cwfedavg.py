@@ -91,8 +91,9 @@ class CwFedAvg(Algorithm):
 
         received = ctx.cohort.gather(state.models)
         trained, cohort, loss = ctx.train(received, extra_loss=regularizer)
-        held = cohort.scatter(state.models, trained)
-        estimate = jax.vmap(partial(self.norm_shares, ctx))(trained)  # [M, C]
+        sent = ctx.upload(trained, received)
+        held = cohort.scatter(state.models, sent)
+        estimate = jax.vmap(partial(self.norm_shares, ctx))(sent)  # [M, C]
         true = self.true_shares(ctx)
         # Read off the upload: a mixed model's classifier has shares of several clients.
         uploaded = None if state.shares is None else cohort.scatter(state.shares, estimate)
@@ -102,11 +103,11 @@ class CwFedAvg(Algorithm):
         classes = state.classes
         if classes is not None or parts.shape[0] < cohort.size:
             if classes is None:  # a placeholder for classes that nobody sends
-                classes = trees.replicate(trees.row(trained, 0), len(parts))
-            classes = ctx.mix(parts, trained, onto=classes)  # eqs. (3)-(5)
+                classes = trees.replicate(trees.row(sent, 0), len(parts))
+            classes = ctx.mix(parts, sent, onto=classes)  # eqs. (3)-(5)
             models = ctx.mix(of_sent, classes, onto=held)  # eq. (7)
         else:
-            models = ctx.mix(weights, trained, onto=held)
+            models = ctx.mix(weights, sent, onto=held)
         gap = jnp.linalg.norm(estimate - cohort.gather(true), axis=1)
         told, numbers = state.told, None
         if told is not None:  # C numbers when it first takes part

@@ -81,7 +81,8 @@ class Attentive(Algorithm):
             extra_loss=proximal(self.pull),
             operands=ctx.uploaded(cloud)["params"],
         )
-        return State(cohort.scatter(state.models, trained)), ctx.record(
+        sent = ctx.upload(trained, own)
+        return State(cohort.scatter(state.models, sent)), ctx.record(
             cohort, clients={"train_loss": loss, "self_weight": itself}, attention=weights
         )
 

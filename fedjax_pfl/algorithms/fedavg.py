@@ -61,14 +61,15 @@ class FedAvg(Algorithm):
         return State(server, ctx.replicate(private), memory)
 
     def round(self, ctx: Context, state: State) -> tuple[State, Record]:
-        sent = self.local_update(ctx, state, self.received(state, ctx.cohort.rows))
-        used = replace(sent, cohort=self.admitted(ctx, sent.cohort))
-        weights, state = self.weigh(ctx, state, used)
-        uploads, private = ctx.plan.split(used.models)
+        trained = self.local_update(ctx, state, self.received(state, ctx.cohort.rows))
+        used = replace(trained, cohort=self.admitted(ctx, trained.cohort))
+        sent = replace(used, models=ctx.upload(used.models, Broadcast(state.server)))
+        weights, state = self.weigh(ctx, state, sent)
+        uploads, private = ctx.plan.split(sent.models)
         mean = mixing.weighted_sum(weights, uploads, onto=state.server)
         state = replace(state, private=used.cohort.scatter(state.private, private))
         state = self.server_update(ctx, state, mean, weights, used)
-        return state, self.record(ctx, sent, weights)
+        return state, self.record(ctx, trained, weights)
 
     def received(self, state: State, rows: jax.Array) -> Tree | Broadcast:
         """The models that clients `rows` hold after download."""
@@ -96,7 +97,10 @@ class FedAvg(Algorithm):
         return cohort
 
     def weigh(self, ctx: Context, state: State, sent: Trained) -> tuple[jax.Array, State]:
-        """(weights [M] of the updates, the state with what the server remembers of weighing)."""
+        """(weights [M] of the updates, the state with what the server remembers of weighing).
+
+        `sent` has the models that the server received.
+        """
         return mixing.by_size(ctx.sizes(), sent.cohort.mask), state
 
     def server_optimizer(self) -> optax.GradientTransformation | None:
@@ -115,7 +119,7 @@ class FedAvg(Algorithm):
           mean: average of the uploads, like `state.server`; `state.server` itself where nobody
             has any weight.
           weights: [M].
-          sent: updates of the admitted members.
+          sent: the admitted members' own results, as they trained them.
         """
         optimizer = self.server_optimizer()
         if optimizer is None:

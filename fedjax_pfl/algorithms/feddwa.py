@@ -85,16 +85,17 @@ class FedDWA(Algorithm):
     def round(self, ctx, state):
         received = ctx.cohort.gather(state.models)
         trained, cohort, loss = ctx.train(received)  # eq. (7)
-        guide, cohort = self._guide(ctx, state, received, trained, cohort)  # eq. (16)
-        uploads = ctx.uploaded(trained)
+        sent = ctx.upload(trained, received)
+        guide, cohort = self._guide(ctx, state, received, trained, sent, cohort)  # eq. (16)
+        uploads = ctx.uploaded(sent)
         distances = similarity.squared_distances(ctx.uploaded(guide), uploads)
         tiny = 1e-12 * similarity.squared_norms(uploads)[:, None]  # of the receiver's own size
         weights = mixing.inverse(distances, cohort.mask, tiny)  # eq. (15)
         weights = mixing.keep_top_k(weights, self.top_k)
-        mixed = ctx.mix(weights, trained, onto=trained)  # eq. (8)
+        mixed = ctx.mix(weights, sent, onto=trained)  # eq. (8)
         kept = State(
             cohort.scatter(state.models, mixed),
-            last=cohort.scatter(state.last, trained) if self.guidance == "last" else None,
+            last=cohort.scatter(state.last, sent) if self.guidance == "last" else None,
             guidance=cohort.scatter(state.guidance, guide) if self.score_guidance else None,
         )
         return kept, ctx.record(
@@ -104,23 +105,26 @@ class FedDWA(Algorithm):
             mixing=weights,
         )
 
-    def _guide(self, ctx, state, received, trained, cohort):
-        """(guidance models [M, ...], cohort without those whose guidance diverged)."""
+    def _guide(self, ctx, state, received, trained, sent, cohort):
+        """(guidance models [M, ...], cohort without those whose guidance diverged).
+
+        Clients train theirs from `trained` and send it; the server makes the others from `sent`.
+        """
         if self.guidance == "epochs":
             *_, schedule = self.schedules(ctx.federation)
             guide, cohort, _ = ctx.train(trained, cohort, purpose="guidance", schedule=schedule)
-            return guide, cohort
+            return ctx.upload(guide, sent, "guidance"), cohort
         if self.guidance == "full_gradient":
             gradient, cohort = ctx.full_gradient(trained, cohort)
             move = optax.tree.add_scale(trained["params"], -ctx.learning_rate, gradient)
-            return {**trained, "params": move}, cohort
+            return ctx.upload({**trained, "params": move}, sent, "guidance"), cohort
         if self.guidance == "extrapolate":
-            move = optax.tree.sub(trained["params"], received["params"])
-            guide = {**trained, "params": optax.tree.add(trained["params"], move)}
+            move = optax.tree.sub(sent["params"], received["params"])
+            guide = {**sent, "params": optax.tree.add(sent["params"], move)}
             return guide, cohort.keep(trees.rows_finite(guide, cohort.size))
         if self.guidance == "last":
             return cohort.gather(state.last), cohort
-        return {"received": received, "trained": trained}[self.guidance], cohort
+        return {"received": received, "trained": sent}[self.guidance], cohort
 
     def models(self, ctx, state, rows):
         named = {"personalized": trees.take(state.models, rows)}

@@ -97,12 +97,13 @@ class FedFomo(Algorithm):
         share = positive_part(signed, self.fallback)
         mixed, weights = self.mix(ctx, share, choice, state.trained, begun)
         trained, cohort, loss = ctx.train(mixed)
+        sent = ctx.upload(trained, own)
 
         risen = rise(signed, self.affinity).astype(affinity.dtype)
         raised = affinity.at[jnp.arange(len(rows))[:, None], choice].add(risen)
         state = State(
             cohort.scatter(state.starts, mixed),
-            cohort.scatter(state.trained, trained),
+            cohort.scatter(state.trained, sent),
             cohort.scatter(state.affinity, raised),
             cohort.scatter(state.last_upload, jnp.full(len(rows), ctx.t, jnp.int32)),
         )

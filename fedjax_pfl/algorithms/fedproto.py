@@ -93,7 +93,8 @@ class FedProto(Algorithm):
     def round(self, ctx, state):
         work = self.train_then_average if self.moment == "after" else self.average_while_training
         trained, sums = work(ctx, ctx.cohort.gather(state.models), state.prototypes)
-        width = sums.totals.shape[-1]
+        width, none = sums.totals.shape[-1], jax.tree.map(jnp.zeros_like, sums)
+        sums = ctx.upload(sums, none, "class_sums")
         return State(
             trained.cohort.scatter(state.models, trained.models),
             self.aggregated(state.prototypes, sums, trained.cohort.mask),

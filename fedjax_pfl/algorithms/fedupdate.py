@@ -54,9 +54,10 @@ class FedUpdate(Algorithm):
         held = ctx.cohort.gather(state.models)
         begin = self._averaged(ctx, state, held) if self.discard_fine_tuned else held
         trained, cohort, loss = ctx.train(begin)
+        sent = ctx.upload(trained, Broadcast(state.server))
         weights = mixing.by_size(ctx.sizes(), cohort.mask)
-        server = mixing.weighted_sum(weights, trained, onto=state.server)
-        averaged = ctx.average(weights, trained, onto=trained)
+        server = mixing.weighted_sum(weights, sent, onto=state.server)
+        averaged = ctx.average(weights, sent, onto=trained)
         _, steps = self.schedules(ctx.federation)
         tuned, cohort, _ = ctx.train(averaged, cohort, purpose="update", schedule=steps)
         state = State(server, cohort.scatter(state.models, tuned))

@@ -56,6 +56,7 @@ class Ifca(Algorithm):
     """
 
     batch_norm = "shared"
+    channels = ("the choice of a cluster",)
 
     clusters: int = static(default=2)
     averaging: Literal["models", "gradients"] = static(default="models")
@@ -142,6 +143,7 @@ class Ifca(Algorithm):
         down = jnp.where(given, 1, self.clusters)
         if self.averaging == "gradients":
             gradient, cohort = ctx.full_gradient(received, ctx.cohort)
+            gradient = ctx.upload(gradient, jax.tree.map(jnp.zeros_like, gradient), "gradient")
             shares = takers * mixing.normalize(cohort.mask.astype(ctx.dtype))  # 1/M
             models = self._moved(ctx, state.models, shares, gradient)
             return replace(state, models=models), ctx.record(
@@ -150,7 +152,7 @@ class Ifca(Algorithm):
         trained, cohort, loss = ctx.train(received)
         sizes = ctx.sizes() if self.weighting == "size" else 1
         weights = mixing.normalize(takers * sizes, cohort.mask)
-        models = ctx.mix(weights, trained, onto=state.models)
+        models = ctx.mix(weights, ctx.upload(trained, received), onto=state.models)
         private = cohort.scatter(state.private, ctx.plan.split(trained)[1])
         return State(models, private), ctx.record(
             cohort,

@@ -80,8 +80,9 @@ class L2C(Algorithm):
     def round(self, ctx, state):
         received, active = ctx.cohort.gather((state.models, state.active))
         trained, cohort, loss = ctx.train(received)
-        deltas = optax.tree.sub(received, trained)
-        source = SOURCES[self.weights](ctx, cohort, state, trained)
+        sent = ctx.upload(trained, received)
+        deltas = optax.tree.sub(received, sent)
+        source = SOURCES[self.weights](ctx, cohort, state, sent)
         active = self.pruned(ctx, source.logits, active)
         heard = active[:, cohort.rows] & cohort.mask  # [M, M]
 

@@ -17,7 +17,7 @@ from fedjax_pfl.algorithms.fedper import PartlyShared
 from fedjax_pfl.core.algorithm_registry import algorithm
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import InputError, require
-from fedjax_pfl.utils.structs import per_client, per_server, static, struct
+from fedjax_pfl.utils.structs import Broadcast, per_client, per_server, static, struct
 
 
 @struct
@@ -112,7 +112,8 @@ class LgFedAvg(PartlyShared):
         after = super().server_update(ctx, state, mean, weights, sent)
         if not self.warm_rounds:
             return after
-        warm, uploads = ctx.t < self.warm_rounds, self._local(ctx.plan, sent.models)
+        warm, local = ctx.t < self.warm_rounds, self._local(ctx.plan, sent.models)
+        uploads = ctx.upload({"local": local}, Broadcast({"local": state.common}), "local")["local"]
         common = mixing.weighted_sum(weights, uploads, onto=state.common)
         common = jax.tree.map(lambda a, b: jnp.where(warm, a, b), common, state.common)
         own = sent.cohort.scatter(state.own, jnp.broadcast_to(~warm, weights.shape))

@@ -12,7 +12,7 @@ from fedjax_pfl.aggregation import similarity
 from fedjax_pfl.algorithms.asynchronous import FedAvgAsync, take_turn
 from fedjax_pfl.core.algorithm_registry import algorithm
 from fedjax_pfl.utils import trees
-from fedjax_pfl.utils.structs import per_client, per_server, static, struct
+from fedjax_pfl.utils.structs import Broadcast, per_client, per_server, static, struct
 from fedjax_pfl.utils.typing import Model, PerClient, Stack
 
 
@@ -63,7 +63,8 @@ class Lga(FedAvgAsync):
         trained = cohort.scatter(state.trained, turn.trained, where=turn.starts)
         begun = cohort.scatter(state.begun, now, where=turn.starts)
         second = cohort.scatter(state.second, now, where=(cohort.delay > 0) & (cohort.phase == 1))
-        v, w0, w1 = cohort.gather((trained, begun, second))
+        own, w0, w1 = cohort.gather((trained, begun, second))
+        v = ctx.upload(own, Broadcast(state.server))
         cosine = self._cosine(ctx, w1, w0, v)
         predicted = self._predict(cosine, v, w0, w1, now)
         good = ~late | trees.rows_finite(predicted, cohort.size)  # D D overflows before D does

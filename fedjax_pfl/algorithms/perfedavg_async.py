@@ -13,7 +13,7 @@ from fedjax_pfl.aggregation import mixing
 from fedjax_pfl.algorithms.asynchronous import FedAvgAsync, take_turn
 from fedjax_pfl.core.algorithm_registry import algorithm
 from fedjax_pfl.utils.errors import require
-from fedjax_pfl.utils.structs import per_client, per_server, static, struct
+from fedjax_pfl.utils.structs import Broadcast, per_client, per_server, static, struct
 from fedjax_pfl.utils.typing import Model, PerClient, Stack
 
 
@@ -57,7 +57,8 @@ class PerFedAvgAsync(FedAvgAsync):
         turn, finite = self.turn(ctx, state).sound(state.finite)
         cohort = turn.cohort
         trained = cohort.scatter(state.trained, turn.trained, where=turn.starts)
-        arrived = cohort.scatter(state.arrived, cohort.gather(trained), where=turn.arrives)
+        sent = ctx.upload(cohort.gather(trained), Broadcast(state.server))
+        arrived = cohort.scatter(state.arrived, sent, where=turn.arrives)
         sizes = ctx.federation.data.train.size
         shares = mixing.by_size(sizes, sizes > 0)
         mean = mixing.weighted_sum(shares, arrived, onto=state.server)

@@ -161,7 +161,8 @@ class PFedHN(Algorithm):
         trained = pfedhn_clients.train(ctx, whole, cohort, momentum, self.clip)
         members = trained.cohort.mask
         # 0 for the late and the diverged, who keep theta.
-        change = optax.tree.sub(theta, ctx.plan.uploaded(trained.models))
+        sent = ctx.upload(trained.models, whole, cohort=cohort)
+        change = optax.tree.sub(theta, ctx.plan.uploaded(sent))
         count = jnp.maximum(members.sum(), 1).astype(ctx.dtype)
         d_psi, d_v = transpose(optax.tree.scale(1 / count, change))
         gradient = jnp.zeros_like(embedding).at[cohort.rows].set(d_v), d_psi

@@ -115,11 +115,12 @@ class PFedLA(Algorithm):
         applied, retained = self._applied(ctx, alpha, rows)
         received = ctx.mix(applied, state.uploads, onto=own, plan=plan)  # eqs. (5), (6)
         trained, cohort, loss = ctx.train(received)
-        change = optax.tree.sub(trained, received)
+        sent = ctx.upload(trained, received)
+        change = optax.tree.sub(sent, received)
         slope = self._products(plan, change, state.uploads)
         (descent,) = transpose(jnp.where(retained[..., None], 0, slope))
         moved = optax.tree.add_scale(networks, self.hypernetwork_rate, descent)  # eqs. (10), (11)
-        uploads = cohort.scatter(state.uploads, trained)
+        uploads = cohort.scatter(state.uploads, sent)
         state = State(uploads, *cohort.scatter(state.hypernetworks, moved))
         took_part = cohort.mask | cohort.diverged
         clients = {"train_loss": loss, "retained_blocks": retained.sum(axis=1)}

@@ -80,7 +80,8 @@ class Scaffold(fedavg.FedAvg):
         )
         # A client without a step uploads no change: its mean gradient says nothing.
         moved = trained.cohort.mask & (ctx.federation.schedule.total_steps(ctx.sizes()) > 0)
-        controls = trees.where(moved, trained.gradient, controls)
+        new = trees.where(moved, trained.gradient, controls)
+        controls = ctx.upload(new, controls, "controls")
         return Corrected(trained.models, trained.cohort, trained.loss, controls=controls)
 
     def weigh(self, ctx, state, sent):

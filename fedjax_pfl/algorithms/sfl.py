@@ -89,6 +89,11 @@ class Sfl(Algorithm):
         fits = edges.shape == (count, count) and bool((np.isfinite(edges) & (edges >= 0)).all())
         require(fits, "relation(ids)", edges, f"edges [{count}, {count}] of at least 0, all finite")
 
+    @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
+    def channels(self) -> tuple[str, ...]:
+        by_labels = self.graph == "labels" and self.relation is None
+        return ("its labels",) if by_labels else ()
+
     def remarks(self, federation):
         told = super().remarks(federation)
         if self.uses_classes():
@@ -107,7 +112,7 @@ class Sfl(Algorithm):
     def round(self, ctx, state):
         held = ctx.cohort.gather(state.models)
         trained, cohort, loss = self._train(ctx, ctx.cohort, state.server, held)
-        sent = cohort.scatter(state.models, trained)
+        sent = cohort.scatter(state.models, ctx.upload(trained, held))
         arrived = jnp.any(cohort.mask)
         weights = self._weights(ctx, cohort, state.server, sent) * arrived
         models = ctx.mix(weights, sent, onto=sent)

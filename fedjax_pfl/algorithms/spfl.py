@@ -111,7 +111,8 @@ class Spfl(Algorithm):
         trained, cohort, loss = self.train(ctx, received)
         scores = jnp.moveaxis(ctx.cohort.gather_pairs(cosines), -1, 0)
         weights = self._by_block(ctx, mixing.softmax(scores, cohort.mask))  # eqs. (5), (6)
-        mixed = self._aggregate(ctx, weights, trained, received)
+        sent = ctx.upload(trained, received)
+        mixed = self._aggregate(ctx, weights, sent, received)
         kept = State(cohort.scatter(models, mixed), cohort.scatter(state.trained, trained), cosines)
         record = ctx.record(cohort, clients={"train_loss": loss}, mixing=weights)
         all_steps = record.clients["local_steps"] + steps
@@ -139,7 +140,8 @@ class Spfl(Algorithm):
         mean = ctx.average(mixing.normalize(everyone.mask.astype(ctx.dtype)),
                            state.models, onto=state.models)  # fmt: skip
         trained, everyone, _ = self.train(ctx, mean, cohort=everyone, purpose="routine")
-        update = optax.tree.sub(trained, mean)
+        sent = ctx.upload(trained, mean, "routine", everyone)
+        update = optax.tree.sub(sent, mean)
         both = (everyone.mask[:, None] & everyone.mask)[..., None]
         cosines = self._similarity(ctx, update, state.cosines)
         return mean, jnp.where(both, cosines, state.cosines), everyone.steps

@@ -42,6 +42,8 @@ class Algorithm:
         are new clients without any.
       depends_on_num_rounds: whether a round depends on how many rounds the run has; only then may
         it read `ctx.num_rounds`. A run that gets more rounds begins again.
+      channels: what members tell the server beside their uploads (`Context.upload`), such as
+        ("class counts",). Noise and compression of uploads do not reach it.
       needs_classes: whether it uses the class of each sample; a federation whose samples have
         none, as in a regression, is refused.
     """
@@ -57,6 +59,7 @@ class Algorithm:
     validates: ClassVar[bool] = False
     needs_classes: ClassVar[bool] = False
     depends_on_num_rounds: ClassVar[bool] = False
+    channels: ClassVar[tuple[str, ...]] = ()
 
     def sharing(self) -> Rule:
         """The rule of shared leaves where it depends on static hyperparameters; else `share`."""

@@ -321,6 +321,42 @@ class Context:
             self.tally.took(cohort, after)
         return gradient, after
 
+    def upload(
+        self,
+        values: Tree,
+        reference: Tree | Broadcast,
+        what: str = "model",
+        cohort: Cohort | None = None,
+    ) -> Tree:
+        """What the server receives when the members send `values`, leaves [M, ...].
+
+        Nothing else leaves a client: the server, and other clients, compute from what this returns.
+        Of models the shared leaves are sent; private ones are returned as they are. Without
+        `federation.uploads` it returns `values` themselves.
+
+        Args:
+          values: models, or anything else that is sent, such as a gradient.
+          reference: what the server already holds in place of `values`, and which no client made
+            from data that it has not sent: [M, ...], or one `Broadcast` model. Of models its shared
+            leaves are enough.
+          what: a name for this sending, another one for each in a round.
+          cohort: who sends; the round's by default.
+        """
+        stage = self.federation.uploads
+        if stage is None:
+            return values
+        cohort = self.cohort if cohort is None else cohort
+        private = None
+        if isinstance(values, dict) and "params" in values:
+            values, private = self.plan.split(values)
+        held = reference.model if isinstance(reference, Broadcast) else reference
+        if jax.tree.structure(held) != jax.tree.structure(values):
+            held, _ = self.plan.split(held)
+        if isinstance(reference, Broadcast):
+            held = trees.replicate(held, cohort.size)
+        received = stage(values, held, cohort, what)
+        return received if private is None else leaf_plan.join(received, private)
+
     def uploaded(self, models: Stack) -> Stack:
         """The trainable shared leaves of models, by which a server can compare clients."""
         return self.federation.plan.uploaded(models)

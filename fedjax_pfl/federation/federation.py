@@ -22,6 +22,7 @@ from fedjax_pfl.federation.client import Client
 from fedjax_pfl.federation.local_training import LocalTraining
 from fedjax_pfl.federation.participation import Participation
 from fedjax_pfl.federation.regularizers import ExtraLoss
+from fedjax_pfl.federation.uploads import UploadStage
 from fedjax_pfl.models.heads import HEAD, PERSONAL_HEAD, TwoHeads, check_features, two_heads
 from fedjax_pfl.models.metrics import Metric
 from fedjax_pfl.models.mixtures import mixture
@@ -63,6 +64,7 @@ class Federation:
       augment: random change of the training images, or None.
       extra_loss: added to every client's minibatch loss, or None.
       metrics: scored beside the task's headline.
+      uploads: what happens to uploads on their way to the server, or None.
       client_names: (permanent id, name) of clients that have names, such as hospitals; else empty.
     """
 
@@ -86,6 +88,7 @@ class Federation:
     initial_match: Match | None = static(default=None)
     keep_optimizer_state: bool = static(default=False)
     metrics: tuple[Metric, ...] = static(default=())
+    uploads: UploadStage | None = None
     client_names: tuple[tuple[int, str], ...] = static(default=())
 
     def __repr__(self) -> str:
