@@ -261,6 +261,16 @@ def _unchanged_by(
 
 @check
 @in_double_precision
+def uploads(algorithm: Algorithm) -> None:
+    """All that the server and other clients learn of a client goes through `ctx.upload`, unless the
+    algorithm declares further `channels`.
+    """
+    if not algorithm.channels:
+        _unchanged_by(algorithm, toy_for, [2], "withheld", withheld=[2])
+
+
+@check
+@in_double_precision
 def models_of_some(algorithm: Algorithm) -> None:
     """Models of some clients are the same rows as in the models of all clients."""
     federation = algorithm.prepare(_partial(algorithm))

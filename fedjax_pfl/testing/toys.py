@@ -1,6 +1,7 @@
 """A tiny federation for tests of algorithms, its rounds, and comparisons of their states."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import chex
@@ -16,6 +17,7 @@ from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.federation.build import federate
 from fedjax_pfl.federation.federation import Federation
+from fedjax_pfl.federation.uploads import FreeRiders
 from fedjax_pfl.models.mlp import MLP
 from fedjax_pfl.models.normalization import BatchNorm
 from fedjax_pfl.utils.typing import Tree
@@ -84,6 +86,7 @@ def toy_federation(
     diverging: int | None = None,
     magnitude: float = 1e30,
     changed: Sequence[int] = (),
+    withheld: Sequence[int] = (),
     seed: int = 0,
     **options,
 ) -> Federation:
@@ -98,6 +101,7 @@ def toy_federation(
       diverging: a client whose samples are so large that its training overflows.
       magnitude: of that client's samples, in units of the others'.
       changed: clients with as many samples, all of one other class.
+      withheld: clients whose uploads are replaced by what the server already holds of them.
       seed: of the samples.
       **options: of `federate`; double precision, batches of 4 and a rate of 0.3 by default.
     """
@@ -134,7 +138,12 @@ def toy_federation(
         options["stragglers"] = {k: late[i] for k, i in enumerate(order.tolist()) if i in late}
     options.setdefault("client_execution", "map")
     model = Overflowing(3, (5,)) if model is None else model
-    return federate(dataset, Partition.from_lists(**lists), model, client_ids=order, **options)
+    federation = federate(
+        dataset, Partition.from_lists(**lists), model, client_ids=order, **options
+    )
+    if not withheld:
+        return federation
+    return replace(federation, uploads=FreeRiders(jnp.asarray(withheld, jnp.int32)))
 
 
 def run_rounds(

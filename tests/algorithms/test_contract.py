@@ -20,12 +20,13 @@ QUICK = (
     "settings_in_one_program",
     "no_recompilation",
 )
+THOROUGH = (*QUICK, "uploads")
 WHOLE = ("feddwa",)
 # Nearly all of them is another algorithm: their checks are thorough.
 ALIKE = {"heurpfedla": "pfedla", "plga": "lga", "spfl_w": "spfl", "fedavg_sync": "fedavg_async"}
 
 CASES = [
-    marked((name, check), check in QUICK and name not in ALIKE, check in QUICK or name in WHOLE)
+    marked((name, check), check in QUICK and name not in ALIKE, check in THOROUGH or name in WHOLE)
     for name in sorted(pfl.ALGORITHMS)
     for check in CHECKS
 ]
