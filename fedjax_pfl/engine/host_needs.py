@@ -17,7 +17,7 @@ from fedjax_pfl.engine import host_programs as programs
 from fedjax_pfl.engine import host_reads
 from fedjax_pfl.engine.host_programs import Layout
 from fedjax_pfl.engine.memory import BESIDE, Memory, nbytes, peak
-from fedjax_pfl.engine.program import Program
+from fedjax_pfl.engine.program import Program, begin
 from fedjax_pfl.execution.combining import combined
 from fedjax_pfl.execution.mesh import AXIS, RUNS, place
 from fedjax_pfl.execution.processes import count, several
@@ -40,7 +40,7 @@ class TracedProgram(Program):
         total = np.int32(self.rounds)
 
         def begun(runs, federation):
-            return jax.vmap(partial(programs.begin, federation=federation, total=total))(runs)
+            return jax.vmap(partial(begin, federation=federation, total=total))(runs)
 
         return jax.eval_shape(begun, self.runs, self.federation)
 

@@ -15,8 +15,8 @@ from fedjax_pfl.core import checks, persistent_optimizers
 from fedjax_pfl.core.context import Context
 from fedjax_pfl.engine.evaluation import named_models, score_rows
 from fedjax_pfl.engine.host_reads import Address, Reader
-from fedjax_pfl.engine.program import filled, with_adapted
-from fedjax_pfl.engine.runs import Runs, over_runs
+from fedjax_pfl.engine.program import filled, measured_round, with_adapted
+from fedjax_pfl.engine.runs import over_runs
 from fedjax_pfl.execution.mesh import AXIS, RUNS, mesh_of, place, rows_of
 from fedjax_pfl.execution.processes import several
 from fedjax_pfl.federation.federation import Federation
@@ -44,10 +44,6 @@ class Layout(NamedTuple):
         """The reverse of `joined`."""
         leaves = list(zip(jax.tree.leaves(state), self.hosted, strict=True))
         return [x for x, hosted in leaves if not hosted], [x for x, hosted in leaves if hosted]
-
-
-def begin(run: Runs, federation: Federation, total) -> State:
-    return checks.checked_init(run.algorithm, run.context(federation, jnp.int32(0), total))
 
 
 def mesh(federation: Federation) -> Mesh:
@@ -120,15 +116,7 @@ def one_round(kept, rows, runs, at, federation, t, length, total, layout):
 
         def turn(state, now):
             ctx = run.context(federation, now, total)
-            ctx = there(ctx, ctx.cohort.rows, at)
-            state, record = checks.checked_round(run.algorithm, ctx, state)
-            measured = {
-                "clients": record.clients,
-                "scalars": record.scalars,
-                "up": record.up,
-                "down": record.down,
-            }
-            return state, measured, record.matrices
+            return measured_round(run, there(ctx, ctx.cohort.rows, at), state)
 
         state = layout.joined(kept, rows)
         _, *shapes = jax.eval_shape(turn, state, t)

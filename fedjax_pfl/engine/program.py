@@ -237,12 +237,21 @@ class Program:
 traced_once = partial(jax.jit, inline=True)
 
 
+def begin(run: Runs, federation: Federation, total) -> State:
+    """The state of one run before its first round."""
+    return checks.checked_init(run.algorithm, run.context(federation, jnp.int32(0), total))
+
+
 @jax.jit
 def _start(runs: Runs, federation: Federation, total) -> State:
-    def begin(run, federation, total):
-        return checks.checked_init(run.algorithm, run.context(federation, jnp.int32(0), total))
-
     return placed(over_runs(begin, runs, federation, total), federation)
+
+
+def measured_round(run: Runs, ctx: Context, state: State) -> tuple[State, dict[str, Tree], Tree]:
+    """(state after the round, what its record says of it, its matrices) of one run."""
+    state, record = checks.checked_round(run.algorithm, ctx, state)
+    names = ("clients", "scalars", "up", "down")
+    return state, {name: getattr(record, name) for name in names}, record.matrices
 
 
 @partial(jax.jit, static_argnames=("capacity", "extra", "scored"), donate_argnums=(0,))
@@ -254,21 +263,14 @@ def _advance(states, runs, federation, t, length, total, eval_every, capacity, e
         """(state after round `now`, its measurements, its matrices) of one run."""
         ctx = run.context(federation, now, total)
         with sharing(federation.execution):
-            state, record = checks.checked_round(run.algorithm, ctx, state)
+            state, kept, matrices = measured_round(run, ctx, state)
         own = persistent_optimizers.own(state)
         due = ((now + 1) % eval_every == 0) | (now + 1 == total)
         measure = traced_once(partial(evaluate, run.algorithm, ctx, own, extra, scored))
         unscored = partial(filled, jax.eval_shape(measure), jnp.nan)
         with jax.named_scope("evaluation"):
             scores = lax.cond(due, measure, unscored)
-        kept = {
-            "scores": scores,
-            "clients": record.clients,
-            "scalars": record.scalars,
-            "up": record.up,
-            "down": record.down,
-        }
-        return state, kept, record.matrices
+        return state, kept | {"scores": scores}, matrices
 
     def chunk(operand, federation, t, length, total, eval_every):
         run, state = operand
