@@ -32,12 +32,12 @@ from fedjax_pfl.data.sources.source_registry import (
     prepare_tfds,
     register_dataset,
 )
+from fedjax_pfl.engine.callbacks import Progress
 from fedjax_pfl.engine.checkpoints import Checkpoints
+from fedjax_pfl.engine.lowered import Lowered
 from fedjax_pfl.engine.memory import Memory
 from fedjax_pfl.engine.new_clients import score_new_clients, without_new_clients
-from fedjax_pfl.engine.program import Lowered
 from fedjax_pfl.engine.progress import LiveCurves
-from fedjax_pfl.engine.runner import Progress
 from fedjax_pfl.engine.runs import MAX_RUNS, sweepable
 from fedjax_pfl.engine.simulate import simulate
 from fedjax_pfl.engine.simulation import RoundState, Simulation

@@ -9,8 +9,9 @@ from jax.sharding import SingleDeviceSharding
 
 from fedjax_pfl.engine import host_programs as programs
 from fedjax_pfl.engine.host_needs import TracedProgram
+from fedjax_pfl.engine.lowered import HostCosts, Lowered
 from fedjax_pfl.engine.memory import nbytes
-from fedjax_pfl.engine.program import HostCosts, Lowered, at
+from fedjax_pfl.engine.program import at
 from fedjax_pfl.execution.mesh import AXIS, RUNS, described_devices, place
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.typing import Device

@@ -42,7 +42,8 @@ from fedjax_pfl.engine.host_needs import TracedProgram
 from fedjax_pfl.engine.host_programs import Layout
 from fedjax_pfl.engine.host_shares import SharedStore
 from fedjax_pfl.engine.host_store import BLOCK, HostStore, whole_leaves
-from fedjax_pfl.engine.program import Chunk, Lowered, Program
+from fedjax_pfl.engine.lowered import Lowered
+from fedjax_pfl.engine.program import Chunk, Program
 from fedjax_pfl.execution.combining import on_hosts
 from fedjax_pfl.execution.mesh import RUNS
 from fedjax_pfl.execution.processes import of_processes, readable, several

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from fedjax_pfl.engine.runner import Progress
+from fedjax_pfl.engine.callbacks import Progress
 from fedjax_pfl.execution import processes
 from fedjax_pfl.results.names import HEADLINE
 from fedjax_pfl.results.result import Result

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fedjax_pfl.core.algorithm import Algorithm
+from fedjax_pfl.engine.callbacks import Progress
 from fedjax_pfl.engine.checkpoints import Checkpoints
-from fedjax_pfl.engine.runner import Progress
 from fedjax_pfl.engine.simulation import Simulation
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.federation import Federation

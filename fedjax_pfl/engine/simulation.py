@@ -12,18 +12,19 @@ import numpy as np
 from fedjax_pfl.core.algorithm import Algorithm
 from fedjax_pfl.engine import progress as engine_progress
 from fedjax_pfl.engine import request
+from fedjax_pfl.engine.callbacks import Progress
 from fedjax_pfl.engine.checkpoints import Checkpoints
-from fedjax_pfl.engine.costs import forward_flops, step_flops
 from fedjax_pfl.engine.early_stopping import checked_patience
 from fedjax_pfl.engine.final_models import Final
+from fedjax_pfl.engine.lowered import Lowered
 from fedjax_pfl.engine.memory import Memory, available
 from fedjax_pfl.engine.memory_fit import fit_memory
 from fedjax_pfl.engine.offloaded_state import OffloadedProgram
-from fedjax_pfl.engine.program import Lowered, Program
-from fedjax_pfl.engine.runner import ChunkRunner, Progress, depends_on_num_rounds
-from fedjax_pfl.engine.runs import remarks
+from fedjax_pfl.engine.program import Program
+from fedjax_pfl.engine.run_result import count_flops, result_so_far
+from fedjax_pfl.engine.runner import ChunkRunner, depends_on_num_rounds
 from fedjax_pfl.execution import memory_maps, processes, shares
-from fedjax_pfl.execution.lane_assignment import assign_lanes, padding_efficiency
+from fedjax_pfl.execution.lane_assignment import assign_lanes
 from fedjax_pfl.execution.locations import short_locations
 from fedjax_pfl.execution.mesh import described_devices
 from fedjax_pfl.federation.adaptation import Adaptation
@@ -255,7 +256,8 @@ class Simulation:
         if isinstance(program, OffloadedProgram) and checkpoints is not None:
             program = replace(program, folder=checkpoints.folder)
         chunks = ChunkRunner(program, matrix_rounds, checkpoints, patience, past)
-        so_far = partial(_result, self, chunks, cache(partial(_counted, program.federation)))
+        counted = cache(partial(count_flops, program.federation))
+        so_far = partial(result_so_far, self.algorithm, self.seeds, self.settings, chunks, counted)
         try:
             chunks.run(chunk_seconds, shown, stop, so_far, longest)
         finally:  # a callback may raise
@@ -287,54 +289,6 @@ class Simulation:
         if not isinstance(program, OffloadedProgram):  # whose samples stay on the host
             program = replace(program, federation=spread(program.federation))
         return program
-
-
-def _counted(federation: Federation, name: str) -> float | None:
-    """FLOPs of one local step, or of one forward pass, by tracing."""
-    return {"step": step_flops, "forward": forward_flops}[name](federation)
-
-
-def _result(
-    simulation: Simulation, chunks: ChunkRunner, counted: Callable[[str], float | None]
-) -> Result:
-    """The result of the rounds done, with the facts for tables and without models."""
-    program, collector = chunks.program, chunks.collector
-    algorithm, federation = simulation.algorithm, program.federation
-    seeds = tuple(int(seed) for seed in simulation.seeds)
-    settings = {name: np.asarray(values) for name, values in (simulation.settings or {}).items()}
-    measured = collector.collect((len(seeds), -1))
-    rounds = chunks.done if chunks.stopped else program.rounds
-    common, single = remarks(algorithm, federation, settings, rounds)
-    ids, names = np.asarray(federation.data.ids), dict(federation.client_names)
-    scored_candidates = "forward_samples" in measured["clients"]
-    return Result(
-        algorithm=algorithm.name,
-        hyperparameters=algorithm.hyperparameters(),
-        training=federation.training.numbers(),
-        seeds=seeds,
-        settings=settings,
-        num_clients=federation.num_clients,
-        num_parameters=federation.plan.num_parameters,
-        client_ids=ids,
-        client_names=tuple(names[client] for client in ids.tolist()) if names else (),
-        test_sizes=np.asarray(federation.data.test.size),
-        train_sizes=np.asarray(federation.data.train.size),
-        block_sizes=federation.plan.shared_block_sizes(),
-        blocks=federation.plan.blocks,
-        item_bytes=np.dtype(federation.task.dtype).itemsize,
-        compile_seconds=chunks.compile_seconds,
-        seconds_per_round=collector.seconds_per_round() / program.num_runs,
-        padding_efficiency=padding_efficiency(federation.steps(), federation.execution),
-        execution=str(federation.execution),
-        flops_per_step=counted("step"),
-        flops_per_forward=counted("forward") if scored_candidates else None,
-        remarks=common,
-        setting_remarks=single,
-        measures=federation.measures,
-        stopped=chunks.stopped,
-        rounds_asked=program.rounds if chunks.stopped else None,
-        **measured,
-    )
 
 
 def _available(federation: Federation) -> int | None:

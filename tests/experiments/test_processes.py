@@ -226,8 +226,8 @@ def test_state_on_the_hosts_of_two_processes(tmp_path, number):
 
 LIMITED = """import sys
 from experiments import run
-from fedjax_pfl.engine import simulate
-simulate._available = lambda federation: 3_000_000
+from fedjax_pfl.engine import simulation
+simulation._available = lambda federation: 3_000_000
 sys.exit(run.main(["run", *sys.argv[1:]]))
 """
 

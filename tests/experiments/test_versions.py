@@ -10,8 +10,8 @@ import fedjax_pfl as pfl
 from experiments import compare, run
 from experiments.figures.runs import find
 from experiments.figures.selection import apart
-from fedjax_pfl.engine.checkpoints import JAX, check_same
-from fedjax_pfl.engine.checkpoints import VERSION as VERSION_ENTRY
+from fedjax_pfl.engine.fingerprint import JAX, check_same
+from fedjax_pfl.engine.fingerprint import VERSION as VERSION_ENTRY
 from fedjax_pfl.results.result_files import digest
 
 WORDS = "--dataset=digits --num_clients=4 --model=softmax --rounds=2 --algorithms=local"

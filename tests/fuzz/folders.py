@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import fedjax_pfl as pfl
 from experiments import compare, run, sweep
 from experiments.figures import __main__ as figures
-from fedjax_pfl.engine.checkpoints import check_same
+from fedjax_pfl.engine.fingerprint import check_same
 from tests.fuzz import mutations
 from tests.fuzz.commands import scene
 from tests.fuzz.guard import main_of

@@ -11,7 +11,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl import InputError, mixing
-from fedjax_pfl.engine.checkpoints import fingerprint
+from fedjax_pfl.engine.fingerprint import fingerprint
 from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.testing.suite import CHECKS

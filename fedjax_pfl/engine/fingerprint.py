@@ -1,0 +1,92 @@
+"""What two runs of one simulation agree on, and digests of arrays."""
+
+import hashlib
+import json
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_pfl._version import __version__
+from fedjax_pfl.data.whole_files import require_version
+from fedjax_pfl.federation.optimizers import formula
+from fedjax_pfl.utils.errors import InputError
+
+VERSION = "fedjax_pfl's version"
+JAX = "JAX's version"
+
+
+def fingerprint(program: Any, matrix_rounds: Sequence[int]) -> dict[str, str]:
+    """By name, everything in which two runs of one simulation agree."""
+    runs, federation = program.runs, program.federation
+    # How clients are run, and on which devices, changes results by rounding alone.
+    data, without = federation.data, replace(federation, data=None, execution=None)
+    static = f"{_plain(jax.tree.structure(without))} {data.num_classes} {data.sample_shape}"
+    rates = _hash([*jax.tree.leaves(without), federation.rate_factors(program.rounds)])
+    shapes = jax.eval_shape(lambda: federation.initial_model(jax.random.key(0)))["params"]
+    how = program.adapt
+    own = None if how is None else how.optimizer
+    adapted = "" if own is None else formula(own, shapes)
+    return {
+        "algorithm": _plain(jax.tree.structure(runs.algorithm)),
+        "seeds and settings": _hash(jax.tree.leaves(runs)),
+        "rounds": str(program.rounds),
+        "evaluation": f"{program.eval_every} {_plain(how)} {adapted} {program.scored}",
+        "kept matrices": str([int(r) for r in sorted(matrix_rounds)]),
+        "model or training": hashlib.sha256(
+            f"{static} {formula(federation.optimizer, shapes)}".encode()
+        ).hexdigest(),
+        "data, partition or learning rate": f"{data.content()} {rates}",
+        "device": jax.devices()[0].device_kind,
+        JAX: jax.__version__,
+        VERSION: __version__,
+    }
+
+
+def check_same(saved: Mapping[str, str], now: Mapping[str, str], folder: Path) -> None:
+    """Raises `InputError` naming what differs between a checkpoint's simulation and this one.
+
+    Another version of JAX is only warned of: it may round otherwise.
+    """
+    require_version(
+        f"The content of {folder}",
+        saved.get(VERSION),
+        "Give another folder to start again.",
+    )
+    other = [name for name in now if saved.get(name) != now[name] and name != JAX]
+    if other:
+        raise InputError(
+            f"The checkpoints in {folder} are another simulation's: its {'; '.join(other)} differ. "
+            "Give the same settings to continue it, or another folder to start again."
+        )
+    if saved.get(JAX) != now.get(JAX):
+        warnings.warn(
+            f"The checkpoints in {folder} are of JAX {saved.get(JAX)} and go on with JAX "
+            f"{now.get(JAX)}: the last digits may differ from those of one run.",
+            stacklevel=2,
+        )
+
+
+def _plain(value: Any) -> str:
+    """`repr` without addresses, which differ by process, and without this package's modules."""
+    return re.sub(r" at 0x[0-9a-f]+|\bfedjax_pfl\.(\w+\.)*", "", repr(value))
+
+
+def _hash(arrays: Sequence) -> str:
+    named = {f"{k:06}": np.asarray(jax.device_get(array)) for k, array in enumerate(arrays)}
+    return digest(named, {})
+
+
+def digest(arrays: Mapping[str, np.ndarray], described: Mapping[str, Any]) -> str:
+    """SHA-256 of all names, types, shapes and bytes."""
+    total = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        total.update(f"{name} {array.dtype} {array.shape}".encode())
+        total.update(array.reshape(-1).view(np.uint8).data)
+    return total.hexdigest()

@@ -1,0 +1,65 @@
+"""The result of a simulation's rounds, with the facts for tables."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedjax_pfl.core.algorithm import Algorithm
+from fedjax_pfl.engine.costs import forward_flops, step_flops
+from fedjax_pfl.engine.runner import ChunkRunner
+from fedjax_pfl.engine.runs import remarks
+from fedjax_pfl.execution.lane_assignment import padding_efficiency
+from fedjax_pfl.federation.federation import Federation
+from fedjax_pfl.results.result import Result
+
+
+def count_flops(federation: Federation, name: str) -> float | None:
+    """FLOPs of one local step, or of one forward pass, by tracing."""
+    return {"step": step_flops, "forward": forward_flops}[name](federation)
+
+
+def result_so_far(
+    algorithm: Algorithm,
+    seeds: Sequence[int],
+    settings: Mapping[str, Sequence[Any]] | None,
+    chunks: ChunkRunner,
+    counted: Callable[[str], float | None],
+) -> Result:
+    """The result of the rounds done, with the facts for tables and without models."""
+    program, collector = chunks.program, chunks.collector
+    federation = program.federation
+    arrays = {name: np.asarray(values) for name, values in (settings or {}).items()}
+    measured = collector.collect((len(seeds), -1))
+    rounds = chunks.done if chunks.stopped else program.rounds
+    common, single = remarks(algorithm, federation, arrays, rounds)
+    ids, names = np.asarray(federation.data.ids), dict(federation.client_names)
+    scored_candidates = "forward_samples" in measured["clients"]
+    return Result(
+        algorithm=algorithm.name,
+        hyperparameters=algorithm.hyperparameters(),
+        training=federation.training.numbers(),
+        seeds=tuple(int(seed) for seed in seeds),
+        settings=arrays,
+        num_clients=federation.num_clients,
+        num_parameters=federation.plan.num_parameters,
+        client_ids=ids,
+        client_names=tuple(names[client] for client in ids.tolist()) if names else (),
+        test_sizes=np.asarray(federation.data.test.size),
+        train_sizes=np.asarray(federation.data.train.size),
+        block_sizes=federation.plan.shared_block_sizes(),
+        blocks=federation.plan.blocks,
+        item_bytes=np.dtype(federation.task.dtype).itemsize,
+        compile_seconds=chunks.compile_seconds,
+        seconds_per_round=collector.seconds_per_round() / program.num_runs,
+        padding_efficiency=padding_efficiency(federation.steps(), federation.execution),
+        execution=str(federation.execution),
+        flops_per_step=counted("step"),
+        flops_per_forward=counted("forward") if scored_candidates else None,
+        remarks=common,
+        setting_remarks=single,
+        measures=federation.measures,
+        stopped=chunks.stopped,
+        rounds_asked=program.rounds if chunks.stopped else None,
+        **measured,
+    )
