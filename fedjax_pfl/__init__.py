@@ -32,7 +32,7 @@ from fedjax_pfl.data.sources.source_registry import (
     prepare_tfds,
     register_dataset,
 )
-from fedjax_pfl.engine.callbacks import Progress
+from fedjax_pfl.engine.callbacks import Callback, Progress
 from fedjax_pfl.engine.checkpoints import Checkpoints
 from fedjax_pfl.engine.lowered import Lowered
 from fedjax_pfl.engine.memory import Memory
@@ -98,8 +98,8 @@ __all__ = [  # noqa: RUF022 - grouped as the pages of the reference are
     "from_torch", "layers", "make_model", "networks", "register_metric", "register_model",
     "register_objective",
     # Simulating
-    "Checkpoints", "LiveCurves", "MAX_RUNS", "Memory", "Progress", "RoundState", "Simulation",
-    "Lowered", "score_new_clients", "simulate", "sweepable", "without_new_clients",
+    "Callback", "Checkpoints", "LiveCurves", "Lowered", "MAX_RUNS", "Memory", "Progress",
+    "RoundState", "Simulation", "score_new_clients", "simulate", "sweepable", "without_new_clients",
     # Results
     "Result", "load_models", "model_axes", "save_models",
     # Errors

@@ -1,16 +1,17 @@
 """What is called between the chunks of a run, and what it is told."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from fedjax_pfl.results.result import Result
 from fedjax_pfl.utils.metric_names import ACCURACY, Measure
 
 
 class Progress(NamedTuple):
-    """The argument of a progress callback, called after each chunk.
+    """The argument of callbacks, which are called after each chunk of rounds.
 
-    A simulation that continues from a checkpoint calls it first of all with no new round:
+    A simulation that continues from a checkpoint calls them first of all with no new round:
     `round == since`.
 
     Attributes:
@@ -55,3 +56,52 @@ def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+@runtime_checkable
+class Callback(Protocol):
+    """An object that `simulate(..., callbacks=[...])` calls between chunks of rounds.
+
+    It may also have a method `on_run_end()`, which is called once after the rounds, also where
+    they end with an error.
+    """
+
+    def on_round_end(self, progress: Progress) -> bool | None:
+        """Called after each chunk: after every round, unless `chunk` asks for longer ones.
+
+        Returns:
+          True to end the rounds, as `stop` does. The answer to a call without a new round, and to
+          the one after the last round, is ignored.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class FunctionCallback:
+    """A function of a `Progress` as a callback."""
+
+    function: Callable[[Progress], bool | None]
+
+    def on_round_end(self, progress: Progress) -> bool | None:
+        return self.function(progress)
+
+
+class StopCallback(FunctionCallback):
+    """The `stop` of `simulate`, which is asked after new rounds that are not the last ones."""
+
+    def on_round_end(self, progress: Progress) -> bool | None:
+        return progress.since < progress.round < progress.rounds and self.function(progress)
+
+
+class ProgressCallback(FunctionCallback):
+    """The `progress` of `simulate`, which can't end the rounds."""
+
+    def on_round_end(self, progress: Progress) -> None:
+        self.function(progress)
+
+
+def on_run_end(callback: Callback) -> None:
+    """Calls the method of this name, where the callback has one."""
+    end = getattr(callback, "on_run_end", None)
+    if end is not None:
+        end()

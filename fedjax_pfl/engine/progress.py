@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from fedjax_pfl.engine.callbacks import Progress
+from fedjax_pfl.engine.callbacks import Callback, Progress, ProgressCallback
 from fedjax_pfl.execution import processes
 from fedjax_pfl.results.names import HEADLINE
 from fedjax_pfl.results.result import Result
@@ -31,14 +31,14 @@ class Line:
         self._in_place = sys.stdout.isatty() or notebook() is not None
         self._say("compiling")
 
-    def __call__(self, progress: Progress) -> None:
+    def on_round_end(self, progress: Progress) -> None:
         now = time.monotonic()
         edge = progress.round in (progress.since, progress.rounds)  # it continues, or ends
         if self._in_place or edge or now - self._shown >= EVERY:
             self._shown = now
             self._say(str(progress))
 
-    def close(self) -> None:
+    def on_run_end(self) -> None:
         """Ends the line."""
         if self._open:
             print(flush=True)
@@ -96,36 +96,32 @@ class _Curve:
         self.curves, self.name, self.line = curves, name, Line(name)
         self._drawn = time.monotonic()
 
-    def __call__(self, progress: Progress) -> None:
-        self.line(progress)
+    def on_round_end(self, progress: Progress) -> None:
+        self.line.on_round_end(progress)
         now, last = time.monotonic(), progress.round == progress.rounds
         if progress.result is not None and (last or now - self._drawn >= self.curves.every):
             self.curves.results[self.name] = progress.result()
             self.curves.show()
             self._drawn = time.monotonic()
 
-    def close(self) -> None:
-        self.line.close()
+    def on_run_end(self) -> None:
+        self.line.on_run_end()
 
 
 def shown(
-    progress: Callable[[Progress], None] | bool | None, name: str
-) -> Callable[[Progress], None] | None:
-    """The callback that `progress` asks for: True is a line of text, in the first process.
+    progress: Callable[[Progress], None] | Callback | bool | None, name: str
+) -> list[Callback]:
+    """The callbacks that `progress` asks for: True is a line of text, in the first process.
 
     Raises:
       InputError: it can't be called.
     """
-    if not isinstance(progress, bool):
-        require(progress is None or callable(progress), "progress", progress, ALLOWED)
-        return progress or None
-    return Line(name) if progress and processes.is_first() else None
-
-
-def end(callback: Callable[[Progress], None] | None) -> None:
-    """Ends the line that a callback of this module may have begun."""
-    if isinstance(callback, Line | _Curve):
-        callback.close()
+    if isinstance(progress, bool):
+        return [Line(name)] if progress and processes.is_first() else []
+    if progress is None or isinstance(progress, Callback):
+        return [] if progress is None else [progress]
+    require(callable(progress), "progress", progress, ALLOWED)
+    return [ProgressCallback(progress)]
 
 
 def notebook() -> Any:

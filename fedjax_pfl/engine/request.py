@@ -13,6 +13,8 @@ import numpy as np
 from fedjax_pfl.core import checks
 from fedjax_pfl.core.algorithm import Algorithm
 from fedjax_pfl.core.context import Context
+from fedjax_pfl.engine.callbacks import Callback, StopCallback
+from fedjax_pfl.engine.checkpoints import Checkpoints
 from fedjax_pfl.engine.offloaded_state import offloaded_program
 from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import MAX_RUNS, Runs, converted, make_runs, served
@@ -78,18 +80,41 @@ def checked_program(
     return offloaded_program(program) if federation.execution.client_state == "host" else program
 
 
-def check_stop(stop: Any) -> None:
-    """Raises `InputError` unless it is None or can be called with a `Progress`."""
-    allowed = "a function of a Progress that returns a bool, or None"
-    require(stop is None or callable(stop), "stop", stop, allowed)
+def checked_callbacks(callbacks: Sequence[Callback], stop: Any) -> list[Callback]:
+    """The callbacks, with `stop` as the last one unless it is None.
+
+    Raises:
+      InputError: one of them can't be called with a `Progress`.
+    """
+    allowed = "a list of objects with a method on_round_end(progress)"
+    require(is_list(callbacks), "callbacks", callbacks, allowed)
+    for one in callbacks:
+        there = not isinstance(one, type) and callable(getattr(one, "on_round_end", None))
+        require(there, "callbacks", one, allowed)
+        _check_takes_progress("callbacks", one.on_round_end, allowed)
     if stop is None:
-        return
+        return [*callbacks]
+    allowed = "a function of a Progress that returns a bool, or None"
+    require(callable(stop), "stop", stop, allowed)
+    _check_takes_progress("stop", stop, allowed)
+    return [*callbacks, StopCallback(stop)]
+
+
+def _check_takes_progress(what: str, function: Any, allowed: str) -> None:
+    """Raises `InputError` unless the function can be called with one argument."""
     try:
-        inspect.signature(stop).bind(None)
+        inspect.signature(function).bind(None)
     except TypeError:
-        raise InputError(f"stop must be {allowed}, got one that can't take an argument.") from None
+        text = f"{what} must be {allowed}, got one that can't take an argument."
+        raise InputError(text) from None
     except ValueError:  # of a callable without a known signature
         return
+
+
+def check_checkpoints(checkpoints: Any) -> None:
+    """Raises `InputError` unless it is None or a `Checkpoints`."""
+    fits = checkpoints is None or isinstance(checkpoints, Checkpoints)
+    require(fits, "checkpoints", checkpoints, "a Checkpoints, or None")
 
 
 def checked_seconds(chunk_seconds: Any) -> float:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_pfl.engine.callbacks import Progress
+from fedjax_pfl.engine.callbacks import Callback, Progress
 from fedjax_pfl.engine.checkpoints import Checkpoints, Saved
 from fedjax_pfl.engine.early_stopping import WATCHED, earliest_stop
 from fedjax_pfl.engine.fingerprint import check_same, fingerprint
@@ -18,7 +18,7 @@ from fedjax_pfl.engine.metrics_buffer import MetricsBuffer
 from fedjax_pfl.engine.program import Chunk, Program
 from fedjax_pfl.execution import processes
 from fedjax_pfl.results.result import ASKED, IMPATIENT, Result
-from fedjax_pfl.utils.errors import InputError
+from fedjax_pfl.utils.errors import InputError, OutputError, cut
 
 
 class ChunkRunner:
@@ -139,8 +139,7 @@ class ChunkRunner:
     def run(
         self,
         chunk_seconds: float,
-        progress: Callable[[Progress], None] | None = None,
-        stop: Callable[[Progress], bool] | None = None,
+        callbacks: Sequence[Callback] = (),
         result: Callable[[], Result] | None = None,
         longest: int | None = None,
     ) -> None:
@@ -151,27 +150,51 @@ class ChunkRunner:
           longest: rounds of a chunk at most; by default what the program holds.
 
         Raises:
-          OutputError: a checkpoint can't be written.
+          OutputError: a checkpoint can't be written, or a callback of another process has failed.
         """
         rounds, length = self.program.rounds, 1
         longest = min(longest or self.program.capacity, self.program.capacity)
-        if progress is not None and self.done:
-            progress(self._progress(self.done, result))
+        if self.done:
+            self._call(callbacks, self.done, result)
         self._judge()
         while self.done < rounds and not self.stopped:
             length, since = min(length, self._next_stop() - self.done), self.done
             seconds = self._advance(length)
-            if progress is not None:
-                progress(self._progress(since, result))
+            asked = self._call(callbacks, since, result)
             self._judge()
             # The next chunk takes the time asked for, if its rounds take as long as these.
             fitting = chunk_seconds * length / max(seconds, 1e-9)
             length = max(1, int(min(fitting, longest)))
             if self.done < rounds:
-                asked = False
-                if stop is not None and not self.stopped:
-                    asked = bool(stop(self._progress(since, result)))
-                length = self._pause(asked, length)
+                self.stopped = self.stopped or (ASKED if asked else "")
+                length = self._pause(length)
+
+    def _call(
+        self, callbacks: Sequence[Callback], since: int, result: Callable[[], Result] | None
+    ) -> bool:
+        """Calls the callbacks; returns whether one of them, in any process, ends the rounds.
+
+        Raises:
+          OutputError: a callback of another process has raised an error.
+        """
+        asked, error = False, None
+        try:
+            if callbacks:
+                progress = self._progress(since, result)
+                answers = [one.on_round_end(progress) for one in callbacks]
+                asked = any(map(bool, answers))
+        except processes.LostProcess:
+            raise
+        except Exception as raised:  # the other processes would wait for this one
+            error = raised
+        text = None if error is None else cut(f"{type(error).__name__}: {error}", 300)
+        said = processes.exchange([asked, text])
+        if error is not None:
+            raise error
+        for number, (_, text) in enumerate(said):
+            if text is not None:
+                raise OutputError(f"A callback of process {number} has failed with {text}.")
+        return any(each[0] for each in said)
 
     def _progress(self, since: int, result: Callable[[], Result] | None) -> Progress:
         measure = self.program.federation.measures[0]
@@ -219,19 +242,14 @@ class ChunkRunner:
         self.collector.add(length, buffers, matrices, seconds)
         return seconds
 
-    def _pause(self, asked: bool, length: int) -> int:
-        """Writes a checkpoint where one is due, and notes that the simulation was asked to stop.
-
-        It ends where one process was asked to; for the rest the first one decides.
+    def _pause(self, length: int) -> int:
+        """Writes a checkpoint where one is due; the first process decides.
 
         Returns:
           Rounds of the next chunk.
         """
         due = self.checkpoints is not None and self.checkpoints.due()
-        said = processes.exchange([asked, due, length])
-        if any(each[0] for each in said):
-            self.stopped = ASKED
-        _, due, length = said[0]
+        due, length = processes.exchange([due, length])[0]
         last = self._extendable and self.done == self.program.rounds - 1
         if self.checkpoints is not None and (self.stopped or last or due):
             trees = {**self.program.saved(self.states), **self.collector.trees()}

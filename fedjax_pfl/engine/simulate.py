@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fedjax_pfl.core.algorithm import Algorithm
-from fedjax_pfl.engine.callbacks import Progress
+from fedjax_pfl.engine.callbacks import Callback, Progress
 from fedjax_pfl.engine.checkpoints import Checkpoints
 from fedjax_pfl.engine.simulation import Simulation
 from fedjax_pfl.federation.adaptation import Adaptation
@@ -25,7 +25,8 @@ def simulate(
     chunk: int | None = None,
     chunk_seconds: float = 2.0,
     matrix_rounds: Sequence[int] | None = None,
-    progress: Callable[[Progress], None] | bool | None = None,
+    progress: Callable[[Progress], None] | Callback | bool | None = None,
+    callbacks: Sequence[Callback] = (),
     checkpoints: Checkpoints | None = None,
     stop: Callable[[Progress], bool] | None = None,
     patience: int | None = None,
@@ -37,7 +38,7 @@ def simulate(
     Args:
       algorithm, federation, seeds, settings, eval_every, adapt, score_clients: see `Simulation`.
       rounds: communication rounds T.
-      chunk, chunk_seconds, matrix_rounds, progress, checkpoints, stop, patience: see
+      chunk, chunk_seconds, matrix_rounds, progress, callbacks, checkpoints, stop, patience: see
         `Simulation.run`.
 
     Returns:
@@ -46,7 +47,8 @@ def simulate(
     Raises:
       InputError: an argument can't be used, or the checkpoints are another simulation's; before
         anything is compiled.
-      OutputError: a checkpoint can't be written; those before it are kept.
+      OutputError: a checkpoint can't be written, or a callback of another process has failed; the
+        checkpoints before are kept.
     """
     simulation = Simulation(
         algorithm,
@@ -63,6 +65,7 @@ def simulate(
         chunk_seconds=chunk_seconds,
         matrix_rounds=matrix_rounds,
         progress=progress,
+        callbacks=callbacks,
         checkpoints=checkpoints,
         stop=stop,
         patience=patience,

@@ -1,6 +1,7 @@
 """A simulation as an object: check it, step through it, run it, continue it."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 from fedjax_pfl.core.algorithm import Algorithm
 from fedjax_pfl.engine import progress as engine_progress
 from fedjax_pfl.engine import request
-from fedjax_pfl.engine.callbacks import Progress
+from fedjax_pfl.engine.callbacks import Callback, Progress, on_run_end
 from fedjax_pfl.engine.checkpoints import Checkpoints
 from fedjax_pfl.engine.early_stopping import checked_patience
 from fedjax_pfl.engine.final_models import Final
@@ -31,7 +32,7 @@ from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.data_sharding import spread
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.results.result import Result
-from fedjax_pfl.utils.errors import InputError, require, require_whole
+from fedjax_pfl.utils.errors import InputError, require_whole
 from fedjax_pfl.utils.typing import Device, State, Tree
 
 # Rounds of a run that ends whenever its user likes; none of them is the last one.
@@ -197,7 +198,8 @@ class Simulation:
         chunk: int | None = None,
         chunk_seconds: float = 2.0,
         matrix_rounds: Sequence[int] | None = None,
-        progress: Callable[[Progress], None] | bool | None = None,
+        progress: Callable[[Progress], None] | Callback | bool | None = None,
+        callbacks: Sequence[Callback] = (),
         checkpoints: Checkpoints | None = None,
         stop: Callable[[Progress], bool] | None = None,
         patience: int | None = None,
@@ -210,40 +212,40 @@ class Simulation:
         Args:
           rounds: communication rounds T in all.
           chunk: rounds in one call of the program, at most. Between two calls measurements come to
-            the host, `progress` and `stop` are called and checkpoints are written. By default 1
-            with `stop`, else 50. No result depends on it.
+            the host, callbacks are called and checkpoints are written. By default 1 with `stop`
+            or `callbacks`, else 50. No result depends on it.
           chunk_seconds: chunks have fewer rounds where these take longer than this.
           matrix_rounds: rounds (counted from 1) whose mixing matrices are kept; by default the
             first, the middle and the last.
-          progress: called after each chunk with a `Progress`, whose `progress.result()` has all
-            measurements so far. True prints a line of text, which says first that the program
-            compiles; `LiveCurves().of(name)` also draws curves that grow, in a notebook.
+          progress: called with a `Progress` after each chunk; its `result()` has all measurements
+            so far. True prints a line of text, `LiveCurves().of(name)` also draws growing curves.
+          callbacks: objects with a method `on_round_end(progress)`, called after each chunk in
+            their order (see `Callback`); one that returns true ends the rounds as `stop` does.
+            An error in one ends the run, of all processes; earlier checkpoints are kept.
           checkpoints: where state and measurements are kept between chunks. A simulation that
             finds some continues from there, and ends with the same bits as one without
             interruption; also if they are of fewer rounds.
-          stop: called with a `Progress` after each chunk, which is one round unless `chunk` says
-            otherwise; once it returns true, a checkpoint is written and the rounds end.
+          stop: called with a `Progress` after each chunk but the last; once it returns true, a
+            checkpoint is written and the rounds end.
           patience: the rounds end after so many without a new best mean validation accuracy (or
             headline of another task), of any run (seed and setting). Which round that is depends
             on nothing but the measurements.
 
         Returns:
-          A `Result`; its arrays have the axes (seed, setting, round, client). Where the rounds
-          ended early it has those that were simulated, and `result.stopped` says why.
+          A `Result` with axes (seed, setting, round, client), of the rounds that were simulated;
+          `result.stopped` says why they ended early.
 
         Raises:
           InputError: an argument can't be used, the checkpoints are another simulation's, or
             `rounds` is not more than what an earlier call has simulated; before anything is
             compiled.
-          OutputError: a checkpoint can't be written; those before it are kept.
+          OutputError: a checkpoint can't be written, or a callback of another process has failed.
         """
         program = self._program(rounds, request.CHUNK if chunk is None else chunk)
         chunk_seconds = request.checked_seconds(chunk_seconds)
-        longest = 1 if stop is not None and chunk is None else None
-        request.check_stop(stop)
-        made = "a Checkpoints, or None"
-        fits = checkpoints is None or isinstance(checkpoints, Checkpoints)
-        require(fits, "checkpoints", checkpoints, made)
+        called = request.checked_callbacks(callbacks, stop)
+        longest = 1 if called and chunk is None else None
+        request.check_checkpoints(checkpoints)
         matrix_rounds = request.checked_matrix_rounds(matrix_rounds, rounds)
         patience = checked_patience(patience, self.algorithm, program.federation, program.adapt)
         past = self._past if checkpoints is None else None
@@ -252,16 +254,16 @@ class Simulation:
             if isinstance(past.program, OffloadedProgram):
                 raise InputError("With client_state='host' only checkpoints continue a simulation.")
         program = self._ready(program)
-        shown = engine_progress.shown(progress, self.algorithm.name)
         if isinstance(program, OffloadedProgram) and checkpoints is not None:
             program = replace(program, folder=checkpoints.folder)
+        called = [*engine_progress.shown(progress, self.algorithm.name), *called]
         chunks = ChunkRunner(program, matrix_rounds, checkpoints, patience, past)
         counted = cache(partial(count_flops, program.federation))
         so_far = partial(result_so_far, self.algorithm, self.seeds, self.settings, chunks, counted)
-        try:
-            chunks.run(chunk_seconds, shown, stop, so_far, longest)
-        finally:  # a callback may raise
-            engine_progress.end(shown)
+        with ExitStack() as ending:  # a callback may raise
+            for one in reversed(called):
+                ending.callback(on_run_end, one)
+            chunks.run(chunk_seconds, called, so_far, longest)
         self._past = chunks
         return replace(so_far(), final=Final(program, chunks.states, chunks.done))
 

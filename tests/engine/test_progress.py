@@ -48,11 +48,11 @@ def kernel(monkeypatch):
 
 def test_a_line_says_first_that_it_compiles(capsys):
     """In a file: at once, and at the end; what is between comes too soon."""
-    line = engine_progress.shown(True, "fedavg")
+    (line,) = engine_progress.shown(True, "fedavg")
     assert capsys.readouterr().out == "fedavg: compiling\n"
     for number in (1, 2, 3):
-        line(progress(number))
-    engine_progress.end(line)
+        line.on_round_end(progress(number))
+    line.on_run_end()
     text = "fedavg: round 3/3, accuracy 50.00 %, 0.50 rounds/s, 0:00 left\n"
     assert capsys.readouterr().out == text
 
@@ -92,10 +92,10 @@ def test_curves_grow_in_a_notebook(kernel, capsys):
     """Two simulations in one picture, the first of which is drawn anew each time."""
     curves = pfl.LiveCurves(every=0.0)
     for name in ("fedavg", "feddwa"):
-        callback = engine_progress.shown(curves.of(name), "unused")
+        (callback,) = engine_progress.shown(curves.of(name), "unused")
         for number in (1, 3):
-            callback(progress(number))
-        engine_progress.end(callback)
+            callback.on_round_end(progress(number))
+        callback.on_run_end()
     assert [what for what, _ in kernel] == ["new", "again", "again", "again"]
     assert all(image.startswith(b"\x89PNG") for _, image in kernel)
     assert kernel[1][1] != kernel[3][1]
@@ -104,11 +104,11 @@ def test_curves_grow_in_a_notebook(kernel, capsys):
     assert "\rfeddwa: round 3/3" in text and text.count("\n") == 2
 
 
-def test_other_callbacks_are_as_they_were():
-    assert (
-        engine_progress.shown(None, "fedavg") is None
-        and engine_progress.shown(False, "fedavg") is None
-    )
-    assert engine_progress.shown(print, "fedavg") is print
+def test_what_progress_may_be():
+    assert engine_progress.shown(None, "fedavg") == engine_progress.shown(False, "fedavg") == []
+    told = []
+    (callback,) = engine_progress.shown(told.append, "fedavg")
+    callback.on_round_end(progress(1))
+    assert [one.round for one in told] == [1]
     with pytest.raises(pfl.InputError, match="progress must be a function of a Progress"):
         engine_progress.shown("yes", "fedavg")

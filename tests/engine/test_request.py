@@ -31,6 +31,8 @@ def double_precision():
         ({"seeds": (0.5,)}, "seeds must be one or more whole numbers"),
         ({"seeds": (2**31,)}, "seeds must be one or more whole numbers"),
         ({"seeds": (3, 0, 3)}, r"seeds must be different numbers, got \(3, 0, 3\)"),
+        ({"callbacks": print}, "callbacks must be a list of objects with a method on_round_end"),
+        ({"callbacks": [print]}, "callbacks must be a list of objects .* got <built-in .*print"),
         ({"stop": True}, "stop must be a function of a Progress that returns a bool.* got True"),
         ({"stop": lambda: True}, "stop must be .* got one that can't take an argument"),
         ({"checkpoints": 5}, "checkpoints must be a Checkpoints, or None, got 5"),
