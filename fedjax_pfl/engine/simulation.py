@@ -35,8 +35,7 @@ from fedjax_pfl.results.result import Result
 from fedjax_pfl.utils.errors import InputError, require_whole
 from fedjax_pfl.utils.typing import Device, State, Tree
 
-# Rounds of a run that ends whenever its user likes; none of them is the last one.
-ENDLESS = 2**30
+ENDLESS = 2**30  # rounds of a run that its user ends; none of them is the last one
 
 
 @dataclass(frozen=True)
