@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedjax_pfl.data.files import as_path, save_arrays
-from fedjax_pfl.data.limits import require_memory
-from fedjax_pfl.data.partitions import statistics
+from fedjax_pfl.data.partitions import partition_checks, statistics
 from fedjax_pfl.data.partitions.held_out import held_out
 from fedjax_pfl.data.partitions.ragged import Lists, Ragged
 from fedjax_pfl.data.partitions.statistics import SPLITS
@@ -122,24 +121,14 @@ class Partition:
         Raises:
           InputError: labels outside 0..C-1, or fewer labels than the largest index needs.
         """
-        self._room_for(num_classes)
+        partition_checks.require_room(self, num_classes)
         ragged = self.split(split)
         owners, seen = ragged.owners(), self._labels(ragged, labels, num_classes)
         if self.label_map is not None:
-            self._check_label_map(num_classes)
+            partition_checks.check_label_map(self, num_classes)
             seen = np.asarray(self.label_map)[owners, seen]
         flat = np.bincount(owners * num_classes + seen, minlength=self.num_clients * num_classes)
         return flat.reshape(self.num_clients, num_classes)
-
-    def _check_label_map(self, num_classes: int) -> None:
-        wanted = (self.num_clients, num_classes)
-        label_map = np.asarray(self.label_map)
-        require(label_map.shape == wanted, "Label map", label_map.shape, f"{wanted}")
-        whole = label_map.dtype.kind in "iu"
-        require(whole, "Type of the label map", str(label_map.dtype), "integer")
-        low, high = int(label_map.min()), int(label_map.max())
-        inside = low >= 0 and high < num_classes
-        require(inside, "Label map", f"{low}..{high}", f"in 0..{num_classes - 1}")
 
     @staticmethod
     def _labels(ragged: Ragged, labels: ArrayLike, num_classes: int) -> np.ndarray:
@@ -241,30 +230,8 @@ class Partition:
             allow_overlap=True,
             names=tuple(names.tolist()),
         )
-        loaded._check_offsets()
+        partition_checks.check_offsets(loaded)
         return loaded
-
-    def _room_for(self, num_classes: int) -> None:
-        """Raises `InputError` where tables of clients and classes don't fit into memory."""
-        what = f"A table of {self.num_clients:,} clients and {num_classes:,} classes"
-        require_memory(what, 8 * self.num_clients * num_classes)
-
-    def _check_offsets(self) -> None:
-        for split in SPLITS:
-            idx, offsets = self.split(split)
-            name = f"Offsets of the {split} lists"
-            flat = idx.ndim == 1 and offsets.ndim == 1
-            require(flat, f"Shape of the {split} lists", (idx.shape, offsets.shape), "flat")
-            require(len(offsets) >= 2, name, len(offsets), "at least 2 numbers: 1 client or more")
-            same = len(offsets) == len(self.train.offsets)
-            require(same, name, len(offsets), f"{len(self.train.offsets)} numbers, as for training")
-            falls = np.flatnonzero(np.diff(offsets) < 0)[:1]
-            shown = [f"{offsets[k]}, then {offsets[k + 1]}" for k in falls]
-            require(not shown, name, shown, "non-decreasing")
-            ends = (int(offsets[0]), int(offsets[-1]))
-            require(
-                ends == (0, len(idx)), name, ends, f"from 0 to {len(idx)}, the number of indices"
-            )
 
     def validate(self, num_samples: int, num_classes: int, labels: ArrayLike) -> None:
         """Checks the partition against a pool.
@@ -279,40 +246,7 @@ class Partition:
             listed twice in one list, a label map of another shape or range, or, unless
             `allow_overlap`, a sample that is held more than once.
         """
-        self._check_offsets()
-        require_whole("num_classes", num_classes, 1)
-        self._room_for(num_classes)
-        labels = np.asarray(labels)
-        shape, kind = labels.shape, labels.dtype
-        require(shape == (num_samples,), "Shape of the labels", shape, f"({num_samples},)")
-        require(kind.kind in "iu", "Type of the labels", str(kind), "integer")
-        require(num_samples > 0, "Number of samples", num_samples, "at least 1")
-        low, high = int(np.min(labels)), int(np.max(labels))
-        inside = low >= 0 and high < num_classes
-        require(inside, "Labels", f"{low}..{high}", f"in 0..{num_classes - 1}")
-        for split in SPLITS:
-            ragged = self.split(split)
-            outside = ragged.idx[(ragged.idx < 0) | (ragged.idx >= num_samples)]
-            shown = int(outside[0]) if len(outside) else None
-            require(shown is None, f"Sample indices ({split})", shown, f"in 0..{num_samples - 1}")
-            keys = np.sort(ragged.owners() * num_samples + ragged.idx)
-            twice = keys[1:][keys[1:] == keys[:-1]]
-            if len(twice):
-                client, sample = divmod(int(twice[0]), num_samples)
-                raise InputError(f"Sample {sample} is listed twice in {split} of client {client}.")
-        if self.label_map is not None:
-            self._check_label_map(num_classes)
-        held = np.flatnonzero(statistics.holders(self) > 1)
-        if len(held) and not self.allow_overlap:
-            places = [
-                f"{split} of client {client}"
-                for split in SPLITS
-                for client in self.split(split).owners()[self.split(split).idx == held[0]]
-            ]
-            raise InputError(
-                f"Sample {held[0]} is held more than once ({' and '.join(places[:3])}), which rule "
-                f"{self.rule!r} doesn't allow; {len(held)} samples are."
-            )
+        partition_checks.validate(self, num_samples, num_classes, labels)
 
     def overlaps(self) -> tuple[int, int]:
         """Samples held by more than one client, and (client, sample) pairs in two of its splits."""

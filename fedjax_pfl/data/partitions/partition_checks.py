@@ -1,0 +1,91 @@
+"""Checks of partitions: offsets, label maps, indices and overlap."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedjax_pfl.data.limits import require_memory
+from fedjax_pfl.data.partitions import statistics
+from fedjax_pfl.data.partitions.statistics import SPLITS
+from fedjax_pfl.utils.errors import InputError, require, require_whole
+
+if TYPE_CHECKING:
+    from fedjax_pfl.data.partitions.partition import Partition
+
+
+def validate(partition: Partition, num_samples: int, num_classes: int, labels: ArrayLike) -> None:
+    """Checks a partition against a pool; see `Partition.validate`."""
+    check_offsets(partition)
+    require_whole("num_classes", num_classes, 1)
+    require_room(partition, num_classes)
+    labels = np.asarray(labels)
+    shape, kind = labels.shape, labels.dtype
+    require(shape == (num_samples,), "Shape of the labels", shape, f"({num_samples},)")
+    require(kind.kind in "iu", "Type of the labels", str(kind), "integer")
+    require(num_samples > 0, "Number of samples", num_samples, "at least 1")
+    low, high = int(np.min(labels)), int(np.max(labels))
+    inside = low >= 0 and high < num_classes
+    require(inside, "Labels", f"{low}..{high}", f"in 0..{num_classes - 1}")
+    for split in SPLITS:
+        ragged = partition.split(split)
+        outside = ragged.idx[(ragged.idx < 0) | (ragged.idx >= num_samples)]
+        shown = int(outside[0]) if len(outside) else None
+        require(shown is None, f"Sample indices ({split})", shown, f"in 0..{num_samples - 1}")
+        keys = np.sort(ragged.owners() * num_samples + ragged.idx)
+        twice = keys[1:][keys[1:] == keys[:-1]]
+        if len(twice):
+            client, sample = divmod(int(twice[0]), num_samples)
+            raise InputError(f"Sample {sample} is listed twice in {split} of client {client}.")
+    if partition.label_map is not None:
+        check_label_map(partition, num_classes)
+    held = np.flatnonzero(statistics.holders(partition) > 1)
+    if len(held) and not partition.allow_overlap:
+        places = [
+            f"{split} of client {client}"
+            for split in SPLITS
+            for client in partition.split(split).owners()[partition.split(split).idx == held[0]]
+        ]
+        raise InputError(
+            f"Sample {held[0]} is held more than once ({' and '.join(places[:3])}), which rule "
+            f"{partition.rule!r} doesn't allow; {len(held)} samples are."
+        )
+
+
+def check_offsets(partition: Partition) -> None:
+    """Raises `InputError` unless the offsets describe N lists for each split."""
+    for split in SPLITS:
+        idx, offsets = partition.split(split)
+        name = f"Offsets of the {split} lists"
+        flat = idx.ndim == 1 and offsets.ndim == 1
+        require(flat, f"Shape of the {split} lists", (idx.shape, offsets.shape), "flat")
+        require(len(offsets) >= 2, name, len(offsets), "at least 2 numbers: 1 client or more")
+        lists = len(partition.train.offsets)
+        require(
+            same, name, len(offsets), f"{len(partition.train.offsets)} numbers, as for training"
+        )
+        falls = np.flatnonzero(np.diff(offsets) < 0)[:1]
+        shown = [f"{offsets[k]}, then {offsets[k + 1]}" for k in falls]
+        require(not shown, name, shown, "non-decreasing")
+        ends = (int(offsets[0]), int(offsets[-1]))
+        require(ends == (0, len(idx)), name, ends, f"from 0 to {len(idx)}, the number of indices")
+
+
+def check_label_map(partition: Partition, num_classes: int) -> None:
+    """Raises `InputError` unless the label map is [N, C] with labels in 0..C-1."""
+    wanted = (partition.num_clients, num_classes)
+    label_map = np.asarray(partition.label_map)
+    require(label_map.shape == wanted, "Label map", label_map.shape, f"{wanted}")
+    whole = label_map.dtype.kind in "iu"
+    require(whole, "Type of the label map", str(label_map.dtype), "integer")
+    low, high = int(label_map.min()), int(label_map.max())
+    inside = low >= 0 and high < num_classes
+    require(inside, "Label map", f"{low}..{high}", f"in 0..{num_classes - 1}")
+
+
+def require_room(partition: Partition, num_classes: int) -> None:
+    """Raises `InputError` where tables of clients and classes don't fit into memory."""
+    what = f"A table of {partition.num_clients:,} clients and {num_classes:,} classes"
+    require_memory(what, 8 * partition.num_clients * num_classes)
