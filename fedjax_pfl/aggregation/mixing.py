@@ -199,6 +199,41 @@ def weighted_sum(weights: PerMember, senders: Stack, onto: Tree) -> Tree:
     return tree.unflatten(map(received, leaves, tree.flatten_up_to(onto)))
 
 
+def masked_average(weights: PerMember, models: Stack, masks: Tree) -> Stack:
+    """Averages the elements that clients share, each over those that share it, [M, ...].
+
+    An element e of client i with masks[i, e] becomes sum_j w_j masks[j, e] models[j, e] divided by
+    sum_j w_j masks[j, e]; its other elements, and elements that nobody with weight shares, stay as
+    they are. With masks of ones it is the weighted average, with zeros nothing changes.
+
+    Args:
+      weights: w, non-negative [M]; models of weight 0, such as non-finite ones, enter no average.
+      models: [M, ...].
+      masks: a tree like one of `models`, or a prefix of it, whose leaves are broadcast to [M, ...];
+        non-zero entries are shared. Leaves that are no floats stay.
+
+    Raises:
+      InputError: a mask that cannot be broadcast to its leaf.
+    """
+    masks = jax.tree.broadcast(masks, models)
+
+    def average(leaf, mask):
+        shapes = jnp.shape(mask), leaf.shape
+        fits = len(shapes[0]) <= len(shapes[1])
+        ends = zip(reversed(shapes[0]), reversed(shapes[1]), strict=False)
+        fits = fits and all(one in (1, other) for one, other in ends)
+        require(fits, "Shape of a mask", shapes[0], f"one that is broadcast to {shapes[1]}")
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            return leaf
+        shared = jnp.broadcast_to(jnp.asarray(mask) != 0, leaf.shape)
+        weight = jnp.where(shared, trees.expand_to(leaf, weights.astype(leaf.dtype)), 0)
+        total = jnp.sum(weight, axis=0)
+        mean = ratio(jnp.sum(weight * jnp.where(weight > 0, leaf, 0), axis=0), total)
+        return jnp.where(shared & (total > 0), mean, leaf)
+
+    return jax.tree.map(average, streamed.here(models), masks)
+
+
 def combine(weights: PerMember, senders: Stack) -> Tree:
     """sum_j weights[j] senders_j of a stack [B, ...], for any real weights [B]."""
 

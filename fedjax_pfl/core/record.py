@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_pfl.federation.participation import Cohort
-from fedjax_pfl.utils.errors import require
+from fedjax_pfl.utils.errors import require, require_whole
 from fedjax_pfl.utils.structs import struct
 
 
@@ -99,6 +99,13 @@ def recorded(
         down=copies(down),
         matrices={name: full(matrix) for name, matrix in matrices.items()},
     )
+
+
+def packed(values: int | jax.Array, bits: int, width: int) -> int | jax.Array:
+    """Numbers of `width` bits that hold `values` of `bits` bits each; see `Context.numbers_of`."""
+    require_whole("bits", bits, 1)
+    # Whole groups of `width` values first: values * bits may exceed int32.
+    return values // width * bits + -(-(values % width) * bits // width)
 
 
 def self_weights(

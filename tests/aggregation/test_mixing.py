@@ -259,3 +259,66 @@ def test_check():
 def test_check_names_the_row_sum_it_found():
     with pytest.raises(InputError, match=r"got 0\.25"):
         mixing.check(np.array([[0.25, 0.0]]))
+
+
+def masked_reference(weights, leaf, mask):
+    """Float64 loops over clients and elements."""
+    out = leaf.astype(float).copy()
+    for at in np.ndindex(leaf.shape[1:]):
+        top = bottom = 0.0
+        for j, weight in enumerate(weights):
+            if mask[(j, *at)] and weight > 0:
+                top += weight * float(leaf[(j, *at)])
+                bottom += weight
+        for i in range(len(leaf)):
+            if mask[(i, *at)] and bottom > 0:
+                out[(i, *at)] = top / bottom
+    return out
+
+
+@jax.jit
+def masked(weights, models, masks):
+    return mixing.masked_average(weights, models, masks)
+
+
+def masked_case():
+    rng = np.random.default_rng(0)
+    models = {
+        "w": rng.normal(size=(4, 3, 2)).astype(np.float32),
+        "steps": np.arange(4, dtype=np.int32),
+    }
+    masks = {"w": rng.random((4, 3, 2)) < 0.6, "steps": np.ones(4, bool)}
+    masks["w"][:, 0, 0] = False  # nobody shares it
+    masks["w"][:, 1, 1] = [True, False, False, False]  # only one of weight 0 shares it
+    return np.array([0, 3, 5, 2], np.float32), models, masks
+
+
+def test_masked_average_is_its_reference_and_leaves_out_non_finite_models():
+    weights, models, masks = masked_case()
+    models["w"][0, 1:] = np.nan
+    masks["w"][0, 2] = True  # it receives what the others share
+    found = masked(weights, models, masks)
+    close(found["w"], masked_reference(weights, models["w"], masks["w"]))
+    assert np.isfinite(found["w"][0, 2]).all()
+    np.testing.assert_array_equal(found["steps"], models["steps"])
+
+
+def test_masked_average_of_all_elements_and_of_none():
+    weights, models, masks = masked_case()
+    whole = masked(weights, models, jax.tree.map(np.ones_like, masks))["w"]
+    mean = mixing.weighted_sum(weights / weights.sum(), models, models)["w"]
+    close(whole, np.broadcast_to(mean, whole.shape))
+    none = masked(weights, models, jax.tree.map(np.zeros_like, masks))["w"]
+    np.testing.assert_array_equal(none, models["w"])
+    nobody = masked(0 * weights, models, masks)["w"]
+    np.testing.assert_array_equal(nobody, models["w"])
+
+
+def test_masks_are_broadcast_or_refused():
+    weights, models, _ = masked_case()
+    of_column = np.array([True, False])
+    found = masked(weights, models, {"w": of_column, "steps": False})["w"]
+    wanted = np.broadcast_to(of_column, found.shape)
+    close(found, masked_reference(weights, models["w"], wanted))
+    with pytest.raises(InputError, match=r"Shape of a mask .*\(4, 3, 2\), got \(5,\)"):
+        masked(weights, models, {"w": np.ones(5), "steps": True})

@@ -188,3 +188,16 @@ def test_copies_are_whole_numbers():
         ctx.record(cohort, clients={"spread": jnp.zeros((3, 2))})
     with pytest.raises(pfl.InputError, match=r"Shape of scalars\['mean'\] must be \(\)"):
         ctx.record(cohort, scalars={"mean": jnp.zeros(2)})
+
+
+def test_numbers_of_sparse_and_quantised_uploads():
+    federation = toy_federation(dtype="float32")
+    key = jax.random.key(0)
+    cohort = federation.participation.cohort(key, 0, federation.data.ids)
+    ctx = pfl.Context(federation, key, jnp.int32(0), jnp.int32(1), cohort)
+    assert [ctx.numbers_of(values, 8) for values in (0, 1, 4, 5)] == [0, 1, 1, 2]
+    sparse = ctx.numbers_of(jnp.array([0, 3, 2**30 + 7], jnp.int32), 33)
+    wanted = [-(-values * 33 // 32) for values in (0, 3, 2**30 + 7)]
+    np.testing.assert_array_equal(sparse, wanted)  # values * bits would overflow
+    with pytest.raises(pfl.InputError, match="bits"):
+        ctx.numbers_of(4, 0)
