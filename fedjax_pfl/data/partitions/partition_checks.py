@@ -63,9 +63,8 @@ def check_offsets(partition: Partition) -> None:
         require(flat, f"Shape of the {split} lists", (idx.shape, offsets.shape), "flat")
         require(len(offsets) >= 2, name, len(offsets), "at least 2 numbers: 1 client or more")
         lists = len(partition.train.offsets)
-        require(
-            same, name, len(offsets), f"{len(partition.train.offsets)} numbers, as for training"
-        )
+        fits = len(offsets) == lists
+        require(fits, name, len(offsets), f"{lists} numbers, as for training")
         falls = np.flatnonzero(np.diff(offsets) < 0)[:1]
         shown = [f"{offsets[k]}, then {offsets[k + 1]}" for k in falls]
         require(not shown, name, shown, "non-decreasing")
