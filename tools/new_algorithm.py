@@ -19,6 +19,11 @@ FILES = {
     "test": "tests/algorithms/test_{name}.py",
     "page": "docs/algorithms/{name}.md",
 }
+SEES = {
+    "nothing": "nothing",
+    "sums": "weighted sums of uploads, as secure aggregation gives them",
+    "models": "single models, updates or their products",
+}
 # Where a line goes: file, the text that it stands before, the line.
 LINES = (
     ("fedjax_pfl/algorithms/__init__.py", "from fedjax_pfl.algorithms.ifca",
@@ -70,7 +75,13 @@ def lists(root: Path) -> dict[Path, str]:
     total = str(len(pfl.ALGORITHMS))
     known = sorted(pfl.ALGORITHMS.items())
     shared = ", ".join(f"`{name}`" for name, one in known if one.batch_norm == "shared")
+    seen = "".join(
+        f"| {text} | {', '.join(f'`{name}`' for name, one in known if one.sees == kind)} |\n"
+        for kind, text in SEES.items()
+    )
+    head = re.escape("| What | Algorithms |\n|---|---|\n")
     rules = (
+        ("docs/algorithms/README.md", rf"(?<={head})(\|.*\n)*", seen),
         ("README.md", r"\d+(?= algorithms\b)", total),
         ("docs/comparison.md", r"(?<=\| Personalized algorithms \| \d\d of )\d+", total),
         ("docs/models.md", r'(?<=\| `"shared"` \(the default of ).*?(?=\))', shared),

@@ -101,6 +101,7 @@ class FedAvgAsync(Algorithm):
     """FedAvg of all uploads that arrive, late ones unchanged ("FedAvg (Async)")."""
 
     batch_norm = "shared"
+    sees = "sums"
 
     def check(self, federation):
         self.check_whole_models(federation)

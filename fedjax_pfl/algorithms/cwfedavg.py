@@ -63,6 +63,10 @@ class CwFedAvg(Algorithm):
     shares: Literal["norms", "labels"] = static(default="norms")
     score_class_models: bool = static(default=False)
 
+    @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
+    def channels(self) -> tuple[str, ...]:
+        return ("the shares of its classes",) if self.shares == "labels" else ()
+
     def validate(self):
         require(self.wdr_weight >= 0, "wdr_weight", self.wdr_weight, "at least 0")
 

@@ -53,6 +53,7 @@ class FedAvg(Algorithm):
     """
 
     batch_norm = "shared"
+    sees = "sums"
 
     def init(self, ctx: Context) -> State:
         server, private = ctx.plan.split(ctx.initial_model())

@@ -57,6 +57,7 @@ class FedProto(Algorithm):
     """
 
     needs_classes = True
+    sees = "sums"
 
     weight: float = 1.0
     distance: Literal["matched", "batch", "class_means"] = static(default="matched")

@@ -36,6 +36,7 @@ class FedUpdate(Algorithm):
     """
 
     batch_norm = "shared"
+    sees = "sums"
 
     fine_tune_steps: int = static(default=1)
     discard_fine_tuned: bool = static(default=False)

@@ -56,6 +56,7 @@ class Ifca(Algorithm):
     """
 
     batch_norm = "shared"
+    sees = "sums"
     channels = ("the choice of a cluster",)
 
     clusters: int = static(default=2)

@@ -115,7 +115,7 @@ class L2C(Algorithm):
         learnt, (steps, mean, square), counted = carry
         kept = {"models": models, "active": active, "steps": steps, "mean": mean, "square": square}
         kept = {name: cohort.scatter(getattr(state, name), new) for name, new in kept.items()}
-        state = replace(state, **kept, **source.kept(cohort, state, learnt))
+        state = replace(state, **kept, **source.kept(ctx, cohort, state, learnt))
         took_part = cohort.mask | cohort.diverged
         return state, ctx.record(
             cohort.counted(counted),

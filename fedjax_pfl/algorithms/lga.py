@@ -44,6 +44,8 @@ class Lga(FedAvgAsync):
       raw_cosine: S in place of S~ in the prediction, as in the published code.
     """
 
+    sees = "models"
+
     stage: Literal["tensor", "blocks", "stages", "model"] = static(default="tensor")
     base: Literal["current", "begun"] = static(default="current")
     raw_cosine: bool = static(default=False)

@@ -24,6 +24,8 @@ class Local(Algorithm):
         algorithms; a late client trains in its punctual rounds.
     """
 
+    sees = "nothing"
+
     who: Literal["everyone", "drawn"] = static(default="everyone")
 
     def remarks(self, federation):

@@ -91,7 +91,7 @@ class Sfl(Algorithm):
 
     @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
     def channels(self) -> tuple[str, ...]:
-        by_labels = self.graph == "labels" and self.relation is None
+        by_labels = self.graph != "neighbours" and self.relation is None
         return ("its labels",) if by_labels else ()
 
     def remarks(self, federation):

@@ -62,6 +62,8 @@ class WeightErosion(ForAlice, fedavg.FedAvg):
       size_penalty: p_s; WAFFLE's paper does not state it: 0.
     """
 
+    sees = "models"
+
     alice: int = 0
     distance_penalty: float = PUBLISHED
     size_penalty: float = 0.0

@@ -5,7 +5,7 @@ fields are traced, so that they can be swept inside one compiled program, unless
 """
 
 from dataclasses import fields, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +42,8 @@ class Algorithm:
         are new clients without any.
       depends_on_num_rounds: whether a round depends on how many rounds the run has; only then may
         it read `ctx.num_rounds`. A run that gets more rounds begins again.
+      sees: what the server needs of uploads: "nothing", "sums" (one or several weighted sums, as
+        secure aggregation gives them), or single "models".
       channels: what members tell the server beside their uploads (`Context.upload`), such as
         ("class counts",). Noise and compression of uploads do not reach it.
       needs_classes: whether it uses the class of each sample; a federation whose samples have
@@ -59,6 +61,7 @@ class Algorithm:
     validates: ClassVar[bool] = False
     needs_classes: ClassVar[bool] = False
     depends_on_num_rounds: ClassVar[bool] = False
+    sees: ClassVar[Literal["nothing", "sums", "models"]] = "models"
     channels: ClassVar[tuple[str, ...]] = ()
 
     def sharing(self) -> Rule:

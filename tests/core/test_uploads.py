@@ -10,7 +10,9 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.federation.uploads import FreeRiders
 from fedjax_pfl.testing import check_algorithm
-from fedjax_pfl.testing.toys import run_rounds, toy_federation
+from fedjax_pfl.testing.suite import CHECKS
+from fedjax_pfl.testing.toys import assert_close, run_rounds, toy_federation, toy_for
+from fedjax_pfl.utils.structs import by_field
 
 
 @pfl.struct
@@ -92,6 +94,74 @@ def test_free_riders_send_what_the_server_holds():
 
     jax.tree.map(pieces, states[1].server, alone[1].server, plain[1].server, plain[0].server)
     assert not np.allclose(*(jax.tree.leaves(s[1].server)[0] for s in (states, plain)))
+
+
+@pfl.struct
+class Exchanged(FreeRiders):
+    """Two clients' models change such that a weighted sum of all stays the same."""
+
+    shares: jax.Array  # [2]
+
+    def __call__(self, sent, reference, cohort, what):
+        if what != "model":
+            return sent
+        signed = jnp.array([1.0, -1.0]) / self.shares
+        moved = jnp.where(cohort.ids[:, None] == self.ids, signed, 0).sum(axis=1)
+        return jax.tree.map(lambda leaf: leaf + pfl.trees.expand_to(leaf, moved), sent)
+
+
+OPTIONS = [
+    ("l2c", {"weights": "attention"}),
+    ("feddwa", {"guidance": "full_gradient"}),
+    ("feddwa", {"guidance": "last"}),
+    ("feddwa", {"guidance": "extrapolate"}),
+    ("spfl", {"weighting": "paper"}),
+    ("lg_fedavg", {"warm_rounds": 2}),
+    ("waffle", {"distance": "gradient"}),
+    ("fedasync", {"mode": "original"}),
+    ("fedproto", {"moment": "last_epoch"}),
+    ("pfedhn", {"form": "mean_vjp"}),
+    ("sfl", {"graph": "neighbours"}),
+    ("fedala", {"who": "selected"}),
+    ("apple", {"initial": "independent"}),
+]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("name", "options"), OPTIONS)
+def test_options_send_through_it_too(name, options):
+    made = pfl.make_algorithm(name, options)
+    with jax.enable_x64(True):
+        assert not made.channels
+        CHECKS["uploads"](made)
+
+
+def test_options_that_tell_the_server_more():
+    assert pfl.make_algorithm("cwfedavg", {"shares": "labels"}).channels
+    assert pfl.make_algorithm("sfl", {"graph": "learned"}).channels
+    assert pfl.make_algorithm("sfl").channels and pfl.make_algorithm("ifca").channels
+
+
+SUMS = [name for name, cls in sorted(pfl.ALGORITHMS.items()) if cls.sees == "sums"]
+SEVERAL = ("fedproto", "ifca")  # sums, of classes and of clusters
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", sorted({*SUMS} - {*SEVERAL}))
+def test_a_server_that_needs_sums_is_the_same_for_equal_sums(name):
+    made = pfl.make_algorithm(name)
+    with jax.enable_x64(True):
+        plain = toy_for(made)
+        (start, wanted), (record,) = run_rounds(made, plain, 1)
+        (weights,) = record["matrices"].values()
+        pair = jnp.array([0, 2])
+        stage = Exchanged(pair, jnp.asarray(weights.reshape(-1))[pair])
+        (_, found), _ = run_rounds(made, replace(plain, uploads=stage), 1)
+    servers = [by_field(lambda value, axes: value if axes == 0 else None, one)
+               for one in (start, wanted, found)]  # fmt: skip
+    assert_close(servers[2], servers[1], "the server's state of equal sums")
+    first = [jax.tree.leaves(one)[0] for one in servers[:2]]
+    assert not np.allclose(*first)
 
 
 @pfl.struct

@@ -11,7 +11,7 @@ from jax.flatten_util import ravel_pytree
 
 from fedjax_pfl.aggregation import mixing, products, similarity
 from fedjax_pfl.utils import keys, trees
-from fedjax_pfl.utils.structs import per_client, per_pair, per_server, struct
+from fedjax_pfl.utils.structs import Broadcast, per_client, per_pair, per_server, struct
 from fedjax_pfl.utils.typing import Stack
 
 WIDTHS = (10, 20)  # of the attention's layers, as in the authors' later code
@@ -63,7 +63,7 @@ class Logits:
         """Like `learnt`, by the slopes [M, M] of the members' logits."""
         return jnp.zeros_like(learnt).at[:, self.rows].set(slopes)
 
-    def kept(self, cohort, state, learnt):
+    def kept(self, ctx, cohort, state, learnt):
         """The fields of the state that remember what was learnt."""
         return {"logits": cohort.scatter(state.logits, learnt)}
 
@@ -119,9 +119,10 @@ class Attention:
 
         return self._each(back, learnt, slopes)
 
-    def kept(self, cohort, state, learnt):
+    def kept(self, ctx, cohort, state, learnt):
         shares = mixing.normalize(cohort.mask.astype(state.logits.dtype))
-        encoder = mixing.weighted_sum(shares, learnt, onto=state.encoder)
+        sent = ctx.upload(learnt, Broadcast(state.encoder), "encoder")
+        encoder = mixing.weighted_sum(shares, sent, onto=state.encoder)
         return {"encoder": encoder, "logits": cohort.scatter(state.logits, self.logits)}
 
     def _each(self, fn, *operands):
