@@ -72,8 +72,9 @@ def lists(root: Path) -> dict[Path, str]:
     """The pages that count or list algorithms, as the registry has it: their text by path."""
     import fedjax_pfl as pfl  # of the root that runs this
 
-    total = str(len(pfl.ALGORITHMS))
-    known = sorted(pfl.ALGORITHMS.items())
+    every = sorted(pfl.ALGORITHMS.items())
+    known = [pair for pair in every if pair[1].__module__.startswith("fedjax_pfl.")]
+    total = str(len(known))
     shared = ", ".join(f"`{name}`" for name, one in known if one.batch_norm == "shared")
     seen = "".join(
         f"| {text} | {', '.join(f'`{name}`' for name, one in known if one.sees == kind)} |\n"
