@@ -6,7 +6,7 @@ from matplotlib import pyplot
 
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.partitions.rule_registry import make_partition
-from fedjax_pfl.data.sources.source_registry import dataset_from_arrays
+from fedjax_pfl.data.sources.source_registry import dataset_from_arrays, load_dataset
 from fedjax_pfl.results import partition_plots as plots
 from fedjax_pfl.utils.errors import InputError
 
@@ -114,3 +114,11 @@ def test_no_global_state_and_empty_clients():
     plots.size_bars(p)
     plots.comparison({"x": p}, DATA[2].labels, 2)
     assert pyplot.get_fignums() == []
+
+
+def test_a_partition_plots_itself():
+    dataset = load_dataset("digits")
+    partition = make_partition("dirichlet", dataset, 5, 0)
+    by_class, sizes = partition.plot(dataset), partition.plot(title="Mine")
+    assert len(by_class.axes) == 3 and by_class.axes[1].get_ylabel() == "class"
+    assert len(sizes.axes) == 1 and sizes.get_suptitle().startswith("Mine")

@@ -5,7 +5,7 @@ import io
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -19,6 +19,11 @@ from fedjax_pfl.data.places import read_npz
 from fedjax_pfl.data.whole_files import writing
 from fedjax_pfl.utils.conversions import is_list
 from fedjax_pfl.utils.errors import InputError, require, require_name, require_whole
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from fedjax_pfl.data.dataset import Dataset
 
 _FILE_KEYS = {"train": "train", "test": "test", "validation": "val"}
 _NAMES = "client_names"
@@ -259,6 +264,21 @@ class Partition:
     def summary(self) -> str:
         """Five lines for people: rule, sizes of training, test and validation, overlap and hash."""
         return statistics.summary(self)
+
+    def plot(self, dataset: "Dataset | None" = None, title: str | None = None) -> "Figure":
+        """A picture of the clients: samples by client and class, or without `dataset` their sizes.
+
+        Args:
+          dataset: whose pool the indices are into.
+          title: of the figure; the rule's name by default.
+        """
+        from fedjax_pfl.results import partition_plots  # matplotlib is slow to import
+
+        if dataset is None:
+            return partition_plots.size_bars(self, title)
+        labels = dataset.labels
+        names = dataset.class_names or None
+        return partition_plots.heatmap(self, labels, dataset.num_classes, title, names)
 
     def split_validation(self, fraction: float, seed: int) -> "Partition":
         """Moves a random part of each client's training samples to validation.
