@@ -28,7 +28,7 @@ from fedjax_pfl.data.whole_files import there, writing
 from fedjax_pfl.results import partition_plots as plots
 
 from .cli import flagfiles, foreign_data, plugins, shell
-from .cli.build import load_dataset, num_clients
+from .cli.data_flags import load_dataset, num_clients
 from .cli.flagfiles import FlagValues, value_of
 from .cli.flags import RULE_OPTION
 from .cli.pairs import name_and_value

@@ -10,7 +10,7 @@ from pathlib import Path
 import matplotlib.figure
 
 import fedjax_pfl as pfl
-from experiments.cli import build, shell
+from experiments.cli import data_flags, shell
 from experiments.outputs.run_files import aside
 from fedjax_pfl.results import partition_plots as plots
 from tools import settings_table
@@ -90,7 +90,7 @@ def figures() -> dict[str, matplotlib.figure.Figure]:
 def _deal(name: str, *words: str) -> tuple[pfl.Dataset, pfl.Partition]:
     args = settings_table.read(name, *words).args
     dataset = settings_table.stand_in(args.dataset)
-    return dataset, build.make_partition(args, dataset)
+    return dataset, data_flags.make_partition(args, dataset)
 
 
 def _row(dealt: dict[str, tuple[pfl.Dataset, pfl.Partition]], title: str):

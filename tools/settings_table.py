@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 import fedjax_pfl as pfl
-from experiments.cli import build, flags, pairs, presets, shell
+from experiments.cli import data_flags, flags, pairs, presets, shell
 from experiments.outputs import run_files
 from experiments.reproduction.published import KINDS
 from fedjax_pfl.models.networks import make_model
@@ -118,7 +118,7 @@ def _counted(shape: tuple[int, ...], classes: int, model: str, initializer: str,
 def got(preset: Preset) -> str:
     """Samples and classes of the clients, and parameters, at the data set's full size."""
     dataset = stand_in(preset.args.dataset)
-    partition = build.make_partition(preset.args, dataset)
+    partition = data_flags.make_partition(preset.args, dataset)
     counted = (dataset.labels, dataset.num_classes)
     held = sum(partition.class_counts(*counted, split) for split in ("train", "test"))
     numbers = [_spread(partition.sizes(split)) for split in ("train", "test")]

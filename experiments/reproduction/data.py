@@ -5,7 +5,7 @@ import numpy as np
 
 import fedjax_pfl as pfl
 
-from ..cli import build
+from ..cli import data_flags
 from .published import KINDS
 
 # Only the total of these is known, see `published`.
@@ -22,7 +22,7 @@ def trouble(args: absl.flags.FlagValues, complete: bool) -> tuple[str | None, st
       complete: whether all of the data set is needed.
     """
     try:
-        dataset = build.load_dataset(args)
+        dataset = data_flags.load_dataset(args)
     except pfl.InputError as error:
         return str(error), None
     kind = KINDS.get(args.dataset)

@@ -12,7 +12,7 @@ import numpy as np
 import fedjax_pfl as pfl
 from fedjax_pfl.engine.costs import step_flops
 
-from ..cli import build, flags
+from ..cli import build, data_flags, flags
 from ..figures.runs import read
 from .entries import Section
 from .planning import Command
@@ -115,7 +115,7 @@ def _round(words: tuple[str, ...]) -> float | None:
     more = {"num_classes": len(kind.train), "vocab_size": kind.vocab_size}
     dataset = pfl.dataset_from_arrays(args.dataset, *parts, **more)
     each = _step(args, kind)
-    count = steps(args, held(build.make_partition(args, dataset))).sum()
+    count = steps(args, held(data_flags.make_partition(args, dataset))).sum()
     return None if each is None else float(count) * each
 
 

@@ -12,7 +12,7 @@ import absl.flags
 
 import fedjax_pfl as pfl
 
-from ..cli import build, flags, resume
+from ..cli import build, data_flags, flags, resume
 from ..cli.flagfiles import runs_code
 from . import blank, kept
 from .data import trouble
@@ -85,7 +85,7 @@ class Cell:
 def _loaded(name: str, data_dir: str | None, options: tuple[str, ...]) -> pfl.Dataset:
     words = [f"--dataset={name}", *(f"--data_option={option}" for option in options)]
     words += [] if data_dir is None else [f"--data_dir={data_dir}"]
-    return build.load_dataset(flags.parse(["run", *words]))
+    return data_flags.load_dataset(flags.parse(["run", *words]))
 
 
 @dataclass(frozen=True)

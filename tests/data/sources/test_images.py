@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from experiments.cli import build, flags
+from experiments.cli import data_flags, flags
 from fedjax_pfl.data import image_decoding, limits
 from fedjax_pfl.data.sources.source_registry import load_dataset
 from fedjax_pfl.utils.errors import InputError
@@ -218,9 +218,9 @@ def test_sizes_on_the_command_line(tmp_path):
     class_folders(tmp_path)
     words = ["run", f"--dataset=folder:{tmp_path}", "--data_option=channels=1"]
     args = flags.parse([*words, "--data_option=image_size=3x8"])
-    assert build.load_dataset(args).input_shape == (3, 8, 1)
+    assert data_flags.load_dataset(args).input_shape == (3, 8, 1)
     args = flags.parse([*words, "--data_option=image_size=6"])
-    assert build.load_dataset(args).input_shape == (6, 6, 1)
+    assert data_flags.load_dataset(args).input_shape == (6, 6, 1)
     with pytest.raises(InputError, match=r"channels must be 1 .* got True"):
         load_dataset("folder", tmp_path, channels=True)
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from experiments.cli import build, flags
+from experiments.cli import data_flags, flags
 from fedjax_pfl.data.sources.source_registry import DATASETS, load_dataset
 from fedjax_pfl.utils.errors import InputError
 from tests.data.sources.test_images import colour, png
@@ -93,7 +93,7 @@ def test_columns_whose_names_read_like_numbers(tmp_path):
     options = ("image_column=0", "label_column=1.50", "image_size=4")
     words = [f"--data_option={option}" for option in options]
     args = flags.parse(["run", "--dataset=parquet", f"--data_dir={tmp_path}", *words])
-    assert build.load_dataset(args).input_shape == (4, 4, 3)
+    assert data_flags.load_dataset(args).input_shape == (4, 4, 3)
 
 
 def test_bad_parquet_files(tmp_path):

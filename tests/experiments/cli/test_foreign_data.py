@@ -4,7 +4,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments import run
-from experiments.cli import build, flags, resume
+from experiments.cli import build, data_flags, flags, resume
 from fedjax_pfl.data.partitions.flbench import FLBENCH_EXPORT
 from fedjax_pfl.data.pfllib_files import PFLLIB_EXPORT
 from tests.data.partitions.test_foreign import exported, write_flbench
@@ -68,7 +68,7 @@ def test_names_of_data_sets_are_no_folders(folder, monkeypatch):
     folder.rename(folder.parent / "digits")
     assert parsed("--dataset=digits").dataset == "digits"
     with pytest.raises(pfl.InputError, match="Unknown data set"):
-        build.load_dataset(parsed("--dataset=nowhere"))
+        data_flags.load_dataset(parsed("--dataset=nowhere"))
 
 
 RULED = "--partition=dirichlet\n--alpha=0.1\n--min_size=4\n--num_clients=2\n--learning_rate=0.005\n"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from experiments import reproduce, run
-from experiments.cli import build, flags
+from experiments.cli import data_flags, flags
 from experiments.reproduction import blank, full_cost, overview, planning
 from fedjax_pfl.data.sources.source_registry import DATASETS
 from tools import settings_table
@@ -143,7 +143,7 @@ def test_costs_at_full_scale():
 def settings_held(words):
     """Training samples of each client of a preset, as docs/settings.md counts them."""
     args = flags.parse(["run", *words])
-    return full_cost.held(build.make_partition(args, settings_table.stand_in(args.dataset)))
+    return full_cost.held(data_flags.make_partition(args, settings_table.stand_in(args.dataset)))
 
 
 def test_blank_samples_for_costs(monkeypatch, tmp_path):
