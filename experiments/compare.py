@@ -20,7 +20,7 @@ from fedjax_pfl.results.result_table import interval
 from fedjax_pfl.utils.errors import InputError, require
 from fedjax_pfl.utils.metric_names import ACCURACY
 
-from .cli import shell
+from .cli import flagfiles, plugins, shell
 from .cli.flagfiles import FlagValues, value_of
 from .cli.start import called
 from .figures.choice import Choice, choice_of, define_flags
@@ -258,7 +258,10 @@ def parse(argv: Sequence[str]) -> absl.flags.FlagValues:
     meaning = "a new folder for table.md, .csv and .tex (default: printed only)"
     text("output_dir", None, meaning, **place)
     absl.flags.DEFINE_boolean("help", False, "print this", **place)
+    plugins.define(place)
+    flagfiles.check_trust(argv)
     shell.refuse_words(shell.parsed(values, argv)[1:], values)
+    plugins.load(value_of(values, "import_file"))
     return values
 
 

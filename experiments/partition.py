@@ -40,11 +40,11 @@ Draws a partition and counts each client's samples, without training.
 
   {called("partition")} --dataset=digits --partition=dirichlet --alphas=0.01,0.1,1
   {called("partition")} --dataset=digits --partition=waffle --num_clients=10 \\
-      --option='distribution=B*'
+      --partition_option='distribution=B*'
   {called("partition")} --dataset=fashion_mnist --data_dir=DATA \\
       --import_split=pfllib:PFLlib/dataset/FashionMNIST
 
-Options of the partition rule or importer: --NAME=VALUE, or --option=NAME=VALUE.
+Options of the partition rule or importer: --NAME=VALUE, or --partition_option=NAME=VALUE.
 """
 _FLAG_OF = {option: flag for flag, option in RULE_OPTION.items()}
 
@@ -71,7 +71,9 @@ def parse(argv: Sequence[str]) -> absl.flags.FlagValues:
     text("import_split", None, "SOURCE:PATH of a split of another tool, instead of a rule", **place)
     absl.flags.DEFINE_list("alphas", [], "several values of the rule's alpha to compare", **place)
     text("output_dir", None, "a new folder (default: runs/partition-RULE-DATE-TIME)", **place)
-    absl.flags.DEFINE_multi_string("option", [], "NAME=VALUE, an option of the rule", **place)
+    absl.flags.DEFINE_multi_string(
+        "partition_option", [], "NAME=VALUE, an option of the rule or importer", **place
+    )
     absl.flags.DEFINE_boolean("list", False, "print the rules and importers, and exit", **place)
     absl.flags.DEFINE_boolean("help", False, "print this, and exit", **place)
     place["module_name"] = "options"
@@ -91,8 +93,8 @@ def given_options(args: absl.flags.FlagValues) -> dict[str, str]:
         for flag in args.get_flags_for_module("options")
         if flag.present
     }
-    for word in args.option:
-        name, value = name_and_value("option", word)
+    for word in args.partition_option:
+        name, value = name_and_value("partition_option", word)
         if name in given:
             raise pfl.InputError(f"Option {name!r} is given twice.")
         given[name] = value

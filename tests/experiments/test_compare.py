@@ -292,3 +292,15 @@ def test_a_headline_is_score_and_average(runs, capsys):
     words = [f"--runs={folder}", "--headline=pfllib", "--score=best"]
     assert compare.main(["compare", *words]) == 2
     assert "--headline says what --score does" in capsys.readouterr().err
+
+
+def test_a_file_of_ones_own_is_imported(runs, tmp_path, capsys):
+    own = tmp_path / "own.py"
+    own.write_text("print('imported')\n")
+    folder = f"--runs={tmp_path / 'r'}"
+    args = compare.parse(["compare", folder, f"--import_file={own}"])
+    assert args.runs and "imported" in capsys.readouterr().out
+    flagfile = tmp_path / "flags"
+    flagfile.write_text(f"--import_file={own}\n")
+    with pytest.raises(InputError, match="import_file"):
+        compare.parse(["compare", folder, f"--flagfile={flagfile}"])

@@ -37,7 +37,7 @@ def test_partition(patients, tmp_path, capsys):
     federation = pfl.federate(data, pfl.Partition.load(out / "partition.npz"), "softmax")
     assert federation.client_names == tuple(enumerate(named))
     other = tmp_path / "other"
-    option = (*words(patients)[:2], "--option=column=hospital", "--num_clients=3")
+    option = (*words(patients)[:2], "--partition_option=column=hospital", "--num_clients=3")
     assert partition.main(["partition", *option, f"--output_dir={other}"]) == 0
     assert pfl.Partition.load(other / "partition.npz").num_clients == 3
 

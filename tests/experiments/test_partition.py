@@ -18,7 +18,12 @@ def names(folder):
 
 def test_one_partition(tmp_path, capsys):
     out = tmp_path / "deep" / "out"
-    words = ("--partition=waffle", "--num_clients=10", "--option=distribution=B*", "--alice=2")
+    words = (
+        "--partition=waffle",
+        "--num_clients=10",
+        "--partition_option=distribution=B*",
+        "--alice=2",
+    )
     assert call(*words, f"--output_dir={out}") == 0
     files = {"partition.npz", "partition.json", "partition.png", "sizes.png", "label_map.png"}
     assert names(out) == files
@@ -52,7 +57,7 @@ def test_import(tmp_path):
     split = tmp_path / "split.json"
     split.write_text(json.dumps({"0": [1, 2, 3, 4], "1": [5, 6]}))
     out = tmp_path / "out"
-    words = (f"--import_split=flower:{split}", "--option=test_fraction=0.5")
+    words = (f"--import_split=flower:{split}", "--partition_option=test_fraction=0.5")
     assert call(*words, f"--output_dir={out}") == 0
     facts = json.loads((out / "partition.json").read_text())
     assert facts["client_sizes"]["train"] == [2, 1]
@@ -76,8 +81,8 @@ def test_options_of_the_data_set(tmp_path):
         (["--partition=iid", "--alpha=1"], "Unknown option of partition rule 'iid' 'alpha'"),
         (["--alpha=x"], "alpha must be a number, got 'x'"),
         (["--alpha=1", "--alphas=1,2"], "Give --alpha or --alphas, not both"),
-        (["--alpha=1", "--option=alpha=2"], "Option 'alpha' is given twice"),
-        (["--option=alpha"], "--option must read NAME=VALUE, got 'alpha'"),
+        (["--alpha=1", "--partition_option=alpha=2"], "Option 'alpha' is given twice"),
+        (["--partition_option=alpha"], "--partition_option must read NAME=VALUE, got 'alpha'"),
         (["--alphas="], "--alphas must name at least one number"),
         (["--alphas=0.1,1,1e-1"], "--alphas names alpha=0.1 twice"),
         (["--alphas=0.1,0.1000000001"], "--alphas names alpha=0.1 twice"),
