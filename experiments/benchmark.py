@@ -80,7 +80,7 @@ def _run(args: flags.FlagValues) -> int:
     names = list(CASES) if args.case == ["all"] else args.case
     for name in names:
         if name not in CASES:
-            raise pfl.unknown_name("benchmark case", name, [*CASES, "all"])
+            raise pfl.core.unknown_name("benchmark case", name, [*CASES, "all"])
     output = None if args.output is None else Path(args.output)
     if output is not None and there("output", output):
         raise pfl.InputError(f"{output} exists already and nothing is ever overwritten.")

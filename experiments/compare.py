@@ -109,7 +109,7 @@ def compare(
     )
 
 
-def _what(measure: pfl.Measure) -> str:
+def _what(measure: pfl.models.Measure) -> str:
     """What a table is of, where it is no accuracy."""
     if measure == ACCURACY:
         return ""
@@ -160,7 +160,7 @@ def _baseline(word: str, runs: Sequence[Run], names: Sequence[str]) -> list[int]
     """The places of the runs to subtract: several have different seeds and are otherwise alike."""
     if word in names:
         return [names.index(word)]
-    name = pfl.algorithm_name(word, {*names, *(run.algorithm for run in runs)}, "baseline")
+    name = pfl.core.algorithm_name(word, {*names, *(run.algorithm for run in runs)}, "baseline")
     if name in names:
         return [names.index(name)]
     result = [k for k, run in enumerate(runs) if run.algorithm == name]

@@ -77,7 +77,9 @@ def parse(argv: Sequence[str]) -> absl.flags.FlagValues:
     absl.flags.DEFINE_boolean("list", False, "print the rules and importers, and exit", **place)
     absl.flags.DEFINE_boolean("help", False, "print this, and exit", **place)
     place["module_name"] = "options"
-    for option in dict.fromkeys(name for rule in pfl.RULES for name in pfl.rule_options(rule)):
+    for option in dict.fromkeys(
+        name for rule in pfl.data.RULES for name in pfl.data.rule_options(rule)
+    ):
         text(_FLAG_OF.get(option, option), None, "option of a rule", **place)
     flagfiles.check_trust(argv)
     shell.refuse_words(shell.parsed(values, argv)[1:], values)
@@ -120,12 +122,14 @@ def build(args: absl.flags.FlagValues, dataset: pfl.Dataset) -> dict[str, pfl.Pa
         return {"": pfl.read_partition(as_path("--partition_file", args.partition_file), dataset)}
     if args.import_split is not None:
         source, _, path = args.import_split.partition(":")
-        if source not in pfl.IMPORTERS:
-            raise pfl.unknown_name("source in --import_split=SOURCE:PATH", source, pfl.IMPORTERS)
-        known = pfl.IMPORTERS[source].options
-        options = pfl.parse_options(given, known, f"option of importer {source!r}")
-        return {"": pfl.import_partition(source, path, dataset, **options)}
-    defaults = pfl.rule_options(args.partition)
+        if source not in pfl.data.IMPORTERS:
+            raise pfl.core.unknown_name(
+                "source in --import_split=SOURCE:PATH", source, pfl.data.IMPORTERS
+            )
+        known = pfl.data.IMPORTERS[source].options
+        options = pfl.data.parse_options(given, known, f"option of importer {source!r}")
+        return {"": pfl.data.import_partition(source, path, dataset, **options)}
+    defaults = pfl.data.rule_options(args.partition)
     kind = f"option of partition rule {args.partition!r}"
     texts = [given]
     if args["alphas"].present:
@@ -134,7 +138,7 @@ def build(args: absl.flags.FlagValues, dataset: pfl.Dataset) -> dict[str, pfl.Pa
         texts = [given | {"alpha": alpha} for alpha in args.alphas]
     partitions = {}
     for text in texts:
-        options = pfl.parse_options(text, defaults, kind)
+        options = pfl.data.parse_options(text, defaults, kind)
         name = f"alpha={options['alpha']:g}" if args["alphas"].present else ""
         if name in partitions:
             raise pfl.InputError(
@@ -214,13 +218,13 @@ def lines(name: str, partition: pfl.Partition, facts: dict) -> str:
 def catalogue() -> str:
     """Rules with their options, and importers."""
     shown = ["Partition rules (--partition):"]
-    for rule in sorted(pfl.RULES):
-        defaults = pfl.rule_options(rule) | {"test_split": pfl.RULES[rule].test_split}
+    for rule in sorted(pfl.data.RULES):
+        defaults = pfl.data.rule_options(rule) | {"test_split": pfl.data.RULES[rule].test_split}
         options = ", ".join(f"{k}={v}" for k, v in defaults.items() if v is not None)
-        first = (pfl.RULES[rule].plan.__doc__ or "").partition("\n")[0]
+        first = (pfl.data.RULES[rule].plan.__doc__ or "").partition("\n")[0]
         shown.append(f"  {rule:20} {first}\n  {'':20} {options}")
     shown.append("\nSplits of other tools (--import_split=SOURCE:PATH):")
-    for source, importer in pfl.IMPORTERS.items():
+    for source, importer in pfl.data.IMPORTERS.items():
         options = ", ".join(f"{k}={v}" for k, v in importer.options.items())
         shown.append(f"  {source:20} {importer.description}\n  {'':20} {options}")
     return "\n".join(shown)
@@ -242,7 +246,7 @@ def main(argv: list[str]) -> int:
     partitions = build(args, dataset)
     labels, num_classes = dataset.labels, dataset.num_classes
     statistics = {
-        name: pfl.partition_statistics(partition, labels, num_classes)
+        name: pfl.data.partition_statistics(partition, labels, num_classes)
         for name, partition in partitions.items()
     }
     write(output, dataset, partitions, statistics)

@@ -98,7 +98,7 @@ def command(chosen: absl.flags.FlagValues, more: Sequence[str]) -> Command:
         for name in flagfiles.value_of(chosen, flag):
             if name not in {one.name for one in found}:
                 kind = f"name in --{flag} of {table.name}"
-                raise pfl.unknown_name(kind, name, [one.name for one in found])
+                raise pfl.core.unknown_name(kind, name, [one.name for one in found])
     if chosen.reading is not None and chosen.reading not in table.readings(chosen.scale):
         known = f" at --scale={chosen.scale}" if chosen.reading in table.readings() else ""
         raise pfl.InputError(
@@ -146,9 +146,9 @@ def checked(chosen: absl.flags.FlagValues, more: Sequence[str]) -> absl.flags.Fl
             "Say which table with --table=PAPER/TABLE, or --all; --list shows them."
         )
     if chosen.scale not in SCALES:
-        raise pfl.unknown_name("scale", chosen.scale, SCALES)
+        raise pfl.core.unknown_name("scale", chosen.scale, SCALES)
     if chosen.reading is not None and chosen.reading not in READINGS:
-        raise pfl.unknown_name("reading", chosen.reading, READINGS)
+        raise pfl.core.unknown_name("reading", chosen.reading, READINGS)
     stand_ins(flagfiles.value_of(chosen, "stand_in"))
     for name in ("algorithms", "set"):
         if args[name].present:
@@ -184,8 +184,8 @@ def stand_ins(words: Sequence[str]) -> Mapping[str, str]:
         if not name:
             raise pfl.InputError(f"--stand_in={word} doesn't say what to use: write MISSING:OTHER.")
         for one in filter(None, (missing, name)):
-            if one not in pfl.DATASETS:
-                raise pfl.unknown_name("data set", one, pfl.DATASETS)
+            if one not in pfl.data.DATASETS:
+                raise pfl.core.unknown_name("data set", one, pfl.data.DATASETS)
         if missing in result:
             raise pfl.InputError(f"--stand_in names two data sets for {missing or 'all'}.")
         result[missing] = name

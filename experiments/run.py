@@ -207,7 +207,7 @@ def header(experiment: Experiment) -> list[str]:
     """The header: a few lines on the run."""
     federation, dataset, args = experiment.federation, experiment.dataset, experiment.args
     shape = "x".join(map(str, dataset.input_shape))
-    efficiency = pfl.padding_efficiency(federation.steps(), federation.execution)
+    efficiency = pfl.engine.padding_efficiency(federation.steps(), federation.execution)
     device = jax.devices()[0]
     ids = np.asarray(federation.data.ids)
     idle = ids[federation.steps() == 0].tolist()

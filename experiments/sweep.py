@@ -155,7 +155,7 @@ def own_words(argv: Sequence[str]) -> tuple[list[str], list[str], str]:
         else:
             rank_by = value
     if rank_by not in RANKINGS:
-        raise pfl.unknown_name("--rank_by", rank_by, RANKINGS)
+        raise pfl.core.unknown_name("--rank_by", rank_by, RANKINGS)
     return rest, grid, rank_by
 
 

@@ -81,8 +81,8 @@ def bounded_memory_maps():
 
 
 REGISTRIES = (
-    pfl.ALGORITHMS, pfl.DATASETS, pfl.LR_SCHEDULES, pfl.METRICS, pfl.MODELS, pfl.OPTIMIZERS,
-    pfl.RULES,
+    pfl.core.ALGORITHMS, pfl.data.DATASETS, pfl.data.RULES, pfl.models.METRICS, pfl.models.MODELS,
+    pfl.training.LR_SCHEDULES, pfl.training.OPTIMIZERS,
 )  # fmt: skip
 
 
@@ -135,8 +135,8 @@ def pytest_xdist_make_scheduler(config, log):
                 return folder + figures
             folder, contract, case = nodeid.partition("test_contract.py::test_contract")
             name = case.partition("[")[2].partition("-")[0]
-            if contract and name in pfl.ALGORITHMS:  # several names may share a file
-                module = pfl.ALGORITHMS[name].__module__.rpartition(".")[2]
+            if contract and name in pfl.core.ALGORITHMS:  # several names may share a file
+                module = pfl.core.ALGORITHMS[name].__module__.rpartition(".")[2]
                 for own in (f"test_{name}.py", f"test_{module}.py"):
                     if (here / own).exists():
                         return folder + own

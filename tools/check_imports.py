@@ -42,12 +42,27 @@ def modules(root: Path, packages: Sequence[str]) -> dict[str, Path]:
 
 
 def arrows(root: Path, known: Mapping[str, Path]) -> list[Arrow]:
-    """Imports of known modules by known modules, anywhere in a file."""
+    """Imports of known modules by known modules, anywhere in a file.
+
+    A name that a package's `__init__` imports from elsewhere counts as an import of the module it
+    comes from, except by another package: that imports the `__init__`.
+    """
+    trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in known.items()}
+    packages = {name: path for name, path in known.items() if path.stem == "__init__"}
+    origins = {
+        f"{package}.{alias.asname or alias.name}": name
+        for package in packages
+        for node in trees[package].body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias, name in zip(node.names, _named(node, package, True), strict=True)
+    }
     result = []
     for importer, path in known.items():
         where = path.relative_to(root).as_posix()
-        for node, typing in _imports(ast.parse(path.read_text(encoding="utf-8")), False):
-            for name in _named(node, importer, path.stem == "__init__"):
+        for node, typing in _imports(trees[importer], False):
+            for name in _named(node, importer, importer in packages):
+                while room(name)[0] == room(importer)[0] and name in origins and name not in known:
+                    name = origins[name]
                 imported = _module(name, known)
                 if imported is not None and imported != importer:
                     result.append(Arrow(where, node.lineno, importer, imported, typing))
@@ -116,7 +131,9 @@ def complaint(arrow: Arrow, layers: Mapping[str, dict], floors: Mapping) -> str 
             return f"{source[0]} may not import {target[0]}"
         public = layers[source[0]].get("public", {}).get(target[0])
         name = arrow.imported.partition(".")[2] or "__init__"
-        if public is None or any(f"{name}.".startswith(f"{one}.") for one in public):
+        if public is None or f"{name}.__init__" in public:
+            return None
+        if any(f"{name}.".startswith(f"{one}.") for one in public):
             return None
         return f"{name} is not among what {source[0]} may use of {target[0]}"
     if floors[source] <= floors[target]:

@@ -66,7 +66,7 @@ def write(path: Path, name: str, options: dict, simulated: dict) -> None:
 
 def main(out: Path, names: str, devices: int) -> None:
     warnings.simplefilter("ignore")
-    wanted = sorted(pfl.ALGORITHMS) if names == "all" else names.split(",")
+    wanted = sorted(pfl.core.ALGORITHMS) if names == "all" else names.split(",")
     cases = [(name, name, {}, {}) for name in wanted] if devices == 1 else []
     cases += [case for case in (CASES if devices == 1 else ON_TWO_DEVICES) if case[1] in wanted]
     for case, name, options, simulated in cases:

@@ -72,7 +72,7 @@ def lists(root: Path) -> dict[Path, str]:
     """The pages that count or list algorithms, as the registry has it: their text by path."""
     import fedjax_pfl as pfl  # of the root that runs this
 
-    every = sorted(pfl.ALGORITHMS.items())
+    every = sorted(pfl.core.ALGORITHMS.items())
     known = [pair for pair in every if pair[1].__module__.startswith("fedjax_pfl.")]
     total = str(len(known))
     shared = ", ".join(f"`{name}`" for name, one in known if one.batch_norm == "shared")

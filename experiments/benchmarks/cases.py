@@ -167,7 +167,7 @@ def ragged(plan: Plan) -> Report:
     federation = contestants[1].federation
     sizes = federation.data.train.size
     lanes = uneven.federation(client_execution="vmap")
-    efficiency = pfl.padding_efficiency(lanes.steps(), lanes.execution)
+    efficiency = pfl.engine.padding_efficiency(lanes.steps(), lanes.execution)
     work = [
         _steps(contestant.federation) / int(contestant.federation.data.train.total)
         for contestant in contestants
@@ -199,7 +199,7 @@ def server(plan: Plan) -> Report:
     server's work does not depend on the clients' samples: with fewer samples its share is larger.
     """
     workload = plan.size(Workload(num_clients=100))
-    penalty = pfl.WeightDistribution(10.0)
+    penalty = pfl.training.WeightDistribution(10.0)
     plain = plan.federation(workload)
     federations = {
         "fedavg": plain,

@@ -55,9 +55,9 @@ class Workload:
     def network(self):
         """The model for `pfl.federate`."""
         if self.model == "cnn_bn":
-            return pfl.networks.CNN(10, (32, 64), 5, 0, 512, norm="before_relu")
+            return pfl.models.networks.CNN(10, (32, 64), 5, 0, 512, norm="before_relu")
         if self.model == "mlp":
-            return pfl.networks.MLP(10, (200,))
+            return pfl.models.networks.MLP(10, (200,))
         return self.model
 
     def federation(self, **options) -> pfl.Federation:

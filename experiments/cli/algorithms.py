@@ -20,7 +20,7 @@ def parse_algorithms(names: Sequence[str], settings: Sequence[str]) -> dict[str,
     made = {}
     for name, values in _by_algorithm(names, settings).items():
         own = {key: value for key, value in values.items() if key not in OWN}
-        fields = pfl.ALGORITHMS[name].__dataclass_fields__
+        fields = pfl.core.ALGORITHMS[name].__dataclass_fields__
         for key in own:
             if key not in fields:
                 raise unknown_hyperparameter(name, key, {*fields, *OWN})
@@ -110,7 +110,7 @@ def training_options(args: absl.flags.FlagValues) -> dict[str, Any]:
       InputError: a word that does not read NAME=VALUE.
     """
     return {
-        "extra_loss": pfl.WeightDistribution(args.wdr_weight) if args.wdr_weight else None,
+        "extra_loss": pfl.training.WeightDistribution(args.wdr_weight) if args.wdr_weight else None,
         "optimizer_options": parse_pairs(args, "optimizer_option"),
         "lr_schedule_options": parse_pairs(args, "lr_schedule_option"),
     }
@@ -129,7 +129,7 @@ def canonical(values: absl.flags.FlagValues) -> None:
     values["set"].value = [
         setting_of(word)
         for word in value_of(values, "set")
-        if word not in filed or _algorithm_of(word) not in pfl.ALGORITHMS.keys() - chosen
+        if word not in filed or _algorithm_of(word) not in pfl.core.ALGORITHMS.keys() - chosen
     ]
 
 
@@ -147,7 +147,7 @@ def _algorithm_of(word: str) -> str:
 
 def _ours(name: str) -> str:
     try:
-        return pfl.algorithm_name(name)
+        return pfl.core.algorithm_name(name)
     except pfl.InputError:
         return name
 
@@ -159,7 +159,7 @@ def _by_algorithm(names: Sequence[str], settings: Sequence[str]) -> dict[str, di
         raise pfl.InputError("--algorithms must name at least one algorithm; --list shows them.")
     chosen: dict[str, dict[str, str]] = {}
     for name in names:
-        name = pfl.algorithm_name(name)
+        name = pfl.core.algorithm_name(name)
         if name in chosen:
             raise pfl.InputError(f"--algorithms names {name!r} twice: each algorithm runs once.")
         chosen[name] = {}
@@ -171,8 +171,8 @@ def _by_algorithm(names: Sequence[str], settings: Sequence[str]) -> dict[str, di
                 f"--set must read ALGORITHM.HYPERPARAMETER=VALUE, such as feddwa.top_k=5, got "
                 f"{shown(setting)}."
             )
-        if name not in pfl.ALGORITHMS:
-            name = pfl.algorithm_name(name, chosen, "algorithm in --set")
+        if name not in pfl.core.ALGORITHMS:
+            name = pfl.core.algorithm_name(name, chosen, "algorithm in --set")
         if name not in chosen:
             raise pfl.InputError(
                 f"--set={setting} is for {name!r}, which is not in this comparison: --algorithms "

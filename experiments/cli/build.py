@@ -83,7 +83,7 @@ def check_flags(args: absl.flags.FlagValues) -> None:
     parse_stragglers(args.stragglers)
     for name, choices in flags.CHOICES.items():
         if value_of(args, name) not in choices:
-            raise pfl.unknown_name(name, value_of(args, name), choices)
+            raise pfl.core.unknown_name(name, value_of(args, name), choices)
     trackers.chosen(args)  # their packages are there
 
 
@@ -157,10 +157,10 @@ def prepare(
     check_pools(args.headline, federation.measures[0])
     federation, new_clients = split_new_clients(args, federation)
     if processes.several():  # each keeps its own clients' samples
-        federation = pfl.spread(federation)
+        federation = pfl.engine.spread(federation)
         dataset = dataset.without_samples()
         if new_clients is not None:
-            spread = pfl.spread(new_clients.federation)
+            spread = pfl.engine.spread(new_clients.federation)
             new_clients = replace(new_clients, federation=spread)
     seeds = tuple(range(args.seed, args.seed + args.num_seeds))
     experiment = Experiment(

@@ -34,7 +34,9 @@ def first_line(documented) -> str:
 
 def rule_flags(rule: str) -> dict[str, object]:
     """Flags of a partition rule's own options, and their defaults."""
-    return {RULE_FLAG.get(name, name): default for name, default in pfl.rule_options(rule).items()}
+    return {
+        RULE_FLAG.get(name, name): default for name, default in pfl.data.rule_options(rule).items()
+    }
 
 
 def catalogue() -> str:
@@ -44,7 +46,7 @@ def catalogue() -> str:
         return ", ".join(f"{name}={value}" for name, value in options.items() if value is not None)
 
     lines = ["Algorithms (--algorithms), with their hyperparameters (--set=ALGORITHM.NAME=VALUE):"]
-    for name, cls in sorted(pfl.ALGORITHMS.items()):
+    for name, cls in sorted(pfl.core.ALGORITHMS.items()):
         lines.append(f"  {name:20} {first_line(cls)}")
         defaults = {field.name: field.default for field in fields(cls)}
         if defaults:
@@ -52,32 +54,35 @@ def catalogue() -> str:
     own = ", ".join(pfl.options.SETTABLE)
     lines.append(f"  Each also takes local training of its own (--set=ALGORITHM.NAME=VALUE): {own}")
     lines.append("\nData sets (--dataset):")
-    lines += [f"  {name:20} {source.description}" for name, source in sorted(pfl.DATASETS.items())]
+    lines += [
+        f"  {name:20} {source.description}" for name, source in sorted(pfl.data.DATASETS.items())
+    ]
     lines.append("\nInput scalings (--input_scaling):")
-    lines += [f"  {name:20} {meaning}" for name, meaning in pfl.SCALINGS.items()]
-    common = values(pfl.COMMON_OPTIONS)
+    lines += [f"  {name:20} {meaning}" for name, meaning in pfl.data.SCALINGS.items()]
+    common = values(pfl.data.COMMON_OPTIONS)
     lines.append(
         f"\nPartition rules (--partition); all take {common}, train_samples, test_samples:"
     )
-    for name, rule in sorted(pfl.RULES.items()):
+    for name, rule in sorted(pfl.data.RULES.items()):
         lines.append(f"  {name:20} {first_line(rule.plan)}")
-        usual = pfl.COMMON_OPTIONS
+        usual = pfl.data.COMMON_OPTIONS
         own = {k: v for k, v in rule_flags(name).items() if k not in usual or usual[k] != v}
         if own:
             lines.append(f"  {'':20} {values(own)}")
     lines.append("\nModels (--model):")
     lines += [
-        f"  {name:20} {first_line(model)}".rstrip() for name, model in sorted(pfl.MODELS.items())
+        f"  {name:20} {first_line(model)}".rstrip()
+        for name, model in sorted(pfl.models.MODELS.items())
     ]
     lines.append("\nOptimizers (--optimizer), with their options (--optimizer_option=NAME=VALUE):")
     lines += [
         f"  {name:20} {values(pfl.options.options_of(one))}".rstrip()
-        for name, one in pfl.OPTIMIZERS.items()
+        for name, one in pfl.training.OPTIMIZERS.items()
     ]
     lines.append(
         "\nLearning rate schedules (--lr_schedule), with theirs (--lr_schedule_option=NAME=VALUE):"
     )
-    for name, one in pfl.LR_SCHEDULES.items():
+    for name, one in pfl.training.LR_SCHEDULES.items():
         lines.append(f"  {name:20} {first_line(one)}")
         if pfl.options.options_of(one):
             lines.append(f"  {'':20} {values(pfl.options.options_of(one))}")
@@ -99,7 +104,7 @@ class PlainProgress:
     def __exit__(self, *exception):
         return None
 
-    def algorithm(self, name: str, rounds: int, memory: pfl.Memory | None = None):
+    def algorithm(self, name: str, rounds: int, memory: pfl.engine.Memory | None = None):
         """A callback for `pfl.simulate`; says what the simulation will take at most."""
         about = "" if memory is None else f", memory about {memory}"
         print(f"{name}: compiling{about}", file=self.stream, flush=True)
@@ -135,7 +140,7 @@ class BarProgress:
     def __exit__(self, *exception):
         self.bars.stop()
 
-    def algorithm(self, name: str, rounds: int, memory: pfl.Memory | None = None):
+    def algorithm(self, name: str, rounds: int, memory: pfl.engine.Memory | None = None):
         """A callback for `pfl.simulate`; says what the simulation will take at most."""
         about = "" if memory is None else f", about {gigabytes(memory.total)}"
         task = self.bars.add_task(name, total=rounds, status=f"compiling{about}")

@@ -17,7 +17,7 @@ def load_dataset(args: absl.flags.FlagValues, column: str | None = None) -> pfl.
     `column`, by default that of --column.
     """
     column = column or value_of(args, "column")
-    source = pfl.DATASETS.get(args.dataset.partition(":")[0])
+    source = pfl.data.DATASETS.get(args.dataset.partition(":")[0])
     texts = [] if source is None else source.text_options
     options = parse_pairs(args, "data_option", texts)
     if column and "id_columns" in texts:
@@ -27,7 +27,7 @@ def load_dataset(args: absl.flags.FlagValues, column: str | None = None) -> pfl.
 
 def num_clients(args: absl.flags.FlagValues) -> int | None:
     """--num_clients; None, for all, where the data have clients and the flag is not given."""
-    rule = pfl.RULES.get(args.partition)
+    rule = pfl.data.RULES.get(args.partition)
     every = rule is not None and rule.natural and not args["num_clients"].present
     return None if every else args.num_clients
 
@@ -53,7 +53,9 @@ def make_partition(args: absl.flags.FlagValues, dataset: pfl.Dataset) -> pfl.Par
         for name in given:
             if name not in own:
                 valid = ", ".join(f"--{flag}" for flag in own)
-                takers = [rule for rule in sorted(pfl.RULES) if name in console.rule_flags(rule)]
+                takers = [
+                    rule for rule in sorted(pfl.data.RULES) if name in console.rule_flags(rule)
+                ]
                 raise pfl.InputError(
                     f"--{name} is no option of partition rule {args.partition!r}, which takes "
                     f"{valid}. Rules that take it: {', '.join(takers)}."
@@ -65,8 +67,8 @@ def make_partition(args: absl.flags.FlagValues, dataset: pfl.Dataset) -> pfl.Par
                 raise pfl.InputError(f"The option {name!r} of the partition rule is given twice.")
             options[name] = value
         texts = {name: value for name, value in options.items() if isinstance(value, str)}
-        defaults = pfl.rule_options(args.partition)
-        options |= pfl.parse_options(texts, defaults, "option of the partition rule")
+        defaults = pfl.data.rule_options(args.partition)
+        options |= pfl.data.parse_options(texts, defaults, "option of the partition rule")
         count = num_clients(args)
         partition = pfl.make_partition(
             args.partition, dataset, count, args.partition_seed, **options

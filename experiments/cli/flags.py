@@ -180,8 +180,8 @@ def _rule(group: _Group) -> None:
     group.pairs("partition_option", "an option of the partition rule, such as one of your own rule")
     # Further options of single rules, given as text and parsed by the rule's own types.
     takers: dict[str, list[str]] = {}
-    for rule in sorted(pfl.RULES):
-        for option in pfl.rule_options(rule):
+    for rule in sorted(pfl.data.RULES):
+        for option in pfl.data.rule_options(rule):
             takers.setdefault(RULE_FLAG.get(option, option), []).append(rule)
     for name in sorted(set(takers) - set(group.place["flag_values"])):
         group.text(name, None, f"option of {', '.join(takers[name])}")
@@ -197,7 +197,9 @@ def _training(group: _Group) -> None:
 
 
 def _run(group: _Group) -> None:
-    group.whole("num_seeds", 3, "repetitions, with the seeds SEED, SEED + 1, ...", 1, pfl.MAX_RUNS)
+    group.whole(
+        "num_seeds", 3, "repetitions, with the seeds SEED, SEED + 1, ...", 1, pfl.engine.MAX_RUNS
+    )
     group.whole(
         "seed", 0, "varies initialisation, cohorts and batches; the same for all algorithms", 0
     )
@@ -242,7 +244,7 @@ def _run(group: _Group) -> None:
 def metric_names() -> str:
     """All metrics, by task."""
     messages = []
-    for name, task in pfl.OBJECTIVES.items():
+    for name, task in pfl.models.OBJECTIVES.items():
         messages.append(f"{name}: {', '.join(pfl.options.names_for(task))}")
     return "; ".join(messages)
 
@@ -296,7 +298,7 @@ def parse(
     plugins.load(values.import_file)
     algorithms.canonical(values)
     model = flagfiles.value_of(values, "model")
-    values["model"].value = name_matching.ours(model, pfl.MODELS, aliases.MODELS)
+    values["model"].value = name_matching.ours(model, pfl.models.MODELS, aliases.MODELS)
     splits.replace(values, RULE_FLAG)
     foreign_data.adopt(values)
     return values

@@ -31,22 +31,22 @@ def adopt(values: absl.flags.FlagValues, others: Collection[str] = ("partition",
       InputError: the folder is FL-bench's, which has indices and no samples.
     """
     given = value_of(values, "dataset")
-    if given not in pfl.DATASETS and ":" not in given and given.strip():
+    if given not in pfl.data.DATASETS and ":" not in given and given.strip():
         place = as_path("--dataset", given)
-        source = pfl.recognised(place)
+        source = pfl.data.recognised(place)
         if source == "flbench":
             raise _of_flbench(place)
         if source in SAMPLES:
             values["dataset"].value = f"{source}:{given}"
     name, colon, place = value_of(values, "dataset").partition(":")
-    name = name_matching.ours(name, pfl.DATASETS, aliases.DATASETS)
+    name = name_matching.ours(name, pfl.data.DATASETS, aliases.DATASETS)
     given = values["dataset"].value = f"{name}{colon}{place}"
     if given.startswith(PREFIX):
         splits.give_way(values)
     dealt = values["partition_file"].value is not None or any(values[n].present for n in others)
     if given.startswith(PREFIX) and not dealt:
         values["partition_file"].value = given.removeprefix(PREFIX)
-    source = pfl.DATASETS.get(given.partition(":")[0])
+    source = pfl.data.DATASETS.get(given.partition(":")[0])
     if source is not None and source.natural and not dealt:
         values["partition"].value = "by_column"
 
@@ -54,7 +54,7 @@ def adopt(values: absl.flags.FlagValues, others: Collection[str] = ("partition",
 def _of_flbench(place: Path) -> pfl.InputError:
     """FL-bench's folders are called like its data sets; torchvision unpacks some of them there."""
     name = place.resolve().name
-    ours = name_matching.meant(name, pfl.DATASETS, aliases.DATASETS)
+    ours = name_matching.meant(name, pfl.data.DATASETS, aliases.DATASETS)
     raw = next((path for path in place.glob("*/raw") if path.is_dir()), None)
     where = "FOLDER" if raw is None else raw
     return pfl.InputError(

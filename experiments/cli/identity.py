@@ -164,12 +164,12 @@ def _model(args, dataset: pfl.Dataset, options: Mapping[str, Any]) -> str:
     """Digest of the network with all its sizes, before it has parameters."""
     shape, classes = dataset.input_shape, dataset.num_classes
     options = {"vocab_size": dataset.vocab_size, **options}
-    network = pfl.make_model(args.model, shape, classes, args.initializer, **options)
+    network = pfl.models.make_model(args.model, shape, classes, args.initializer, **options)
     text = f"{type(network).__qualname__} {_without_places(repr(network))}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _without_places(value: Any) -> Any:
     """A function's text has its address in memory, which differs between processes."""
-    text = str(value) if callable(value) or isinstance(value, pfl.SharedLayers) else value
+    text = str(value) if callable(value) or isinstance(value, pfl.core.SharedLayers) else value
     return re.sub(r" at 0x[0-9a-f]+", "", text) if isinstance(text, str) else text

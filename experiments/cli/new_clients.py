@@ -61,7 +61,7 @@ def split_new_clients(
         raise pfl.InputError(
             f"--new_client_samples must be fractions in (0, 1], got {shown(given)}."
         )
-    federation, new = pfl.without_new_clients(federation, args.new_clients)
+    federation, new = pfl.engine.without_new_clients(federation, args.new_clients)
     schedule, capacity = new.schedule, new.data.train.capacity
     replace(schedule, steps=max(steps)).check_counts(capacity)
     return federation, NewClients(new, tuple(steps), tuple(fractions))
@@ -91,7 +91,7 @@ def score(
     ]
 
 
-def write(folder: Path, rows: Iterable[Sequence], measure: pfl.Measure = ACCURACY) -> None:
+def write(folder: Path, rows: Iterable[Sequence], measure: pfl.models.Measure = ACCURACY) -> None:
     """Writes an algorithm's rows."""
     with aside(folder / FILE) as part, part.open("w", newline="") as file:
         writer = csv.writer(file)
@@ -99,7 +99,7 @@ def write(folder: Path, rows: Iterable[Sequence], measure: pfl.Measure = ACCURAC
         writer.writerows(rows)
 
 
-def _rows(path: Path, measure: pfl.Measure) -> list[dict[str, str]]:
+def _rows(path: Path, measure: pfl.models.Measure) -> list[dict[str, str]]:
     """An algorithm's rows.
 
     Raises:
@@ -120,7 +120,7 @@ def _rows(path: Path, measure: pfl.Measure) -> list[dict[str, str]]:
     return rows
 
 
-def rows_of(folders: Iterable[Path], measure: pfl.Measure) -> list[list[str]]:
+def rows_of(folders: Iterable[Path], measure: pfl.models.Measure) -> list[list[str]]:
     """The rows of several folders of an algorithm.
 
     Raises:
@@ -129,7 +129,7 @@ def rows_of(folders: Iterable[Path], measure: pfl.Measure) -> list[list[str]]:
     return [list(row.values()) for folder in folders for row in _rows(folder / FILE, measure)]
 
 
-def write_table(folder: Path, names: Iterable[str], measure: pfl.Measure = ACCURACY) -> str:
+def write_table(folder: Path, names: Iterable[str], measure: pfl.models.Measure = ACCURACY) -> str:
     """Writes and returns the table of new clients: mean over clients and seeds, by steps."""
     means: dict[str, dict[tuple[str, str], list[float]]] = {}
     for name in names:

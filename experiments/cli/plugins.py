@@ -20,8 +20,8 @@ EXAMPLE = "example:"  # prefix of an example's name, instead of a file
 # Files of this package and of installed ones are no user's, wherever they lie.
 OURS, INSTALLED = (COMMANDS, Path(pfl.__file__).parent), "site-packages"
 REGISTRIES = (
-    pfl.DATASETS, pfl.LR_SCHEDULES, pfl.METRICS, pfl.MODELS, pfl.OBJECTIVES, pfl.OPTIMIZERS,
-    pfl.RULES,
+    pfl.data.DATASETS, pfl.data.RULES, pfl.models.METRICS, pfl.models.MODELS, pfl.models.OBJECTIVES,
+    pfl.training.LR_SCHEDULES, pfl.training.OPTIMIZERS,
 )  # fmt: skip
 
 
@@ -74,7 +74,7 @@ def _path(file: str) -> Path:
         return as_path("--import_file", file).resolve()
     name, known = file.removeprefix(EXAMPLE), examples()
     if name not in known:
-        raise pfl.unknown_name("example", name, known)
+        raise pfl.core.unknown_name("example", name, known)
     return (EXAMPLES / f"{name}.py").resolve()
 
 
@@ -114,7 +114,7 @@ def _import(file: str, path: Path) -> None:
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None  # as it is a file NAME.py
     module = importlib.util.module_from_spec(spec)
-    before, known, rest = set(sys.modules), set(pfl.ALGORITHMS), _registered()
+    before, known, rest = set(sys.modules), set(pfl.core.ALGORITHMS), _registered()
     sys.modules[name] = module
     sys.path.insert(0, str(folder))
     try:
@@ -134,7 +134,7 @@ def _import(file: str, path: Path) -> None:
             contents[one] = one.read_bytes()
     files = sorted(contents, key=lambda one: (one != path, one))
     digests = {one.relative_to(folder).as_posix(): _digest(contents[one]) for one in files}
-    own = set(pfl.ALGORITHMS) - known if _registered() == rest else set()
+    own = set(pfl.core.ALGORITHMS) - known if _registered() == rest else set()
     _loaded[name] = _Loaded(digests, own)
 
 

@@ -34,7 +34,9 @@ def file(name: str) -> Path:
       InputError: there is none of that name.
     """
     if name not in names():
-        raise pfl.unknown_name("preset", name, complete_presets(), listed=f"{called('run')} --list")
+        raise pfl.core.unknown_name(
+            "preset", name, complete_presets(), listed=f"{called('run')} --list"
+        )
     return FOLDER / f"{name}.flags"
 
 

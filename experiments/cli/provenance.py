@@ -103,7 +103,7 @@ def configuration(experiment: Experiment, result: pfl.Result, facts: Mapping) ->
     }
     return {
         **algorithm,
-        "revision": identity.revision(pfl.ALGORITHMS[result.algorithm]),
+        "revision": identity.revision(pfl.core.ALGORITHMS[result.algorithm]),
         "code": plugins.digests(experiment.args.import_file, result.algorithm),
         "training": experiment.training[result.algorithm],
         "config_hash": hashlib.sha256(text.encode()).hexdigest(),
@@ -117,8 +117,8 @@ def of_other_code(args: absl.flags.FlagValues, folder: Path, algorithm: str) -> 
     config = read_json(folder / "config.json")
     now = plugins.digests(args.import_file, algorithm)
     missing = set(config.get("code") or ()) - set(now)
-    before = config.get("revision", identity.revision(pfl.ALGORITHMS[algorithm]))
-    changed = missing or before != identity.revision(pfl.ALGORITHMS[algorithm])
+    before = config.get("revision", identity.revision(pfl.core.ALGORITHMS[algorithm]))
+    changed = missing or before != identity.revision(pfl.core.ALGORITHMS[algorithm])
     return ["made before its code changed"] if changed else []
 
 

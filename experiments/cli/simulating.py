@@ -21,7 +21,7 @@ from .flagfiles import value_of
 Display = Callable[[str, int], Callable[[pfl.Progress], None]]
 
 
-def memory_of(experiment: Experiment, name: str, num_seeds: int) -> pfl.Memory | None:
+def memory_of(experiment: Experiment, name: str, num_seeds: int) -> pfl.engine.Memory | None:
     """The most memory that simulating an algorithm with so many seeds takes.
 
     Raises:

@@ -39,7 +39,7 @@ def replace(values: absl.flags.FlagValues, called: Mapping[str, str]) -> None:
         _leave_out(values, _options(values) | {"partition", "num_clients"})
     elif typed == {"partition"}:
         rule = flagfiles.value_of(values, "partition")
-        options = pfl.rule_options(rule) if rule in pfl.RULES else ()
+        options = pfl.data.rule_options(rule) if rule in pfl.data.RULES else ()
         taken = {called.get(name, name) for name in options}
         _leave_out(values, (_options(values) - taken) | {"partition_file"})
 

@@ -115,7 +115,7 @@ def _algorithms(given: Sequence[tuple[str, str | None]]) -> set[str]:
     for name, value in given:
         if value and "algorithms" in name_matching.meant(name, ["algorithms"], aliases.OPTIONS):
             result |= {
-                name_matching.ours(one, pfl.ALGORITHMS, aliases.ALGORITHMS)
+                name_matching.ours(one, pfl.core.ALGORITHMS, aliases.ALGORITHMS)
                 for one in value.split(",")
             }
     return result
@@ -148,7 +148,7 @@ def _called_so(word: str) -> list[str]:
 
 def _owners(name: str) -> list[str]:
     """Hyperparameters that a name may mean in any algorithm, such as "feddwa.top_k"."""
-    classes = sorted(pfl.ALGORITHMS.items())
+    classes = sorted(pfl.core.ALGORITHMS.items())
     every = {key for _, one in classes for key in one.__dataclass_fields__}
     keys = name_matching.meant(name, every, aliases.OPTIONS)
     return [

@@ -7,19 +7,16 @@ from typing import Any
 
 import jax
 
-import fedjax_pfl as pfl
-from fedjax_pfl import mixing
-from fedjax_pfl.utils import trees
-from fedjax_pfl.utils.errors import require
+from fedjax_pfl import core, mixing, trees
 
 
-@pfl.struct
+@core.struct
 class State:
-    models: Any = pfl.per_client()
+    models: Any = core.per_client()
 
 
-@pfl.algorithm("kept_average")
-class KeptAverage(pfl.Algorithm):
+@core.algorithm("kept_average")
+class KeptAverage(core.Algorithm):
     """w_i <- keep w_i + (1 - keep) sum_j p_j w_j, p_j by training samples.
 
     Attributes:
@@ -29,7 +26,7 @@ class KeptAverage(pfl.Algorithm):
     keep: float = 0.5  # traced: swept inside one program
 
     def validate(self):
-        require(0 <= self.keep <= 1, "keep", self.keep, "in [0, 1]")
+        core.require(0 <= self.keep <= 1, "keep", self.keep, "in [0, 1]")
 
     def init(self, ctx):
         return State(ctx.replicate(ctx.initial_model()))

@@ -30,7 +30,7 @@ class SensorNetwork(nn.Module):
         return self.head(self.features(x))
 
 
-@pfl.register_model("sensor_network")
+@pfl.models.register_model("sensor_network")
 def sensor_network(input_shape, num_classes, initializer, *, width: int = 16, kernel: int = 9):
     """Two convolutions along time and their mean, initialised as Flax does."""
     windows = len(input_shape) == 3 and input_shape[1] == 1

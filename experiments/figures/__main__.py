@@ -151,7 +151,9 @@ def draw(name: str | None, args: absl.flags.FlagValues) -> Drawing:
     if name is None:
         raise InputError("Give the name of a figure, such as waffle/weights; --list shows them.")
     plot = _figure(name)
-    options = pfl.parse_options(options_given(args), plot.options, f"option of figure {name!r}")
+    options = pfl.data.parse_options(
+        options_given(args), plot.options, f"option of figure {name!r}"
+    )
     if not plot.needs_runs:
         if args.runs:
             raise InputError(f"{name} draws a formula: leave --runs out.")
@@ -205,8 +207,8 @@ def read_colors(words: Sequence[str]) -> dict[int, str]:
     result = {}
     for word in words:
         name, _, colour = word.partition("=")
-        if name not in pfl.ALGORITHMS:
-            raise unknown_name("algorithm of --colors", name, pfl.ALGORITHMS)
+        if name not in pfl.core.ALGORITHMS:
+            raise unknown_name("algorithm of --colors", name, pfl.core.ALGORITHMS)
         if not is_color_like(colour):
             raise InputError(
                 f"--colors takes NAME=COLOUR with a colour such as red or #d62728, got {word!r}."

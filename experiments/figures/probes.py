@@ -126,7 +126,7 @@ def saved_models(run: Run, row: int, federation: pfl.Federation, name: str) -> T
       InputError: no such model was saved.
     """
     path = run.folder / "models.npz"
-    axes = pfl.model_axes(path)
+    axes = pfl.results.model_axes(path)
     if name not in axes:
         raise unknown_name(f"model in {path}", name, axes)
     held = pfl.load_models(path)[name]
@@ -165,7 +165,10 @@ def _within(model: Tree, path: str) -> np.ndarray | None:
 
 def saved_names(run: Run, prefix: str) -> list[str]:
     """Names of saved models that are a prefix and a number, by that number."""
-    ends = {name.removeprefix(prefix): name for name in pfl.model_axes(run.folder / "models.npz")}
+    ends = {
+        name.removeprefix(prefix): name
+        for name in pfl.results.model_axes(run.folder / "models.npz")
+    }
     return [ends[end] for end in sorted(filter(str.isdecimal, ends), key=int)]
 
 
@@ -213,14 +216,14 @@ def _cosines(federation, models, seed, rounds):
     ]), cohort.mask  # fmt: skip
 
 
-def _leaves_of(plan: pfl.LeafPlan, block: str) -> list[int]:
+def _leaves_of(plan: pfl.core.LeafPlan, block: str) -> list[int]:
     return [
         i for i, path in enumerate(plan.paths)
         if plan.blocks[plan.block_of[i]] == block and path.startswith("params/")
     ]  # fmt: skip
 
 
-def _trainable_blocks(plan: pfl.LeafPlan) -> list[str]:
+def _trainable_blocks(plan: pfl.core.LeafPlan) -> list[str]:
     return [block for block in plan.blocks if _leaves_of(plan, block)]
 
 
@@ -244,10 +247,10 @@ def _norms(federation, model, seed, rounds, client, weight, steps):
     ctx = context(federation, seed, rounds)
     plan, num_classes = federation.plan, federation.data.num_classes
 
-    wdr = pfl.WeightDistribution(weight)
+    wdr = pfl.training.WeightDistribution(weight)
 
     def estimate(params):
-        return pfl.estimated_class_shares(params, plan, num_classes)
+        return pfl.training.estimated_class_shares(params, plan, num_classes)
 
     def regularizer(params, batch, broadcast, client):
         return wdr(params, batch, client, plan)
@@ -273,7 +276,7 @@ def _norms(federation, model, seed, rounds, client, weight, steps):
 def model_class_norms(federation: pfl.Federation, models: Tree) -> np.ndarray:
     """Class norms [N, C] of a stack of models (cwFedAVG, eq. 9)."""
     plan, num_classes = federation.plan, federation.data.num_classes
-    one = jax.vmap(lambda params: pfl.estimated_class_shares(params, plan, num_classes))
+    one = jax.vmap(lambda params: pfl.training.estimated_class_shares(params, plan, num_classes))
     return np.asarray(one(models["params"]), float)
 
 

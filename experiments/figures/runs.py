@@ -53,12 +53,12 @@ class Run:
     metric: str | None = None
 
     @cached_property
-    def measures(self) -> tuple[pfl.Measure, ...]:
+    def measures(self) -> tuple[pfl.models.Measure, ...]:
         """All that were scored; the first is the headline of its task."""
         return run_files.measures_of(self.summary)
 
     @property
-    def measure(self) -> pfl.Measure:
+    def measure(self) -> pfl.models.Measure:
         """The one that is shown."""
         return next(one for one in self.measures if self.metric in (None, one.name))
 
@@ -286,7 +286,7 @@ def find(
                 found.setdefault(path.parent.resolve(), read(path.parent))
     runs = sorted_by_given(list(found.values()))
     ran = {run.algorithm for run in runs}
-    chosen = {pfl.algorithm_name(name, ran, "algorithm among the runs") for name in algorithms}
+    chosen = {pfl.core.algorithm_name(name, ran, "algorithm among the runs") for name in algorithms}
     return measured([run for run in runs if not chosen or run.algorithm in chosen], metric)
 
 

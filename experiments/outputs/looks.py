@@ -18,7 +18,9 @@ def number(algorithm: str) -> int:
     its name, so that it moves nobody else's.
     """
     ours = [
-        name for name, cls in pfl.ALGORITHMS.items() if cls.__module__.startswith("fedjax_pfl.")
+        name
+        for name, cls in pfl.core.ALGORITHMS.items()
+        if cls.__module__.startswith("fedjax_pfl.")
     ]
     order = [*FIRST, *sorted(set(ours) - set(FIRST))]
     if algorithm in order:

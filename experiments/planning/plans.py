@@ -38,7 +38,7 @@ class Plan:
       step_floor: cycles that a local step takes at least, for all lanes' weights to pass through
         memory; None where cycles are unknown.
       host: bytes on the host, and moved in a round, where clients' state lies there (see
-        `pfl.Lowered.host`): "rows", "samples", "to_device" and "from_device"; else empty.
+        `pfl.engine.Lowered.host`): "rows", "samples", "to_device" and "from_device"; else empty.
       cycles: of one round, models being scored as often as asked; None where the compiler expects
         none.
       rounds_per_second: of all seeds together, promised by the cycles.

@@ -128,7 +128,7 @@ def parse(text: str) -> Target:
         chip_names = ", ".join(chips())
         hint = f"A chip is one of {chip_names}; four of them are such as v5e:2x2 or h100:4."
         near = suggestions(text, names())
-        raise pfl.unknown_name(
+        raise pfl.core.unknown_name(
             "--target", text, names(), listed="--list", hint=None if near else hint
         )
     single = not colon or set(topology.split("x")) == {"1"}  # libtpu describes no topology of one

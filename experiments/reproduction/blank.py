@@ -29,6 +29,6 @@ def registered(name: str) -> str | None:
             parts += [images, rng.permutation(labels)]
         return pfl.dataset_from_arrays(blank, *parts, num_classes=len(kind.train))
 
-    if blank not in pfl.DATASETS:
-        pfl.register_dataset(blank, f"{name} without its content")(load)
+    if blank not in pfl.data.DATASETS:
+        pfl.data.register_dataset(blank, f"{name} without its content")(load)
     return blank

@@ -80,7 +80,7 @@ def keep(folder: Path, table: PaperTable, scale: str, reading: str | None, secti
             scores, origin = measured(table, section.column, line, place)
             seeds = [str(seed) for seed in read_json(place / "config.json")["seeds"]]
             new[f"{section.column.name}/{line.name}"] = plain({
-                "run": run, "revision": identity.revision(pfl.ALGORITHMS[line.algorithm]),
+                "run": run, "revision": identity.revision(pfl.core.ALGORITHMS[line.algorithm]),
                 "scores": dict(zip(seeds, np.asarray(scores, float), strict=True)), **origin,
             })  # fmt: skip
     if new:

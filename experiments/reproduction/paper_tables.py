@@ -153,7 +153,7 @@ class Line:
 
     @property
     def registered(self) -> bool:
-        return self.algorithm in pfl.ALGORITHMS
+        return self.algorithm in pfl.core.ALGORITHMS
 
     def same_run(self, other: "Line") -> bool:
         """Whether both are scores of one run."""
@@ -270,7 +270,7 @@ def load(name: str, folder: Path | None = None) -> PaperTable:
     folder = FOLDER if folder is None else folder
     known = listed(folder)
     if name not in known:
-        raise pfl.unknown_name("table", name, known)
+        raise pfl.core.unknown_name("table", name, known)
     path = folder / f"{name}.toml"
     table = read(PaperTable, path, name=name)
     check(table, path)

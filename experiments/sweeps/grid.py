@@ -64,14 +64,14 @@ def traced(name: str, algorithms: Mapping[str, pfl.Algorithm]) -> bool:
                 f"{' or '.join(f'{owner}.{name}' for owner in owners)}."
             )
         if name not in allowed:
-            raise pfl.unknown_name("name in --grid", name, allowed)
+            raise pfl.core.unknown_name("name in --grid", name, allowed)
         return False
     if algorithm not in algorithms:
-        algorithm = pfl.algorithm_name(algorithm, algorithms, "algorithm in --grid")
+        algorithm = pfl.core.algorithm_name(algorithm, algorithms, "algorithm in --grid")
     names = {*algorithms[algorithm].hyperparameters(), *OWN}
     if key not in names:
         raise unknown_hyperparameter(algorithm, key, names, " in --grid")
-    return key in pfl.sweepable(algorithms[algorithm])
+    return key in pfl.engine.sweepable(algorithms[algorithm])
 
 
 def changing_data(grid: Collection[str]) -> list[str]:

@@ -1,1 +1,1 @@
-"""Mixing matrices, similarities, and the plan of a model's leaves."""
+"""Mixing matrices, similarities, products of stacked models, and the leaves that are shared."""

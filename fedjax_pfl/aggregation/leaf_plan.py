@@ -17,6 +17,7 @@ import numpy as np
 
 from fedjax_pfl.aggregation import pairs, sharing
 from fedjax_pfl.aggregation.sharing import Rule
+from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import InputError, require_name
 from fedjax_pfl.utils.typing import Tree
 
@@ -143,7 +144,7 @@ class LeafPlan:
 
     def with_private(self, models: Tree, private: Tree) -> Tree:
         """Models whose private leaves are those of `private`, a half of `split`."""
-        return join(self.split(models)[0], private)
+        return trees.join(self.split(models)[0], private)
 
     def compared(self, leaf: int) -> bool:
         """Whether the leaf of that number is trainable and shared."""
@@ -275,10 +276,3 @@ def block_name(path: str) -> str:
     """The block of the leaf of that path, by its parts."""
     collection, *inner = path.split("/")
     return "/".join(inner[:-1]) or (inner[-1] if inner else collection)
-
-
-def join(shared: Tree, private: Tree) -> Tree:
-    """Puts the two halves of `LeafPlan.split` together again."""
-    return jax.tree.map(
-        lambda a, b: b if a is None else a, shared, private, is_leaf=lambda x: x is None
-    )

@@ -10,25 +10,21 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_pfl import core, trees
 from fedjax_pfl.aggregation.pairs import Pair, blend, parts
 from fedjax_pfl.algorithms import fedavg
-from fedjax_pfl.core.algorithm_registry import algorithm
-from fedjax_pfl.training.local_sgd import Trained
-from fedjax_pfl.utils import trees
-from fedjax_pfl.utils.errors import InputError, require
-from fedjax_pfl.utils.structs import Broadcast, per_client, static, struct
 
 ALPHA_DECAY = 0.02  # of the published code, in the form "logits" alone
 
 
-@struct
+@core.struct
 class State(fedavg.State):
-    own: Any = per_client()  # v_i
-    alphas: Any = per_client()  # [N]
+    own: Any = core.per_client()  # v_i
+    alphas: Any = core.per_client()  # [N]
 
 
-@struct
-class Both(Trained):
+@core.struct
+class Both(core.Trained):
     """What members send, their w_i, and what they keep.
 
     Attributes:
@@ -40,7 +36,7 @@ class Both(Trained):
     alphas: Any = None
 
 
-@algorithm("apfl")
+@core.algorithm("apfl")
 class Apfl(fedavg.Weighted):
     """APFL: each client mixes the server's model with its own, alpha_i v_i + (1 - alpha_i) w.
 
@@ -64,19 +60,19 @@ class Apfl(fedavg.Weighted):
     """
 
     alpha: float = 0.5
-    adapt_alpha: Literal["first_step", "first_epoch", "every_step", "never"] = static(
+    adapt_alpha: Literal["first_step", "first_epoch", "every_step", "never"] = core.static(
         default="first_step"
     )
-    form: Literal["parameters", "logits"] = static(default="parameters")
-    weighting: Literal["size", "uniform"] = static(default="size")
+    form: Literal["parameters", "logits"] = core.static(default="parameters")
+    weighting: Literal["size", "uniform"] = core.static(default="size")
 
     def validate(self):
-        require(0 <= self.alpha <= 1, "alpha", self.alpha, "in [0, 1]")
+        core.require(0 <= self.alpha <= 1, "alpha", self.alpha, "in [0, 1]")
 
     def check(self, federation):
         self.check_whole_models(federation)
         if self.form == "logits" and federation.extra_loss is not None:
-            raise InputError(
+            raise core.InputError(
                 "apfl with form='logits' has one loss of two models, which the federation's "
                 "extra_loss does not know: leave that out, or take form='parameters'."
             )
@@ -94,7 +90,7 @@ class Apfl(fedavg.Weighted):
         return jnp.broadcast_to(jnp.asarray(self.alpha, ctx.dtype), (ctx.num_clients,))
 
     def local_update(self, ctx, state: State, received, **options):
-        if isinstance(received, Broadcast):
+        if isinstance(received, core.Broadcast):
             received = trees.replicate(received.model, ctx.cohort.size)
         own, alphas = ctx.cohort.gather((state.own, state.alphas))
         return self.train_both(ctx, received, own, alphas, **options)
@@ -144,7 +140,7 @@ class Apfl(fedavg.Weighted):
     def models(self, ctx, state: State, rows):
         named = super().models(ctx, state, rows)
         shared = named["personalized"]  # as received
-        if isinstance(shared, Broadcast):
+        if isinstance(shared, core.Broadcast):
             shared = trees.replicate(shared.model, rows.shape[0])
         own = trees.take(state.own, rows)
         return {**named, "personalized": self.mixture(own, shared, state.alphas[rows])}

@@ -11,24 +11,20 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from fedjax_pfl.aggregation import leaf_plan, mixing, similarity
-from fedjax_pfl.core.algorithm import Algorithm
-from fedjax_pfl.core.algorithm_registry import algorithm
-from fedjax_pfl.utils import keys, trees
-from fedjax_pfl.utils.errors import InputError, require
-from fedjax_pfl.utils.structs import per_client, per_pair, static, struct
-from fedjax_pfl.utils.typing import Stack
+from fedjax_pfl import core, mixing, similarity, trees
+from fedjax_pfl.utils import keys
 
 
-@struct
+@core.struct
 class State:
-    cores: Stack = per_client()  # c_i
-    relations: jax.Array = per_pair()  # q, [receiver, sender]
-    personal: Stack = per_client()  # w_i as last trained, with the others' cores as downloaded
+    cores: core.Stack = core.per_client()  # c_i
+    relations: jax.Array = core.per_pair()  # q, [receiver, sender]
+    # w_i as last trained, with the others' cores as downloaded
+    personal: core.Stack = core.per_client()
 
 
-@algorithm("apple")
-class Apple(Algorithm):
+@core.algorithm("apple")
+class Apple(core.Algorithm):
     """Client i uses w_i = sum_j q_ij c_j, and learns its core c_i and its relations q_i (Alg. 1).
 
     On every minibatch both take a step along their gradients at the same point, with g the gradient
@@ -56,20 +52,20 @@ class Apple(Algorithm):
     relation_rate: float = 1e-3
     mu: float = 0.1
     penalty_share: float = 0.1
-    penalty_schedule: Literal["exponential", "cosine"] = static(default="exponential")
+    penalty_schedule: Literal["exponential", "cosine"] = core.static(default="exponential")
     relation_momentum: float = 0.9
-    initial: Literal["independent", "common"] = static(default="common")
+    initial: Literal["independent", "common"] = core.static(default="common")
 
     def validate(self):
-        require(self.relation_rate >= 0, "relation_rate", self.relation_rate, "at least 0")
-        require(self.mu >= 0, "mu", self.mu, "at least 0")
+        core.require(self.relation_rate >= 0, "relation_rate", self.relation_rate, "at least 0")
+        core.require(self.mu >= 0, "mu", self.mu, "at least 0")
         share, momentum = self.penalty_share, self.relation_momentum
-        require(0 <= share <= 1, "penalty_share", share, "in [0, 1]")
-        require(0 <= momentum < 1, "relation_momentum", momentum, "at least 0 and below 1")
+        core.require(0 <= share <= 1, "penalty_share", share, "in [0, 1]")
+        core.require(0 <= momentum < 1, "relation_momentum", momentum, "at least 0 and below 1")
 
     def check(self, federation):
         if not any(federation.plan.shared):
-            raise InputError("apple mixes what clients share, and share is 'none'.")
+            raise core.InputError("apple mixes what clients share, and share is 'none'.")
 
     def remarks(self, federation):
         told = "relation_rate is 0: relations stay as they began"
@@ -90,16 +86,16 @@ class Apple(Algorithm):
         first, penalty = self._first_relations(ctx), self.penalty(ctx.t, ctx.num_rounds)
 
         def both(carry, batch, rng, stack, client):
-            core, q, speed = carry
-            model = mixture(ctx.plan, q, core.model, stack, client.row)
+            own, q, speed = carry
+            model = mixture(ctx.plan, q, own.model, stack, client.row)
             found = step.loss_and_gradient(model, batch, rng, None, client)
             whole = {**model, "params": found.gradient}
-            g, mine = ctx.plan.uploaded(whole), ctx.plan.uploaded(core.model)
+            g, mine = ctx.plan.uploaded(whole), ctx.plan.uploaded(own.model)
             along = similarity.dots(stack, g).at[client.row].set(optax.tree.vdot(g, mine))
             speed = self.relation_momentum * speed + along + penalty * (q - first)
-            scaled = leaf_plan.join(optax.tree.scale(q[client.row], g), whole)["params"]
-            core = step.update(core, found._replace(gradient=scaled))
-            return core, q - self.relation_rate * speed, speed
+            scaled = trees.join(optax.tree.scale(q[client.row], g), whole)["params"]
+            own = step.update(own, found._replace(gradient=scaled))
+            return own, q - self.relation_rate * speed, speed
 
         cores, relations = ctx.cohort.gather((state.cores, state.relations))
         begin = step.begin_all(cores), relations, jnp.zeros_like(relations)
@@ -132,17 +128,17 @@ class Apple(Algorithm):
         return {"personalized": trees.take(state.personal, rows)}
 
 
-def mixture(plan, q, core, stack, row):
+def mixture(plan, q, own, stack, row):
     """w_i = sum_j q_j c_j of the client in that row, with its own core as it is by now.
 
     Args:
       q: [N].
-      core: c_i; its private leaves and statistics are those of w_i.
+      own: c_i; its private leaves and statistics are those of w_i.
       stack: the mixed leaves of all cores as downloaded, [N, ...]; c_i's is not looked at.
     """
     others = mixing.combine(q.at[row].set(0), stack)
-    mixed = optax.tree.add_scale(others, q[row], plan.uploaded(core))
-    return leaf_plan.join(mixed, core)
+    mixed = optax.tree.add_scale(others, q[row], plan.uploaded(own))
+    return trees.join(mixed, own)
 
 
 def mixtures(plan, relations, own, stack, rows):

@@ -18,17 +18,7 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl.aggregation import leaf_plan, mixing
-from fedjax_pfl.core.algorithm import Algorithm
-from fedjax_pfl.core.algorithm_registry import algorithm
-from fedjax_pfl.core.context import Context
-from fedjax_pfl.core.record import Record
-from fedjax_pfl.federation.participation import Cohort
-from fedjax_pfl.federation.regularizers import proximal
-from fedjax_pfl.utils import trees
-from fedjax_pfl.utils.errors import require
-from fedjax_pfl.utils.structs import Broadcast, per_client, per_server, static, struct
-from fedjax_pfl.utils.typing import Mask, Model, PerClient, PerMember, Stack
+from fedjax_pfl import core, mixing, training, trees
 
 
 class Turn(NamedTuple):
@@ -42,18 +32,18 @@ class Turn(NamedTuple):
       loss: [M].
     """
 
-    cohort: Cohort
-    starts: Mask
-    arrives: Mask
-    trained: Stack
-    loss: PerMember
+    cohort: core.Cohort
+    starts: core.Mask
+    arrives: core.Mask
+    trained: core.Stack
+    loss: core.PerMember
 
     @property
-    def late(self) -> Mask:
+    def late(self) -> core.Mask:
         """bool [M]: uploads whose training began in an earlier round."""
         return self.arrives & (self.cohort.staleness > 0)
 
-    def sound(self, earlier: PerClient) -> tuple["Turn", PerClient]:
+    def sound(self, earlier: core.PerClient) -> tuple["Turn", core.PerClient]:
         """(the turn without late uploads of diverged training, bool [N] for the next round).
 
         Args:
@@ -65,7 +55,7 @@ class Turn(NamedTuple):
         turn = turn._replace(cohort=self.cohort.at_work(turn.starts | turn.arrives))
         return turn, self.cohort.scatter(earlier, self.starts, where=began)
 
-    def record(self, ctx: Context, weights: PerMember) -> Record:
+    def record(self, ctx: core.Context, weights: core.PerMember) -> core.Record:
         """One model down for each client that begins, one up for each upload that arrives."""
         clients = {
             "train_loss": jnp.where(self.starts, self.loss, jnp.nan),
@@ -75,11 +65,11 @@ class Turn(NamedTuple):
         return ctx.record(self.cohort, up=up, down=down, clients=clients, mixing=weights)
 
 
-def take_turn(ctx: Context, state, cohort: Cohort | None = None, **options) -> Turn:
+def take_turn(ctx: core.Context, state, cohort: core.Cohort | None = None, **options) -> Turn:
     """Trains the members that begin in this round; `options` are those of `ctx.train`."""
     cohort = ctx.cohort if cohort is None else cohort
     starts, arrives = cohort.starts, cohort.arrives
-    begin = Broadcast(state.server)
+    begin = core.Broadcast(state.server)
     if not ctx.plan.all_shared:  # private leaves are those of the client's own model
         one, own = trees.replicate(state.server, 1), cohort.gather(state.trained)
         begin = ctx.average(jnp.ones((1,)), one, onto=own)
@@ -89,15 +79,15 @@ def take_turn(ctx: Context, state, cohort: Cohort | None = None, **options) -> T
     return Turn(cohort, starts & cohort.mask, arrives & cohort.mask, sent.models, sent.loss)
 
 
-@struct
+@core.struct
 class State:
-    server: Model = per_server()
-    trained: Stack = per_client()  # each client's own: as last trained, or as sent late
-    finite: PerClient = per_client()  # whether that training stayed finite, bool [N]
+    server: core.Model = core.per_server()
+    trained: core.Stack = core.per_client()  # each client's own: as last trained, or as sent late
+    finite: core.PerClient = core.per_client()  # whether that training stayed finite, bool [N]
 
 
-@algorithm("fedavg_async")
-class FedAvgAsync(Algorithm):
+@core.algorithm("fedavg_async")
+class FedAvgAsync(core.Algorithm):
     """FedAvg of all uploads that arrive, late ones unchanged ("FedAvg (Async)")."""
 
     batch_norm = "shared"
@@ -118,7 +108,7 @@ class FedAvgAsync(Algorithm):
         cohort = turn.cohort
         held = cohort.scatter(state.trained, turn.trained, where=turn.starts)
         uploads = self.uploads(ctx, turn, cohort.gather(held), state.server)
-        sent = ctx.upload(uploads, Broadcast(state.server))
+        sent = ctx.upload(uploads, core.Broadcast(state.server))
         server, weights = self.aggregate(ctx, turn, sent, state.server)
         held = cohort.scatter(held, uploads, where=turn.late)
         return State(server, held, finite), turn.record(ctx, weights)
@@ -136,16 +126,16 @@ class FedAvgAsync(Algorithm):
     def moved(ctx, server, mean):
         """`server`, a model or a stack of them, with the shared leaves of `mean`."""
         split = ctx.plan.split
-        return leaf_plan.join(split(mean)[0], split(server)[1])
+        return trees.join(split(mean)[0], split(server)[1])
 
     def models(self, ctx, state, rows):
         named = {"personalized": trees.take(state.trained, rows)}
         if ctx.plan.all_shared:
-            named["global"] = Broadcast(state.server)
+            named["global"] = core.Broadcast(state.server)
         return named
 
 
-@algorithm("fedavg_sync")
+@core.algorithm("fedavg_sync")
 class FedAvgSync(FedAvgAsync):
     """FedAvg over clients that begin and arrive in the same round ("FedAvg (Sync)").
 
@@ -158,7 +148,7 @@ class FedAvgSync(FedAvgAsync):
         return take_turn(ctx, state, ctx.cohort.dropping_late())
 
 
-@algorithm("fedasync")
+@core.algorithm("fedasync")
 class FedAsync(FedAvgAsync):
     """Uploads count less the later they come (Xie et al. 2019): w <- (1 - a) w + a w_i.
 
@@ -178,24 +168,24 @@ class FedAsync(FedAvgAsync):
 
     row_stochastic = False  # the rest of a row is the weight of the server's own model
 
-    mode: Literal["tick", "original"] = static(default="tick")
+    mode: Literal["tick", "original"] = core.static(default="tick")
     alpha: float = 0.8
-    decay: Literal["poly", "hinge", "constant"] = static(default="poly")
+    decay: Literal["poly", "hinge", "constant"] = core.static(default="poly")
     decay_rate: float = 0.5
     decay_start: float = 4.0
     proximal: float = 0.0
 
     def validate(self):
-        require(0 <= self.alpha <= 1, "alpha", self.alpha, "in [0, 1]")
+        core.require(0 <= self.alpha <= 1, "alpha", self.alpha, "in [0, 1]")
         for name in ("decay_rate", "decay_start", "proximal"):
-            require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
+            core.require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
         if self.mode == "tick":
             given = (self.decay, self.decay_rate, self.decay_start)
             as_is = ("poly", 0.5, 4.0)
-            require(given == as_is, "decay of mode 'tick'", given, f"{as_is}, as it is")
+            core.require(given == as_is, "decay of mode 'tick'", given, f"{as_is}, as it is")
 
     def turn(self, ctx, state):
-        pull = proximal(self.proximal)
+        pull = training.proximal(self.proximal)
         return take_turn(ctx, state, extra_loss=pull, broadcast=state.server["params"])
 
     def uploads(self, ctx, turn, models, server):

@@ -11,29 +11,24 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_pfl.aggregation import mixing, similarity
+from fedjax_pfl import core, mixing, similarity, trees
 from fedjax_pfl.algorithms.common.best_model import best_fitting, mean_private
 from fedjax_pfl.algorithms.common.bipartition import largest_between, second_halves
 from fedjax_pfl.algorithms.common.cluster_tree import ClusterTree, written
-from fedjax_pfl.core.algorithm import Algorithm
-from fedjax_pfl.core.algorithm_registry import algorithm
-from fedjax_pfl.utils import trees
-from fedjax_pfl.utils.errors import InputError, require
-from fedjax_pfl.utils.structs import per_client, per_server, static, struct
-from fedjax_pfl.utils.typing import Stack
 
 
-@struct
+@core.struct
 class State:
-    models: Stack = per_server()  # [K, ...]; neither private leaves nor unused numbers matter
-    private: Any = per_client()  # statistics that stay with their clients
-    cluster: Any = per_client()  # int32 [N]
-    count: Any = per_server()  # int32 [], clusters in use: 0, ..., count - 1
-    tree: ClusterTree | None = per_server()  # only with best_of_tree
+    # [K, ...]; neither private leaves nor unused numbers matter
+    models: core.Stack = core.per_server()
+    private: Any = core.per_client()  # statistics that stay with their clients
+    cluster: Any = core.per_client()  # int32 [N]
+    count: Any = core.per_server()  # int32 [], clusters in use: 0, ..., count - 1
+    tree: ClusterTree | None = core.per_server()  # only with best_of_tree
 
 
-@algorithm("cfl")
-class Cfl(Algorithm):
+@core.algorithm("cfl")
+class Cfl(core.Algorithm):
     """FedAvg with equal weights within clusters; one that stands still is split in two.
 
     A cluster is split where, of its members' updates, the mean's norm is below `mean_below`, the
@@ -62,22 +57,22 @@ class Cfl(Algorithm):
     mean_below: float = 0.4
     largest_above: float = 1.6
     first_split: int = 20
-    max_clusters: int = static(default=10)
-    linkage: Literal["complete", "single"] = static(default="complete")
+    max_clusters: int = core.static(default=10)
+    linkage: Literal["complete", "single"] = core.static(default="complete")
     gamma_max: float = -1.0
-    best_of_tree: bool = static(default=False)
+    best_of_tree: bool = core.static(default=False)
 
     def validate(self):
         for name in ("mean_below", "largest_above", "first_split"):
-            require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
-        require(self.max_clusters >= 1, "max_clusters", self.max_clusters, "at least 1")
+            core.require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
+        core.require(self.max_clusters >= 1, "max_clusters", self.max_clusters, "at least 1")
         given = self.gamma_max == -1 or self.gamma_max >= 0
-        require(given, "gamma_max", self.gamma_max, "at least 0, or -1 for no test")
+        core.require(given, "gamma_max", self.gamma_max, "at least 0, or -1 for no test")
 
     def check(self, federation):
         self.check_whole_models(federation)
         if self.best_of_tree and not federation.data.validation.total:
-            raise InputError(
+            raise core.InputError(
                 "cfl's best_of_tree chooses by validation samples, and the federation has none: "
                 "partition.split_validation(0.2, seed=0), or --validation_fraction=0.2, sets "
                 "training samples aside."

@@ -9,30 +9,22 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl.aggregation import mixing, products
-from fedjax_pfl.core.algorithm import Algorithm
-from fedjax_pfl.core.algorithm_registry import algorithm
-from fedjax_pfl.federation.regularizers import (
-    WeightDistribution,
-    classifier_kernel,
-    estimated_class_shares,
-)
-from fedjax_pfl.utils import trees
-from fedjax_pfl.utils.errors import InputError, require
-from fedjax_pfl.utils.structs import Broadcast, per_client, per_server, static, struct
-from fedjax_pfl.utils.typing import PerClient, Stack
+from fedjax_pfl import core, mixing, training, trees
+from fedjax_pfl.aggregation import products
 
 
-@struct
+@core.struct
 class State:
-    models: Stack = per_client()
-    shares: PerClient | None = per_client()  # [N, C], of the last uploads; only with "norms"
-    classes: Stack | None = per_server()  # [C, ...]; only with score_class_models
-    told: PerClient | None = per_client()  # bool: has sent its labels' shares; only with "labels"
+    models: core.Stack = core.per_client()
+    # [N, C], of the last uploads; only with "norms"
+    shares: core.PerClient | None = core.per_client()
+    classes: core.Stack | None = core.per_server()  # [C, ...]; only with score_class_models
+    # bool: has sent its labels' shares; only with "labels"
+    told: core.PerClient | None = core.per_client()
 
 
-@algorithm("cwfedavg")
-class CwFedAvg(Algorithm):
+@core.algorithm("cwfedavg")
+class CwFedAvg(core.Algorithm):
     """One global model for each class; every client mixes its own model from them (Alg. 1).
 
     Eqs. (3)-(9). Both aggregations are one matrix, W = P Q^T. P [N, C] holds the clients' class
@@ -60,24 +52,24 @@ class CwFedAvg(Algorithm):
     needs_classes = True
 
     wdr_weight: float = 10.0
-    shares: Literal["norms", "labels"] = static(default="norms")
-    score_class_models: bool = static(default=False)
+    shares: Literal["norms", "labels"] = core.static(default="norms")
+    score_class_models: bool = core.static(default=False)
 
     @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
     def channels(self) -> tuple[str, ...]:
         return ("the shares of its classes",) if self.shares == "labels" else ()
 
     def validate(self):
-        require(self.wdr_weight >= 0, "wdr_weight", self.wdr_weight, "at least 0")
+        core.require(self.wdr_weight >= 0, "wdr_weight", self.wdr_weight, "at least 0")
 
     def check(self, federation):
-        if self.wdr_weight != 0 and isinstance(federation.extra_loss, WeightDistribution):
-            raise InputError(
+        if self.wdr_weight != 0 and isinstance(federation.extra_loss, training.WeightDistribution):
+            raise core.InputError(
                 f"cwfedavg has a wdr_weight of its own, {self.wdr_weight}, and the federation adds "
                 "that regularizer to every algorithm: set one of the two to 0."
             )
         shapes = jax.eval_shape(lambda: federation.initial_model(jax.random.key(0)))
-        classifier_kernel(shapes["params"], federation.plan, federation.data.num_classes)
+        training.classifier_kernel(shapes["params"], federation.plan, federation.data.num_classes)
 
     def init(self, ctx):
         model = ctx.initial_model()
@@ -88,7 +80,7 @@ class CwFedAvg(Algorithm):
         return State(ctx.replicate(model), shares, classes, told)
 
     def round(self, ctx, state):
-        wdr = WeightDistribution(self.wdr_weight)
+        wdr = training.WeightDistribution(self.wdr_weight)
 
         def regularizer(params, batch, broadcast, client):
             return wdr(params, batch, client, ctx.plan)
@@ -129,7 +121,9 @@ class CwFedAvg(Algorithm):
     @staticmethod
     def norm_shares(ctx, model):
         """Eq. (9), [C], of the classifier's columns."""
-        return estimated_class_shares(model["params"], ctx.plan, ctx.federation.data.num_classes)
+        return training.estimated_class_shares(
+            model["params"], ctx.plan, ctx.federation.data.num_classes
+        )
 
     @staticmethod
     def true_shares(ctx):
@@ -139,7 +133,7 @@ class CwFedAvg(Algorithm):
     def models(self, ctx, state, rows):
         named = {"personalized": trees.take(state.models, rows)}
         for c in range(ctx.federation.data.num_classes if self.score_class_models else 0):
-            named[f"class_{c}"] = Broadcast(trees.row(state.classes, c))
+            named[f"class_{c}"] = core.Broadcast(trees.row(state.classes, c))
         return named
 
 

@@ -6,23 +6,17 @@ Tian Li, Shengyuan Hu, Ahmad Beirami, Virginia Smith. ICML 2021. https://arxiv.o
 from dataclasses import replace
 from typing import Any, Literal
 
+from fedjax_pfl import core, training, trees
 from fedjax_pfl.algorithms import fedavg
-from fedjax_pfl.core.algorithm_registry import algorithm
-from fedjax_pfl.federation.regularizers import proximal
-from fedjax_pfl.training.local_sgd import Trained
-from fedjax_pfl.utils import trees
-from fedjax_pfl.utils.errors import require
-from fedjax_pfl.utils.structs import per_client, static, struct
-from fedjax_pfl.utils.typing import Stack
 
 
-@struct
+@core.struct
 class State(fedavg.State):
-    own: Stack = per_client()  # v_i
+    own: core.Stack = core.per_client()  # v_i
 
 
-@struct
-class Both(Trained):
+@core.struct
+class Both(core.Trained):
     """What members have after their local work: the models that they send, and their own.
 
     Attributes:
@@ -32,7 +26,7 @@ class Both(Trained):
     own: Any = None
 
 
-@algorithm("ditto")
+@core.algorithm("ditto")
 class Ditto(fedavg.Weighted):
     """FedAvg, and beside it own models near the server's: v <- v - eta (g(v) + lambda (v - w)).
 
@@ -50,16 +44,18 @@ class Ditto(fedavg.Weighted):
     """
 
     pull: float = 1.0
-    personal_epochs: int = static(default=0)
-    batches: Literal["own", "shared"] = static(default="own")
-    weighting: Literal["size", "uniform"] = static(default="size")
+    personal_epochs: int = core.static(default=0)
+    batches: Literal["own", "shared"] = core.static(default="own")
+    weighting: Literal["size", "uniform"] = core.static(default="size")
 
     def validate(self):
-        require(self.pull >= 0, "pull", self.pull, "at least 0")
-        require(self.personal_epochs >= 0, "personal_epochs", self.personal_epochs, "at least 0")
+        core.require(self.pull >= 0, "pull", self.pull, "at least 0")
+        core.require(
+            self.personal_epochs >= 0, "personal_epochs", self.personal_epochs, "at least 0"
+        )
         own = self.batches == "own" or not self.personal_epochs
         allowed = "0 with batches=shared, which serve both models"
-        require(own, "personal_epochs", self.personal_epochs, allowed)
+        core.require(own, "personal_epochs", self.personal_epochs, allowed)
 
     def remarks(self, federation):
         told = "pull is 0: what is scored was trained locally"
@@ -90,7 +86,7 @@ class Ditto(fedavg.Weighted):
 
     def near(self, state: State):
         """Options of `ctx.train` that keep a model near the server's."""
-        return {"extra_loss": proximal(self.pull), "broadcast": state.server["params"]}
+        return {"extra_loss": training.proximal(self.pull), "broadcast": state.server["params"]}
 
     def server_update(self, ctx, state: State, mean, weights, sent: Both):
         after = super().server_update(ctx, state, mean, weights, sent)

@@ -10,24 +10,21 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl.aggregation.sharing import SharedLayers
+from fedjax_pfl import core, trees
 from fedjax_pfl.algorithms import fedavg
 from fedjax_pfl.algorithms.common.fedala_weights import learnt_weights, theta_hat
-from fedjax_pfl.core.algorithm_registry import algorithm
-from fedjax_pfl.utils import trees
-from fedjax_pfl.utils.errors import require
-from fedjax_pfl.utils.structs import Broadcast, per_client, static, struct
 
 
-@struct
+@core.struct
 class State(fedavg.State):
-    models: Any = per_client()  # theta_hat, what each client trains from
-    trained: Any = per_client()  # theta_i, what it trained last
-    weights: Any = per_client()  # W_i of the upper layers, in [0, 1]; None in place of the others
-    begun: Any = per_client()  # bool: whether it has adapted before
+    models: Any = core.per_client()  # theta_hat, what each client trains from
+    trained: Any = core.per_client()  # theta_i, what it trained last
+    # W_i of the upper layers, in [0, 1]; None in place of the others
+    weights: Any = core.per_client()
+    begun: Any = core.per_client()  # bool: whether it has adapted before
 
 
-@algorithm("fedala")
+@core.algorithm("fedala")
 class FedALA(fedavg.FedAvg):
     """FedALA: clients mix the server's model into their own, element by element (Alg. 1).
 
@@ -50,11 +47,11 @@ class FedALA(fedavg.FedAvg):
     """
 
     weight_rate: float = 1.0
-    layers: int = static(default=1)
-    percent: int = static(default=80)
+    layers: int = core.static(default=1)
+    percent: int = core.static(default=80)
     threshold: float = 0.1
-    most_passes: int = static(default=30)
-    who: Literal["everyone", "selected"] = static(default="everyone")
+    most_passes: int = core.static(default=30)
+    who: Literal["everyone", "selected"] = core.static(default="everyone")
 
     @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
     def absent_kept(self) -> bool:
@@ -63,18 +60,18 @@ class FedALA(fedavg.FedAvg):
     absent_idle = absent_kept  # pyright: ignore[reportAssignmentType]
 
     def validate(self):
-        require(self.weight_rate >= 0, "weight_rate", self.weight_rate, "at least 0")
-        require(self.layers >= 1, "layers", self.layers, "at least 1")
-        require(1 <= self.percent <= 100, "percent", self.percent, "in 1..100")
-        require(self.threshold >= 0, "threshold", self.threshold, "at least 0")
-        require(self.most_passes >= 1, "most_passes", self.most_passes, "at least 1")
+        core.require(self.weight_rate >= 0, "weight_rate", self.weight_rate, "at least 0")
+        core.require(self.layers >= 1, "layers", self.layers, "at least 1")
+        core.require(1 <= self.percent <= 100, "percent", self.percent, "in 1..100")
+        core.require(self.threshold >= 0, "threshold", self.threshold, "at least 0")
+        core.require(self.most_passes >= 1, "most_passes", self.most_passes, "at least 1")
 
     def check(self, federation):
         self.check_whole_models(federation)
         layers = federation.plan.layers
         names = ", ".join(layer[0] for layer in layers)
         allowed = f"in 1..{len(layers)}, the layers of the network ({names})"
-        require(self.layers <= len(layers), "layers", self.layers, allowed)
+        core.require(self.layers <= len(layers), "layers", self.layers, allowed)
 
     def remarks(self, federation):
         sampled = federation.participation.cohort_size < federation.num_clients
@@ -91,7 +88,7 @@ class FedALA(fedavg.FedAvg):
 
     def _upper(self, plan, model):
         """The parameters of the upper layers; None in place of all other leaves."""
-        upper = plan.with_share(SharedLayers(last=self.layers)).chosen
+        upper = plan.with_share(core.SharedLayers(last=self.layers)).chosen
         return plan.select(model, lambda i: upper[i] and plan.compared(i))
 
     def round(self, ctx, state: State):
@@ -148,7 +145,7 @@ class FedALA(fedavg.FedAvg):
         named = {"personalized": state.models, "trained": state.trained}
         named = {name: trees.take(models, rows) for name, models in named.items()}
         alike = not jax.tree.leaves(state.private)
-        return {**named, "global": Broadcast(state.server)} if alike else named
+        return {**named, "global": core.Broadcast(state.server)} if alike else named
 
 
 def _equal(stack, model, count):

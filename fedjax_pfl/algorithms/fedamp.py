@@ -9,26 +9,19 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl.aggregation import mixing, similarity
-from fedjax_pfl.core.algorithm import Algorithm
-from fedjax_pfl.core.algorithm_registry import algorithm
-from fedjax_pfl.federation.optimizers import SGD
-from fedjax_pfl.federation.regularizers import proximal
-from fedjax_pfl.utils import trees
-from fedjax_pfl.utils.errors import InputError, require
-from fedjax_pfl.utils.structs import per_client, static, struct
-from fedjax_pfl.utils.typing import Stack
+from fedjax_pfl import core, mixing, similarity, training, trees
 
 # With cosines of .9 to 1 the largest weight is exp(.1 sigma) times the least: 1.65 at this sigma.
 TELLING = 5.0
 
 
-@struct
+@core.struct
 class State:
-    models: Stack = per_client()  # w_i: each client's last trained model, of which the server knows
+    # w_i: each client's last trained model, of which the server knows
+    models: core.Stack = core.per_client()
 
 
-class Attentive(Algorithm):
+class Attentive(core.Algorithm):
     """Rounds of both algorithms: mix everybody's last models by `attention`, then train near that.
 
     A subclass is a struct with the fields named here.
@@ -39,16 +32,16 @@ class Attentive(Algorithm):
     start: Literal["own", "cloud"]
 
     def validate(self):
-        require(self.pull >= 0, "pull", self.pull, "at least 0")
+        core.require(self.pull >= 0, "pull", self.pull, "at least 0")
 
     def check(self, federation):
         if not any(federation.plan.shared):
-            raise InputError(f"{self.name} mixes what clients share, and share is 'none'.")
+            raise core.InputError(f"{self.name} mixes what clients share, and share is 'none'.")
 
     def remarks(self, federation):
         told = super().remarks(federation)
         reach = float(federation.learning_rate) * self.pull
-        if reach >= 2 and isinstance(federation.optimizer, SGD):
+        if reach >= 2 and isinstance(federation.optimizer, training.SGD):
             told.append(
                 f"a local step overshoots the mixture: rate x pull is {reach:.3g}, "
                 "and 1 is the whole way"
@@ -78,7 +71,7 @@ class Attentive(Algorithm):
         cloud = ctx.mix(weights, state.models, onto=own)
         trained, cohort, loss = ctx.train(
             own if self.start == "own" else cloud,
-            extra_loss=proximal(self.pull),
+            extra_loss=training.proximal(self.pull),
             operands=ctx.uploaded(cloud)["params"],
         )
         sent = ctx.upload(trained, own)
@@ -99,7 +92,7 @@ class Attentive(Algorithm):
         return new_clients.mix(weights, senders, onto=own)
 
 
-@algorithm("fedamp")
+@core.algorithm("fedamp")
 class FedAMP(Attentive):
     """FedAMP: clients are drawn to a mixture of the models that are near to theirs (Alg. 1).
 
@@ -121,19 +114,19 @@ class FedAMP(Attentive):
     sigma: float = 1.0
     alpha: float = 0.0
     pull: float = 0.1
-    start: Literal["own", "cloud"] = static(default="own")
+    start: Literal["own", "cloud"] = core.static(default="own")
 
     def validate(self):
         super().validate()
-        require(self.sigma > 0, "sigma", self.sigma, "above 0")
-        require(self.alpha >= 0, "alpha", self.alpha, "at least 0 (0: sigma / (N - 1))")
+        core.require(self.sigma > 0, "sigma", self.sigma, "above 0")
+        core.require(self.alpha >= 0, "alpha", self.alpha, "at least 0 (0: sigma / (N - 1))")
 
     def check(self, federation):
         super().check(federation)
         count = federation.num_clients
         largest = self._largest(count - 1)
         if self.alpha > largest * (1 + 1e-6):
-            raise InputError(
+            raise core.InputError(
                 f"alpha must be at most sigma / (N - 1) = {largest:.4g} for {count} clients, got "
                 f"{self.alpha:g}: with more a client could have a negative weight on itself."
             )
@@ -158,7 +151,7 @@ def _count(others, rows):
     return others.shape[1] - (rows is not None)
 
 
-@algorithm("heurfedamp")
+@core.algorithm("heurfedamp")
 class HeurFedAMP(Attentive):
     """FedAMP with weights by cosines, made for deep networks (section "HeurFedAMP").
 
@@ -175,14 +168,14 @@ class HeurFedAMP(Attentive):
 
     sigma: float = 1.0
     pull: float = 0.1
-    start: Literal["own", "cloud"] = static(default="cloud")
+    start: Literal["own", "cloud"] = core.static(default="cloud")
     self_weight: float = -1.0
 
     def validate(self):
         super().validate()
-        require(self.sigma >= 0, "sigma", self.sigma, "at least 0")
+        core.require(self.sigma >= 0, "sigma", self.sigma, "at least 0")
         known = self.self_weight == -1 or 0 <= self.self_weight <= 1
-        require(known, "self_weight", self.self_weight, "in 0..1, or -1 for 1/N")
+        core.require(known, "self_weight", self.self_weight, "in 0..1, or -1 for 1/N")
 
     def remarks(self, federation):
         told = super().remarks(federation)

@@ -11,29 +11,20 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_pfl.aggregation import leaf_plan, mixing
-from fedjax_pfl.core.algorithm import Algorithm
-from fedjax_pfl.core.algorithm_registry import algorithm
-from fedjax_pfl.core.context import Context
-from fedjax_pfl.core.record import Record
-from fedjax_pfl.federation.participation import Cohort
-from fedjax_pfl.training.local_sgd import Trained
-from fedjax_pfl.utils import trees
-from fedjax_pfl.utils.structs import Broadcast, per_client, per_server, struct
-from fedjax_pfl.utils.typing import Tree
+from fedjax_pfl import core, mixing, trees
 
 
-@struct
+@core.struct
 class State:
     """The state of algorithms built on FedAvg's rounds; one that keeps more inherits from it."""
 
-    server: Any = per_server()  # the shared leaves
-    private: Any = per_client()  # every client's own leaves; none where all are shared
-    optimizer: Any = per_server()  # the server optimizer's state; None without one
+    server: Any = core.per_server()  # the shared leaves
+    private: Any = core.per_client()  # every client's own leaves; none where all are shared
+    optimizer: Any = core.per_server()  # the server optimizer's state; None without one
 
 
-@algorithm("fedavg")
-class FedAvg(Algorithm):
+@core.algorithm("fedavg")
+class FedAvg(core.Algorithm):
     """Federated averaging: w <- sum_i (n_i / n) LocalSGD(w).
 
     The mixing matrix has rank one. Private leaves stay with their clients: each client's model is
@@ -55,16 +46,16 @@ class FedAvg(Algorithm):
     batch_norm = "shared"
     sees = "sums"
 
-    def init(self, ctx: Context) -> State:
+    def init(self, ctx: core.Context) -> State:
         server, private = ctx.plan.split(ctx.initial_model())
         optimizer = self.server_optimizer()
         memory = None if optimizer is None else optimizer.init(server["params"])
         return State(server, ctx.replicate(private), memory)
 
-    def round(self, ctx: Context, state: State) -> tuple[State, Record]:
+    def round(self, ctx: core.Context, state: State) -> tuple[State, core.Record]:
         trained = self.local_update(ctx, state, self.received(state, ctx.cohort.rows))
         used = replace(trained, cohort=self.admitted(ctx, trained.cohort))
-        sent = replace(used, models=ctx.upload(used.models, Broadcast(state.server)))
+        sent = replace(used, models=ctx.upload(used.models, core.Broadcast(state.server)))
         weights, state = self.weigh(ctx, state, sent)
         uploads, private = ctx.plan.split(sent.models)
         mean = mixing.weighted_sum(weights, uploads, onto=state.server)
@@ -72,32 +63,32 @@ class FedAvg(Algorithm):
         state = self.server_update(ctx, state, mean, weights, used)
         return state, self.record(ctx, trained, weights)
 
-    def received(self, state: State, rows: jax.Array) -> Tree | Broadcast:
+    def received(self, state: State, rows: jax.Array) -> core.Tree | core.Broadcast:
         """The models that clients `rows` hold after download."""
         if not jax.tree.leaves(state.private):
-            return Broadcast(state.server)
+            return core.Broadcast(state.server)
         server = trees.replicate(state.server, rows.shape[0])
-        return leaf_plan.join(server, trees.take(state.private, rows))
+        return trees.join(server, trees.take(state.private, rows))
 
-    def servers_model(self, state: State) -> Tree:
+    def servers_model(self, state: State) -> core.Tree:
         """The server's model as a new client gets it: private leaves are the mean of all clients'.
 
         It is the `new_client_start` of algorithms whose personalized models are others than these.
         """
         private = jax.tree.map(lambda x: jnp.mean(x, axis=0).astype(x.dtype), state.private)
-        return leaf_plan.join(state.server, private)
+        return trees.join(state.server, private)
 
     def local_update(
-        self, ctx: Context, state: State, received: Tree | Broadcast, **options
-    ) -> Trained:
+        self, ctx: core.Context, state: State, received: core.Tree | core.Broadcast, **options
+    ) -> core.Trained:
         """The members' local training; `options` are those of `ctx.train`."""
         return ctx.train(received, **options)
 
-    def admitted(self, ctx: Context, cohort: Cohort) -> Cohort:
+    def admitted(self, ctx: core.Context, cohort: core.Cohort) -> core.Cohort:
         """The members whose updates the server uses; by default those whose training went well."""
         return cohort
 
-    def weigh(self, ctx: Context, state: State, sent: Trained) -> tuple[jax.Array, State]:
+    def weigh(self, ctx: core.Context, state: State, sent: core.Trained) -> tuple[jax.Array, State]:
         """(weights [M] of the updates, the state with what the server remembers of weighing).
 
         `sent` has the models that the server received.
@@ -112,7 +103,12 @@ class FedAvg(Algorithm):
         return None
 
     def server_update(
-        self, ctx: Context, state: State, mean: Tree, weights: jax.Array, sent: Trained
+        self,
+        ctx: core.Context,
+        state: State,
+        mean: core.Tree,
+        weights: jax.Array,
+        sent: core.Trained,
     ) -> State:
         """The state after the round.
 
@@ -140,15 +136,23 @@ class FedAvg(Algorithm):
         return replace(state, server=server, optimizer=memory)
 
     def record(
-        self, ctx: Context, sent: Trained, weights: jax.Array, up=1, down=1, **noted: jax.Array
-    ) -> Record:
+        self,
+        ctx: core.Context,
+        sent: core.Trained,
+        weights: jax.Array,
+        up=1,
+        down=1,
+        **noted: jax.Array,
+    ) -> core.Record:
         """The round's record, of all members that took part; `noted` are numbers [M] of theirs."""
         clients = {"train_loss": sent.loss, **noted}
         return ctx.record(sent.cohort, up=up, down=down, clients=clients, mixing=weights)
 
-    def models(self, ctx: Context, state: State, rows: jax.Array) -> dict[str, Tree | Broadcast]:
+    def models(
+        self, ctx: core.Context, state: State, rows: jax.Array
+    ) -> dict[str, core.Tree | core.Broadcast]:
         received = self.received(state, rows)
-        if isinstance(received, Broadcast):
+        if isinstance(received, core.Broadcast):
             return {"personalized": received, "global": received}
         return {"personalized": received}
 

@@ -4,14 +4,11 @@ Kangkang Wang, Rajiv Mathews, Chloé Kiddon, Hubert Eichner, Françoise Beaufays
 https://arxiv.org/abs/1910.10252
 """
 
+from fedjax_pfl import core, training
 from fedjax_pfl.algorithms.fedavg import FedAvg
-from fedjax_pfl.core.algorithm_registry import algorithm
-from fedjax_pfl.federation.adaptation import Adaptation
-from fedjax_pfl.utils.errors import require
-from fedjax_pfl.utils.structs import static
 
 
-@algorithm("fedavg_ft")
+@core.algorithm("fedavg_ft")
 class FedAvgFineTuned(FedAvg):
     """FedAvg whose clients fine-tune a copy of the global model before they use it.
 
@@ -26,17 +23,21 @@ class FedAvgFineTuned(FedAvg):
         the server's model w.
     """
 
-    fine_tune_epochs: int = static(default=1)
-    budget: bool = static(default=False)
+    fine_tune_epochs: int = core.static(default=1)
+    budget: bool = core.static(default=False)
     pull: float = 0.0
 
     def validate(self):
         super().validate()
-        require(self.fine_tune_epochs >= 0, "fine_tune_epochs", self.fine_tune_epochs, "at least 0")
-        require(self.pull >= 0, "pull", self.pull, "at least 0")
-        require(self.budget or self.pull == 0, "pull", self.pull, "0 without budget=true")
+        core.require(
+            self.fine_tune_epochs >= 0, "fine_tune_epochs", self.fine_tune_epochs, "at least 0"
+        )
+        core.require(self.pull >= 0, "pull", self.pull, "at least 0")
+        core.require(self.budget or self.pull == 0, "pull", self.pull, "0 without budget=true")
 
     def adaptation(self):
         if not self.budget:
-            return Adaptation(epochs=self.fine_tune_epochs)
-        return Adaptation(self.fine_tune_epochs, when="last", budget=True, proximal=self.pull)
+            return training.Adaptation(epochs=self.fine_tune_epochs)
+        return training.Adaptation(
+            self.fine_tune_epochs, when="last", budget=True, proximal=self.pull
+        )

@@ -5,13 +5,11 @@ Tzu-Ming Harry Hsu, Hang Qi, Matthew Brown. 2019. https://arxiv.org/abs/1909.063
 
 import optax
 
+from fedjax_pfl import core
 from fedjax_pfl.algorithms.fedavg import FedAvg
-from fedjax_pfl.core.algorithm_registry import algorithm
-from fedjax_pfl.utils.errors import require
-from fedjax_pfl.utils.structs import static
 
 
-@algorithm("fedavgm")
+@core.algorithm("fedavgm")
 class FedAvgM(FedAvg):
     """FedAvg with momentum on the server: v <- beta v + (w - sum_i p_i w_i), w <- w - eta_s v.
 
@@ -26,12 +24,14 @@ class FedAvgM(FedAvg):
     """
 
     server_momentum: float = 0.9
-    nesterov: bool = static(default=True)
+    nesterov: bool = core.static(default=True)
     server_rate: float = 1.0
 
     def validate(self):
-        require(0 <= self.server_momentum < 1, "server_momentum", self.server_momentum, "in [0, 1)")
-        require(self.server_rate > 0, "server_rate", self.server_rate, "above 0")
+        core.require(
+            0 <= self.server_momentum < 1, "server_momentum", self.server_momentum, "in [0, 1)"
+        )
+        core.require(self.server_rate > 0, "server_rate", self.server_rate, "above 0")
 
     def server_optimizer(self):
         return optax.sgd(self.server_rate, self.server_momentum, self.nesterov)

@@ -6,17 +6,11 @@ Jaehoon Oh, Sangmook Kim, Se-Young Yun. ICLR 2022. https://arxiv.org/abs/2106.06
 from dataclasses import replace
 from typing import Literal
 
-from fedjax_pfl.aggregation import leaf_plan
+from fedjax_pfl import core, training, trees
 from fedjax_pfl.algorithms.fedper import PartlyShared
-from fedjax_pfl.core.algorithm_registry import algorithm
-from fedjax_pfl.federation.adaptation import Adaptation
-from fedjax_pfl.federation.optimizers import SGD
-from fedjax_pfl.utils import trees
-from fedjax_pfl.utils.errors import InputError, require
-from fedjax_pfl.utils.structs import Broadcast, static
 
 
-@algorithm("fedbabu")
+@core.algorithm("fedbabu")
 class FedBabu(PartlyShared):
     """FedBABU: FedAvg of the body under one random head that no round trains.
 
@@ -34,39 +28,41 @@ class FedBabu(PartlyShared):
 
     share = "body"
 
-    weighting: Literal["size", "uniform"] = static(default="uniform")
-    fine_tune_epochs: int = static(default=5)
+    weighting: Literal["size", "uniform"] = core.static(default="uniform")
+    fine_tune_epochs: int = core.static(default=5)
     fine_tune_rate: float = 1e-3
-    fine_tune_momentum: float = static(default=0.9)
-    part: Literal["full", "head", "body"] = static(default="full")
+    fine_tune_momentum: float = core.static(default=0.9)
+    part: Literal["full", "head", "body"] = core.static(default="full")
 
     def validate(self):
-        require(self.fine_tune_epochs >= 0, "fine_tune_epochs", self.fine_tune_epochs, "at least 0")
-        require(self.fine_tune_rate > 0, "fine_tune_rate", self.fine_tune_rate, "above 0")
+        core.require(
+            self.fine_tune_epochs >= 0, "fine_tune_epochs", self.fine_tune_epochs, "at least 0"
+        )
+        core.require(self.fine_tune_rate > 0, "fine_tune_rate", self.fine_tune_rate, "above 0")
         momentum = self.fine_tune_momentum
-        require(0 <= momentum < 1, "fine_tune_momentum", momentum, "in [0, 1)")
+        core.require(0 <= momentum < 1, "fine_tune_momentum", momentum, "in [0, 1)")
 
     def prepare(self, federation):
         if len(federation.plan.layers) == 1:
-            raise InputError(
+            raise core.InputError(
                 "fedbabu trains a body under a frozen head, and this network is only a head."
             )
         return super().prepare(federation.frozen("head"))
 
     def adaptation(self):
-        return Adaptation(
+        return training.Adaptation(
             epochs=self.fine_tune_epochs,
             leaves="all" if self.part == "full" else self.part,
             when="last",
             learning_rate=self.fine_tune_rate,
-            optimizer=SGD(momentum=self.fine_tune_momentum),
+            optimizer=training.SGD(momentum=self.fine_tune_momentum),
         )
 
     def models(self, ctx, state, rows):
         plan = ctx.plan
         if not all(shared or plan.is_frozen(i) for i, shared in enumerate(plan.shared)):
             return super().models(ctx, state, rows)
-        model = Broadcast(leaf_plan.join(state.server, trees.row(state.private, 0)))
+        model = core.Broadcast(trees.join(state.server, trees.row(state.private, 0)))
         return {"personalized": model, "global": model}
 
     def personalize(self, ctx, state, new_clients):
@@ -75,5 +71,5 @@ class FedBabu(PartlyShared):
         For as many steps as the new clients' schedule counts, else for `fine_tune_epochs`.
         """
         how = replace(self.adaptation(), steps=new_clients.federation.schedule.steps)
-        start = Broadcast(self.new_client_start(ctx, state))
+        start = core.Broadcast(self.new_client_start(ctx, state))
         return new_clients.adapt(start, new_clients.everyone().rows, how)

@@ -6,13 +6,11 @@ https://arxiv.org/abs/2102.07623
 
 from typing import Literal
 
+from fedjax_pfl import core
 from fedjax_pfl.algorithms.fedper import PartlyShared
-from fedjax_pfl.core.algorithm_registry import algorithm
-from fedjax_pfl.utils.errors import InputError
-from fedjax_pfl.utils.structs import static
 
 
-@algorithm("fedbn")
+@core.algorithm("fedbn")
 class FedBN(PartlyShared):
     """FedBN: FedAvg of all but the batch-norm layers, which stay with their client.
 
@@ -25,12 +23,12 @@ class FedBN(PartlyShared):
 
     batch_norm = "local"
 
-    weighting: Literal["size", "uniform"] = static(default="uniform")
+    weighting: Literal["size", "uniform"] = core.static(default="uniform")
 
     def check(self, federation):
         super().check(federation)
         if not federation.plan.normalised:
-            raise InputError(
+            raise core.InputError(
                 "fedbn keeps batch-norm layers with their clients, and this network has none: it "
                 f"would be fedavg{', with equal weights' * (self.weighting == 'uniform')}."
             )

@@ -10,27 +10,22 @@ from typing import Literal
 import jax.numpy as jnp
 import optax
 
-from fedjax_pfl.aggregation import mixing, similarity
-from fedjax_pfl.core.algorithm import Algorithm
-from fedjax_pfl.core.algorithm_registry import algorithm
-from fedjax_pfl.utils import trees
-from fedjax_pfl.utils.errors import InputError, require
-from fedjax_pfl.utils.structs import per_client, static, struct
-from fedjax_pfl.utils.typing import Stack
+from fedjax_pfl import core, mixing, similarity, trees
 
 Guidance = Literal["epochs", "full_gradient", "last", "received", "trained", "extrapolate"]
 ADAPTED = ("epochs", "full_gradient")  # trained further by the client, and sent
 
 
-@struct
+@core.struct
 class State:
-    models: Stack = per_client()
-    last: Stack | None = per_client()  # what each client trained last; only for guidance "last"
-    guidance: Stack | None = per_client()  # only with score_guidance
+    models: core.Stack = core.per_client()
+    # what each client trained last; only for guidance "last"
+    last: core.Stack | None = core.per_client()
+    guidance: core.Stack | None = core.per_client()  # only with score_guidance
 
 
-@algorithm("feddwa")
-class FedDWA(Algorithm):
+@core.algorithm("feddwa")
+class FedDWA(core.Algorithm):
     """Each client mixes the models nearest to its guidance model (Alg. 1).
 
     Attributes:
@@ -49,18 +44,22 @@ class FedDWA(Algorithm):
     """
 
     top_k: int = 5
-    guidance: Guidance = static(default="epochs")
-    guidance_epochs: int | None = static(default=None)
-    score_guidance: bool = static(default=False)
+    guidance: Guidance = core.static(default="epochs")
+    guidance_epochs: int | None = core.static(default=None)
+    score_guidance: bool = core.static(default=False)
 
     def validate(self):
-        require(self.top_k >= 1, "top_k", self.top_k, "at least 1")
+        core.require(self.top_k >= 1, "top_k", self.top_k, "at least 1")
         epochs = self.guidance_epochs
-        require(epochs is None or epochs >= 1, "guidance_epochs", epochs, "at least 1, or None")
+        core.require(
+            epochs is None or epochs >= 1, "guidance_epochs", epochs, "at least 1, or None"
+        )
 
     def check(self, federation):
         if not any(federation.plan.shared):
-            raise InputError("feddwa compares clients by what they share, and share is 'none'.")
+            raise core.InputError(
+                "feddwa compares clients by what they share, and share is 'none'."
+            )
 
     def remarks(self, federation):
         told, every = super().remarks(federation), federation.num_clients

@@ -10,26 +10,21 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl.aggregation import mixing
+from fedjax_pfl import core, mixing, trees
 from fedjax_pfl.algorithms import fedavg
-from fedjax_pfl.core.algorithm_registry import algorithm
-from fedjax_pfl.training.local_sgd import Trained
-from fedjax_pfl.utils import trees
-from fedjax_pfl.utils.errors import require
-from fedjax_pfl.utils.structs import Broadcast, per_client, per_server, static, struct
-from fedjax_pfl.utils.typing import Stack
 
 
-@struct
+@core.struct
 class State(fedavg.State):
-    drift: Any = per_server()  # h, like the parameters
-    gradients: Any = per_client()  # g_i
-    average: Any = per_server()  # mean of the last cohort's models
-    last: Stack | None = per_client()  # what each client trained last; only with score_last
+    drift: Any = core.per_server()  # h, like the parameters
+    gradients: Any = core.per_client()  # g_i
+    average: Any = core.per_server()  # mean of the last cohort's models
+    # what each client trained last; only with score_last
+    last: core.Stack | None = core.per_client()
 
 
-@struct
-class Regularized(Trained):
+@core.struct
+class Regularized(core.Trained):
     """What members send, their models; and what they keep.
 
     Attributes:
@@ -39,7 +34,7 @@ class Regularized(Trained):
     gradients: Any = None
 
 
-@algorithm("feddyn")
+@core.algorithm("feddyn")
 class FedDyn(fedavg.FedAvg):
     """Clients descend f_i(y) - <g_i, y> + (alpha / 2) |y - theta|^2; g_i tracks their gradients.
 
@@ -61,11 +56,11 @@ class FedDyn(fedavg.FedAvg):
     """
 
     alpha: float = 0.01
-    scaling: Literal["equal", "size"] = static(default="equal")
-    score_last: bool = static(default=False)
+    scaling: Literal["equal", "size"] = core.static(default="equal")
+    score_last: bool = core.static(default=False)
 
     def validate(self):
-        require(self.alpha > 0, "alpha", self.alpha, "above 0")
+        core.require(self.alpha > 0, "alpha", self.alpha, "above 0")
 
     def check(self, federation):
         self.check_whole_models(federation)
@@ -147,8 +142,8 @@ class FedDyn(fedavg.FedAvg):
         named = super().models(ctx, state, rows)
         if "global" not in named:  # nobody has the running statistics for an average
             return named
-        named["average"] = Broadcast(state.average)
+        named["average"] = core.Broadcast(state.average)
         if state.last is not None:
             everyone = jax.tree.map(lambda y: jnp.mean(y, axis=0).astype(y.dtype), state.last)
-            named["everyone"] = Broadcast(everyone)
+            named["everyone"] = core.Broadcast(everyone)
         return named

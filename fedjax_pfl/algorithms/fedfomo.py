@@ -9,29 +9,23 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl.aggregation import leaf_plan
+from fedjax_pfl import core, trees
 from fedjax_pfl.algorithms.common.downloads import epsilon_greedy
 from fedjax_pfl.algorithms.common.fedfomo_weights import first_order, positive_part, rise
-from fedjax_pfl.core.algorithm import Algorithm
-from fedjax_pfl.core.algorithm_registry import algorithm
-from fedjax_pfl.utils import trees
-from fedjax_pfl.utils.errors import InputError, require
-from fedjax_pfl.utils.structs import per_client, per_pair, static, struct
-from fedjax_pfl.utils.typing import Stack
 
 SELF_AFFINITY = 0.1  # of a client for itself at first, as in the published code
 
 
-@struct
+@core.struct
 class State:
-    starts: Stack = per_client()  # s_i: where each client's last local training began
-    trained: Stack = per_client()  # Theta_i: what it trained from there, its last upload
-    affinity: jax.Array = per_pair()  # P [receiver, sender]
-    last_upload: jax.Array = per_client()  # int32 [N], the round of it; -1 before the first
+    starts: core.Stack = core.per_client()  # s_i: where each client's last local training began
+    trained: core.Stack = core.per_client()  # Theta_i: what it trained from there, its last upload
+    affinity: jax.Array = core.per_pair()  # P [receiver, sender]
+    last_upload: jax.Array = core.per_client()  # int32 [N], the round of it; -1 before the first
 
 
-@algorithm("fedfomo")
-class FedFomo(Algorithm):
+@core.algorithm("fedfomo")
+class FedFomo(core.Algorithm):
     """Every client mixes the models that help on its validation samples, then trains.
 
     At the start of a round it has its own last model and downloads those of some others, who
@@ -57,22 +51,22 @@ class FedFomo(Algorithm):
 
     validates = True
 
-    downloads: int = static(default=4)
+    downloads: int = core.static(default=4)
     exploration: float = 0.3
     exploration_decay: float = 0.05
-    norm: Literal["l2", "l1"] = static(default="l2")
-    affinity: Literal["normalized", "raw"] = static(default="normalized")
-    fallback: Literal["trained", "start"] = static(default="trained")
+    norm: Literal["l2", "l1"] = core.static(default="l2")
+    affinity: Literal["normalized", "raw"] = core.static(default="normalized")
+    fallback: Literal["trained", "start"] = core.static(default="trained")
 
     def validate(self):
-        require(self.downloads >= 0, "downloads", self.downloads, "at least 0")
-        require(0 <= self.exploration <= 1, "exploration", self.exploration, "in 0..1")
+        core.require(self.downloads >= 0, "downloads", self.downloads, "at least 0")
+        core.require(0 <= self.exploration <= 1, "exploration", self.exploration, "in 0..1")
         decay = self.exploration_decay
-        require(decay >= 0, "exploration_decay", decay, "at least 0")
+        core.require(decay >= 0, "exploration_decay", decay, "at least 0")
 
     def check(self, federation):
         if not any(federation.plan.shared):
-            raise InputError(f"{self.name} mixes what clients share, and share is 'none'.")
+            raise core.InputError(f"{self.name} mixes what clients share, and share is 'none'.")
 
     def remarks(self, federation):
         told, others = super().remarks(federation), federation.num_clients - 1
@@ -164,4 +158,4 @@ class FedFomo(Algorithm):
 
 def with_private_of(ctx, starts, own):
     """The starts [A, ...] with the private leaves of the clients' own models [A, ...]."""
-    return leaf_plan.join(ctx.plan.split(starts)[0], ctx.plan.split(own)[1])
+    return trees.join(ctx.plan.split(starts)[0], ctx.plan.split(own)[1])

@@ -10,22 +10,19 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_pfl import core
 from fedjax_pfl.algorithms.fedavg import Weighted
-from fedjax_pfl.core.algorithm_registry import algorithm
-from fedjax_pfl.utils.errors import require
-from fedjax_pfl.utils.structs import static, struct
-from fedjax_pfl.utils.typing import Tree
 
 
 class Moments(NamedTuple):
     """The server's memory: rounds with uploads so far, and m and v, like the parameters."""
 
     count: jax.Array
-    first: Tree
-    second: Tree
+    first: core.Tree
+    second: core.Tree
 
 
-@struct
+@core.struct
 class FedOpt(Weighted):
     """FedAvg whose server steps along moments of the average's change D = sum_i p_i u_i - w.
 
@@ -41,13 +38,13 @@ class FedOpt(Weighted):
     b1: float = 0.9
     tau: float = 1e-3
     v0: float = 1.0
-    weighting: Literal["size", "uniform"] = static(default="size")
+    weighting: Literal["size", "uniform"] = core.static(default="size")
 
     def validate(self):
-        require(self.server_rate > 0, "server_rate", self.server_rate, "above 0")
-        require(0 <= self.b1 < 1, "b1", self.b1, "in [0, 1)")
-        require(self.tau > 0, "tau", self.tau, "above 0")
-        require(self.v0 >= 0, "v0", self.v0, "at least 0")
+        core.require(self.server_rate > 0, "server_rate", self.server_rate, "above 0")
+        core.require(0 <= self.b1 < 1, "b1", self.b1, "in [0, 1)")
+        core.require(self.tau > 0, "tau", self.tau, "above 0")
+        core.require(self.v0 >= 0, "v0", self.v0, "at least 0")
 
     def server_optimizer(self):
         def init(params):
@@ -75,7 +72,7 @@ class FedOpt(Weighted):
         return self.server_rate
 
 
-@algorithm("fedadagrad")
+@core.algorithm("fedadagrad")
 class FedAdagrad(FedOpt):
     """FedOpt with v <- v + D^2: coordinates that have moved much move less.
 
@@ -94,7 +91,7 @@ class FedAdagrad(FedOpt):
         return v + square
 
 
-@algorithm("fedadam")
+@core.algorithm("fedadam")
 class FedAdam(FedOpt):
     """FedOpt with v <- b2 v + (1 - b2) D^2.
 
@@ -110,11 +107,11 @@ class FedAdam(FedOpt):
     """
 
     b2: float = 0.99
-    bias_correction: bool = static(default=False)
+    bias_correction: bool = core.static(default=False)
 
     def validate(self):
         super().validate()
-        require(0 <= self.b2 < 1, "b2", self.b2, "in [0, 1)")
+        core.require(0 <= self.b2 < 1, "b2", self.b2, "in [0, 1)")
 
     def second_moment(self, v, square):
         return self.b2 * v + (1 - self.b2) * square
@@ -125,7 +122,7 @@ class FedAdam(FedOpt):
         return self.server_rate * jnp.sqrt(1 - self.b2**count) / (1 - self.b1**count)
 
 
-@algorithm("fedyogi")
+@core.algorithm("fedyogi")
 class FedYogi(FedAdam):
     """FedOpt with v <- v - (1 - b2) D^2 sign(v - D^2): v falls as slowly as it rises.
 

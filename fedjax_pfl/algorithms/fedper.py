@@ -6,11 +6,8 @@ https://arxiv.org/abs/1912.00818
 
 from typing import Literal
 
-from fedjax_pfl.aggregation.sharing import SharedLayers
+from fedjax_pfl import core
 from fedjax_pfl.algorithms.fedavg import Weighted
-from fedjax_pfl.core.algorithm_registry import algorithm
-from fedjax_pfl.utils.errors import require
-from fedjax_pfl.utils.structs import static
 
 
 class PartlyShared(Weighted):
@@ -21,10 +18,10 @@ class PartlyShared(Weighted):
         layers = federation.plan.layers
         names = ", ".join(layer[0] for layer in layers)
         allowed = f"in 0..{len(layers)}, the layers of the network ({names})"
-        require(0 <= getattr(self, name) <= len(layers), name, getattr(self, name), allowed)
+        core.require(0 <= getattr(self, name) <= len(layers), name, getattr(self, name), allowed)
 
 
-@algorithm("fedper")
+@core.algorithm("fedper")
 class FedPer(PartlyShared):
     """FedPer: w_B <- sum_i p_i LocalSGD(w_B, w_Pi)_B; the last layers w_Pi stay with their client.
 
@@ -36,14 +33,16 @@ class FedPer(PartlyShared):
       weighting: p_i by "size" (the paper), or "uniform".
     """
 
-    personal_layers: int = static(default=1)
-    weighting: Literal["size", "uniform"] = static(default="size")
+    personal_layers: int = core.static(default=1)
+    weighting: Literal["size", "uniform"] = core.static(default="size")
 
     def sharing(self):
-        return SharedLayers(last=self.personal_layers, others=True)
+        return core.SharedLayers(last=self.personal_layers, others=True)
 
     def validate(self):
-        require(self.personal_layers >= 0, "personal_layers", self.personal_layers, "at least 0")
+        core.require(
+            self.personal_layers >= 0, "personal_layers", self.personal_layers, "at least 0"
+        )
 
     def check(self, federation):
         super().check(federation)

@@ -10,6 +10,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from fedjax_pfl import core, trees
 from fedjax_pfl.algorithms.common.prototypes import (
     Prototypes,
     Sums,
@@ -18,23 +19,16 @@ from fedjax_pfl.algorithms.common.prototypes import (
     nothing,
     wide,
 )
-from fedjax_pfl.core.algorithm import Algorithm
-from fedjax_pfl.core.algorithm_registry import algorithm
-from fedjax_pfl.training.local_sgd import Trained
-from fedjax_pfl.utils import trees
-from fedjax_pfl.utils.errors import InputError, require
-from fedjax_pfl.utils.structs import Broadcast, per_client, per_server, static, struct
-from fedjax_pfl.utils.typing import Stack
 
 
-@struct
+@core.struct
 class State:
-    models: Stack = per_client()
-    prototypes: Prototypes = per_server()
+    models: core.Stack = core.per_client()
+    prototypes: Prototypes = core.per_server()
 
 
-@algorithm("fedproto")
-class FedProto(Algorithm):
+@core.algorithm("fedproto")
+class FedProto(core.Algorithm):
     """No model is averaged: the mean features of classes travel, and clients stay near them.
 
     Local loss f_i(theta) + weight * the distance of a minibatch's features to the prototypes P_c of
@@ -60,14 +54,14 @@ class FedProto(Algorithm):
     sees = "sums"
 
     weight: float = 1.0
-    distance: Literal["matched", "batch", "class_means"] = static(default="matched")
-    moment: Literal["after", "last_epoch"] = static(default="after")
-    weighting: Literal["size", "uniform"] = static(default="size")
-    rebuilt: bool = static(default=False)
-    eligible: Literal["own", "all"] = static(default="all")
+    distance: Literal["matched", "batch", "class_means"] = core.static(default="matched")
+    moment: Literal["after", "last_epoch"] = core.static(default="after")
+    weighting: Literal["size", "uniform"] = core.static(default="size")
+    rebuilt: bool = core.static(default=False)
+    eligible: Literal["own", "all"] = core.static(default="all")
 
     def validate(self):
-        require(self.weight >= 0, "weight", self.weight, "at least 0")
+        core.require(self.weight >= 0, "weight", self.weight, "at least 0")
 
     def check(self, federation):
         count, width = federation.data.num_classes, federation.num_features
@@ -75,7 +69,7 @@ class FedProto(Algorithm):
         leaves = zip(federation.plan.paths, jax.tree.leaves(shapes), strict=True)
         head = {path: leaf.shape for path, leaf in leaves if path.startswith("params/head/")}
         if head != {"params/head/kernel": (width, count), "params/head/bias": (count,)}:
-            raise InputError(
+            raise core.InputError(
                 "fedproto finds the nearest prototype with a head of its own making: the network's "
                 f"must be a layer called head, with kernel [{width}, {count}] and bias [{count}]."
             )
@@ -120,7 +114,7 @@ class FedProto(Algorithm):
         squares = jnp.square(jnp.where(counted[:, None], apart, 0).astype(wide(apart)))
         return self.weight * jnp.sum(squares) / (z.shape[1] * jnp.maximum(count, 1))
 
-    def train_then_average(self, ctx, received, prototypes) -> tuple[Trained, Sums]:
+    def train_then_average(self, ctx, received, prototypes) -> tuple[core.Trained, Sums]:
         """Local training, then a pass over all training samples as they are."""
         trained = ctx.train(received, extra_loss=self.pull, broadcast=prototypes)
         federation = replace(ctx.federation, augment=None)
@@ -133,7 +127,7 @@ class FedProto(Algorithm):
 
         sums, finite, _ = replace(ctx, federation=federation).run_clients(
             see,
-            Broadcast(nothing(prototypes)),
+            core.Broadcast(nothing(prototypes)),
             purpose="prototypes",
             schedule=once,
             cursor=None,
@@ -143,7 +137,7 @@ class FedProto(Algorithm):
         ctx.count_forward(ctx.sizes() * trained.cohort.mask)
         return replace(trained, cohort=trained.cohort.keep(finite)), sums
 
-    def average_while_training(self, ctx, received, prototypes) -> tuple[Trained, Sums]:
+    def average_while_training(self, ctx, received, prototypes) -> tuple[core.Trained, Sums]:
         """Local training; features of the last steps that make an epoch, each before its step."""
         step = ctx.sgd_step(extra_loss=self.pull)
         task, schedule = ctx.federation.task, ctx.federation.schedule
@@ -160,7 +154,7 @@ class FedProto(Algorithm):
         begin = step.begin_all(received), trees.replicate(nothing(prototypes), ctx.cohort.size)
         (local, sums), finite, steps = ctx.run_clients(see_and_step, begin, broadcast=prototypes)
         loss = local.loss / jnp.maximum(steps, 1)
-        return Trained(local.model, ctx.cohort.keep(finite, steps), loss), sums
+        return core.Trained(local.model, ctx.cohort.keep(finite, steps), loss), sums
 
     def aggregated(self, last: Prototypes, sums: Sums, mask) -> Prototypes:
         """The server's prototypes of the members' sums [M, ...], and of `last`."""
@@ -177,7 +171,7 @@ class FedProto(Algorithm):
         own = trees.take(state.models, rows)
         return {"personalized": self.predictors(ctx, own, state.prototypes, rows), "head": own}
 
-    def predictors(self, ctx, own: Stack, prototypes: Prototypes, rows) -> Stack:
+    def predictors(self, ctx, own: core.Stack, prototypes: Prototypes, rows) -> core.Stack:
         """The models `own` [k, ...] of the clients `rows`, with heads that find the nearest."""
         counts = ctx.federation.data.class_counts[rows]
         eligible = prototypes.exist & ((counts > 0) | (self.eligible == "all"))

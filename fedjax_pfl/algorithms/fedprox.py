@@ -7,14 +7,11 @@ MLSys 2020. https://arxiv.org/abs/1812.06127
 import jax
 import jax.numpy as jnp
 
+from fedjax_pfl import core, training
 from fedjax_pfl.algorithms.fedavg import FedAvg
-from fedjax_pfl.core.algorithm_registry import algorithm
-from fedjax_pfl.federation.regularizers import proximal
-from fedjax_pfl.utils.errors import InputError, require
-from fedjax_pfl.utils.structs import static
 
 
-@algorithm("fedprox")
+@core.algorithm("fedprox")
 class FedProx(FedAvg):
     """FedAvg whose clients stay near the server's model: f_i(y) + (mu / 2) |y - w|^2.
 
@@ -28,22 +25,22 @@ class FedProx(FedAvg):
     """
 
     mu: float = 1.0
-    slow_fraction: float = static(default=0.0)
+    slow_fraction: float = core.static(default=0.0)
 
     def validate(self):
         super().validate()
-        require(self.mu >= 0, "mu", self.mu, "at least 0")
-        require(0 <= self.slow_fraction <= 1, "slow_fraction", self.slow_fraction, "in [0, 1]")
+        core.require(self.mu >= 0, "mu", self.mu, "at least 0")
+        core.require(0 <= self.slow_fraction <= 1, "slow_fraction", self.slow_fraction, "in [0, 1]")
 
     def check(self, federation):
         schedule = federation.schedule
         if self.slow_fraction and schedule.steps is not None:
-            raise InputError(
+            raise core.InputError(
                 f"{self.name}'s slow clients take fewer epochs than the others: give local_epochs "
                 "in place of local_steps, or slow_fraction=0."
             )
         if self.slow_fraction and schedule.epochs < 2:
-            raise InputError(
+            raise core.InputError(
                 f"{self.name}'s slow clients take fewer epochs than the others: local_epochs must "
                 f"be at least 2, got {schedule.epochs}."
             )
@@ -57,7 +54,7 @@ class FedProx(FedAvg):
         return told
 
     def local_update(self, ctx, state, received, **options):
-        pull, server = proximal(self.mu), state.server["params"]
+        pull, server = training.proximal(self.mu), state.server["params"]
         if self.slow_fraction:
             options["epochs"] = self.epochs(ctx)
         return super().local_update(

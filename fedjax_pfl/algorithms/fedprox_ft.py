@@ -11,12 +11,12 @@ Kangkang Wang, Rajiv Mathews, Chloé Kiddon, Hubert Eichner, Françoise Beaufays
 https://arxiv.org/abs/1910.10252
 """
 
+from fedjax_pfl import core
 from fedjax_pfl.algorithms.fedavg_ft import FedAvgFineTuned
 from fedjax_pfl.algorithms.fedprox import FedProx
-from fedjax_pfl.core.algorithm_registry import algorithm
 
 
-@algorithm("fedprox_ft")
+@core.algorithm("fedprox_ft")
 class FedProxFineTuned(FedAvgFineTuned, FedProx):
     """FedProx whose clients fine-tune a copy of the global model before they use it.
 

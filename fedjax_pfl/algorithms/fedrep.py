@@ -11,16 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_pfl.aggregation import leaf_plan
+from fedjax_pfl import core, training, trees
 from fedjax_pfl.algorithms.fedper import PartlyShared
-from fedjax_pfl.core.algorithm_registry import algorithm
-from fedjax_pfl.federation.adaptation import Adaptation
-from fedjax_pfl.training.local_sgd import Trained
-from fedjax_pfl.utils.errors import InputError, require
-from fedjax_pfl.utils.structs import Broadcast, static
 
 
-@algorithm("fedrep")
+@core.algorithm("fedrep")
 class FedRep(PartlyShared):
     """FedRep: each client trains its head h_i on the received body, then the body under that head.
 
@@ -38,22 +33,24 @@ class FedRep(PartlyShared):
 
     share = "body"
 
-    head_epochs: int = static(default=10)
-    weighting: Literal["size", "uniform"] = static(default="uniform")
-    final_head_epochs: int = static(default=0)
+    head_epochs: int = core.static(default=10)
+    weighting: Literal["size", "uniform"] = core.static(default="uniform")
+    final_head_epochs: int = core.static(default=0)
 
     def validate(self):
         for name in ("head_epochs", "final_head_epochs"):
-            require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
+            core.require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
 
     def check(self, federation):
         super().check(federation)
         plan = federation.plan
         if len(plan.layers) == 1:
-            raise InputError("fedrep learns a body under heads, and this network is only a head.")
+            raise core.InputError(
+                "fedrep learns a body under heads, and this network is only a head."
+            )
         if any(plan.frozen):
             path = plan.paths[plan.frozen.index(True)]
-            raise InputError(f"fedrep trains head and body in turn, and {path} is frozen.")
+            raise core.InputError(f"fedrep trains head and body in turn, and {path} is frozen.")
 
     def has_step(self, federation):
         sizes = np.asarray(federation.data.train.size).astype(np.int64)
@@ -77,18 +74,18 @@ class FedRep(PartlyShared):
             models, cohort, schedule=bodies, trainable=body, **options
         )
         part = before.astype(body_loss.dtype) / jnp.maximum(cohort.steps, 1)
-        return Trained(models, cohort, part * loss + (1 - part) * body_loss)
+        return core.Trained(models, cohort, part * loss + (1 - part) * body_loss)
 
     @staticmethod
     def _head(ctx, models):
         """Which parameters belong to the head: a tree of booleans."""
-        model = models.model if isinstance(models, Broadcast) else models
+        model = models.model if isinstance(models, core.Broadcast) else models
         return ctx.plan.head_mask(model)["params"]
 
     def adaptation(self):
         if not self.final_head_epochs:
             return None
-        return Adaptation(epochs=self.final_head_epochs, leaves="head", when="last")
+        return training.Adaptation(epochs=self.final_head_epochs, leaves="head", when="last")
 
     def models(self, ctx, state, rows):
         named = super().models(ctx, state, rows)
@@ -100,7 +97,7 @@ class FedRep(PartlyShared):
         For as many steps as the new clients' schedule counts, else for `head_epochs`, at least one.
         """
         _, private = ctx.plan.split(ctx.initial_model())
-        start = Broadcast(leaf_plan.join(state.server, private))
+        start = core.Broadcast(trees.join(state.server, private))
         schedule = replace(new_clients.federation.schedule, epochs=max(self.head_epochs, 1))
         return new_clients.train(
             start, new_clients.everyone(), purpose="personalize", cursor=None, schedule=schedule,

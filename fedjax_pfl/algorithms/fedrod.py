@@ -9,21 +9,16 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_pfl.aggregation import leaf_plan
+from fedjax_pfl import core, training, trees
 from fedjax_pfl.algorithms import fedavg
-from fedjax_pfl.core.algorithm_registry import algorithm
-from fedjax_pfl.training.local_step import Forward, ForwardedBatch
-from fedjax_pfl.utils import trees
-from fedjax_pfl.utils.errors import require
-from fedjax_pfl.utils.structs import Broadcast, per_client, static, struct
 
 
-@struct
+@core.struct
 class State(fedavg.State):
-    trained: Any = per_client()  # what each client trained last; only with score_trained
+    trained: Any = core.per_client()  # what each client trained last; only with score_trained
 
 
-@algorithm("fedrod")
+@core.algorithm("fedrod")
 class FedRod(fedavg.FedAvg):
     """FedRoD: a generic predictor for all, and a personal head on its features for each client.
 
@@ -44,10 +39,10 @@ class FedRod(fedavg.FedAvg):
     needs_classes = True  # of the balanced softmax
 
     personal_rate: float = 1.0
-    score_trained: bool = static(default=False)
+    score_trained: bool = core.static(default=False)
 
     def validate(self):
-        require(self.personal_rate >= 0, "personal_rate", self.personal_rate, "at least 0")
+        core.require(self.personal_rate >= 0, "personal_rate", self.personal_rate, "at least 0")
 
     def prepare(self, federation):
         return super().prepare(federation.with_personal_head())
@@ -67,8 +62,8 @@ class FedRod(fedavg.FedAvg):
             both = lax.stop_gradient(generic) + personal
             loss = task.mean_loss(generic + log_counts(client, generic.dtype), batch)
             loss += self.personal_rate * task.mean_loss(both, batch)
-            seen = ForwardedBatch(batch.inputs, batch.labels, batch.valid, both, features)
-            return Forward(loss, {**model, **statistics}, seen)
+            seen = training.ForwardedBatch(batch.inputs, batch.labels, batch.valid, both, features)
+            return training.Forward(loss, {**model, **statistics}, seen)
 
         return super().local_update(ctx, state, received, objective=objective, **options)
 
@@ -82,9 +77,9 @@ class FedRod(fedavg.FedAvg):
         plan, received = ctx.plan, self.received(state, rows)
         named = {"personalized": received}
         if all(one or own for one, own in zip(plan.shared, plan.personal, strict=True)):
-            first = leaf_plan.join(state.server, trees.row(state.private, 0))
+            first = trees.join(state.server, trees.row(state.private, 0))
             task: Any = ctx.federation.task
-            named["global"] = Broadcast(task.without_personal(first))
+            named["global"] = core.Broadcast(task.without_personal(first))
         if self.score_trained:
             named["trained"] = trees.take(state.trained, rows)
         return named
@@ -98,13 +93,13 @@ class FedRod(fedavg.FedAvg):
         trained = self.local_update(
             new_clients,
             state,
-            Broadcast(leaf_plan.join(state.server, private)),
+            core.Broadcast(trees.join(state.server, private)),
             cohort=new_clients.everyone(),
             purpose="personalize",
             cursor=None,
         )
         _, own = ctx.plan.split(trained.models)
-        return leaf_plan.join(trees.replicate(state.server, new_clients.num_clients), own)
+        return trees.join(trees.replicate(state.server, new_clients.num_clients), own)
 
 
 def log_counts(client, dtype):

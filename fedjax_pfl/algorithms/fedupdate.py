@@ -7,23 +7,17 @@ from dataclasses import replace
 
 import jax.numpy as jnp
 
-from fedjax_pfl.aggregation import mixing
-from fedjax_pfl.core.algorithm import Algorithm
-from fedjax_pfl.core.algorithm_registry import algorithm
-from fedjax_pfl.utils import trees
-from fedjax_pfl.utils.errors import require
-from fedjax_pfl.utils.structs import Broadcast, per_client, per_server, static, struct
-from fedjax_pfl.utils.typing import Model, Stack
+from fedjax_pfl import core, mixing, trees
 
 
-@struct
+@core.struct
 class State:
-    server: Model = per_server()
-    models: Stack = per_client()
+    server: core.Model = core.per_server()
+    models: core.Stack = core.per_client()
 
 
-@algorithm("fedupdate")
-class FedUpdate(Algorithm):
+@core.algorithm("fedupdate")
+class FedUpdate(core.Algorithm):
     """FedAvg, then one step of every client on the averaged model, as SPFL's paper runs it.
 
     "Personalized Heterogeneous FL with Gradient Similarity" (submitted to ICLR 2022) has FedUpdate
@@ -38,11 +32,13 @@ class FedUpdate(Algorithm):
     batch_norm = "shared"
     sees = "sums"
 
-    fine_tune_steps: int = static(default=1)
-    discard_fine_tuned: bool = static(default=False)
+    fine_tune_steps: int = core.static(default=1)
+    discard_fine_tuned: bool = core.static(default=False)
 
     def validate(self):
-        require(self.fine_tune_steps >= 0, "fine_tune_steps", self.fine_tune_steps, "at least 0")
+        core.require(
+            self.fine_tune_steps >= 0, "fine_tune_steps", self.fine_tune_steps, "at least 0"
+        )
 
     def schedules(self, federation):
         return federation.schedule, replace(federation.schedule, steps=self.fine_tune_steps)
@@ -55,7 +51,7 @@ class FedUpdate(Algorithm):
         held = ctx.cohort.gather(state.models)
         begin = self._averaged(ctx, state, held) if self.discard_fine_tuned else held
         trained, cohort, loss = ctx.train(begin)
-        sent = ctx.upload(trained, Broadcast(state.server))
+        sent = ctx.upload(trained, core.Broadcast(state.server))
         weights = mixing.by_size(ctx.sizes(), cohort.mask)
         server = mixing.weighted_sum(weights, sent, onto=state.server)
         averaged = ctx.average(weights, sent, onto=trained)
@@ -72,5 +68,5 @@ class FedUpdate(Algorithm):
     def models(self, ctx, state, rows):
         named = {"personalized": trees.take(state.models, rows)}
         if ctx.plan.all_shared:
-            named["global"] = Broadcast(state.server)
+            named["global"] = core.Broadcast(state.server)
         return named

@@ -14,26 +14,21 @@ import numpy as np
 import optax
 from jax import lax
 
-from fedjax_pfl.aggregation import mixing
+from fedjax_pfl import core, mixing, trees
 from fedjax_pfl.algorithms.common.best_model import best_fitting, mean_private
-from fedjax_pfl.core.algorithm import Algorithm
-from fedjax_pfl.core.algorithm_registry import algorithm
-from fedjax_pfl.utils import keys, trees
-from fedjax_pfl.utils.errors import InputError, require
-from fedjax_pfl.utils.structs import per_client, per_server, static, struct
-from fedjax_pfl.utils.typing import Stack, Tree
+from fedjax_pfl.utils import keys
 
 DRAWS = 100  # sets of first models that "balanced_redraw" tries at most
 
 
-@struct
+@core.struct
 class State:
-    models: Stack = per_server()  # theta_k, [K, ...]; their private leaves mean nothing
-    private: Tree = per_client()  # statistics that stay with their clients
+    models: core.Stack = core.per_server()  # theta_k, [K, ...]; their private leaves mean nothing
+    private: core.Tree = core.per_client()  # statistics that stay with their clients
 
 
-@algorithm("ifca")
-class Ifca(Algorithm):
+@core.algorithm("ifca")
+class Ifca(core.Algorithm):
     """K server models; each client trains the one that fits it best, and only that (Alg. 1).
 
     z_i = argmin_k f_i(theta_k); theta_k <- mean of LocalSGD(theta_k) over the members with z_i = k.
@@ -59,26 +54,26 @@ class Ifca(Algorithm):
     sees = "sums"
     channels = ("the choice of a cluster",)
 
-    clusters: int = static(default=2)
-    averaging: Literal["models", "gradients"] = static(default="models")
-    weighting: Literal["size", "uniform"] = static(default="size")
-    initial: Literal["seeds", "balanced_redraw", "group_warmup"] = static(default="seeds")
+    clusters: int = core.static(default=2)
+    averaging: Literal["models", "gradients"] = core.static(default="models")
+    weighting: Literal["size", "uniform"] = core.static(default="size")
+    initial: Literal["seeds", "balanced_redraw", "group_warmup"] = core.static(default="seeds")
     warmup: int = 20
-    scored_by: Literal["train", "test"] = static(default="train")
+    scored_by: Literal["train", "test"] = core.static(default="train")
 
     def validate(self):
-        require(self.clusters >= 1, "clusters", self.clusters, "at least 1")
-        require(self.warmup >= 0, "warmup", self.warmup, "at least 0")
+        core.require(self.clusters >= 1, "clusters", self.clusters, "at least 1")
+        core.require(self.warmup >= 0, "warmup", self.warmup, "at least 0")
 
     def check(self, federation):
         self.check_whole_models(federation)
         if federation.begins_alike and self.clusters > 1:
-            raise InputError(
+            raise core.InputError(
                 "ifca begins with different models, but the initial model gives every parameter: "
                 "leave some layer out of it, such as the head."
             )
         if self.averaging == "gradients" and federation.plan.normalised:
-            raise InputError(
+            raise core.InputError(
                 "ifca's averaging=gradients updates no running statistics of normalisation layers: "
                 "take averaging=models, or a network without such layers."
             )

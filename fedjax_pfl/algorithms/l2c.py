@@ -12,21 +12,15 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from fedjax_pfl.aggregation import mixing, similarity
+from fedjax_pfl import core, mixing, similarity, training, trees
 from fedjax_pfl.algorithms.common.l2c_weights import Attention, Logits
-from fedjax_pfl.core.algorithm import Algorithm
-from fedjax_pfl.core.algorithm_registry import algorithm
-from fedjax_pfl.federation.batching import Schedule
-from fedjax_pfl.utils import trees
-from fedjax_pfl.utils.errors import InputError, require
-from fedjax_pfl.utils.structs import static
 
 BETAS = (0.9, 0.99)  # Adam's, as in the authors' later code
 SOURCES = {"learnt": Logits, "attention": Attention}
 
 
-@algorithm("l2c")
-class L2C(Algorithm):
+@core.algorithm("l2c")
+class L2C(core.Algorithm):
     """Every client subtracts a mixture of all updates, by weights learnt on validation samples.
 
     Members exchange delta_j = w_j - train_j(w_j); w_i <- w_i - sum_j softmax(a_i)_j delta_j over
@@ -53,19 +47,19 @@ class L2C(Algorithm):
 
     logit_rate: float = 0.01
     prune_after: int = 10
-    neighbours: int = static(default=0)
-    whole_pass: bool = static(default=False)
-    weights: Literal["learnt", "attention"] = static(default="learnt")
+    neighbours: int = core.static(default=0)
+    whole_pass: bool = core.static(default=False)
+    weights: Literal["learnt", "attention"] = core.static(default="learnt")
 
     def validate(self):
         for name in ("logit_rate", "prune_after", "neighbours"):
-            require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
+            core.require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
 
     def check(self, federation):
         if not any(federation.plan.shared):
-            raise InputError("l2c mixes what clients share, and share is 'none'.")
+            raise core.InputError("l2c mixes what clients share, and share is 'none'.")
         others = federation.num_clients - 1
-        require(self.neighbours <= others, "neighbours", self.neighbours, f"at most {others}")
+        core.require(self.neighbours <= others, "neighbours", self.neighbours, f"at most {others}")
 
     def init(self, ctx):
         pairs = (ctx.num_clients, ctx.num_clients)
@@ -135,7 +129,7 @@ class L2C(Algorithm):
 
     @staticmethod
     def minibatch(ctx):
-        return Schedule(steps=1, batch_size=ctx.federation.schedule.batch_size)
+        return training.Schedule(steps=1, batch_size=ctx.federation.schedule.batch_size)
 
     def validation_gradient(self, ctx, cohort, models, k):
         """(gradients of the members' minibatches k, like `models`; finite [M]; steps [M])."""

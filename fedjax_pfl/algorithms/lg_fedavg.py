@@ -10,25 +10,20 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl.aggregation import leaf_plan, mixing
-from fedjax_pfl.aggregation.sharing import SharedLayers
+from fedjax_pfl import core, mixing, trees
 from fedjax_pfl.algorithms.fedavg import State
 from fedjax_pfl.algorithms.fedper import PartlyShared
-from fedjax_pfl.core.algorithm_registry import algorithm
-from fedjax_pfl.utils import trees
-from fedjax_pfl.utils.errors import InputError, require
-from fedjax_pfl.utils.structs import Broadcast, per_client, per_server, static, struct
 
 
-@struct
+@core.struct
 class WarmState(State):
     """The state with a warm start: a client holds the common layers until it trains its own."""
 
-    common: Any = per_server()  # the average of the local layers, from the warm rounds
-    own: Any = per_client()  # bool: whether the client has local layers of its own
+    common: Any = core.per_server()  # the average of the local layers, from the warm rounds
+    own: Any = core.per_client()  # bool: whether the client has local layers of its own
 
 
-@algorithm("lg_fedavg")
+@core.algorithm("lg_fedavg")
 class LgFedAvg(PartlyShared):
     """LG-FedAvg: w_G <- mean of LocalSGD(w_Li, w_G)_G; the representation w_Li stays local.
 
@@ -43,10 +38,10 @@ class LgFedAvg(PartlyShared):
         with a model of FedAvg; 0 begins with the common initial one.
     """
 
-    global_layers: int = static(default=1)
-    global_end: Literal["last", "first"] = static(default="last")
-    weighting: Literal["size", "uniform"] = static(default="uniform")
-    warm_rounds: int = static(default=0)
+    global_layers: int = core.static(default=1)
+    global_end: Literal["last", "first"] = core.static(default="last")
+    weighting: Literal["size", "uniform"] = core.static(default="uniform")
+    warm_rounds: int = core.static(default=0)
 
     def sharing(self):
         return "all" if self.warm_rounds else self.global_rule()
@@ -54,19 +49,19 @@ class LgFedAvg(PartlyShared):
     def global_rule(self):
         """The rule of the global layers; with a warm start others travel at first, too."""
         if self.global_end == "first":
-            return SharedLayers(first=self.global_layers)
-        return SharedLayers(last=self.global_layers)
+            return core.SharedLayers(first=self.global_layers)
+        return core.SharedLayers(last=self.global_layers)
 
     def validate(self):
-        require(self.global_layers >= 0, "global_layers", self.global_layers, "at least 0")
-        require(self.warm_rounds >= 0, "warm_rounds", self.warm_rounds, "at least 0")
+        core.require(self.global_layers >= 0, "global_layers", self.global_layers, "at least 0")
+        core.require(self.warm_rounds >= 0, "warm_rounds", self.warm_rounds, "at least 0")
 
     def check(self, federation):
         super().check(federation)
         self.check_layers("global_layers", federation)
         plan = federation.plan
         if self.warm_rounds and plan.shared != plan.with_share("all").shared:
-            raise InputError(
+            raise core.InputError(
                 "lg_fedavg averages all layers in its warm_rounds: leave share to it, or take 0."
             )
 
@@ -106,14 +101,16 @@ class LgFedAvg(PartlyShared):
 
         taken = trees.take(state.private, rows)
         private = jax.tree.map(held, state.common, taken, is_leaf=lambda leaf: leaf is None)
-        return leaf_plan.join(trees.replicate(state.server, rows.shape[0]), private)
+        return trees.join(trees.replicate(state.server, rows.shape[0]), private)
 
     def server_update(self, ctx, state: WarmState, mean, weights, sent):
         after = super().server_update(ctx, state, mean, weights, sent)
         if not self.warm_rounds:
             return after
         warm, local = ctx.t < self.warm_rounds, self._local(ctx.plan, sent.models)
-        uploads = ctx.upload({"local": local}, Broadcast({"local": state.common}), "local")["local"]
+        uploads = ctx.upload({"local": local}, core.Broadcast({"local": state.common}), "local")[
+            "local"
+        ]
         common = mixing.weighted_sum(weights, uploads, onto=state.common)
         common = jax.tree.map(lambda a, b: jnp.where(warm, a, b), common, state.common)
         own = sent.cohort.scatter(state.own, jnp.broadcast_to(~warm, weights.shape))

@@ -8,25 +8,23 @@ from typing import ClassVar, Literal
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl.aggregation import similarity
+from fedjax_pfl import core, similarity, trees
 from fedjax_pfl.algorithms.asynchronous import FedAvgAsync, take_turn
-from fedjax_pfl.core.algorithm_registry import algorithm
-from fedjax_pfl.utils import trees
-from fedjax_pfl.utils.structs import Broadcast, per_client, per_server, static, struct
-from fedjax_pfl.utils.typing import Model, PerClient, Stack
 
 
-@struct
+@core.struct
 class State:
-    server: Model = per_server()
-    trained: Stack = per_client()  # v: each client's last trained model; once sent late, v'
-    begun: Stack = per_client()  # w0: the server's model it trained from
-    second: Stack = per_client()  # w1: the server's model one round later; for stragglers only
-    finite: PerClient = per_client()  # whether the last training stayed finite, bool [N]
-    personal: Stack | None = per_client()  # only PLGA's
+    server: core.Model = core.per_server()
+    # v: each client's last trained model; once sent late, v'
+    trained: core.Stack = core.per_client()
+    begun: core.Stack = core.per_client()  # w0: the server's model it trained from
+    # w1: the server's model one round later; for stragglers only
+    second: core.Stack = core.per_client()
+    finite: core.PerClient = core.per_client()  # whether the last training stayed finite, bool [N]
+    personal: core.Stack | None = core.per_client()  # only PLGA's
 
 
-@algorithm("lga")
+@core.algorithm("lga")
 class Lga(FedAvgAsync):
     """Leap gradient approximation: a straggler's model is predicted for the round it arrives in.
 
@@ -46,9 +44,9 @@ class Lga(FedAvgAsync):
 
     sees = "models"
 
-    stage: Literal["tensor", "blocks", "stages", "model"] = static(default="tensor")
-    base: Literal["current", "begun"] = static(default="current")
-    raw_cosine: bool = static(default=False)
+    stage: Literal["tensor", "blocks", "stages", "model"] = core.static(default="tensor")
+    base: Literal["current", "begun"] = core.static(default="current")
+    raw_cosine: bool = core.static(default=False)
 
     keeps_personal: ClassVar[bool] = False
 
@@ -66,7 +64,7 @@ class Lga(FedAvgAsync):
         begun = cohort.scatter(state.begun, now, where=turn.starts)
         second = cohort.scatter(state.second, now, where=(cohort.delay > 0) & (cohort.phase == 1))
         own, w0, w1 = cohort.gather((trained, begun, second))
-        v = ctx.upload(own, Broadcast(state.server))
+        v = ctx.upload(own, core.Broadcast(state.server))
         cosine = self._cosine(ctx, w1, w0, v)
         predicted = self._predict(cosine, v, w0, w1, now)
         good = ~late | trees.rows_finite(predicted, cohort.size)  # D D overflows before D does
@@ -107,7 +105,7 @@ class Lga(FedAvgAsync):
         return {**v, "params": params}
 
 
-@algorithm("plga")
+@core.algorithm("plga")
 class Plga(Lga):
     """LGA, and a personalized model between a client's and the server's (eqs. 12, 14).
 
@@ -120,7 +118,7 @@ class Plga(Lga):
         published code. The last models of waiting clients are then scored too.
     """
 
-    flush: bool = static(default=True)
+    flush: bool = core.static(default=True)
 
     keeps_personal = True
     depends_on_num_rounds = True  # `flush`

@@ -2,20 +2,16 @@
 
 from typing import Literal
 
-from fedjax_pfl.core.algorithm import Algorithm
-from fedjax_pfl.core.algorithm_registry import algorithm
-from fedjax_pfl.utils import trees
-from fedjax_pfl.utils.structs import per_client, static, struct
-from fedjax_pfl.utils.typing import Stack
+from fedjax_pfl import core, trees
 
 
-@struct
+@core.struct
 class State:
-    models: Stack = per_client()
+    models: core.Stack = core.per_client()
 
 
-@algorithm("local")
-class Local(Algorithm):
+@core.algorithm("local")
+class Local(core.Algorithm):
     """No server: theta_i <- LocalSGD(theta_i). The mixing matrix is the identity.
 
     Attributes:
@@ -26,7 +22,7 @@ class Local(Algorithm):
 
     sees = "nothing"
 
-    who: Literal["everyone", "drawn"] = static(default="everyone")
+    who: Literal["everyone", "drawn"] = core.static(default="everyone")
 
     def remarks(self, federation):
         part = federation.participation

@@ -9,22 +9,17 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from fedjax_pfl import core, training
 from fedjax_pfl.algorithms import fedavg
-from fedjax_pfl.core.algorithm_registry import algorithm
-from fedjax_pfl.federation.batching import COUNTED
-from fedjax_pfl.federation.federation import Federation
-from fedjax_pfl.utils.errors import InputError, require
-from fedjax_pfl.utils.structs import Broadcast, per_client, static, struct
-from fedjax_pfl.utils.typing import PerClient, Stack
 
 
-@struct
+@core.struct
 class State(fedavg.State):
-    previous: Stack = per_client()  # as each client last trained it
-    took_part: PerClient = per_client()  # bool: whether it ever did
+    previous: core.Stack = core.per_client()  # as each client last trained it
+    took_part: core.PerClient = core.per_client()  # bool: whether it ever did
 
 
-@algorithm("moon")
+@core.algorithm("moon")
 class Moon(fedavg.Weighted):
     """FedAvg whose clients' features stay near w's and away from those of their last model.
 
@@ -44,19 +39,19 @@ class Moon(fedavg.Weighted):
 
     mu: float = 1.0
     tau: float = 0.5
-    weighting: Literal["size", "uniform"] = static(default="size")
+    weighting: Literal["size", "uniform"] = core.static(default="size")
 
     def validate(self):
-        require(self.mu >= 0, "mu", self.mu, "at least 0")
-        require(self.tau > 0, "tau", self.tau, "above 0")
+        core.require(self.mu >= 0, "mu", self.mu, "at least 0")
+        core.require(self.tau > 0, "tau", self.tau, "above 0")
 
     def check(self, federation):
         assert federation.num_features  # a model without features is refused
         most = passes(federation) * int(federation.steps().max())
-        if most >= COUNTED:
-            raise InputError(
+        if most >= training.COUNTED:
+            raise core.InputError(
                 f"moon would take {most:,} forward passes for a client in a round, but they can be "
-                f"counted below {COUNTED:,}: take fewer local steps or smaller batches."
+                f"counted below {training.COUNTED:,}: take fewer local steps or smaller batches."
             )
 
     def remarks(self, federation):
@@ -69,7 +64,7 @@ class Moon(fedavg.Weighted):
     def local_update(self, ctx, state: State, received, **options):
         task = ctx.federation.task
         # With private leaves each member received another model.
-        together = isinstance(received, Broadcast)
+        together = isinstance(received, core.Broadcast)
         own = None if together else received
         previous, took_part = ctx.cohort.gather((state.previous, state.took_part))
 
@@ -101,7 +96,7 @@ class Moon(fedavg.Weighted):
         return replace(after, previous=previous, took_part=took_part)
 
 
-def passes(federation: Federation) -> int:
+def passes(federation: core.Federation) -> int:
     """Forward passes of one sample in a local step, of the two frozen networks."""
     return 2 * federation.schedule.fitting(federation.data.train.capacity).samples_per_step
 

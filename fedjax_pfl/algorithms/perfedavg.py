@@ -14,16 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fedjax_pfl import core, training
 from fedjax_pfl.algorithms.fedavg import Weighted
-from fedjax_pfl.core.algorithm_registry import algorithm
-from fedjax_pfl.federation.adaptation import Adaptation
-from fedjax_pfl.federation.optimizers import SGD
-from fedjax_pfl.training.local_sgd import Trained
-from fedjax_pfl.utils.errors import InputError, require
-from fedjax_pfl.utils.structs import Broadcast, static
 
 
-@algorithm("perfedavg")
+@core.algorithm("perfedavg")
 class PerFedAvg(Weighted):
     """Per-FedAvg: FedAvg of a first model, from which one local step leads to a client's own.
 
@@ -49,23 +44,23 @@ class PerFedAvg(Weighted):
       weighting: the server's mean by "size", or "uniform" (the paper).
     """
 
-    variant: Literal["first_order", "hessian_free"] = static(default="first_order")
-    product: Literal["exact", "differences"] = static(default="exact")
+    variant: Literal["first_order", "hessian_free"] = core.static(default="first_order")
+    product: Literal["exact", "differences"] = core.static(default="exact")
     delta: float = 1e-3
     inner_factor: float = 1.0
-    passes: int = static(default=2)
-    weighting: Literal["size", "uniform"] = static(default="size")
+    passes: int = core.static(default=2)
+    weighting: Literal["size", "uniform"] = core.static(default="size")
 
     def validate(self):
-        require(self.delta > 0, "delta", self.delta, "above 0")
-        require(self.inner_factor >= 0, "inner_factor", self.inner_factor, "at least 0")
-        require(self.passes >= 1, "passes", self.passes, "at least 1")
+        core.require(self.delta > 0, "delta", self.delta, "above 0")
+        core.require(self.inner_factor >= 0, "inner_factor", self.inner_factor, "at least 0")
+        core.require(self.passes >= 1, "passes", self.passes, "at least 1")
         if self.variant == "first_order":
-            require(self.product == "exact", "product", self.product, "'exact' in first order")
+            core.require(self.product == "exact", "product", self.product, "'exact' in first order")
 
     def check(self, federation):
         if any(federation.plan.frozen):
-            raise InputError(
+            raise core.InputError(
                 "perfedavg takes its trial steps with all leaves, and some are frozen."
             )
 
@@ -82,7 +77,7 @@ class PerFedAvg(Weighted):
         return (self.schedule(federation).total_steps(sizes) > 0) & (sizes > 1)
 
     def adaptation(self):
-        return Adaptation(steps=1, rate_factor=self.inner_factor, optimizer=SGD())
+        return training.Adaptation(steps=1, rate_factor=self.inner_factor, optimizer=training.SGD())
 
     def local_update(self, ctx, state, received, **options):
         cohort, sgd, alpha = ctx.cohort, ctx.sgd_step(), self.inner_factor * ctx.learning_rate
@@ -113,7 +108,7 @@ class PerFedAvg(Weighted):
         runs = ctx.run_clients(step, sgd.begin_all(received), finish=finish, **options)
         models, loss = runs.carry
         gradients = 2 if self.variant == "first_order" else 4  # a product is worth two
-        return Trained(models, cohort.keep(runs.finite, gradients * runs.steps), loss)
+        return core.Trained(models, cohort.keep(runs.finite, gradients * runs.steps), loss)
 
     def hessian_product(self, gradient, w, d):
         """H(w) d of the Hessian H whose function's `gradient` is given."""
@@ -126,4 +121,4 @@ class PerFedAvg(Weighted):
         """Copies of w after the federation's local steps, each as that of the members' copies."""
         local, rows = new_clients.federation.schedule, np.arange(new_clients.num_clients)
         how = replace(self.adaptation(), epochs=local.epochs, steps=local.steps)
-        return new_clients.adapt(Broadcast(self.new_client_start(ctx, state)), rows, how)
+        return new_clients.adapt(core.Broadcast(self.new_client_start(ctx, state)), rows, how)

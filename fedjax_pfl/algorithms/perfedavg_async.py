@@ -9,23 +9,20 @@ Guarantees: A Model-Agnostic Meta-Learning Approach. NeurIPS 2020. https://arxiv
 
 import jax.numpy as jnp
 
-from fedjax_pfl.aggregation import mixing
+from fedjax_pfl import core, mixing
 from fedjax_pfl.algorithms.asynchronous import FedAvgAsync, take_turn
-from fedjax_pfl.core.algorithm_registry import algorithm
-from fedjax_pfl.utils.errors import require
-from fedjax_pfl.utils.structs import Broadcast, per_client, per_server, static, struct
-from fedjax_pfl.utils.typing import Model, PerClient, Stack
 
 
-@struct
+@core.struct
 class State:
-    server: Model = per_server()
-    trained: Stack = per_client()  # each client's last trained model
-    arrived: Stack = per_client()  # its last upload that arrived; at first the initial model
-    finite: PerClient = per_client()  # whether the last training stayed finite, bool [N]
+    server: core.Model = core.per_server()
+    trained: core.Stack = core.per_client()  # each client's last trained model
+    # its last upload that arrived; at first the initial model
+    arrived: core.Stack = core.per_client()
+    finite: core.PerClient = core.per_client()  # whether the last training stayed finite, bool [N]
 
 
-@algorithm("perfedavg_async")
+@core.algorithm("perfedavg_async")
 class PerFedAvgAsync(FedAvgAsync):
     """A row of Table 2 of PLGA's paper: w <- sum_i (n_i / n) of all clients' last uploads.
 
@@ -39,10 +36,10 @@ class PerFedAvgAsync(FedAvgAsync):
 
     row_stochastic = False  # the rest of a row is the weight of earlier uploads
 
-    local_updates: int = static(default=2)
+    local_updates: int = core.static(default=2)
 
     def validate(self):
-        require(1 <= self.local_updates <= 10, "local_updates", self.local_updates, "in 1..10")
+        core.require(1 <= self.local_updates <= 10, "local_updates", self.local_updates, "in 1..10")
 
     def init(self, ctx):
         model = ctx.initial_model()
@@ -57,7 +54,7 @@ class PerFedAvgAsync(FedAvgAsync):
         turn, finite = self.turn(ctx, state).sound(state.finite)
         cohort = turn.cohort
         trained = cohort.scatter(state.trained, turn.trained, where=turn.starts)
-        sent = ctx.upload(cohort.gather(trained), Broadcast(state.server))
+        sent = ctx.upload(cohort.gather(trained), core.Broadcast(state.server))
         arrived = cohort.scatter(state.arrived, sent, where=turn.arrives)
         sizes = ctx.federation.data.train.size
         shares = mixing.by_size(sizes, sizes > 0)

@@ -7,13 +7,11 @@ Alireza Fallah, Aryan Mokhtari, Asuman Ozdaglar: Personalized Federated Learning
 Guarantees: A Model-Agnostic Meta-Learning Approach. NeurIPS 2020. https://arxiv.org/abs/2002.07948
 """
 
+from fedjax_pfl import core
 from fedjax_pfl.algorithms.fedavg import FedAvg
-from fedjax_pfl.core.algorithm_registry import algorithm
-from fedjax_pfl.utils.errors import require
-from fedjax_pfl.utils.structs import static
 
 
-@algorithm("perfedavg_spfl")
+@core.algorithm("perfedavg_spfl")
 class PerFedAvgSpfl(FedAvg):
     """A row of Tables 1 and 2 of SPFL's paper: FedAvg with two SGD steps on each minibatch.
 
@@ -24,10 +22,10 @@ class PerFedAvgSpfl(FedAvg):
       local_updates: steps on each minibatch, each with a new gradient; 1 is FedAvg.
     """
 
-    local_updates: int = static(default=2)
+    local_updates: int = core.static(default=2)
 
     def validate(self):
-        require(1 <= self.local_updates <= 10, "local_updates", self.local_updates, "in 1..10")
+        core.require(1 <= self.local_updates <= 10, "local_updates", self.local_updates, "in 1..10")
 
     def local_update(self, ctx, state, received, **options):
         steps = self.local_updates

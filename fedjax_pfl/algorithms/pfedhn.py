@@ -10,25 +10,21 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from fedjax_pfl.aggregation import leaf_plan
+from fedjax_pfl import core, trees
 from fedjax_pfl.algorithms.common import hypernetwork, pfedhn_clients
 from fedjax_pfl.algorithms.common.hypernetwork import Hypernetwork, clipped
-from fedjax_pfl.core.algorithm import Algorithm
-from fedjax_pfl.core.algorithm_registry import algorithm
-from fedjax_pfl.utils import keys, trees
-from fedjax_pfl.utils.errors import InputError, require
-from fedjax_pfl.utils.structs import per_client, per_server, static, struct
-from fedjax_pfl.utils.typing import Stack
+from fedjax_pfl.utils import keys
 
 
-@struct
+@core.struct
 class State:
-    embedding: jax.Array = per_client()  # v, [N, d]
-    psi: Hypernetwork = per_server()
-    velocity_v: jax.Array = per_client()  # momentum of the server's optimizer, of v and of psi
-    velocity_psi: Hypernetwork = per_server()
-    private: Stack = per_client()  # leaves that are not generated: statistics, a local head
-    momentum: Any = per_client()  # of the clients' optimizers, of trained private leaves
+    embedding: jax.Array = core.per_client()  # v, [N, d]
+    psi: Hypernetwork = core.per_server()
+    velocity_v: jax.Array = core.per_client()  # momentum of the server's optimizer, of v and of psi
+    velocity_psi: Hypernetwork = core.per_server()
+    # leaves that are not generated: statistics, a local head
+    private: core.Stack = core.per_client()
+    momentum: Any = core.per_client()  # of the clients' optimizers, of trained private leaves
 
     @property
     def generator(self):
@@ -36,8 +32,8 @@ class State:
         return (self.embedding, self.psi), (self.velocity_v, self.velocity_psi)
 
 
-@algorithm("pfedhn")
-class PFedHN(Algorithm):
+@core.algorithm("pfedhn")
+class PFedHN(core.Algorithm):
     """A hypernetwork on the server makes every client's model from the client's embedding (Alg. 1).
 
     One client after the other gets theta_i = h(v_i; psi), trains it to theta_i', and sends it back.
@@ -75,11 +71,11 @@ class PFedHN(Algorithm):
     server_decay: float = 1e-3
     server_clip: float = 50.0
     clip: float = 50.0
-    embedding_size: int = static(default=0)
-    hidden_size: int = static(default=100)
-    depth: int = static(default=3)
-    form: Literal["sequential", "mean_vjp"] = static(default="sequential")
-    local_head: bool = static(default=False)
+    embedding_size: int = core.static(default=0)
+    hidden_size: int = core.static(default=100)
+    depth: int = core.static(default=3)
+    form: Literal["sequential", "mean_vjp"] = core.static(default="sequential")
+    local_head: bool = core.static(default=False)
 
     def sharing(self):
         return "body" if self.local_head else "all"
@@ -88,15 +84,17 @@ class PFedHN(Algorithm):
         numbers = ("server_rate", "embedding_rate", "server_decay", "server_clip", "clip")
         for name in (*numbers, "embedding_size", "hidden_size", "depth"):
             low = int(name == "hidden_size")
-            require(getattr(self, name) >= low, name, getattr(self, name), f"at least {low}")
-        require(0 <= self.server_momentum < 1, "server_momentum", self.server_momentum, "in [0, 1)")
+            core.require(getattr(self, name) >= low, name, getattr(self, name), f"at least {low}")
+        core.require(
+            0 <= self.server_momentum < 1, "server_momentum", self.server_momentum, "in [0, 1)"
+        )
 
     def check(self, federation):
         plan = federation.plan
         if not any(map(plan.compared, range(len(plan.paths)))):
-            raise InputError("pfedhn generates what clients share, and that is nothing here.")
+            raise core.InputError("pfedhn generates what clients share, and that is nothing here.")
         if plan.normalised and plan.batch_norm == "shared":
-            raise InputError(
+            raise core.InputError(
                 "pfedhn generates no running statistics: batch_norm must be 'affine_shared' or "
                 "'local', got 'shared'."
             )
@@ -157,7 +155,7 @@ class PFedHN(Algorithm):
             return jax.vmap(psi)(embedding)
 
         theta, transpose = jax.vjp(generate, psi, embedding[cohort.rows])
-        whole = leaf_plan.join(theta, private)
+        whole = trees.join(theta, private)
         trained = pfedhn_clients.train(ctx, whole, cohort, momentum, self.clip)
         members = trained.cohort.mask
         # 0 for the late and the diverged, who keep theta.
@@ -190,7 +188,7 @@ class PFedHN(Algorithm):
 
     def models(self, ctx, state, rows):
         embedding, private = trees.take((state.embedding, state.private), rows)
-        return {"personalized": leaf_plan.join(jax.vmap(state.psi)(embedding), private)}
+        return {"personalized": trees.join(jax.vmap(state.psi)(embedding), private)}
 
     def personalize(self, ctx, state, new_clients):
         v, private = jax.tree.map(

@@ -11,25 +11,22 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from fedjax_pfl.aggregation import mixing, products, similarity
+from fedjax_pfl import core, mixing, similarity, trees
+from fedjax_pfl.aggregation import products
 from fedjax_pfl.algorithms.common.hypernetwork import linear
-from fedjax_pfl.core.algorithm import Algorithm
-from fedjax_pfl.core.algorithm_registry import algorithm
-from fedjax_pfl.utils import keys, trees
-from fedjax_pfl.utils.errors import InputError, require
-from fedjax_pfl.utils.structs import per_client, per_pair, static, struct
-from fedjax_pfl.utils.typing import Stack
+from fedjax_pfl.utils import keys
 
 DEPTH = 3  # layers of a trunk, as in public implementations: the paper's supplement is lost
 
 
-@struct
+@core.struct
 class State:
-    uploads: Stack = per_client()  # theta_j: each client's last trained model
-    embedding: jax.Array = per_client()  # v, [N, d]
-    trunk: Stack = per_client()  # DEPTH layers of (kernel [N, d, h], bias [N, h]), each with ReLU
-    kernel: jax.Array = per_pair()  # output layers, [receiver, sender, L, h]
-    bias: jax.Array = per_pair()  # [receiver, sender, L]
+    uploads: core.Stack = core.per_client()  # theta_j: each client's last trained model
+    embedding: jax.Array = core.per_client()  # v, [N, d]
+    # DEPTH layers of (kernel [N, d, h], bias [N, h]), each with ReLU
+    trunk: core.Stack = core.per_client()
+    kernel: jax.Array = core.per_pair()  # output layers, [receiver, sender, L, h]
+    bias: jax.Array = core.per_pair()  # [receiver, sender, L]
 
     @property
     def hypernetworks(self):
@@ -37,8 +34,8 @@ class State:
         return self.embedding, self.trunk, self.kernel, self.bias
 
 
-@algorithm("pfedla")
-class PFedLA(Algorithm):
+@core.algorithm("pfedla")
+class PFedLA(core.Algorithm):
     """Every client mixes all clients' last uploads, each block by its own weights (Alg. 1).
 
     Client i's hypernetwork gives alpha_i = HN_i(v_i; psi_i) [L, N] (eq. 4). The client trains from
@@ -64,21 +61,21 @@ class PFedLA(Algorithm):
     """
 
     hypernetwork_rate: float = 1.0
-    weighting: Literal["softmax", "relu_norm"] = static(default="softmax")
-    grouping: Literal["blocks", "stages", "model"] = static(default="blocks")
-    initial: Literal["common", "independent"] = static(default="common")
-    embedding_size: int = static(default=100)
-    hidden_size: int = static(default=100)
+    weighting: Literal["softmax", "relu_norm"] = core.static(default="softmax")
+    grouping: Literal["blocks", "stages", "model"] = core.static(default="blocks")
+    initial: Literal["common", "independent"] = core.static(default="common")
+    embedding_size: int = core.static(default=100)
+    hidden_size: int = core.static(default=100)
 
     def validate(self):
         rate = self.hypernetwork_rate
-        require(rate >= 0, "hypernetwork_rate", rate, "at least 0")
+        core.require(rate >= 0, "hypernetwork_rate", rate, "at least 0")
         for name in ("embedding_size", "hidden_size"):
-            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+            core.require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
 
     def check(self, federation):
         if not any(federation.plan.shared):
-            raise InputError(f"{self.name} mixes what clients share, and share is 'none'.")
+            raise core.InputError(f"{self.name} mixes what clients share, and share is 'none'.")
 
     def init(self, ctx):
         ids, dtype = ctx.ids, ctx.dtype
@@ -173,7 +170,7 @@ class PFedLA(Algorithm):
         return {"personalized": mixed, "trained": own}
 
 
-@algorithm("heurpfedla")
+@core.algorithm("heurpfedla")
 class HeurPFedLA(PFedLA):
     """pFedLA whose clients keep the blocks with the largest weights on themselves (eq. 12).
 
@@ -187,12 +184,12 @@ class HeurPFedLA(PFedLA):
 
     def validate(self):
         super().validate()
-        require(self.retained >= 0, "retained", self.retained, "at least 0")
+        core.require(self.retained >= 0, "retained", self.retained, "at least 0")
 
     def check(self, federation):
         super().check(federation)
         count = int(federation.plan.grouped(self.grouping).shared_blocks.sum())
-        require(self.retained <= count, "retained", self.retained, f"at most {count} blocks")
+        core.require(self.retained <= count, "retained", self.retained, f"at most {count} blocks")
 
     def retained_blocks(self, ctx, own):
         return self._plan(ctx).top_shared_blocks(own, self.retained)

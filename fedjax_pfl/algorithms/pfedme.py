@@ -9,21 +9,17 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from fedjax_pfl import core, trees
 from fedjax_pfl.algorithms import fedavg
-from fedjax_pfl.core.algorithm_registry import algorithm
-from fedjax_pfl.training.local_sgd import Trained
-from fedjax_pfl.utils import trees
-from fedjax_pfl.utils.errors import require
-from fedjax_pfl.utils.structs import Broadcast, per_client, static, struct
 
 
-@struct
+@core.struct
 class State(fedavg.State):
-    personal: Any = per_client()  # theta_i
+    personal: Any = core.per_client()  # theta_i
 
 
-@struct
-class Nearby(Trained):
+@core.struct
+class Nearby(core.Trained):
     """What members send, their local models, and what they keep.
 
     Attributes:
@@ -35,7 +31,7 @@ class Nearby(Trained):
     trained: Any = None
 
 
-@algorithm("pfedme")
+@core.algorithm("pfedme")
 class PFedMe(fedavg.Weighted):
     """pFedMe: w_i descends its Moreau envelope, w_i <- w_i - eta lambda (w_i - theta_i).
 
@@ -60,22 +56,22 @@ class PFedMe(fedavg.Weighted):
     """
 
     pull: float = 15.0
-    inner_steps: int = static(default=5)
+    inner_steps: int = core.static(default=5)
     personal_rate: float = 0.05
     server_rate: float = 1.0
     decay: float = 1e-3
-    weighting: Literal["size", "uniform"] = static(default="size")
-    who: Literal["everyone", "drawn"] = static(default="everyone")
+    weighting: Literal["size", "uniform"] = core.static(default="size")
+    who: Literal["everyone", "drawn"] = core.static(default="everyone")
 
     def validate(self):
-        require(self.pull >= 0, "pull", self.pull, "at least 0")
-        require(self.decay >= 0, "decay", self.decay, "at least 0")
-        require(self.inner_steps >= 1, "inner_steps", self.inner_steps, "at least 1")
-        require(self.server_rate > 0, "server_rate", self.server_rate, "above 0")
+        core.require(self.pull >= 0, "pull", self.pull, "at least 0")
+        core.require(self.decay >= 0, "decay", self.decay, "at least 0")
+        core.require(self.inner_steps >= 1, "inner_steps", self.inner_steps, "at least 1")
+        core.require(self.server_rate > 0, "server_rate", self.server_rate, "above 0")
         rate, held = self.personal_rate, self.pull + self.decay
-        require(rate > 0, "personal_rate", rate, "above 0")
+        core.require(rate > 0, "personal_rate", rate, "above 0")
         allowed = f"below 2 / (pull + decay) = {2 / held if held else 0:g}: theta would move away"
-        require(rate * held < 2, "personal_rate", rate, allowed)
+        core.require(rate * held < 2, "personal_rate", rate, allowed)
 
     def check(self, federation):
         self.check_whole_models(federation)
@@ -126,8 +122,8 @@ class PFedMe(fedavg.Weighted):
         def begin(model):
             return inner.begin(model), model["params"]
 
-        alike = isinstance(received, Broadcast)
-        carry = Broadcast(begin(received.model)) if alike else jax.vmap(begin)(received)
+        alike = isinstance(received, core.Broadcast)
+        carry = core.Broadcast(begin(received.model)) if alike else jax.vmap(begin)(received)
         active = None if cohort.complete else cohort.mask
         runs = ctx.run_clients(step, carry, active=active, finish=finish, **options)
         local, personal, loss = runs.carry
@@ -160,5 +156,5 @@ class PFedMe(fedavg.Weighted):
     def personalize(self, ctx, state, new_clients):
         """theta_i after one round's local work from w."""
         new = replace(new_clients, cohort=new_clients.everyone())
-        begin = Broadcast(self.new_client_start(ctx, state))
+        begin = core.Broadcast(self.new_client_start(ctx, state))
         return self.local_update(new, state, begin, purpose="personalize", cursor=None).personal

@@ -10,23 +10,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl.aggregation import mixing
+from fedjax_pfl import core, mixing, trees
 from fedjax_pfl.algorithms import fedavg
-from fedjax_pfl.core.algorithm_registry import algorithm
-from fedjax_pfl.training.local_sgd import Trained
-from fedjax_pfl.utils import trees
-from fedjax_pfl.utils.errors import require
-from fedjax_pfl.utils.structs import per_client, per_server, struct
 
 
-@struct
+@core.struct
 class State(fedavg.State):
-    control: Any = per_server()  # c, like the parameters
-    controls: Any = per_client()  # c_i
+    control: Any = core.per_server()  # c, like the parameters
+    controls: Any = core.per_client()  # c_i
 
 
-@struct
-class Corrected(Trained):
+@core.struct
+class Corrected(core.Trained):
     """What members send: their models, and their controls.
 
     Attributes:
@@ -36,7 +31,7 @@ class Corrected(Trained):
     controls: Any = None
 
 
-@algorithm("scaffold")
+@core.algorithm("scaffold")
 class Scaffold(fedavg.FedAvg):
     """Local steps corrected by control variates: y <- y - eta (g - c_i + c).
 
@@ -53,7 +48,7 @@ class Scaffold(fedavg.FedAvg):
     server_rate: float = 1.0
 
     def validate(self):
-        require(self.server_rate > 0, "server_rate", self.server_rate, "above 0")
+        core.require(self.server_rate > 0, "server_rate", self.server_rate, "above 0")
 
     def check(self, federation):
         self.check_whole_models(federation)

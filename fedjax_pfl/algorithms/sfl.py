@@ -12,24 +12,20 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_pfl.aggregation import mixing, products
+from fedjax_pfl import core, mixing, trees
+from fedjax_pfl.aggregation import products
 from fedjax_pfl.algorithms.common import sfl_graphs
-from fedjax_pfl.core.algorithm import Algorithm
-from fedjax_pfl.core.algorithm_registry import algorithm
-from fedjax_pfl.utils import trees
-from fedjax_pfl.utils.errors import InputError, require
-from fedjax_pfl.utils.structs import Broadcast, per_client, per_server, static, struct
-from fedjax_pfl.utils.typing import Model, Stack
 
 
-@struct
+@core.struct
 class State:
-    models: Stack = per_client()  # g_i, the models spread over the graph; their own private leaves
-    server: Model = per_server()  # u, their mean
+    # g_i, the models spread over the graph; their own private leaves
+    models: core.Stack = core.per_client()
+    server: core.Model = core.per_server()  # u, their mean
 
 
-@algorithm("sfl")
-class Sfl(Algorithm):
+@core.algorithm("sfl")
+class Sfl(core.Algorithm):
     """The server spreads all models over a graph of clients; their mean is where all begin.
 
     w_i <- LocalSGD(u) on f_i(w) + graph_weight |w - g_i| + global_weight |w - u|, norms not
@@ -54,26 +50,26 @@ class Sfl(Algorithm):
     batch_norm = "shared"
     absent_kept = False  # the server spreads all models over the graph in every round (section 4)
 
-    graph: Literal["labels", "neighbours", "learned"] = static(default="labels")
-    relation: Callable | None = static(default=None)
+    graph: Literal["labels", "neighbours", "learned"] = core.static(default="labels")
+    relation: Callable | None = core.static(default=None)
     neighbours: int = 5
-    layers: int = static(default=3)
+    layers: int = core.static(default=3)
     server_alpha: float = 1.0
     graph_weight: float = 0.3
     global_weight: float = 0.3
-    detached: bool = static(default=False)
+    detached: bool = core.static(default=False)
     learned_share: float = 0.05
 
     def validate(self):
         allowed = "a function of the clients' ids, given from Python"
         given = self.relation
-        require(given is None or callable(given), "relation", given, allowed)
+        core.require(given is None or callable(given), "relation", given, allowed)
         for name in ("neighbours", "layers"):
-            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        require(0 <= self.server_alpha <= 1, "server_alpha", self.server_alpha, "in [0, 1]")
-        require(0 <= self.learned_share < 1, "learned_share", self.learned_share, "in [0, 1)")
+            core.require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        core.require(0 <= self.server_alpha <= 1, "server_alpha", self.server_alpha, "in [0, 1]")
+        core.require(0 <= self.learned_share < 1, "learned_share", self.learned_share, "in [0, 1)")
         for name in ("graph_weight", "global_weight"):
-            require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
+            core.require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
 
     def uses_classes(self):
         return self.graph != "neighbours" and self.relation is None
@@ -83,11 +79,13 @@ class Sfl(Algorithm):
         if self.relation is None:
             return
         if self.graph == "neighbours":
-            raise InputError("sfl takes relation or graph=neighbours, not both.")
+            raise core.InputError("sfl takes relation or graph=neighbours, not both.")
         edges = np.asarray(jax.jit(self.relation)(federation.data.ids))
         count = federation.num_clients
         fits = edges.shape == (count, count) and bool((np.isfinite(edges) & (edges >= 0)).all())
-        require(fits, "relation(ids)", edges, f"edges [{count}, {count}] of at least 0, all finite")
+        core.require(
+            fits, "relation(ids)", edges, f"edges [{count}, {count}] of at least 0, all finite"
+        )
 
     @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
     def channels(self) -> tuple[str, ...]:
@@ -141,7 +139,7 @@ class Sfl(Algorithm):
             options |= {"broadcast": broadcast, "operands": operands, "correct": pull}
         _, private = ctx.plan.split(held)
         if not jax.tree.leaves(private):
-            return ctx.train(Broadcast(server), cohort, **options)
+            return ctx.train(core.Broadcast(server), cohort, **options)
         start = ctx.plan.with_private(trees.replicate(server, cohort.size), private)
         return ctx.train(start, cohort, **options)
 
@@ -169,7 +167,7 @@ class Sfl(Algorithm):
 
     def models(self, ctx, state, rows):
         named = {"personalized": trees.take(state.models, rows)}
-        return {**named, "global": Broadcast(state.server)} if ctx.plan.all_shared else named
+        return {**named, "global": core.Broadcast(state.server)} if ctx.plan.all_shared else named
 
     def personalize(self, ctx, state, new_clients):
         """From u, held near it and near the mean g_j of the clients that share a label with it.

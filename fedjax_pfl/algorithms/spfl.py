@@ -11,26 +11,21 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from fedjax_pfl.aggregation import mixing
+from fedjax_pfl import core, mixing, trees
 from fedjax_pfl.algorithms.common import spfl_similarity
 from fedjax_pfl.algorithms.common.spfl_similarity import compared_layers, in_stage, parse_weights
-from fedjax_pfl.core.algorithm import Algorithm
-from fedjax_pfl.core.algorithm_registry import algorithm
-from fedjax_pfl.utils import trees
-from fedjax_pfl.utils.errors import InputError, require, shown
-from fedjax_pfl.utils.structs import per_client, per_pair, static, struct
-from fedjax_pfl.utils.typing import Stack
 
 
-@struct
+@core.struct
 class State:
-    models: Stack = per_client()
-    trained: Stack = per_client()  # models before the server's step of the client's last round
-    cosines: jax.Array = per_pair()  # S, [N, N, stages]
+    models: core.Stack = core.per_client()
+    # models before the server's step of the client's last round
+    trained: core.Stack = core.per_client()
+    cosines: jax.Array = core.per_pair()  # S, [N, N, stages]
 
 
-@algorithm("spfl")
-class Spfl(Algorithm):
+@core.algorithm("spfl")
+class Spfl(core.Algorithm):
     """Each client adds all clients' updates, weighted by their similarity (Alg. 1).
 
     Before the first round and after every `gamma`-th, all N clients are set to their uniform mean
@@ -61,34 +56,36 @@ class Spfl(Algorithm):
     published: ClassVar[tuple[float, ...]] = (0.5, 0.3, 0.2)
     compares_heads: ClassVar[bool] = False
 
-    gamma: int = static(default=10)
-    local_updates: int = static(default=2)
-    weighting: Literal["published", "paper"] = static(default="published")
-    layer_weights: str = static(default="auto")
+    gamma: int = core.static(default=10)
+    local_updates: int = core.static(default=2)
+    weighting: Literal["published", "paper"] = core.static(default="published")
+    layer_weights: str = core.static(default="auto")
 
     def validate(self):
-        require(self.gamma >= 1, "gamma", self.gamma, "at least 1 round")
-        require(1 <= self.local_updates <= 10, "local_updates", self.local_updates, "in 1..10")
+        core.require(self.gamma >= 1, "gamma", self.gamma, "at least 1 round")
+        core.require(1 <= self.local_updates <= 10, "local_updates", self.local_updates, "in 1..10")
         given = parse_weights(self.layer_weights)
         if given and self.weighting == "paper":
-            raise InputError("layer_weights has no effect on weighting 'paper': leave it out.")
+            raise core.InputError("layer_weights has no effect on weighting 'paper': leave it out.")
 
     def check(self, federation):
         model = jax.eval_shape(lambda: federation.initial_model(jax.random.key(0)))
         stack = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), model)
         layers = compared_layers(federation.plan, stack, self.compares_heads)
         if not layers:
-            raise InputError(f"{self.name} compares layers, and the model shares no kernel of one.")
+            raise core.InputError(
+                f"{self.name} compares layers, and the model shares no kernel of one."
+            )
         if self.weighting == "paper" and not any(in_stage(federation.plan, 1)):
-            raise InputError(
+            raise core.InputError(
                 "weighting 'paper' compares heads, and this one is not shared (share)."
             )
         given = parse_weights(self.layer_weights)
         if given and len(given) != len(layers):
             names = ", ".join(federation.plan.blocks[b] for b in layers)
-            raise InputError(
+            raise core.InputError(
                 f"layer_weights must be {len(layers)} numbers, one for each of {names}, got "
-                f"{shown(self.layer_weights)}."
+                f"{core.shown(self.layer_weights)}."
             )
 
     def init(self, ctx):
@@ -170,7 +167,7 @@ class Spfl(Algorithm):
         return {name: trees.take(models, rows) for name, models in named.items()}
 
 
-@algorithm("spfl_w")
+@core.algorithm("spfl_w")
 class SpflW(Spfl):
     """SPFL on weights: w_i <- sum_j softmax_j(S_ij) w_j', one matrix for all layers.
 
@@ -183,12 +180,12 @@ class SpflW(Spfl):
     published: ClassVar[tuple[float, ...]] = (0.4, 0.2, 0.2, 0.2)
     compares_heads: ClassVar[bool] = True
 
-    weighting: Literal["published"] = static(default="published")
+    weighting: Literal["published"] = core.static(default="published")
     memory: float = 0.0
 
     def validate(self):
         super().validate()
-        require(0 <= self.memory < 1, "memory", self.memory, "in [0, 1)")
+        core.require(0 <= self.memory < 1, "memory", self.memory, "in [0, 1)")
 
     def _similarity(self, ctx, update, cosines):
         new = super()._similarity(ctx, update, cosines)

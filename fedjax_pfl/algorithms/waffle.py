@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_pfl.aggregation import leaf_plan, mixing
+from fedjax_pfl import core, mixing, training, trees
 from fedjax_pfl.algorithms import scaffold
 from fedjax_pfl.algorithms.common.alice import (
     ForAlice,
@@ -20,22 +20,17 @@ from fedjax_pfl.algorithms.common.alice import (
     summed_gradients,
 )
 from fedjax_pfl.algorithms.common.waffle_batch import States, joint_record
-from fedjax_pfl.core.algorithm_registry import algorithm
-from fedjax_pfl.federation.batching import COUNTED
-from fedjax_pfl.utils import trees
-from fedjax_pfl.utils.errors import InputError, require
-from fedjax_pfl.utils.structs import per_client, static, struct
 
 
-@struct
+@core.struct
 class State(scaffold.State):
     """One Alice's run."""
 
-    previous: Any = per_client()  # raw weights a^(r-1), [N]
-    before: Any = per_client()  # a^(r-2), [N]
+    previous: Any = core.per_client()  # raw weights a^(r-1), [N]
+    before: Any = core.per_client()  # a^(r-2), [N]
 
 
-@algorithm("waffle")
+@core.algorithm("waffle")
 class Waffle(ForAlice, scaffold.Scaffold):
     """One personalized model, for Alice; updates near hers count more (Alg. 1, 2).
 
@@ -68,32 +63,34 @@ class Waffle(ForAlice, scaffold.Scaffold):
     absent_kept = False  # the weights' history moves for all clients in every round (Alg. 1)
 
     alice: int = 0
-    everyone: bool = static(default=False)
+    everyone: bool = core.static(default=False)
     delta_omega: float = 3.2
-    omega: Callable | None = static(default=None)
-    psi: Callable | None = static(default=None)
-    initial_history: Literal["uniform", "none"] = static(default="uniform")
-    control_update: Literal["rebased", "literal"] = static(default="rebased")
-    distance: Literal["update", "gradient"] = static(default="update")
+    omega: Callable | None = core.static(default=None)
+    psi: Callable | None = core.static(default=None)
+    initial_history: Literal["uniform", "none"] = core.static(default="uniform")
+    control_update: Literal["rebased", "literal"] = core.static(default="rebased")
+    distance: Literal["update", "gradient"] = core.static(default="update")
 
     def validate(self):
         super().validate()
-        require(not self.everyone or self.alice == 0, "alice", self.alice, "absent with everyone")
-        require(self.delta_omega >= 0, "delta_omega", self.delta_omega, "at least 0")
+        core.require(
+            not self.everyone or self.alice == 0, "alice", self.alice, "absent with everyone"
+        )
+        core.require(self.delta_omega >= 0, "delta_omega", self.delta_omega, "at least 0")
         for name in ("omega", "psi"):
             given = getattr(self, name)
             allowed = "a function (r, R) -> number, given from Python"
-            require(given is None or callable(given), name, given, allowed)
+            core.require(given is None or callable(given), name, given, allowed)
 
     def check(self, federation):
         if self.everyone:
             self.check_whole_models(federation)
             capacity, count = federation.data.train.capacity, federation.num_clients
             steps = count * federation.schedule.total_steps(capacity)
-            if steps >= COUNTED:
-                raise InputError(
+            if steps >= training.COUNTED:
+                raise core.InputError(
                     f"everyone would take {steps:,} local steps of a client in a round, one run "
-                    f"for each Alice, and they can be counted below {COUNTED:,}."
+                    f"for each Alice, and they can be counted below {training.COUNTED:,}."
                 )
         else:
             super().check(federation)
@@ -176,4 +173,4 @@ class Waffle(ForAlice, scaffold.Scaffold):
         if not self.everyone:
             return super().models(ctx, state, rows)
         private = jax.tree.map(lambda leaf: leaf[rows, rows], state.private)
-        return {"personalized": leaf_plan.join(trees.take(state.server, rows), private)}
+        return {"personalized": trees.join(trees.take(state.server, rows), private)}

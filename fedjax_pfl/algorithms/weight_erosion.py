@@ -12,29 +12,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_pfl.aggregation import mixing
+from fedjax_pfl import core, mixing, training
 from fedjax_pfl.algorithms import fedavg
 from fedjax_pfl.algorithms.common.alice import (
     ForAlice,
     squared_distances_to_alice,
     summed_gradients,
 )
-from fedjax_pfl.core.algorithm_registry import algorithm
-from fedjax_pfl.federation.batching import COUNTED
-from fedjax_pfl.training.local_sgd import Trained
-from fedjax_pfl.utils.errors import require
-from fedjax_pfl.utils.structs import per_client, struct
 
 PUBLISHED = 0.006  # p_d for 100 rounds on MNIST, A and C (WAFFLE's Table 3)
 
 
-@struct
+@core.struct
 class State(fedavg.State):
-    alpha: Any = per_client()  # [N], unnormalised weights
+    alpha: Any = core.per_client()  # [N], unnormalised weights
 
 
-@struct
-class Summed(Trained):
+@core.struct
+class Summed(core.Trained):
     """What agents send: their models, and their gradients.
 
     Attributes:
@@ -46,7 +41,7 @@ class Summed(Trained):
     distance: Any = None
 
 
-@algorithm("weight_erosion")
+@core.algorithm("weight_erosion")
 class WeightErosion(ForAlice, fedavg.FedAvg):
     """One model for Alice, moved along the weighted mean of all agents' summed gradients.
 
@@ -71,13 +66,15 @@ class WeightErosion(ForAlice, fedavg.FedAvg):
     def validate(self):
         super().validate()
         for name in ("distance_penalty", "size_penalty"):
-            require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
+            core.require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
 
     def check(self, federation):
         super().check(federation)
         size, samples = federation.schedule.batch_size, federation.data.train.capacity
-        allowed = f"below {COUNTED:,} together with the {samples:,} samples of a client, as product"
-        require(size * samples < COUNTED, "batch_size", size, allowed)
+        allowed = (
+            f"below {training.COUNTED:,} when multiplied by the {samples:,} samples of a client"
+        )
+        core.require(size * samples < training.COUNTED, "batch_size", size, allowed)
 
     def remarks(self, federation):
         told = super().remarks(federation)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import Field, fields, is_dataclass
 from typing import Any, TypeVar, dataclass_transform
 
-from fedjax_pfl.core.algorithm import Algorithm
+from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.federation.local_training import SETTABLE
 from fedjax_pfl.utils import aliases, name_matching
 from fedjax_pfl.utils.conversions import convert

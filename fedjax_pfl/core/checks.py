@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_pfl.core import persistent_optimizers
-from fedjax_pfl.core.algorithm import Algorithm
 from fedjax_pfl.core.algorithm_registry import is_static
 from fedjax_pfl.core.context import Context
 from fedjax_pfl.core.forward_counter import ForwardCounter
+from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.core.partial_state import with_partial_rows
 from fedjax_pfl.core.persistent_optimizers import StateWithOptimizers
 from fedjax_pfl.core.record import Record
@@ -63,7 +63,7 @@ def _explained(algorithm: Algorithm, function: str, error: Exception) -> InputEr
         remedy += (
             f"; or, where {named[0]} need not be swept inside one program, make it part of it: "
             f"{named[0]}: {type(value).__name__ if value is not ... else 'float'} = "
-            f"pfl.static(default={default})"
+            f"pfl.core.static(default={default})"
         )
     return InputError(
         f"{algorithm.name}.{function} asks{where} for the value of a traced number, as `if` and "

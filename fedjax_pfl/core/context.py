@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl.aggregation import leaf_plan, mixing
+from fedjax_pfl.aggregation import mixing
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
 from fedjax_pfl.core.persistent_optimizers import Optimizers
 from fedjax_pfl.core.record import Record, packed, recorded
@@ -193,7 +193,7 @@ class Context(RoundInfo):
         first = jax.tree.map(lambda leaf: leaf[0], mine)
         mean = trees.replicate(mixing.weighted_sum(weights, shared, onto=first), count)
         received = jnp.broadcast_to(jnp.any(weights != 0), (count,))
-        return leaf_plan.join(trees.where(received, mean, mine), private)
+        return trees.join(trees.where(received, mean, mine), private)
 
     def full_gradient(self, models: Stack, cohort: Cohort) -> tuple[Stack, Cohort]:
         """`local_sgd.full_gradient` of the cohort at `models` [M, ...]."""
@@ -237,7 +237,7 @@ class Context(RoundInfo):
         if isinstance(reference, Broadcast):
             held = trees.replicate(held, cohort.size)
         received = stage(values, held, cohort, what)
-        return received if private is None else leaf_plan.join(received, private)
+        return received if private is None else trees.join(received, private)
 
     def uploaded(self, models: Stack) -> Stack:
         """The trainable shared leaves of models, by which a server can compare clients."""

@@ -1,1 +1,49 @@
-"""Data sets, and which client holds which samples."""
+"""Data sets, their sources, and partitions of their samples among clients."""
+
+from fedjax_pfl.data.partitions import rules  # noqa: F401 - registers the rules
+from fedjax_pfl.data.partitions.foreign import read_partition, recognised
+from fedjax_pfl.data.partitions.importers import IMPORTERS, import_partition
+from fedjax_pfl.data.partitions.partition import Partition
+from fedjax_pfl.data.partitions.rule_registry import (
+    COMMON_OPTIONS,
+    RULES,
+    Plan,
+    make_partition,
+    parse_options,
+    register_rule,
+    rule_options,
+)
+from fedjax_pfl.data.partitions.statistics import partition_statistics
+from fedjax_pfl.data.scaling import SCALINGS, input_scaling
+from fedjax_pfl.data.sources.source_registry import (
+    DATASETS,
+    Dataset,
+    dataset_from_arrays,
+    load_dataset,
+    prepare_tfds,
+    register_dataset,
+)
+
+__all__ = [
+    "COMMON_OPTIONS",
+    "DATASETS",
+    "IMPORTERS",
+    "RULES",
+    "SCALINGS",
+    "Dataset",
+    "Partition",
+    "Plan",
+    "dataset_from_arrays",
+    "import_partition",
+    "input_scaling",
+    "load_dataset",
+    "make_partition",
+    "parse_options",
+    "partition_statistics",
+    "prepare_tfds",
+    "read_partition",
+    "recognised",
+    "register_dataset",
+    "register_rule",
+    "rule_options",
+]

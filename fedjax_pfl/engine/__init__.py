@@ -1,1 +1,29 @@
-"""A simulation: its rounds on the device, and the host's part."""
+"""The engine: compiled rounds, callbacks, checkpoints, memory and devices."""
+
+from fedjax_pfl.engine.callbacks import Callback, Progress
+from fedjax_pfl.engine.checkpoints import Checkpoints
+from fedjax_pfl.engine.lowered import Lowered
+from fedjax_pfl.engine.memory import Memory
+from fedjax_pfl.engine.new_clients import score_new_clients, without_new_clients
+from fedjax_pfl.engine.progress import LiveCurves
+from fedjax_pfl.engine.runs import MAX_RUNS, sweepable
+from fedjax_pfl.engine.simulation import RoundState, Simulation
+from fedjax_pfl.execution.lane_assignment import padding_efficiency
+from fedjax_pfl.federation.data_sharding import spread
+
+__all__ = [
+    "MAX_RUNS",
+    "Callback",
+    "Checkpoints",
+    "LiveCurves",
+    "Lowered",
+    "Memory",
+    "Progress",
+    "RoundState",
+    "Simulation",
+    "padding_efficiency",
+    "score_new_clients",
+    "spread",
+    "sweepable",
+    "without_new_clients",
+]

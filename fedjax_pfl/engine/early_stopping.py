@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_pfl.core.algorithm import Algorithm
+from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.utils.errors import InputError, require_whole

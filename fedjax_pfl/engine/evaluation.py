@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedjax_pfl.core.algorithm import Algorithm
 from fedjax_pfl.core.checks import while_traced
 from fedjax_pfl.core.context import Context
+from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.core.partial_state import with_partial_rows
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.training.scoring import score

@@ -13,8 +13,8 @@ from jax import lax
 from jax.sharding import Sharding, SingleDeviceSharding
 
 from fedjax_pfl.core import checks, persistent_optimizers
-from fedjax_pfl.core.algorithm import Algorithm
 from fedjax_pfl.core.context import Context
+from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.engine.evaluation import evaluate, named_models
 from fedjax_pfl.engine.host_store import whole_leaves
 from fedjax_pfl.engine.lowered import Lowered

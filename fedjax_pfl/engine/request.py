@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl.core import checks
-from fedjax_pfl.core.algorithm import Algorithm
 from fedjax_pfl.core.context import Context
+from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.engine.callbacks import Callback, StopCallback
 from fedjax_pfl.engine.checkpoints import Checkpoints
 from fedjax_pfl.engine.offloaded_state import offloaded_program

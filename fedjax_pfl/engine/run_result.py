@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_pfl.core.algorithm import Algorithm
+from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.engine.costs import forward_flops, step_flops
 from fedjax_pfl.engine.runner import ChunkRunner
 from fedjax_pfl.engine.runs import remarks

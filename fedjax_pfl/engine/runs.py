@@ -10,9 +10,9 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from fedjax_pfl.core.algorithm import Algorithm
 from fedjax_pfl.core.algorithm_registry import is_static
 from fedjax_pfl.core.context import Context
+from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.execution.mesh import RUNS, mesh_of
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.local_training import RATES, check_rates

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_pfl.core.algorithm import Algorithm
+from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.engine import progress as engine_progress
 from fedjax_pfl.engine import request
 from fedjax_pfl.engine.callbacks import Callback, Progress, on_run_end

@@ -1,1 +1,1 @@
-"""The clients, their data and how they train."""
+"""A federation: the clients' data, their model, local training and participation."""

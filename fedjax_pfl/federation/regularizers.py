@@ -53,8 +53,8 @@ def proximal(mu: jax.Array | float) -> Callable[[Tree, ForwardedBatch, Tree, Cli
     w_ref is given to local training beside the models: parameters [...] for all clients, or
     [M, ...] with one row for each member:
 
-        ctx.train(models, extra_loss=pfl.proximal(mu), broadcast=server["params"])
-        ctx.train(models, extra_loss=pfl.proximal(mu), operands=own["params"])
+        ctx.train(models, extra_loss=pfl.training.proximal(mu), broadcast=server["params"])
+        ctx.train(models, extra_loss=pfl.training.proximal(mu), operands=own["params"])
 
     Where both are given, w_ref is the broadcast. Leaves that are None in it, such as private ones,
     have no term. `mu` may be traced.

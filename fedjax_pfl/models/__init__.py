@@ -1,1 +1,35 @@
-"""Networks by name, one file for each family."""
+"""Networks by name, adapters of frameworks, objectives and metrics."""
+
+from fedjax_pfl.models import layers, networks
+from fedjax_pfl.models.equinox_task import EquinoxTask
+from fedjax_pfl.models.heads import TwoHeads
+from fedjax_pfl.models.metrics import METRICS, Metric, register_metric
+from fedjax_pfl.models.networks import MODELS, make_model, register_model
+from fedjax_pfl.models.nnx_task import NnxTask
+from fedjax_pfl.models.objectives import OBJECTIVES, Objective, register_objective
+from fedjax_pfl.models.task import FunctionTask, LinenTask, Outputs, Task
+from fedjax_pfl.models.torch_weights import from_torch
+from fedjax_pfl.utils.metric_names import Measure
+
+__all__ = [
+    "METRICS",
+    "MODELS",
+    "OBJECTIVES",
+    "EquinoxTask",
+    "FunctionTask",
+    "LinenTask",
+    "Measure",
+    "Metric",
+    "NnxTask",
+    "Objective",
+    "Outputs",
+    "Task",
+    "TwoHeads",
+    "from_torch",
+    "layers",
+    "make_model",
+    "networks",
+    "register_metric",
+    "register_model",
+    "register_objective",
+]

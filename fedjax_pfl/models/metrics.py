@@ -114,7 +114,7 @@ def chosen(given: Any, objective: Objective, num_classes: int) -> tuple[Metric, 
             new = [one]
         elif not isinstance(one, str):
             raise InputError(
-                f"A metric is a name or a pfl.Metric(name, function, better=...), got "
+                f"A metric is a name or a pfl.models.Metric(name, function, better=...), got "
                 f"{type(one).__name__}."
             )
         elif one in METRICS and one not in known:

@@ -204,8 +204,8 @@ def matched(
                 raise InputError(
                     f"initial_model at {name!r} has the shape {list(value.shape)}, PyTorch's order "
                     f"of axes, and the network's is {list(leaves[path].shape)}: give PyTorch's "
-                    "state_dict under its own names, which is converted, or what pfl.from_torch "
-                    "makes of it."
+                    "state_dict under its own names, which is converted, or what "
+                    "pfl.models.from_torch makes of it."
                 )
             misfits[path] = f"{path} {list(value.shape)} for {list(leaves[path].shape)}"
             continue

@@ -1,1 +1,6 @@
-"""The results of a simulation: numbers, tables, pictures and files."""
+"""Results of simulations: metrics by round, tables, figures and files."""
+
+from fedjax_pfl.results.model_files import load_models, model_axes, save_models
+from fedjax_pfl.results.result import Result
+
+__all__ = ["Result", "load_models", "model_axes", "save_models"]

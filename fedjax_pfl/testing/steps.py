@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_pfl.core.algorithm import Algorithm
 from fedjax_pfl.core.forward_counter import ForwardCounter
+from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.federation.batching import Schedule
 from fedjax_pfl.federation.federation import Federation

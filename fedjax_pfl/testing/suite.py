@@ -18,8 +18,8 @@ import jax
 import numpy as np
 
 from fedjax_pfl.aggregation import mixing
-from fedjax_pfl.core.algorithm import Algorithm
 from fedjax_pfl.core.algorithm_registry import is_static
+from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.engine.final_models import Final
 from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import make_runs

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_pfl.core.algorithm import Algorithm
+from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.sources.source_registry import dataset_from_arrays
 from fedjax_pfl.engine.program import Program

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_pfl.aggregation import leaf_plan, streamed
+from fedjax_pfl.aggregation import streamed
 from fedjax_pfl.data.federated import FederatedData, Split
 from fedjax_pfl.execution.packed_vmap import Counts, Loop, run_loops
 from fedjax_pfl.execution.rows import homes_of, over_rows
@@ -218,7 +218,7 @@ def loss_matrix(
 
         def one(candidate):
             model = trees.row(common.models, candidate)
-            model = model if private is None else leaf_plan.join(model, private)
+            model = model if private is None else trees.join(model, private)
             loss = scoring.alone(_Scored(row, model, size), common).loss
             return loss / jnp.maximum(common.part.size[row], 1)
 

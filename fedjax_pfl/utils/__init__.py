@@ -1,1 +1,1 @@
-"""Pytrees, random keys, errors and names: used by every package above."""
+"""Pytrees, random keys, errors and names, used by every package above."""

@@ -235,6 +235,13 @@ def parts(leaf: jax.Array, axis: int) -> list[jax.Array]:
     return [lax.slice_in_dim(leaf, at, at + length, axis=axis) for at in range(0, count, length)]
 
 
+def join(shared: Tree, private: Tree) -> Tree:
+    """Merges the two halves that `LeafPlan.split` returns."""
+    return jax.tree.map(
+        lambda a, b: b if a is None else a, shared, private, is_leaf=lambda x: x is None
+    )
+
+
 def row(stack: Stack, index: Scalar | int) -> Tree:
     """One row of a stack, without the leading axis."""
     return jax.tree.map(lambda leaf: leaf[index], stack)

@@ -107,7 +107,7 @@ QUICK = ("cwfedavg", "sfl")
     "name",
     [
         name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
-        for name in pfl.ALGORITHMS
+        for name in pfl.core.ALGORITHMS
     ],
 )
 def test_a_round_has_no_other_product(name):

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_pfl import mixing, similarity
-from fedjax_pfl.core.algorithm import Algorithm
+from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.structs import Broadcast, per_client, per_pair, per_server, struct
 

@@ -102,7 +102,7 @@ class Case:
         for t in range(self.rounds):
             key = keys.of_round(self.key, purpose, t)
             walked = [
-                pfl.batch_indices(
+                pfl.training.batch_indices(
                     schedule,
                     split,
                     key,

@@ -26,9 +26,11 @@ def batches_of_a_step(federation, schedule=None):
     """(minibatches, key of the noise) of the only client's first step in round 0."""
     schedule, data = schedule or federation.schedule, federation.data
     key = keys.of_round(jax.random.key(SEEDS[0]), "train", 0)
-    (step, *_) = pfl.batch_indices(schedule, data.train, key, 0, 0)
+    (step, *_) = pfl.training.batch_indices(schedule, data.train, key, 0, 0)
     batches = [
-        pfl.Batch(data.samples[pool].astype(float), data.labels[pool], jnp.ones(len(pool), bool))
+        pfl.training.Batch(
+            data.samples[pool].astype(float), data.labels[pool], jnp.ones(len(pool), bool)
+        )
         for pool in step
     ]
     return batches, jax.random.fold_in(client_key(key, 0)[1], 0)

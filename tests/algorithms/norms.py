@@ -4,11 +4,11 @@ import flax.linen as nn
 import jax
 import numpy as np
 
-from fedjax_pfl.aggregation.leaf_plan import join
 from fedjax_pfl.models.layers import Conv
 from fedjax_pfl.models.normalization import BatchNorm
 from fedjax_pfl.testing.toys import assert_close
 from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.trees import join
 from tests.algorithms.harness import Case, dense
 from tests.references import norm_network
 

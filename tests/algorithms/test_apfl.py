@@ -157,7 +157,9 @@ def test_statistics_and_momentum_by_hand(form):
     (start, end), (record,) = run_rounds(algorithm(**settings), federation, 1, scored=())
     data, task = federation.data, federation.task
     pool = data.train.index[:6]
-    batch = pfl.Batch(data.samples[pool].astype(float), data.labels[pool], jnp.ones(6, bool))
+    batch = pfl.training.Batch(
+        data.samples[pool].astype(float), data.labels[pool], jnp.ones(6, bool)
+    )
     gradient = jax.grad(lambda p, model: task.loss({**model, "params": p}, batch), has_aux=True)
 
     def blend(alpha, one, other):

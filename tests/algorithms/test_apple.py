@@ -128,7 +128,9 @@ def test_a_private_head_is_trained_whole_and_never_mixed():
     mixed = np.broadcast_to(body.mean(axis=0), body.shape)
     np.testing.assert_allclose(start.personal["params"]["fc_0"]["kernel"], mixed, 1e-12)
     rows, data = federation.data.train.index[:6], federation.data
-    batch = pfl.Batch(data.samples[rows].astype(float), data.labels[rows], jnp.ones(6, bool))
+    batch = pfl.training.Batch(
+        data.samples[rows].astype(float), data.labels[rows], jnp.ones(6, bool)
+    )
     first = jax.tree.map(lambda leaf: leaf[0], start.personal["params"])
     slope = jax.grad(lambda params: federation.task.loss({"params": params}, batch)[0])(first)
     for layer, share in (("fc_0", 0.5), ("head", 1.0)):

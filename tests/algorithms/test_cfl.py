@@ -234,7 +234,7 @@ def test_a_new_client_trains_the_best_model_of_a_cluster_in_use():
     made = final_in(state, chooser, left, 1).personalize(new)
     key, wanted, chosen = keys.of_round(case.key, "personalize", 0), [], []
     for row, client in enumerate((3, 4)):
-        batches = pfl.batch_indices(new.schedule, new.data.train, key, client, row)
+        batches = pfl.training.batch_indices(new.schedule, new.data.train, key, client, row)
         batches = [np.asarray(batch) for (batch,) in batches]
         mine = case.samples(client)
         losses = [loss_and_gradient(m, case.x[mine], case.y[mine])[0] for m in models[:2]]

@@ -27,7 +27,7 @@ ALIKE = {"heurpfedla": "pfedla", "plga": "lga", "spfl_w": "spfl", "fedavg_sync":
 
 CASES = [
     marked((name, check), check in QUICK and name not in ALIKE, check in THOROUGH or name in WHOLE)
-    for name in sorted(pfl.ALGORITHMS)
+    for name in sorted(pfl.core.ALGORITHMS)
     for check in CHECKS
 ]
 
@@ -77,7 +77,7 @@ def test_the_quick_suite_compares_every_algorithm_and_shows_more_of_it(file):
     """A comparison is called by the algorithm's name or test_reference; test_limits.py has more."""
     module = importlib.import_module(f"tests.algorithms.{file}")
     tests = {name: test for name, test in vars(module).items() if name.startswith("test_")}
-    names = {f"test_{name}" for name in ("reference", *pfl.ALGORITHMS)}
+    names = {f"test_{name}" for name in ("reference", *pfl.core.ALGORITHMS)}
     assert any(is_quick(tests[name]) for name in names & set(tests))
     more = set(tests) - names
     limits = (Path(__file__).parent / "test_limits.py").read_text(encoding="utf-8")
@@ -90,4 +90,4 @@ def test_every_algorithm_has_a_reference():
     texts = [file.read_text(encoding="utf-8") for file in Path(__file__).parent.glob("test_*.py")]
     compared = "".join(text for text in texts if "\nfrom tests.references import " in text)
     made = set(re.findall(r'"(\w+)"', compared))
-    assert sorted(set(pfl.ALGORITHMS) - made) == []
+    assert sorted(set(pfl.core.ALGORITHMS) - made) == []

@@ -94,7 +94,7 @@ def test_private_layers_are_not_pulled():
     first = jax.tree.map(lambda leaf: leaf[0], start.own["params"])
     every = federation.data.train.index
     samples = federation.data.samples[every].astype(float), federation.data.labels[every]
-    batch = pfl.Batch(*samples, jnp.ones(6, bool))
+    batch = pfl.training.Batch(*samples, jnp.ones(6, bool))
 
     @jax.jit
     def step(params):

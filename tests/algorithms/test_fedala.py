@@ -217,8 +217,8 @@ def test_who_takes_passes_and_how_many():
     assert after.begun.tolist() == [True, True, True, False, True]
 
 
-@pfl.struct
-class Tilt(pfl.ExtraLoss):
+@pfl.core.struct
+class Tilt(pfl.training.ExtraLoss):
     """A slope of the head."""
 
     weight: float = 1.0

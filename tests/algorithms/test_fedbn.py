@@ -17,7 +17,7 @@ VARIANTS = {
 }
 
 
-@pfl.struct
+@pfl.core.struct
 class Unchecked(type(pfl.make_algorithm("fedbn"))):
     """On any network."""
 

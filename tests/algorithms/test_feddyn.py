@@ -92,7 +92,7 @@ def test_a_client_that_knows_its_gradient_stays():
     @jax.jit
     def slope(index):
         samples = federation.data.samples[index].astype(float), federation.data.labels[index]
-        batch = pfl.Batch(*samples, jnp.ones(6, bool))
+        batch = pfl.training.Batch(*samples, jnp.ones(6, bool))
         return jax.grad(lambda params: federation.task.loss({"params": params}, batch)[0])(theta)
 
     own = jax.vmap(slope)(jnp.asarray(train.index).reshape(5, 6))

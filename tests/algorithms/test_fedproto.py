@@ -285,7 +285,7 @@ def test_a_new_client_begins_with_the_initial_model_and_stays_near_the_prototype
     result = final.personalize(new.federation.frozen("head"))["params"]
     key = keys.of_round(jax.random.key(SEEDS[0]), "personalize", 2)
     model, schedule = case.initial(), new.federation.schedule
-    for (batch,) in pfl.batch_indices(schedule, new.federation.data.train, key, 0, 0):
+    for (batch,) in pfl.training.batch_indices(schedule, new.federation.data.train, key, 0, 0):
         x, y = new.x[batch], new.y[batch]
         slope = fedproto.loss_gradient(model, x, y, means, SOME, 1.5)[1]
         model = network.subtract(model, network.scale(case.rates[2], slope))

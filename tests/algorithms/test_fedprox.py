@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.aggregation import leaf_plan
+from fedjax_pfl import trees
 from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation
 from tests.algorithms.harness import (
     PATTERNS,
@@ -127,12 +127,12 @@ def test_the_term_holds_shared_layers_and_leaves_private_ones_free():
     start, end = states_of(algorithm(mu=0.7), federation, 1)
     every, eta = federation.data.train.index, 0.3
     samples = federation.data.samples[every].astype(float), federation.data.labels[every]
-    batch = pfl.Batch(*samples, jnp.ones(6, bool))
+    batch = pfl.training.Batch(*samples, jnp.ones(6, bool))
     slope = jax.grad(lambda params: federation.task.loss({"params": params}, batch)[0])
 
     def whole(state):
         own = jax.tree.map(lambda leaf: leaf[0], state.private["params"])
-        return leaf_plan.join(state.server["params"], own)
+        return trees.join(state.server["params"], own)
 
     first = whole(start)
     middle = jax.tree.map(lambda w, g: w - eta * g, first, slope(first))

@@ -143,8 +143,8 @@ def test_without_one_model_for_all_there_is_no_global_score(options, whole):
 def test_extra_losses_see_the_features():
     seen = []
 
-    @pfl.struct
-    class Seeing(pfl.ExtraLoss):
+    @pfl.core.struct
+    class Seeing(pfl.training.ExtraLoss):
         def __call__(self, params, batch, client, plan):
             seen.append((batch.logits.shape, batch.features.shape))
             return jnp.sum(batch.features**2)

@@ -224,7 +224,7 @@ def test_a_new_client_trains_the_model_that_fits_it_best():
     for row in range(2):
         at = case.samples(3 + row)
         chosen.append(ifca.choose(models, at, case.x, case.y))
-        batches = pfl.batch_indices(new.schedule, new.data.train, key, 3 + row, row)
+        batches = pfl.training.batch_indices(new.schedule, new.data.train, key, 3 + row, row)
         batches = [np.asarray(batch) for (batch,) in batches]
         wanted.append(sgd(models[chosen[-1]], batches, case.x, case.y, case.rates[1]))
     assert chosen != [0, 0]

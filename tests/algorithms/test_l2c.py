@@ -12,7 +12,6 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl import similarity
-from fedjax_pfl.aggregation import leaf_plan
 from fedjax_pfl.algorithms.l2c import nearest
 from fedjax_pfl.federation.batching import Schedule
 from fedjax_pfl.testing.toys import (
@@ -65,7 +64,7 @@ def validation_batches(case):
 
     def walk(t, i):
         key = keys.of_round(case.key, "validation", t)
-        steps = pfl.batch_indices(schedule, split, key, int(data.ids[i]), i)
+        steps = pfl.training.batch_indices(schedule, split, key, int(data.ids[i]), i)
         return [np.asarray(batch) for (batch,) in steps]
 
     return [[walk(t, i) for i in range(case.num_clients)] for t in range(case.rounds)]
@@ -153,7 +152,7 @@ def test_even_weights_of_equal_clients_with_private_heads_are_fedper():
     states = states_of(algorithm(logit_rate=0), federation)
     wanted = states_of(pfl.make_algorithm("fedper"), toy_federation((5, 5, 5), (3, 3, 3)))
     for state, other in zip(states, wanted, strict=True):
-        whole = leaf_plan.join(trees.replicate(other.server, 3), other.private)
+        whole = trees.join(trees.replicate(other.server, 3), other.private)
         assert_close(dict(state.models), dict(whole), "models")
 
 
@@ -176,7 +175,7 @@ def test_statistics_are_own_and_validation_is_in_evaluation_mode():
             model = {"params": params, "batch_stats": statistics}
             return federation.task.loss(model, batch, train=False)[0]
 
-        batch = pfl.Batch(inputs, labels, jnp.ones(2, bool))
+        batch = pfl.training.Batch(inputs, labels, jnp.ones(2, bool))
         return -similarity.dots(deltas, jax.grad(loss)(params))
 
     samples, labels = np.asarray(data.samples, float), np.asarray(data.labels)

@@ -70,7 +70,7 @@ def test_fedavg_with_full_batches_and_one_step_follows_the_pooled_gradient():
     states = states_of(algorithm("fedavg"), federation)
     train = federation.data.train
     pool = federation.data.samples[train.index].astype(float), federation.data.labels[train.index]
-    batch = pfl.Batch(*pool, jnp.ones(25, bool))
+    batch = pfl.training.Batch(*pool, jnp.ones(25, bool))
 
     @jax.jit
     def step(model):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.aggregation import leaf_plan
+from fedjax_pfl import trees
 from fedjax_pfl.algorithms.moon import contrast
 from fedjax_pfl.models.projection import Projected
 from fedjax_pfl.testing.toys import TanhNetwork, assert_close, run_rounds, states_of, toy_federation
@@ -131,9 +131,9 @@ def test_with_private_leaves_a_client_stays_near_the_model_that_it_received():
     _, before, after = states_of(algorithm(mu=3.0), federation, 2)
     own, task = federation.data.train.index[:6], federation.task
     samples = federation.data.samples[own].astype(float), federation.data.labels[own]
-    batch = pfl.Batch(*samples, jnp.ones(6, bool))
+    batch = pfl.training.Batch(*samples, jnp.ones(6, bool))
     private = jax.tree.map(lambda leaf: leaf[0], before.private["params"])
-    received = leaf_plan.join(before.server["params"], private)
+    received = trees.join(before.server["params"], private)
     near, far = (task.features({"params": p}, samples[0]) for p in (received, models_of(before, 0)))
 
     def cosine(a, b):

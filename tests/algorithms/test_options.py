@@ -72,7 +72,7 @@ def test_what_must_be_shared(name, settings, share):
     "name",
     [
         pytest.param(name, marks=() if name in ("pfedla", "spfl") else pytest.mark.slow)
-        for name in sorted(pfl.ALGORITHMS)
+        for name in sorted(pfl.core.ALGORITHMS)
     ],
 )
 def test_states_have_the_models_type(name, dtype):

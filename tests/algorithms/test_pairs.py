@@ -46,7 +46,7 @@ def test_the_walk_goes_along_every_ordered_pair_once():
 
 @pytest.mark.slow
 def test_every_ordered_pair():
-    names = sorted(pfl.ALGORITHMS)
+    names = sorted(pfl.core.ALGORITHMS)
     with multiprocessing.get_context("spawn").Pool(2, maxtasksperchild=1) as pool:
         alone = dict(zip(names, pool.map(outcome, names, chunksize=1), strict=True))
     walk = ordered_pairs(names)

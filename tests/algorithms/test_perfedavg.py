@@ -142,7 +142,7 @@ def test_a_step_without_a_second_minibatch_moves_nothing():
 def test_a_batch_of_all_samples_is_two_halves():
     ours, federation = algorithm(passes=1), toy_federation((6,), (3,), batch_size=100)
     assert ours.has_step(federation).tolist() == [True]
-    (step,) = pfl.batch_indices(
+    (step,) = pfl.training.batch_indices(
         ours.schedule(federation), federation.data.train, jax.random.key(0), 0, 0
     )
     assert [len(half) for half in step] == [3, 3]

@@ -201,7 +201,7 @@ def test_who_diverges_leaves_everything_as_it_was():
 def test_new_clients_learn_an_embedding_through_the_frozen_hypernetwork():
     algorithm = made(local_head=True, clip=0.001)
     whole = algorithm.prepare(toy_federation(model=TanhNetwork(), local_epochs=2))
-    left, new = pfl.without_new_clients(whole, 2)
+    left, new = pfl.engine.without_new_clients(whole, 2)
     ctx = context(left)
 
     @jax.jit
@@ -221,7 +221,7 @@ def test_new_clients_learn_an_embedding_through_the_frozen_hypernetwork():
         vector = np.mean(state.embedding, axis=0)
         head = jax.tree.map(lambda leaf: np.mean(leaf, axis=0), state.private["params"]["head"])
         steps = 0
-        for (batch,) in pfl.batch_indices(new.schedule, split, key, int(client), k):
+        for (batch,) in pfl.training.batch_indices(new.schedule, split, key, int(client), k):
             model = {**pfedhn.generate(vector, psi, like), "head": head}
             _, gradient = loss_and_gradient(model, x[batch], y[batch])
             slope, _ = pfedhn.generate_vjp(vector, psi, gradient)
@@ -248,7 +248,7 @@ def test_running_statistics_stay_with_their_client_and_extra_losses_are_of_model
         ctx = context(federation, cohort=cohort)
         state = algorithm.init(ctx)
         after, _ = algorithm.round(ctx, state)
-        regularized = replace(federation, extra_loss=pfl.WeightDistribution(5.0))
+        regularized = replace(federation, extra_loss=pfl.training.WeightDistribution(5.0))
         new, other = (
             algorithm.personalize(ctx, after, replace(ctx, federation=fed))
             for fed in (federation, regularized)

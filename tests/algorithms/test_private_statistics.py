@@ -38,7 +38,7 @@ def clients_and_new_ones():
     """Two equal clients and a new one, of a network with batch normalisation."""
     sizes = ((4, 4, 4), (2, 2, 2))
     whole = toy_federation(*sizes, model=ConvNorm(), batch_norm="affine_shared")
-    return pfl.without_new_clients(whole, 1)
+    return pfl.engine.without_new_clients(whole, 1)
 
 
 def context(federation, t=0):

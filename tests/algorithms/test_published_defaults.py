@@ -318,7 +318,7 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(pfl.ALGORITHMS))
+@pytest.mark.parametrize("name", sorted(pfl.core.ALGORITHMS))
 def test_defaults_are_the_published_ones(name):
     """A new hyperparameter needs a line above, and so does a new algorithm."""
     wanted = {key: value for key, (value, _) in TABLE.get(name, {}).items()}
@@ -327,7 +327,7 @@ def test_defaults_are_the_published_ones(name):
 
 
 def test_every_line_has_a_source():
-    assert set(TABLE) <= set(pfl.ALGORITHMS)
+    assert set(TABLE) <= set(pfl.core.ALGORITHMS)
     for name, rows in TABLE.items():
         for key, (_, source) in rows.items():
             kind, _, place = source.partition(": ")

@@ -62,7 +62,7 @@ def walked(federation, i, params):
     """(model after client i's steps, mean of the raw gradients on the way), by hand."""
     own = federation.data.train.index[6 * i : 6 * i + 6]
     inputs, labels = federation.data.samples[own].astype(float), federation.data.labels[own]
-    batch = pfl.Batch(inputs, labels, jnp.ones(6, bool))
+    batch = pfl.training.Batch(inputs, labels, jnp.ones(6, bool))
     slope = jax.jit(jax.grad(lambda p: federation.task.loss({"params": p}, batch)[0]))
     speed = mean = jax.tree.map(np.zeros_like, params)
     for _ in range(STEPS):

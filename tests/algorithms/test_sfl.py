@@ -132,7 +132,7 @@ def test_a_new_client_is_held_near_those_that_share_its_labels():
     for row, client in enumerate((3, 4)):
         near = [float(bool(labels[j] & labels[client])) for j in range(3)]
         mean = combine([x / max(sum(near), 1) for x in near], models) if any(near) else server
-        batches = pfl.batch_indices(new.schedule, new.data.train, key, client, row)
+        batches = pfl.training.batch_indices(new.schedule, new.data.train, key, client, row)
         batches = [np.asarray(batch) for (batch,) in batches]
 
         def pull(params, mean=mean):

@@ -140,7 +140,7 @@ def recorded(name, settings, rounds=1, **options):
 
 
 def test_every_algorithm_has_a_row():
-    assert {name for name, *_ in TRAFFIC} == set(pfl.ALGORITHMS) - ELSEWHERE
+    assert {name for name, *_ in TRAFFIC} == set(pfl.core.ALGORITHMS) - ELSEWHERE
 
 
 def is_slow(case):

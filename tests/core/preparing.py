@@ -37,7 +37,7 @@ class Apart(nn.Module):
         return self.head(self.features(x))
 
 
-@pfl.struct
+@pfl.core.struct
 class TwoHeaded(FedAvg):
     """FedRoD without its balanced loss: the personal head learns what the generic one lacks."""
 
@@ -78,7 +78,7 @@ class TwoHeaded(FedAvg):
         return {"personalized": received, "global": generic}
 
 
-@pfl.struct
+@pfl.core.struct
 class FrozenHead(FedAvg):
     """FedBABU: the head keeps its first value in all rounds, and is trained when it is scored."""
 

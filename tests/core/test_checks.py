@@ -31,15 +31,15 @@ def smaller_programs(monkeypatch):
     monkeypatch.setattr("fedjax_pfl.testing.suite.toy_for", toy_for)
 
 
-@pfl.struct
+@pfl.core.struct
 class State:
-    models: Any = pfl.per_client()
+    models: Any = pfl.core.per_client()
 
 
-@pfl.struct
+@pfl.core.struct
 class Counting:
-    models: Any = pfl.per_client()
-    count: Any = pfl.per_server()
+    models: Any = pfl.core.per_client()
+    count: Any = pfl.core.per_server()
 
 
 class Right(pfl.Algorithm):
@@ -145,7 +145,7 @@ class AllModels(Right):
 
 def registered(cls, name="mine"):
     """A class of its own under that name."""
-    return pfl.algorithm(name)(type(cls.__name__, (cls,), {}))
+    return pfl.core.algorithm(name)(type(cls.__name__, (cls,), {}))
 
 
 @pytest.mark.parametrize(
@@ -216,13 +216,13 @@ class Unnormalized(Right):
 
 def test_decisions_on_traced_numbers_are_explained():
     with pytest.raises(pfl.InputError) as error:
-        check_algorithm(pfl.algorithm("mine")(Deciding)(), only="partial_participation")
+        check_algorithm(pfl.core.algorithm("mine")(Deciding)(), only="partial_participation")
     text = str(error.value)
     assert text.startswith("mine.round asks in line ")
     assert "`if self.mu > 0:`, for the value of a traced number" in text
-    assert "mu: float = pfl.static(default=0.5)." in text and "jax.lax.cond" in text
+    assert "mu: float = pfl.core.static(default=0.5)." in text and "jax.lax.cond" in text
     with pytest.raises(pfl.InputError, match=r"counted\.models asks in line .*int\(ctx\.t\)"):
-        check_algorithm(pfl.algorithm("counted")(Counted)(), only="partial_participation")
+        check_algorithm(pfl.core.algorithm("counted")(Counted)(), only="partial_participation")
 
 
 def test_rows_that_do_not_sum_to_one_are_answered_with_the_fix():
@@ -314,7 +314,7 @@ def test_what_is_no_algorithm():
     with pytest.raises(pfl.InputError, match=r"Right\(\), not Right"):
         check_algorithm(cls)
     with pytest.raises(pfl.InputError, match="must be a subclass of Algorithm"):
-        pfl.algorithm("else")(State)
+        pfl.core.algorithm("else")(State)
     with pytest.raises(pfl.InputError, match="is registered already"):
         registered(NoGather)
 
@@ -324,10 +324,10 @@ def test_a_hyperparameter_has_a_type():
         keep = 0.5
 
     with pytest.raises(pfl.InputError, match=r"a hyperparameter reads keep: float = 0\.5"):
-        pfl.algorithm("bare")(Bare)
+        pfl.core.algorithm("bare")(Bare)
 
     class Constant(Right):
         row_stochastic = False
         _steps = 3
 
-    assert pfl.algorithm("constant")(Constant).row_stochastic is False
+    assert pfl.core.algorithm("constant")(Constant).row_stochastic is False

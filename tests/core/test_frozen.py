@@ -107,7 +107,7 @@ def test_what_was_frozen_stays_so_beside_more_and_under_a_second_head():
     assert named == {kernel, "params/personal_head/bias", "params/personal_head/kernel"}
 
 
-@pytest.mark.parametrize("rule", ["all", pfl.SharedLayers(last=2)])
+@pytest.mark.parametrize("rule", ["all", pfl.core.SharedLayers(last=2)])
 def test_something_has_to_be_trained(rule):
     with pytest.raises(pfl.InputError, match="can't be frozen: nothing of the model would be"):
         toy_federation().frozen(rule)

@@ -187,7 +187,7 @@ def test_a_model_that_does_not_say_its_features_is_refused(model):
 
 def test_two_heads_have_the_losses_of_their_network():
     @dataclass(frozen=True)
-    class Doubled(pfl.LinenTask):
+    class Doubled(pfl.models.LinenTask):
         def losses(self, logits, labels):
             return 2 * super().losses(logits, labels)
 

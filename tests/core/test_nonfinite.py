@@ -13,21 +13,21 @@ from fedjax_pfl.testing.toys import toy_for
 from fedjax_pfl.utils import trees
 
 
-@pfl.struct
+@pfl.core.struct
 class Models:
-    models: object = pfl.per_client()
+    models: object = pfl.core.per_client()
 
 
-@pfl.struct
+@pfl.core.struct
 class Server:
-    server: object = pfl.per_server()
+    server: object = pfl.core.per_server()
 
 
 @pytest.fixture
 def lost_models():
     """An algorithm whose mixing yields NaN for client 2, and a sound initial model for the rest."""
 
-    @pfl.algorithm("lost_models")
+    @pfl.core.algorithm("lost_models")
     class LostModels(pfl.Algorithm):
         def init(self, ctx):
             return Models(ctx.replicate(ctx.initial_model()))
@@ -49,7 +49,7 @@ def lost_models():
 def lost_server():
     """An algorithm whose server turns NaN in the third round."""
 
-    @pfl.algorithm("lost_server")
+    @pfl.core.algorithm("lost_server")
     class LostServer(pfl.Algorithm):
         def init(self, ctx):
             return Server(ctx.initial_model())
@@ -109,7 +109,7 @@ def test_a_lost_server_ends_the_claim_of_a_score(lost_server):
         "fedadam",
         *(
             pytest.param(name, marks=pytest.mark.slow)
-            for name in pfl.ALGORITHMS
+            for name in pfl.core.ALGORITHMS
             if name != "fedadam"
         ),
     ],

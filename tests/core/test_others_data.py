@@ -8,10 +8,10 @@ import fedjax_pfl as pfl
 from fedjax_pfl.testing import check_algorithm
 
 
-@pfl.struct
+@pfl.core.struct
 class State:
-    server: object = pfl.per_server()
-    labels: object = pfl.per_server()
+    server: object = pfl.core.per_server()
+    labels: object = pfl.core.per_server()
 
 
 class Averaging(pfl.Algorithm):
@@ -49,12 +49,12 @@ class CountsMembers(Averaging):
 
 @pytest.mark.parametrize(("cls", "who"), [(CountsAll, "absent"), (CountsTheCohort, "diverged")])
 def test_samples_of_others_are_noticed(cls, who):
-    algorithm = pfl.algorithm(cls.__name__.lower())(cls)()
+    algorithm = pfl.core.algorithm(cls.__name__.lower())(cls)()
     with jax.enable_x64(True), pytest.raises(AssertionError, match=f"samples of {who} clients"):
         check_algorithm(algorithm, only="others_data", show=None)
 
 
 def test_members_may_be_counted():
-    algorithm = pfl.algorithm("countsmembers")(CountsMembers)()
+    algorithm = pfl.core.algorithm("countsmembers")(CountsMembers)()
     with jax.enable_x64(True):
         check_algorithm(algorithm, only="others_data", show=None)

@@ -15,10 +15,10 @@ from fedjax_pfl.testing.toys import assert_close, run_rounds, toy_federation, to
 from fedjax_pfl.utils.structs import by_field
 
 
-@pfl.struct
+@pfl.core.struct
 class State:
-    models: object = pfl.per_client()
-    server: object = pfl.per_server()
+    models: object = pfl.core.per_client()
+    server: object = pfl.core.per_server()
 
 
 class Averaging(pfl.Algorithm):
@@ -70,7 +70,7 @@ class HalfOfTheServer(Averaging):
 
 @pytest.mark.parametrize("cls", [Averaging, Unsent, WeighsByLoss, DeclaresIt, HalfOfTheServer])
 def test_what_bypasses_the_upload_is_noticed(cls):
-    made = pfl.algorithm(cls.__name__.lower())(cls)()
+    made = pfl.core.algorithm(cls.__name__.lower())(cls)()
     with jax.enable_x64(True):
         if cls in (Averaging, DeclaresIt):
             check_algorithm(made, only="uploads", show=None)
@@ -96,7 +96,7 @@ def test_free_riders_send_what_the_server_holds():
     assert not np.allclose(*(jax.tree.leaves(s[1].server)[0] for s in (states, plain)))
 
 
-@pfl.struct
+@pfl.core.struct
 class Exchanged(FreeRiders):
     """Two clients' models change such that a weighted sum of all stays the same."""
 
@@ -142,7 +142,7 @@ def test_options_that_tell_the_server_more():
     assert pfl.make_algorithm("sfl").channels and pfl.make_algorithm("ifca").channels
 
 
-SUMS = [name for name, cls in sorted(pfl.ALGORITHMS.items()) if cls.sees == "sums"]
+SUMS = [name for name, cls in sorted(pfl.core.ALGORITHMS.items()) if cls.sees == "sums"]
 SEVERAL = ("fedproto", "ifca")  # sums, of classes and of clusters
 
 
@@ -164,7 +164,7 @@ def test_a_server_that_needs_sums_is_the_same_for_equal_sums(name):
     assert not np.allclose(*first)
 
 
-@pfl.struct
+@pfl.core.struct
 class Zeroed(FreeRiders):
     def __call__(self, sent, reference, cohort, what):
         return jax.tree.map(jnp.zeros_like, sent)

@@ -34,7 +34,7 @@ def check_run(words):
     own = console.rule_flags(args.partition)
     for name in flags.given_flags(args, "rule"):
         if name not in own:
-            raise pfl.unknown_name(f"flag of rule {args.partition!r}", name, own)
+            raise pfl.core.unknown_name(f"flag of rule {args.partition!r}", name, own)
     return build.parse_algorithms(args.algorithms, args["set"].value)
 
 
@@ -60,7 +60,7 @@ def check_figures(words):
     if args["list"].value:
         return
     if name not in figures.FIGURES:
-        raise pfl.unknown_name("figure", name, figures.FIGURES)
+        raise pfl.core.unknown_name("figure", name, figures.FIGURES)
     figure = figures.FIGURES[name]
     parse_options(figures.options_given(args), figure.options, f"option of {name}")
     assert bool(args.runs) == figure.needs_runs

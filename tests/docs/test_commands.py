@@ -148,7 +148,7 @@ def test_the_script_for_pfllib_is_the_one_that_the_importer_names():
 
 
 def test_a_source_of_ones_own(monkeypatch):
-    monkeypatch.setattr(source_registry, "DATASETS", dict(pfl.DATASETS))
+    monkeypatch.setattr(source_registry, "DATASETS", dict(pfl.data.DATASETS))
     (block,) = python_blocks(ROOT / "docs/data_sources.md")
     x, y = np.zeros((6, 2, 2, 1), np.uint8), np.arange(6) % 3
     names = {"train_x": x, "train_y": y, "test_x": x[:3], "test_y": y[:3]}

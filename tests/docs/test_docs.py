@@ -21,7 +21,7 @@ from tools import new_algorithm
 
 ROOT = pages.ROOT
 FOLDER = ROOT / "docs/algorithms"
-ALGORITHMS = sorted(pfl.ALGORITHMS)
+ALGORITHMS = sorted(pfl.core.ALGORITHMS)
 PAGES = sorted(path.stem for path in FOLDER.glob("*.md") if path.stem != "README")
 # The head of a page: where a paper has neither arXiv number nor DOI, its page on OpenReview.
 PAPER = re.compile(
@@ -81,7 +81,7 @@ def test_pages_count_and_list_what_is_registered():
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_nothing_is_left_to_do(name):
     places = [f"docs/algorithms/{name}.md", f"tests/references/{name}.py",
-              pfl.ALGORITHMS[name].__module__.replace(".", "/") + ".py"]  # fmt: skip
+              pfl.core.ALGORITHMS[name].__module__.replace(".", "/") + ".py"]  # fmt: skip
     for place in (ROOT / one for one in places):
         text = place.read_text(encoding="utf-8") if place.exists() else ""
         assert "TODO" not in text, f"{place.name} has a TODO for its author"
@@ -113,7 +113,7 @@ def test_hyperparameters_and_their_defaults(name):
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_batch_norm_policy(name):
     policies = re.findall(r"^- Batch-norm: `(\w+)`", read(name), re.MULTILINE)
-    assert policies == [pfl.ALGORITHMS[name].batch_norm]
+    assert policies == [pfl.core.ALGORITHMS[name].batch_norm]
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -136,7 +136,7 @@ def test_the_paper_on_top(name):
 
 def head_of(name):
     """The docstring of the file that an algorithm is in."""
-    return inspect.getdoc(sys.modules[pfl.ALGORITHMS[name].__module__])
+    return inspect.getdoc(sys.modules[pfl.core.ALGORITHMS[name].__module__])
 
 
 @pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - {"local"}))
@@ -159,7 +159,7 @@ def test_the_file_names_the_same_paper(name):
 
 def test_no_file_of_an_algorithm_numbers_papers():
     for name in ALGORITHMS:
-        source = inspect.getsource(sys.modules[pfl.ALGORITHMS[name].__module__])
+        source = inspect.getsource(sys.modules[pfl.core.ALGORITHMS[name].__module__])
         assert not re.search(r"\bpaper \d|\bspec(ification)? \d", source), name
     assert "without a paper" in head_of("local")
 

@@ -11,10 +11,10 @@ from tests.docs.pages import ROOT
 
 @pytest.fixture(autouse=True)
 def known_algorithms():
-    before = dict(pfl.ALGORITHMS)
+    before = dict(pfl.core.ALGORITHMS)
     yield
-    pfl.ALGORITHMS.clear()
-    pfl.ALGORITHMS.update(before)
+    pfl.core.ALGORITHMS.clear()
+    pfl.core.ALGORITHMS.update(before)
 
 
 def names_of(page):

@@ -59,12 +59,12 @@ def test_every_default_of_pfllib_has_its_row():
     assert {flag for flag, *_ in SETTINGS} == MAIN.keys()
     assert len(re.findall(r"^\| `-\w+ \S+` of ", PAGE, re.MULTILINE)) == len(SETTINGS)
     every = flags.parse(
-        ["run", "--preset=pfllib", f"--algorithms={','.join(sorted(pfl.ALGORITHMS))}"]
+        ["run", "--preset=pfllib", f"--algorithms={','.join(sorted(pfl.core.ALGORITHMS))}"]
     )
     preset = dict(word.split("=") for word in every.set)
     for flag, default, theirs, ours, value, own in SETTINGS:
         name, _, key = ours.partition(".")
-        assert pfl.algorithm_name(theirs) == name
+        assert pfl.core.algorithm_name(theirs) == name
         assert float(default) == MAIN[flag], flag
         assert preset.get(ours, "") == value, ours
         assert float(own) == pfl.make_algorithm(name).hyperparameters()[key], ours
@@ -80,7 +80,7 @@ def test_the_preset_sets_what_there_is():
         "local.who=drawn",
         "fedprox.mu=0.1",
     ]
-    for name in pfl.ALGORITHMS:
+    for name in pfl.core.ALGORITHMS:
         args = flags.parse(["run", "--preset=pfllib", f"--algorithms={name}"])
         parse_algorithms(args.algorithms, args.set)
 

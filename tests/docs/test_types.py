@@ -20,16 +20,16 @@ import fedjax_pfl as pfl
 from fedjax_pfl.utils import trees
 
 
-@pfl.struct
+@pfl.core.struct
 class State:
-    models: dict = pfl.per_client()
-    seen: jax.Array = pfl.per_client()
+    models: dict = pfl.core.per_client()
+    seen: jax.Array = pfl.core.per_client()
 
 
-@pfl.algorithm("kept_mean")
+@pfl.core.algorithm("kept_mean")
 class KeptMean(pfl.Algorithm):
     rate: float = 0.5
-    layers: int = pfl.static(default=1)
+    layers: int = pfl.core.static(default=1)
 
     def init(self, ctx: pfl.Context) -> State:
         models = ctx.replicate(ctx.initial_model())

@@ -13,7 +13,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), r
 
 @pytest.fixture(autouse=True)
 def known_names():
-    before = [(known, dict(known)) for known in (pfl.ALGORITHMS, pfl.MODELS)]
+    before = [(known, dict(known)) for known in (pfl.core.ALGORITHMS, pfl.models.MODELS)]
     yield
     for known, names in before:
         known.clear()

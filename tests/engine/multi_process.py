@@ -15,7 +15,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl.execution import processes
 from fedjax_pfl.testing.toys import toy_for
 
-ALGORITHMS = pfl.ALGORITHMS
+ALGORITHMS = pfl.core.ALGORITHMS
 
 
 def simulated(name: str, devices: int, **options) -> dict[str, np.ndarray]:

@@ -74,7 +74,7 @@ def test_clients_and_their_execution_change_nothing():
 
 def test_an_extra_loss_is_counted():
     plain = federation("mlp", (6, 6, 1))
-    more = federation("mlp", (6, 6, 1), extra_loss=pfl.WeightDistribution(1.0))
+    more = federation("mlp", (6, 6, 1), extra_loss=pfl.training.WeightDistribution(1.0))
     assert costs.step_flops(more) > costs.step_flops(plain)
 
 

@@ -39,7 +39,7 @@ def widths_of_draws(text):
     return set(re.findall(r"random_bits\[\s*bit_width=(\d+)", text))
 
 
-@pytest.mark.parametrize("name", sorted(pfl.ALGORITHMS))
+@pytest.mark.parametrize("name", sorted(pfl.core.ALGORITHMS))
 def test_every_draw_of_an_algorithm_names_its_type(name):
     algorithm = pfl.make_algorithm(name, OPTIONS.get(name))
     own = {} if algorithm.batch_norm == "local" else {"model": Overflowing(3, (5,))}

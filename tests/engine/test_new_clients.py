@@ -103,7 +103,7 @@ def test_fewer_samples_are_the_first_ones():
     fewer = with_samples(federation(), 0.5)
     np.testing.assert_array_equal(fewer.data.train.size, [4, 2, 3, 5, 2])
     assert with_samples(federation(), 0.01).data.train.size.tolist() == [1] * 5
-    batches = pfl.batch_indices(
+    batches = pfl.training.batch_indices(
         fewer.schedule, fewer.data.train, keys.of_round(jax.random.key(0), "train", 0), 0, 0
     )
     seen = np.sort(np.concatenate([b for step in batches for b in step]))

@@ -231,7 +231,7 @@ def test_each_run_reads_its_own_rows():
     "options",
     [
         {"keep_optimizer_state": True, "momentum": 0.5},
-        {"extra_loss": pfl.WeightDistribution(0.1)},
+        {"extra_loss": pfl.training.WeightDistribution(0.1)},
     ],
 )
 def test_rounds_traced_beforehand_may_read_samples_on_the_host(options):

@@ -129,5 +129,5 @@ def test_models_of_a_stopped_run_are_of_its_last_round():
 
     count = iter(range(3))
     part = models("cosine", 20, stop=lambda progress: next(count) == 2, chunk_seconds=0)
-    whole = models(lambda t, _: pfl.LR_SCHEDULES["cosine"](t, 20), 3)
+    whole = models(lambda t, _: pfl.training.LR_SCHEDULES["cosine"](t, 20), 3)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7), part, whole)

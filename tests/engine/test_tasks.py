@@ -144,7 +144,10 @@ def test_what_else_needs_classes():
     data = dataset("regression")
     federation = pfl.federate(data, partition(), "mlp")
     pfl.Simulation(pfl.make_algorithm("sfl", {"graph": "neighbours"}), federation).check()
-    for options in ({"batch_order": "by_class"}, {"extra_loss": pfl.WeightDistribution(1.0)}):
+    for options in (
+        {"batch_order": "by_class"},
+        {"extra_loss": pfl.training.WeightDistribution(1.0)},
+    ):
         with pytest.raises(pfl.InputError, match="needs a class for each sample"):
             pfl.federate(data, partition(), "mlp", **options)
     with pytest.raises(
@@ -161,7 +164,7 @@ def test_models_have_the_outputs_of_the_task():
         pfl.federate(dataset("next_token"), partition(), "fasttext")
     with pytest.raises(pfl.InputError, match="Unknown option of model 'char_lstm'"):
         options = {"hidden": 4, "per_token": True}
-        pfl.make_model("char_lstm", (6,), 5, vocab_size=5, **options, none=1)
+        pfl.models.make_model("char_lstm", (6,), 5, vocab_size=5, **options, none=1)
 
 
 def test_the_lstm_has_an_output_after_each_token():
@@ -180,7 +183,7 @@ def test_functions_that_are_no_metrics():
         (abs, "takes exactly one"),
     ):
         with pytest.raises(pfl.InputError, match=rf"Metric 'mine' must be a function.*{said}"):
-            pfl.federate(data, partition(), "mlp", metrics=[pfl.Metric("mine", fn)])
+            pfl.federate(data, partition(), "mlp", metrics=[pfl.models.Metric("mine", fn)])
 
 
 @pytest.mark.parametrize(

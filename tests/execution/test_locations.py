@@ -30,7 +30,7 @@ def test_simulations_and_plans_have_it(monkeypatch):
 
     def looking(rate):
         seen.append(getattr(jax.config, NAME))
-        return pfl.SGD()(rate)
+        return pfl.training.SGD()(rate)
 
     algorithm = pfl.make_algorithm("local")
     federation = toys.toy_federation([4, 4], dtype="float32", validation_size=0)

@@ -119,7 +119,7 @@ def test_eight_devices_give_the_numbers_of_one(tmp_path, names, part):
 @pytest.mark.parametrize("quarter", range(4))
 def test_every_algorithm_has_the_same_numbers_on_eight_devices(tmp_path, quarter, clients, part):
     """Clients of unequal size, of whom the last devices have fewer than the others, or none."""
-    names = sorted(pfl.ALGORITHMS)[quarter::4]
+    names = sorted(pfl.core.ALGORITHMS)[quarter::4]
     equal_on_eight_devices(tmp_path, names, clients, 1, part, "clients:8")
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl import InputError, padding_efficiency
+from fedjax_pfl import InputError
+from fedjax_pfl.engine import padding_efficiency
 from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.execution.rows import over_rows

@@ -188,7 +188,7 @@ def test_what_has_no_counterpart_gets_no_command(theirs, capsys):
 
 def test_every_flag_that_others_names_stand_for_is_ours():
     known = set(flags.parse(["run"]))
-    keys = {key for one in pfl.ALGORITHMS.values() for key in one.__dataclass_fields__}
+    keys = {key for one in pfl.core.ALGORITHMS.values() for key in one.__dataclass_fields__}
     assert {name for names in aliases.OPTIONS.values() for name in names} <= known | keys
 
 

@@ -25,7 +25,7 @@ import optax
 import fedjax_pfl as pfl
 
 
-@pfl.register_optimizer("of_mine")
+@pfl.training.register_optimizer("of_mine")
 def of_mine(learning_rate, *, part: float = 0.5):
     return optax.sgd(part * learning_rate)
 """
@@ -60,7 +60,7 @@ def test_flags_and_python_make_the_same_federation():
     ).numbers()  # fmt: skip
     assert one.clip_norm == np.float32(0.5) and one.keep_optimizer_state
     own = federation_of("local", *GIVEN, *OWN, "--algorithms=fedavg,local")
-    assert own.optimizer == pfl.SGD(0.5) and own.lr_schedule is None
+    assert own.optimizer == pfl.training.SGD(0.5) and own.lr_schedule is None
 
 
 @pytest.mark.parametrize(
@@ -100,4 +100,4 @@ def test_an_optimizer_of_a_users_file_is_swept_and_continued(tmp_path, capsys):
         assert sweep.main(words) == 0  # finished: read again
         assert (folder / "sweep.csv").read_bytes() == before
     finally:
-        pfl.OPTIMIZERS.pop("of_mine", None)
+        pfl.training.OPTIMIZERS.pop("of_mine", None)

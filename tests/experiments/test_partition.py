@@ -127,7 +127,7 @@ def test_help_and_list(capsys):
 
 
 def test_numbers_are_counted_once(tmp_path, monkeypatch):
-    seen, count = [], pfl.partition_statistics
+    seen, count = [], pfl.data.partition_statistics
     monkeypatch.setattr(pfl, "partition_statistics", lambda *a: seen.append(1) or count(*a))
     assert call("--num_clients=4", f"--output_dir={tmp_path / 'new'}") == 0
     assert len(seen) == 1

@@ -36,7 +36,7 @@ def test_places_that_can_not_be(tmp_path, capsys):
 def test_names_that_no_folder_can_have(tmp_path, monkeypatch, capsys):
     """Of algorithms and of settings; as long as what stands before them meanwhile leaves."""
     name = "m" * 250
-    monkeypatch.setitem(pfl.ALGORITHMS, name, pfl.ALGORITHMS["fedavg"])
+    monkeypatch.setitem(pfl.core.ALGORITHMS, name, pfl.core.ALGORITHMS["fedavg"])
     output = f"--output_dir={tmp_path / 'out'}"
     assert run.main(["run", *WORDS[1:], f"--algorithms={name}", output]) == 2
     assert "has 250 bytes, and names of folders have at most 249" in said(capsys)

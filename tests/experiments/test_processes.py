@@ -321,7 +321,7 @@ def test_processes_that_never_meet(tmp_path):
 @pytest.mark.parametrize("quarter", range(4))
 def test_every_algorithm_gives_the_numbers_of_one_process(tmp_path, quarter):
     """Two processes of two devices each, which do not divide five clients, nor three of them."""
-    names = sorted(pfl.ALGORITHMS)[quarter::4]
+    names = sorted(pfl.core.ALGORITHMS)[quarter::4]
     port, module = free_port(), "tests.engine.multi_process"
     words = [[sys.executable, "-m", module, str(tmp_path), str(port), "2", str(k), "2", *names]
              for k in range(2)]  # fmt: skip

@@ -245,7 +245,7 @@ def test_interruption_keeps_what_is_finished(tmp_path, monkeypatch, capsys):
 def test_list_and_help(capsys):
     assert call("--list") == 0
     out = capsys.readouterr().out
-    for name in (*pfl.ALGORITHMS, *DATASETS, "top_k=5", "dirichlet", "grouped", "cnn", "half"):
+    for name in (*pfl.core.ALGORITHMS, *DATASETS, "top_k=5", "dirichlet", "grouped", "cnn", "half"):
         assert name in out
     assert call("--help") == 0
     out = capsys.readouterr().out

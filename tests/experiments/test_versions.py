@@ -115,7 +115,7 @@ def test_a_run_of_0_3_does_not_go_on(of_0_3, capsys):
 
 
 def test_another_revision_does_not_go_on(finished, capsys, monkeypatch):
-    monkeypatch.setattr(pfl.ALGORITHMS["local"], "revision", 2)
+    monkeypatch.setattr(pfl.core.ALGORITHMS["local"], "revision", 2)
     assert run.main(["run", *WORDS, f"--output_dir={finished}"]) == 2
     text = "was made with other code: local.revision was '1.1' and is '1.2'. Give --accept_changed"
     assert text in capsys.readouterr().err

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_pfl import InputError, Schedule, batch_indices
+from fedjax_pfl import InputError
 from fedjax_pfl.data.federated import make_split
 from fedjax_pfl.federation.batching import COUNTED, MAX_STEPS
+from fedjax_pfl.training import Schedule, batch_indices
 
 KEY = jax.random.key(0)
 

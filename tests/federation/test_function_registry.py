@@ -31,7 +31,7 @@ def stepped(optimizer):
 @pytest.mark.parametrize("name", OPTAX)
 def test_every_name_is_an_optimizer_of_a_traced_rate(name):
     def step(rate, gradient, params):
-        one = pfl.OPTIMIZERS[name](rate)
+        one = pfl.training.OPTIMIZERS[name](rate)
         return one.update(gradient, one.init(params), params)[0]
 
     numbers = jax.ShapeDtypeStruct((3, 2), np.float32)
@@ -49,8 +49,8 @@ def test_a_name_with_options_is_optaxs():
 
 
 def test_sgd_by_name_is_the_usual_one():
-    assert made() == made(optimizer="sgd") == pfl.SGD()
-    assert made(momentum=0.5, optimizer_options={"nesterov": "true"}) == pfl.SGD(0.5, True)
+    assert made() == made(optimizer="sgd") == pfl.training.SGD()
+    assert made(momentum=0.5, optimizer_options={"nesterov": "true"}) == pfl.training.SGD(0.5, True)
 
 
 def test_other_options_come_with_another_name():
@@ -155,11 +155,11 @@ def test_gradients_are_clipped_before_the_optimizer_sees_them():
 
 
 def test_functions_of_ones_own_have_names():
-    @pfl.register_optimizer("halved_sgd")
+    @pfl.training.register_optimizer("halved_sgd")
     def halved(learning_rate, *, part: float = 0.5):
         return optax.sgd(part * learning_rate)
 
-    @pfl.register_lr_schedule("steps")
+    @pfl.training.register_lr_schedule("steps")
     def steps(t, total, *, every: int = 2, factor: float = 0.1):
         return factor ** (t // every)
 
@@ -170,6 +170,6 @@ def test_functions_of_ones_own_have_names():
         np.testing.assert_allclose(stepped(one.optimizer), [-0.005, -0.03], 1e-6)
         np.testing.assert_allclose(one.rate_factors(3), [1, 0.1, 0.01], 1e-6)
         with pytest.raises(pfl.InputError, match="optimizer 'halved_sgd' is registered already"):
-            pfl.register_optimizer("halved_sgd")(steps)
+            pfl.training.register_optimizer("halved_sgd")(steps)
     finally:
-        del pfl.OPTIMIZERS["halved_sgd"], pfl.LR_SCHEDULES["steps"]
+        del pfl.training.OPTIMIZERS["halved_sgd"], pfl.training.LR_SCHEDULES["steps"]

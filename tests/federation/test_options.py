@@ -58,7 +58,7 @@ def test_a_federation_remembers_its_local_training():
     given = {"batch_size": 3, "local_steps": 2, "learning_rate_decay": 0.9, "momentum": 0.5}
     made = federation(
         drop_last=True,
-        extra_loss=pfl.WeightDistribution(2.0),
+        extra_loss=pfl.training.WeightDistribution(2.0),
         lr_schedule=halved,
         **given,
     )
@@ -152,8 +152,8 @@ def test_an_optimizer_has_its_own_momentum():
 def test_no_hyperparameter_is_called_like_local_training():
     with pytest.raises(pfl.InputError, match="can't call a hyperparameter 'learning_rate': that"):
 
-        @pfl.algorithm("own_rate")
+        @pfl.core.algorithm("own_rate")
         class OwnRate(pfl.Algorithm):
             learning_rate: float = 0.1
 
-    assert "own_rate" not in pfl.ALGORITHMS
+    assert "own_rate" not in pfl.core.ALGORITHMS

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl import InputError, WeightDistribution
+from fedjax_pfl import InputError
 from fedjax_pfl.algorithms.local import Local
 from fedjax_pfl.testing.suite import CHECKS
 from fedjax_pfl.testing.toys import (
@@ -19,6 +19,7 @@ from fedjax_pfl.testing.toys import (
     toy_federation,
     toy_for,
 )
+from fedjax_pfl.training import WeightDistribution
 from fedjax_pfl.utils.structs import struct
 from tests.algorithms.field import TwoModels
 from tests.algorithms.harness import Case, assert_losses
@@ -135,14 +136,14 @@ def test_an_algorithm_that_would_ignore_it_is_refused():
     pfl.Simulation(TwoModels(), toy_federation(extra_loss=WDR)).check()  # composed of ctx.sgd_step
 
 
-@pytest.mark.parametrize("name", sorted(pfl.ALGORITHMS))
+@pytest.mark.parametrize("name", sorted(pfl.core.ALGORITHMS))
 def test_which_algorithms_take_it(name):
     algorithm = pfl.make_algorithm(name, {"wdr_weight": 0} if name == "cwfedavg" else {})
     pfl.Simulation(algorithm, toy_for(algorithm, extra_loss=WDR)).check()
 
 
 @struct
-class Negative(pfl.ExtraLoss):
+class Negative(pfl.training.ExtraLoss):
     def validate(self):
         raise InputError("never right")
 
@@ -179,8 +180,8 @@ CENTRE = {"a": {"w": np.array([0.5, 0.0, 1.0])}, "b": {"w": np.array([[0.25, -1.
 
 def pulled(broadcast, operand, params=PARAMS):
     """(value, gradient) of the proximal term of one client."""
-    client = pfl.Client(*[None] * 6, operand)
-    return jax.value_and_grad(pfl.proximal(0.3))(params, None, broadcast, client)
+    client = pfl.training.Client(*[None] * 6, operand)
+    return jax.value_and_grad(pfl.training.proximal(0.3))(params, None, broadcast, client)
 
 
 @pytest.mark.parametrize("by", ["broadcast", "operand", "both"])

@@ -24,14 +24,14 @@ from tests.fuzz.target import target
 
 # A federation so small that checking it takes milliseconds; what comes later wins.
 SMALL = ("--num_clients=4", "--train_samples=10", "--model=softmax", "--algorithms=fedavg")
-SETTINGS = [f"{name}.{key}" for name in sorted(pfl.ALGORITHMS)
+SETTINGS = [f"{name}.{key}" for name in sorted(pfl.core.ALGORITHMS)
             for key in pfl.make_algorithm(name).hyperparameters()]  # fmt: skip
-RULE_OPTIONS = sorted({name for rule in pfl.RULES for name in pfl.rule_options(rule)})
+RULE_OPTIONS = sorted({name for rule in pfl.data.RULES for name in pfl.data.rule_options(rule)})
 # Words that a flag would take, beside numbers; the flags themselves are asked for their names.
 KNOWN = {
-    "algorithms": sorted(pfl.ALGORITHMS),
+    "algorithms": sorted(pfl.core.ALGORITHMS),
     "baseline": ["fedavg", "local"],
-    "partition": sorted(pfl.RULES),
+    "partition": sorted(pfl.data.RULES),
     "model": sorted(MODELS),
     "score": ["final", "best", "last_tenth"],
     "average": ["clients", "samples"],
@@ -125,9 +125,9 @@ def by_rule(values_of: dict, base: tuple[str, ...]) -> list:
     return [
         (
             (*base, f"--partition={rule}"),
-            general + [flags.RULE_FLAG.get(name, name) for name in pfl.rule_options(rule)] * 2,
+            general + [flags.RULE_FLAG.get(name, name) for name in pfl.data.rule_options(rule)] * 2,
         )
-        for rule in sorted(pfl.RULES)
+        for rule in sorted(pfl.data.RULES)
     ]
 
 
@@ -155,7 +155,7 @@ def run_flags() -> dict:
         set=pairs(SETTINGS),
         model_option=pairs(["hidden", "vocab_size", "width", "depth", "features"]),
         data_option=pairs(["image_size", "num_classes", "vocab_size", "max_tokens"]),
-        dataset=values.words("digits", "digits", *sorted(pfl.DATASETS), "npz:file.npz"),
+        dataset=values.words("digits", "digits", *sorted(pfl.data.DATASETS), "npz:file.npz"),
         stragglers=values.words("0:1", "1:2", "0:0", "9:1", "0:1:2"),
         devices=values.words("1", "auto"),  # two must be made before JAX starts
     )

@@ -74,7 +74,7 @@ def _array_specimens() -> dict[str, Specimen]:
 
     def models(folder):
         pfl.load_models(folder / "a.npz")
-        pfl.model_axes(folder / "a.npz")
+        pfl.results.model_axes(folder / "a.npz")
 
     found = {}
     member = {"x_train.npy": x, "y_train.npy": y}

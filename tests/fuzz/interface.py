@@ -94,7 +94,7 @@ FEDERATE = {
     "lora_rank": number,
     "lora_alpha": number,
     "lora_layers": values.source("'*'", "'head'"),
-    "extra_loss": values.source("pfl.WeightDistribution(1.0)"),
+    "extra_loss": values.source("pfl.training.WeightDistribution(1.0)"),
     "participation": number,
     "stragglers": values.source("{0: 1}", "{3: 2}", "{4: 1}"),
     "straggler_schedule": values.source(*_quoted("code", "paper")),
@@ -126,7 +126,9 @@ def _federate():
 @target("make_algorithm", 100)
 def _make_algorithm():
     scene()
-    known = {name: pfl.make_algorithm(name).hyperparameters() for name in sorted(pfl.ALGORITHMS)}
+    known = {
+        name: pfl.make_algorithm(name).hyperparameters() for name in sorted(pfl.core.ALGORITHMS)
+    }
 
     @st.composite
     def text(draw):
@@ -148,8 +150,8 @@ def _make_partition():
 
     @st.composite
     def text(draw):
-        rule = draw(st.sampled_from(sorted(pfl.RULES)))
-        options = calls("", dict.fromkeys(pfl.rule_options(rule), number), "")
+        rule = draw(st.sampled_from(sorted(pfl.data.RULES)))
+        options = calls("", dict.fromkeys(pfl.data.rule_options(rule), number), "")
         clients = draw(number) if draw(st.booleans()) else "3"
         seed = draw(number) if draw(st.integers(0, 5)) == 0 else "0"
         return f"pfl.make_partition({rule!r}, data, {clients}, {seed}, {draw(options)})"
@@ -232,7 +234,7 @@ def _small():
         calls("check(pfl.Adaptation(", {
             "epochs": number, "steps": number, "leaves": text, "when": text,
         }, "))"),
-        number.map(lambda one: f"check(pfl.WeightDistribution({one}))"),
+        number.map(lambda one: f"check(pfl.training.WeightDistribution({one}))"),
         calls("check(SGD(", {"momentum": number, "weight_decay": number}, "))"),
         calls("ParticipationOptions(", {
             "participation": number, "stragglers": FEDERATE["stragglers"],

@@ -17,8 +17,8 @@ OUT = Path("whole")
 TINY = (*SMALL, "--dataset=digits", "--rounds=2", "--compilation_cache=", f"--output_dir={OUT}")
 # Valid in themselves, and small; together they need not go.
 ODD = {
-    "algorithms": sorted(pfl.ALGORITHMS),
-    "partition": sorted(pfl.RULES),
+    "algorithms": sorted(pfl.core.ALGORITHMS),
+    "partition": sorted(pfl.data.RULES),
     "learning_rate": ["0", "1e-30", "0.1", "1e30"],
     "learning_rate_decay": ["0.5", "1"],
     "batch_size": ["1", "3", "1000"],

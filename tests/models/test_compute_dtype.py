@@ -20,7 +20,7 @@ def test_models_stay_in_single_precision_and_products_do_not():
     assert "bf16[2,5] = dot_general" in jaxpr
     assert "f32[2,5] = dot_general" not in jaxpr
     assert jax.eval_shape(task.predict, params, inputs).dtype == jnp.float32
-    batch = pfl.Batch(inputs, np.zeros(2, np.int32), np.ones(2, bool))
+    batch = pfl.training.Batch(inputs, np.zeros(2, np.int32), np.ones(2, bool))
     slope = jax.grad(lambda p: task.loss({"params": p}, batch)[0])
     gradient = jax.eval_shape(slope, params["params"])
     assert {leaf.dtype for leaf in jax.tree.leaves(gradient)} == {jnp.dtype("float32")}

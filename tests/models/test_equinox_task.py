@@ -92,7 +92,7 @@ def test_a_training_pass_is_the_twins():
 def test_a_module_with_its_state_a_function_and_dropout():
     make = eqx.nn.make_with_state(lambda key: Net(key, 0.5, "ema"))
     given = as_task(make(jax.random.key(3)))
-    drawn = pfl.EquinoxTask(make)
+    drawn = pfl.models.EquinoxTask(make)
     key, other = jax.random.key(0), jax.random.key(1)
     one, two = (drawn.initial_model(each, INPUTS) for each in (key, other))
     assert not np.array_equal(one["params"]["fc"]["weight"], two["params"]["fc"]["weight"])

@@ -181,11 +181,11 @@ def test_metrics_are_chosen_by_name():
         "is for classification and multi_label; the data set's task is regression": ["auc"],
         "Unknown metric of regression 'ma'. Did you mean 'mae'": ["ma"],
         "must be a list of names": "mae",
-        "is a name or a pfl.Metric": [abs],
-        "each name once": [pfl.Metric("one", abs), pfl.Metric("one", max)],
-        "none of accuracy": [pfl.Metric("loss", abs)],
-        "letters, digits and _": [pfl.Metric("a/b", abs)],
-        "direction": [pfl.Metric("one", abs, better="up")],
+        "is a name or a pfl.models.Metric": [abs],
+        "each name once": [pfl.models.Metric("one", abs), pfl.models.Metric("one", max)],
+        "none of accuracy": [pfl.models.Metric("loss", abs)],
+        "letters, digits and _": [pfl.models.Metric("a/b", abs)],
+        "direction": [pfl.models.Metric("one", abs, better="up")],
     }
     for said, given in bad.items():
         with pytest.raises(pfl.InputError) as error:
@@ -196,7 +196,7 @@ def test_metrics_are_chosen_by_name():
 def test_a_metric_of_ones_own(monkeypatch):
     monkeypatch.setattr(metrics, "METRICS", dict(METRICS))
 
-    @pfl.register_metric("spread", better="lower", tasks=["regression"])
+    @pfl.models.register_metric("spread", better="lower", tasks=["regression"])
     def spread(outputs, labels, valid):
         return jnp.max(jnp.where(valid[:, None], outputs, 0))
 
@@ -204,10 +204,12 @@ def test_a_metric_of_ones_own(monkeypatch):
     assert made.fn is spread and not made.measure.higher
     with pytest.raises(pfl.InputError, match="is for regression"):
         chosen(["spread"], OBJECTIVES["classification"], 3)
-    pfl.register_metric("spread", better="lower")(spread)  # as a cell of a notebook, run again
+    pfl.models.register_metric("spread", better="lower")(
+        spread
+    )  # as a cell of a notebook, run again
     for name in ("spread", "auc"):
         with pytest.raises(pfl.InputError, match=f"metric {name!r} is registered already"):
-            pfl.register_metric(name, better="higher")(jnp.mean)
+            pfl.models.register_metric(name, better="higher")(jnp.mean)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +223,7 @@ def test_a_metric_of_ones_own(monkeypatch):
 )
 def test_a_metric_is_one_number(value, said):
     outputs, labels = jax.ShapeDtypeStruct((2,), jnp.float32), jax.ShapeDtypeStruct((), jnp.int32)
-    one = pfl.Metric("mine", lambda outputs, labels, valid: value, better="higher")
+    one = pfl.models.Metric("mine", lambda outputs, labels, valid: value, better="higher")
     with pytest.raises(pfl.InputError, match=f"'mine' must be a function .*, {said}"):
         check_metrics([one], outputs, labels)
 

@@ -176,10 +176,10 @@ def test_batch_norm_statistics_leave_padding_out():
     padded = np.concatenate([inputs, np.full((2, 4), 1e3, np.float32)])
     labels = np.array([0, 1, 2, 0, 0])
     rng = jax.random.key(1)
-    full = pfl.Batch(inputs, labels[:3], np.ones(3, bool))
+    full = pfl.training.Batch(inputs, labels[:3], np.ones(3, bool))
     mask = np.array([True] * 3 + [False] * 2)
     statistics = jax.jit(lambda batch: task.loss(model, batch, rng)[1]["batch_stats"])
-    seen = statistics(full), statistics(pfl.Batch(padded, labels, mask))
+    seen = statistics(full), statistics(pfl.training.Batch(padded, labels, mask))
     for a, b in zip(*map(jax.tree.leaves, seen), strict=True):
         np.testing.assert_allclose(a, b, 1e-5, 1e-5)
 
@@ -192,9 +192,9 @@ def test_loss_is_the_mean_over_valid_samples():
     logits = np.asarray(jax.jit(federation.task.predict)(model, x), np.float64)
     wanted = np.log(np.exp(logits).sum(1)) - logits[np.arange(4), y]
     loss = jax.jit(lambda batch: federation.task.loss(model, batch)[0])
-    some = loss(pfl.Batch(x, y, np.array([True, True, False, True])))
+    some = loss(pfl.training.Batch(x, y, np.array([True, True, False, True])))
     np.testing.assert_allclose(some, wanted[[0, 1, 3]].mean(), 1e-5)
-    assert loss(pfl.Batch(x, y, np.zeros(4, bool))) == 0
+    assert loss(pfl.training.Batch(x, y, np.zeros(4, bool))) == 0
 
 
 def federate(model):
@@ -204,7 +204,7 @@ def federate(model):
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28)])
 def test_channels_come_last(shape):
     with pytest.raises(pfl.InputError, match=r"x\.transpose\(0, 2, 3, 1\) puts them last\.$"):
-        pfl.make_model("cnn", shape, 10)
+        pfl.models.make_model("cnn", shape, 10)
 
 
 def good_init(key, inputs):

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_pfl.aggregation.leaf_plan import join
 from fedjax_pfl.aggregation.planning import leaf_plan
 from fedjax_pfl.algorithms.fedavg import FedAvg
 from fedjax_pfl.data.partitions.partition import Partition
@@ -20,6 +19,7 @@ from fedjax_pfl.models.normalization import BatchNorm, masked_moments
 from fedjax_pfl.testing.toys import assert_close, states_of
 from fedjax_pfl.utils import keys
 from fedjax_pfl.utils.errors import InputError
+from fedjax_pfl.utils.trees import join
 
 EPSILON, MOMENTUM = 1e-5, 0.1
 

@@ -59,10 +59,10 @@ def own_objectives():
 def distance(name="distance"):
     """The class of an objective: the distance between the predicted and the true class."""
 
-    class Distance(pfl.Objective):
+    class Distance(pfl.models.Objective):
         classes = True
         marked = 1
-        measures = (pfl.Measure("class_distance", "lower", fraction=False, pools=True),)
+        measures = (pfl.models.Measure("class_distance", "lower", fraction=False, pools=True),)
 
         def losses(self, outputs, labels):
             apart = jnp.abs(jnp.arange(outputs.shape[1]) - labels[:, None])
@@ -86,7 +86,7 @@ def digits():
 
 
 def test_an_objective_of_ones_own_trains_and_scores(own_objectives):
-    pfl.register_objective(distance())
+    pfl.models.register_objective(distance())
     data, parts = digits()
     federation = pfl.federate(data, parts, "softmax", objective="distance", learning_rate=0.1)
     result = pfl.simulate(pfl.make_algorithm("local"), federation, 8)
@@ -112,7 +112,7 @@ def test_an_objective_that_does_not_fit_the_labels(own_objectives):
         def losses(self, outputs, labels):
             return jnp.sum(outputs)
 
-    pfl.register_objective(Summed)
+    pfl.models.register_objective(Summed)
     with pytest.raises(pfl.InputError, match=r"'summed' must have losses \[11\] .* got \[\] and"):
         pfl.federate(data, parts, "softmax", objective="summed")
 
@@ -121,11 +121,14 @@ def test_an_objective_that_does_not_fit_the_labels(own_objectives):
     ("kind", "message"),
     [
         (object, "objective must be a subclass of Objective"),
-        (type("Half", (pfl.Objective,), {"name": "half"}), "objective Half must define losses"),
+        (
+            type("Half", (pfl.models.Objective,), {"name": "half"}),
+            "objective Half must define losses",
+        ),
         (type("Bare", (distance("bare"),), {"measures": ()}), "measures of Bare must be a tuple"),
         (distance("regression"), "The objective 'regression' is registered already"),
     ],
 )
 def test_objectives_that_can_not_be_registered(kind, message, own_objectives):
     with pytest.raises(pfl.InputError, match=message):
-        pfl.register_objective(kind)
+        pfl.models.register_objective(kind)

@@ -12,25 +12,25 @@ from experiments.cli import build, flags
 
 @pytest.fixture
 def known():
-    before = dict(pfl.MODELS)
-    yield pfl.MODELS
-    pfl.MODELS.clear()
-    pfl.MODELS.update(before)
+    before = dict(pfl.models.MODELS)
+    yield pfl.models.MODELS
+    pfl.models.MODELS.clear()
+    pfl.models.MODELS.update(before)
 
 
 def test_a_name_is_registered_once(known):
-    @pfl.register_model("tiny_one")
+    @pfl.models.register_model("tiny_one")
     def tiny(input_shape, num_classes, initializer, *, bias: bool = True):
         return nn.Dense(num_classes, use_bias=bias)
 
-    made = pfl.make_model("tiny_one", (3,), 2, bias=False)
+    made = pfl.models.make_model("tiny_one", (3,), 2, bias=False)
     assert made == nn.Dense(2, use_bias=False)
-    assert pfl.register_model("tiny_one")(tiny) is tiny
+    assert pfl.models.register_model("tiny_one")(tiny) is tiny
     with pytest.raises(pfl.InputError, match="The model 'cnn' is registered already, by another"):
-        pfl.register_model("cnn")(tiny)
+        pfl.models.register_model("cnn")(tiny)
     for name, given in (("", tiny), ("a", 3)):
         with pytest.raises(pfl.InputError):
-            pfl.register_model(name)(given)
+            pfl.models.register_model(name)(given)
 
 
 def test_the_example_is_known_to_the_scripts(tmp_path):
@@ -43,12 +43,12 @@ def test_the_example_is_known_to_the_scripts(tmp_path):
     assert made.partition.names == ("who_0", "who_1")
     assert made.identity["the model"] != build.material(flags.parse(words)).identity["the model"]
     with pytest.raises(pfl.InputError, match=r"must be \(time, 1, channels\) for sensor_network"):
-        pfl.make_model("sensor_network", (8, 8, 1), 2)
+        pfl.models.make_model("sensor_network", (8, 8, 1), 2)
 
 
 def test_partial_functions_are_registered(known):
-    make = functools.partial(pfl.make_model, "cnn")
-    assert pfl.register_model("two")(make) is make
-    assert pfl.register_model("two")(functools.partial(pfl.make_model, "cnn"))
+    make = functools.partial(pfl.models.make_model, "cnn")
+    assert pfl.models.register_model("two")(make) is make
+    assert pfl.models.register_model("two")(functools.partial(pfl.models.make_model, "cnn"))
     with pytest.raises(pfl.InputError, match="'two' is registered already, by another function"):
-        pfl.register_model("two")(functools.partial(pfl.make_model, "mlp"))
+        pfl.models.register_model("two")(functools.partial(pfl.models.make_model, "mlp"))

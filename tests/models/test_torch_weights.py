@@ -87,7 +87,7 @@ OWN = CNN(5, (4, 3), 3, 0, 6, pooled=1, norm="before_relu")
 
 @pytest.mark.parametrize("network", [Net(), Net("channels first"), OfNnx], ids=["", "first", "nnx"])
 def test_a_cnn_gives_the_same_outputs(network):
-    model = pfl.from_torch(STATE, network, SHAPE)
+    model = pfl.models.from_torch(STATE, network, SHAPE)
     assert_close(outputs(network, model, IMAGES), WANTED)
 
 
@@ -97,7 +97,7 @@ def test_a_network_of_this_package_gives_the_same_outputs():
     x = torch.conv2d(torch.relu(torch.max_pool(x)), state, "c2")
     x = torch.flatten(torch.relu(torch.batch_norm(x, state, "b2")))
     wanted = torch.linear(torch.relu(torch.linear(x, state, "fc")), state, "out")
-    assert_close(outputs(OWN, pfl.from_torch(state, OWN, SHAPE), IMAGES), wanted)
+    assert_close(outputs(OWN, pfl.models.from_torch(state, OWN, SHAPE), IMAGES), wanted)
 
 
 def test_strides_and_a_normalised_flat_image():
@@ -105,7 +105,7 @@ def test_strides_and_a_normalised_flat_image():
     del state["c.bias"]
     x = torch.flatten(torch.conv2d(IMAGES, state, "c", padding=1, stride=2))
     wanted = torch.linear(torch.batch_norm(x, state, "b"), state, "out")
-    model = pfl.from_torch(state, OfTwoNorms(), SHAPE)
+    model = pfl.models.from_torch(state, OfTwoNorms(), SHAPE)
     assert_close(outputs(OfTwoNorms(), model, IMAGES), wanted)
 
 
@@ -113,7 +113,7 @@ def test_a_dense_network_of_coloured_images():
     state, network = torch.state_of(**{"1": (4, 160), "3": (5, 4)}), MLP(5, (4,))
     x = torch.relu(torch.linear(torch.flatten(IMAGES), state, "1"))
     wanted = torch.linear(x, state, "3")
-    assert_close(outputs(network, pfl.from_torch(state, network, SHAPE), IMAGES), wanted)
+    assert_close(outputs(network, pfl.models.from_torch(state, network, SHAPE), IMAGES), wanted)
 
 
 def test_recurrent_layers_and_embeddings():
@@ -128,11 +128,11 @@ def test_recurrent_layers_and_embeddings():
     ids = rng.integers(1, 7, (3, 6))
     last = torch.lstm(state["emb.weight"][ids], state, "lstm")
     network = CharLSTM(5, 7, hidden=4, embedding_size=3)
-    model = pfl.from_torch(state, network, (6,), input_dtype="int32")
+    model = pfl.models.from_torch(state, network, (6,), input_dtype="int32")
     assert_close(outputs(network, model, ids), torch.linear(last, state, "out"))
     state["emb.weight"][0] = 1
     with pytest.warns(UserWarning, match=r"emb.weight: embedding takes id 0 for padding"):
-        pfl.from_torch(state, network, (6,), input_dtype="int32")
+        pfl.models.from_torch(state, network, (6,), input_dtype="int32")
 
 
 def test_a_gru_is_refused():
@@ -145,7 +145,7 @@ def test_a_gru_is_refused():
         state[f"gru.{name}_l0"] = rng.normal(size=size).astype(np.float32)
     network = CharLSTM(5, 7, hidden=4, embedding_size=3, layers=1)
     with pytest.raises(pfl.InputError, match="A GRU's layers can't be converted"):
-        pfl.from_torch(state, network, (6,), input_dtype="int32")
+        pfl.models.from_torch(state, network, (6,), input_dtype="int32")
 
 
 def test_convolutions_over_time():
@@ -157,7 +157,7 @@ def test_convolutions_over_time():
     x = torch.conv2d(x, state | {"c.weight": state["c.weight"][..., None]}, "c")
     wanted = torch.linear(torch.relu(x.max((2, 3))), state, "out")
     network = TextCNN(5, 7, hidden=3, channels=2, widths=(3,))
-    model = pfl.from_torch(state, network, (6,), input_dtype="int32")
+    model = pfl.models.from_torch(state, network, (6,), input_dtype="int32")
     assert_close(outputs(network, model, ids), wanted)
 
 
@@ -180,26 +180,26 @@ class Tensor:
 
 def test_tensors_are_read_and_values_of_other_types_refused():
     state, network = torch.state_of(fc=(5, 160)), MLP(5, ())
-    wanted = pfl.from_torch(state, network, SHAPE)
-    result = pfl.from_torch({name: Tensor(v) for name, v in state.items()}, network, SHAPE)
+    wanted = pfl.models.from_torch(state, network, SHAPE)
+    result = pfl.models.from_torch({name: Tensor(v) for name, v in state.items()}, network, SHAPE)
     jax.tree.map(np.testing.assert_array_equal, result, wanted)
     with pytest.raises(pfl.InputError, match=r"state_dict at 'fc.bias' must be numbers, got 'str"):
-        pfl.from_torch(state | {"fc.bias": np.asarray("x")}, network, SHAPE)
+        pfl.models.from_torch(state | {"fc.bias": np.asarray("x")}, network, SHAPE)
     with pytest.raises(pfl.InputError, match="must be numbers, got 'complex64'"):
-        pfl.from_torch(state | {"fc.bias": np.zeros(5, np.complex64)}, network, SHAPE)
+        pfl.models.from_torch(state | {"fc.bias": np.zeros(5, np.complex64)}, network, SHAPE)
     with pytest.raises(pfl.InputError, match=r"state_dict must be a state_dict: .*, got 'list'"):
-        pfl.from_torch([1], network, SHAPE)
+        pfl.models.from_torch([1], network, SHAPE)
 
 
 def test_names_say_which_layer_is_which():
     state, network = torch.state_of(second=(5, 4), first=(4, 160)), MLP(5, (4,))
     with pytest.raises(pfl.InputError, match=r"second.weight \[5, 4\] for params/fc_0/kernel"):
-        pfl.from_torch(state, network, SHAPE)
+        pfl.models.from_torch(state, network, SHAPE)
     for names in ({"first": "fc_0"}, {"second": "head"}, {"second": "head", "first": "fc_0"}):
-        model = pfl.from_torch(state, network, SHAPE, names=names)
+        model = pfl.models.from_torch(state, network, SHAPE, names=names)
         np.testing.assert_array_equal(model["params"]["head"]["kernel"], state["second.weight"].T)
     equal = {name.replace("second", "head"): value for name, value in state.items()}
-    model = pfl.from_torch(equal, network, SHAPE)
+    model = pfl.models.from_torch(equal, network, SHAPE)
     np.testing.assert_array_equal(model["params"]["head"]["kernel"], state["second.weight"].T)
     for names, message in (
         ({"frist": "fc_0"}, "Unknown layer of the state_dict 'frist'. Did you mean 'first'"),
@@ -207,24 +207,24 @@ def test_names_say_which_layer_is_which():
         ({"first": "head", "second": "head"}, "names must be different layers"),
     ):
         with pytest.raises(pfl.InputError, match=message):
-            pfl.from_torch(state, network, SHAPE, names=names)
+            pfl.models.from_torch(state, network, SHAPE, names=names)
 
 
 def test_layers_of_one_side_only():
     state, network = torch.state_of(a=(4, 160), b=(4, 4), out=(5, 4)), MLP(5, (4,))
     with pytest.raises(pfl.InputError, match=r"3 linear layers and embeddings \(a, b, out\) and"):
-        pfl.from_torch(state, network, SHAPE)
+        pfl.models.from_torch(state, network, SHAPE)
     names = {"a": "fc_0", "out": "head"}
     with pytest.raises(pfl.InputError, match=r"without a leaf: b.weight, b.bias. names="):
-        pfl.from_torch(state, network, SHAPE, names=names)
-    whole = pfl.from_torch(state, network, SHAPE, names=names, strict=False)
+        pfl.models.from_torch(state, network, SHAPE, names=names)
+    whole = pfl.models.from_torch(state, network, SHAPE, names=names, strict=False)
     assert set(whole["params"]) == {"fc_0", "head"}
     part = {name: value for name, value in state.items() if name in ("a.weight", "out.weight")}
     with pytest.raises(pfl.InputError, match="without a value: params/fc_0/bias, params/head/bias"):
-        pfl.from_torch(part, network, SHAPE)
+        pfl.models.from_torch(part, network, SHAPE)
     no_norm = {name: value for name, value in STATE.items() if not name.startswith("b1.")}
-    assert "y" not in pfl.from_torch(no_norm, Net(), SHAPE, strict=False)["params"]
-    model = pfl.from_torch(part, network, SHAPE, strict=False)
+    assert "y" not in pfl.models.from_torch(no_norm, Net(), SHAPE, strict=False)["params"]
+    model = pfl.models.from_torch(part, network, SHAPE, strict=False)
     assert jax.tree.map(np.shape, model) == {
         "params": {"fc_0": {"kernel": (160, 4)}, "head": {"kernel": (4, 5)}}
     }
@@ -232,14 +232,14 @@ def test_layers_of_one_side_only():
 
 def test_an_order_that_can_not_be_told_is_asked_for():
     with pytest.raises(pfl.InputError, match=r"give flattened=\{'o': \(height, width, "):
-        pfl.from_torch(STATE, Net("hidden"), SHAPE)
+        pfl.models.from_torch(STATE, Net("hidden"), SHAPE)
     # Its columns come one after the other, each with its channels: here that is [1, 2, 3] flat.
-    model = pfl.from_torch(STATE, Net("hidden"), SHAPE, flattened={"o": (1, 2, 3)})
+    model = pfl.models.from_torch(STATE, Net("hidden"), SHAPE, flattened={"o": (1, 2, 3)})
     assert_close(outputs(Net("hidden"), model, IMAGES), WANTED)
-    as_it_is = pfl.from_torch(STATE, Net("hidden"), SHAPE, flattened={"o": ()})
+    as_it_is = pfl.models.from_torch(STATE, Net("hidden"), SHAPE, flattened={"o": ()})
     np.testing.assert_array_equal(as_it_is["params"]["o"]["kernel"], STATE["fc.weight"].T)
     with pytest.raises(pfl.InputError, match="Unknown layer in flattened 'p'"):
-        pfl.from_torch(STATE, Net(), SHAPE, flattened={"p": (1, 2, 3)})
+        pfl.models.from_torch(STATE, Net(), SHAPE, flattened={"p": (1, 2, 3)})
 
 
 class Upward(nn.Module):
@@ -250,7 +250,7 @@ class Upward(nn.Module):
 
 def test_transposed_convolutions_are_refused():
     with pytest.raises(pfl.InputError, match=r"up.weight: .* no transposed convolutions"):
-        pfl.from_torch(torch.state_of(up=(2, 2, 3, 3)), Upward(), SHAPE)
+        pfl.models.from_torch(torch.state_of(up=(2, 2, 3, 3)), Upward(), SHAPE)
 
 
 def test_an_average_of_embeddings_turns_nothing():
@@ -258,6 +258,6 @@ def test_an_average_of_embeddings_turns_nothing():
     del state["emb.bias"]
     state["emb.weight"][0] = 0
     network = FastText(5, 7, hidden=4)
-    model = pfl.from_torch(state, network, (6,), input_dtype="int32")
+    model = pfl.models.from_torch(state, network, (6,), input_dtype="int32")
     np.testing.assert_array_equal(model["params"]["embedding"]["table"], state["emb.weight"])
     np.testing.assert_array_equal(model["params"]["fc"]["kernel"], state["fc.weight"].T)

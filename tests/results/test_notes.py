@@ -58,14 +58,14 @@ def test_nobody_with_a_step_is_refused(options, said, monkeypatch):
 
 
 def test_an_algorithm_with_loops_of_its_own_says_whom_they_reach():
-    class OwnLoop(pfl.ALGORITHMS["local"]):
+    class OwnLoop(pfl.core.ALGORITHMS["local"]):
         def has_step(self, federation):
             return np.ones(federation.num_clients, bool)
 
         def round(self, ctx, state):
             return state, ctx.record(ctx.everyone(), up=0, down=0)
 
-    own = pfl.struct(OwnLoop)
+    own = pfl.core.struct(OwnLoop)
     own.name = "own_loop"
     result = pfl.simulate(own(), federation(local_epochs=0), 1)
     # It counts no steps at all, so no client is reported without one.

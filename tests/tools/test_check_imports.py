@@ -11,7 +11,7 @@ LAYERS = {
     "garden": {
         "above": ["house"],
         "floors": [["__init__", "tree"]],
-        "public": {"house": ["ground", "left.b"]},
+        "public": {"house": ["ground", "left.b", "right.__init__"]},
     },
 }
 
@@ -45,6 +45,25 @@ def write(root, files):
         (
             {"house/top": "import house.right", "house/right": ""},
             ["house/top.py:1: house.top imports house.right: top may import left alone."],
+        ),
+        (
+            {
+                "house/top": "from house import b",
+                "house/__init__": "from house.right import b",
+                "house/right": "",
+            },
+            ["house/top.py:1: house.top imports house.right: top may import left alone."],
+        ),
+        (
+            {"garden/tree": "from house.right import c", "house/right/__init__": "import house.b"},
+            [],
+        ),
+        (
+            {"garden/tree": "from house.right.c import x", "house/right/c": ""},
+            [
+                "garden/tree.py:1: garden.tree imports house.right.c: "
+                "right.c is not among what garden may use of house."
+            ],
         ),
         (
             {"house/left/a": "from . import b", "house/left/b": "from house.left.a import x"},

@@ -123,7 +123,7 @@ def test_one_step_of_adaptation_is_one_step_of_gradient_descent(how, trained):
     for i in range(COUNT):
         x, y = samples(federation, i, "train")
         fill = 10 - len(y)
-        batch = pfl.Batch(
+        batch = pfl.training.Batch(
             np.pad(x, ((0, fill), (0, 0))), np.pad(y, (0, fill)), np.arange(10) < len(y)
         )
         wanted = step(jax.tree.map(lambda leaf, i=i: leaf[i], models), batch)

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_pfl import Broadcast, Schedule, batch_indices
+from fedjax_pfl import Broadcast
 from fedjax_pfl.testing.toys import toy_federation
+from fedjax_pfl.training import Schedule, batch_indices
 from fedjax_pfl.training.client_loop import run_clients
 
 SIZES = (7, 3, 0, 10, 4)

@@ -148,7 +148,7 @@ def test_a_contrastive_loss_against_gradients_by_hand():
 
 def forward(model, task):
     inputs = jax.random.normal(jax.random.key(2), (SIZE, 4))
-    batch = pfl.Batch(inputs, jnp.zeros(SIZE, jnp.int32), jnp.ones(SIZE, bool))
+    batch = pfl.training.Batch(inputs, jnp.zeros(SIZE, jnp.int32), jnp.ones(SIZE, bool))
     return jax.jit(task.forward)(model, batch, jax.random.key(3)), batch
 
 
@@ -192,7 +192,7 @@ def test_there_is_no_second_forward_pass():
 
 
 @struct
-class LongFeatures(pfl.ExtraLoss):
+class LongFeatures(pfl.training.ExtraLoss):
     def __call__(self, params, batch, client, plan):
         return 0.01 * jnp.sum(batch.features**2)
 
@@ -215,9 +215,9 @@ def test_who_does_not_say_its_features_is_refused_where_they_are_asked_for():
 
 
 def test_a_task_of_ones_own_says_them_in_its_outputs():
-    class Own(pfl.FunctionTask):
+    class Own(pfl.models.FunctionTask):
         def apply(self, model, inputs, train, rng, valid):
-            return pfl.Outputs(inputs @ model["params"], {}, features=inputs)
+            return pfl.models.Outputs(inputs @ model["params"], {}, features=inputs)
 
     pair = (lambda key, inputs: jnp.ones((4, 3)), lambda params, inputs: inputs @ params)
     model, inputs = {"params": jnp.ones((4, 3))}, jnp.ones((2, 4))

@@ -80,7 +80,9 @@ class ByHand:
         """(w, v, alpha) of the first round; `without` a part, as a hand-written step may be."""
         data, key = self.federation.data, keys.of_round(jax.random.key(SEEDS[0]), "train", 0)
         split = jax.device_get(data.train)
-        at = pfl.batch_indices(self.federation.schedule, split, key, self.client, self.client)
+        at = pfl.training.batch_indices(
+            self.federation.schedule, split, key, self.client, self.client
+        )
         _, step_key = client_key(key, self.client)
         w = v = model
         zero = scale(0.0, model["params"])
@@ -88,7 +90,9 @@ class ByHand:
         for k, (pool,) in enumerate(at):
             fill = (0, SIZE - len(pool))
             x, y = np.asarray(data.samples, float)[pool], np.asarray(data.labels)[pool]
-            batch = pfl.Batch(np.pad(x, (fill, (0, 0))), np.pad(y, fill), np.arange(SIZE) < len(y))
+            batch = pfl.training.Batch(
+                np.pad(x, (fill, (0, 0))), np.pad(y, fill), np.arange(SIZE) < len(y)
+            )
             rng = jax.random.fold_in(step_key, k)
             blend = add(scale(alpha, v["params"]), scale(1 - alpha, w["params"]))
             statistics, g = self.seen(v, blend, batch, rng, without)
@@ -106,7 +110,7 @@ class ByHand:
 def test_two_models_keep_momentum_decay_dropout_statistics_and_the_extra_loss():
     federation = toy_federation(
         (7,), model=Noisy(), learning_rate=RATE, local_epochs=2, momentum=MOMENTUM,
-        weight_decay=DECAY, extra_loss=pfl.WeightDistribution(WDR), batch_norm="shared",
+        weight_decay=DECAY, extra_loss=pfl.training.WeightDistribution(WDR), batch_norm="shared",
     )  # fmt: skip
     _, state = states_of(TwoModels(), federation, rounds=1)
     key = keys.derive(jax.random.key(SEEDS[0]), "init")
@@ -175,12 +179,12 @@ def test_two_updates_on_a_minibatch_leave_out_frozen_leaves_and_correct_the_grad
 
 def test_an_objective_takes_the_place_of_the_minibatch_loss():
     """Extra losses are added to it, and its statistics and its loss are the ones kept."""
-    federation = toy_federation(model=Noisy(), extra_loss=pfl.WeightDistribution(WDR))
+    federation = toy_federation(model=Noisy(), extra_loss=pfl.training.WeightDistribution(WDR))
     data, task = federation.data, federation.task
     model = federation.initial_model(jax.random.key(1))
     batch = data.fetch(data.train, 0, jnp.arange(SIZE), jnp.ones(SIZE, bool), "float64")
     counts = data.class_counts[0]
-    client = pfl.Client(*(jnp.int32(0),) * 3, counts, *(jnp.int32(0),) * 2, None)
+    client = pfl.training.Client(*(jnp.int32(0),) * 3, counts, *(jnp.int32(0),) * 2, None)
 
     def doubled(model, batch, rng, broadcast, client):
         found = task.forward(model, batch, rng, train=False)
@@ -223,7 +227,7 @@ def of_every_sample(params, batch, broadcast, client):
 
 
 @struct
-class Trains(pfl.ALGORITHMS["fedavg"]):
+class Trains(pfl.core.ALGORITHMS["fedavg"]):
     """FedAvg with options of its local training."""
 
     name = "trains"

@@ -94,7 +94,7 @@ def test_ranges():
 def fields(kind):
     from typing import get_type_hints
 
-    for name, algorithm in sorted(pfl.ALGORITHMS.items()):
+    for name, algorithm in sorted(pfl.core.ALGORITHMS.items()):
         for field in algorithm.__dataclass_fields__:
             if get_type_hints(algorithm)[field] in (kind, kind | None):
                 yield name, field
@@ -103,7 +103,7 @@ def fields(kind):
 @pytest.mark.parametrize(("name", "field"), [*fields(float), *fields(int)])
 def test_every_hyperparameter(name, field):
     """In Python and as --set gives them; also where the class itself is made."""
-    algorithm = pfl.ALGORITHMS[name]
+    algorithm = pfl.core.ALGORITHMS[name]
     for value in (math.nan, 1e300, -1e300, 10**400, "9" * 400, "9" * 5000, -1, "nan"):
         if value == -1 and ("literal" in field or by_default(algorithm, field) == -1):
             continue
@@ -157,7 +157,7 @@ def test_federate_others():
     for value in HUGE[1:]:
         for options in (
             {"stragglers": {0: value}},
-            {"extra_loss": pfl.WeightDistribution(value)},
+            {"extra_loss": pfl.training.WeightDistribution(value)},
             {"client_execution": value},
             {"devices": value},
             {"client_execution": "9" * 5000},
@@ -167,7 +167,7 @@ def test_federate_others():
     for value in ("x", None, math.nan, 1.5):
         refuse(lambda value=value: ParticipationOptions(1.0, {0: value}).cohorts(4))
     for weight in (math.nan, math.inf, -1, 1e300, "1"):
-        loss = pfl.WeightDistribution(weight)
+        loss = pfl.training.WeightDistribution(weight)
         refuse(lambda loss=loss: toy_federation(dtype="float32", extra_loss=loss))
 
 

@@ -89,7 +89,7 @@ def test_what_has_no_repr_of_its_own():
 def test_what_the_library_refuses_is_not_printed_whole(kind):
     value = LARGE[kind]
     calls = [
-        lambda: pfl.Schedule(batch_size=value).validate(),
+        lambda: pfl.training.Schedule(batch_size=value).validate(),
         lambda: pfl.dataset_from_arrays("d", np.zeros((4, 2)), np.zeros(4, int), vocab_size=value),
         lambda: pfl.Partition.from_lists([[0]], [[1]]).split(str(type(value)) * 1000),
     ]

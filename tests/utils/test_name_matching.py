@@ -65,8 +65,8 @@ def resembles(name):
 def test_other_spellings_of_algorithms(name):
     ours = SPELT[name] or "fedavg_ft"
     assert stands_for(name) == [ours]
-    if ours in pfl.ALGORITHMS:
-        assert pfl.algorithm_name(name) == ours
+    if ours in pfl.core.ALGORITHMS:
+        assert pfl.core.algorithm_name(name) == ours
         assert pfl.make_algorithm(name).name == ours
 
 
@@ -80,7 +80,7 @@ def test_every_name_of_ours_stands_for_itself(name):
 def test_nothing_is_suggested_for_algorithms_that_are_not_here(name):
     assert stands_for(name) == []
     with pytest.raises(pfl.InputError) as caught:
-        pfl.algorithm_name(name)
+        pfl.core.algorithm_name(name)
     assert str(caught.value).startswith(f"Unknown algorithm {name!r}. ")
     assert "Did you mean" not in str(caught.value)
     if name_matching.plain(name) in aliases.ABSENT:
@@ -111,7 +111,10 @@ def test_tables_of_other_names_are_about_ours():
     assert not {*aliases.ABSENT} & {*aliases.ALGORITHMS, *aliases.VARIANTS}
     for table in (aliases.ALGORITHMS, aliases.OPTIONS, aliases.PARTITIONS, aliases.WITHOUT):
         assert all(name == name_matching.plain(name) for name in table)
-    for table, known in ((aliases.PARTITIONS, pfl.RULES), (aliases.DATASETS, pfl.DATASETS)):
+    for table, known in (
+        (aliases.PARTITIONS, pfl.data.RULES),
+        (aliases.DATASETS, pfl.data.DATASETS),
+    ):
         assert {name for names in table.values() for name in names} <= set(known)
 
 
@@ -125,32 +128,32 @@ def test_hyperparameters_that_others_call_something_else_are_told():
 
 def test_variants_are_told_with_their_hyperparameter():
     for name, (algorithm, key, value) in aliases.VARIANTS.items():
-        if algorithm in pfl.ALGORITHMS:
+        if algorithm in pfl.core.ALGORITHMS:
             pfl.make_algorithm(algorithm, {key: value})
             with pytest.raises(pfl.InputError, match=f"It is '{algorithm}' with {algorithm}.{key}"):
-                pfl.algorithm_name(name)
+                pfl.core.algorithm_name(name)
 
 
 def test_ambiguous_names_are_refused_in_a_sentence():
     with pytest.raises(pfl.InputError) as caught:
-        pfl.algorithm_name("FedOpt", CANONICAL)
+        pfl.core.algorithm_name("FedOpt", CANONICAL)
     text = "The algorithm 'FedOpt' may be any of fedadagrad, fedadam, fedyogi: name one."
     assert str(caught.value) == text
     with pytest.raises(pfl.InputError, match=r"'My-Own' may be any of my_own, myown: name one"):
-        pfl.algorithm_name("My-Own", ["my_own", "myown"])
-    assert pfl.algorithm_name("myown", ["my_own", "myown"]) == "myown"
+        pfl.core.algorithm_name("My-Own", ["my_own", "myown"])
+    assert pfl.core.algorithm_name("myown", ["my_own", "myown"]) == "myown"
 
 
 def test_synonyms_of_what_is_missing_resemble_nothing():
     with pytest.raises(pfl.InputError) as caught:
-        pfl.algorithm_name("PerAvg", ["fedavg", "local"], "algorithm among the runs")
+        pfl.core.algorithm_name("PerAvg", ["fedavg", "local"], "algorithm among the runs")
     assert str(caught.value) == "Unknown algorithm among the runs 'PerAvg'. Valid: fedavg, local."
 
 
 def test_an_own_algorithm_wins_over_other_libraries_names():
-    assert pfl.algorithm_name("gpfl", ["gpfl", "fedavg"]) == "gpfl"
-    assert pfl.algorithm_name("GPFL", ["gpfl", "fedavg"]) == "gpfl"
-    assert pfl.algorithm_name("PerAvg", ["peravg", "perfedavg"]) == "peravg"
+    assert pfl.core.algorithm_name("gpfl", ["gpfl", "fedavg"]) == "gpfl"
+    assert pfl.core.algorithm_name("GPFL", ["gpfl", "fedavg"]) == "gpfl"
+    assert pfl.core.algorithm_name("PerAvg", ["peravg", "perfedavg"]) == "peravg"
 
 
 @pytest.mark.parametrize(
@@ -165,7 +168,7 @@ def test_an_own_algorithm_wins_over_other_libraries_names():
 )
 def test_partitions_of_other_libraries(given, said):
     with pytest.raises(pfl.InputError) as caught:
-        pfl.rule_options(given)
+        pfl.data.rule_options(given)
     assert str(caught.value).startswith(f"Unknown partition rule {given!r}. {said} Valid: ")
 
 
@@ -190,10 +193,10 @@ def test_options_of_other_libraries():
     ],
 )
 def test_data_sets_of_other_libraries(given, ours, monkeypatch):
-    assert name_matching.ours(given, pfl.DATASETS, aliases.DATASETS) == ours
+    assert name_matching.ours(given, pfl.data.DATASETS, aliases.DATASETS) == ours
     if ours != given:
         result = object()
-        monkeypatch.setitem(pfl.DATASETS, ours, Source("", lambda data_dir: result))
+        monkeypatch.setitem(pfl.data.DATASETS, ours, Source("", lambda data_dir: result))
         assert pfl.load_dataset(given) is result
 
 
@@ -203,9 +206,11 @@ def test_data_sets_of_other_libraries(given, ours, monkeypatch):
 )
 def test_networks_of_other_libraries(given, ours):
     shape = (32, 32, 3)
-    assert type(pfl.make_model(given, shape, 3)) is type(pfl.make_model(ours, shape, 3))
+    assert type(pfl.models.make_model(given, shape, 3)) is type(
+        pfl.models.make_model(ours, shape, 3)
+    )
     with pytest.raises(pfl.InputError, match=f"Unknown model '{given}s'"):
-        pfl.make_model(f"{given}s", shape, 3)
+        pfl.models.make_model(f"{given}s", shape, 3)
 
 
 def test_a_beginning_is_near_and_a_long_name_is_not():

@@ -32,10 +32,10 @@ def test_a_name_is_taken_once_and_defined_again_by_its_own_module():
 @pytest.mark.parametrize(
     ("register", "what"),
     [
-        (pfl.register_rule("iid"), "partition rule 'iid'"),
-        (pfl.register_dataset("digits", "mine"), "data set 'digits'"),
-        (pfl.register_model("mlp"), "model 'mlp'"),
-        (pfl.register_optimizer("sgd"), "optimizer 'sgd'"),
+        (pfl.data.register_rule("iid"), "partition rule 'iid'"),
+        (pfl.data.register_dataset("digits", "mine"), "data set 'digits'"),
+        (pfl.models.register_model("mlp"), "model 'mlp'"),
+        (pfl.training.register_optimizer("sgd"), "optimizer 'sgd'"),
     ],
 )
 def test_names_of_the_package_are_not_overwritten(register, what):

@@ -38,8 +38,8 @@ def is_leaf(node: object) -> bool:
 
 def test_no_two_structs_are_the_same_node():
     result = {cls: node for cls, node in every_dataclass().items() if not is_leaf(node)}
-    assert set(pfl.ALGORITHMS.values()) < set(result)
-    assert pfl.Federation in result and pfl.WeightDistribution in result
+    assert set(pfl.core.ALGORITHMS.values()) < set(result)
+    assert pfl.Federation in result and pfl.training.WeightDistribution in result
     for one, other in itertools.combinations(result, 2):
         nodes = jax.tree.structure(result[one]), jax.tree.structure(result[other])
         assert nodes[0] != nodes[1], f"{one.__name__} and {other.__name__}"
@@ -58,16 +58,16 @@ def test_no_two_static_values_are_equal():
 
 
 def test_no_two_algorithms_are_the_same_node_under_their_defaults():
-    for one, other in itertools.combinations(pfl.ALGORITHMS, 2):
+    for one, other in itertools.combinations(pfl.core.ALGORITHMS, 2):
         nodes = [jax.tree.structure(pfl.make_algorithm(name)) for name in (one, other)]
         assert nodes[0] != nodes[1], f"{one} and {other}"
 
 
 @pytest.mark.parametrize("values", [(1, 1.0), (1, True), (0.0, False), ((1, 2), (1, 2.0))])
 def test_equal_values_of_other_types_are_other_programs(values):
-    @pfl.struct
+    @pfl.core.struct
     class One:
-        fixed: object = pfl.static()
+        fixed: object = pfl.core.static()
 
     first, second = map(jax.tree.structure, map(One, values))
     assert values[0] == values[1] and first != second
@@ -75,11 +75,11 @@ def test_equal_values_of_other_types_are_other_programs(values):
 
 
 def test_a_struct_comes_back_from_its_leaves():
-    @pfl.struct
+    @pfl.core.struct
     class Mixed:
-        name: str = pfl.static()
+        name: str = pfl.core.static()
         first: object
-        size: int = pfl.static()
+        size: int = pfl.core.static()
         second: object
 
     node = Mixed("a", {"x": 1.0}, 3, 2.0)
@@ -107,9 +107,9 @@ def test_jit_never_takes_the_program_of_another_class():
 def test_algorithms_that_look_alike_play_their_own_rounds():
     """Two empty algorithms with one state class, in turn, many times in one process."""
 
-    @pfl.struct
+    @pfl.core.struct
     class State:
-        models: object = pfl.per_client()
+        models: object = pfl.core.per_client()
 
     def algorithm(sign):
         class Moves(pfl.Algorithm):
@@ -127,31 +127,31 @@ def test_algorithms_that_look_alike_play_their_own_rounds():
 
         return Moves
 
-    before = dict(pfl.ALGORITHMS)
+    before = dict(pfl.core.ALGORITHMS)
     federation = toy_federation(dtype="float32")
     try:
-        pair = {sign: pfl.algorithm(f"moves_{sign}")(algorithm(sign)) for sign in (1, -1)}
+        pair = {sign: pfl.core.algorithm(f"moves_{sign}")(algorithm(sign)) for sign in (1, -1)}
         for _ in range(10):
             for sign, cls in pair.items():
                 start, end = states_of(cls(), federation, rounds=1)
                 leaf, moved = (jax.tree.leaves(state.models)[0] for state in (start, end))
                 assert jnp.allclose(moved - leaf, sign)
     finally:
-        pfl.ALGORITHMS.clear()
-        pfl.ALGORITHMS.update(before)
+        pfl.core.ALGORITHMS.clear()
+        pfl.core.ALGORITHMS.update(before)
 
 
 def test_a_field_of_a_state_without_its_axes_is_named():
     with pytest.raises(TypeError, match=r"State\.count must say which axes are client axes"):
 
-        @pfl.struct
+        @pfl.core.struct
         class State:
             count: int = 0
-            models: dict = pfl.per_client()
+            models: dict = pfl.core.per_client()
 
     with pytest.raises(TypeError, match=r"Other\.models must say which axes"):
 
-        @pfl.struct
+        @pfl.core.struct
         class Other:
-            models: dict = pfl.per_client
-            server: dict = pfl.per_server()
+            models: dict = pfl.core.per_client
+            server: dict = pfl.core.per_server()

@@ -6,11 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_pfl.aggregation import similarity
+from fedjax_pfl import core, similarity, trees
 from fedjax_pfl.algorithms.fedavg import FedAvg
-from fedjax_pfl.federation.participation import Cohort
-from fedjax_pfl.utils import trees
-from fedjax_pfl.utils.errors import require
 
 
 class ForAlice(FedAvg):
@@ -24,13 +21,15 @@ class ForAlice(FedAvg):
 
     def validate(self):
         super().validate()
-        require(self.alice >= 0, "alice", self.alice, "a client, counted from 0")
+        core.require(self.alice >= 0, "alice", self.alice, "a client, counted from 0")
 
     def check(self, federation):
         super().check(federation)
         self.check_whole_models(federation)
         ids = np.asarray(federation.data.ids)
-        require(self.alice in ids, "alice", self.alice, f"a client in {ids.min()}..{ids.max()}")
+        core.require(
+            self.alice in ids, "alice", self.alice, f"a client in {ids.min()}..{ids.max()}"
+        )
 
     def served_clients(self, ctx):
         return ctx.ids == self.alice
@@ -48,7 +47,7 @@ class ForAlice(FedAvg):
         return {"personalized": self.received(state, rows)}
 
 
-def if_present(cohort: Cohort, is_alice: jax.Array) -> Cohort:
+def if_present(cohort: core.Cohort, is_alice: jax.Array) -> core.Cohort:
     """The cohort if Alice is in its mask, else one whose mask is empty; `is_alice` is [M]."""
     if cohort.complete:
         return cohort

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl.utils import trees
+from fedjax_pfl import trees
 
 
 def best_fitting(ctx, models, own=None, rows=None, split="train", **options):

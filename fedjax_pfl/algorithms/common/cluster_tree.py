@@ -5,11 +5,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl.utils.structs import struct
-from fedjax_pfl.utils.typing import Stack, Tree
+from fedjax_pfl import core
 
 
-@struct
+@core.struct
 class ClusterTree:
     """The splits so far.
 
@@ -19,14 +18,14 @@ class ClusterTree:
     """
 
     parent: Any
-    before: Stack
+    before: core.Stack
 
     @classmethod
-    def begin(cls, models: Stack) -> "ClusterTree":
+    def begin(cls, models: core.Stack) -> "ClusterTree":
         """Of clusters without a split; `models` [K, ...] give the shapes."""
         return cls(jnp.zeros((len(jax.tree.leaves(models)[0]),), jnp.int32), models)
 
-    def split(self, target: jax.Array, models: Stack) -> "ClusterTree":
+    def split(self, target: jax.Array, models: core.Stack) -> "ClusterTree":
         """Further splits, of each cluster into itself and `target` [K]; K where there is none.
 
         Args:
@@ -37,7 +36,7 @@ class ClusterTree:
             written(self.parent, target, numbers), written(self.before, target, models)
         )
 
-    def with_latest(self, models: Stack) -> Stack:
+    def with_latest(self, models: core.Stack) -> core.Stack:
         """[2K, ...]: models before each split, then those that clusters have now."""
         return jax.tree.map(lambda *s: jnp.concatenate(s), self.before, models)
 
@@ -59,6 +58,6 @@ class ClusterTree:
         return jnp.stack(path, axis=1)
 
 
-def written(stack: Tree, target: jax.Array, values: Tree) -> Tree:
+def written(stack: core.Tree, target: jax.Array, values: core.Tree) -> core.Tree:
     """The stack [K, ...] with `values` [K, ...] in the rows `target` [K]; none is at K."""
     return jax.tree.map(lambda leaf, v: leaf.at[target].set(v, mode="drop"), stack, values)

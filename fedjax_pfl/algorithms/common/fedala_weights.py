@@ -6,10 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_pfl.aggregation import leaf_plan
-from fedjax_pfl.core.context import Context
-from fedjax_pfl.training.client_loop import run_clients
-from fedjax_pfl.utils.typing import Mask, PerMember, Scalar, Stack, Tree
+from fedjax_pfl import core, training, trees
 
 AGREEING = 10  # losses of passes that must agree before the first adaptation ends
 
@@ -21,7 +18,7 @@ def theta_hat(upper, server, private, weights):
       upper, weights: None in place of all other leaves.
       server, private: the two halves of `LeafPlan.split`.
     """
-    received = leaf_plan.join(server, private)
+    received = trees.join(server, private)
     return jax.tree.map(
         lambda share, theta, w: w if share is None else theta + (w - theta) * share,
         weights,
@@ -32,17 +29,17 @@ def theta_hat(upper, server, private, weights):
 
 
 def learnt_weights(
-    ctx: Context,
-    server: Tree,
-    own: tuple[Stack, Stack],
-    weights: Stack,
-    apart: Mask,
+    ctx: core.Context,
+    server: core.Tree,
+    own: tuple[core.Stack, core.Stack],
+    weights: core.Stack,
+    apart: core.Mask,
     *,
     percent: int,
-    rate: Scalar | float,
-    threshold: Scalar | float,
-    limit: PerMember,
-) -> tuple[Stack, PerMember]:
+    rate: core.Scalar | float,
+    threshold: core.Scalar | float,
+    limit: core.PerMember,
+) -> tuple[core.Stack, core.PerMember]:
     """(W [M, ...], passes int32 [M]) after passes over their windows by the members `apart`.
 
     Args:
@@ -72,7 +69,7 @@ def learnt_weights(
 
     def one_pass(at):
         k, weights, losses, passes, going = at
-        (weights, loss), finite, _ = run_clients(
+        (weights, loss), finite, _ = training.run_clients(
             federation,
             step,
             (weights, zero),

@@ -4,8 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_pfl.aggregation import mixing, similarity
-from fedjax_pfl.utils import trees
+from fedjax_pfl import mixing, similarity, trees
 
 TINY = 1e-9  # a sum of weights below it is raised by it, as in the published code
 NEAR = 1e-6  # of |s_i|: a model nearer to s_i than that is s_i but for rounding

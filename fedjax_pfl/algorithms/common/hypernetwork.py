@@ -8,13 +8,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_pfl.aggregation import leaf_plan, products
-from fedjax_pfl.core.context import Context
-from fedjax_pfl.utils.structs import Broadcast, struct
-from fedjax_pfl.utils.typing import Key, Scalar, Stack, Tree
+from fedjax_pfl import core, trees
+from fedjax_pfl.aggregation import products
 
 
-@struct
+@core.struct
 class Hypernetwork:
     """psi: a trunk, then a linear layer for each tensor of the target network.
 
@@ -24,10 +22,10 @@ class Hypernetwork:
     """
 
     trunk: tuple
-    kernel: Tree
-    bias: Tree
+    kernel: core.Tree
+    bias: core.Tree
 
-    def __call__(self, embedding: jax.Array) -> Tree:
+    def __call__(self, embedding: jax.Array) -> core.Tree:
         """theta = h(v; psi), the generated leaves of one model."""
         hidden = embedding
         for k, (kernel, bias) in enumerate(self.trunk):
@@ -35,7 +33,7 @@ class Hypernetwork:
         return jax.tree.map(lambda w, b: products.rows(hidden, w) + b, self.kernel, self.bias)
 
 
-def first(key: Key, sizes: tuple[int, ...], like: Tree, dtype: jnp.dtype) -> Hypernetwork:
+def first(key: core.Key, sizes: tuple[int, ...], like: core.Tree, dtype: jnp.dtype) -> Hypernetwork:
     """A hypernetwork before its first step.
 
     Args:
@@ -54,14 +52,18 @@ def first(key: Key, sizes: tuple[int, ...], like: Tree, dtype: jnp.dtype) -> Hyp
     )
 
 
-def linear(key: Key, shape: tuple[int, ...], fan_in: int, dtype: jnp.dtype) -> jax.Array:
+def linear(key: core.Key, shape: tuple[int, ...], fan_in: int, dtype: jnp.dtype) -> jax.Array:
     """First weights of a linear layer, uniform within 1 / sqrt(fan_in)."""
     return jax.random.uniform(key, shape, dtype, -1, 1) / math.sqrt(fan_in)
 
 
 def learnt_embeddings(
-    ctx: Context, psi: Hypernetwork, embedding: jax.Array, private: Tree, clip: Scalar | float
-) -> Stack:
+    ctx: core.Context,
+    psi: Hypernetwork,
+    embedding: jax.Array,
+    private: core.Tree,
+    clip: core.Scalar | float,
+) -> core.Stack:
     """Models [K, ...] of clients that learn an embedding by local training, through a frozen psi.
 
     Args:
@@ -74,7 +76,7 @@ def learnt_embeddings(
     def whole(model):
         learnt = model["params"]
         own = {**model, "params": learnt["private"]}
-        return leaf_plan.join(psi(learnt["embedding"]), own)
+        return trees.join(psi(learnt["embedding"]), own)
 
     def objective(model, batch, rng, broadcast, client):
         made = whole(model)
@@ -89,14 +91,14 @@ def learnt_embeddings(
     # `objective` has the extra loss already: it is of models, and "params" here are not.
     learning = replace(ctx, federation=replace(federation, extra_loss=None))
     learnt = learning.train(
-        Broadcast(start), ctx.everyone(), purpose="personalize", cursor=None,
+        core.Broadcast(start), ctx.everyone(), purpose="personalize", cursor=None,
         objective=objective, correct=correct,
         trainable=jax.tree.map(lambda _: True, start["params"]),
     ).models  # fmt: skip
     return jax.vmap(whole)(learnt)
 
 
-def clipped(gradient: Tree, bound: Scalar | float) -> Tree:
+def clipped(gradient: core.Tree, bound: core.Scalar | float) -> core.Tree:
     """The gradient, no longer than `bound`; 0: as it is."""
     most = jnp.where(bound > 0, bound, jnp.inf)
     return optax.clip_by_global_norm(most).update(gradient, optax.EmptyState())[0]

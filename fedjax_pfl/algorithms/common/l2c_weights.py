@@ -9,29 +9,28 @@ import optax
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
-from fedjax_pfl.aggregation import mixing, products, similarity
-from fedjax_pfl.utils import keys, trees
-from fedjax_pfl.utils.structs import Broadcast, per_client, per_pair, per_server, struct
-from fedjax_pfl.utils.typing import Stack
+from fedjax_pfl import core, mixing, similarity, trees
+from fedjax_pfl.aggregation import products
+from fedjax_pfl.utils import keys
 
 WIDTHS = (10, 20)  # of the attention's layers, as in the authors' later code
 
 
-@struct
+@core.struct
 class State:
-    models: Stack = per_client()  # w_i
-    logits: jax.Array = per_pair()  # a, [receiver, sender]
-    active: jax.Array = per_pair()  # bool: whom a client listens to
-    steps: jax.Array = per_client()  # int32, Adam's, and its moments of what a client learns
-    mean: Any = per_pair()
-    square: Any = per_pair()
+    models: core.Stack = core.per_client()  # w_i
+    logits: jax.Array = core.per_pair()  # a, [receiver, sender]
+    active: jax.Array = core.per_pair()  # bool: whom a client listens to
+    steps: jax.Array = core.per_client()  # int32, Adam's, and its moments of what a client learns
+    mean: Any = core.per_pair()
+    square: Any = core.per_pair()
 
 
-@struct
+@core.struct
 class AttentionState(State):
-    mean: Any = per_client()
-    square: Any = per_client()
-    encoder: Any = per_server()
+    mean: Any = core.per_client()
+    square: Any = core.per_client()
+    encoder: Any = core.per_server()
 
 
 class Logits:
@@ -121,7 +120,7 @@ class Attention:
 
     def kept(self, ctx, cohort, state, learnt):
         shares = mixing.normalize(cohort.mask.astype(state.logits.dtype))
-        sent = ctx.upload(learnt, Broadcast(state.encoder), "encoder")
+        sent = ctx.upload(learnt, core.Broadcast(state.encoder), "encoder")
         encoder = mixing.weighted_sum(shares, sent, onto=state.encoder)
         return {"encoder": encoder, "logits": cohort.scatter(state.logits, self.logits)}
 

@@ -2,19 +2,18 @@
 
 import jax
 
+from fedjax_pfl import core, trees
 from fedjax_pfl.aggregation import leaf_plan
-from fedjax_pfl.aggregation.leaf_plan import LeafPlan
 from fedjax_pfl.algorithms.common.hypernetwork import clipped
-from fedjax_pfl.core.context import Context
-from fedjax_pfl.federation.participation import Cohort
-from fedjax_pfl.training.local_sgd import Trained
-from fedjax_pfl.utils import trees
-from fedjax_pfl.utils.typing import Scalar, Stack, Tree
 
 
 def train(
-    ctx: Context, models: Stack, cohort: Cohort, momentum: Tree, clip: Scalar | float
-) -> Trained:
+    ctx: core.Context,
+    models: core.Stack,
+    cohort: core.Cohort,
+    momentum: core.Tree,
+    clip: core.Scalar | float,
+) -> core.Trained:
     """Local training whose gradients of generated leaves are clipped.
 
     Args:
@@ -27,21 +26,21 @@ def train(
     def correct(gradient, params, broadcast, client):
         some = jax.tree.map(lambda on, g: g if on else None, generated, gradient,
                             is_leaf=lambda x: x is None)  # fmt: skip
-        return leaf_plan.join(clipped(some, clip), gradient)
+        return trees.join(clipped(some, clip), gradient)
 
     options = {}
     if jax.tree.leaves(momentum):
         fresh = trees.take(ctx.initial_optimizer_state(), cohort.rows)
-        options["optimizer_state"] = leaf_plan.join(momentum, fresh)
+        options["optimizer_state"] = trees.join(momentum, fresh)
     return ctx.train(models, cohort, correct=correct, **options)
 
 
-def private(plan: LeafPlan, models: Stack) -> Stack:
+def private(plan: core.LeafPlan, models: core.Stack) -> core.Stack:
     """The leaves that are not generated, None in place of the others."""
     return plan.select(models, lambda i: not plan.compared(i))
 
 
-def lasting(plan: LeafPlan, memory: Tree) -> Tree:
+def lasting(plan: core.LeafPlan, memory: core.Tree) -> core.Tree:
     """What lasts of the local optimizers' states: that of trained leaves not generated.
 
     Optimizers keep trees like the parameters, so the path of such a leaf ends in its own.

@@ -3,11 +3,11 @@
 import jax
 import jax.numpy as jnp
 
+from fedjax_pfl import core
 from fedjax_pfl.aggregation import products
-from fedjax_pfl.utils.structs import struct
 
 
-@struct
+@core.struct
 class Prototypes:
     """A vector for each class.
 
@@ -20,7 +20,7 @@ class Prototypes:
     exist: jax.Array
 
 
-@struct
+@core.struct
 class Sums:
     """Features added up, class by class.
 

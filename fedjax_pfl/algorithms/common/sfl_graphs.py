@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_pfl.aggregation import mixing, products, similarity
+from fedjax_pfl import mixing, similarity
+from fedjax_pfl.aggregation import products
 
 # The published code's generator of a learned graph.
 WIDTH, STEEPNESS, STEPS, RATE, DECAY, LARGEST = 40, 3.0, 10, 0.01, 1e-4, 30

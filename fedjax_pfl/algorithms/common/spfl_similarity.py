@@ -5,20 +5,17 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl.aggregation import similarity
-from fedjax_pfl.aggregation.leaf_plan import LeafPlan
-from fedjax_pfl.utils.errors import require
-from fedjax_pfl.utils.typing import Stack
+from fedjax_pfl import core, similarity
 
 
-def of_stages(plan: LeafPlan, update: Stack) -> jax.Array:
+def of_stages(plan: core.LeafPlan, update: core.Stack) -> jax.Array:
     """Cosines of bodies and of heads, [N, N, 2]."""
     parts = [_cosines(plan, update, in_stage(plan, stage).__getitem__) for stage in (0, 1)]
     return jnp.stack(parts, axis=-1)
 
 
 def of_layers(
-    plan: LeafPlan, update: Stack, layers: Sequence[int], weights: Sequence[float]
+    plan: core.LeafPlan, update: core.Stack, layers: Sequence[int], weights: Sequence[float]
 ) -> jax.Array:
     """The weighted sum of the cosines of kernels of some blocks, [N, N, 1]."""
     parts = [
@@ -28,7 +25,7 @@ def of_layers(
     return sum(parts[1:], start=parts[0])[..., None]
 
 
-def in_stage(plan: LeafPlan, stage: int) -> list[bool]:
+def in_stage(plan: core.LeafPlan, stage: int) -> list[bool]:
     """Whether the server sees a leaf and it is of the body (0) or of the head (1)."""
     return [
         plan.compared(i) and (plan.blocks[block] == plan.head) == bool(stage)
@@ -36,7 +33,7 @@ def in_stage(plan: LeafPlan, stage: int) -> list[bool]:
     ]
 
 
-def compared_layers(plan: LeafPlan, stack: Stack, with_head: bool) -> list[int]:
+def compared_layers(plan: core.LeafPlan, stack: core.Stack, with_head: bool) -> list[int]:
     """The blocks with a kernel that the server sees, in the network's order."""
     leaves = jax.tree.leaves(stack)
     seen = {plan.block_of[i] for i, leaf in enumerate(leaves) if plan.compared(i) and leaf.ndim > 2}
@@ -61,5 +58,5 @@ def parse_weights(text: str) -> tuple[float, ...]:
     except (ValueError, AttributeError):
         numbers = (-1.0,)
     good = all(0 <= number < float("inf") for number in numbers) and sum(numbers) > 0
-    require(good, "layer_weights", text, "'auto' or numbers of at least 0 such as 0.5,0.3,0.2")
+    core.require(good, "layer_weights", text, "'auto' or numbers of at least 0 such as 0.5,0.3,0.2")
     return numbers

@@ -4,24 +4,23 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from fedjax_pfl.core.record import Record
-from fedjax_pfl.utils.structs import per_client, per_pair, struct
+from fedjax_pfl import core
 
 
-@struct
+@core.struct
 class States:
     """The runs of all clients as Alice: the fields of WAFFLE's `State`, Alices leading."""
 
-    server: Any = per_client()
-    private: Any = per_pair()
-    optimizer: Any = per_client()
-    control: Any = per_client()
-    controls: Any = per_pair()
-    previous: Any = per_pair()
-    before: Any = per_pair()
+    server: Any = core.per_client()
+    private: Any = core.per_pair()
+    optimizer: Any = core.per_client()
+    control: Any = core.per_client()
+    controls: Any = core.per_pair()
+    previous: Any = core.per_pair()
+    before: Any = core.per_pair()
 
 
-def joint_record(records: Record) -> Record:
+def joint_record(records: core.Record) -> core.Record:
     """One record of a round from those of all runs; leaves lead with the Alices.
 
     Copies and steps are summed. A client counts as diverged where it diverged in any run. Its loss
@@ -39,7 +38,7 @@ def joint_record(records: Record) -> Record:
     weights = records.matrices["mixing"][:, 0]
     still = ~jnp.any(weights != 0, axis=1)
     identity = jnp.eye(len(weights), dtype=weights.dtype)
-    return Record(
+    return core.Record(
         clients={name: of_client(values) for name, values in records.clients.items()},
         scalars={},
         up=jnp.sum(records.up, axis=0, dtype=jnp.int32),

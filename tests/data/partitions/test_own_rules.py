@@ -30,7 +30,7 @@ def deal_sorted(num_clients, parts=1):
 def test_a_rule_that_sees_inputs(rules):
     seen = []
 
-    @pfl.register_rule("by_value", needs_classes=False, sees_inputs=True)
+    @pfl.data.register_rule("by_value", needs_classes=False, sees_inputs=True)
     def by_value(samples, num_clients, rng, *, parts: int = 1):
         seen.append(samples)
         return Plan(deal_sorted(num_clients, parts), {"pieces": parts * num_clients})
@@ -48,7 +48,7 @@ def test_a_rule_that_sees_inputs(rules):
 
 
 def test_rules_that_do_not_ask_see_no_inputs(rules):
-    @pfl.register_rule("blind")
+    @pfl.data.register_rule("blind")
     def blind(samples, num_clients, rng):
         assert samples.inputs is None
         return Plan(lambda samples, rng: [[one] for one in np.array_split(samples.idx, 2)], {})
@@ -58,6 +58,6 @@ def test_rules_that_do_not_ask_see_no_inputs(rules):
 
 def test_a_rule_with_a_test_split_that_can_not_be():
     with pytest.raises(pfl.InputError, match=r"Unknown test_split 'offical'\. Did you mean"):
-        pfl.register_rule("mine", test_split="offical")
+        pfl.data.register_rule("mine", test_split="offical")
     with pytest.raises(pfl.InputError, match="test_fraction must be a number at least 0 and below"):
-        pfl.register_rule("mine", test_fraction=1.5)
+        pfl.data.register_rule("mine", test_fraction=1.5)

@@ -21,7 +21,7 @@ WORDS = [
 ]
 OWN = """
 import near
-from fedjax_pfl import ALGORITHMS, algorithm
+from fedjax_pfl.core import ALGORITHMS, algorithm
 
 @algorithm("mine")
 class Mine(ALGORITHMS["local"]):

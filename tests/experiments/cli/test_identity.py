@@ -151,10 +151,12 @@ def test_defaults_of_the_package_count(here, monkeypatch):
         "feddwa.top_k was 5 and is 4"
     )
     with monkeypatch.context() as patch:  # another version of the package
-        patch.setattr(pfl.ALGORITHMS["feddwa"].__init__, "__defaults__", (6, "epochs", None, False))
+        patch.setattr(
+            pfl.core.ALGORITHMS["feddwa"].__init__, "__defaults__", (6, "epochs", None, False)
+        )
         assert identity.difference(before, record(*words)) == "feddwa.top_k was 5 and is 6"
     with monkeypatch.context() as patch:
-        patch.setattr(pfl.ALGORITHMS["feddwa"], "batch_norm", "shared")
+        patch.setattr(pfl.core.ALGORITHMS["feddwa"], "batch_norm", "shared")
         changed = identity.difference(before, record(*words))
         assert changed == "feddwa.batch_norm was 'affine_shared' and is 'shared'"
     other = identity.difference(before, record("--algorithms=feddwa,fedasync"))

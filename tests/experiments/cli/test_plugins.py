@@ -252,7 +252,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl.data.partitions.rule_registry import Plan
 
 
-@pfl.register_rule("dealt_in_turn")
+@pfl.data.register_rule("dealt_in_turn")
 def dealt_in_turn(samples, num_clients, rng, *, first: int = 0):
     def deal(samples, rng):
         return [[samples.idx[(k + first) % num_clients :: num_clients]] for k in range(num_clients)]

@@ -207,8 +207,8 @@ def test_an_algorithm_has_one_style_everywhere(folder):
             for run in some:
                 wanted = plots.style(looks.number(run.algorithm))
                 assert lines[run.algorithm].get_color() == wanted["color"]
-    assert len({looks.number(name) for name in pfl.ALGORITHMS}) == len(pfl.ALGORITHMS)
-    assert looks.number("mine") == looks.number("mine") >= len(pfl.ALGORITHMS)
+    assert len({looks.number(name) for name in pfl.core.ALGORITHMS}) == len(pfl.core.ALGORITHMS)
+    assert looks.number("mine") == looks.number("mine") >= len(pfl.core.ALGORITHMS)
     assert looks.numbers(["fedavg", "feddwa", "fedavg", "feddwa"]) == [1, 3, 0, 2]
     assert looks.of_models(["global", "mine", "personalized"]) == [1, len(looks.MODELS), 0]
 

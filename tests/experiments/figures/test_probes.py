@@ -14,8 +14,9 @@ from experiments.cli.algorithms import parse_algorithms
 from experiments.figures import __main__ as figures
 from experiments.figures import cwfedavg, drawing, probes, spfl
 from experiments.figures.runs import find
-from fedjax_pfl import ALGORITHMS, Broadcast, Partition, load_dataset, save_models
+from fedjax_pfl import Broadcast, Partition, load_dataset, save_models
 from fedjax_pfl.aggregation.pairs import Pair
+from fedjax_pfl.core import ALGORITHMS
 from fedjax_pfl.results.model_files import load_models
 from fedjax_pfl.utils.errors import InputError
 

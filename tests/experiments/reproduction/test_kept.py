@@ -123,7 +123,7 @@ def test_kept_cells(tmp_path, monkeypatch):
 
     monkeypatch.setattr(run, "run", stop)
     with monkeypatch.context() as changed:
-        changed.setattr(pfl.ALGORITHMS["fedavg"], "revision", 99)
+        changed.setattr(pfl.core.ALGORITHMS["fedavg"], "revision", 99)
         with pytest.raises(Stop, match="fedavg"):  # a row of another revision is none
             call(tmp_path, "five")
     with pytest.raises(Stop, match="local"):  # nor are those of other flags
