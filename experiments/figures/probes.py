@@ -177,9 +177,11 @@ def context(federation: pfl.Federation, seed, rounds) -> pfl.Context:
 
     A schedule of the rate has ended by then, perhaps at zero: the rate is that of the last round.
     """
-    schedule = federation.lr_schedule
+    schedule = federation.training.make_lr_schedule()
     if schedule is not None:
-        federation = replace(federation, lr_schedule=lambda _, total: schedule(total - 1, total))
+        federation = federation.replace_training(
+            lr_schedule=lambda _, total: schedule(total - 1, total)
+        )
     t, key = jnp.asarray(rounds, jnp.int32), jax.random.key(seed)
     cohort = federation.participation.cohort(key, t, federation.data.ids)
     return pfl.Context(federation.begun(key), key, t, t, cohort)

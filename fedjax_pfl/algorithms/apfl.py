@@ -71,7 +71,7 @@ class Apfl(fedavg.Weighted):
 
     def check(self, federation):
         self.check_whole_models(federation)
-        if self.form == "logits" and federation.extra_loss is not None:
+        if self.form == "logits" and federation.training.extra_loss is not None:
             raise core.InputError(
                 "apfl with form='logits' has one loss of two models, which the federation's "
                 "extra_loss does not know: leave that out, or take form='parameters'."

@@ -63,7 +63,9 @@ class CwFedAvg(core.Algorithm):
         core.require(self.wdr_weight >= 0, "wdr_weight", self.wdr_weight, "at least 0")
 
     def check(self, federation):
-        if self.wdr_weight != 0 and isinstance(federation.extra_loss, training.WeightDistribution):
+        if self.wdr_weight != 0 and isinstance(
+            federation.training.extra_loss, training.WeightDistribution
+        ):
             raise core.InputError(
                 f"cwfedavg has a wdr_weight of its own, {self.wdr_weight}, and the federation adds "
                 "that regularizer to every algorithm: set one of the two to 0."

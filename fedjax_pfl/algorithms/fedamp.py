@@ -40,8 +40,8 @@ class Attentive(core.Algorithm):
 
     def remarks(self, federation):
         told = super().remarks(federation)
-        reach = float(federation.learning_rate) * self.pull
-        if reach >= 2 and isinstance(federation.optimizer, training.SGD):
+        reach = float(federation.training.learning_rate) * self.pull
+        if reach >= 2 and isinstance(federation.training.make_optimizer(), training.SGD):
             told.append(
                 f"a local step overshoots the mixture: rate x pull is {reach:.3g}, "
                 "and 1 is the whole way"

@@ -117,7 +117,7 @@ class FedProto(core.Algorithm):
     def train_then_average(self, ctx, received, prototypes) -> tuple[core.Trained, Sums]:
         """Local training, then a pass over all training samples as they are."""
         trained = ctx.train(received, extra_loss=self.pull, broadcast=prototypes)
-        federation = replace(ctx.federation, augment=None)
+        federation = ctx.federation.replace_training(augment=None)
         once = replace(federation.schedule, epochs=1, steps=None, shuffle=False, drop_last=False)
 
         def see(sums, batch, rng, broadcast, client):

@@ -103,7 +103,7 @@ def checked_init(algorithm: Algorithm, ctx: Context) -> State:
                     f"{name}.init: {field}{jax.tree_util.keystr(path)} must lead with "
                     f"{axes} client axes of {ctx.num_clients}, got {jax.numpy.shape(leaf)}."
                 )
-    if ctx.federation.keep_optimizer_state:
+    if ctx.federation.training.keep_optimizer_state:
         state = persistent_optimizers.begin(algorithm, ctx, state)
     if not any(map(_is_weak, jax.tree.leaves(state))):
         return state

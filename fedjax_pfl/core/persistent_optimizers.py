@@ -108,7 +108,8 @@ def begin(algorithm: Any, ctx: Any, state: State) -> StateWithOptimizers:
       InputError: the algorithm's local steps are its own, or the optimizer has no state, or one
         with random keys.
     """
-    federation, name = ctx.federation, algorithm.name
+    name, training = algorithm.name, ctx.federation.training
+    optimizer = optimizer_name(training.make_optimizer())
 
     def first_round():
         optimizers = Optimizers(name)
@@ -121,12 +122,12 @@ def begin(algorithm: Any, ctx: Any, state: State) -> StateWithOptimizers:
     leaves = jax.tree.leaves(phases)
     if not leaves:
         raise InputError(
-            f"keep_optimizer_state has nothing to keep: {optimizer_name(federation.optimizer)} "
-            "without momentum or the like has no state."
+            f"keep_optimizer_state has nothing to keep: {optimizer} without momentum or the "
+            "like has no state."
         )
     if any(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in leaves):
         raise InputError(
-            f"{optimizer_name(federation.optimizer)} draws from a random key in its state, which "
+            f"{optimizer} draws from a random key in its state, which "
             "can't be kept: leave keep_optimizer_state out."
         )
     zeros = {phase: _unbegun(one, ctx) for phase, one in phases.items()}

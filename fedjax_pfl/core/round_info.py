@@ -85,7 +85,7 @@ class RoundInfo:
     @property
     def learning_rate(self) -> Scalar:
         """The local learning rate of this round."""
-        return self.federation.rate(self.t, self.total)
+        return self.federation.training.rate(self.t, self.total)
 
     def key_for(self, purpose: str) -> Key:
         """The key of this round for one purpose; the same for all algorithms of a comparison."""

@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from fedjax_pfl.federation.batching import Schedule
 from fedjax_pfl.federation.client import Client
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.models.kernels.forms import by_definition
@@ -43,7 +42,7 @@ def forward_flops(federation: Federation) -> float | None:
 
 def step(federation, state, batch, key, client):
     """The state after a local step of one client."""
-    stepped = LocalStep(federation, federation.learning_rate)
+    stepped = LocalStep(federation, federation.training.learning_rate)
     return stepped(state, batch, key, None, client)
 
 
@@ -81,10 +80,13 @@ def one_client(federation: Federation) -> Federation:
         **{name: jax.tree.map(one, getattr(data, name)) for name in
            ("samples", "labels", "class_counts", "ids", "label_map")},
     )  # fmt: skip
-    schedule = Schedule(batch_size=size)
+    one_step = replace(
+        shapes.training, local_epochs=1, local_steps=None, batch_size=size, drop_last=False,
+        batch_order="shuffled", augment=None,
+    )  # fmt: skip
     return replace(
-        shapes, data=data, schedule=schedule, participation=None, execution=None,
-        eval_batch_size=size, augment=None,
+        shapes, data=data, training=one_step, participation=None, execution=None,
+        eval_batch_size=size,
     )  # fmt: skip
 
 
@@ -95,7 +97,9 @@ def step_operands(federation: Federation) -> tuple[Any, ...]:
     batch = data.fetch(data.train, 0, at, at == 0, federation.task.dtype)
     client = Client(zero, zero, zero, data.class_counts[0], zero, zero, operand=None)
     key = jax.random.key(0)
-    begun = LocalStep(federation, federation.learning_rate).begin(federation.initial_model(key))
+    begun = LocalStep(federation, federation.training.learning_rate).begin(
+        federation.initial_model(key)
+    )
     return begun, batch, key, client
 
 

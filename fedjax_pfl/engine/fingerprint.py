@@ -27,7 +27,7 @@ def fingerprint(program: Any, matrix_rounds: Sequence[int]) -> dict[str, str]:
     # How clients are run, and on which devices, changes results by rounding alone.
     data, without = federation.data, replace(federation, data=None, execution=None)
     static = f"{_plain(jax.tree.structure(without))} {data.num_classes} {data.sample_shape}"
-    rates = _hash([*jax.tree.leaves(without), federation.rate_factors(program.rounds)])
+    rates = _hash([*jax.tree.leaves(without), federation.training.rate_factors(program.rounds)])
     shapes = jax.eval_shape(lambda: federation.initial_model(jax.random.key(0)))["params"]
     how = program.adapt
     own = None if how is None else how.optimizer
@@ -39,7 +39,7 @@ def fingerprint(program: Any, matrix_rounds: Sequence[int]) -> dict[str, str]:
         "evaluation": f"{program.eval_every} {_plain(how)} {adapted} {program.scored}",
         "kept matrices": str([int(r) for r in sorted(matrix_rounds)]),
         "model or training": hashlib.sha256(
-            f"{static} {formula(federation.optimizer, shapes)}".encode()
+            f"{static} {formula(federation.training.make_optimizer(), shapes)}".encode()
         ).hexdigest(),
         "data, partition or learning rate": f"{data.content()} {rates}",
         "device": jax.devices()[0].device_kind,

@@ -11,6 +11,7 @@ from fedjax_pfl.data.federated import FederatedData, Split
 from fedjax_pfl.engine.final_models import Final
 from fedjax_pfl.execution.locations import short_locations
 from fedjax_pfl.execution.processes import readable
+from fedjax_pfl.federation.batching import IN_ORDER
 from fedjax_pfl.federation.data_sharding import on_devices
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.participation import ParticipationOptions
@@ -123,9 +124,11 @@ def score_new_clients(
     for fraction in fractions:
         fewer = with_samples(new_clients, fraction)
         for count in steps:
-            schedule = replace(fewer.schedule, steps=int(count), shuffle=True)
-            schedule.validate()
-            models = final.personalize(replace(fewer, schedule=schedule))
+            order = fewer.training.batch_order
+            order = "shuffled" if order in IN_ORDER else order
+            asked = fewer.replace_training(local_steps=int(count), batch_order=order)
+            asked.schedule.validate()
+            models = final.personalize(asked)
             marks = np.asarray(readable(scored(runs, models, new_clients)))
             values = np.asarray(objective.values(marks, np.maximum(size, 1))[headline])
             table.append(np.where(size > 0, values, np.nan))

@@ -3,7 +3,6 @@
 import inspect
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -68,12 +67,12 @@ def checked_program(
     runs = make_runs(algorithm, federation, seeds, settings)
     federation = federation.for_runs(len(runs.seed))
     _check_steps(algorithm, federation, rounds, adapt)
-    added = federation.extra_loss
+    added = federation.training.extra_loss
     if added is not None and not _uses_extra_loss(runs, federation, added):
         raise InputError(
             f"{algorithm.name} has its own local steps, to which no extra loss can be added."
         )
-    if federation.keep_optimizer_state:  # traced, so that what can't keep them is refused
+    if federation.training.keep_optimizer_state:  # traced, so that what can't keep them is refused
         jax.eval_shape(lambda *given: _first_state(*given)[-1], runs, federation)
     scored = None if score_clients is None else _scored_rows(score_clients, runs, federation)
     program = Program(runs, federation, rounds, eval_every, chunk, adapt, scored)
@@ -155,7 +154,7 @@ def _check_seeds(seeds: Sequence[int]) -> None:
 def _check_steps(algorithm, federation, rounds: int, adapt: Adaptation | None) -> None:
     """Raises `InputError` where no client would take a local step, where there are too many steps
     to count, and where the learning rate schedule has no rate for a round."""
-    federation.rate_factors(rounds)
+    federation.training.rate_factors(rounds)
     if not algorithm.has_step(federation).any():
         raise InputError(f"No client would take a local step: {_why_no_step(federation)}.")
     capacity = federation.data.train.capacity
@@ -191,7 +190,7 @@ def _uses_extra_loss(runs: Runs, federation: Federation, added: ExtraLoss) -> bo
             return added(params, batch, client, plan)
 
     def first_round(runs, federation):
-        run, ctx, state = _first_state(runs, replace(federation, extra_loss=Asked()))
+        run, ctx, state = _first_state(runs, federation.replace_training(extra_loss=Asked()))
         return checks.checked_round(run.algorithm, ctx, state)
 
     jax.eval_shape(first_round, runs, federation)

@@ -275,7 +275,5 @@ def depends_on_num_rounds(program: Program, done: int, before: int) -> bool:
     if program.runs.algorithm.depends_on_num_rounds:
         return True
     federation = program.federation
-    if federation.lr_schedule is None:
-        return False
-    one, other = (federation.rate_factors(n)[:done] for n in (before, program.rounds))
+    one, other = (federation.training.rate_factors(n)[:done] for n in (before, program.rounds))
     return not np.array_equal(one, other)

@@ -47,9 +47,9 @@ class Runs:
         rates = {name: getattr(self, name) for name in RATES}
         key = jax.random.key(self.seed)
         cohort = federation.participation.cohort(keys.derive(key, "cohort"), t, federation.data.ids)
-        begun = self._begun(federation, key)
+        begun = self._begun(federation, key).replace_training(**rates)
         knows = self.algorithm.depends_on_num_rounds
-        return Context(replace(begun, **rates), key, t, total, cohort, knows_num_rounds=knows)
+        return Context(begun, key, t, total, cohort, knows_num_rounds=knows)
 
     def begun(self, federation: Federation) -> "Runs":
         """The run with its backbone, so that rounds need not make it again."""
@@ -152,7 +152,7 @@ def remarks(
         chosen = {name: values[h] for name, values in settings.items()}
         rates = {name: np.float64(chosen[name]) for name in RATES if name in chosen}
         variant = _with_own(algorithm, chosen)
-        theirs = replace(federation, **rates)
+        theirs = federation.replace_training(**rates)
         messages.append([*variant.remarks(theirs), *variant.round_remarks(theirs, rounds)])
     common = tuple(one for one in messages[0] if all(one in some for some in messages))
     single = tuple(tuple(one for one in some if one not in common) for some in messages)
@@ -205,7 +205,7 @@ def _variant(algorithm: Algorithm, federation: Federation, chosen: dict[str, Any
     variant = _with_own(algorithm, chosen)
     variant.validate()
     variant.check(federation)
-    rates = [chosen.get(name, np.asarray(getattr(federation, name))) for name in RATES]
+    rates = [chosen.get(name, np.asarray(getattr(federation.training, name))) for name in RATES]
     seed: Any = np.uint32(0)
     rate, decay = (_strong(number, dtype) for number in check_rates(*rates))
     variant = jax.tree.map(lambda leaf: _strong(leaf, dtype), variant)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl.utils.errors import InputError, require_name
+from fedjax_pfl.utils.errors import InputError
 
 Augmentation = Callable[[jax.Array, jax.Array], jax.Array]
 
@@ -43,20 +43,10 @@ def crop_flip(key: jax.Array, images: jax.Array) -> jax.Array:
 AUGMENTATIONS: dict[str, Augmentation] = {"crop_flip": crop_flip, "flip": random_flip}
 
 
-def resolve_augmentation(
-    augment: str | Augmentation | None, sample_shape: tuple[int, ...]
-) -> Augmentation | None:
-    """The augmentation of that name, a function as it is, or None.
-
-    Raises:
-      InputError: unknown name, or samples that are no images.
-    """
-    if augment is None or callable(augment):
-        return augment
-    require_name("augmentation", augment, AUGMENTATIONS)
-    if len(sample_shape) != 3:
+def check_augmentation(augment: str | Augmentation | None, sample_shape: tuple[int, ...]) -> None:
+    """Raises `InputError` where a named augmentation is given samples that are no images."""
+    if isinstance(augment, str) and len(sample_shape) != 3:
         raise InputError(
             f"augment={augment!r} takes images [height, width, channels]; the data set's samples "
             f"have the shape {tuple(sample_shape)}."
         )
-    return AUGMENTATIONS[augment]

@@ -74,11 +74,12 @@ def federate(
         task = network
         shapes = jax.eval_shape(lambda: initial_model(task, data, jax.random.key(0), values))
     plan = given[SharingOptions].plan(shapes, order)
-    trained = training.parts(data, plan, shapes["params"], task.dtype)
+    training = training.fitted(data, plan, shapes["params"], task.dtype)
     steps = training.schedule.total_steps(np.asarray(data.train.size))
     return Federation(
         data=data if on_host else jax.device_put(data),  # see `spread`
         participation=cohorts.cohorts(data.num_clients),
+        training=training,
         network=task,
         initial_values=values if several() else jax.device_put(values),
         initial_match=match,
@@ -87,7 +88,6 @@ def federate(
         eval_batch_size=execution.eval_batch_size,
         metrics=given[ScoringOptions].chosen(task, data),
         client_names=tuple(zip(np.asarray(data.ids).tolist(), partition.names, strict=False)),
-        **trained,
     )
 
 

@@ -106,9 +106,13 @@ class Option:
         return value
 
 
-def option(default: Any, meaning: str, **more: Any) -> Any:
-    """A field of a group; `more` are other attributes of its `Option`."""
-    return field(default=default, metadata={"option": {"meaning": meaning, **more}})
+def option(default: Any, meaning: str, *, traced: bool = False, **more: Any) -> Any:
+    """A field of a group; `more` are other attributes of its `Option`.
+
+    In a group that is a `struct`, the field is part of the program unless it is `traced`.
+    """
+    metadata = {"option": {"meaning": meaning, **more}, "static": not traced}
+    return field(default=default, metadata=metadata)
 
 
 def again(group: type, name: str) -> Any:

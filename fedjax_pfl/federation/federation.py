@@ -1,14 +1,13 @@
 """The federation: task, data, local training and execution, as one pytree."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import field, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from fedjax_pfl.aggregation import planning
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan, trainable
@@ -16,12 +15,10 @@ from fedjax_pfl.aggregation.sharing import Rule
 from fedjax_pfl.data.federated import FederatedData
 from fedjax_pfl.execution.lane_assignment import assign_lanes
 from fedjax_pfl.execution.strategy import Execution
-from fedjax_pfl.federation.augmentation import Augmentation
 from fedjax_pfl.federation.batching import Schedule
 from fedjax_pfl.federation.client import Client
 from fedjax_pfl.federation.local_training import LocalTraining
 from fedjax_pfl.federation.participation import Participation
-from fedjax_pfl.federation.regularizers import ExtraLoss
 from fedjax_pfl.federation.uploads import UploadStage
 from fedjax_pfl.models.heads import HEAD, PERSONAL_HEAD, TwoHeads, check_features, two_heads
 from fedjax_pfl.models.metrics import Metric
@@ -29,7 +26,7 @@ from fedjax_pfl.models.mixtures import mixture
 from fedjax_pfl.models.pretrained import Match
 from fedjax_pfl.models.task import ForwardedBatch, Task
 from fedjax_pfl.utils import keys
-from fedjax_pfl.utils.errors import InputError, refused, require
+from fedjax_pfl.utils.errors import InputError, require
 from fedjax_pfl.utils.metric_names import Measure
 from fedjax_pfl.utils.structs import static, struct
 from fedjax_pfl.utils.typing import Tree
@@ -45,24 +42,14 @@ class Federation:
     Attributes:
       data: the clients' data, on the device.
       participation: sampling and stragglers.
-      learning_rate: local learning rate of the first round.
-      learning_rate_decay: factor by which it shrinks from one round to the next.
-      lr_schedule: `(t, total) -> factor` of the rate in round `t` (from 0) of `total`, both
-        traced, or None.
+      training: options of local training.
       network: one client's network and loss; in a run, `task`.
       initial_values: of leaves that do not begin with drawn values, by path.
       backbone: leaves that no client's model holds, as a run has them; None outside of runs.
       initial_match: what of the network is given, or None.
       plan: blocks of the model and what is shared.
-      schedule: local epochs or steps.
-      optimizer: factory `learning_rate -> optax.GradientTransformation`.
-      clip_norm: largest norm of the gradients that it sees, or None.
-      keep_optimizer_state: whether its state outlives a client's rounds.
-      batch_order: how a client's training samples lie and are drawn, see `LocalTraining`.
       execution: how the client axis is run.
       eval_batch_size: samples scored at once.
-      augment: random change of the training images, or None.
-      extra_loss: added to every client's minibatch loss, or None.
       metrics: scored beside the task's headline.
       uploads: what happens to uploads on their way to the server, or None.
       client_names: (permanent id, name) of clients that have names, such as hospitals; else empty.
@@ -70,23 +57,14 @@ class Federation:
 
     data: FederatedData
     participation: Participation
-    learning_rate: jax.Array
-    learning_rate_decay: jax.Array
+    training: LocalTraining
     network: Task = static()
     plan: LeafPlan = static()
-    schedule: Schedule = static()
-    batch_order: str = static()
-    optimizer: Callable[..., Any] = static()
     execution: Execution = static()
     eval_batch_size: int = static()
-    augment: Augmentation | None = static(default=None)
-    extra_loss: ExtraLoss | None = None
-    lr_schedule: Callable[..., Any] | None = static(default=None)
-    clip_norm: jax.Array | None = None
     initial_values: dict[str, jax.Array] = field(default_factory=dict)
     backbone: Tree = None
     initial_match: Match | None = static(default=None)
-    keep_optimizer_state: bool = static(default=False)
     metrics: tuple[Metric, ...] = static(default=())
     uploads: UploadStage | None = None
     client_names: tuple[tuple[int, str], ...] = static(default=())
@@ -138,53 +116,10 @@ class Federation:
     def num_clients(self) -> int:
         return self.data.num_clients
 
-    def rate(self, t: jax.Array, total: jax.Array) -> jax.Array:
-        """The local learning rate of round `t` of `total`; traced."""
-        decay = self.learning_rate_decay
-        rate = self.learning_rate * decay ** t.astype(decay.dtype)
-        if self.lr_schedule is None:
-            return rate
-        return rate * jnp.asarray(self.lr_schedule(t, total), rate.dtype)
-
-    def rate_factors(self, total: int) -> np.ndarray:
-        """The schedule's factors of the rate in each round, [total]; empty without a schedule.
-
-        Raises:
-          InputError: it can't be traced, or a factor is not one finite number of at least 0.
-        """
-        schedule = self.lr_schedule
-        if schedule is None:
-            return np.ones(0)
-        name, allowed = (
-            "lr_schedule",
-            "a function (t, total) -> factor of traced numbers",
-        )
-        try:
-            factors = jax.jit(jax.vmap(schedule, (0, None)))(
-                np.arange(total, dtype=np.int32), total
-            )
-        except Exception as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise InputError(f"{name} must be {allowed}: {reason}") from error
-        shape = list(factors.shape[1:])
-        require(not shape, name, f"a factor of shape {shape}", allowed)
-        bad = np.flatnonzero(~(np.isfinite(factors) & (factors >= 0)))
-        if len(bad):
-            allowed = "finite and at least 0 in each round"
-            raise refused(name, f"{factors[bad[0]]} in round {bad[0] + 1}", allowed)
-        return factors
-
-    def local_optimizer(self, learning_rate: jax.Array) -> optax.GradientTransformation:
-        """The optimizer of local steps at that rate, which clips gradients first if asked to."""
-        made = self.optimizer(learning_rate)
-        if self.clip_norm is None:
-            return made
-        return optax.chain(optax.clip_by_global_norm(self.clip_norm), made)
-
     @property
-    def training(self) -> LocalTraining:
-        """The options of local training that made it; not for use in compiled functions."""
-        return LocalTraining.of(self)
+    def schedule(self) -> Schedule:
+        """Batches of local training: epochs or steps."""
+        return self.training.schedule
 
     def with_training(self, **options: Any) -> "Federation":
         """The same data, model and clients, with other options of local training.
@@ -197,14 +132,20 @@ class Federation:
         Raises:
           InputError: no such option, or a value that is not allowed.
         """
-        order = options.get("batch_order", self.batch_order)
-        require(order == self.batch_order, "batch_order", order, f"{self.batch_order!r}, as it is")
+        own = self.training.batch_order
+        order = options.get("batch_order", own)
+        require(order == own, "batch_order", order, f"{own!r}, as it is")
         training = self.training.changed(**options).checked()
         params = jax.eval_shape(self.initial_model, jax.random.key(0))["params"]
-        changed = replace(self, **training.parts(self.data, self.plan, params, self.task.dtype))
+        training = training.fitted(self.data, self.plan, params, self.task.dtype)
+        changed = replace(self, training=training)
         return replace(
             changed, execution=assign_lanes(replace(self.execution, fill=1.0), changed.steps())
         )
+
+    def replace_training(self, **values: Any) -> "Federation":
+        """The federation with values of its training replaced, unchecked; they may be traced."""
+        return replace(self, training=replace(self.training, **values))
 
     def for_runs(self, count: int) -> "Federation":
         """The federation whose devices are shared for so many runs, as its `mesh` says.
@@ -289,7 +230,8 @@ class Federation:
 
     def penalty(self, params: Tree, batch: ForwardedBatch, client: Client) -> jax.Array | int:
         """The extra loss of one client's model on one minibatch; 0 where there is none."""
-        return 0 if self.extra_loss is None else self.extra_loss(params, batch, client, self.plan)
+        extra = self.training.extra_loss
+        return 0 if extra is None else extra(params, batch, client, self.plan)
 
     def initial_model(self, key: jax.Array) -> Tree:
         """A fresh model of one client."""

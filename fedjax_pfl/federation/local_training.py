@@ -1,18 +1,21 @@
-"""How clients train in a round: the options, and the fields of a federation made from them."""
+"""Options of local training, and what programs compute from them."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Self
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
+from flax.core import FrozenDict
 
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
 from fedjax_pfl.data.federated import FederatedData
-from fedjax_pfl.federation.augmentation import AUGMENTATIONS, Augmentation, resolve_augmentation
+from fedjax_pfl.federation.augmentation import AUGMENTATIONS, Augmentation, check_augmentation
 from fedjax_pfl.federation.batching import BATCH_ORDERS, IN_ORDER, Schedule
 from fedjax_pfl.federation.config_field import Group, Option, again, declared, option
-from fedjax_pfl.federation.function_registry import Configured, checked_options
+from fedjax_pfl.federation.function_registry import checked_options
 from fedjax_pfl.federation.lr_schedules import named_schedule
 from fedjax_pfl.federation.optimizers import (
     SGD,
@@ -21,19 +24,18 @@ from fedjax_pfl.federation.optimizers import (
     optimizer_name,
 )
 from fedjax_pfl.federation.regularizers import ExtraLoss
-from fedjax_pfl.utils.errors import InputError, require, unknown_name
+from fedjax_pfl.utils.errors import InputError, refused, require, unknown_name
+from fedjax_pfl.utils.structs import struct
 from fedjax_pfl.utils.typing import Tree
-
-if TYPE_CHECKING:
-    from fedjax_pfl.federation.federation import Federation
-
 
 PLAIN, CONSTANT = "sgd", "constant"  # the defaults
 
 
-@dataclass(frozen=True)
+@struct
 class LocalTraining(Group):
     """Local training of all clients.
+
+    A federation holds it as `federation.training`, with its numbers as arrays of the model's type.
 
     "shuffled" draws a new order of a client's samples in each epoch. "partition" keeps that of the
     partition; "by_class" takes class after class, in the client's own class order (the published
@@ -56,10 +58,10 @@ class LocalTraining(Group):
     drop_last: bool = option(Schedule.drop_last, "leave out the incomplete minibatch of an epoch")
     batch_order: str = option("shuffled", "of samples: {choices}", choices=BATCH_ORDERS)
     learning_rate: float = option(
-        0.1, "step size of local SGD in the first round", noun="a finite number of"
+        0.1, "step size of local SGD in the first round", traced=True, noun="a finite number of"
     )
     learning_rate_decay: float = option(
-        1.0, "factor on the learning rate after each round", within="(0, 1]"
+        1.0, "factor on the learning rate after each round", traced=True, within="(0, 1]"
     )
     lr_schedule: str | Callable[..., Any] = option(
         CONSTANT,
@@ -67,7 +69,7 @@ class LocalTraining(Group):
         "'warmup_cosine', or in Python a function (t, total) -> factor in round t (from 0) of "
         "total, both traced",
     )
-    lr_schedule_options: dict[str, Any] | None = option(
+    lr_schedule_options: Mapping[str, Any] | None = option(
         None, "options of a schedule given by name, such as {'final': 0.1}"
     )
     optimizer: str | Callable[..., Any] = option(
@@ -75,7 +77,7 @@ class LocalTraining(Group):
         "of local steps: 'sgd', 'adam', 'adamw' or another one that --list shows; or in Python a "
         "function of a learning rate that makes an optax optimizer",
     )
-    optimizer_options: dict[str, Any] | None = option(
+    optimizer_options: Mapping[str, Any] | None = option(
         None, "options of an optimizer given by name, such as {'b1': 0.8}"
     )
     momentum: float = again(SGD, "momentum")
@@ -83,6 +85,7 @@ class LocalTraining(Group):
     clip_norm: float | None = option(
         None,
         "largest L2 norm of a minibatch's gradient; a longer one is scaled down to it",
+        traced=True,
         within="(0, inf)",
         noun="a finite number",
     )
@@ -90,7 +93,9 @@ class LocalTraining(Group):
         False, "clients keep their optimizers' state, such as momentum, from round to round"
     )
     extra_loss: ExtraLoss | None = option(
-        None, "added to the local loss of every algorithm, such as WeightDistribution(10.0)"
+        None,
+        "added to the local loss of every algorithm, such as WeightDistribution(10.0)",
+        traced=True,
     )
     augment: str | Augmentation | None = option(
         None,
@@ -102,17 +107,17 @@ class LocalTraining(Group):
     def validate(self) -> None:
         super().validate()
         checked_options("optimizer_options", self.optimizer_options, self.optimizer)
-        check_optimizer("optimizer", self.made_optimizer())
+        check_optimizer("optimizer", self.make_optimizer())
         if self.optimizer != PLAIN:
             for name in SGD_OPTIONS:
                 if getattr(self, name):
                     raise InputError(
                         f"{name} can't be given with the optimizer "
-                        f"{optimizer_name(self.made_optimizer())}, which has its own: leave it "
+                        f"{optimizer_name(self.make_optimizer())}, which has its own: leave it "
                         "out, or give the optimizer its options."
                     )
         checked_options("lr_schedule_options", self.lr_schedule_options, self.lr_schedule)
-        schedule = self.made_schedule()
+        schedule = self.make_lr_schedule()
         if schedule is not None:
             given, allowed = type(schedule).__name__, "a name or a function (t, total) -> factor"
             require(callable(schedule), "lr_schedule", given, allowed)
@@ -126,7 +131,7 @@ class LocalTraining(Group):
             if callable(value):
                 check_hashable(name, value)
 
-    def made_optimizer(self) -> Any:
+    def make_optimizer(self) -> Any:
         """The factory of the local optimizer.
 
         Raises:
@@ -143,7 +148,7 @@ class LocalTraining(Group):
             options = own | options
         return named_optimizer(self.optimizer, options)
 
-    def made_schedule(self) -> Any:
+    def make_lr_schedule(self) -> Any:
         """The learning rate's schedule, None for a constant rate.
 
         Raises:
@@ -190,14 +195,74 @@ class LocalTraining(Group):
             fresh=self.batch_order == "fresh",
         )
 
-    def parts(
+    def rate(self, t: jax.Array, total: jax.Array) -> jax.Array:
+        """The learning rate of round `t` of `total`; traced."""
+        decay = self.learning_rate_decay
+        rate = self.learning_rate * decay ** t.astype(decay.dtype)
+        schedule = self.make_lr_schedule()
+        if schedule is None:
+            return rate
+        return rate * jnp.asarray(schedule(t, total), rate.dtype)
+
+    def rate_factors(self, total: int) -> np.ndarray:
+        """The schedule's factors of the rate in each round, [total]; empty without a schedule.
+
+        Raises:
+          InputError: it can't be traced, or a factor is not one finite number of at least 0.
+        """
+        schedule = self.make_lr_schedule()
+        if schedule is None:
+            return np.ones(0)
+        name, allowed = "lr_schedule", "a function (t, total) -> factor of traced numbers"
+        try:
+            factors = jax.jit(jax.vmap(schedule, (0, None)))(
+                np.arange(total, dtype=np.int32), total
+            )
+        except Exception as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise InputError(f"{name} must be {allowed}: {reason}") from error
+        shape = list(factors.shape[1:])
+        require(not shape, name, f"a factor of shape {shape}", allowed)
+        bad = np.flatnonzero(~(np.isfinite(factors) & (factors >= 0)))
+        if len(bad):
+            allowed = "finite and at least 0 in each round"
+            raise refused(name, f"{factors[bad[0]]} in round {bad[0] + 1}", allowed)
+        return factors
+
+    def local_optimizer(self, learning_rate: jax.Array) -> optax.GradientTransformation:
+        """The optimizer of local steps at that rate; it clips gradients first if asked to."""
+        made = self.make_optimizer()(learning_rate)
+        if self.clip_norm is None:
+            return made
+        return optax.chain(optax.clip_by_global_norm(self.clip_norm), made)
+
+    @property
+    def augmentation(self) -> Augmentation | None:
+        """The random change of training images, or None."""
+        return AUGMENTATIONS[self.augment] if isinstance(self.augment, str) else self.augment
+
+    def checked(self) -> Self:
+        """The same with values as programs need them.
+
+        Raises:
+          InputError: see `validate`.
+        """
+        made = super().checked()
+        frozen = {
+            name: FrozenDict(sorted(value.items()))
+            for name in ("optimizer_options", "lr_schedule_options")
+            if (value := getattr(made, name)) is not None
+        }
+        return replace(made, **frozen)
+
+    def fitted(
         self, data: FederatedData, plan: LeafPlan, params: Tree, dtype: str
-    ) -> dict[str, Any]:
-        """Fields of a `Federation`.
+    ) -> "LocalTraining":
+        """The same with its numbers as arrays of the model's type.
 
         Args:
-          data: of its clients.
-          plan: of its model.
+          data: of the clients.
+          plan: of the model.
           params: shapes of the trainable part of the model.
           dtype: of the model.
 
@@ -205,61 +270,20 @@ class LocalTraining(Group):
           InputError: too many steps to count, or options that do not fit the data or the model.
         """
         self.schedule.check_counts(data.train.capacity)
-        extra_loss = self.extra_loss
-        if extra_loss is not None:
-            extra_loss.check(params, plan, data.num_classes)
-            extra_loss = jax.tree.map(lambda number: np.asarray(number, dtype), extra_loss)
-        clip = self.clip_norm
-        return {
-            "learning_rate": np.asarray(self.learning_rate, dtype),
-            "learning_rate_decay": np.asarray(self.learning_rate_decay, dtype),
-            "schedule": self.schedule,
-            "batch_order": self.batch_order,
-            "optimizer": self.made_optimizer(),
-            "clip_norm": None if clip is None else np.asarray(clip, dtype),
-            "keep_optimizer_state": self.keep_optimizer_state,
-            "augment": resolve_augmentation(self.augment, data.sample_shape),
-            "extra_loss": extra_loss,
-            "lr_schedule": self.made_schedule(),
-        }
-
-    @classmethod
-    def of(cls, federation: "Federation") -> "LocalTraining":
-        """The options that made those fields."""
-        schedule, optimizer = federation.schedule, federation.optimizer
-        plain = type(optimizer) is SGD and not optimizer.nesterov
-        clip, extra = federation.clip_norm, federation.extra_loss
-        by_optimizer, its_options = _said(PLAIN if plain else optimizer)
-        by_schedule, of_schedule = _said(federation.lr_schedule or CONSTANT)
-        return cls(
-            local_epochs=schedule.epochs,
-            local_steps=schedule.steps,
-            batch_size=schedule.batch_size,
-            drop_last=schedule.drop_last,
-            batch_order=federation.batch_order,
-            learning_rate=_written(federation.learning_rate),
-            learning_rate_decay=_written(federation.learning_rate_decay),
-            lr_schedule=by_schedule,
-            lr_schedule_options=of_schedule,
-            optimizer=by_optimizer,
-            optimizer_options=its_options,
-            momentum=optimizer.momentum if plain else 0.0,
-            weight_decay=optimizer.weight_decay if plain else 0.0,
-            clip_norm=None if clip is None else _written(clip),
-            keep_optimizer_state=federation.keep_optimizer_state,
-            extra_loss=extra,
-            augment=federation.augment,
-        )
+        if self.extra_loss is not None:
+            self.extra_loss.check(params, plan, data.num_classes)
+        check_augmentation(self.augment, data.sample_shape)
+        return jax.tree.map(lambda number: np.asarray(number, dtype), self)
 
     def numbers(self) -> dict[str, Any]:
         """The numbers of `SETTABLE`, and the names of another optimizer and schedule."""
-        values = {name: getattr(self, name) for name in SETTABLE if name not in NAMES}
+        values = {name: _plain(getattr(self, name)) for name in SETTABLE if name not in NAMES}
         if self.lr_schedule != CONSTANT:
-            values["lr_schedule"] = optimizer_name(self.made_schedule())
+            values["lr_schedule"] = optimizer_name(self.make_lr_schedule())
         if self.optimizer == PLAIN and not self.optimizer_options:
             return values
         own = {name: value for name, value in values.items() if name not in SGD_OPTIONS}
-        return own | {"optimizer": optimizer_name(self.made_optimizer())}
+        return own | {"optimizer": optimizer_name(self.make_optimizer())}
 
 
 # What a run may set for one algorithm alone: numbers, booleans, and these names.
@@ -277,16 +301,9 @@ def _differ(one: Any, other: Any) -> bool:
     return type(one) is not type(other) or one != other
 
 
-def _said(function: Any) -> tuple[Any, dict[str, Any] | None]:
-    """An optimizer or schedule as (name, options) where it has a name, else as it is."""
-    if isinstance(function, Configured):
-        return function.name, dict(function.options) or None
-    return function, None
-
-
-def _written(number: Any) -> float:
-    """The shortest decimal number of its type: 0.1 for float32's 0.1."""
-    return float(str(np.asarray(number)))
+def _plain(value: Any) -> Any:
+    """A number of an array as the shortest decimal of its type: 0.1 for float32's 0.1."""
+    return float(str(value)) if isinstance(value, np.ndarray) else value
 
 
 def check_rates(rate: Any, decay: Any) -> tuple[float, float]:

@@ -1,7 +1,5 @@
 """Local steps on copies of models: before they are scored, or for clients that come late."""
 
-from dataclasses import replace
-
 import jax
 import jax.numpy as jnp
 
@@ -36,7 +34,7 @@ def adapt(
       learning_rate: the round's.
     """
     if how.optimizer is not None:
-        federation = replace(federation, optimizer=how.optimizer, clip_norm=None)
+        federation = federation.replace_training(optimizer=how.optimizer, clip_norm=None)
     rate = learning_rate
     if how.learning_rate is not None:
         rate = jnp.asarray(how.learning_rate, rate.dtype)

@@ -269,7 +269,7 @@ def run_clients(
             schedule=schedule,
             finish=finish,
             dtype=federation.task.dtype,
-            augment=federation.augment if split == "train" else None,
+            augment=federation.training.augmentation if split == "train" else None,
             together=together,
             platform=federation.execution.platform,
         ).loop()

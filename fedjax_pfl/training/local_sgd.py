@@ -143,9 +143,9 @@ def full_gradient(
       (gradients, the cohort without clients whose gradient is not finite, with one step counted for
       each minibatch).
     """
-    federation = replace(federation, augment=None)
+    federation = federation.replace_training(augment=None)
     schedule = replace(federation.schedule, epochs=1, steps=None, shuffle=False, drop_last=False)
-    local = LocalStep(federation, federation.learning_rate)
+    local = LocalStep(federation, federation.training.learning_rate)
 
     def step(total, batch: Batch, rng, broadcast, client: Client):
         gradient = local.loss_and_gradient(client.operand, batch, rng, broadcast, client).gradient

@@ -95,7 +95,7 @@ class LocalStep:
 
     def __post_init__(self) -> None:
         # Made here, so that its computations on the rate are not repeated in every step.
-        made = self.federation.local_optimizer(self.learning_rate)
+        made = self.federation.training.local_optimizer(self.learning_rate)
         object.__setattr__(self, "_optimizer", made)
 
     def begin(self, model: Tree) -> LocalState:

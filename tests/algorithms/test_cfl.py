@@ -230,7 +230,7 @@ def test_a_new_client_trains_the_best_model_of_a_cluster_in_use():
     models.sort(key=lambda model: -loss_and_gradient(model, case.x[at], case.y[at])[0])
     stacked = {"params": jax.tree.map(lambda *leaves: np.stack(leaves), *models)}
     state = replace(start, models=stacked, count=np.int32(2))  # the third, the best, is not in use
-    new = replace(new, schedule=replace(new.schedule, steps=2))
+    new = new.with_training(local_steps=2)
     made = final_in(state, chooser, left, 1).personalize(new)
     key, wanted, chosen = keys.of_round(case.key, "personalize", 0), [], []
     for row, client in enumerate((3, 4)):

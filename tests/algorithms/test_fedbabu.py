@@ -96,7 +96,7 @@ def test_new_clients_fine_tune_as_old_ones_do():
     made = jax.tree.map(lambda leaf: leaf[0], final.personalize(case.federation))
     wanted = reference(case, **TUNED)[-1]
     assert_close(made, stack(wanted["tuned"]), "new clients")
-    counted = replace(case.federation, schedule=replace(case.federation.schedule, steps=1))
+    counted = case.federation.with_training(local_steps=1)
     steps = jax.tree.map(lambda leaf: leaf[0], final.personalize(counted))
     batches = case.batches("adapt", replace(counted.schedule, shuffle=True))[-1]
     everything = list(wanted["global"])

@@ -128,7 +128,7 @@ def test_new_clients_learn_a_head_on_the_servers_body(tau, count):
 def test_new_clients_take_as_many_steps_as_are_asked_for():
     case, states, _ = rounds_of("partial-map", FINAL)
     final = final_in(states[-1], algorithm(), case.federation, case.rounds)
-    counted = replace(case.federation, schedule=replace(case.federation.schedule, steps=0))
+    counted = case.federation.with_training(local_steps=0)
     heads = final.personalize(counted)["params"]["head"]["kernel"][0]
     assert (heads == case.initial()["head"]["kernel"]).all()
 

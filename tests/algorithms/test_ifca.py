@@ -215,7 +215,7 @@ def test_a_new_client_trains_the_model_that_fits_it_best():
     case, steps = Case(), 2
     left, new = without_new_clients(case.federation, 2)
     states = states_of(algorithm(clusters=3), left, 2)
-    new = replace(new, schedule=replace(new.schedule, steps=steps))
+    new = new.with_training(local_steps=steps)
     made = final_in(states[-1], algorithm(clusters=3), left, 2).personalize(new)
     models = [jax.tree.map(lambda leaf, k=k: np.asarray(leaf[k]), states[-1].models["params"])
               for k in range(3)]  # fmt: skip

@@ -248,7 +248,7 @@ def test_running_statistics_stay_with_their_client_and_extra_losses_are_of_model
         ctx = context(federation, cohort=cohort)
         state = algorithm.init(ctx)
         after, _ = algorithm.round(ctx, state)
-        regularized = replace(federation, extra_loss=pfl.training.WeightDistribution(5.0))
+        regularized = federation.replace_training(extra_loss=pfl.training.WeightDistribution(5.0))
         new, other = (
             algorithm.personalize(ctx, after, replace(ctx, federation=fed))
             for fed in (federation, regularized)

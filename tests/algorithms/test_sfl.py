@@ -123,7 +123,7 @@ def test_a_new_client_is_held_near_those_that_share_its_labels():
     case = Case(seed=1)
     left, new = without_new_clients(case.federation, 2)
     states = states_of(algorithm(), left, 2)
-    new = replace(new, schedule=replace(new.schedule, steps=2))
+    new = new.with_training(local_steps=2)
     made = final_in(states[-1], algorithm(), left, 2).personalize(new)
     server = jax.tree.map(np.asarray, states[-1].server["params"])
     models = [jax.tree.map(lambda x, i=i: x[i], states[-1].models["params"]) for i in range(3)]

@@ -80,7 +80,7 @@ def test_frozen_leaves_have_no_optimizer_state():
         (federation.frozen("body"), [(3,), (5, 3)]),
         (federation.frozen(lambda path: path.endswith("bias")), [(5, 3), (4, 5)]),
     ):
-        begun = LocalStep(fed, fed.learning_rate).begin(model)
+        begun = LocalStep(fed, fed.training.learning_rate).begin(model)
         assert [leaf.shape for leaf in jax.tree.leaves(begun.optimizer)] == shapes
 
 

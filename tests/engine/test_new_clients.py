@@ -1,6 +1,5 @@
 """New clients, and their models after the training."""
 
-from dataclasses import replace
 from functools import cache
 
 import jax
@@ -96,7 +95,7 @@ def test_without_steps_it_is_the_global_model_and_with_steps_it_is_local_trainin
 
 
 def _steps(fed, count):
-    return replace(fed, schedule=replace(fed.schedule, steps=count))
+    return fed.with_training(local_steps=count)
 
 
 def test_fewer_samples_are_the_first_ones():

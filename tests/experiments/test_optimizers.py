@@ -58,9 +58,9 @@ def test_flags_and_python_make_the_same_federation():
         optimizer="adam", optimizer_options={"b1": 0.8}, learning_rate=0.01, lr_schedule="cosine",
         lr_schedule_options={"final": 0.1}, clip_norm=0.5, keep_optimizer_state=True,
     ).numbers()  # fmt: skip
-    assert one.clip_norm == np.float32(0.5) and one.keep_optimizer_state
-    own = federation_of("local", *GIVEN, *OWN, "--algorithms=fedavg,local")
-    assert own.optimizer == pfl.training.SGD(0.5) and own.lr_schedule is None
+    assert one.training.clip_norm == np.float32(0.5) and one.training.keep_optimizer_state
+    own = federation_of("local", *GIVEN, *OWN, "--algorithms=fedavg,local").training
+    assert own.make_optimizer() == pfl.training.SGD(0.5) and own.make_lr_schedule() is None
 
 
 @pytest.mark.parametrize(

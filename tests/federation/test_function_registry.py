@@ -18,7 +18,7 @@ def federation(**options):
 
 
 def made(**options):
-    return federation(**options).optimizer
+    return federation(**options).training.make_optimizer()
 
 
 def stepped(optimizer):
@@ -57,10 +57,10 @@ def test_other_options_come_with_another_name():
     adam = federation(optimizer="adam", optimizer_options={"b1": 0.5}, lr_schedule="cosine")
     assert adam.training.optimizer_options == {"b1": 0.5}
     assert adam.training.numbers()["optimizer"] == "adam (b1 0.5)"
-    assert adam.with_training(batch_size=2).optimizer == adam.optimizer
-    assert adam.with_training(optimizer="adam").optimizer == adam.optimizer
-    assert str(adam.with_training(optimizer="adamw").optimizer) == "adamw"
-    assert adam.with_training(lr_schedule="constant").lr_schedule is None
+    for same in ({"batch_size": 2}, {"optimizer": "adam"}):
+        assert adam.with_training(**same).training.optimizer_options == {"b1": 0.5}
+    assert adam.with_training(optimizer="adamw").training.numbers()["optimizer"] == "adamw"
+    assert adam.with_training(lr_schedule="constant").training.make_lr_schedule() is None
     assert adam.training.numbers()["lr_schedule"] == "cosine"
 
 
@@ -132,8 +132,10 @@ def test_what_can_not_be(options, message):
 )
 def test_schedules_over_four_rounds(name, options, factors):
     one = federation(lr_schedule=name, lr_schedule_options=options)
-    np.testing.assert_allclose(one.rate_factors(4), factors, 1e-6)
-    np.testing.assert_allclose(one.rate(jnp.int32(3), jnp.int32(4)), 0.1 * factors[3], 1e-6)
+    np.testing.assert_allclose(one.training.rate_factors(4), factors, 1e-6)
+    np.testing.assert_allclose(
+        one.training.rate(jnp.int32(3), jnp.int32(4)), 0.1 * factors[3], 1e-6
+    )
 
 
 def test_gradients_are_clipped_before_the_optimizer_sees_them():
@@ -151,7 +153,9 @@ def test_gradients_are_clipped_before_the_optimizer_sees_them():
     np.testing.assert_allclose(long["b"], [[4 - 0.1 * (4 / 5 + 0.5 * 4)]], 1e-6)
     short = after(jnp.array([0.3]), jnp.array([[0.4]]))
     np.testing.assert_allclose(short["a"], [2 - 0.1 * (0.3 + 0.5 * 2)], 1e-6)
-    assert one.training.clip_norm == 1 and one.with_training(clip_norm=None).clip_norm is None
+    assert (
+        one.training.clip_norm == 1 and one.with_training(clip_norm=None).training.clip_norm is None
+    )
 
 
 def test_functions_of_ones_own_have_names():
@@ -167,8 +171,8 @@ def test_functions_of_ones_own_have_names():
         assert options_of(halved) == {"part": 0.5}
         options = {"optimizer_options": {"part": 0.1}, "lr_schedule_options": {"every": 1}}
         one = federation(optimizer="halved_sgd", lr_schedule="steps", **options)
-        np.testing.assert_allclose(stepped(one.optimizer), [-0.005, -0.03], 1e-6)
-        np.testing.assert_allclose(one.rate_factors(3), [1, 0.1, 0.01], 1e-6)
+        np.testing.assert_allclose(stepped(one.training.make_optimizer()), [-0.005, -0.03], 1e-6)
+        np.testing.assert_allclose(one.training.rate_factors(3), [1, 0.1, 0.01], 1e-6)
         with pytest.raises(pfl.InputError, match="optimizer 'halved_sgd' is registered already"):
             pfl.training.register_optimizer("halved_sgd")(steps)
     finally:

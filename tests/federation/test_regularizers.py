@@ -170,8 +170,8 @@ def test_a_model_without_a_classifier_is_refused():
 def test_the_penalty_of_no_extra_loss_is_nothing():
     federation = toy_federation()
     assert federation.penalty(None, None, None) == 0
-    assert replace(federation, extra_loss=WDR).extra_loss.weight == 10
-    assert np.asarray(toy_federation(extra_loss=WDR).extra_loss.weight).dtype == np.float64
+    assert federation.replace_training(extra_loss=WDR).training.extra_loss.weight == 10
+    assert np.asarray(toy_federation(extra_loss=WDR).training.extra_loss.weight).dtype == np.float64
 
 
 PARAMS = {"a": {"w": np.array([1.0, -2.0, 4.0])}, "b": {"w": np.array([[0.5, 3.0]])}}

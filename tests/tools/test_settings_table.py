@@ -72,7 +72,7 @@ def test_presets_can_be_built(name, small):
     args, federation = experiment.args, experiment.federation
     assert federation.num_clients == args.num_clients
     assert federation.participation.cohort_size == round(args.participation * args.num_clients)
-    assert (federation.augment is not None) == ("cifar10" in name and "waffle" in name)
+    assert (federation.training.augment is not None) == ("cifar10" in name and "waffle" in name)
     assert federation.schedule.shuffle == (not name.startswith("plga"))
 
 

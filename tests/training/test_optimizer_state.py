@@ -151,7 +151,7 @@ def test_rates_follow_a_schedule_over_the_whole_simulation():
         rate = case.rates[t] * (1 - 0.25 * t / case.rounds)  # beside the exponential decay
         models = [sgd(models[i], batches[t][i], case.x, case.y, rate) for i in range(5)]
         assert_models(states[t + 1].models, models, f"round {t + 1}")
-    factors = toy_federation(lr_schedule=cosine).rate_factors(4)
+    factors = toy_federation(lr_schedule=cosine).training.rate_factors(4)
     np.testing.assert_allclose(factors, (1 + np.cos(np.pi * np.arange(4) / 4)) / 2, 1e-6)
 
 

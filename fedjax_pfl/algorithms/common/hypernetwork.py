@@ -89,7 +89,7 @@ def learnt_embeddings(
 
     start = {**private, "params": {"embedding": embedding, "private": private["params"]}}
     # `objective` has the extra loss already: it is of models, and "params" here are not.
-    learning = replace(ctx, federation=replace(federation, extra_loss=None))
+    learning = replace(ctx, federation=federation.replace_training(extra_loss=None))
     learnt = learning.train(
         core.Broadcast(start), ctx.everyone(), purpose="personalize", cursor=None,
         objective=objective, correct=correct,

@@ -142,7 +142,7 @@ def test_an_error_in_a_neighbour_names_its_line(neighbours):
 
 
 def test_files_that_registered_other_algorithms_are_not_an_algorithms(tmp_path):
-    text = "from fedjax_pfl import ALGORITHMS, algorithm\n\n@algorithm('{0}')\n"
+    text = "from fedjax_pfl.core import ALGORITHMS, algorithm\n\n@algorithm('{0}')\n"
     text += "class Own(ALGORITHMS['fedavg']):\n    pass\n"
     for name in ("one", "two"):
         (tmp_path / f"{name}.py").write_text(text.format(name))

@@ -194,7 +194,9 @@ def test_the_further_epoch_has_the_last_rate_of_a_schedule(found):
     federation = probes.federation_of(found["main", "local"])
     begun = federation.with_training(lr_schedule="cosine", learning_rate=0.1)
     ctx = probes.context(begun, 0, 5)
-    np.testing.assert_allclose(ctx.learning_rate, 0.1 * begun.rate_factors(5)[4], rtol=1e-6)
+    np.testing.assert_allclose(
+        ctx.learning_rate, 0.1 * begun.training.rate_factors(5)[4], rtol=1e-6
+    )
 
 
 def test_the_file_that_frozen_leaves_began_with(found, tmp_path):
