@@ -56,6 +56,7 @@ class CwFedAvg(Algorithm):
         last model is kept.
     """
 
+    reads = "everyone"
     absent_kept = False  # every client is re-initialised in each round
     needs_classes = True
 

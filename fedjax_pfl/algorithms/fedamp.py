@@ -34,6 +34,8 @@ class Attentive(Algorithm):
     A subclass is a struct with the fields named here.
     """
 
+    reads = "others"
+
     sigma: float
     pull: float
     start: Literal["own", "cloud"]

@@ -55,6 +55,7 @@ class FedFomo(Algorithm):
         to its "start" s_i, as the published code does.
     """
 
+    reads = "others"
     validates = True
 
     downloads: int = static(default=4)

@@ -28,6 +28,10 @@ class Local(Algorithm):
 
     who: Literal["everyone", "drawn"] = static(default="everyone")
 
+    @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
+    def reads(self) -> str:
+        return "everyone" if self.who == "everyone" else "cohort"
+
     def remarks(self, federation):
         part = federation.participation
         sampled = part.cohort_size < federation.num_clients or not part.punctual

@@ -63,6 +63,8 @@ class PFedLA(Algorithm):
       embedding_size, hidden_size: d and h.
     """
 
+    reads = "others"
+
     hypernetwork_rate: float = 1.0
     weighting: Literal["softmax", "relu_norm"] = static(default="softmax")
     grouping: Literal["blocks", "stages", "model"] = static(default="blocks")

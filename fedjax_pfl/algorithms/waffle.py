@@ -76,6 +76,10 @@ class Waffle(ForAlice, scaffold.Scaffold):
     control_update: Literal["rebased", "literal"] = static(default="rebased")
     distance: Literal["update", "gradient"] = static(default="update")
 
+    @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
+    def reads(self) -> str:
+        return "everyone" if self.everyone else "cohort"
+
     def validate(self):
         super().validate()
         require(not self.everyone or self.alice == 0, "alice", self.alice, "absent with everyone")
