@@ -46,6 +46,7 @@ class Apple(core.Algorithm):
         code), of which w_i is at first an average of unrelated networks.
     """
 
+    reads = "everyone"  # models of any client are downloaded
     depends_on_num_rounds = True  # the penalty's schedule
     row_stochastic = False  # relations are free real numbers (section 3.2)
 

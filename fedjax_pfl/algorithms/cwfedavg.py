@@ -48,6 +48,7 @@ class CwFedAvg(core.Algorithm):
         last model is kept.
     """
 
+    reads = "everyone"
     absent_kept = False  # every client is re-initialised in each round
     needs_classes = True
 

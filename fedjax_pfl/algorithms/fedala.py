@@ -54,6 +54,10 @@ class FedALA(fedavg.FedAvg):
     who: Literal["everyone", "selected"] = core.static(default="everyone")
 
     @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
+    def reads(self) -> str:
+        return "everyone" if self.who == "everyone" else "cohort"
+
+    @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
     def absent_kept(self) -> bool:
         return self.who == "selected"
 

@@ -27,6 +27,8 @@ class Attentive(core.Algorithm):
     A subclass is a struct with the fields named here.
     """
 
+    reads = "others"
+
     sigma: float
     pull: float
     start: Literal["own", "cloud"]

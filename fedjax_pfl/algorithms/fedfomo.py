@@ -49,6 +49,7 @@ class FedFomo(core.Algorithm):
         to its "start" s_i, as the published code does.
     """
 
+    reads = "others"
     validates = True
 
     downloads: int = core.static(default=4)

@@ -50,6 +50,7 @@ class Ifca(core.Algorithm):
         which looks at test labels (the published code on MNIST and CIFAR-10).
     """
 
+    models_read_samples = True  # the choice of a cluster
     batch_norm = "shared"
     sees = "sums"
     channels = ("the choice of a cluster",)

@@ -24,6 +24,10 @@ class Local(core.Algorithm):
 
     who: Literal["everyone", "drawn"] = core.static(default="everyone")
 
+    @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
+    def reads(self) -> str:
+        return "everyone" if self.who == "everyone" else "cohort"
+
     def remarks(self, federation):
         part = federation.participation
         sampled = part.cohort_size < federation.num_clients or not part.punctual

@@ -34,6 +34,7 @@ class PerFedAvgAsync(FedAvgAsync):
       local_updates: steps on each minibatch, each with a new gradient.
     """
 
+    reads = "others"
     row_stochastic = False  # the rest of a row is the weight of earlier uploads
 
     local_updates: int = core.static(default=2)

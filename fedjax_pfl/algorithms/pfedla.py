@@ -60,6 +60,8 @@ class PFedLA(core.Algorithm):
       embedding_size, hidden_size: d and h.
     """
 
+    reads = "others"
+
     hypernetwork_rate: float = 1.0
     weighting: Literal["softmax", "relu_norm"] = core.static(default="softmax")
     grouping: Literal["blocks", "stages", "model"] = core.static(default="blocks")

@@ -63,6 +63,10 @@ class PFedMe(fedavg.Weighted):
     weighting: Literal["size", "uniform"] = core.static(default="size")
     who: Literal["everyone", "drawn"] = core.static(default="everyone")
 
+    @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
+    def reads(self) -> str:
+        return "everyone" if self.who == "everyone" else "cohort"
+
     def validate(self):
         core.require(self.pull >= 0, "pull", self.pull, "at least 0")
         core.require(self.decay >= 0, "decay", self.decay, "at least 0")

@@ -47,6 +47,7 @@ class Sfl(core.Algorithm):
       learned_share: part of the fitted graph in "learned".
     """
 
+    reads = "everyone"
     batch_norm = "shared"
     absent_kept = False  # the server spreads all models over the graph in every round (section 4)
 

@@ -5,7 +5,7 @@ fields are traced, so that they can be swept inside one compiled program, unless
 """
 
 from dataclasses import fields, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,8 @@ from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.structs import Broadcast
 from fedjax_pfl.utils.typing import Model, PerClient, Rows, Stack, State
+
+Reads: TypeAlias = Literal["cohort", "others", "everyone"]
 
 
 class Algorithm:
@@ -46,6 +48,10 @@ class Algorithm:
         secure aggregation gives them), or single "models".
       channels: what members tell the server beside their uploads (`Context.upload`), such as
         ("class counts",). Noise and compression of uploads do not reach it.
+      reads: whose state and samples a round needs: those of the "cohort"; also the state of
+        "others", which functions of `mixing` and `similarity` take block by block; or those of
+        "everyone". The last is refused with client_state="host".
+      models_read_samples: whether `models` needs training samples of its clients.
       needs_classes: whether it uses the class of each sample; a federation whose samples have
         none, as in a regression, is refused.
     """
@@ -63,6 +69,8 @@ class Algorithm:
     depends_on_num_rounds: ClassVar[bool] = False
     sees: ClassVar[Literal["nothing", "sums", "models"]] = "models"
     channels: ClassVar[tuple[str, ...]] = ()
+    reads: ClassVar[Reads] = "cohort"
+    models_read_samples: ClassVar[bool] = False
 
     def sharing(self) -> Rule:
         """The rule of shared leaves where it depends on static hyperparameters; else `share`."""

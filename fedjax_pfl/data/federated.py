@@ -25,7 +25,7 @@ class Split:
     """Which samples of the pool each client holds, for one of train, validation and test.
 
     Attributes:
-      index: int32 [total], pool indices, client after client.
+      index: int32 [total], pool indices, client after client; None if it stays on the host.
       offset: int32 [N], where each client's part of `index` begins.
       size: int32 [N], samples of each client.
       capacity: the largest size (at least 1).
@@ -176,7 +176,13 @@ class FederatedData:
         return self.batch(row, pool, valid, dtype, augment)
 
     def places(self, split: Split, row: Scalar | int, positions: jax.Array) -> jax.Array:
-        """Where the pool has a client's samples at `positions` [B] within its part of a split."""
+        """Where the pool has a client's samples at `positions` [B] within its part of a split.
+
+        Raises:
+          NotHere: the samples of this split are not on the device.
+        """
+        if split.index is None:
+            raise NotHere("Fetched: samples of a split that is not on the device.")
         return _taken(split.index, _taken(split.offset, row) + positions)
 
     def batch(

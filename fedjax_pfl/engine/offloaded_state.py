@@ -1,93 +1,94 @@
 """A simulation whose clients keep their state in host memory: `client_state="host"`.
 
-The design. A round under sampling needs the rows of its cohort alone, M of N. Then
+A round under sampling needs the rows of its cohort only, M of N.
 
-- every leaf [N, ...] that clients keep (`structs.per_client`) lies in a `HostStore`, but for those
-  of a few numbers a client, which stay on the device, with what the server and pairs of clients
-  keep. Of stacks that `ctx.replicate` made, one row is on the host until others are written;
-- cohorts depend on the seed and the round alone, so the host knows the next one. While a round
-  runs, it reads that one's rows and samples; of clients that are in both, the program takes the
-  rows that the round has just made (`host_programs.merged`). Then, while the next round runs, the
-  host writes those to the store;
-- the program of a round is that of `program._advance`, with rows [M, ...] in place of stacks
-  [N, ...]. An algorithm sees them as `trees.Fetched`: `cohort.gather` and `scatter` work. What is
-  compared with, or mixed from, other clients' models reads these block by block while it runs
-  (`aggregation.streamed`, `host_reads`), and whatever else needs other rows fails while it is
-  traced. Nothing is declared, and nothing can be computed from less than it needs: an algorithm
-  that trains all clients, or changes their models, is refused;
-- samples lie on the host too, and go with the rows (`HostData`); local training and scoring ask
-  `FederatedData.check_there`;
-- of several processes each keeps the rows (`SharedStore`) and samples (`federation.at_home`) of its
-  own clients. A cohort's meet on the devices (`execution.combining`), and rows come back whole to
-  every process, which writes its own;
-- models are scored, and returned, by blocks of as many clients as a program with all state scores
-  at a time (`host_blocks`). What all these programs need is found by tracing (`host_needs`).
+- Every leaf [N, ...] that clients keep (`structs.per_client`) is in a `HostStore`, except those of
+  a few numbers a client, which stay on the device, like the state of the server and of pairs of
+  clients. Of stacks that `ctx.replicate` made, the host has one row until others are written.
+- Cohorts depend on the seed and the round only, so the host knows the next one. While a round
+  runs, it reads that one's rows and samples; of clients that are in both, `_merged` takes the rows
+  that the round has just made. The host writes those to the store while the next round runs.
+- Rounds and models are made by the functions of `program`, with rows [M, ...] in place of stacks
+  [N, ...] (`state_sharding.PartialStates`). An algorithm sees these as `trees.Fetched`:
+  `cohort.gather` and `scatter` work. Whose rows a round needs is declared by the algorithm
+  (`Algorithm.reads`): one that compares with other clients' models reads these block by
+  block while it runs (`aggregation.streamed`, `state_store.Reader`), and one that trains or changes
+  all clients is refused. Whatever is not declared fails while it is traced: nothing is computed
+  from fewer rows than it needs.
+- Samples are on the host too, and go with the rows (`HostData`).
+- Of several processes each keeps the rows and samples (`process_local_data`) of its own clients. A
+  cohort's meet on the devices (`execution.combining`), and rows come back whole to every process,
+  which writes its own.
+- Models are scored, and returned, by blocks of as many clients as a program with all state scores
+  at a time.
 
 Results have the same bits as with all state on the device where clients run one after the other
 (`client_execution="map"`), and their checkpoints can be continued either way.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from fedjax_pfl.engine import host_blocks as blocks
-from fedjax_pfl.engine import host_lowering, host_reads, host_store, memory
-from fedjax_pfl.engine import host_programs as programs
-from fedjax_pfl.engine.host_needs import TracedProgram
-from fedjax_pfl.engine.host_programs import Layout
-from fedjax_pfl.engine.host_shares import SharedStore
-from fedjax_pfl.engine.host_store import BLOCK, HostStore, whole_leaves
-from fedjax_pfl.engine.lowered import Lowered
-from fedjax_pfl.engine.program import Chunk, Program
-from fedjax_pfl.execution.combining import on_hosts
-from fedjax_pfl.execution.mesh import RUNS
+from fedjax_pfl.engine import memory, state_store
+from fedjax_pfl.engine.offloaded_needs import ONE_ROUND, OffloadedNeeds, first_leaves, scores
+from fedjax_pfl.engine.program import Chunk, Program, advance, models
+from fedjax_pfl.engine.runs import over_runs
+from fedjax_pfl.engine.state_sharding import Layout, PartialStates, unsharded_metrics
+from fedjax_pfl.engine.state_store import BLOCK, Address, HostStore, restored_leaves
+from fedjax_pfl.execution.combining import combined, on_hosts
+from fedjax_pfl.execution.mesh import AXIS, RUNS, place, rows_of
 from fedjax_pfl.execution.processes import of_processes, readable, several
 from fedjax_pfl.federation.data_sharding import on_devices
 from fedjax_pfl.federation.federation import Federation
-from fedjax_pfl.federation.process_local_data import process_local
-from fedjax_pfl.utils.typing import Device, Stack, State
+from fedjax_pfl.federation.process_local_data import on_all_devices, process_local
+from fedjax_pfl.utils.errors import InputError
+from fedjax_pfl.utils.structs import Broadcast
+from fedjax_pfl.utils.typing import Stack, State
 
 
-class OffloadedStates(NamedTuple):
+class HostStates(NamedTuple):
     """The states of all runs.
 
     Attributes:
-      layout: see `Layout`.
-      kept: leaves on the device, [R, ...].
+      layout: which leaves are in the store.
+      device: the leaves on the device, [R, ...].
       store: the others.
     """
 
     layout: Layout
-    kept: list[Any]
+    device: list[Any]
     store: HostStore
 
     def whole(self) -> State:
         """All of it, leaves [R, N, ...], on the host."""
         saved = self.saved(everywhere=True)
         trees = {name: jax.tree.leaves(readable(tree)) for name, tree in saved.items()}
-        return jax.tree.unflatten(self.layout.tree, map(np.asarray, whole_leaves(trees)))
+        return jax.tree.unflatten(self.layout.tree, map(np.asarray, restored_leaves(trees)))
 
     def saved(self, everywhere: bool = False) -> dict[str, Any]:
-        """The leaves by name; of those on the host, the rows that some round has written.
+        """The leaves by name; of those in the store, the rows that some round has written.
 
         Of several processes the first one has these rows, the others only if `everywhere`.
         """
-        touched, rows = self.store.saved(everywhere)
-        trees = {"states": self.layout.joined(self.kept, rows)}
+        written, rows = self.store.read_written(everywhere)
+        trees = {"states": self.layout.joined(self.device, rows)}
         if rows:
             places = np.flatnonzero(self.layout.hosted).astype(np.int32)
-            trees["hosted"] = [touched, places, np.int32(self.store.clients)]
+            trees["hosted"] = [written, places, np.int32(self.store.clients)]
             trees["first"] = self.store.first
         return trees
 
 
-class _Fetched(NamedTuple):
-    """The input of a round: its cohort's clients [R, M], their rows, and their samples."""
+class _Cohort(NamedTuple):
+    """The input of a round: its clients [R, M], their rows, and the federation with samples."""
 
     clients: np.ndarray
     rows: list[Any]
@@ -95,95 +96,112 @@ class _Fetched(NamedTuple):
 
 
 @dataclass(frozen=True)
-class OffloadedProgram(TracedProgram):
-    """A program whose per-client state lies on the host.
+class OffloadedProgram(OffloadedNeeds):
+    """A program whose per-client state is on the host.
 
     Attributes:
       folder: where a file may be made, or None for the system's.
-      limit: bytes of what clients keep that memory may hold.
+      limit: bytes of clients' state that memory may hold.
     """
 
     folder: Path | None = None
     limit: float = float("inf")
 
-    def lowered(self, devices: Sequence[Device]) -> Lowered:
-        """See `Program.lowered`."""
-        return host_lowering.lowered(self, devices)
+    def _put_rows(self, leaves: list[np.ndarray]) -> list[jax.Array]:
+        """Rows [R, K, ...] of a store; each of several processes gives its own."""
+        if several():
+            return jax.block_until_ready(combined(leaves, self.mesh, RUNS, AXIS))
+        return self.put(leaves, RUNS, AXIS)
 
-    def start(self) -> OffloadedStates:
+    def _with_samples(self, clients: np.ndarray, splits: tuple, most: int) -> Federation:
+        """The federation with samples of some clients; each of several processes gives its own."""
+        data = self.data.of(clients, splits, most)
+        if self.data.own is None:
+            return replace(self.shell, data=self.put(data))
+        others = self.put(replace(data, samples=None, labels=None))
+        both = on_all_devices(data, self.data.own)
+        data = replace(others, samples=both.samples, labels=both.labels)
+        return replace(self.shell, data=jax.block_until_ready(data))
+
+    # Rounds.
+
+    def start(self) -> HostStates:
         """The states before the first round.
 
         Raises:
           OutputError: there is no room for a file that is needed.
         """
-        kept, first = programs.first_leaves(
+        device, first = first_leaves(
             self.runs, self.shell, np.int32(self.rounds), layout=self.layout
         )
-        members = self.federation.participation.cohort_size * self.rounds
+        written = self.federation.participation.cohort_size * self.rounds
         clients = self.federation.num_clients
-        make = SharedStore if several() else HostStore
-        store = make(on_hosts(first), clients, members, self.folder, self.limit)
-        return OffloadedStates(self.layout, kept, store)
+        store = HostStore(on_hosts(first), clients, written, self.folder, self.limit)
+        return HostStates(self.layout, device, store)
 
-    def advance(self, states: OffloadedStates, t: int, length: int) -> Chunk:
+    def advance(self, states: HostStates, t: int, length: int) -> Chunk:
         """See `Program.advance`."""
         with of_processes():
-            return self._advance(states, t, length)
+            return self._advance(states, t, length) if length else self._compiled(states, t)
 
-    def _advance(self, states: OffloadedStates, t: int, length: int) -> Chunk:
-        kept, store = states.kept, states.store
-        at = host_reads.address(store, self.num_runs)
-        measured, matrices, waiting = [], None, None
-        coming = self._fetched(store, self._cohorts(t))
-        if length == 0:
-            return self._compiled(states, coming)
+    def _compiled(self, states: HostStates, t: int) -> Chunk:
+        """Compiles the programs and runs no round."""
+        with self._as_declared():
+            chunk = self._round(states, self._fetched(states.store, self._cohorts(t)), t, 0)
+            states = states._replace(device=chunk.states.device)
+            if self.scored != ():
+                self._scores(states, t, blocks=1)
+        return Chunk(states, {**chunk.buffers, "scores": self.unscored}, chunk.matrices)
+
+    def _advance(self, states: HostStates, t: int, length: int) -> Chunk:
+        store, waiting, measured, matrices = states.store, None, [], None
+        cohort = self._fetched(store, self._cohorts(t))
         for now in range(t, t + length):
             following = self._cohorts(now + 1) if now + 1 < t + length else None
-            if self.reads and waiting is not None:
-                store.put(*waiting)
+            if waiting is not None and self.runs.algorithm.reads == "others":
+                store.write(*waiting)
                 waiting = None
-            numbers = np.int32(now), np.int32(1), np.int32(self.rounds)
-            kept, rows, one, matrices = programs.one_round(
-                kept, coming.rows, self.runs, at, coming.federation, *numbers, layout=self.layout
-            )
+            after, buffers, matrices = self._round(states, cohort, now, 1)
+            states = states._replace(device=after.device)
             if waiting is not None:  # the rows of the round before, while this one runs
-                store.put(*waiting)
-            waiting = coming.clients, rows
-            scores = self.unscored
+                store.write(*waiting)
+            waiting, scored = (cohort.clients, after.rows), self.unscored
             if (now + 1) % self.eval_every == 0 or now + 1 == self.rounds:
-                store.put(*waiting)
-                waiting = None
-                scores = blocks.scores(self, kept, store, now)
+                store.write(*waiting)
+                waiting, scored = None, self._scores(states, now)
             if following is not None:
-                coming = self._fetched(store, following, waiting)
+                cohort = self._fetched(store, following, waiting)
             if several() and waiting is not None:  # now: later programs would come in between
                 waiting = waiting[0], on_hosts(waiting[1])
-            measured.append({**one, "scores": scores})
+            measured.append({**buffers, "scores": {n: x[:, None] for n, x in scored.items()}})
         if waiting is not None:
-            store.put(*waiting)
-        jax.block_until_ready(kept)
-        buffers = jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *measured)
-        return Chunk(OffloadedStates(self.layout, kept, store), buffers, matrices)
+            store.write(*waiting)
+        jax.block_until_ready(states.device)
+        measured, matrices = readable((measured, matrices))
+        whole = [unsharded_metrics(one, matrices, self.federation) for one in measured]
+        buffers = jax.tree.map(
+            lambda *leaves: np.concatenate(leaves, axis=1), *(one for one, _ in whole)
+        )
+        return Chunk(states, buffers, whole[0][1])
 
-    def _compiled(self, states: OffloadedStates, coming: _Fetched) -> Chunk:
-        """No round: the programs are compiled, and the measurements have their structure alone."""
-        operands = self.round_operands(coming.federation)
-        given = (states.kept, coming.rows, *operands[2:])
-        compiled = programs.one_round.lower(*given, layout=self.layout)
-        compiled.compile()
-        _, _, one, matrices = compiled.out_info
-        if self.scored != ():
-            blocks.scores(self, states.kept, states.store, 0, blocks=1)
-        measured = {**one, "scores": self.unscored}
-        buffers = jax.tree.map(lambda s: np.zeros((s.shape[0], 0, *s.shape[1:]), s.dtype), measured)
-        return Chunk(states, buffers, matrices)
+    def _round(self, states: HostStates, cohort: _Cohort, t: int, length: int) -> Chunk:
+        """One round or none, of a cohort whose rows are donated; it may still run."""
+        rows = self._partial(states, cohort.rows, cohort.clients.shape[1])
+        numbers = map(np.int32, (t, length, self.rounds, self.eval_every))
+        return advance(rows, self.runs, cohort.federation, *numbers, **ONE_ROUND)
+
+    def _partial(self, states: HostStates, rows: list[Any], clients: int) -> PartialStates:
+        """What programs get of the states, with rows [R, K, ...] of so many clients."""
+        store = np.full(self.num_runs, states.store.number, np.int32)
+        address = Address(store, np.arange(self.num_runs, dtype=np.int32))
+        return PartialStates(states.device, rows, address, self.layout, clients)
 
     def _cohorts(self, t: int) -> np.ndarray:
         """int32 [R, M], the clients of each run's cohort."""
-        return np.asarray(readable(programs.cohorts(self.runs, self.shell, np.int32(t))))
+        return np.asarray(readable(_cohorts(self.runs, self.shell, np.int32(t))))
 
-    def _fetched(self, store: HostStore, clients: np.ndarray, waiting: Any = None) -> _Fetched:
-        """Rows and samples of a round's clients, on the device or on the way there.
+    def _fetched(self, store: HostStore, clients: np.ndarray, waiting: Any = None) -> _Cohort:
+        """A round's input, on the devices or on the way there.
 
         Args:
           waiting: (clients [R, M], rows [R, M, ...]) that a round has made and the store does not
@@ -193,67 +211,157 @@ class OffloadedProgram(TracedProgram):
         if waiting is not None:
             same = clients[:, :, None] == waiting[0][:, None, :]
             skip, at = same.any(-1), np.where(same.any(-1), same.argmax(-1), -1).astype(np.int32)
-        rows = store.take(clients, skip)
-        data = self.data.of(clients, self.round_splits, self.members)
-        if several():  # what they exchange must not meet what the round does
+        rows = store.read(clients, skip)
+        if several():  # what processes exchange must not meet what the round does
             jax.block_until_ready(() if waiting is None else waiting[1])
-        rows = self.put_rows(rows)
+        rows = self._put_rows(rows)
         if waiting is not None:
-            rows = programs.merged(rows, waiting[1], at, mesh=programs.mesh(self.federation))
+            rows = _merged(rows, waiting[1], at, mesh=self.mesh)
         if several():
             jax.block_until_ready(rows)
-        return _Fetched(clients, rows, replace(self.shell, data=self.put_data(data)))
+        return _Cohort(clients, rows, self._with_samples(clients, self.round_splits, self.members))
 
-    def models(self, states: OffloadedStates, t: Any, rows: np.ndarray) -> dict[str, Any]:
+    @contextmanager
+    def _as_declared(self) -> Iterator[None]:
+        """Programs are traced inside.
+
+        Raises:
+          InputError: they need rows or samples that the algorithm does not declare.
+        """
+        try:
+            yield
+        except (TypeError, AttributeError, ValueError) as error:
+            if "Fetched" not in str(error):
+                raise
+            own = type(self.runs.algorithm).name or type(self.runs.algorithm).__name__
+            raise InputError(
+                f"{own} needs models, other state or samples that its class attribute `reads` "
+                f"does not declare ({error}): take client_state='device'."
+            ) from error
+
+    # Models and scores, by blocks of clients.
+
+    def _by_blocks(
+        self,
+        fn: Callable[..., Any],
+        states: HostStates,
+        t: int,
+        clients: np.ndarray,
+        splits: tuple,
+        **options: Any,
+    ) -> Iterator[Any]:
+        """Results of a program for blocks of `clients` [K], on the host; one block is ahead.
+
+        The last block is filled up with copies of its last client.
+        """
+        width, ahead = self.width, None
+        for start in range(0, len(clients), width):
+            at = clients[np.minimum(np.arange(start, start + width), len(clients) - 1)]
+            rows = states.store.read(np.broadcast_to(at, (self.num_runs, width)))
+            block = self._partial(states, self._put_rows(rows), width)
+            federation = self._with_samples(at, splits, width)
+            numbers = np.int32(t), np.int32(self.rounds)
+            result = fn(block, self.runs, federation, *numbers, at, **options)
+            if several():  # what the next block exchanges must not meet what this one does
+                jax.block_until_ready(result)
+            if ahead is not None:
+                yield jax.device_get(ahead)
+            ahead = readable(result)
+        if ahead is not None:
+            yield jax.device_get(ahead)
+
+    def _scores(
+        self, states: HostStates, t: int, blocks: int | None = None
+    ) -> dict[str, np.ndarray]:
+        """Scores [R, N] after round `t`; of the first blocks only, if so many are asked for."""
+        result = {name: nobody.copy() for name, nobody in self.unscored.items()}
+        everyone = range(self.federation.num_clients)
+        clients = np.asarray(everyone if self.scored is None else self.scored, np.int32)
+        clients = clients if blocks is None else clients[: blocks * self.width]
+        parts = self._by_blocks(scores, states, t, clients, self.scored_splits, extra=self.adapt)
+        for number, part in enumerate(parts):
+            at = clients[number * self.width : (number + 1) * self.width]
+            for name, value in part.items():
+                result[name][:, at] = value[:, : len(at)]
+        return result
+
+    def models(self, states: HostStates, t: int, rows: np.ndarray) -> dict[str, Any]:
         """See `Program.models`; on the host."""
-        return blocks.models(self, states.kept, states.store, t, rows)
+        rows = np.asarray(rows, np.int32)
+        parts = list(self._by_blocks(models, states, t, rows, self.model_splits))
 
-    def personalize(self, states: OffloadedStates, t: Any, new_clients: Federation) -> Stack:
-        """See `Program.personalize`; for this alone all state and samples go to the device."""
+        def one(*models):
+            if isinstance(models[0], Broadcast):
+                return models[0]
+            return jax.tree.map(lambda *xs: np.concatenate(xs, axis=1)[:, : len(rows)], *models)
+
+        return {name: one(*(part[name] for part in parts)) for name in parts[0]}
+
+    def personalize(self, states: HostStates, t: int, new_clients: Federation) -> Stack:
+        """See `Program.personalize`; all state and samples go to the device for it."""
         everything = replace(self, federation=on_devices(self.federation))
         return Program.personalize(everything, states.whole(), t, new_clients)
 
-    def whole(self, states: OffloadedStates) -> State:
+    def whole(self, states: HostStates) -> State:
         """See `Program.whole`."""
         return states.whole()
 
-    def of_clients(self, states: OffloadedStates) -> OffloadedStates:
-        """The states as they are: no row of them fills up."""
+    def of_clients(self, states: HostStates) -> HostStates:
+        """The states as they are: no row of them is filled up."""
         return states
 
     # Checkpoints.
 
-    def saved(self, states: OffloadedStates) -> dict[str, Any]:
+    def saved(self, states: HostStates) -> dict[str, Any]:
         """See `Program.saved`."""
         return states.saved()
 
-    def restored(
-        self, trees: Mapping[str, list[np.ndarray]], like: OffloadedStates
-    ) -> OffloadedStates:
+    def restored(self, trees: Mapping[str, list[np.ndarray]], like: HostStates) -> HostStates:
         """See `Program.restored`."""
         begun, places = self.start(), np.flatnonzero(self.layout.hosted)
         if "hosted" in trees and [*trees["hosted"][1]] == [*places]:
-            leaves, touched = trees["states"], np.asarray(trees["hosted"][0])
-            for start in range(0, len(touched), BLOCK):
-                at = touched[start : start + BLOCK]
+            leaves, written = trees["states"], np.asarray(trees["hosted"][0])
+            for start in range(0, len(written), BLOCK):
+                at = written[start : start + BLOCK]
                 values = [leaves[place][:, start : start + BLOCK] for place in places]
-                begun.store.put(np.broadcast_to(at, (self.num_runs, len(at))), values)
+                begun.store.write(np.broadcast_to(at, (self.num_runs, len(at))), values)
         else:
-            leaves = whole_leaves(trees)
-            begun.store.put_changed([leaves[place] for place in places])
-        kept = [x for x, hosted in zip(leaves, self.layout.hosted, strict=True) if not hosted]
-        return OffloadedStates(self.layout, self.put(kept, RUNS), begun.store)
+            leaves = restored_leaves(trees)
+            begun.store.write_changed([leaves[place] for place in places])
+        device = [x for x, hosted in zip(leaves, self.layout.hosted, strict=True) if not hosted]
+        return begun._replace(device=self.put(device, RUNS))
 
 
 def offloaded_program(program: Program, folder: Path | None = None) -> OffloadedProgram:
-    """The same simulation with what clients keep in host memory.
+    """The same simulation with per-client state in host memory.
 
     Raises:
-      InputError: it can't be; see `OffloadedProgram.check`.
+      InputError: the algorithm or the participation does not allow it.
     """
     fields = {name: getattr(program, name) for name in Program.__dataclass_fields__}
     fields["federation"] = replace(program.federation, data=process_local(program.federation.data))
-    limit = (memory.physical() or float("inf")) * host_store.MEMORY
+    limit = (memory.physical() or float("inf")) * state_store.MEMORY
     moved = OffloadedProgram(**fields, folder=folder, limit=limit)
     moved.check()
     return moved
+
+
+@jax.jit
+def _cohorts(runs, federation, t):
+    def drawn(run, federation, t):
+        return run.context(federation, t, t).cohort.rows
+
+    return over_runs(drawn, runs, federation, t)
+
+
+@partial(jax.jit, static_argnames=("mesh",), donate_argnums=(0,))
+def _merged(coming, done, at, mesh):
+    """Rows [R, M, ...] with those that the round before has made, where `at` [R, M] is no -1."""
+    coming, done = rows_of((coming, done), mesh, at.shape[1], RUNS, AXIS)
+
+    def one(new, made, at):
+        known = (at >= 0).reshape(at.shape + (1,) * (new.ndim - 1))
+        return jnp.where(known, made[jnp.maximum(at, 0)], new)
+
+    merged = jax.tree.map(lambda new, made: jax.vmap(one)(new, made, at), coming, done)
+    return place(merged, mesh, RUNS, AXIS)

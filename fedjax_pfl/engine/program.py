@@ -2,7 +2,8 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,24 +17,26 @@ from fedjax_pfl.core import checks, persistent_optimizers
 from fedjax_pfl.core.context import Context
 from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.engine.evaluation import evaluate, named_models
-from fedjax_pfl.engine.host_store import whole_leaves
 from fedjax_pfl.engine.lowered import Lowered
 from fedjax_pfl.engine.memory import BESIDE, Memory, nbytes, peak
 from fedjax_pfl.engine.runs import Runs, over_runs
 from fedjax_pfl.engine.state_sharding import (
+    closed,
     is_filled,
+    opened,
     placed,
     placed_measured,
-    unfilled,
     unsharded_metrics,
     unsharded_states,
 )
-from fedjax_pfl.execution.mesh import described_devices, sharing
-from fedjax_pfl.execution.processes import gather_to_host, of_processes, readable
+from fedjax_pfl.engine.state_store import Address, Reader, restored_leaves
+from fedjax_pfl.execution.mesh import described_devices, mesh_of, sharing
+from fedjax_pfl.execution.processes import gather_to_host, of_processes, readable, several
+from fedjax_pfl.execution.strategy import Execution
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.utils.structs import Broadcast
-from fedjax_pfl.utils.typing import Device, Rows, Stack, State, Tree
+from fedjax_pfl.utils.typing import Device, Rows, Scalar, Stack, State, Tree
 
 
 class Chunk(NamedTuple):
@@ -80,35 +83,22 @@ class Program:
     def memory(self) -> Memory | None:
         """Estimated from the traced program; nothing is compiled.
 
-        None, with a warning, where this version of JAX has other internals, which the estimate
-        reads.
+        None, with a warning, where this version of JAX has other internals.
         """
         total = np.int32(self.rounds)
         shapes = jax.eval_shape(_start, self.runs, self.federation, total)
         states = placed(shapes, self.federation)
-        traced = _advance.trace(*self._operands(states, 0, 0), **self._options)
-        execution = self.federation.execution
-        devices, platform = execution.devices, execution.platform
-        held = nbytes(states, platform)
-        data, pool = self.federation.data, 0
+        traced = advance.trace(*self._operands(states, 0, 0), **self._options)
+        execution, data, pool = self.federation.execution, self.federation.data, 0
+        platform = execution.platform
         if data.shards > 1:  # the other arrays are whole on every device
             parts = (data.train.index, data.validation.index, data.test.index)
             pool = nbytes((data.samples, data.labels, parts), platform)
         data = (nbytes(self.federation, platform) - pool) * execution.all_devices
         data += pool * execution.runs
-        try:
-            jaxpr = traced.jaxpr.jaxpr
-            owned = frozenset(jaxpr.invars[: len(jax.tree.leaves(states))])
-            most = peak(jaxpr, owned, devices, platform)
-        except Exception as error:
-            warnings.warn(
-                f"The memory that this takes can't be estimated with JAX {jax.__version__} "
-                f"({type(error).__name__}: {error}), so it is not checked.",
-                stacklevel=2,
-            )
-            return None
-        working = round((most - held) * BESIDE.get(platform, 1))
-        return Memory(data=data, state=held, working=working)
+        held = nbytes(states, platform)
+        working = working_bytes(traced, len(jax.tree.leaves(states)), held, execution)
+        return None if working is None else Memory(data=data, state=held, working=working)
 
     def start(self) -> State:
         """The states before the first round, leaves [R, ...]."""
@@ -131,7 +121,7 @@ class Program:
             states = at(home, jax.eval_shape(_start, runs, federation, total))
             states = placed(states, self.federation)
             start = _start.trace(runs, federation, total)
-            rounds = _advance.trace(states, runs, federation, *numbers, **self._options)
+            rounds = advance.trace(states, runs, federation, *numbers, **self._options)
             return Lowered(start.lower(), rounds.lower(), self.memory(), self.federation)
 
     def advance(self, states: State, t: int, length: int) -> Chunk:
@@ -143,7 +133,7 @@ class Program:
           LostProcess: another process of this program has ended.
         """
         with of_processes():
-            chunk = _advance(*self._operands(states, t, length), **self._options)
+            chunk = advance(*self._operands(states, t, length), **self._options)
             buffers, matrices = readable((chunk.buffers, chunk.matrices))
             measured = unsharded_metrics(buffers, matrices, self.federation)
             return jax.block_until_ready(Chunk(chunk.states, *measured))
@@ -151,7 +141,7 @@ class Program:
     def models(self, states: State, t: int, rows: np.ndarray) -> dict[str, Stack | Broadcast]:
         """Models of the clients `rows` [k] after round `t`: see `Final.models`."""
         numbers = np.int32(t), np.int32(self.rounds)
-        return readable(_models(states, self.runs, self.federation, *numbers, rows))
+        return readable(models(states, self.runs, self.federation, *numbers, rows))
 
     def personalize(self, states: State, t: int, new_clients: Federation) -> Stack:
         """Models of new clients after round `t`: see `Final.personalize`."""
@@ -176,7 +166,7 @@ class Program:
 
     def restored(self, trees: Mapping[str, list[np.ndarray]], like: State) -> State:
         """The states of a checkpoint, from the leaves of `saved`, with the structure of `like`."""
-        leaves = whole_leaves(trees)
+        leaves = restored_leaves(trees)
         if self.federation.execution.all_devices == 1:
             leaves = [jax.device_put(leaf) for leaf in leaves]
         return placed(jax.tree.unflatten(jax.tree.structure(like), leaves), self.federation)
@@ -205,49 +195,96 @@ def _start(runs: Runs, federation: Federation, total) -> State:
     return placed(over_runs(begin, runs, federation, total), federation)
 
 
-def measured_round(run: Runs, ctx: Context, state: State) -> tuple[State, dict[str, Tree], Tree]:
-    """(state after the round, what its record says of it, its matrices) of one run."""
-    state, record = checks.checked_round(run.algorithm, ctx, state)
-    names = ("clients", "scalars", "up", "down")
-    return state, {name: getattr(record, name) for name in names}, record.matrices
+def round_context(
+    run: Runs,
+    federation: Federation,
+    t: Scalar,
+    total: Scalar,
+    address: Address | None = None,
+    clients: Rows | None = None,
+) -> Context:
+    """The context of one run's round.
+
+    Args:
+      address: where rows of state are read that are not on the device; None where all are there.
+      clients: those whose rows and samples are on the device then, by default the cohort.
+    """
+    ctx = run.context(federation, t, total)
+    if address is None:
+        return ctx
+    data = replace(ctx.federation.data, there=ctx.cohort.rows if clients is None else clients)
+    # Of several devices of a process the first one reads; several processes have some rows each.
+    execution = federation.execution
+    mesh = mesh_of(execution.devices, execution.runs) if execution.devices > 1 else mesh_of(1)
+    reader = None if several() else Reader(address, mesh)
+    return replace(ctx, federation=replace(ctx.federation, data=data), reader=reader)
 
 
 @partial(jax.jit, static_argnames=("capacity", "extra", "scored"), donate_argnums=(0,))
-def _advance(states, runs, federation, t, length, total, eval_every, capacity, extra, scored):
+def advance(states, runs, federation, t, length, total, eval_every, capacity, extra, scored):
     """The compiled program, see `Program.advance`."""
 
     @traced_once
-    def one_round(run, state, federation, now, total, eval_every):
+    def one_round(run, state, address, federation, now, total, eval_every):
         """(state after round `now`, its measurements, its matrices) of one run."""
-        ctx = run.context(federation, now, total)
-        with sharing(federation.execution):
-            state, kept, matrices = measured_round(run, ctx, state)
+        ctx = round_context(run, federation, now, total, address)
+        with sharing(federation.execution) if address is None else nullcontext():
+            state, record = checks.checked_round(run.algorithm, ctx, state)
         own = persistent_optimizers.own(state)
         due = ((now + 1) % eval_every == 0) | (now + 1 == total)
         measure = traced_once(partial(evaluate, run.algorithm, ctx, own, extra, scored))
         unscored = partial(filled, jax.eval_shape(measure), jnp.nan)
         with jax.named_scope("evaluation"):
             scores = lax.cond(due, measure, unscored)
-        return state, kept | {"scores": scores}, matrices
+        measured = {name: getattr(record, name) for name in ("clients", "scalars", "up", "down")}
+        return state, measured | {"scores": scores}, record.matrices
 
     def chunk(operand, federation, t, length, total, eval_every):
-        run, state = operand
+        run, state, address = operand
         run = run.begun(federation)
-        _, kept, matrices = jax.eval_shape(one_round, run, state, federation, t, total, eval_every)
+
+        def step(state, now):
+            return one_round(run, state, address, federation, now, total, eval_every)
 
         def body(i, carry):
             state, buffers, _ = carry
-            state, kept, matrices = one_round(run, state, federation, t + i, total, eval_every)
-            buffers = jax.tree.map(lambda buffer, new: buffer.at[i].set(new), buffers, kept)
+            state, measured, matrices = step(state, t + i)
+            buffers = jax.tree.map(lambda buffer, new: buffer.at[i].set(new), buffers, measured)
             return state, buffers, matrices
 
-        first = (state, filled(kept, 0, (capacity,)), filled(matrices, 0))
-        with jax.named_scope("rounds[1]"):  # of one round is told what it takes
+        _, measured, matrices = jax.eval_shape(step, state, t)
+        first = (state, filled(measured, 0, (capacity,)), filled(matrices, 0))
+        with jax.named_scope("rounds[1]"):  # cost tools report numbers of one round
             return lax.fori_loop(0, length, body, first)
 
-    numbers, states = (t, length, total, eval_every), unfilled(states, federation)
-    states, buffers, matrices = over_runs(chunk, (runs, states), federation, *numbers)
-    return Chunk(placed(states, federation), *placed_measured(buffers, matrices, federation))
+    numbers, operands = (t, length, total, eval_every), (runs, *opened(states, federation))
+    state, buffers, matrices = over_runs(chunk, operands, federation, *numbers)
+    buffers, matrices = placed_measured(buffers, matrices, federation)
+    return Chunk(closed(state, states, federation), buffers, matrices)
+
+
+def working_bytes(traced: Any, owned: int, held: int, execution: Execution) -> int | None:
+    """Estimated bytes of a traced program beside its inputs.
+
+    Args:
+      owned: how many of its inputs, the first ones, it may use up.
+      held: bytes of these.
+
+    Returns:
+      None, with a warning, where this version of JAX has other internals.
+    """
+    try:
+        jaxpr = traced.jaxpr.jaxpr
+        inputs = frozenset(jaxpr.invars[:owned])
+        most = peak(jaxpr, inputs, execution.devices, execution.platform)
+    except Exception as error:
+        warnings.warn(
+            f"The memory that this takes can't be estimated with JAX {jax.__version__} "
+            f"({type(error).__name__}: {error}), so it is not checked.",
+            stacklevel=3,
+        )
+        return None
+    return round(max(most - held, 0) * BESIDE.get(execution.platform, 1))
 
 
 def at(sharding: Sharding | None, tree: Tree) -> Tree:
@@ -261,23 +298,18 @@ def filled(shapes: Tree, value, lead: tuple[int, ...] = ()) -> Tree:
     return jax.tree.map(lambda s: jnp.full((*lead, *s.shape), value, s.dtype), shapes)
 
 
-def with_adapted(algorithm: Algorithm, ctx: Context, named: dict[str, Any], rows: Rows):
-    """Models by name, the personalized ones adapted where that belongs to the algorithm."""
-    own = algorithm.adaptation()
-    if own is None:
-        return named
-    return {**named, "personalized": ctx.adapt(named["personalized"], rows, own)}
-
-
 @jax.jit
-def _models(states, runs, federation, t, total, rows):
+def models(states, runs, federation, t, total, rows):
     def models_of(operand, federation, t, total, rows):
-        run, state = operand
-        ctx = run.context(federation, t, total)
+        run, state, address = operand
+        ctx = round_context(run, federation, t, total, address, rows)
         named = named_models(run.algorithm, ctx, persistent_optimizers.own(state), rows)
-        return with_adapted(run.algorithm, ctx, named, rows)
+        own = run.algorithm.adaptation()
+        if own is None:
+            return named
+        return {**named, "personalized": ctx.adapt(named["personalized"], rows, own)}
 
-    operands = runs, unfilled(states, federation)
+    operands = runs, *opened(states, federation)
     return over_runs(models_of, operands, federation, t, total, rows)
 
 
@@ -288,5 +320,5 @@ def _personalize(states, runs, federation, new_clients, t, total):
         ctx, new = (run.context(fed, t, total) for fed in (federation, new_clients))
         return run.algorithm.personalize(ctx, persistent_optimizers.own(state), new)
 
-    operands = runs, unfilled(states, federation)
+    operands = runs, opened(states, federation)[0]
     return over_runs(personalize, operands, federation, new_clients, t, total)

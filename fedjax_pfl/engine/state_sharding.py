@@ -1,21 +1,87 @@
-"""What a simulation's program is given and returns: its clients' axes are filled up on devices.
+"""The forms of states and measurements between programs: sharded, padded, or of some clients only.
 
-Inside a program states and measurements are those of the N clients; where it begins and ends they
-lie on the devices that share the clients, with as many rows on each (`mesh.place`). On the host, in
-results and in checkpoints, there are N again.
+Inside a program states and measurements are those of N clients. Between programs they are on the
+devices that share the clients, padded so that each device has as many rows (`mesh.place`), and of
+`PartialStates` the devices have the rows of some clients. On the host, in results and in
+checkpoints, there are N rows again.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from fedjax_pfl.engine.state_store import Address
 from fedjax_pfl.execution.mesh import AXIS, RUNS, mesh_of, place, rows_of
 from fedjax_pfl.federation.federation import Federation
-from fedjax_pfl.utils.structs import by_field
+from fedjax_pfl.utils.structs import by_field, static, struct
 from fedjax_pfl.utils.typing import State, Tree
 
 MEASURED = ("scores", "clients", "up", "down")  # of every client, in every round
+
+
+class Layout(NamedTuple):
+    """Which leaves of a state are in a `HostStore`; the same for all runs.
+
+    Attributes:
+      tree: structure of the state.
+      hosted: for each leaf.
+    """
+
+    tree: Any
+    hosted: tuple[bool, ...]
+
+    def joined(self, device: Sequence[Any], rows: Sequence[Any]) -> State:
+        """The state of the leaves on the device, and of those in the store, in their order."""
+        here, there = iter(device), iter(rows)
+        leaves = [next(there if hosted else here) for hosted in self.hosted]
+        return jax.tree.unflatten(self.tree, leaves)
+
+    def parted(self, state: State) -> tuple[list[Any], list[Any]]:
+        """The reverse of `joined`."""
+        leaves = list(zip(jax.tree.leaves(state), self.hosted, strict=True))
+        return [x for x, hosted in leaves if not hosted], [x for x, hosted in leaves if hosted]
+
+
+@struct
+class PartialStates:
+    """States of all runs of which the devices have the rows of some clients only.
+
+    Attributes:
+      device: the leaves that are there as a whole, [R, ...].
+      rows: of the other leaves the rows of some clients, [R, K, ...].
+      address: where a program reads other clients' rows.
+      layout: which leaves these are.
+      clients: K.
+    """
+
+    device: list[Any]
+    rows: list[Any]
+    address: Address
+    layout: Layout = static()
+    clients: int = static()
+
+
+def opened(states: Tree, federation: Federation) -> tuple[State, Address | None]:
+    """(states without padding, where to read rows that are not there) in a traced function."""
+    if not isinstance(states, PartialStates):
+        return unfilled(states, federation), None
+    execution = federation.execution
+    mesh = mesh_of(execution.devices, execution.runs)
+    rows = rows_of(states.rows, mesh, states.clients, RUNS, AXIS)
+    return states.layout.joined(states.device, rows), states.address
+
+
+def closed(state: State, like: Tree, federation: Federation) -> Tree:
+    """The reverse of `opened`, in the form of the states `like`."""
+    if not isinstance(like, PartialStates):
+        return placed(state, federation)
+    execution = federation.execution
+    mesh = mesh_of(execution.devices, execution.runs)
+    device, rows = like.layout.parted(state)
+    return replace(like, device=place(device, mesh, RUNS), rows=place(rows, mesh, RUNS, AXIS))
 
 
 def placed(states: State, federation: Federation) -> State:

@@ -49,7 +49,8 @@ class HostData:
           rows: int [any], the clients, in any order; they may repeat.
           most: how many different clients there may be.
         """
-        rows, pools, held, parts, start = np.unique(rows), [], [], {}, 0
+        rows, pools, held, start = np.unique(rows), [], [], 0
+        parts = {name: replace(self.shell.split(name), index=None) for name in SPLITS}
         here = rows[self.own[rows]] if self.own is not None else rows
         for name in splits:
             size, room = self.size[name][rows], self.most(name, most)
@@ -63,7 +64,7 @@ class HostData:
                 pool[part] = self.index[name][first : first + self.size[name][row]]
                 mine[part] = True
             index = np.arange(start, start + room, dtype=np.int32)
-            parts[name] = replace(self.shell.split(name), index=index, offset=offset)
+            parts[name] = replace(parts[name], index=index, offset=offset)
             pools.append(pool)
             held.append(mine)
             start += room

@@ -8,11 +8,10 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.aggregation import streamed
-from fedjax_pfl.engine import host_needs, host_reads, offloaded_state, request
-from fedjax_pfl.engine import host_programs as programs
+from fedjax_pfl.engine import offloaded_needs, offloaded_state, request
 from fedjax_pfl.engine.checkpoints import Checkpoints
-from fedjax_pfl.engine.host_store import HostStore
 from fedjax_pfl.engine.memory_fit import fit_memory
+from fedjax_pfl.engine.state_store import Address, HostStore, Reader
 from fedjax_pfl.execution.mesh import mesh_of
 from fedjax_pfl.testing.toys import toy_federation
 from fedjax_pfl.utils import trees
@@ -25,7 +24,7 @@ OPTIONS = {"seeds": (0, 3), "eval_every": 2, "matrix_rounds": (1, 4), "chunk": 3
 @pytest.fixture(autouse=True)
 def everything_on_the_host(monkeypatch):
     """Toys are so small that their state would stay on the device."""
-    monkeypatch.setattr(host_needs, "SMALL", 8)
+    monkeypatch.setattr(offloaded_needs, "SMALL", 8)
 
 
 def federation(where, **options):
@@ -40,7 +39,7 @@ def run(name, where, federated=None, settings=None, **options):
 
 
 def whole(states):
-    return states.whole() if isinstance(states, offloaded_state.OffloadedStates) else states
+    return states.whole() if isinstance(states, offloaded_state.HostStates) else states
 
 
 def assert_same(a, b, tolerance=0):
@@ -149,7 +148,7 @@ PLACES = [  # of the first round, the next two and the last two
 @pytest.mark.parametrize("places", PLACES)
 def test_a_run_goes_on_in_another_place_with_the_same_bits(tmp_path, places):
     expected = run("ditto", "device")
-    assert not isinstance(expected.final.states, offloaded_state.OffloadedStates)
+    assert not isinstance(expected.final.states, offloaded_state.HostStates)
     for (where, mesh), rounds in zip(places, (1, 3, ROUNDS), strict=True):
         kept = Checkpoints(tmp_path, every_seconds=1e9)
         stop = test_resume.stops_after(2 if rounds > 1 else 1)
@@ -157,7 +156,7 @@ def test_a_run_goes_on_in_another_place_with_the_same_bits(tmp_path, places):
         result = run("ditto", where, {"mesh": mesh}, **given)
         kept.close()
         assert result.rounds == rounds
-        assert isinstance(result.final.states, offloaded_state.OffloadedStates) == (where == "host")
+        assert isinstance(result.final.states, offloaded_state.HostStates) == (where == "host")
         if where == "host":
             assert 0 < result.final.states.store.written.sum() < 2 * result.num_clients
     assert not result.stopped
@@ -167,13 +166,17 @@ def test_a_run_goes_on_in_another_place_with_the_same_bits(tmp_path, places):
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [
-        ("sfl", {}, "sfl needs models or other state of clients that do not take part, in a"),
-        pytest.param("apple", {}, "apple needs models or other state", marks=pytest.mark.thorough),
+        (
+            "sfl",
+            {},
+            "sfl needs models, other state or samples of clients that do not take part in a",
+        ),
+        pytest.param("apple", {}, "apple needs models", marks=pytest.mark.thorough),
         pytest.param("spfl", {}, "spfl needs ", marks=pytest.mark.thorough),
-        ("cwfedavg", {}, "cwfedavg needs models or other state"),
-        ("local", {}, "local needs models or other state.*'device', or local.who=drawn"),
+        ("cwfedavg", {}, "cwfedavg needs models"),
+        ("local", {}, "local needs models.*'device', or local.who=drawn"),
         ("fedala", {}, "fedala needs .*or fedala.who=selected"),
-        ("pfedme", {}, "pfedme needs samples.*take client_state='device', or pfedme.who=drawn"),
+        ("pfedme", {}, "pfedme needs .*take client_state='device', or pfedme.who=drawn"),
         ("fedavg", {"participation": 1.0}, "these are all clients: take a participation below 1"),
     ],
 )
@@ -185,14 +188,13 @@ def test_what_needs_all_clients_is_refused_before_anything_is_compiled(name, opt
 def test_a_program_that_reads_others_rows_is_known():
     """And no plan is made of it: other tests run programs that do not read."""
     program = request.checked_program(pfl.make_algorithm("fedamp"), federation("host"))
-    assert program.reads
     with pytest.raises(pfl.InputError, match="A plan does not count the models of other clients"):
         program.lowered(jax.devices()[:1])
 
 
 def test_processes_do_not_read_others_rows(monkeypatch):
-    monkeypatch.setattr(programs, "several", lambda: True)
-    with pytest.raises(pfl.InputError, match="fedamp needs models or other state"):
+    monkeypatch.setattr(offloaded_needs, "several", lambda: True)
+    with pytest.raises(pfl.InputError, match="fedamp needs models"):
         request.checked_program(pfl.make_algorithm("fedamp"), federation("host", devices=2))
 
 
@@ -214,15 +216,14 @@ def test_each_run_reads_its_own_rows():
     store = HostStore(first, 6, 6)
     everyone = np.broadcast_to(np.arange(6), (2, 6))
     wide = np.arange(36, dtype=np.float32).reshape(2, 6, 3)
-    store.put(everyone[:, 1:], [wide[:, 1:], np.zeros((2, 5), np.int16)])
+    store.write(everyone[:, 1:], [wide[:, 1:], np.zeros((2, 5), np.int16)])
     shapes = [jax.ShapeDtypeStruct((2, 3), jnp.float32)]
 
     @jax.jit
     def read(at, rows):
-        return jax.vmap(lambda at: host_reads.Reader(at, mesh_of(1))((0,), shapes, rows)[0])(at)
+        return jax.vmap(lambda at: Reader(at, mesh_of(1))((0,), shapes, rows)[0])(at)
 
-    at = host_reads.address(store, 2)
-    assert host_reads.address(store, 2).store[0] == at.store[0]
+    at = Address(np.full(2, store.number, np.int32), np.arange(2, dtype=np.int32))
     result = read(at, jnp.array([0, 4], jnp.int32))
     np.testing.assert_array_equal(result, np.stack([0 * wide[:, 0], wide[:, 4]], axis=1))
 
@@ -250,11 +251,11 @@ def test_auto_moves_state_to_the_host_where_it_does_not_fit(monkeypatch):
     assert estimate.total < needs
     used_up = []
 
-    def peak(jaxpr, owned, *_):
+    def working(traced, owned, held, execution):
         used_up.append(bool(owned))
         return 0
 
-    monkeypatch.setattr(host_needs, "peak", peak)
+    monkeypatch.setattr(offloaded_needs, "working_bytes", working)
     moved.memory()
     assert used_up == [True, False]  # a round uses its rows up, scoring does not
     asked = federation("device", **many)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from experiments import run
-from fedjax_pfl.engine import host_store
+from fedjax_pfl.engine import state_store
 
 from .conftest import drawing
 from .test_faults import limited, said
@@ -75,7 +75,7 @@ def test_a_disk_that_fills_up(whole, tmp_path, monkeypatch, capsys):
     """Rows are in a file, in which the clients of the higher numbers have no room."""
     folder = tmp_path / "out"
     with monkeypatch.context() as patch, limited(400_000):
-        patch.setattr(host_store, "MEMORY", 0)
+        patch.setattr(state_store, "MEMORY", 0)
         assert call(folder) == 1
     error = said(capsys)
     assert "What clients keep can't be written to " in error and "File too large." in error

@@ -1,0 +1,293 @@
+"""What a simulation whose clients keep their state on the host needs: rows, samples, memory.
+
+An algorithm declares whose rows a round reads (`Algorithm.reads`), and fields of its state
+declare which leaves clients keep. Nothing here is compiled.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any, NamedTuple, get_args, get_type_hints
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, SingleDeviceSharding
+
+from fedjax_pfl.core import checks, persistent_optimizers
+from fedjax_pfl.engine.evaluation import score_rows
+from fedjax_pfl.engine.lowered import HostCosts, Lowered
+from fedjax_pfl.engine.memory import Memory, nbytes
+from fedjax_pfl.engine.program import Program, advance, at, begin, round_context, working_bytes
+from fedjax_pfl.engine.runs import over_runs
+from fedjax_pfl.engine.state_sharding import Layout, PartialStates, opened
+from fedjax_pfl.engine.state_store import Address
+from fedjax_pfl.execution.mesh import AXIS, RUNS, described_devices, mesh_of, place
+from fedjax_pfl.execution.processes import count, several
+from fedjax_pfl.federation.federation import Federation
+from fedjax_pfl.federation.host_data import HostData
+from fedjax_pfl.utils.errors import InputError
+from fedjax_pfl.utils.structs import by_field
+from fedjax_pfl.utils.typing import Device, State, Tree
+
+ONE_ROUND = {"capacity": 1, "extra": None, "scored": ()}  # static arguments of its program
+SMALL = 4096  # bytes of a client's row of a leaf that stays on the device
+
+
+class _Traced(NamedTuple):
+    """A program traced with shapes.
+
+    Attributes:
+      program: the traced program.
+      states: its first operand.
+      federation: with samples of as many clients as it has.
+      samples: these.
+    """
+
+    program: Any
+    states: PartialStates
+    federation: Federation
+    samples: Tree
+
+
+@dataclass(frozen=True)
+class OffloadedNeeds(Program):
+    """A program of which the state and samples of some clients are on the devices at a time."""
+
+    @cached_property
+    def shapes(self) -> State:
+        total = np.int32(self.rounds)
+
+        def first(runs, federation):
+            return jax.vmap(partial(begin, federation=federation, total=total))(runs)
+
+        return jax.eval_shape(first, self.runs, self.federation)
+
+    @cached_property
+    def layout(self) -> Layout:
+        def hosted(value: Tree, axes: int) -> Tree:
+            def one(leaf):
+                row = leaf.size // max(self.num_runs * self.federation.num_clients, 1)
+                known = not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
+                return axes == 1 and known and row * leaf.dtype.itemsize > SMALL
+
+            return jax.tree.map(one, value)
+
+        flags = by_field(hosted, self.shapes)
+        return Layout(jax.tree.structure(self.shapes), tuple(jax.tree.leaves(flags)))
+
+    @cached_property
+    def data(self) -> HostData:
+        return HostData(self.federation.data)
+
+    @cached_property
+    def shell(self) -> Federation:
+        """The federation without samples, on the device."""
+        return self.put(replace(self.federation, data=self.data.shell))
+
+    @property
+    def round_splits(self) -> tuple[str, ...]:
+        """The splits whose samples a round reads."""
+        return ("train", "validation") if self.runs.algorithm.validates else ("train",)
+
+    @property
+    def model_splits(self) -> tuple[str, ...]:
+        """The splits from whose samples personalized models are made."""
+        algorithm = self.runs.algorithm
+        own = algorithm.adaptation() is not None
+        return ("train",) if own or algorithm.models_read_samples else ()
+
+    @property
+    def scored_splits(self) -> tuple[str, ...]:
+        """The splits whose samples scoring reads."""
+        of_models = ("train",) if self.adapt else self.model_splits
+        held = [s for s in ("validation", "test") if self.federation.data.split(s).total]
+        return (*of_models, *held)
+
+    @property
+    def members(self) -> int:
+        """The most clients in the cohorts of one round."""
+        cohort = self.federation.participation.cohort_size
+        return min(self.num_runs * cohort, self.federation.num_clients)
+
+    @property
+    def width(self) -> int:
+        """Clients that are scored at once."""
+        clients = self.federation.num_clients
+        execution, trained = self.federation.execution, self.federation.participation.cohort_size
+        if execution.chunk == 0:  # all clients side by side would be all state
+            execution = replace(execution, chunk=trained)
+        scored = clients if self.scored is None else max(len(self.scored), 1)
+        return execution.width(scored, trained)
+
+    @cached_property
+    def unscored(self) -> dict[str, np.ndarray]:
+        """The scores [R, N] of a round that is not scored."""
+        if self.scored == ():
+            return {}
+        clients, number = jax.ShapeDtypeStruct((self.width,), np.int32), np.int32(0)
+        operands = self.shapes_of(self.width), self.runs, self.federation, number, number, clients
+        shapes = scores.eval_shape(*operands, extra=self.adapt)
+        clients = self.federation.num_clients
+        return {n: np.full((s.shape[0], clients), np.nan, s.dtype) for n, s in shapes.items()}
+
+    def check(self) -> None:
+        """Raises `InputError` where a round needs more than its clients' state and samples."""
+        algorithm, participation = self.runs.algorithm, self.federation.participation
+        if participation.cohort_size == self.federation.num_clients:
+            raise InputError(
+                "client_state='host' keeps what a round's clients need on the device, and here "
+                "these are all clients: take a participation below 1, or client_state='device'."
+            )
+        reads = algorithm.reads
+        if reads == "everyone" or (reads == "others" and several()):
+            own = type(algorithm).name or type(algorithm).__name__
+            raise InputError(
+                f"{own} needs models, other state or samples of clients that do not take part in "
+                f"a round, so they can't stay in host memory: take client_state='device'"
+                f"{self._or()}."
+            )
+
+    def _or(self) -> str:
+        """The setting with which only a round's members train, where the algorithm has one."""
+        algorithm = self.runs.algorithm
+        if algorithm.hyperparameters().get("who") != "everyone":
+            return ""
+        choices = get_args(get_type_hints(type(algorithm))["who"])
+        return "".join(f", or {algorithm.name}.who={one}" for one in choices if one != "everyone")
+
+    @property
+    def mesh(self) -> Mesh:
+        return mesh_of(self.federation.execution.devices, self.federation.execution.runs)
+
+    def put(self, tree: Tree, *lead: str | None) -> Tree:
+        """Arrays on the devices, as `mesh.place` puts them."""
+        one = self.federation.execution.all_devices == 1
+        return jax.device_put(tree) if one else place(tree, self.mesh, *lead)
+
+    def shapes_of(self, clients: int) -> PartialStates:
+        """The shapes of states with the rows of so many clients on the devices."""
+        device, rows = self.layout.parted(self.shapes)
+        rows = [jax.ShapeDtypeStruct((x.shape[0], clients, *x.shape[2:]), x.dtype) for x in rows]
+        address = Address(*(np.zeros(self.num_runs, np.int32) for _ in Address._fields))
+        return PartialStates(device, rows, address, self.layout, clients)
+
+    def _traced(self, home: Any = None) -> tuple[_Traced, _Traced]:
+        """The program of a round, and that which scores a block; for a described device `home`."""
+
+        def operands(clients: int, most: int, splits: tuple[str, ...]) -> tuple:
+            data = self.data.of(np.zeros(1, np.int64), splits, most)
+            samples = data.samples, data.labels, [data.split(name).index for name in splits]
+            federation = replace(self.federation, data=data)
+            states = self.shapes_of(clients)
+            shapes = at(home, (states.device, states.rows, states.address, self.runs, federation))
+            device, rows, address, runs, there = shapes
+            device = place(device, self.mesh, RUNS)
+            rows = place(rows, self.mesh, RUNS, AXIS)
+            states = replace(states, device=device, rows=rows, address=address)
+            return states, runs, there, federation, samples
+
+        zero, total = np.int32(0), np.int32(self.rounds)
+        cohort = self.federation.participation.cohort_size
+        states, runs, there, *rest = operands(cohort, self.members, self.round_splits)
+        numbers = at(home, (zero, zero, total, zero))
+        one_round = advance.trace(states, runs, there, *numbers, **ONE_ROUND)
+        of_round = _Traced(one_round, states, *rest)
+        states, runs, there, *rest = operands(self.width, self.width, self.scored_splits)
+        clients = np.zeros(self.width, np.int32)
+        block = scores.trace(
+            states, runs, there, *at(home, (zero, total, clients)), extra=self.adapt
+        )
+        return of_round, _Traced(block, states, *rest)
+
+    def memory(self) -> Memory | None:
+        """See `Program.memory`; of the devices, with two cohorts there."""
+        execution, estimates = self.federation.execution, []
+        platform, devices = execution.platform, execution.devices
+        of_round, block = self._traced()
+        for one in (of_round, block):
+            device, rows = (nbytes(x, platform) for x in (one.states.device, one.states.rows))
+            # A round uses its states up, scoring does not.
+            leaves = jax.tree.leaves((one.states.device, one.states.rows))
+            owned = len(leaves) if one is of_round else 0
+            working = working_bytes(one.program, owned, device + rows if owned else 0, execution)
+            if working is None:
+                return None
+            copies = 2 + several() * count()  # each process gives rows of the size of the cohort
+            held = devices * device + copies * rows
+            pool = nbytes((one.federation.data.samples, one.federation.data.labels), platform)
+            data = devices * (nbytes(one.federation, platform) + pool)
+            estimates.append(Memory(data, held, working))
+        return max(estimates, key=lambda one: one.total)
+
+    def lowered(self, devices: Sequence[Device]) -> Lowered:
+        """See `Program.lowered`.
+
+        Raises:
+          InputError: rounds read rows of others while they run, which no plan counts.
+        """
+        if len(devices) != self.federation.execution.all_devices:
+            raise ValueError("The program is for another number of devices.")
+        if self.runs.algorithm.reads == "others":
+            raise InputError(
+                "A plan does not count the models of other clients that rounds read from host "
+                "memory: take client_state='device'."
+            )
+        home = SingleDeviceSharding(devices[0]) if len(devices) == 1 else None
+        platform, copies = self.federation.execution.platform, len(devices)
+        with described_devices(devices):
+            of_round, block = self._traced(home)
+            shell = replace(self.federation, data=self.data.shell)
+            operands = at(home, (self.runs, shell, np.int32(self.rounds)))
+            start = first_leaves.trace(*operands, layout=self.layout)
+            cohort = self.federation.participation.cohort_size
+            moved = nbytes(self.shapes_of(cohort).rows)
+            clients = self.federation.num_clients
+            wanted = clients if self.scored is None else len(self.scored)
+
+            def coming(one: _Traced) -> int:  # every device has the samples of all clients
+                return nbytes(one.states.rows, platform) + copies * nbytes(one.samples, platform)
+
+            host = HostCosts(
+                scores=block.program.lower(),
+                blocks=-(-wanted // self.width),
+                coming=coming(of_round),
+                coming_block=coming(block),
+                rows=moved // cohort * min(cohort * self.rounds, clients),
+                samples=self.data.samples.nbytes + self.data.labels.nbytes,
+                to_device=moved + copies * nbytes(of_round.samples),
+                from_device=moved,
+            )
+            rounds = of_round.program.lower()
+            return Lowered(start.lower(), rounds, self.memory(), self.federation, host)
+
+
+@partial(jax.jit, static_argnames=("layout",))
+def first_leaves(runs, federation, total, layout):
+    """(leaves on the device, [R, N, ...] or [R, 1, ...] of the others) before the first round."""
+
+    def of_run(run, federation, total):
+        replicated: list[tuple[Any, Any]] = []
+        ctx = replace(run.context(federation, jnp.int32(0), total), replicated=replicated)
+        device, stacks = layout.parted(checks.checked_init(run.algorithm, ctx))
+        one_row = {id(stack): jnp.asarray(row)[None] for stack, row in replicated}
+        return device, [one_row.get(id(stack), stack) for stack in stacks]
+
+    device, first = over_runs(of_run, runs, federation, total)
+    mesh = mesh_of(federation.execution.devices, federation.execution.runs)
+    return place(device, mesh, RUNS), first
+
+
+@partial(jax.jit, static_argnames=("extra",))
+def scores(states, runs, federation, t, total, clients, extra):
+    """Scores [R, k] after round `t` of the `clients` [k], whose rows the states have."""
+
+    def scores_of(operand, federation, t, total, clients):
+        run, state, address = operand
+        ctx = round_context(run.begun(federation), federation, t, total, address, clients)
+        own = persistent_optimizers.own(state)
+        return score_rows(run.algorithm, ctx, own, extra, clients)
+
+    with jax.named_scope("evaluation"):
+        operands = runs, *opened(states, federation)
+        return over_runs(scores_of, operands, federation, t, total, clients)
