@@ -15,7 +15,6 @@ from jax.sharding import Sharding, SingleDeviceSharding
 
 from fedjax_pfl.core import checks, persistent_optimizers
 from fedjax_pfl.core.context import Context
-from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.engine.evaluation import evaluate, named_models
 from fedjax_pfl.engine.lowered import Lowered
 from fedjax_pfl.engine.memory import BESIDE, Memory, nbytes, peak
