@@ -21,7 +21,7 @@ from fedjax_pfl.federation.batching import Schedule
 from fedjax_pfl.federation.client import Client
 from fedjax_pfl.federation.local_training import LocalTraining
 from fedjax_pfl.federation.participation import Participation
-from fedjax_pfl.federation.regularizers import ExtraLoss
+from fedjax_pfl.federation.regularizers import PENALTY, ExtraLoss
 from fedjax_pfl.federation.uploads import UploadStage
 from fedjax_pfl.models.heads import HEAD, PERSONAL_HEAD, TwoHeads, check_features, two_heads
 from fedjax_pfl.models.metrics import Metric
@@ -287,9 +287,18 @@ class Federation:
         """
         return replace(self, plan=self.plan.with_frozen(rule))
 
-    def penalty(self, params: Tree, batch: ForwardedBatch, client: Client) -> jax.Array | int:
-        """The extra loss of one client's model on one minibatch; 0 where there is none."""
-        return 0 if self.extra_loss is None else self.extra_loss(params, batch, client, self.plan)
+    def penalty(
+        self, params: Tree, batch: ForwardedBatch, client: Client, rng: jax.Array | None = None
+    ) -> jax.Array | int:
+        """The extra loss of one client's model on one minibatch; 0 where there is none.
+
+        Args:
+          rng: the step's key, for an extra loss that takes a key.
+        """
+        if self.extra_loss is None:
+            return 0
+        key = keys.keyword(self.extra_loss, rng, PENALTY)
+        return self.extra_loss(params, batch, client, self.plan, **key)
 
     def initial_model(self, key: jax.Array) -> Tree:
         """A fresh model of one client."""
