@@ -289,7 +289,7 @@ def test_functions_that_ask_for_a_key_get_one_of_each_step():
         return gradient
 
     @struct
-    class Regularizer(pfl.ExtraLoss):
+    class Regularizer(pfl.training.ExtraLoss):
         def __call__(self, params, batch, client, plan, key):
             seen.add("regularizer", key)
             return jnp.zeros(())
