@@ -65,10 +65,7 @@ class FedAvg(core.Algorithm):
 
     def received(self, state: State, rows: jax.Array) -> core.Tree | core.Broadcast:
         """The models that clients `rows` hold after download."""
-        if not jax.tree.leaves(state.private):
-            return core.Broadcast(state.server)
-        server = trees.replicate(state.server, rows.shape[0])
-        return trees.join(server, trees.take(state.private, rows))
+        return trees.assemble(state.server, trees.take(state.private, rows))
 
     def servers_model(self, state: State) -> core.Tree:
         """The server's model as a new client gets it: private leaves are the mean of all clients'.

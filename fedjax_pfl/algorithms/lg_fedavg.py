@@ -101,7 +101,7 @@ class LgFedAvg(PartlyShared):
 
         taken = trees.take(state.private, rows)
         private = jax.tree.map(held, state.common, taken, is_leaf=lambda leaf: leaf is None)
-        return trees.join(trees.replicate(state.server, rows.shape[0]), private)
+        return trees.assemble(state.server, private)
 
     def server_update(self, ctx, state: WarmState, mean, weights, sent):
         after = super().server_update(ctx, state, mean, weights, sent)

@@ -1,5 +1,6 @@
 """The arguments of `simulate`, checked before anything is compiled."""
 
+import functools
 import inspect
 import math
 from collections.abc import Mapping, Sequence
@@ -185,9 +186,10 @@ def _uses_extra_loss(runs: Runs, federation: Federation, added: ExtraLoss) -> bo
     asked = []
 
     class Asked(ExtraLoss):
-        def __call__(self, params, batch, client, plan):
+        @functools.wraps(type(added).__call__)  # with a key if it takes one
+        def __call__(self, *args, **key):
             asked.append(True)
-            return added(params, batch, client, plan)
+            return added(*args, **key)
 
     def first_round(runs, federation):
         run, ctx, state = _first_state(runs, federation.replace_training(extra_loss=Asked()))

@@ -19,6 +19,7 @@ from fedjax_pfl.federation.batching import Schedule
 from fedjax_pfl.federation.client import Client
 from fedjax_pfl.federation.local_training import LocalTraining
 from fedjax_pfl.federation.participation import Participation
+from fedjax_pfl.federation.regularizers import PENALTY
 from fedjax_pfl.federation.uploads import UploadStage
 from fedjax_pfl.models.heads import HEAD, PERSONAL_HEAD, TwoHeads, check_features, two_heads
 from fedjax_pfl.models.metrics import Metric
@@ -228,10 +229,18 @@ class Federation:
         """
         return replace(self, plan=self.plan.with_frozen(rule))
 
-    def penalty(self, params: Tree, batch: ForwardedBatch, client: Client) -> jax.Array | int:
-        """The extra loss of one client's model on one minibatch; 0 where there is none."""
+    def penalty(
+        self, params: Tree, batch: ForwardedBatch, client: Client, rng: jax.Array | None = None
+    ) -> jax.Array | int:
+        """The extra loss of one client's model on one minibatch; 0 where there is none.
+
+        Args:
+          rng: the step's key, for an extra loss that takes a key.
+        """
         extra = self.training.extra_loss
-        return 0 if extra is None else extra(params, batch, client, self.plan)
+        if extra is None:
+            return 0
+        return extra(params, batch, client, self.plan, **keys.keyword(extra, rng, PENALTY))
 
     def initial_model(self, key: jax.Array) -> Tree:
         """A fresh model of one client."""

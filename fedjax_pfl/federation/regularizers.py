@@ -18,6 +18,7 @@ NO_REFERENCE = (
     "proximal pulls to parameters like one client's: "
     'ctx.train(..., broadcast=server["params"]), or operands=own["params"], a row for each member.'
 )
+PENALTY = 2**31 - 4  # what a step's key is folded with for a federation's extra loss
 
 
 class ExtraLoss:
@@ -42,7 +43,8 @@ class ExtraLoss:
     ) -> jax.Array:
         """The loss [] of one client's model on one minibatch.
 
-        `batch.logits` and `batch.features` are those of the minibatch loss's own forward pass.
+        `batch.logits` and `batch.features` are those of the minibatch loss's own forward pass. With
+        a further parameter `key`, it gets a random key of its own in each step of each client.
         """
         raise NotImplementedError
 

@@ -1,6 +1,5 @@
 """The ready local step: one minibatch of the local optimizer, as a value to compose."""
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ from fedjax_pfl.data.federated import Batch
 from fedjax_pfl.federation.client import Client
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.models.task import Forward, ForwardedBatch
+from fedjax_pfl.utils import keys
 from fedjax_pfl.utils.errors import require, unknown_name
 from fedjax_pfl.utils.structs import Broadcast, struct
 from fedjax_pfl.utils.typing import Tree
@@ -45,14 +45,17 @@ class LossAndGradient(NamedTuple):
       loss: [], the minibatch loss, without extra losses.
       gradient: like the parameters, of the loss with all extra losses.
       statistics: the model's other collections, updated by the pass; {} if it has none.
+      rng: the step's key, from which corrections and optimizers draw.
     """
 
     loss: jax.Array
     gradient: Tree
     statistics: Tree
+    rng: jax.Array | None = None
 
 
-EXTRA, CORRECT = 2**31 - 1, 2**31 - 2  # what a step's key is folded with for these functions
+# What a step's key is folded with; regularizers.PENALTY is another one.
+EXTRA, CORRECT, OPTIMIZER = 2**31 - 1, 2**31 - 2, 2**31 - 3
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,8 @@ class LocalStep:
         loss in place of the task's own, `federation.task.forward(model, batch, rng)`. Extra losses
         are added to it.
       correct: `correct(gradient, params, broadcast, client)`, the gradient to use instead. Where it
-        or `extra_loss` has a parameter `key`, it gets a key of its own for each step.
+        or `extra_loss` has a parameter `key`, it gets a key of its own for each step. So does an
+        optimizer whose state holds a random key, such as `optax.noisy_sgd`.
       trainable: tree of booleans like the parameters; False leaves are unchanged, and the
         optimizer does not see them. By default all but the plan's frozen leaves.
       mean_gradient: also sum up the raw minibatch gradients.
@@ -118,7 +122,7 @@ class LocalStep:
         for k in range(self.updates_per_batch):  # one or two: unrolled
             noise = rng if k == 0 else jax.random.fold_in(rng, k)
             found = self.loss_and_gradient(state.model, batch, noise, broadcast, client)
-            state = self.update(state, found, broadcast, client, noise)
+            state = self.update(state, found, broadcast, client)
         return state
 
     def loss_and_gradient(
@@ -135,17 +139,17 @@ class LocalStep:
                 loss, after, seen = self.objective(trial, batch, rng, broadcast, client)
             extra = 0
             if self.extra_loss is not None:
-                key = _key_for(self.extra_loss, rng, EXTRA)
+                key = keys.keyword(self.extra_loss, rng, EXTRA)
                 extra = self.extra_loss(params, seen, broadcast, client, **key)
                 name = getattr(self.extra_loss, "__qualname__", "extra_loss")
                 require(jnp.shape(extra) == (), f"The extra loss {name}", jnp.shape(extra),
                         "a single number")  # fmt: skip
-            penalty = federation.penalty(params, seen, client)
+            penalty = federation.penalty(params, seen, client, rng)
             return loss + extra + penalty, (loss, after)
 
         gradient, (loss, after) = jax.grad(total, has_aux=True)(model["params"])
         statistics = {name: tree for name, tree in after.items() if name != "params"}
-        return LossAndGradient(loss, gradient, statistics)
+        return LossAndGradient(loss, gradient, statistics, rng)
 
     def update(
         self,
@@ -153,7 +157,6 @@ class LocalStep:
         found: LossAndGradient,
         broadcast: Tree = None,
         client: Client | None = None,
-        rng: jax.Array | None = None,
     ) -> LocalState:
         """One step of the optimizer along a gradient; the statistics become those found.
 
@@ -161,7 +164,6 @@ class LocalStep:
           state: whose parameters move.
           found: at this model or another one; `found._replace(gradient=...)` for another gradient.
           broadcast, client: arguments of `correct`.
-          rng: the step's key, for a `correct` that takes a key.
         """
         parts = self.updates_per_batch
         params, gradient, total = state.model["params"], found.gradient, None
@@ -174,10 +176,11 @@ class LocalStep:
                 params,
                 broadcast,
                 client,  # pyright: ignore[reportArgumentType]
-                **_key_for(self.correct, rng, CORRECT),
+                **keys.keyword(self.correct, found.rng, CORRECT),
             )
         moves = self._moving(state.model)
-        updates, memory = self._optimizer_of(moves).update(gradient, state.optimizer, params)
+        memory = _with_keys_of_step(state.optimizer, found.rng)
+        updates, memory = self._optimizer_of(moves).update(gradient, memory, params)
         if moves is not None:
             updates = jax.tree.map(lambda u, on: u if on else jnp.zeros_like(u), updates, moves)
         params = optax.apply_updates(params, updates)
@@ -217,16 +220,26 @@ def local_step(
     return LocalStep(federation, learning_rate, **options)
 
 
-def _key_for(function: Callable[..., Any], rng: jax.Array | None, number: int) -> dict[str, Any]:
-    """The argument `key` of a function that has a parameter of that name without a default.
+def _with_keys_of_step(state: Tree, rng: jax.Array | None) -> Tree:
+    """An optimizer's state whose random keys have the step's folded in.
+
+    Without it every client would draw the same numbers in every round.
 
     Raises:
-      TypeError: there is no key.
+      TypeError: the optimizer has a random key, and the step has none.
     """
-    asked = inspect.signature(function).parameters.get("key")
-    if asked is None or asked.default is not inspect.Parameter.empty:  # a partial may have given it
-        return {}
-    if rng is None:
-        name = getattr(function, "__qualname__", type(function).__name__)
-        raise TypeError(f"{name} takes a key: step.update(..., rng=rng) gives it the step's.")
-    return {"key": jax.random.fold_in(rng, number)}
+
+    def folded(leaf):
+        typed = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        if not typed and (leaf.dtype, leaf.shape) != (jnp.uint32, (2,)):  # a key of an older type
+            return leaf
+        if rng is None:
+            raise TypeError(
+                "The optimizer draws random numbers, and the step has no key: pass the results of "
+                "step.loss_and_gradient to step.update."
+            )
+        for word in jax.random.key_data(jax.random.fold_in(rng, OPTIMIZER)):
+            leaf = jax.random.fold_in(leaf, word)
+        return leaf
+
+    return jax.tree.map(folded, state)

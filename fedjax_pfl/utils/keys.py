@@ -4,7 +4,10 @@ Every draw names its type. JAX's default type, and with it the numbers, depend o
 process has 64-bit types.
 """
 
+import inspect
 import zlib
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +21,30 @@ def derive(key: jax.Array, purpose: str) -> jax.Array:
 def of_round(key: jax.Array, purpose: str, t: jax.Array) -> jax.Array:
     """The key of one purpose in round `t`."""
     return jax.random.fold_in(derive(key, purpose), t)
+
+
+def keyword(function: Callable[..., Any], key: jax.Array | None, purpose: int) -> dict[str, Any]:
+    """The argument `key` of a function of local steps, or {} if it has no such parameter.
+
+    A parameter `key` with a default, which a `functools.partial` may have given, is left as it is.
+
+    Args:
+      key: that of the step.
+      purpose: a number that is folded into it; those of two functions differ.
+
+    Raises:
+      TypeError: the function takes a key, and there is none.
+    """
+    parameter = inspect.signature(function).parameters.get("key")
+    if parameter is None or parameter.default is not inspect.Parameter.empty:
+        return {}
+    if key is None:
+        name = getattr(function, "__qualname__", type(function).__name__)
+        raise TypeError(
+            f"{name} takes a key, and there is none: pass the step's rng to federation.penalty, "
+            "and the results of step.loss_and_gradient to step.update."
+        )
+    return {"key": jax.random.fold_in(key, purpose)}
 
 
 def lots(key: jax.Array, ids: jax.Array) -> jax.Array:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fedjax_pfl.utils.structs import Broadcast
 from fedjax_pfl.utils.typing import Mask, Rows, Scalar, Stack, Tree
 
 WIDE = 2**14  # numbers of a leaf from which `parts` divides it
@@ -240,6 +241,22 @@ def join(shared: Tree, private: Tree) -> Tree:
     return jax.tree.map(
         lambda a, b: b if a is None else a, shared, private, is_leaf=lambda x: x is None
     )
+
+
+def assemble(server: Tree, own: Tree) -> Stack | Broadcast:
+    """Clients' models of the server's shared leaves and their own private ones.
+
+    Args:
+      server: the shared half of one model, as `LeafPlan.split` returns it.
+      own: the private half, [k, ...], a row for each client.
+
+    Returns:
+      Models [k, ...]; one `Broadcast` model where no leaf is private.
+    """
+    rows = jax.tree.leaves(own)
+    if not rows:
+        return Broadcast(server)
+    return join(replicate(server, rows[0].shape[0]), own)
 
 
 def row(stack: Stack, index: Scalar | int) -> Tree:

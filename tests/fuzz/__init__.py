@@ -1,9 +1,7 @@
-"""Hostile inputs: each must be accepted, or refused in one clear sentence.
+"""Fuzzing: every malformed input is accepted with a valid result or refused in one clear sentence.
 
-`make fuzz` runs 100,000 inputs and counts how they ended; the quick suite runs 2,000 of them.
-
-A target (`target.py`) is a Hypothesis strategy and a function under attack. `commands.py` attacks
-command lines, `interface.py` the Python interface, `files.py` data files of every format, and
-`folders.py` results and checkpoints; `whole_runs.py` makes whole runs with odd settings. `guard.py`
-judges how an input ended.
+A target is a Hypothesis strategy and the function that is given its values. The tables of targets
+are in `commands` (command lines), `files` (data, results, checkpoints), `interface` (Python calls)
+and `whole_runs`; `verdict` judges how an input ended. The quick suite runs 2,000 inputs, `make
+fuzz` 100,000, of which 200 are whole runs.
 """

@@ -1,8 +1,8 @@
-"""Totals of hostile inputs by outcome, after the tests."""
+"""Totals of inputs by outcome, after the tests."""
 
 from collections import Counter
 
-from tests.fuzz.guard import ACCEPTED, FAILED, REFUSED
+from tests.fuzz.verdict import OUTCOMES
 
 
 def pytest_terminal_summary(terminalreporter):
@@ -10,6 +10,6 @@ def pytest_terminal_summary(terminalreporter):
     for kind in ("passed", "failed"):
         for report in terminalreporter.stats.get(kind, ()):
             total.update(dict(report.user_properties))
-    counts = [f"{total[outcome]:,} {outcome}" for outcome in (ACCEPTED, REFUSED, FAILED)]
-    if any(total.values()):
-        terminalreporter.write_line(f"Hostile inputs: {', '.join(counts)}")
+    if total:
+        counts = ", ".join(f"{total[outcome]:,} {outcome}" for outcome in OUTCOMES)
+        terminalreporter.write_line(f"Malformed inputs: {counts}")

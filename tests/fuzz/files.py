@@ -1,270 +1,265 @@
-"""Data files of every format that is read, damaged."""
+"""Files of every format that is read, damaged: data, partitions, models, results, checkpoints."""
 
-import bz2
-import gzip
-import io
+import contextlib
 import json
-import lzma
-import zipfile
+import shutil
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from unittest import mock
 
+import jax
 import numpy as np
-from PIL import Image
+import pyarrow as pa
+import pyarrow.parquet as pq
+from hypothesis import strategies as st
 
 import fedjax_pfl as pfl
-from fedjax_pfl.data.partitions.importers import import_partition
+from experiments import compare, run, sweep
+from experiments.figures import __main__ as figures
+from fedjax_pfl.data import import_partition
 from fedjax_pfl.data.sources.cifar import LAYOUTS
-from fedjax_pfl.data.sources.source_registry import dataset_from_arrays
-from tests.fuzz import mutations
-from tests.fuzz.specimens import (
-    RNG,
-    Specimen,
-    idx,
-    loading,
-    npz,
-    picture,
-    specimens_target,
-    tarred,
-    zipped,
+from fedjax_pfl.engine.fingerprint import check_same
+from fedjax_pfl.results import model_axes
+from tests.data.partitions import test_importers
+from tests.data.sources import (
+    test_archives,
+    test_idx,
+    test_images,
+    test_leaf,
+    test_parquet,
+    test_table,
 )
-from tests.fuzz.target import target
+from tests.fuzz import values
+from tests.fuzz.commands import scene
+from tests.fuzz.verdict import Target, main_of
+
+# (writes small files into a folder, reads them)
+Specimen = tuple[Callable[[Path], object], Callable[[Path], object]]
 
 
-@target("images", 130)
-def _images():
-    return specimens_target(_image_specimens)
+def spoiled(make: Callable[[], Iterable[Specimen]]):
+    """(strategy, attack): an input is (a specimen's number, one of its files, its new content)."""
+    scene()
+    root, whole, specimens = Path(f"{make.__name__} files").absolute(), {}, list(make())
+    for number, (write, _) in enumerate(specimens):
+        (root / str(number)).mkdir(parents=True)
+        write(root / str(number))
+        files = (path for path in sorted((root / str(number)).rglob("*")) if path.is_file())
+        whole |= {(number, path): path.read_bytes() for path in files}
+
+    def attack(given):
+        number, path, content = given
+        folder, file = root / str(number), root / str(number) / path
+        file.write_bytes(content)
+        try:
+            printed = specimens[number][1](folder)
+        finally:
+            file.parent.mkdir(parents=True, exist_ok=True)  # a reader may set it aside
+            file.write_bytes(whole[number, file])
+        return printed if isinstance(printed, str) else None
+
+    def with_content(key):
+        place = str(key[1].relative_to(root / str(key[0])))
+        return values.changed(whole[key]).map(lambda content: (key[0], place, content))
+
+    return st.sampled_from([*whole]).flatmap(with_content), attack
 
 
-def _image_specimens() -> dict[str, Specimen]:
-    kinds = {
-        "png": picture("PNG"), "grey.png": picture("PNG", "L"), "deep.png": picture("PNG", "I;16"),
-        "jpg": picture("JPEG"), "ppm": picture("PPM"), "pgm": picture("PPM", "L"),
-        "bmp": picture("BMP"), "gif": picture("GIF", "L"), "webp": picture("WEBP"),
-        "tif": picture("TIFF"),
-        "deep.ppm": b"P6 2 2 65535\n" + bytes(24), "plain.ppm": b"P3 2 2 255\n" + b"1 2 3\n" * 4,
-    }  # fmt: skip
-    return {
-        f"folder of {name}": Specimen(
-            {f"train/{one}/{k}.{name}": content for k, one in enumerate(("cat", "dog"))},
-            f"train/cat/0.{name}",
-            loading("folder", image_size=6 if "deep" in name or "plain" in name else None),
-        )
-        for name, content in kinds.items()
-    }
+def loading(name: str, **options) -> Callable[[Path], object]:
+    return lambda folder: pfl.load_dataset(name, folder, **options)
 
 
-@target("array files", 110)
-def _array_files():
-    return specimens_target(_array_specimens)
+def image_folder(kind, pixels):
+    def write(folder):
+        for name in ("cat", "dog"):
+            image = pixels if isinstance(pixels, bytes) else test_images.png(pixels, kind)
+            test_images.write(folder / f"train/{name}/0.{kind}", image)
+
+    return write
 
 
-def _array_specimens() -> dict[str, Specimen]:
-    x, y = RNG.random((6, 3), np.float32), np.arange(6) % 2
-    flat = {"train_idx": np.arange(4), "train_offsets": np.array([0, 2, 4])}
-    flat |= {"test_idx": np.arange(4, 6), "test_offsets": np.array([0, 1, 2])}
-    flat |= {"val_idx": np.arange(0), "val_offsets": np.zeros(3, int)}
-    flat |= {"label_map": np.array([[0, 1], [1, 0]])}
+def images():
+    grey = np.arange(36, dtype=np.uint8).reshape(6, 6)
+    for kind in ("png", "jpeg", "ppm", "bmp", "webp", "tiff"):
+        yield image_folder(kind, test_images.colour((6, 6))), loading("folder")
+    for kind in ("png", "ppm", "gif"):
+        yield image_folder(kind, grey), loading("folder")
+    for kind, image in (("png", grey.astype(np.uint16)), ("ppm", b"P3 2 2 255\n" + b"1 2 3\n" * 4)):
+        yield image_folder(kind, image), loading("folder", image_size=6)
+    yield test_images.tiny_imagenet, loading("tiny_imagenet")
+
+
+def array_files():
+    x, y = np.ones((6, 3), np.float32), np.arange(6) % 2
     axes = {"axes/global": np.array("seed"), "axes/own": np.array("seed,client")}
     weights = {"global/params/fc/kernel": np.ones((2, 3)), "own/params/fc/kernel": np.ones((2, 1))}
-    data = dataset_from_arrays("six", x, y)
+    split = pfl.Partition.from_lists([[0, 1], [2, 3]], [[4], [5]], label_map=[[0, 1], [1, 0]])
 
     def partition(folder):
-        found = pfl.Partition.load(folder / "a.npz")
-        found.validate(6, 2, data.labels)
-        found.summary()
+        one = pfl.Partition.load(folder / "a.npz")
+        one.validate(6, 2, y)
+        one.summary()
 
     def models(folder):
         pfl.load_models(folder / "a.npz")
-        pfl.results.model_axes(folder / "a.npz")
+        model_axes(folder / "a.npz")
 
-    found = {}
-    member = {"x_train.npy": x, "y_train.npy": y}
-    member = {name: mutations._npy(array) for name, array in member.items()}
-    whole = {
-        "arrays": (npz(x_train=x, y_train=y, x_test=x[:2], y_test=y[:2]), loading("npz", "a.npz")),
-        "packed": (npz(np.savez_compressed, x_train=x, y_train=y), loading("npz", "a.npz")),
-        "lzma": (zipped(member, zipfile.ZIP_LZMA), loading("npz", "a.npz")),
-        "bzip": (zipped(member, zipfile.ZIP_BZIP2), loading("npz", "a.npz")),
-        "partition": (npz(**flat), partition),
-        "models": (npz(**axes, **weights), models),
-    }
-    for name, (content, read) in whole.items():
-        found[name] = Specimen({"a.npz": content}, "a.npz", read)
+    def load(folder):
+        pfl.load_dataset("npz", folder / "a.npz")
 
-        def change(rng, content, other):
-            return mutations.other_arrays(rng, content)
-
-        if name not in ("packed", "lzma", "bzip"):
-            found[f"{name}, inside"] = Specimen({"a.npz": content}, "a.npz", read, change)
-
-    def tokens(content):
-        return zipped(member | {"x_train.npy": content})
-
-    header = mutations._npy(x)
-    found["header"] = Specimen({"a.npz": header}, "a.npz", loading("npz", "a.npz"), wrap=tokens)
-    return found
+    for save in (np.savez, np.savez_compressed):
+        yield lambda folder, save=save: save(folder / "a.npz", x_train=x, y_train=y), load
+    yield lambda folder: np.savez(folder / "a.npz", x_train=x, y_train=y, x_test=x, y_test=y), load
+    yield lambda folder: split.save(folder / "a.npz"), partition
+    yield lambda folder: np.savez(folder / "a.npz", **axes, **weights), models
 
 
-@target("raw formats", 120)
-def _raw():
-    """IDX, CIFAR, EMNIST, as they are and packed."""
-    return specimens_target(_raw_specimens)
-
-
-def _raw_specimens() -> dict[str, Specimen]:
-    result = {}
-    kinds = (("images-idx3", np.zeros((3, 28, 28))), ("labels-idx1", np.arange(3)))
-    parts = {
-        f"{split}-{kind}-ubyte": idx(array) for split in ("train", "t10k") for kind, array in kinds
-    }
-    for name in ("train-images-idx3-ubyte", "t10k-labels-idx1-ubyte"):
-        result[name] = Specimen(parts, name, loading("mnist"))
-        packed = {f"{part}.gz": gzip.compress(content) for part, content in parts.items()}
-        result[f"{name}.gz"] = Specimen(packed, f"{name}.gz", loading("mnist"))
-        plain = packed | {f"{name}.gz": parts[name]}
-        result[f"{name} in gz"] = Specimen(
-            plain, f"{name}.gz", loading("mnist"), wrap=gzip.compress
-        )
-    emnist = {
-        f"gzip/emnist-digits-{part.replace('t10k', 'test')[:-5]}ubyte.gz".replace(
-            "idx3ubyte", "idx3-ubyte").replace("idx1ubyte", "idx1-ubyte"): gzip.compress(content)
-        for part, content in parts.items()
-    }  # fmt: skip
-    result["emnist"] = Specimen({"gzip.zip": zipped(emnist)}, "gzip.zip", loading("emnist/digits"))
-    record = bytes([1]) + bytes(3072)
+def raw_formats():
+    """IDX, EMNIST and CIFAR, packed and unpacked."""
+    for compressed in (False, True):
+        yield partial(test_idx.write_idx_folder, compressed=compressed), loading("mnist")
+    arrays = test_archives.emnist_arrays()
+    emnist = partial(test_archives.write_emnist_zip, config="digits", arrays=arrays)
+    yield lambda folder: emnist(folder / "gzip.zip"), loading("emnist/digits")
     for name, layout in LAYOUTS.items():
-        rows = (bytes(len(layout.names) - 1) + record) * 2
-        files = dict.fromkeys((*layout.train, *layout.test), rows)
-        files[layout.names[-1]] = b"".join(b"c%d\n" % i for i in range(layout.num_classes))
-        for file in (layout.train[0], layout.names[-1]):
-            result[f"{name} {file}"] = Specimen(files, file, loading(name))
-        inner = {f"{layout.folder}/{file}": content for file, content in files.items()}
-        result[f"{name} packed"] = Specimen(
-            {layout.archive: tarred(inner)}, layout.archive, loading(name)
-        )
-        result[f"{name} tar"] = Specimen(
-            {layout.archive: tarred(inner, "w")}, layout.archive, loading(name), wrap=gzip.compress
-        )
-    # Other packings under names that promise gzip.
-    for pack in (bz2, lzma):
-        content = {**packed, "train-images-idx3-ubyte.gz": pack.compress(bytes(99))}
-        result[pack.__name__] = Specimen(content, "train-images-idx3-ubyte.gz", loading("mnist"))
-    return result
+        contents, *_ = test_archives.cifar_files(name)
+        tar = partial(test_archives.write_tar, files=contents, folder=layout.folder)
+        yield partial(texts, **contents), loading(name)
+        yield lambda folder, tar=tar, layout=layout: tar(folder / layout.archive), loading(name)
 
 
-@target("text files", 80)
-def _texts():
-    return specimens_target(_text_specimens)
+def texts(folder, **contents):
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
 
 
-def _text_specimens() -> dict[str, Specimen]:
+def text_files():
     news = b'"1","a title","some words, more"\n"2","b","c ""quoted"" d"\n"3","x","y"\n"4","p","q"\n'
-    texts = b"good,what a day\nbad,no good at all\nbad,worse\n"
-    whole = {"train.csv": news, "test.csv": news}
-    return {
-        "ag_news": Specimen(whole, "train.csv", loading("ag_news")),
-        "ag_news test": Specimen(whole, "test.csv", loading("ag_news")),
-        "text_csv": Specimen({"a.csv": texts}, "a.csv", loading("text_csv", "a.csv")),
-        "text_csv folder": Specimen(
-            {"train.csv": texts, "test.csv": texts}, "test.csv", loading("text_csv")
-        ),
-        "annotations": Specimen(
-            {
-                "train/n1/images/n1_0.JPEG": picture("JPEG"),
-                "val/images/val_0.JPEG": picture("JPEG"),
-                "val/val_annotations.txt": b"val_0.JPEG\tn1\t0\t0\t62\t62\n",
-            },
-            "val/val_annotations.txt",
-            loading("tiny_imagenet"),
-        ),
-    }
+    lines = b"good,what a day\nbad,no good at all\nbad,worse\n"
+    user = {"u_1": ([test_leaf.image(0)], [1])}
+    yield partial(texts, **{"train.csv": news, "test.csv": news}), loading("ag_news")
+    yield partial(texts, **{"train.csv": lines, "test.csv": lines}), loading("text_csv")
+    yield test_table.table, lambda folder: pfl.load_dataset("table", folder / "t.csv")
+    yield partial(test_leaf.write, split="train", name="a", users=user), loading("femnist")
 
 
-@target("tables", 70)
-def _tables():
+def tables():
     """Parquet and Arrow."""
-    return specimens_target(_table_specimens)
-
-
-def _table_specimens() -> dict[str, Specimen]:
-    import pyarrow as pa  # slow import: only where it is used
-    import pyarrow.parquet as pq
-
-    encoded = [picture("PNG", "L"), picture("PNG", "L")]
-    rows = {"image": [{"bytes": one, "path": None} for one in encoded], "label": [0, 1]}
-
-    def parquet(columns, **options):
-        buffer = io.BytesIO()
-        pq.write_table(pa.table(columns), buffer, **options)
-        return buffer.getvalue()
-
-    def arrow(columns):
-        table, buffer = pa.table(columns), io.BytesIO()
-        with pa.ipc.new_stream(buffer, table.schema) as writer:
-            writer.write_table(table)
-        return buffer.getvalue()
-
-    pixels = np.stack([np.asarray(Image.open(io.BytesIO(one))) for one in encoded])
-    data = dataset_from_arrays("two", pixels, np.arange(2))
-    indices = {"index": [0], "label": [0]}
-
-    def flower(folder):
-        import_partition("flower", folder / "split", data, test_fraction=0)
-
-    def split(kind, content):
-        place = "split/partition_0" + (".parquet" if kind == "parquet" else "/data.arrow")
-        return Specimen({place: content}, place, flower)
-
-    plain = parquet(rows, compression="none", use_dictionary=False)
-    # Few bytes that stand for 1.2 GB: one value of 4 MB in every row.
+    pictures, data = [test_images.colour(), test_images.colour()], test_importers.DATA
+    # A few bytes that stand for 1.2 GB: one value of 4 MB in every row.
     value = pa.DictionaryArray.from_arrays(np.zeros(300, np.int32), [b"\0" * 2**22])
-    columns = {"image": value, "label": [0] * 300}
-    heavy = parquet(columns, compression="zstd", store_schema=False)
-    return {
-        "parquet": Specimen({"train.parquet": parquet(rows)}, "train.parquet", loading("parquet")),
-        "plain": Specimen({"train.parquet": plain}, "train.parquet", loading("parquet")),
-        "heavy": Specimen({"train.parquet": heavy}, "train.parquet", loading("parquet")),
-        "arrow": split("arrow", arrow({"img": rows["image"], "label": [0, 1]})),
-        "arrow indices": split("arrow", arrow(indices)),
-        "parquet split": split("parquet", parquet({"img": rows["image"], "label": [0, 1]})),
-        "parquet indices": split("parquet", parquet(indices)),
-    }  # fmt: skip
-
-
-@target("splits of others", 60)
-def _imports():
-    """Flower's JSON and PFLlib's folders."""
-    return specimens_target(_import_specimens)
-
-
-def _import_specimens() -> dict[str, Specimen]:
-    x, y = RNG.integers(0, 256, (8, 2, 2, 1)).astype(np.uint8), np.arange(8) % 2
-    data = dataset_from_arrays("eight", x[:6], y[:6], x[6:], y[6:])
-    seen = np.moveaxis((x / 255 - 0.5) / 0.5, -1, 1).astype(np.float32)
-    config = {"num_clients": 1, "num_classes": 2}
-    config["Size of samples for labels in clients"] = [[[0, 2], [1, 2]]]
-    library = {
-        "config.json": json.dumps(config).encode(),
-        "train/0.plain.npz": npz(x=seen[:2], y=y[:2]),
-        "test/0.plain.npz": npz(x=seen[2:4], y=y[2:4]),
-    }
-
-    def pfllib(folder):
-        import_partition("pfllib", folder, data)
+    heavy = pa.table({"image": value, "label": [0] * 300})
+    indices = pa.table({"index": [0, 7], "label": [0, 3]})
+    images = {"img": [test_importers.png(x) for x in data.train_x[:2]], "label": [0, 1]}
 
     def flower(folder):
-        import_partition("flower", folder / "split.json", data)
+        import_partition("flower", folder, data, test_fraction=0)
 
-    def nodes(rng, content, other):
-        return mutations.other_json(rng, content)
+    def parquet(folder):
+        test_parquet.write_parquet(folder / "train.parquet", pictures, [0, 1])
 
-    def arrays(rng, content, other):
-        return mutations.other_arrays(rng, content)
+    def pack(folder):
+        options = {"compression": "zstd", "store_schema": False}
+        pq.write_table(heavy, folder / "train.parquet", **options)
 
-    flat = json.dumps({"0": [0, 1], "1": [2, 3]}).encode()
-    both = json.dumps({"train": {"0": [0, 1]}, "test": {"0": [0]}}).encode()
-    result = {"pfllib arrays": Specimen(library, "train/0.plain.npz", pfllib, arrays)}
-    for name, change in (("bytes", mutations.damaged), ("nodes", nodes)):
-        result[f"pfllib {name}"] = Specimen(library, "config.json", pfllib, change)
-        result[f"flower {name}"] = Specimen({"split.json": flat}, "split.json", flower, change)
-        result[f"flower both {name}"] = Specimen({"split.json": both}, "split.json", flower, change)
-    return result
+    yield parquet, loading("parquet")
+    yield pack, loading("parquet")
+    yield lambda folder: pq.write_table(indices, folder / "partition_0.parquet"), flower
+    for table in (indices, pa.table(images)):
+        arrow = partial(test_importers.write_arrow, table=table)
+        yield lambda folder, arrow=arrow: arrow(folder / "partition_0"), flower
+
+
+def splits():
+    """Flower's JSON and PFLlib's folders."""
+    data = test_importers.DATA
+    pfllib = partial(test_importers.write_pfllib, dataset=data, suffix=".plain.npz")
+    yield pfllib, lambda folder: import_partition("pfllib", folder, data)
+    one, other = {"0": [0, 1], "1": [2, 3]}, {"0": [4]}
+    for content in (one, {"train": one, "test": other}):
+        write = partial(texts, **{"split.json": json.dumps(content).encode()})
+        yield write, lambda folder: import_partition("flower", folder / "split.json", data)
+
+
+FLAGS = ("--model=softmax", "--num_clients=3", "--train_samples=10", "--rounds=2", "--num_seeds=2",
+         "--compilation_cache=", "--algorithms=local,feddwa", "--nosave_models",
+         "--client_execution=map", "--seed_execution=map", "--devices=1")  # fmt: skip
+SWEEP = (*FLAGS, "--algorithms=fedavg", "--grid=learning_rate=0.1,0.2")
+
+
+def finished_runs(folder: Path) -> None:
+    """Makes the run and the sweep that are read; whole runs aside, all that computes."""
+    for main, flags, place in ((run.main, FLAGS, "one"), (sweep.main, SWEEP, "sweep")):
+        code = main(["fuzz", *flags, f"--output_dir={folder / place}"])
+        assert code == 0, f"{place}: exit code {code}"
+
+
+def copying(folder: str, *patterns: str):
+    """Copies what `finished_runs` made, as far as a name matches a pattern."""
+
+    def write(to):
+        shutil.copytree(Path("finished") / folder, to, dirs_exist_ok=True)
+        for path in [*to.rglob("*")]:
+            if path.is_file() and not any(path.match(pattern) for pattern in patterns):
+                path.unlink()
+
+    return write
+
+
+def results():
+    def use(folder):
+        result = pfl.Result.load(folder)
+        result.summary(), result.table(), result.traffic(), repr(result)
+
+    yield copying("one/feddwa", "result.json", "result.npz"), use
+
+
+def finished():
+    """A run's and a sweep's folder, read by the commands."""
+
+    def command(main, module, writes, *flags):
+        def read(folder):
+            simulating = mock.patch.object(pfl, "simulate", lambda *_: None)
+            with simulating, mock.patch.object(module, writes, return_value=0):
+                return main_of(main, ["fuzz", *(flag.format(folder) for flag in flags)])
+
+        return read
+
+    ours = copying("one", "*.json", "*.npz")
+    yield ours, command(run.main, run, "run", *FLAGS, "--output_dir={}")
+    yield ours, command(compare.main, compare, "write", "--runs={}", "--target=50")
+    for name in ("accuracy/rounds", "accuracy/clients", "feddwa/weights"):
+        flags = (name, "--runs={}/feddwa", "--output=new.png")
+        yield ours, command(figures.main, figures, "write", *flags)
+    tried = copying("sweep", "run.json", "results/*", "results/*/*")
+    yield tried, command(sweep.main, sweep, "write", *SWEEP, "--output_dir={}")
+
+
+def checkpoints():
+    trees, mark = {"states": {"model": np.arange(6.0)}}, {"algorithm": "one"}
+
+    def write(folder):
+        with contextlib.closing(pfl.Checkpoints(folder, 0)) as saved:
+            for done in (1, 2):
+                saved.save(done, trees, {"simulation": mark})
+
+    def latest(folder):
+        with contextlib.closing(pfl.Checkpoints(folder, 0)) as saved:
+            last = saved.latest()
+        if last is not None:
+            check_same(last.facts["simulation"], mark, folder)
+            assert jax.tree.leaves(last.trees["states"])[0].tolist() == list(range(6))
+
+    yield write, latest
+
+
+TARGETS = {
+    name: Target(share, partial(spoiled, make))
+    for name, share, make in (
+        ("images", 130, images), ("array files", 110, array_files),
+        ("raw formats", 120, raw_formats), ("text files", 80, text_files),
+        ("tables", 70, tables), ("splits of others", 60, splits),
+        ("results", 90, results), ("finished runs", 65, finished), ("checkpoints", 3, checkpoints),
+    )
+}  # fmt: skip

@@ -7,6 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import fedjax_pfl as pfl
@@ -237,8 +238,10 @@ class Trains(pfl.core.ALGORITHMS["fedavg"]):
         return super().local_update(ctx, state, received, **dict(self.options), **options)
 
 
-def after_one_round(**options):
-    federation = toy_federation([8, 8, 8], validation_size=0, batch_size=4)
+def after_one_round(regularizer=None, optimizer=optax.sgd, **options):
+    federation = toy_federation(
+        [8, 8, 8], validation_size=0, batch_size=4, extra_loss=regularizer, optimizer=optimizer
+    )
     states = states_of(Trains(options=tuple(options.items())), federation, 1)
     return np.concatenate([np.ravel(x) for x in jax.tree.leaves(states[-1])])
 
@@ -256,29 +259,76 @@ def test_an_unknown_option_of_local_training():
         after_one_round(extra_los=of_every_sample)
 
 
+class KeysSeen:
+    """The keys that functions of local steps were called with."""
+
+    def __init__(self):
+        self.all = set()
+
+    def add(self, function, key):
+        words = jax.random.key_data(key)
+        jax.debug.callback(lambda words: self.all.add((function, tuple(words.tolist()))), words)
+
+    def assert_one_of_each_step(self, functions):
+        jax.effects_barrier()
+        steps = 3 * 2 * len(SEEDS)
+        for function in functions:
+            assert len([1 for name, _ in self.all if name == function]) == steps, function
+        assert len({key for _, key in self.all}) == len(functions) * steps
+
+
 def test_functions_that_ask_for_a_key_get_one_of_each_step():
-    seen = []
+    seen = KeysSeen()
 
     def loss(params, batch, broadcast, client, key):
-        jax.debug.callback(
-            lambda data: seen.append(("loss", *data.tolist())), jax.random.key_data(key)
-        )
+        seen.add("loss", key)
         return jnp.zeros(())
 
     def correct(gradient, params, broadcast, client, key):
-        jax.debug.callback(
-            lambda data: seen.append(("correct", *data.tolist())), jax.random.key_data(key)
-        )
+        seen.add("correct", key)
         return gradient
 
+    @struct
+    class Regularizer(pfl.training.ExtraLoss):
+        def __call__(self, params, batch, client, plan, key):
+            seen.add("regularizer", key)
+            return jnp.zeros(())
+
     plain = after_one_round()
-    keyed = after_one_round(extra_loss=loss, correct=correct)
-    jax.effects_barrier()
+    keyed = after_one_round(Regularizer(), extra_loss=loss, correct=correct)
     np.testing.assert_allclose(keyed, plain, atol=1e-12)
-    steps = 3 * 2 * len(SEEDS)
-    for what in ("loss", "correct"):
-        assert len({one[1:] for one in seen if one[0] == what}) == steps
-    assert len({one[1:] for one in seen}) == 2 * steps
+    seen.assert_one_of_each_step(("loss", "correct", "regularizer"))
+
+
+@pytest.mark.parametrize("typed", [True, False])
+def test_optimizers_that_draw_noise_have_a_key_of_each_step(typed):
+    """A state begins with the same key for every client and in every round."""
+    seen = KeysSeen()
+
+    def init(params):
+        return jax.random.key(7) if typed else jax.random.PRNGKey(7)
+
+    def update(updates, key, params=None):
+        seen.add("optimizer", key if typed else jax.random.wrap_key_data(key))
+        return updates, jax.random.split(key, 1)[0]
+
+    def optimizer(rate):
+        return optax.chain(optax.GradientTransformation(init, update), optax.sgd(rate))
+
+    np.testing.assert_allclose(after_one_round(optimizer=optimizer), after_one_round(), atol=1e-12)
+    seen.assert_one_of_each_step(["optimizer"])
+
+
+def test_the_noise_of_two_clients_is_independent():
+    federation = toy_federation([16, 16], optimizer=noisy, local_epochs=1, batch_size=1)
+    models = states_of(pfl.make_algorithm("local"), federation, 1)[-1].models
+    first = np.concatenate([np.ravel(x[0]) for x in jax.tree.leaves(models)])
+    second = np.concatenate([np.ravel(x[1]) for x in jax.tree.leaves(models)])
+    assert abs(np.corrcoef(first, second)[0, 1]) < 0.4  # of 43 parameters, with one key above .99
+
+
+def noisy(learning_rate):
+    return optax.noisy_sgd(learning_rate, eta=1e4, key=0)
 
 
 def test_a_key_that_is_given_already_stays():
@@ -289,8 +339,16 @@ def test_a_key_that_is_given_already_stays():
     after_one_round(extra_loss=partial(loss, key="mine"))
 
 
-def test_a_correction_with_a_key_needs_one():
-    step = LocalStep(toy_federation(), jnp.float64(0.1), correct=lambda g, p, b, c, key: g)
-    with pytest.raises(TypeError, match=r"takes a key: step\.update\(\.\.\., rng=rng\)"):
-        state = step.begin({"params": {"w": jnp.zeros(2)}})
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"correct": lambda g, p, b, c, key: g}, "takes a key, and there is none"),
+        ({}, "The optimizer draws random numbers, and the step has no key"),
+    ],
+)
+def test_what_draws_needs_a_key(options, message):
+    federation = toy_federation(optimizer=optax.sgd if options else noisy)
+    step = LocalStep(federation, jnp.float64(0.1), **options)
+    state = step.begin({"params": {"w": jnp.zeros(2)}})
+    with pytest.raises(TypeError, match=message):
         step.update(state, LossAndGradient(0.0, {"w": jnp.ones(2)}, {}))

@@ -60,8 +60,9 @@ def learnt_weights(
 
         def loss(weights):
             model = theta_hat(upper, server, private, weights)
-            loss, _, seen = federation.task.forward(model, batch, jax.random.fold_in(rng, k))
-            return loss + federation.penalty(model["params"], seen, client), loss
+            key = jax.random.fold_in(rng, k)
+            loss, _, seen = federation.task.forward(model, batch, key)
+            return loss + federation.penalty(model["params"], seen, client, key), loss
 
         slope, loss = jax.grad(loss, has_aux=True)(weights)
         moved = jax.tree.map(lambda share, g: jnp.clip(share - rate * g, 0, 1), weights, slope)

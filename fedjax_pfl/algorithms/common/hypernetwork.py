@@ -81,7 +81,7 @@ def learnt_embeddings(
     def objective(model, batch, rng, broadcast, client):
         made = whole(model)
         found = federation.task.forward(made, batch, rng)
-        penalty = federation.penalty(made["params"], found.batch, client)
+        penalty = federation.penalty(made["params"], found.batch, client, rng)
         return found._replace(loss=found.loss + penalty)
 
     def correct(gradient, params, broadcast, client):
