@@ -7,18 +7,12 @@ import pytest
 from scipy.cluster import hierarchy
 from scipy.spatial.distance import squareform
 
-from tests.references import cfl, fedavg, network
+from tests.references import cfl
 from tests.references.local_sgd import sgd
 from tests.references.small import (
-    COUNT,
-    EVERYBODY,
-    PARTIAL,
     RATES,
     ROUNDS,
-    assert_same,
     flat,
-    identical,
-    stack,
 )
 
 ALWAYS = {"mean_below": np.inf, "largest_above": 0.0, "first_split": 0}
@@ -115,40 +109,6 @@ def test_halves_must_be_far_enough_apart_for_gamma_max():
 # ------------------------------------------------------------------ the rounds
 
 
-@pytest.mark.parametrize(
-    "never", [{"mean_below": 0.0}, {"first_split": ROUNDS}, {"max_clusters": 1}]
-)
-@pytest.mark.parametrize("cohorts", [EVERYBODY, PARTIAL])
-def test_without_a_split_it_is_fedavg_with_equal_weights(setting, never, cohorts):
-    common = {**setting, "cohorts": cohorts}
-    history = cfl.run(**common, **{**ALWAYS, **never})
-    plain = fedavg.run(**{**common, "sizes": [1] * COUNT})
-    for models, expected in zip(history, plain, strict=True):
-        assert models["clusters"] == [0] * COUNT
-        for model in models["personalized"]:
-            assert_same(model, expected["global"])
-
-
-def test_defaults_do_not_split_in_the_first_twenty_rounds(setting):
-    common = {**setting, "rounds": 22, "cohorts": EVERYBODY[:1] * 22, "learning_rate": [0.5] * 22}
-    common |= {"batches": setting["batches"][:1] * 22, "mean_below": np.inf, "largest_above": 0.0}
-    counts = [len(models["models"]) for models in cfl.run(**common)]
-    assert counts[:21] == [1] * 20 + [2]
-
-
-def test_a_split_separates_the_kinds_and_comes_before_the_average(setting):
-    common = sevenfold(setting)
-    (models,) = cfl.run(**{**common, "rounds": 1}, **ALWAYS)
-    assert models["clusters"] == [0, 1, 1, 0, 1, 0, 1]
-    moves = updates_of(common, [setting["initial"]], [0] * 7, 0)
-    for cluster, members in ((0, [0, 3, 5]), (1, [1, 2, 4, 6])):
-        expected = flat(setting["initial"]) + np.mean([moves[i] for i in members], axis=0)
-        np.testing.assert_allclose(flat(models["models"][cluster]), expected, rtol=1e-11)
-    mean, largest = models["norms"][0]
-    assert mean == pytest.approx(np.linalg.norm(np.mean(moves, axis=0)), rel=1e-11)
-    assert largest == pytest.approx(max(np.linalg.norm(move) for move in moves), rel=1e-11)
-
-
 def test_second_splits_name_clients_and_not_positions(setting):
     """Published code takes positions within the cluster for clients."""
     common = sevenfold(setting)
@@ -168,82 +128,3 @@ def test_second_splits_name_clients_and_not_positions(setting):
     assert [len(models["models"]) for models in history] == [2, 4, 4]  # once a cluster and round
     assert history[-1]["tree"][0]["members"] == list(range(7))
     assert sorted(history[1]["tree"][2]["members"]) == [1, 2, 4, 6]
-
-
-def test_clusters_are_bounded_lower_numbers_first(setting):
-    history = cfl.run(**sevenfold(setting), **ALWAYS, max_clusters=3)
-    assert [len(models["models"]) for models in history] == [2, 3, 3]
-    assert history[-1]["tree"][1]["cluster"] == 0
-
-
-def test_thresholds_are_strict_and_two_clients_are_too_few(setting):
-    common = {**setting, "rounds": 1, "first_split": 0}
-    mean, largest = cfl.run(**common)[0]["norms"][0]
-
-    def count(**options):
-        return len(cfl.run(**{**common, **options})[0]["models"])
-
-    assert count(mean_below=mean, largest_above=0.0) == 1
-    assert count(mean_below=np.nextafter(mean, 9.0), largest_above=0.0) == 2
-    assert count(mean_below=9.0, largest_above=largest) == 1
-    assert count(mean_below=9.0, largest_above=np.nextafter(largest, 0.0)) == 2
-    assert count(**ALWAYS, cohorts=[[1, 3]]) == 1
-    assert count(**ALWAYS, cohorts=[[1, 2, 3]]) == 2
-
-
-def test_absent_members_keep_their_number_and_add_nothing(setting):
-    """Published code adds the last update of an absent member once more."""
-    common = {**setting, "cohorts": [[1, 2, 3], [0], []]}
-    first, second, third = cfl.run(**common, **ALWAYS)
-    assert first["clusters"][0] == first["clusters"][1] == 0
-    assert set(first["clusters"]) == {0, 1}
-    step = updates_of(setting, first["models"], first["clusters"], 1)[0]
-    expected = flat(first["models"][0]) + step
-    np.testing.assert_allclose(flat(second["models"][0]), expected, rtol=1e-11)
-    assert second["models"][1] is first["models"][1]
-    assert third["models"] == second["models"]
-    assert third["clusters"] == second["clusters"]
-    assert third["norms"] == {}
-
-
-def test_identical_clients_are_not_split(setting):
-    """The mean's norm is the largest one, never below one bound and above a higher one."""
-    for models in cfl.run(**identical(setting), mean_below=0.4, largest_above=0.4, first_split=0):
-        assert len(models["models"]) == 1
-        mean, largest = models["norms"][0]
-        assert mean == pytest.approx(largest, rel=1e-12)
-
-
-def test_gamma_max_keeps_clusters_whole(setting):
-    common = sevenfold(setting)
-    assert len(cfl.run(**common, **ALWAYS, linkage="single", gamma_max=1.0)[-1]["models"]) == 1
-    assert len(cfl.run(**common, **ALWAYS, linkage="single", gamma_max=0.0)[-1]["models"]) > 2
-
-
-def test_best_of_tree_looks_along_the_client_s_own_path(setting):
-    common = sevenfold(setting)
-    last = cfl.run(**common, **ALWAYS)[-1]
-    path = [node["model"] for node in last["tree"] if 4 in node["members"]]
-    assert len(path) == 2
-    other = next(node["model"] for node in last["tree"] if 4 not in node["members"])
-    for wanted in (*path, last["personalized"][4]):
-        assert cfl.best_of_tree(last, 4, lambda model, w=wanted: float(model is not w)) is wanted
-    assert cfl.best_of_tree(last, 4, lambda model: float(model is not other)) is not other
-    at = common["clients"][4]["samples"]
-    losses = {}
-
-    def loss(model):
-        losses[id(model)] = network.loss_and_gradient(model, common["x"][at], common["y"][at])[0]
-        return losses[id(model)]
-
-    assert losses[id(cfl.best_of_tree(last, 4, loss))] == min(losses.values())
-    assert cfl.best_of_tree(last, 4, lambda model: 0.0) is last["personalized"][4]
-
-
-def test_one_client_is_sgd(setting):
-    single = {**setting, "clients": setting["clients"][:1], "cohorts": [[0]] * ROUNDS}
-    model = setting["initial"]
-    for t, models in enumerate(cfl.run(**single, **ALWAYS)):
-        model = sgd(model, setting["batches"][t][0], setting["x"], setting["y"], RATES[t])
-        assert_same(models["personalized"][0], model, rtol=1e-9, atol=1e-12)
-        assert stack(models["personalized"]).shape[0] == 1

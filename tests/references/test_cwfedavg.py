@@ -3,17 +3,13 @@
 import numpy as np
 import pytest
 
-from tests.references import cwfedavg, fedavg, network
-from tests.references.local_sgd import sgd
+from tests.references import cwfedavg, network
 from tests.references.small import (
-    CLASSES,
     COUNT,
     EVERYBODY,
     PARTIAL,
-    RATES,
     ROUNDS,
     SIZES,
-    assert_same,
     differences,
     flat,
     stack,
@@ -104,84 +100,3 @@ def test_cwfedavg_class_models_and_fused_matrix_agree(setting, cohorts, shares, 
         for i in range(COUNT):
             kept = np.array_equal(weights[i], np.eye(COUNT)[i])
             assert kept or not weights[i, absent].any()
-
-
-def test_cwfedavg_starts_everybody_anew_by_the_head_it_uploaded_last(setting):
-    partial = {**setting, "cohorts": PARTIAL}
-    held = [setting["initial"]] * COUNT
-    shares = [cwfedavg.norm_shares(setting["initial"])] * COUNT
-    remixed = 0.0
-    for t, models in enumerate(cwfedavg.run(**partial, wdr_weight=0.0)):
-        for i in PARTIAL[t]:
-            batches, rate = setting["batches"][t][i], RATES[t]
-            assert_same(
-                models["trained"][i], sgd(held[i], batches, setting["x"], setting["y"], rate)
-            )
-            shares[i] = cwfedavg.norm_shares(models["trained"][i])
-        np.testing.assert_allclose(models["shares"], shares, rtol=1e-13)
-        held = models["personalized"]
-        remixed = max(remixed, np.abs(shares - np.array([*map(cwfedavg.norm_shares, held)])).max())
-    assert remixed > 1e-3  # the mixed heads have other shares
-
-
-def test_cwfedavg_without_a_class_scales_the_other_shares_up(setting):
-    y = np.repeat([0, 0, 1, 2], SIZES)
-    y[0] = 1  # client 0: one of nine in class 1
-    common = {**setting, "y": y, "shares": "labels", "wdr_weight": 0.0, "rounds": 1}
-    (models,) = cwfedavg.run(**{**common, "cohorts": [[1]]})
-    assert [model is None for model in models["class_models"]] == [False, True, True, True]
-    np.testing.assert_array_equal(models["weights"], np.eye(COUNT)[[1, 1, 2, 3]])
-    assert_same(models["personalized"][0], models["trained"][1])
-    assert models["personalized"][2] is setting["initial"]
-    (nobody,) = cwfedavg.run(**{**common, "cohorts": [[]]})
-    np.testing.assert_array_equal(nobody["weights"], np.eye(COUNT))
-    assert all(model is setting["initial"] for model in nobody["personalized"])
-
-
-def test_cwfedavg_with_uniform_labels_is_fedavg(setting):
-    y = setting["y"].copy()
-    samples = [np.arange(4 * i, 4 * i + 4) for i in range(COUNT)]
-    for own in samples:
-        y[own] = np.arange(CLASSES)
-    same = {
-        **setting,
-        "y": y,
-        "clients": [{"samples": own} for own in samples],
-        "batches": [[[own] for own in samples]] * ROUNDS,
-    }
-    averaged = fedavg.run(**same)
-    for t, models in enumerate(cwfedavg.run(**same, shares="labels", wdr_weight=0.0)):
-        for model in (*models["personalized"], *models["class_models"]):
-            assert_same(model, averaged[t]["global"])
-
-
-def test_cwfedavg_regularizer_brings_the_norms_to_the_labels(setting):
-    x, y = setting["x"], setting["y"]
-    for client in setting["clients"]:
-        own = client["samples"]
-        target = cwfedavg.label_shares(y[own], CLASSES)
-
-        def extra(params, target=target):
-            return cwfedavg.regularizer_gradient(params, target, 10.0)
-
-        def distance(params, target=target):
-            return np.linalg.norm(cwfedavg.norm_shares(params) - target)
-
-        without = sgd(setting["initial"], [own] * 100, x, y, 0.02)
-        regularized = sgd(setting["initial"], [own] * 100, x, y, 0.02, extra_gradient=extra)
-        assert distance(regularized) < 0.5 * distance(without)
-
-
-def test_cwfedavg_regularizer_takes_part_in_the_rounds(setting):
-    (models,) = cwfedavg.run(**{**setting, "rounds": 1}, wdr_weight=3.0)
-    own = setting["clients"][3]["samples"]
-    target = cwfedavg.label_shares(setting["y"][own], CLASSES)
-    theta = flat(setting["initial"])
-    for batch in setting["batches"][0][3]:
-        params = network.unflat(theta, setting["initial"])
-        _, gradient = network.loss_and_gradient(params, setting["x"][batch], setting["y"][batch])
-        penalty = cwfedavg.regularizer_gradient(params, target, 3.0)
-        theta = theta - RATES[0] * (flat(gradient) + flat(penalty))
-    np.testing.assert_allclose(flat(models["trained"][3]), theta, rtol=1e-11)
-    with pytest.raises(ValueError, match="Unknown shares"):
-        cwfedavg.run(**setting, shares="gradients")

@@ -1,60 +1,74 @@
-"""The references themselves: worked examples and the limits in which algorithms coincide."""
+"""Limits in which two reference algorithms coincide.
+
+An algorithm whose reference has the right limits, and which equals that reference in
+tests/algorithms, has them too.
+"""
 
 import ast
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.references import fedavg, fedavg_ft, feddwa, local, network
+from tests.references import (
+    apfl,
+    apple,
+    cfl,
+    ditto,
+    fedala,
+    fedamp,
+    fedasync,
+    fedavg,
+    fedavg_async,
+    fedavg_ft,
+    fedavgm,
+    fedbabu,
+    feddwa,
+    fedfomo,
+    fedopt,
+    fedproto,
+    fedprox,
+    fedprox_ft,
+    fedrep,
+    fedupdate,
+    ifca,
+    l2c,
+    l2c_encoder,
+    lga,
+    local,
+    moon,
+    network,
+    perfedavg,
+    perfedavg_spfl,
+    pfedla,
+    pfedme,
+    scaffold,
+    sfl,
+    spfl,
+    waffle,
+    weight_erosion,
+)
 from tests.references.local_sgd import sgd
-from tests.references.small import RATES, ROUNDS, SIZES, assert_same, flat, stack
+from tests.references.small import (
+    COUNT,
+    EVERYBODY,
+    PARTIAL,
+    RATES,
+    ROUNDS,
+    assert_same,
+    flat,
+    further_batches,
+    identical,
+    stack,
+)
 
-
-def epochs(rng, samples, count=1, size=4):
-    """Shuffled epochs with the last, shorter batch kept."""
-    steps = []
-    for _ in range(count):
-        order = rng.permutation(samples)
-        steps += [order[k : k + size] for k in range(0, len(order), size)]
-    return steps
-
-
-@pytest.fixture
-def setting():
-    """Four clients of unequal size, each rich in a class of its own; keywords of `run`."""
-    rng = np.random.default_rng(1)
-    total, classes = sum(SIZES), 4
-    bounds = np.cumsum((0, *SIZES))
-    samples = [np.arange(a, b) for a, b in pairwise(bounds)]
-    owner = np.repeat(np.arange(len(SIZES)), SIZES)
-    y = np.where(rng.random(total) < 0.8, owner, rng.integers(0, classes, total))
-    x = rng.normal(size=(total, 5)) + np.eye(5)[y]
-
-    def draw(count):
-        return [[epochs(rng, own, count) for own in samples] for _ in range(ROUNDS)]
-
-    return {
-        "initial": network.random_parameters(rng, 5, 6, classes),
-        "clients": [{"samples": own} for own in samples],
-        "rounds": ROUNDS,
-        "x": x,
-        "y": y,
-        "sizes": SIZES,
-        "cohorts": [list(range(len(SIZES)))] * ROUNDS,
-        "batches": draw(1),
-        "guidance_batches": draw(1),
-        "learning_rate": RATES,
-    }
-
-
-def without_guidance(setting):
-    return {key: value for key, value in setting.items() if key != "guidance_batches"}
+NOTHING = [[[]] * COUNT] * ROUNDS
+EVEN = np.full((ROUNDS, COUNT), 1 / COUNT)
+ALONE = np.eye(COUNT)
 
 
 def test_no_file_imports_the_library_or_jax():
-    for path in (Path(__file__).parents[1] / "references").glob("*.py"):
+    for path in Path(__file__).parent.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom):
@@ -63,248 +77,339 @@ def test_no_file_imports_the_library_or_jax():
             assert not roots & {"jax", "jaxlib", "flax", "optax", "fedjax_pfl"}, path.name
 
 
-# ------------------------------------------------------------------ local, FedAvg, FedAvg-FT
+def punctual(s):
+    """The setting for references of late clients, none of whom is late."""
+    rest = {name: value for name, value in s.items() if name != "cohorts"}
+    return {**rest, "starts": s["cohorts"], "arrivals": s["cohorts"]}
 
 
-def test_local_clients_do_not_see_each_other(setting):
-    common = without_guidance(setting)
-    before = local.run(**common)
-    y = setting["y"].copy()
-    y[setting["clients"][2]["samples"]] = 0
-    after = local.run(**{**common, "y": y})
-    changed = stack(before[-1]["personalized"]) != stack(after[-1]["personalized"])
-    assert list(changed.any(axis=1)) == [False, False, True, False]
+def uniform(s):
+    """All clients count as much, whatever their size."""
+    return {**s, "sizes": [1] * COUNT}
 
 
-def test_fedavg_with_one_client_is_sgd(setting):
-    common = {**without_guidance(setting), "cohorts": [[3]] * ROUNDS}
-    model = setting["initial"]
-    for t, models in enumerate(fedavg.run(**common)):
-        model = sgd(model, setting["batches"][t][3], setting["x"], setting["y"], RATES[t])
-        assert_same(models["global"], model)
-    alone = local.run(**common)[-1]["personalized"][3]
-    assert_same(alone, model)
+def drawn(s):
+    """Arguments of pFedLA: hypernetworks that weigh all clients alike."""
+    rng = np.random.default_rng(5)
+    pairs = [
+        pfedla.random_hypernetwork(
+            rng, embedding=4, hidden=6, blocks=2, clients=COUNT, weighting="softmax"
+        )
+        for _ in range(COUNT)
+    ]
+    embeddings, hypernetworks = map(list, zip(*pairs, strict=True))
+    blocks = {"blocks": ("hidden", "head")}
+    return {**s, **blocks, "embeddings": embeddings, "hypernetworks": hypernetworks}
 
 
-@pytest.mark.parametrize("cohort", [[0, 1, 2, 3], [1, 3]])
-def test_fedavg_of_one_full_batch_step_is_a_step_on_the_pooled_gradient(setting, cohort):
+def attention(s, factor):
+    """Arguments of L2C with an attention whose parameters are multiplied by a factor."""
+    encoder = l2c_encoder.random_encoder(np.random.default_rng(3), s["initial"], (3, 2))
+    numbers = l2c_encoder.numbers(encoder)
+    encoder = l2c_encoder.rebuilt(factor * numbers, encoder)
+    return {**s, "validation_batches": further_batches(s), "encoder": encoder}
+
+
+def fedavg_of(s):
+    return [models["global"] for models in fedavg.run(**s)]
+
+
+def local_of(s):
+    return [models["personalized"] for models in local.run(**s)]
+
+
+def initial_of(s):
+    return [s["initial"]] * ROUNDS
+
+
+# name: (run, the models compared, what they equal)
+LIMITS = {
+    "fedprox-no-term": (lambda s: fedprox.run(**s, mu=0.0), "global", fedavg_of),
+    "moon-no-term": (lambda s: moon.run(**s, mu=0.0), "global", fedavg_of),
+    "fedavgm-nesterov": (lambda s: fedavgm.run(**s, server_momentum=0.0), "global", fedavg_of),
+    "fedavgm": (
+        lambda s: fedavgm.run(**s, server_momentum=0.0, nesterov=False), "global", fedavg_of,
+    ),
+    **{
+        f"fedopt-{rule}-large-tau": (
+            lambda s, rule=rule: fedopt.run(
+                **s, rule=rule, server_rate=1e14, tau=1e14, v0=0.0, b1=0.0
+            ), "global", fedavg_of,
+        )
+        for rule in fedopt.RULES
+    },
+    **{
+        f"apfl-{form}-global": (
+            lambda s, form=form: apfl.run(**s, form=form, alpha=0.4), "global", fedavg_of,
+        )
+        for form in apfl.FORMS
+    },
+    "apfl-own": (
+        lambda s: apfl.run(**s, alpha=1.0, adapt="never"), "personalized", local_of,
+    ),
+    "apfl-shared": (
+        lambda s: apfl.run(**s, alpha=0.0, adapt="never"), "personalized", fedavg_of,
+    ),
+    "apple-own-core": (
+        lambda s: apple.run(**s, relations=ALONE, relation_rate=0.0, momentum=0.0),
+        "personalized", local_of,
+    ),
+    "cfl-loose": (
+        lambda s: cfl.run(**uniform(s), mean_below=0.0, first_split=0), "personalized",
+        lambda s: fedavg_of(uniform(s)),
+    ),
+    "cfl-early": (
+        lambda s: cfl.run(**s, mean_below=np.inf, largest_above=0.0), "personalized",
+        lambda s: fedavg_of(uniform(s)),
+    ),
+    "cfl-one-cluster": (
+        lambda s: cfl.run(
+            **s, mean_below=np.inf, largest_above=0.0, first_split=0, max_clusters=1
+        ), "personalized", lambda s: fedavg_of(uniform(s)),
+    ),
+    "ditto-global": (
+        lambda s: ditto.run(**s, personal_batches=further_batches(s), pull=0.7),
+        "global", fedavg_of,
+    ),
+    "ditto-no-pull": (
+        lambda s: ditto.run(**s, personal_batches=further_batches(s), pull=0.0), "personalized",
+        lambda s: local_of({**s, "batches": further_batches(s)}),
+    ),
+    "fedala-weights-of-one": (
+        lambda s: fedala.run(**s, adaptation_batches=further_batches(s), weight_rate=0.0),
+        "personalized", fedavg_of,
+    ),
+    "fedala-weights-of-zero": (
+        lambda s: fedala.run(
+            **s, adaptation_batches=further_batches(s), top=("hidden", "head"), weight_rate=0.0,
+            first_weight=0.0,
+        ), "personalized", local_of,
+    ),
+    "fedamp-no-pull": (lambda s: fedamp.run(**s, pull=0.0), "personalized", local_of),
+    "heurfedamp-own-weight": (
+        lambda s: fedamp.run(**s, heuristic=True, self_weight=1.0, pull=0.0),
+        "personalized", local_of,
+    ),
+    "fedupdate-no-steps": (
+        lambda s: fedupdate.run(
+            **s, update_batches=further_batches(s), steps=0, discard_fine_tuned=True
+        ), "global", fedavg_of,
+    ),
+    "perfedavg_spfl-one-step": (
+        lambda s: perfedavg_spfl.run(**s, steps=1), "global", fedavg_of,
+    ),
+    "perfedavg-no-inner-step": (
+        lambda s: perfedavg.run(
+            **{**s, "batches": [[[[b[:0], b] for b in own] for own in t] for t in s["batches"]]},
+            inner_rate=[0.0] * ROUNDS, outer_rate=RATES,
+        ), "global", fedavg_of,
+    ),
+    "fedrep-no-head-steps": (
+        lambda s: fedrep.run(**s, head_batches=NOTHING), "personalized",
+        lambda s: [models["global"] for models in fedbabu.run(**s)],
+    ),
+    "fedproto-no-term": (lambda s: fedproto.run(**s, weight=0.0), "personalized", local_of),
+    "fedfomo-nothing-downloaded": (lambda s: fedfomo.run(**s, downloads=0), "trained", local_of),
+    "fedfomo-no-validation": (lambda s: fedfomo.run(**s), "trained", local_of),
+    "ifca-one-model": (
+        lambda s: ifca.run(**{**s, "initial": [s["initial"]]}), "personalized", fedavg_of,
+    ),
+    "l2c-one-hot": (
+        lambda s: l2c.run(
+            **s, validation_batches=further_batches(s), logits=1e4 * ALONE, logit_rate=0.0
+        ), "personalized", local_of,
+    ),
+    "l2c-no-neighbours": (
+        lambda s: l2c.run(
+            **s, validation_batches=further_batches(s), prune_after=0, neighbours=0
+        ), "personalized", local_of,
+    ),
+    "lga-punctual": (lambda s: lga.run(**punctual(s)), "global", fedavg_of),
+    "fedasync-punctual": (
+        lambda s: fedasync.run(**punctual(s), alpha=0.3), "global", fedavg_of,
+    ),
+    "fedavg_async-punctual": (lambda s: fedavg_async.run(**punctual(s)), "global", fedavg_of),
+    "fedavg_sync-punctual": (
+        lambda s: fedavg_async.run(**punctual(s), synchronous=True), "global", fedavg_of,
+    ),
+    "fedprox_ft-no-term": (
+        lambda s: fedprox_ft.run(**s, mu=0.0, tuning_batches=further_batches(s)), "personalized",
+        lambda s: [
+            models["personalized"]
+            for models in fedavg_ft.run(**s, tuning_batches=further_batches(s))
+        ],
+    ),
+    "feddwa-small-steps": (
+        lambda s: feddwa.run(
+            **{**s, "learning_rate": [1e-3] * ROUNDS}, top_k=1,
+            guidance_batches=further_batches(s),
+        ), "personalized", lambda s: local_of({**s, "learning_rate": [1e-3] * ROUNDS}),
+    ),
+    "pfedla-retained": (
+        lambda s: pfedla.run(**drawn(s), retained=2), "personalized", local_of,
+    ),
+    "pfedme-no-pull": (
+        lambda s: pfedme.run(**s, personal_rate=RATES, pull=0.0), "global", initial_of,
+    ),
+    "pfedme-no-server-rate": (
+        lambda s: pfedme.run(**s, personal_rate=[0.05] * ROUNDS, server_rate=0.0), "global",
+        initial_of,
+    ),
+}  # fmt: skip
+
+
+def check(limit, setting):
+    run, name, wanted = limit
+    for models, expected in zip(run(setting), wanted(setting), strict=True):
+        ours = [models[name]] if isinstance(models[name], dict) else models[name]
+        theirs = [expected] * len(ours) if isinstance(expected, dict) else expected
+        np.testing.assert_allclose(stack(ours), stack(theirs), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("cohorts", [EVERYBODY, PARTIAL], ids=["full", "partial"])
+@pytest.mark.parametrize("limit", LIMITS.values(), ids=LIMITS)
+def test_limits(setting, limit, cohorts):
+    check(limit, {**setting, "cohorts": cohorts})
+
+
+# Those in which all clients take part.
+FULL = {
+    "feddwa-trained-guidance": (
+        lambda s: feddwa.run(**s, guidance="trained", top_k=4), "personalized", local_of,
+    ),
+    "fedupdate-no-steps": (
+        lambda s: fedupdate.run(**s, update_batches=further_batches(s), steps=0),
+        "personalized", fedavg_of,
+    ),
+    "l2c-even": (
+        lambda s: l2c.run(**s, validation_batches=further_batches(s), logit_rate=0.0),
+        "personalized", lambda s: fedavg_of(uniform(s)),
+    ),
+    "l2c-encoder-of-zeros": (
+        lambda s: l2c.run(**attention(s, 0.0), logit_rate=0.0),
+        "personalized", lambda s: fedavg_of(uniform(s)),
+    ),
+    "pfedla-even": (
+        lambda s: pfedla.run(**drawn(s), hypernetwork_rate=0.0), "personalized",
+        lambda s: fedavg_of(uniform(s)),
+    ),
+    "scaffold-without-controls": (
+        lambda s: scaffold.run(**{**s, "rounds": 1}), "global",
+        lambda s: fedavg_of(uniform(s))[:1],
+    ),
+    **{
+        f"sfl-even-{layers}": (
+            lambda s, layers=layers: sfl.run(
+                **s, graph=np.full((COUNT, COUNT), 1 / COUNT), layers=layers, graph_weight=0.0,
+                global_weight=0.0,
+            ), "personalized", lambda s: fedavg_of(uniform(s)),
+        )
+        for layers in (1, 3)
+    },
+    "sfl-detached": (
+        lambda s: sfl.run(**s, graph=np.full((COUNT, COUNT), 1 / COUNT), detached=True),
+        "personalized", lambda s: fedavg_of(uniform(s)),
+    ),
+    "spfl_w-even-one-step": (
+        lambda s: spfl.run_weights(
+            **s, routine_batches=further_batches(s), body=("hidden",), one_step=True,
+            weights=(0.0, 0.0),
+        ), "personalized", lambda s: fedavg_of(uniform(s)),
+    ),
+    "spfl_w-even": (
+        lambda s: spfl.run_weights(
+            **s, routine_batches=further_batches(s), body=("hidden",), weights=(0.0, 0.0)
+        ), "personalized",
+        lambda s: [models["global"] for models in perfedavg_spfl.run(**uniform(s))],
+    ),
+    **{
+        f"waffle-{rule}-{update}-even": (
+            lambda s, rule=rule, update=update: waffle.run(
+                **s, forced=EVEN, control_rule=rule, control_update=update
+            ), "alice",
+            lambda s, update=update: [
+                models["global"] for models in scaffold.run(**s, control_update=update)
+            ],
+        )
+        for rule in waffle.CONTROL_RULES for update in scaffold.CONTROL_UPDATES
+    },
+    **{
+        f"waffle-{rule}-alone": (
+            lambda s, rule=rule: waffle.run(
+                **s, alice=2, control_rule=rule, forced=[ALONE[2]] * ROUNDS
+            ), "alice", lambda s: [models[2] for models in local_of(s)],
+        )
+        for rule in waffle.CONTROL_RULES
+    },
+    "weight_erosion-no-penalty": (
+        lambda s: weight_erosion.run(**s, distance_penalty=0.0), "alice",
+        lambda s: fedavg_of(uniform(s)),
+    ),
+    "weight_erosion-large-penalty": (
+        lambda s: weight_erosion.run(**s, distance_penalty=1e3, alice=1), "alice",
+        lambda s: [models[1] for models in local_of(s)],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("limit", FULL.values(), ids=FULL)
+def test_limits_of_full_participation(setting, limit):
+    check(limit, setting)
+
+
+# With clients of the same samples and batches.
+IDENTICAL = {
+    "fedamp": (
+        lambda s: fedamp.run(**s, sigma=2.0, alpha=0.5, pull=1.2), "personalized",
+        lambda s: [models["global"] for models in fedprox.run(**s, mu=1.2)],
+    ),
+    "scaffold": (lambda s: scaffold.run(**s), "global", fedavg_of),
+    "waffle": (lambda s: waffle.run(**s, total_rounds=100), "alice", fedavg_of),
+    **{
+        name: (
+            lambda s, run=run: run(
+                **s, routine_batches=[[t[0]] * COUNT for t in further_batches(s)],
+                body=("hidden",), gamma=2,
+            ), "personalized",
+            lambda s: [models["global"] for models in perfedavg_spfl.run(**s)],
+        )
+        for name, run in (
+            ("spfl", spfl.run), ("spfl-paper", spfl.run_paper), ("spfl_w", spfl.run_weights)
+        )
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("limit", IDENTICAL.values(), ids=IDENTICAL)
+def test_limits_of_identical_clients(setting, limit):
+    check(limit, identical(setting))
+
+
+@pytest.mark.parametrize("cohort", [[0, 1, 2, 3], [1, 3], [3]])
+def test_one_step_of_fedavg_on_all_samples_follows_the_pooled_gradient(setting, cohort):
     whole = [[client["samples"]] for client in setting["clients"]]
-    common = {
-        **without_guidance(setting),
-        "cohorts": [cohort] * ROUNDS,
-        "batches": [whole] * ROUNDS,
-    }
+    common = {**setting, "cohorts": [cohort] * ROUNDS, "batches": [whole] * ROUNDS}
     pooled = np.concatenate([setting["clients"][i]["samples"] for i in cohort])
     model = setting["initial"]
-    for t, models in enumerate(fedavg.run(**common)):
-        model = sgd(model, [pooled], setting["x"], setting["y"], RATES[t])
+    for models, rate in zip(fedavg.run(**common), RATES, strict=True):
+        model = sgd(model, [pooled], setting["x"], setting["y"], rate)
         assert_same(models["global"], model)
 
 
-def test_fedavg_without_anybody_or_any_step_keeps_the_model(setting):
-    common = {**without_guidance(setting), "rounds": 1}
-    assert_same(fedavg.run(**{**common, "cohorts": [[]]})[0]["global"], setting["initial"])
-    idle = [[[], [], [], []]]
-    assert_same(fedavg.run(**{**common, "batches": idle})[0]["global"], setting["initial"])
+def test_heurfedamp_of_even_weights_without_a_pull_is_uniform_fedavg(setting):
+    """All clients begin a round at the mean of all models."""
+    even = fedamp.run(**setting, heuristic=True, sigma=0.0, pull=0.0)
+    for models, expected in zip(even, fedavg_of(uniform(setting)), strict=True):
+        mean = stack(models["personalized"]).mean(axis=0)
+        np.testing.assert_allclose(mean, flat(expected), rtol=1e-11, atol=1e-13)
 
 
-def test_fine_tuning_leaves_the_training_alone(setting):
-    common = without_guidance(setting)
-    plain = fedavg.run(**common)
-    tuned = fedavg_ft.run(**common, tuning_batches=setting["guidance_batches"])
-    idle = fedavg_ft.run(**common, tuning_batches=[[[]] * len(SIZES)] * ROUNDS)
-    for t in range(ROUNDS):
-        np.testing.assert_array_equal(flat(tuned[t]["global"]), flat(plain[t]["global"]))
-        for i in range(len(SIZES)):
-            assert_same(idle[t]["personalized"][i], plain[t]["global"])
-            steps = setting["guidance_batches"][t][i]
-            expected = sgd(plain[t]["global"], steps, setting["x"], setting["y"], RATES[t])
-            assert_same(tuned[t]["personalized"][i], expected)
-
-
-# ------------------------------------------------------------------ FedDWA: the weights
-
-
-def test_weights_of_the_worked_example():
-    weights = feddwa.inverse_distance_weights
-    np.testing.assert_allclose(weights([1, 2, 4]), [4 / 7, 2 / 7, 1 / 7], rtol=1e-15)
-    np.testing.assert_allclose(weights([1, 2, 4], 2), [2 / 3, 1 / 3, 0], rtol=1e-15)
-    np.testing.assert_array_equal(weights([1, 2, 4], 5), weights([1, 2, 4], 3))
-    np.testing.assert_array_equal(weights([3, 1, 1, 1], 2), [0, 0.5, 0.5, 0])
-    np.testing.assert_allclose(weights([5, 10, 20]), weights([1, 2, 4]), rtol=1e-15)
-    np.testing.assert_allclose(weights([0.0, 1.0, 0.0], tiny=1e-12), [0.5, 0, 0.5], atol=1e-12)
-
-
-def test_exact_weights_sum_to_one_and_fit_at_least_as_well(setting):
-    models = feddwa.run(**setting, top_k=4)[-1]
-    trained = [models["trained"][i] for i in range(len(SIZES))]
-    for i, guide in models["guidance"].items():
-
-        def misfit(p, guide=guide):
-            return network.squared_distance(guide, network.combine(p, trained))
-
-        exact = feddwa.exact_weights(guide, trained)
-        simplex = feddwa.exact_weights(guide, trained, nonnegative=True)
-        np.testing.assert_allclose([exact.sum(), simplex.sum()], 1.0, rtol=1e-12)
-        assert simplex.min() >= 0.0
-        assert misfit(exact) <= misfit(simplex) * (1 + 1e-9)
-        assert misfit(simplex) < misfit(models["weights"][i])
-
-
-def test_exact_weights_on_orthogonal_differences_are_the_inverse_distances(setting):
-    guide = setting["initial"]
-    lengths = np.array([1.0, 2.0, 4.0])
-    directions = np.eye(len(flat(guide)))[:3] * np.sqrt(lengths)[:, None]
-    trained = [network.unflat(flat(guide) + row, guide) for row in directions]
-    expected = feddwa.inverse_distance_weights(lengths)
-    np.testing.assert_allclose(feddwa.exact_weights(guide, trained), expected, rtol=1e-12)
-
-
-# ------------------------------------------------------------------ FedDWA: the rounds
-
-
-def test_round_equals_eq_17_written_with_vectors(setting):
-    (models,) = feddwa.run(**{**setting, "rounds": 1}, guidance="full_gradient", top_k=4)
-    count, x, y = len(SIZES), setting["x"], setting["y"]
-    trained, gradients = [], []
-    for i in range(count):
-        model = sgd(setting["initial"], setting["batches"][0][i], x, y, RATES[0])
-        own = setting["clients"][i]["samples"]
-        gradients.append(flat(network.loss_and_gradient(model, x[own], y[own])[1]))
-        trained.append(flat(model))
-    trained, gradients = np.array(trained), np.array(gradients)
-    ahead = trained - RATES[0] * gradients
-    closeness = ((ahead[:, None] - trained[None]) ** 2).sum(axis=2) ** -1
-    expected = closeness / closeness.sum(axis=1, keepdims=True)
-    np.testing.assert_allclose(models["weights"], expected, rtol=1e-12)
-    np.testing.assert_allclose(stack(models["personalized"]), expected @ trained, rtol=1e-11)
-
-
-def test_rows_lie_on_the_simplex_and_keep_at_most_k(setting):
-    for models in feddwa.run(**setting, top_k=2):
-        weights = models["weights"]
-        assert weights.min() >= 0.0
-        np.testing.assert_allclose(weights.sum(axis=1), 1.0, rtol=1e-14)
-        assert (np.count_nonzero(weights, axis=1) == 2).all()
-        trained = [models["trained"][j] for j in range(len(SIZES))]
-        np.testing.assert_allclose(
-            stack(models["personalized"]), weights @ stack(trained), rtol=1e-12
-        )
-
-
-@pytest.mark.parametrize("guidance", feddwa.GUIDANCE)
-def test_identical_clients_get_uniform_weights(setting, guidance):
-    def shared(batches):
-        return [[of_round[0]] * len(SIZES) for of_round in batches]
-
-    same = {
-        **setting,
-        "clients": [setting["clients"][0]] * len(SIZES),
-        "batches": shared(setting["batches"]),
-        "guidance_batches": shared(setting["guidance_batches"]),
-    }
-    for models in feddwa.run(**same, guidance=guidance, top_k=4):
-        np.testing.assert_allclose(models["weights"], 1 / len(SIZES), rtol=1e-12)
-        for i in range(len(SIZES)):
-            assert_same(models["personalized"][i], models["trained"][i])
-
-
-def test_one_neighbour_and_small_steps_leave_local_training(setting):
-    slow = {**setting, "learning_rate": [1e-3] * ROUNDS}
-    mixed = feddwa.run(**slow, top_k=1)
-    alone = local.run(**without_guidance(slow))
-    for t in range(ROUNDS):
-        np.testing.assert_array_equal(mixed[t]["weights"], np.eye(len(SIZES)))
-        for i in range(len(SIZES)):
-            assert_same(mixed[t]["personalized"][i], alone[t]["personalized"][i])
-
-
-def test_trained_guidance_degenerates_to_local_training(setting):
-    mixed = feddwa.run(**setting, guidance="trained", top_k=4)
-    alone = local.run(**without_guidance(setting))
-    for t in range(ROUNDS):
-        np.testing.assert_allclose(mixed[t]["weights"], np.eye(len(SIZES)), atol=1e-8)
-        np.testing.assert_allclose(
-            stack(mixed[t]["personalized"]), stack(alone[t]["personalized"]), atol=1e-7
-        )
-
-
-def test_absent_clients_are_untouched(setting):
-    cohorts = [[0, 2], [1, 2, 3], [2, 3]]
-    models = [setting["initial"]] * len(SIZES)
-    for t, after in enumerate(feddwa.run(**{**setting, "cohorts": cohorts})):
-        present = set(cohorts[t])
-        assert set(after["trained"]) == set(after["guidance"]) == present
-        for i in range(len(SIZES)):
-            if i in present:
-                expected = sgd(
-                    models[i], setting["batches"][t][i], setting["x"], setting["y"], RATES[t]
-                )
-                assert_same(after["trained"][i], expected)
-                assert set(np.flatnonzero(after["weights"][i])) == present
-            else:
-                assert after["personalized"][i] is models[i]
-                np.testing.assert_array_equal(after["weights"][i], np.eye(len(SIZES))[i])
-        models = after["personalized"]
-    nobody = feddwa.run(**{**setting, "rounds": 1, "cohorts": [[]]})[0]
-    np.testing.assert_array_equal(nobody["weights"], np.eye(len(SIZES)))
-
-
-def test_guidance_variants_are_what_they_say(setting):
-    partial = {**setting, "cohorts": [[0, 2], [1, 2, 3], [0, 2]]}
-    ran = {name: feddwa.run(**partial, guidance=name) for name in feddwa.GUIDANCE}
-
-    first, _, third = ran["last"]
-    assert_same(first["guidance"][0], setting["initial"])
-    assert_same(third["guidance"][0], first["trained"][0])  # client 0 sat out the second round
-    assert_same(third["guidance"][2], ran["last"][1]["trained"][2])
-
-    assert_same(ran["received"][2]["guidance"][0], ran["received"][0]["personalized"][0])
-    assert_same(ran["received"][2]["guidance"][2], ran["received"][1]["personalized"][2])
-
-    after = ran["extrapolate"][2]
-    received = ran["extrapolate"][1]["personalized"][2]
-    expected = 2 * flat(after["trained"][2]) - flat(received)
-    np.testing.assert_allclose(flat(after["guidance"][2]), expected, rtol=1e-12, atol=1e-14)
-
-    whole = [[[client["samples"]] for client in setting["clients"]]] * ROUNDS
-    one_batch = feddwa.run(**{**partial, "guidance_batches": whole}, guidance="epochs")
-    for literal, stepped in zip(ran["full_gradient"], one_batch, strict=True):
-        np.testing.assert_allclose(literal["weights"], stepped["weights"], rtol=1e-12)
-
-    with pytest.raises(ValueError, match="Unknown guidance"):
-        feddwa.run(**setting, guidance="oracle")
-
-
-def test_guidance_epochs_continue_one_another(setting):
-    steps = setting["guidance_batches"]
-    twice = [[of_client * 2 for of_client in of_round] for of_round in steps]
-    models = feddwa.run(**{**setting, "rounds": 1, "guidance_batches": twice})[0]
-    once = sgd(models["trained"][1], steps[0][1], setting["x"], setting["y"], RATES[0])
-    again = sgd(once, steps[0][1], setting["x"], setting["y"], RATES[0])
-    assert_same(models["guidance"][1], again)
-
-
-def test_permuting_the_clients_permutes_the_result(setting):
-    order = [2, 0, 3, 1]
-
-    def permuted(per_round):
-        return [[of_round[i] for i in order] for of_round in per_round]
-
-    moved = {
-        **setting,
-        "clients": [setting["clients"][i] for i in order],
-        "sizes": [SIZES[i] for i in order],
-        "batches": permuted(setting["batches"]),
-        "guidance_batches": permuted(setting["guidance_batches"]),
-    }
-    before, after = feddwa.run(**setting, top_k=3)[-1], feddwa.run(**moved, top_k=3)[-1]
-    expected = before["weights"][np.ix_(order, order)]
-    np.testing.assert_allclose(after["weights"], expected, rtol=1e-10)
-    for new, old in enumerate(order):
-        assert_same(after["personalized"][new], before["personalized"][old], rtol=1e-10)
-    assert_same(
-        fedavg.run(**without_guidance(moved))[-1]["global"],
-        fedavg.run(**without_guidance(setting))[-1]["global"],
-        rtol=1e-10,
-    )
+def test_perfedavg_is_not_two_steps_on_the_same_minibatch(setting):
+    """The SPFL paper's Per-FedAvg differs from it even where both minibatches are the same."""
+    batch = setting["clients"][3]["samples"]
+    common = {**setting, "rounds": 1, "cohorts": [[3]]}
+    (mine,) = perfedavg.run(**{**common, "batches": [[[[batch, batch]]] * COUNT]})
+    (theirs,) = perfedavg_spfl.run(**{**common, "batches": [[[batch]] * COUNT]})
+    gap = flat(mine["global"]) - flat(theirs["global"])
+    _, g = network.loss_and_gradient(setting["initial"], setting["x"][batch], setting["y"][batch])
+    np.testing.assert_allclose(gap, RATES[0] * flat(g), rtol=1e-10, atol=1e-15)

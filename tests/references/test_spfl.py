@@ -3,37 +3,14 @@
 import numpy as np
 import pytest
 
-from tests.references import fedavg, network, perfedavg_spfl, spfl
-from tests.references.local_sgd import repeated, sgd
+from tests.references import network, perfedavg_spfl, spfl
 from tests.references.similarity import cosine, cosine_matrix, softmax_rows
 from tests.references.small import (
-    COUNT,
-    EVERYBODY,
-    PARTIAL,
-    RATES,
-    ROUNDS,
-    assert_same,
     epochs,
     flat,
-    further_batches,
-    identical,
-    longer,
-    stack,
 )
 
 BODY = ("hidden",)
-
-
-@pytest.fixture
-def routine(setting):
-    """The federation with what SPFL needs beside it."""
-    return {**setting, "routine_batches": further_batches(setting), "body": BODY}
-
-
-def updates(model, batches, setting, rate):
-    """The two-step update of one client as {layer: {name: array}}."""
-    trained = sgd(model, repeated(batches, 2), setting["x"], setting["y"], rate)
-    return network.subtract(trained, model)
 
 
 # ------------------------------------------------------------------ cosines and softmax
@@ -91,185 +68,7 @@ def test_block_weights():
         spfl.block_weights(2, (0.5, 0.3, 0.2), spfl.BODY_WEIGHTS)
 
 
-# ------------------------------------------------------------------ SPFL
-
-
-def test_rounds_written_out(routine):
-    """Round 0 with the routine, round 1 without: bodies mixed, heads local."""
-    first, second, _ = spfl.run(**routine, gamma=2)
-    start, moves = routine["initial"], []
-    for of_client in routine["routine_batches"][0]:
-        moves.append(updates(start, of_client, routine, RATES[0]))
-    kernels = np.array([move["hidden"]["kernel"].ravel() for move in moves])
-    kernels /= np.linalg.norm(kernels, axis=1, keepdims=True)
-    powers = np.exp(kernels @ kernels.T)
-    weights = powers / powers.sum(axis=1, keepdims=True)
-    held = [start] * COUNT
-    for t, models in enumerate((first, second)):
-        np.testing.assert_allclose(models["weights"], weights, rtol=1e-11)
-        moves = [
-            updates(held[i], routine["batches"][t][i], routine, RATES[t]) for i in range(COUNT)
-        ]
-        for i in range(COUNT):
-            for name in ("kernel", "bias"):
-                body = held[i]["hidden"][name] + sum(
-                    weights[i, j] * moves[j]["hidden"][name] for j in range(COUNT)
-                )
-                head = held[i]["head"][name] + moves[i]["head"][name]
-                after = models["personalized"][i]
-                np.testing.assert_allclose(after["hidden"][name], body, rtol=1e-10)
-                np.testing.assert_allclose(after["head"][name], head, rtol=1e-10)
-        held = models["personalized"]
-
-
-def test_the_routine_averages_all_layers_and_throws_its_training_away(routine):
-    third = spfl.run(**routine, gamma=2)[2]
-    before = spfl.run(**routine, gamma=2)[1]["personalized"]
-    mean = network.unflat(stack(before).mean(axis=0), routine["initial"])
-    alone = spfl.run(
-        **{
-            **routine,
-            "initial": mean,
-            "rounds": 1,
-            **{k: routine[k][2:] for k in ("batches", "routine_batches", "learning_rate")},
-        }
-    )[0]
-    np.testing.assert_allclose(stack(third["personalized"]), stack(alone["personalized"]))
-    np.testing.assert_allclose(third["similarity"], alone["similarity"], rtol=1e-9)
-    never = spfl.run(**routine, gamma=100)
-    np.testing.assert_array_equal(never[2]["similarity"], never[0]["similarity"])
-
-
-def test_the_routine_is_everybodys_and_the_round_the_cohorts(routine):
-    common = {**routine, "cohorts": PARTIAL, "gamma": 2}
-    held = [routine["initial"]] * COUNT
-    for t, models in enumerate(spfl.run(**common)):
-        cohort = PARTIAL[t]
-        both = np.ix_(cohort, cohort)
-        assert (models["similarity"] != 0.0).all()
-        powers = np.exp(models["similarity"][both])
-        expected = np.eye(COUNT)
-        expected[cohort] = 0.0
-        expected[both] = powers / powers.sum(axis=1, keepdims=True)
-        np.testing.assert_allclose(models["weights"], expected, rtol=1e-13)
-        if t % 2 == 0:
-            mean = network.unflat(stack(held).mean(axis=0), routine["initial"])
-            held = [mean] * COUNT
-        for i in set(range(COUNT)) - set(cohort):
-            assert_same(models["personalized"][i], held[i])
-        for i in cohort:
-            move = updates(held[i], routine["batches"][t][i], routine, RATES[t])
-            head = held[i]["head"]["kernel"] + move["head"]["kernel"]
-            after = models["personalized"][i]["head"]["kernel"]
-            np.testing.assert_allclose(after, head, rtol=1e-9, atol=1e-12)
-        held = models["personalized"]
-    nobody = spfl.run(**{**common, "rounds": 1, "cohorts": [[]]})[0]
-    for model in nobody["personalized"]:
-        assert_same(model, routine["initial"])
-    assert nobody["similarity"].all()
-
-
-def test_with_a_constant_similarity_the_body_moves_by_the_mean_update(routine):
-    history = spfl.run(**routine, gamma=100, weights=(0.0,))
-    start = [routine["initial"]] * COUNT
-    for t, models in enumerate(history):
-        np.testing.assert_allclose(models["weights"], 1 / COUNT, rtol=1e-15)
-        moves = [
-            updates(start[i], routine["batches"][t][i], routine, RATES[t]) for i in range(COUNT)
-        ]
-        mean = np.mean([move["hidden"]["kernel"] for move in moves], axis=0)
-        for i in range(COUNT):
-            moved = models["personalized"][i]["hidden"]["kernel"] - start[i]["hidden"]["kernel"]
-            np.testing.assert_allclose(moved, mean, rtol=1e-9, atol=1e-13)
-        start = models["personalized"]
-    bodies = [model["hidden"]["kernel"] for model in start]
-    np.testing.assert_allclose(bodies, [bodies[0]] * COUNT, rtol=1e-12)
-
-
-@pytest.mark.parametrize("run", [spfl.run, spfl.run_paper, spfl.run_weights])
-def test_identical_clients_are_one_client(routine, run):
-    same = identical(routine)
-    same["routine_batches"] = [[of_round[0]] * COUNT for of_round in routine["routine_batches"]]
-    model = routine["initial"]
-    for t, models in enumerate(run(**same, gamma=2)):
-        steps = repeated(same["batches"][t][0], 2)
-        model = sgd(model, steps, routine["x"], routine["y"], RATES[t])
-        np.testing.assert_allclose(models["weights"], 1 / COUNT, rtol=1e-12)
-        for after in models["personalized"]:
-            assert_same(after, model, rtol=1e-9, atol=1e-12)
-
-
-def test_one_step_is_one_step(routine):
-    single = spfl.run_weights(**routine, one_step=True, weights=(0.0, 0.0))
-    equal = {**routine, "sizes": [1] * COUNT}
-    for key in ("routine_batches", "body"):
-        equal.pop(key)
-    for models, expected in zip(single, fedavg.run(**equal), strict=True):
-        for model in models["personalized"]:
-            assert_same(model, expected["global"])
-
-
-# ------------------------------------------------------------------ SPFL-w
-
-
-def test_weights_with_a_constant_similarity_are_fedavg_of_two_steps(routine):
-    equal = {key: routine[key] for key in routine if key not in ("routine_batches", "body")}
-    plain = perfedavg_spfl.run(**{**equal, "sizes": [1] * COUNT})
-    for models, expected in zip(
-        spfl.run_weights(**routine, weights=(0.0, 0.0)), plain, strict=True
-    ):
-        for model in models["personalized"]:
-            assert_same(model, expected["global"])
-
-
-@pytest.mark.parametrize("cohorts", [EVERYBODY, PARTIAL])
-def test_weights_mix_what_was_trained(routine, cohorts):
-    for t, models in enumerate(spfl.run_weights(**{**routine, "cohorts": cohorts}, gamma=2)):
-        cohort = cohorts[t]
-        trained = stack([models["trained"][i] for i in cohort])
-        mixed = stack([models["personalized"][i] for i in cohort])
-        rows = models["weights"][np.ix_(cohort, cohort)]
-        np.testing.assert_allclose(rows.sum(axis=1), 1.0, rtol=1e-14)
-        np.testing.assert_allclose(mixed, rows @ trained, rtol=1e-10, atol=1e-13)
-
-
-def test_the_similarity_may_be_smoothed_over_the_routines(routine):
-    common = {**longer(routine, 5), "gamma": 2, "weights": (0.0, 1.0)}
-    common["routine_batches"] = [common["routine_batches"][t % ROUNDS] for t in range(5)]
-    fresh = spfl.run_weights(**common)
-    smoothed = spfl.run_weights(**common, ema=0.6)
-    np.testing.assert_allclose(smoothed[0]["similarity"], 0.4 * fresh[0]["similarity"])
-    np.testing.assert_array_equal(smoothed[1]["similarity"], smoothed[0]["similarity"])
-    own = np.diagonal(smoothed[4]["similarity"])
-    np.testing.assert_allclose(own, 1 - 0.6**3, rtol=1e-13)
-
-
 # ------------------------------------------------------------------ equation (7)
-
-
-def test_stages_are_compared_by_all_their_leaves(routine):
-    (models,) = spfl.run_paper(**{**routine, "rounds": 1})
-    moves = [
-        updates(routine["initial"], of_client, routine, RATES[0])
-        for of_client in routine["routine_batches"][0]
-    ]
-    for s, layer in enumerate(("hidden", "head")):
-        vectors = np.array(
-            [np.r_[m[layer]["kernel"].ravel(), m[layer]["bias"].ravel()] for m in moves]
-        )
-        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-        np.testing.assert_allclose(models["similarity"][s], vectors @ vectors.T, rtol=1e-10)
-        trained = np.array(
-            [
-                updates(routine["initial"], of_client, routine, RATES[0])[layer]["kernel"]
-                for of_client in routine["batches"][0]
-            ]
-        )
-        moved = np.tensordot(models["weights"][s], trained, axes=1)
-        for i in range(COUNT):
-            after = models["personalized"][i][layer]["kernel"]
-            expected = routine["initial"][layer]["kernel"] + moved[i]
-            np.testing.assert_allclose(after, expected, rtol=1e-10)
 
 
 def test_the_literal_equation_cannot_train():
