@@ -11,9 +11,9 @@ import numpy as np
 from PIL import Image
 
 import fedjax_pfl as pfl
+from fedjax_pfl.data.dataset import dataset_from_arrays
 from fedjax_pfl.data.partitions.importers import import_partition
 from fedjax_pfl.data.sources.cifar import LAYOUTS
-from fedjax_pfl.data.sources.source_registry import dataset_from_arrays
 from tests.fuzz import mutations
 from tests.fuzz.specimens import (
     RNG,

@@ -14,9 +14,10 @@ import numpy as np
 from hypothesis import strategies as st
 
 import fedjax_pfl as pfl
+from fedjax_pfl.data.dataset import dataset_from_arrays
 from fedjax_pfl.data.partitions.importers import import_partition
 from fedjax_pfl.data.scaling import SCALINGS
-from fedjax_pfl.data.sources.source_registry import dataset_from_arrays, load_dataset
+from fedjax_pfl.data.sources.source_registry import load_dataset
 from fedjax_pfl.engine import simulation
 from fedjax_pfl.execution.strategy import resolve_execution
 from fedjax_pfl.federation.batching import Schedule

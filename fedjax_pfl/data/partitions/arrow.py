@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_pfl.data.arrow_files import batches, open_parquet, stream_batches
+from fedjax_pfl.data.dataset import Dataset
 from fedjax_pfl.data.image_decoding import decode_images
 from fedjax_pfl.data.partitions.matching import Matcher, pixels
-from fedjax_pfl.data.sources.source_registry import Dataset
 from fedjax_pfl.utils.errors import InputError, require
 
 _LABELS = ("label", "labels", "fine_label", "character")

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_pfl.data.json_files import read_json
+from fedjax_pfl.data.dataset import Dataset
+from fedjax_pfl.data.files import read_json
 from fedjax_pfl.data.partitions.partition import Partition
-from fedjax_pfl.data.sources.source_registry import Dataset
 from fedjax_pfl.utils.errors import InputError, shown
 
 PICKLE, LISTS, STATISTICS = "partition.pkl", "partition.json", "all_stats.json"

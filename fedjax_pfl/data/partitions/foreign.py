@@ -3,13 +3,13 @@
 import re
 from pathlib import Path
 
+from fedjax_pfl.data.dataset import Dataset
 from fedjax_pfl.data.files import as_path, reading
 from fedjax_pfl.data.partitions.flbench import LISTS, is_flbench
 from fedjax_pfl.data.partitions.importers import import_partition
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.pfllib_files import is_pfllib
 from fedjax_pfl.data.sources.leaf import is_leaf
-from fedjax_pfl.data.sources.source_registry import Dataset
 from fedjax_pfl.utils.errors import InputError
 
 

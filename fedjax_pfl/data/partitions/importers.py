@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_pfl.data.files import as_path, reading
-from fedjax_pfl.data.json_files import read_json
+from fedjax_pfl.data.dataset import Dataset
+from fedjax_pfl.data.files import as_path, read_json, reading
 from fedjax_pfl.data.partitions.arrow import read_rows
 from fedjax_pfl.data.partitions.flbench import import_flbench
 from fedjax_pfl.data.partitions.held_out import held_out
@@ -20,7 +20,6 @@ from fedjax_pfl.data.partitions.matching import Matcher, pixels
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.partitions.rule_registry import integer, is_number
 from fedjax_pfl.data.pfllib_files import read_clients, read_config
-from fedjax_pfl.data.sources.source_registry import Dataset
 from fedjax_pfl.utils.conversions import keyword_defaults
 from fedjax_pfl.utils.errors import InputError, require, unknown_name
 

@@ -5,7 +5,7 @@ from collections import defaultdict, deque
 
 import numpy as np
 
-from fedjax_pfl.data.sources.source_registry import Dataset
+from fedjax_pfl.data.dataset import Dataset
 from fedjax_pfl.utils.errors import InputError, require
 
 

@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from fedjax_pfl.data.dataset import dataset_from_arrays
 from fedjax_pfl.data.partitions.importers import import_partition
 from fedjax_pfl.data.pfllib_files import PFLLIB_EXPORT
-from fedjax_pfl.data.sources.source_registry import dataset_from_arrays
 from fedjax_pfl.utils.errors import InputError
 
 SHAPE = (6, 5, 3)
@@ -259,7 +259,7 @@ def test_flower_parquet_files_and_their_faults(tmp_path):
     bad = pa.table({"image": [{"bytes": b"no image", "path": None}], "label": [0]})
     pq.write_table(bad, tmp_path / "client-0.parquet")
     (tmp_path / "client-2.parquet").unlink()
-    with pytest.raises(InputError, match="isn't an image that can be read"):
+    with pytest.raises(InputError, match="can't be read as an image"):
         import_partition("flower", tmp_path, DATA)
 
 
