@@ -2,8 +2,12 @@
 
 from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
 from fedjax_pfl.data.partitions import rules  # noqa: F401 - registers the rules
-from fedjax_pfl.data.partitions.foreign import read_partition, recognised
-from fedjax_pfl.data.partitions.importers import IMPORTERS, import_partition
+from fedjax_pfl.data.partitions.importers import (
+    IMPORTERS,
+    import_partition,
+    read_partition,
+    recognised,
+)
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.partitions.rule_registry import (
     COMMON_OPTIONS,

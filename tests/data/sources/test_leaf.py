@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.cli import build, flags
-from fedjax_pfl.data.partitions.foreign import read_partition, recognised
+from fedjax_pfl.data.partitions.importers import read_partition, recognised
 from fedjax_pfl.data.partitions.rule_registry import make_partition
 from fedjax_pfl.data.sources.leaf import LETTERS
 from fedjax_pfl.data.sources.source_registry import load_dataset
@@ -105,7 +105,7 @@ def test_a_folder_is_no_split(femnist):
     for folder in (femnist / "femnist/data", femnist / "femnist"):  # as LEAF's folders lie
         assert recognised(folder) == "leaf"
         assert load_dataset("leaf", folder).name == "femnist"
-    with pytest.raises(InputError, match="is a folder of LEAF's, which holds samples and their"):
+    with pytest.raises(InputError, match="is a folder of LEAF, with samples and their"):
         read_partition(femnist / "femnist", load_dataset("digits"))
 
 
