@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_pfl.data.whole_files import read_arrays, read_json, require_version
+from fedjax_pfl.data.npz import read_arrays
+from fedjax_pfl.data.whole_files import read_json, require_version
 from fedjax_pfl.results.result_files import OLDER, damaged, remedy
 from fedjax_pfl.utils.errors import InputError, shown
 from fedjax_pfl.utils.metric_names import ACCURACY, BETTER, Measure

@@ -40,7 +40,7 @@ from typing import Any
 import numpy as np
 
 import fedjax_pfl as pfl
-from fedjax_pfl.data.files import save_arrays
+from fedjax_pfl.data.npz import save_arrays
 from fedjax_pfl.data.whole_files import aside, writing
 from fedjax_pfl.results import partition_plots, plots
 from fedjax_pfl.results.names import COUNTS

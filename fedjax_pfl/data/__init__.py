@@ -1,8 +1,13 @@
 """Data sets, their sources, and partitions of their samples among clients."""
 
+from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
 from fedjax_pfl.data.partitions import rules  # noqa: F401 - registers the rules
-from fedjax_pfl.data.partitions.foreign import read_partition, recognised
-from fedjax_pfl.data.partitions.importers import IMPORTERS, import_partition
+from fedjax_pfl.data.partitions.importers import (
+    IMPORTERS,
+    import_partition,
+    read_partition,
+    recognised,
+)
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.partitions.rule_registry import (
     COMMON_OPTIONS,
@@ -15,14 +20,9 @@ from fedjax_pfl.data.partitions.rule_registry import (
 )
 from fedjax_pfl.data.partitions.statistics import partition_statistics
 from fedjax_pfl.data.scaling import SCALINGS, input_scaling
-from fedjax_pfl.data.sources.source_registry import (
-    DATASETS,
-    Dataset,
-    dataset_from_arrays,
-    load_dataset,
-    prepare_tfds,
-    register_dataset,
-)
+from fedjax_pfl.data.sources import builtin  # noqa: F401 - registers the data sets
+from fedjax_pfl.data.sources.source_registry import DATASETS, load_dataset, register_dataset
+from fedjax_pfl.data.sources.tfds_prepare import prepare_tfds
 
 __all__ = [
     "COMMON_OPTIONS",

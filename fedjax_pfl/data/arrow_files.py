@@ -1,98 +1,127 @@
-"""Parquet and Arrow files, checked in full: damaged offsets would crash the process."""
+"""Parquet and Arrow files, validated in full: damaged offsets would crash the process."""
 
-import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedjax_pfl.data.arrow_sizes import unpacked_size
-from fedjax_pfl.data.files import read_bytes, require_file
+import numpy as np
+
+from fedjax_pfl.data.csv_files import check_header
+from fedjax_pfl.data.files import read_bytes, reading, require_file, unreadable
 from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.utils.errors import InputError
 
-# Rows of encoded images that are read at once. A few bytes may stand for a value of megabytes, row
-# after row, so larger pieces don't wait until their size is known.
-_ROWS = 4
-_LARGE = 2**26
+# Rows that are decoded at once: a few bytes of a file may stand for a value of megabytes in each.
+_ROWS = 64
+_PARQUET, _STREAM = "a Parquet file", "an Arrow stream"
 
 
 def open_parquet(path: Path):
-    """A `pyarrow.parquet.ParquetFile`, not decoded yet.
+    """Return a `pyarrow.parquet.ParquetFile` whose columns are not decoded yet.
 
     Raises:
-      InputError: no regular file, no Parquet file, or row groups that don't add up.
+      InputError: not a regular file, or not a Parquet file.
     """
     import pyarrow.parquet  # slow import: only where it is used
 
     require_file(path)
-    with _readable(path):
+    with reading(path, _PARQUET):
         file = pyarrow.parquet.ParquetFile(path)
-        _check_names(file.schema_arrow)
-        meta = file.metadata
-        groups = [meta.row_group(i).num_rows for i in range(meta.num_row_groups)]
-        if min(groups, default=0) < 0 or sum(groups) != meta.num_rows:
-            raise _unreadable(path, f"it announces {meta.num_rows} rows and holds {sum(groups)}")
+        list(file.schema_arrow.names)  # raises if a name isn't UTF-8
     return file
 
 
 def batches(path: Path, file, columns: list[str] | None = None) -> Iterator:
-    """Record batches of some or all columns of an opened Parquet file, a few rows each, all valid.
+    """Yields record batches of some or all columns of an opened Parquet file, a few rows each.
 
     Raises:
-      InputError: damaged, or other than the announced number of rows.
+      InputError: damaged, larger than memory, or other than the announced number of rows.
     """
-    done = 0
-    with _readable(path):
-        # What a group says of its columns one by one aborts the process where it is damaged.
-        groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
+    done, meta = 0, file.metadata
+    with reading(path, _PARQUET):
+        # Of columns one by one, a damaged file's metadata would abort the process.
+        groups = map(meta.row_group, range(meta.num_row_groups))
         largest = max((group.total_byte_size for group in groups), default=0)
         require_memory(f"A group of rows of {path}", largest)
-        rows = 1 if largest > _LARGE else _ROWS
-        for batch in file.iter_batches(rows, columns=columns):
+        for batch in file.iter_batches(_ROWS, columns=columns):
             batch.validate(full=True)
             done += len(batch)
-            if done > file.metadata.num_rows:
+            if done > meta.num_rows:
                 break
             yield batch
-        if done != file.metadata.num_rows:
-            why = f"it announces {file.metadata.num_rows} rows, but {done} or more are there"
-            raise _unreadable(path, why)
+        if done != meta.num_rows:
+            why = f"it announces {meta.num_rows} rows, but {done} or more are there"
+            raise unreadable(path, _PARQUET, why)
+
+
+def read_columns(path: Path, names: list[str] | None = None) -> dict[str, np.ndarray]:
+    """Return columns of numbers or text of a Parquet file, all of them by default.
+
+    Raises:
+      InputError: damaged, a column of another type, without a value in some row, or of a name that
+        two columns have.
+    """
+    from pyarrow import types  # slow import: only where it is used
+
+    file = open_parquet(path)
+    schema = file.schema_arrow
+    check_header(path, schema.names)
+    names = schema.names if names is None else names
+    require_memory(f"The cells of {path}", 8 * file.metadata.num_rows * len(names))
+    for name in names:
+        kind = schema.field(name).type
+        number = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
+        if not (number or types.is_string(kind) or types.is_large_string(kind)):
+            raise InputError(f"Column {name!r} of {path} must hold numbers or text, got {kind}.")
+    parts: dict[str, list[np.ndarray]] = {name: [] for name in names}
+    for batch in batches(path, file, names):
+        for name, part in parts.items():
+            column = batch.column(name)
+            if column.null_count:
+                raise InputError(f"Column {name!r} of {path} has rows without a value.")
+            part.append(column.to_numpy(zero_copy_only=False))
+    return {name: np.concatenate(part) if part else np.zeros(0) for name, part in parts.items()}
 
 
 def stream_batches(path: Path) -> Iterator:
-    """Record batches of an Arrow stream (as `datasets` saves it), all valid.
+    """Yields the record batches of an Arrow stream, as `datasets` saves it.
 
     Raises:
-      InputError: damaged, or it unpacks to more than memory holds.
+      InputError: damaged, or compressed, so that it might unpack to more than memory holds.
     """
     import pyarrow as pa  # slow import: only where it is used
 
     content = read_bytes(path)
-    with _readable(path, "an Arrow stream"):
-        require_memory(f"{path} unpacked", unpacked_size(content))
+    with reading(path, _STREAM):
+        for message in pa.ipc.MessageReader.open_stream(content):
+            if _is_compressed(message):
+                raise InputError(f"{path} is a compressed Arrow stream: save it uncompressed.")
         with pa.ipc.open_stream(content) as reader:
-            _check_names(reader.schema)
+            list(reader.schema.names)  # raises if a name isn't UTF-8
             for batch in reader:
                 batch.validate(full=True)
                 yield batch
 
 
-def _check_names(fields) -> None:
-    """Raises `UnicodeDecodeError` unless all names of a schema are text."""
-    for field in fields:
-        if field.name is not None:
-            _check_names(field.type.field(i) for i in range(field.type.num_fields))
+def _is_compressed(message) -> bool:
+    """Whether a record batch has the field `compression` (pyarrow shows only its FlatBuffer)."""
+    head = message.metadata.to_pybytes()
 
+    def number(size: int, place: int) -> int:
+        return int.from_bytes(head[place : place + size], "little")
 
-@contextlib.contextmanager
-def _readable(path: Path, kind: str = "a Parquet file") -> Iterator[None]:
-    try:
-        yield
-    except InputError:
-        raise
-    except Exception as error:  # pyarrow raises whatever a damaged file leads it to
-        raise _unreadable(path, error, kind) from error
+    def field(table: int, index: int) -> int:
+        """The place of a field of a table, 0 where it is left out."""
+        vtable = table - int.from_bytes(head[table : table + 4], "little", signed=True)
+        entry = 4 + 2 * index
+        offset = number(2, vtable + entry) if entry < number(2, vtable) else 0
+        return table + offset if offset else 0
 
-
-def _unreadable(path: Path, why, kind: str = "a Parquet file") -> InputError:
-    lines = str(why).strip().splitlines() or [type(why).__name__]
-    return InputError(f"{path} can't be read as {kind}: {lines[0][:300]}")
+    root = number(4, 0)
+    if message.type not in ("record batch", "dictionary"):
+        return False
+    place = field(root, 2)
+    batch = place + number(4, place)
+    if message.type == "dictionary":
+        place = field(batch, 1)
+        batch = place + number(4, place)
+    return field(batch, 3) > 0

@@ -1,23 +1,20 @@
-"""Opens and unpacks only regular files of a size that fits; otherwise a sentence says why."""
+"""Paths and regular files: opening, reading and unpacking, with one sentence for each error."""
 
 import contextlib
 import errno
 import gzip
 import io
+import json
 import os
 import stat
-import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
-
-import numpy as np
+from typing import Any
 
 from fedjax_pfl.data.limits import free, require_memory
 from fedjax_pfl.utils.errors import InputError, shown
 
-# Bytes of one unpacked file, about three times the largest of any data set here. Larger files are
-# refused before they fill the memory.
+# Bytes that a compressed file may unpack to: about three times the largest of any data set here.
 LARGEST_FILE = 1_600_000_000
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -28,72 +25,90 @@ _KINDS = {
 }
 
 
-def as_path(what: str, given: str | os.PathLike[str]) -> Path:
-    """A path as a user writes it, with `~` and `~name` replaced by a home folder.
+def as_path(what: str, path: str | os.PathLike[str]) -> Path:
+    """Converts a path as a user writes it; `~` and `~name` are replaced by a home folder.
 
     Args:
-      what: its name in sentences, such as "data_dir" or "--output_dir".
-      given: the path.
+      what: its name in messages, such as "data_dir" or "--output_dir".
+      path: the path.
 
     Raises:
-      InputError: it is no text, holds a NUL or is not valid UTF-8, or names a home folder that
-        doesn't exist.
+      InputError: not text, a NUL byte, invalid UTF-8, or a home folder that doesn't exist.
     """
-    text = os.fspath(given) if isinstance(given, str | os.PathLike) else given
-    good = isinstance(text, str) and "\0" not in text
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else path
     with contextlib.suppress(UnicodeEncodeError):
-        if good and text.encode() is not None:
-            return Path(text).expanduser() if text[:1] != "~" else _at_home(what, text)
+        if isinstance(text, str) and "\0" not in text and text.encode() is not None:
+            try:
+                return Path(text).expanduser() if text.startswith("~") else Path(text)
+            except RuntimeError as error:
+                message = f"{what} is {shown(text)}, but there is no such home folder."
+                raise InputError(message) from error
     raise InputError(f"{what} must be a path in UTF-8 without NUL, got {shown(text)}.")
 
 
-def _at_home(what: str, text: str) -> Path:
-    try:
-        return Path(text).expanduser()
-    except RuntimeError as error:
-        raise InputError(f"{what} is {shown(text)}, but there is no such home folder.") from error
-
-
 def require_file(path: Path) -> int:
-    """The size of a file in bytes, before it is opened: a pipe or a device may never end.
+    """Return the size of a regular file in bytes, without opening it: a pipe may never end.
 
     Raises:
-      InputError: it isn't there, or no regular file.
+      InputError: the file doesn't exist or isn't a regular file.
     """
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except (OSError, ValueError) as error:
         raise InputError(f"{path} can't be read: {reason(error)}.") from error
-    check_type(path, found.st_mode)
-    return found.st_size
+    check_type(path, status.st_mode)
+    return status.st_size
 
 
 def check_type(path: Path, mode: int) -> None:
-    """Raises `InputError` unless `mode`, as `os.stat` tells it, is that of a regular file."""
+    """Raises `InputError` unless `mode` (of `os.stat`) is that of a regular file."""
     if not stat.S_ISREG(mode):
         kind = _KINDS.get(stat.S_IFMT(mode), "something else")
         raise InputError(f"{path} must be a regular file, but it is {kind}.")
 
 
 @contextlib.contextmanager
-def reading(what) -> Iterator[None]:
-    """Turns the system's errors on files that can't be read into an `InputError`."""
+def reading(what: object, kind: str = "") -> Iterator[None]:
+    """Turns errors within the block into an `InputError` of one sentence with the file's name.
+
+    Args:
+      what: the file.
+      kind: the format that a library decodes in the block, such as "a Parquet file". Libraries
+        raise all kinds of exceptions for damaged files, so every exception becomes an
+        `InputError`. Empty: only the system's errors do.
+    """
     try:
         yield
-    except OSError as error:
-        raise InputError(f"{error.filename or what} can't be read: {reason(error)}.") from error
+    except InputError:
+        raise
     except MemoryError as error:
         raise InputError(f"{what} takes more memory than there is.") from error
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            name = error.filename or what
+            raise InputError(f"{name} can't be read: {reason(error)}.") from error
+        if kind:
+            raise unreadable(what, kind, error) from error
+        if isinstance(error, OSError):
+            raise InputError(f"{what} can't be read: {reason(error)}.") from error
+        raise
+
+
+def unreadable(what: object, kind: str, why: object) -> InputError:
+    """Return the error for a file that isn't of the format `kind`, with the first line of `why`."""
+    lines = str(why).strip().splitlines() or [type(why).__name__]
+    return InputError(f"{what} can't be read as {kind}: {lines[0][:300]}")
 
 
 def reason(error: BaseException, writing: bool = False) -> str:
-    """The system's reason of an error, without the name of the file.
+    """Return the system's reason for an error, without the name of the file.
 
     Args:
-      writing: the file was being written: a missing one then means its folder.
+      error: the error.
+      writing: whether the file was being written: a missing one then means its folder.
     """
     known = {
-        errno.ENOENT: "the folder it lies in is not there",
+        errno.ENOENT: "its folder doesn't exist",
         errno.EEXIST: "something else has its name",
     }
     number = getattr(error, "errno", None)
@@ -102,22 +117,37 @@ def reason(error: BaseException, writing: bool = False) -> str:
     return str(getattr(error, "strerror", None) or error) or type(error).__name__
 
 
-def save_arrays(file: IO[bytes], arrays: Mapping[str, np.ndarray], compressed: bool = True) -> None:
-    """Writes arrays by name in NumPy's format NPZ."""
-    # To a type checker, any of the names could be an option of NumPy's.
-    save: Callable[..., None] = np.savez_compressed if compressed else np.savez
-    save(file, **arrays)
-
-
 def read_bytes(path: Path) -> bytes:
-    """The content of a file.
+    """Return the content of a file.
 
     Raises:
-      InputError: it can't be read, is no regular file, or doesn't fit into memory.
+      InputError: it can't be read, isn't a regular file, or doesn't fit into memory.
     """
     require_memory(str(path), require_file(path))
     with reading(path):
         return path.read_bytes()
+
+
+def read_json(path: Path) -> Any:
+    """Return the value that a JSON file holds.
+
+    Raises:
+      InputError: no such file, or it isn't JSON. An object that has a name twice isn't, as Python
+        would silently use the last value.
+    """
+    if not path.exists():
+        raise InputError(f"No file {path}.")
+    with reading(path, "JSON"):
+        return json.loads(read_bytes(path), object_pairs_hook=_distinct)
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names: set[str] = set()
+    for name, _ in pairs:
+        if name in names:
+            raise ValueError(f"{name!r:.100} is there twice")
+        names.add(name)
+    return dict(pairs)
 
 
 def gunzip(data: bytes, what: str, kind: str = "a gzip file") -> bytes:
@@ -125,31 +155,28 @@ def gunzip(data: bytes, what: str, kind: str = "a gzip file") -> bytes:
 
     Args:
       data: the compressed bytes.
-      what: their name in sentences.
-      kind: what they should have been.
+      what: their name in messages.
+      kind: the expected format.
 
     Raises:
       InputError: damaged, or it unpacks to more than `most_unpacked` bytes.
     """
     chunks, size, most = [], 0, most_unpacked()
-    try:
-        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
-            while chunk := file.read(2**22):
-                size += len(chunk)
-                if size > most:
-                    raise unpacks_to_more(what)
-                chunks.append(chunk)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise InputError(f"{what} is truncated or isn't {kind}: {error}") from error
+    with reading(what, kind), gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+        while chunk := file.read(2**22):
+            size += len(chunk)
+            if size > most:
+                raise unpacks_to_more(what)
+            chunks.append(chunk)
     return b"".join(chunks)
 
 
 def most_unpacked() -> int:
-    """Largest size that a compressed file may unpack to: above any data set's, within memory."""
+    """Return the number of bytes that a compressed file may unpack to."""
     room = free()
     return LARGEST_FILE if room is None else min(LARGEST_FILE, room)
 
 
 def unpacks_to_more(what: str) -> InputError:
-    """An `InputError` for a compressed file that is larger unpacked than that."""
+    """Return the error for a compressed file that unpacks to more than that."""
     return InputError(f"{what} unpacks to more than {most_unpacked():,} bytes: it is not unpacked.")

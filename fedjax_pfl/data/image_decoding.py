@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_pfl.data.files import require_file
+from fedjax_pfl.data.files import reading, require_file
 from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.utils.errors import InputError, require
 
@@ -24,9 +24,9 @@ ImageSize = int | str | tuple[int, int] | None
 
 
 def parse_size(image_size: ImageSize) -> tuple[int, int] | None:
-    """`image_size` as (height, width): a number stands for a square, None for the first image's.
+    """Convert `image_size` to (height, width); a number means a square, None any size.
 
-    Text is "64" or, height first, "32x48".
+    As text it is "64" or, height first, "32x48".
 
     Raises:
       InputError: another form, or not in 1..4096.
@@ -55,7 +55,7 @@ def decode_images(
     """Decodes images to one array.
 
     Args:
-      images: each image's name in sentences, and its encoded bytes or its file.
+      images: each image's name in messages, and its encoded bytes or its file.
       count: number of images.
       image_size: (height, width) that every image of another size is resized to (bilinear, with
         anti-aliasing). None: all must have the size of the first.
@@ -66,9 +66,9 @@ def decode_images(
       uint8 [count, height, width, channels].
 
     Raises:
-      InputError: an image that can't be read, is too large, has another size than the first, has
-        more than 8 bits a channel, all together don't fit into memory, or there are other than
-        `count` of them.
+      InputError: an image that can't be read, is too large, has another size than the first or
+        more than 8 bits a channel; images that together don't fit into memory; or another number
+        of images than `count`.
     """
     fits = channels in (None, 1, 3) and not isinstance(channels, bool)
     require(fits, "channels", channels, "1 (grey), 3 (colour) or None")
@@ -114,37 +114,29 @@ def _decode(what: str, source: bytes | Path, size, channels: int | None):
     if isinstance(source, Path):
         require_file(source)
     file = io.BytesIO(source) if isinstance(source, bytes) else source
-    try:
-        with Image.open(file, formats=_FORMATS) as image:  # reads the header alone
-            if image.width * image.height > MAX_PIXELS:
-                raise _huge(what, f"{image.width}x{image.height} pixels")
-            _check_depth(what, image)
-            grey = image.mode in _GREY
-            if not grey and image.mode not in _COLOUR:
-                raise InputError(
-                    f"{what} has pixels of mode {image.mode}; 8 bits a channel are expected."
-                )
-            grey_wanted = grey if channels is None else channels == 1
-            pixels = image.convert("L" if grey_wanted else "RGB")
+    with reading(what, "an image"), Image.open(file, formats=_FORMATS) as image:  # its header
+        if image.width * image.height > MAX_PIXELS:
+            raise InputError(
+                f"{what} has {image.width}x{image.height} pixels, the limit being {MAX_PIXELS:,}: "
+                "it is not decoded."
+            )
+        _check_depth(what, image)
+        grey = image.mode in _GREY
+        if not grey and image.mode not in _COLOUR:
+            raise InputError(
+                f"{what} has pixels of mode {image.mode}; 8 bits a channel are expected."
+            )
+        to_grey = grey if channels is None else channels == 1
+        pixels = image.convert("L" if to_grey else "RGB")
         if size is not None and (pixels.height, pixels.width) != size:
             pixels = pixels.resize((size[1], size[0]), Image.Resampling.BILINEAR)
-    except InputError:
-        raise
-    except Image.DecompressionBombError as error:
-        raise _huge(what, "far more pixels than any image here") from error
-    except Exception as error:  # Pillow's decoders raise whatever a damaged file leads them to
-        raise InputError(f"{what} isn't an image that can be read: {error}") from error
     pixels = np.asarray(pixels)
     return (pixels[..., None] if pixels.ndim == 2 else pixels), grey
 
 
 def _check_depth(what: str, image) -> None:
-    """Refuses more than 8 bits a channel, which Pillow cuts off or scales down silently."""
+    """Refuses more than 8 bits per channel, which Pillow truncates or scales silently."""
     for tile in image.tile if image.format in ("PNG", "PPM") else ():
         form, *top = tile[3] if isinstance(tile[3], tuple) else (tile[3],)
         if ";16" in form or (top and top[0] > 255):
             raise InputError(f"{what} has 16 bits a channel; 8 bits a channel are expected.")
-
-
-def _huge(what: str, size: str) -> InputError:
-    return InputError(f"{what} has {size}, the limit being {MAX_PIXELS:,}: it is not decoded.")

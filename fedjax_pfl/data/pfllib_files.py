@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_pfl.data.json_files import read_json
-from fedjax_pfl.data.places import read_npz
+from fedjax_pfl.data.files import read_json
+from fedjax_pfl.data.npz import read_npz
 from fedjax_pfl.utils.errors import InputError, require_whole
 
 CONFIG = "config.json"

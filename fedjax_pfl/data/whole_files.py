@@ -1,20 +1,16 @@
-"""Writes files whole or not at all, and reads them with one sentence for what is wrong."""
+"""Output files, which are written completely or not at all, and their versions."""
 
 import contextlib
-import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedjax_pfl._version import __version__
+from fedjax_pfl.data import files
 from fedjax_pfl.data.files import reason
-from fedjax_pfl.data.places import npz_names, read_npz
 from fedjax_pfl.utils.errors import InputError, OutputError, cut, shown
 
-LARGEST_JSON = 2**28  # bytes
 LONGEST_NAME = 255 - len(".part-")  # what file systems take, less the prefix while writing
 
 
@@ -51,35 +47,15 @@ def aside(path: Path) -> Iterator[Path]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object that a JSON file holds.
+    """Return the object that a JSON file holds.
 
     Raises:
       InputError: no such file, not JSON, or another value than an object.
     """
-    try:
-        if not path.is_file():
-            raise InputError(f"No file {path}.")
-        if path.stat().st_size > LARGEST_JSON:
-            raise InputError(f"{path} is too large to be read as JSON.")
-        value = json.loads(path.read_bytes())
-    except (OSError, RecursionError) as error:
-        raise InputError(f"{path} can't be read: {reason(error)}.") from error
-    except InputError:
-        raise
-    except ValueError as error:
-        raise InputError(f"{path} can't be read as JSON: {error}.") from error
+    value = files.read_json(path)
     if not isinstance(value, dict):
         raise InputError(f"{path} must hold a JSON object, and holds a {type(value).__name__}.")
     return value
-
-
-def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """All arrays of an NPZ file; nothing is ever unpickled.
-
-    Raises:
-      InputError: see `read_npz`.
-    """
-    return read_npz(path, npz_names(path))
 
 
 def check_name(what: str, name: str) -> None:

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl.aggregation.planning import creation_order
+from fedjax_pfl.data.dataset import Dataset
 from fedjax_pfl.data.federated import FederatedData
 from fedjax_pfl.data.partitions.partition import Partition
-from fedjax_pfl.data.sources.source_registry import Dataset
 from fedjax_pfl.execution.platforms import resolve_platform
 from fedjax_pfl.execution.processes import several
 from fedjax_pfl.federation.batching import IN_ORDER

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from fedjax_pfl.aggregation.planning import leaf_plan
 from fedjax_pfl.aggregation.sharing import Rule, selected_leaves
-from fedjax_pfl.data.sources.source_registry import Dataset
+from fedjax_pfl.data.dataset import Dataset
 from fedjax_pfl.federation.config_field import Group, declared, option
 from fedjax_pfl.federation.local_training import check_hashable
 from fedjax_pfl.models.adapters import adapted

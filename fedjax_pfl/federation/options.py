@@ -12,10 +12,10 @@ import numpy as np
 from fedjax_pfl.aggregation.leaf_plan import NORM_POLICIES, LeafPlan
 from fedjax_pfl.aggregation.planning import leaf_plan
 from fedjax_pfl.aggregation.sharing import SHARED, Rule
+from fedjax_pfl.data.dataset import Dataset
 from fedjax_pfl.data.federated import FederatedData, by_class, make_split
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.scaling import SCALINGS, input_scaling
-from fedjax_pfl.data.sources.source_registry import Dataset
 from fedjax_pfl.execution import tiles
 from fedjax_pfl.execution.lane_assignment import assign_lanes
 from fedjax_pfl.execution.platforms import PLATFORMS, resolve_platform

@@ -1,14 +1,14 @@
 """Low-rank adapters (LoRA) on the dense layers of a linen network.
 
 A layer with a fixed kernel W computes x W + scale (x A) B, with A [inputs, rank] and B [rank,
-outputs] in its own dict beside the kernel. B begins at zero, so a network begins as it is without
-adapters. Clients have adapters of their own on one W, which all their samples share.
+outputs] in the same dict as the kernel. B is initially zero, so the network is initially unchanged.
+Clients have adapters of their own on a common W.
 """
 
 import fnmatch
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import flax.linen as nn
@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_pfl.models.layers import Dense
-from fedjax_pfl.models.task import Mode, Outputs, Task
+from fedjax_pfl.models.task import Mode, Outputs, Task, WrappedTask
 from fedjax_pfl.utils import keys
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.typing import Key, Tree
@@ -27,17 +27,16 @@ Layer = tuple[tuple[str, ...], int, int]  # path of the module, inputs, outputs
 
 
 @dataclass(frozen=True)
-class Adapted(Task):
+class Adapted(WrappedTask):
     """A network with adapters.
 
     Attributes:
-      network: the task of the network without.
-      layers: those that have adapters.
-      rank: of the adapters.
-      scale: factor of what they add.
+      network: the task of the network without adapters.
+      layers: the layers with adapters.
+      rank: rank of the adapters.
+      scale: factor of the adapters' term.
     """
 
-    network: Task
     layers: tuple[Layer, ...]
     rank: int
     scale: float
@@ -66,9 +65,6 @@ class Adapted(Task):
         with nn.intercept_methods(self._added):
             return self.network.classify(model, features)
 
-    def losses(self, logits: jax.Array, labels: jax.Array) -> jax.Array:
-        return self.network.losses(logits, labels)
-
     def _added(self, call: Callable[..., Any], args, kwargs, context) -> Any:
         module = context.module
         out = call(*args, **kwargs)
@@ -84,14 +80,15 @@ class Adapted(Task):
 
 def adapted(task: Task, inputs: jax.ShapeDtypeStruct, fixed: tuple[str, ...], rank: int,
             alpha: float | None, pattern: str) -> Adapted:  # fmt: skip
-    """`Adapted` of a task: adapters on its dense layers with a fixed kernel.
+    """Return `Adapted` of a task: adapters on its dense layers with a fixed kernel.
 
     Args:
+      task: the task of the network.
       inputs: shape of a batch.
       fixed: paths of leaves that are not trained.
-      rank: of the adapters.
-      alpha: their sum is multiplied by alpha / rank; by 1 for None.
-      pattern: of the layers' names; several between commas.
+      rank: rank of the adapters.
+      alpha: the adapters' term is multiplied by alpha / rank; by 1 for None.
+      pattern: pattern of the layers' names; several are separated by commas.
 
     Raises:
       InputError: there is no such layer.
@@ -110,14 +107,12 @@ def adapted(task: Task, inputs: jax.ShapeDtypeStruct, fixed: tuple[str, ...], ra
         raise InputError(
             f"There is no frozen dense layer for adapters that {pattern!r} names{there}."
         )
-    same = {one.name: getattr(task, one.name) for one in fields(Task)}
-    scale = 1.0 if alpha is None else alpha / rank
-    return Adapted(task, layers, rank, scale, **same)
+    return Adapted.around(task, layers, rank, 1.0 if alpha is None else alpha / rank)
 
 
 def dense_layers(task: Task, inputs: jax.ShapeDtypeStruct) -> list[Layer]:
-    """The dense layers of a linen network, in the order in which they are called."""
-    found: dict[tuple[str, ...], tuple[int, int]] = {}
+    """Return the dense layers of a linen network, in the order in which they are called."""
+    layers: dict[tuple[str, ...], tuple[int, int]] = {}
 
     def noted(call, args, kwargs, context):
         out, module = call(*args, **kwargs), context.module
@@ -125,12 +120,12 @@ def dense_layers(task: Task, inputs: jax.ShapeDtypeStruct) -> list[Layer]:
             x = args[0] if args else kwargs["inputs"]
             width = math.prod(x.shape[x.ndim - _axes(module) :])
             kernel = math.prod(module.get_variable("params", "kernel").shape)
-            found[module.path] = width, kernel // width
+            layers[module.path] = width, kernel // width
         return out
 
     with nn.intercept_methods(noted):
         jax.eval_shape(task.init, jax.random.key(0), inputs)
-    return [(path, *sizes) for path, sizes in found.items()]
+    return [(path, *sizes) for path, sizes in layers.items()]
 
 
 def _axes(module: nn.Module) -> int:

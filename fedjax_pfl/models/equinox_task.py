@@ -1,4 +1,4 @@
-"""Equinox modules as tasks: arrays, state and keys taken apart."""
+"""Equinox modules as tasks: arrays, state and keys are separated."""
 
 import functools
 import importlib
@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import traverse_util
 
 from fedjax_pfl.models.task import EVALUATION, FOREIGN, Mode, Outputs, Task
 from fedjax_pfl.utils import trees
@@ -21,7 +22,7 @@ AXIS = "batch"  # of the samples, where no layer names it
 
 
 class Made:
-    """A module that was made already, as a function of a key: it begins as it is.
+    """An existing module as a function of a key, with its own values as initial ones.
 
     Attributes:
       module, state: the module, and what its `StateIndex`es hold.
@@ -41,21 +42,19 @@ class Made:
 class EquinoxTask(Task):
     """An Equinox module, made by a function of a key: `make(key) -> module`, or (module, state).
 
-    It sees one sample at a time, `module(x)`, and gets `key` and `state` where its `__call__` takes
-    them; the samples of a batch are the axis that its `BatchNorm` layers name. Parameters are all
-    floating arrays; others stay as they are. Statistics are all that its `StateIndex`es hold; whole
-    numbers and booleans among these are kept as floats, so that they can be averaged. For
-    algorithms that look at features or ask for a second head, it has a method `features`, which
-    takes and returns what `__call__` does, and a layer `head`, which `__call__` applies to them.
+    The module sees one sample at a time, `module(x)`, and gets `key` and `state` if its `__call__`
+    has these parameters; the batch is the axis that its `BatchNorm` layers name. Parameters are all
+    floating arrays; others are constant. Statistics are the values of its `StateIndex`es; integers
+    and booleans among them are stored as floats, so that they can be averaged. For algorithms that
+    use features or a second head, it has a method `features`, with the arguments and results of
+    `__call__`, and a layer `head`, which `__call__` applies to them.
     """
 
     make: Callable[[Any], Any]
 
     def init(self, key: Key, inputs: jax.Array) -> Tree:
         module, state = _made(self.make, key)
-        model = {"params": _nested(_parameters(module))}
-        kept = {name: value.astype(self.dtype) for name, value in _kept(module, state)}
-        return model | ({COLLECTION: _nested(kept.items())} if kept else {})
+        return {"params": _nested(_parameters(module))} | self._statistics(module, state, True)
 
     def apply(self, model: Tree, inputs: jax.Array, *mode: *Mode) -> Outputs:
         module, state = self._merged(model, mode[0])
@@ -83,7 +82,7 @@ class EquinoxTask(Task):
         state = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), state)
         values = iter([_at(model["params"], name) for name, _ in _parameters(module)])
         module = jax.tree.map(lambda x: next(values) if _floating(x) else x, module)
-        held = iter([_at(model[COLLECTION], name) for name, _ in _kept(module, state)])
+        held = iter([_at(model[COLLECTION], name) for name, _ in _state_values(module, state)])
         for index in _indices(module):
             like = state.get(index)
             state = state.set(index, jax.tree.map(lambda x: _as(next(held), x.dtype), like))
@@ -91,8 +90,8 @@ class EquinoxTask(Task):
 
     def _statistics(self, module: Any, state: Any, train: bool) -> Tree:
         """The collection of statistics, if the pass was one of training and there are any."""
-        kept = {name: value.astype(self.dtype) for name, value in _kept(module, state)}
-        return {COLLECTION: _nested(kept.items())} if train and kept else {}
+        values = [(name, value.astype(self.dtype)) for name, value in _state_values(module, state)]
+        return {COLLECTION: _nested(values)} if train and values else {}
 
 
 def equinox_task(model: Any, dtype: str) -> EquinoxTask | None:
@@ -188,14 +187,14 @@ def _indices(module: Any) -> list[Any]:
     """The module's `StateIndex`es."""
     eqx = _equinox()
 
-    found = jax.tree.leaves(module, is_leaf=lambda x: isinstance(x, eqx.nn.StateIndex))
-    return [index for index in found if isinstance(index, eqx.nn.StateIndex)]
+    leaves = jax.tree.leaves(module, is_leaf=lambda x: isinstance(x, eqx.nn.StateIndex))
+    return [leaf for leaf in leaves if isinstance(leaf, eqx.nn.StateIndex)]
 
 
-def _kept(module: Any, state: Any) -> Iterator[tuple[str, Any]]:
-    """(path, value) of what a state holds, in the order of `_indices`.
+def _state_values(module: Any, state: Any) -> Iterator[tuple[str, Any]]:
+    """Yields (path, value) of a state, in the order of `_indices`.
 
-    A path is that of the layer, then one name: `bn/batch_state_index_0`, so that statistics lie
+    A path is the layer's path and one name, as in `bn/batch_state_index_0`, so that statistics are
     beside their layer's parameters.
     """
     eqx = _equinox()
@@ -210,7 +209,7 @@ def _kept(module: Any, state: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _parameters(module: Any) -> Iterator[tuple[str, Any]]:
-    """(path, array) of the floating arrays of a module."""
+    """Return (path, array) of the floating arrays of a module."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(module)
     return ((trees.path_name(path), leaf) for path, leaf in leaves if _floating(leaf))
 
@@ -220,19 +219,14 @@ def _floating(leaf: Any) -> bool:
 
 
 def _as(value: jax.Array, dtype: Any) -> jax.Array:
-    """A value that was kept as a float, in its own type."""
+    """Return a value that was stored as a float in its own type."""
     if jnp.issubdtype(dtype, jnp.bool_):
         return value > 0.5
     return jnp.round(value).astype(dtype) if jnp.issubdtype(dtype, jnp.integer) else value
 
 
 def _nested(values: Any) -> Tree:
-    """Dicts of dicts by the parts of paths."""
-    tree: dict[str, Any] = {}
-    for path, value in values:
-        *above, last = path.split("/")
-        functools.reduce(lambda part, name: part.setdefault(name, {}), above, tree)[last] = value
-    return tree
+    return traverse_util.unflatten_dict(dict(values), sep="/")
 
 
 def _at(tree: Tree, path: str) -> Any:

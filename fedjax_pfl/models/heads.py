@@ -1,14 +1,13 @@
 """A second head on the features of a network, for algorithms that train one for each client."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_pfl.models.task import EVALUATION, Mode, Outputs, Task
+from fedjax_pfl.models.task import EVALUATION, Mode, Outputs, Task, WrappedTask
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.typing import Key, Tree
 
@@ -16,25 +15,18 @@ HEAD, PERSONAL_HEAD = "head", "personal_head"
 
 
 @dataclass(frozen=True)
-class TwoHeads(Task):
+class TwoHeads(WrappedTask):
     """A network with a second, personal head of the same form: `params[PERSONAL_HEAD]`.
 
-    Its logits are those of both heads added up; with a personal head of zeros they are the
+    Its logits are the sum of both heads' logits; with a personal head of zeros they are the
     network's own (`without_personal`).
 
     Attributes:
       network: the task of the network with one head.
-      fresh: the personal head begins with new weights, not with the first head's.
+      fresh: whether the personal head has initial weights of its own, not the first head's.
     """
 
-    network: Task
     fresh: bool = False
-
-    def bound(self, values: Mapping[str, Any], backbone: Tree) -> Task:
-        return replace(self, network=self.network.bound(values, backbone))
-
-    def fixed_leaves(self, key: Key, inputs: jax.Array) -> Tree:
-        return self.network.fixed_leaves(key, inputs)
 
     def init(self, key: Key, inputs: jax.Array) -> Tree:
         model = self.network.init(key, inputs)
@@ -52,16 +44,13 @@ class TwoHeads(Task):
         common, personal = self._both(model, features, features)
         return common + personal
 
-    def losses(self, logits: jax.Array, labels: jax.Array) -> jax.Array:
-        return self.network.losses(logits, labels)
-
     def heads(
         self, model: Tree, inputs: jax.Array, *mode: *Mode, detached: bool = False
     ) -> tuple[jax.Array, jax.Array, Tree, jax.Array]:
-        """(logits of the network's head, of the personal head, changed statistics, features).
+        """Return (logits of the network's head, of the personal head, statistics, features).
 
-        With `detached` no gradient reaches the features through the personal head. Computed in
-        `compute_dtype`, as `outputs` is.
+        With `detached` no gradient reaches the features through the personal head. They are
+        computed in `compute_dtype`, like `outputs`.
         """
 
         def forward(model, inputs):
@@ -76,7 +65,7 @@ class TwoHeads(Task):
         return self.network.classify(_with_head(model, HEAD), features), personal
 
     def without_personal(self, model: Tree) -> Tree:
-        """The model, or stack of models, whose logits are those of the network's own head."""
+        """Return the model, or stack of models, without the personal head's contribution."""
         nothing = jax.tree.map(jnp.zeros_like, model["params"][PERSONAL_HEAD])
         return {**model, "params": {**model["params"], PERSONAL_HEAD: nothing}}
 
@@ -88,9 +77,8 @@ def _with_head(model: Tree, name: str) -> Tree:
 
 
 def two_heads(task: Task, fresh: bool = False) -> TwoHeads:
-    """`TwoHeads` of a task."""
-    same = {one.name: getattr(task, one.name) for one in fields(Task)}
-    return TwoHeads(task, fresh, **same)
+    """Return `TwoHeads` of a task."""
+    return TwoHeads.around(task, fresh)
 
 
 def check_features(made: Callable[[], Task], model: Tree, inputs: jax.ShapeDtypeStruct) -> None:

@@ -1,40 +1,27 @@
-"""Predictions of two models of one network, mixed by a weight."""
+"""Mixtures of the predictions of two models of one network."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import jax
 
 from fedjax_pfl.aggregation import pairs
-from fedjax_pfl.models.task import Mode, Outputs, Task
-from fedjax_pfl.utils.typing import Key, Tree
+from fedjax_pfl.models.task import Mode, Outputs, Task, WrappedTask
+from fedjax_pfl.utils.typing import Tree
 
 
 @dataclass(frozen=True)
-class Mixture(Task):
+class Mixture(WrappedTask):
     """A network of which two models may predict together: alpha f(v) + (1 - alpha) f(w).
 
-    These logits are those of a pair as one model (`pairs.Pair.model`), which names no features. Any
-    other model is the network's own; initial ones are.
+    A model that is a pair (`pairs.Pair.model`) has these logits and no features. Any other model,
+    such as an initial one, is the network's own.
 
     Attributes:
       network: the task of a single model.
     """
 
-    network: Task
-
-    def bound(self, values: Mapping[str, Any], backbone: Tree) -> Task:
-        return replace(self, network=self.network.bound(values, backbone))
-
-    def fixed_leaves(self, key: Key, inputs: jax.Array) -> Tree:
-        return self.network.fixed_leaves(key, inputs)
-
-    def init(self, key: Key, inputs: jax.Array) -> Tree:
-        return self.network.init(key, inputs)
-
     def apply(self, model: Tree, inputs: jax.Array, *mode: *Mode) -> Outputs:
-        # By `outputs`: the network computes in its own type, and logits are mixed in `dtype`.
+        # `outputs`: the network computes in its own type, and logits are mixed in `dtype`.
         if not pairs.is_pair(model):
             return self.network.outputs(model, inputs, *mode)
         own, shared, alpha = pairs.parts(model)
@@ -46,18 +33,9 @@ class Mixture(Task):
         }
         return Outputs(logits, both)
 
-    def embed(self, model: Tree, inputs: jax.Array, *mode: *Mode) -> tuple[jax.Array, Tree]:
-        return self.network.embed(model, inputs, *mode)
-
-    def classify(self, model: Tree, features: jax.Array) -> jax.Array:
-        return self.network.classify(model, features)
-
-    def losses(self, logits: jax.Array, labels: jax.Array) -> jax.Array:
-        return self.network.losses(logits, labels)
-
 
 def mixture(task: Task) -> Mixture:
-    """`Mixture` of a task; one that is a mixture already is returned unchanged."""
+    """Return a `Mixture` of a task; a mixture is returned unchanged."""
     if isinstance(task, Mixture):
         return task
     return Mixture(task, dtype=task.dtype, platform=task.platform, objective=task.objective)

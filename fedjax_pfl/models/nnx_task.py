@@ -1,4 +1,4 @@
-"""Flax NNX modules as tasks: parameters, batch statistics and random streams taken apart."""
+"""Flax NNX modules as tasks: parameters, batch statistics and random streams are separated."""
 
 import functools
 import inspect
@@ -17,11 +17,11 @@ COLLECTION = "batch_stats"
 
 
 class Made:
-    """A module that was made already, as a function of random streams: it begins as it is.
+    """An existing module as a function of random streams, with its own values as initial ones.
 
     Attributes:
       parts: its graph and values.
-      order: paths of its variables, as `_order` has them, which a copy no longer tells.
+      order: paths of its variables in the order of `_order`, which a copy doesn't have.
     """
 
     def __init__(self, module: Any):
@@ -39,11 +39,11 @@ class Made:
 class NnxTask(Task):
     """An NNX module, made by a function of its random streams, `make(rngs=nnx.Rngs) -> module`.
 
-    Parameters are `nnx.Param`, statistics `nnx.BatchStat`; every random stream in the module gets a
-    key of its own from a training step's. The module is in training mode then (`module.train()`),
-    otherwise in that of evaluation. Where its `__call__` takes `train` or `valid`, it gets them.
-    For algorithms that look at features or ask for a second head, it has a method
-    `features(inputs)` and a layer `head`, which `__call__` applies to them.
+    Parameters are `nnx.Param`, statistics `nnx.BatchStat`. In a training step every random stream
+    of the module gets its own key, and the module is in training mode (`module.train()`), otherwise
+    in evaluation mode. If its `__call__` has parameters `train` or `valid`, they are passed. For
+    algorithms that use features or a second head, it has a method `features(inputs)` and a layer
+    `head`, which `__call__` applies to them.
     """
 
     make: Callable[..., Any]
@@ -128,7 +128,7 @@ def _shapes(make: Callable[..., Any]) -> tuple[Any, Any]:
 
 
 def _has_features(module: Any) -> bool:
-    """Whether it has that method, and no number or layer of the name."""
+    """Whether it has that method, not a number or layer of the name."""
     return inspect.isfunction(getattr(type(module), "features", None))
 
 
@@ -140,8 +140,9 @@ def _options(method: Any, train: bool, rng: Any, valid: jax.Array | None) -> dic
 
 def _statistics(module: Any, train: bool, rng: Any, valid: Any) -> Tree:
     """The collection of statistics, if the pass was one of training and there are any."""
-    found = {k: tree for k, tree in _model(module, _order(module)).items() if k != "params"}
-    return found if train else {}
+    if not train:
+        return {}
+    return {k: tree for k, tree in _model(module, _order(module)).items() if k != "params"}
 
 
 def _model(module: Any, order: Sequence[tuple[Any, ...]]) -> Tree:

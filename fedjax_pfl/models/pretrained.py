@@ -19,7 +19,7 @@ import safetensors
 
 from fedjax_pfl.data.files import as_path, reading, require_file
 from fedjax_pfl.data.limits import require_memory
-from fedjax_pfl.data.places import npz_names, read_npz
+from fedjax_pfl.data.npz import npz_names, read_npz
 from fedjax_pfl.models.flattening import Layout, layouts
 from fedjax_pfl.models.task import Task
 from fedjax_pfl.models.torch_weights import converted, looks_like_torch, torch_shape

@@ -1,13 +1,13 @@
-"""A client's model: how it is initialised and predicts, and its loss.
+"""Tasks: initialization, prediction and loss of one client's model.
 
-A model is a dict of collections: `"params"`, and statistics where a network keeps any. Everything
-here sees one client's model and one minibatch; the executor adds the client axis.
+A model is a dict of collections: `"params"`, and statistics if the network has any. Everything here
+sees one client's model and one minibatch; the engine adds the client axis.
 """
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, NamedTuple, Self
 
 import flax.linen as nn
 import jax
@@ -21,8 +21,8 @@ from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.structs import struct
 from fedjax_pfl.utils.typing import Key, Tree
 
-# How a network runs on a minibatch, (train, rng, valid): whether in training; the key of what it
-# draws, None where it draws nothing; bool [B], which samples are no padding, None for all.
+# How a network runs on a minibatch, (train, rng, valid): whether in training; the key of its random
+# numbers, None if it draws none; bool [B], which samples are not padding, None for all.
 Mode = tuple[bool, Key | None, jax.Array | None]
 EVALUATION: Mode = (False, None, None)
 
@@ -33,7 +33,7 @@ class Outputs(NamedTuple):
     Attributes:
       logits: [B, C].
       statistics: the collections of statistics that changed; {} if none did.
-      features: the head's inputs, [B, d]; None where the network does not name them.
+      features: the head's inputs, [B, d]; None if the network doesn't define them.
     """
 
     logits: jax.Array
@@ -43,25 +43,25 @@ class Outputs(NamedTuple):
 
 @struct
 class ForwardedBatch(Batch):
-    """A minibatch and the model's outputs, for extra losses.
+    """A minibatch and the model's outputs, for regularizers.
 
     Attributes:
       logits: [B, C], of the same forward pass as the minibatch loss; rows that are not `valid` are
         padding.
-      said: its features, or None where the model does not name them.
+      maybe_features: the features, or None if the model doesn't define them.
     """
 
     logits: jax.Array
-    said: jax.Array | None
+    maybe_features: jax.Array | None
 
     @property
     def features(self) -> jax.Array:
         """The head's inputs, [B, d], of the same forward pass.
 
         Raises:
-          InputError: the model does not say what its features are.
+          InputError: the model doesn't define its features.
         """
-        return _known(self.said)
+        return _known(self.maybe_features)
 
 
 class Forward(NamedTuple):
@@ -81,7 +81,7 @@ class Forward(NamedTuple):
 def _known(features: jax.Array | None) -> jax.Array:
     if features is None:
         raise InputError(
-            "The model does not say what its features are. A linen module does with a method "
+            "The model does not define its features. A linen module does with a method "
             "features(inputs) that its __call__ calls, or with "
             "self.sow('intermediates', 'features', x); a Task with the features of its Outputs."
         )
@@ -94,12 +94,12 @@ class Task:
 
     Attributes:
       dtype: name of the floating type of parameters and inputs.
-      compute_dtype: type that the network computes in, such as "bfloat16"; None for `dtype`.
+      compute_dtype: type of the network's computations, such as "bfloat16"; None for `dtype`.
         Parameters, their updates and averages, statistics and losses stay in `dtype`.
-      platform: "cpu", "gpu" or "tpu": the one that programs are made for, by which this package's
-        layers choose their form; None for that of a task around this one, or "cpu".
-      convolutions: "auto", or "xla": convolutions and pooling are XLA's on every platform.
-      objective: loss and measures; those of the data set's task, unless the task has others.
+      platform: "cpu", "gpu" or "tpu", the target of the program, by which this package's layers
+        choose their form; None for that of a task around this one, or "cpu".
+      convolutions: "auto", or "xla" for XLA's convolutions and pooling on every platform.
+      objective: loss and measures; by default those of the data set's task.
     """
 
     dtype: str = field(default="float32", kw_only=True)
@@ -125,7 +125,7 @@ class Task:
         """The head's inputs, [B, d], in evaluation mode; of any model, such as a frozen one.
 
         Raises:
-          InputError: the model does not say what its features are.
+          InputError: the model doesn't define its features.
         """
         return _known(self.outputs(model, inputs, *EVALUATION).features)
 
@@ -138,25 +138,23 @@ class Task:
         raise self.no_head()
 
     def bound(self, values: Mapping[str, Any], backbone: Tree) -> "Task":
-        """The task with given initial values and fixed leaves, see `frozen_backbone`; itself
-        without."""
+        """Return the task with initial values and fixed leaves, see `frozen_backbone`."""
         return self
 
     def fixed_leaves(self, key: Key, inputs: jax.Array) -> Tree:
-        """The leaves of the network that no client's model holds, see `frozen_backbone`; {}
-        without."""
+        """Return the leaves that no client's model contains, see `frozen_backbone`."""
         return {}
 
     def no_head(self) -> InputError:
-        """The error of a model that has no features, or no head of its own."""
+        """Return the error for a model without features or without a head of its own."""
         return InputError(
-            f"The model of {type(self).__name__} does not say what its features and its head are; "
+            f"The model of {type(self).__name__} does not define its features and its head; "
             "a linen or NNX module does with a method features(inputs) and a layer head, which "
             "__call__ applies to them."
         )
 
     def initial_model(self, key: jax.Array, inputs: jax.Array) -> Tree:
-        """A fresh model with strongly typed floating leaves of the task's type."""
+        """Return a fresh model with strongly typed floating leaves of the task's type."""
 
         def typed(leaf):
             leaf = jnp.asarray(leaf)
@@ -170,13 +168,13 @@ class Task:
         return self.outputs(model, inputs, *EVALUATION).logits
 
     def outputs(self, model: Tree, inputs: jax.Array, *mode: *Mode) -> Outputs:
-        """`apply`, by `computed`."""
+        """Calls `apply` by `computed`."""
         return Outputs(*self.computed(self.apply, model, inputs, *mode))
 
     def computed(self, fn: Callable[..., Any], model: Tree, inputs: jax.Array, *rest: Any) -> Any:
-        """`fn(model, inputs, *rest)` in `compute_dtype`; its results are in `dtype` again.
+        """Return `fn(model, inputs, *rest)`, computed in `compute_dtype` and cast to `dtype`.
 
-        Layers in it have the form for `platform`.
+        Its layers have the form for `platform`.
         """
         with forms.made_for(self.platform, self.convolutions == "xla"):
             return self._cast(fn, model, inputs, *rest)
@@ -207,7 +205,7 @@ class Task:
     def forward(
         self, model: Tree, batch: Batch, rng: jax.Array | None = None, train: bool = True
     ) -> Forward:
-        """One pass over a minibatch: its loss, and the batch for extra losses."""
+        """One pass over a minibatch: its loss, and the batch for regularizers."""
         out = self.outputs(model, batch.inputs, train, rng, batch.valid)
         loss = self.mean_loss(out.logits, batch)
         seen = ForwardedBatch(batch.inputs, batch.labels, batch.valid, out.logits, out.features)
@@ -222,16 +220,51 @@ class Task:
 
 
 @dataclass(frozen=True)
+class WrappedTask(Task):
+    """A task around another one, which answers every call that isn't overridden.
+
+    Attributes:
+      network: the wrapped task.
+    """
+
+    network: Task
+
+    @classmethod
+    def around(cls, network: Task, *args: Any) -> Self:
+        """Wraps a task, with the task's types, platform and objective."""
+        same = {one.name: getattr(network, one.name) for one in fields(Task)}
+        return cls(network, *args, **same)
+
+    def bound(self, values: Mapping[str, Any], backbone: Tree) -> Task:
+        return replace(self, network=self.network.bound(values, backbone))
+
+    def fixed_leaves(self, key: Key, inputs: jax.Array) -> Tree:
+        return self.network.fixed_leaves(key, inputs)
+
+    def init(self, key: Key, inputs: jax.Array) -> Tree:
+        return self.network.init(key, inputs)
+
+    def embed(self, model: Tree, inputs: jax.Array, *mode: *Mode) -> tuple[jax.Array, Tree]:
+        return self.network.embed(model, inputs, *mode)
+
+    def classify(self, model: Tree, features: jax.Array) -> jax.Array:
+        return self.network.classify(model, features)
+
+    def losses(self, logits: jax.Array, labels: jax.Array) -> jax.Array:
+        return self.network.losses(logits, labels)
+
+
+@dataclass(frozen=True)
 class LinenTask(Task):
     """A linen module, called as `module(inputs)`.
 
-    Where its `__call__` takes `train` or `valid` (bool [B], which samples are no padding), it gets
-    them. Collections other than "params" are statistics, updated in training; training
+    If its `__call__` has parameters `train` or `valid` (bool [B], which samples are not padding),
+    they are passed. Collections other than "params" are statistics, updated in training. Training
     has the random stream "dropout". The features are what a method `features` returns while
-    `__call__` runs; a module without one may name them with
+    `__call__` runs; a module without one may define them with
     `self.sow("intermediates", "features", x)`. For another head on them (`embed`, `classify`), the
-    method takes the inputs, perhaps `train` and `valid`, and `__call__` applies the layer `head`.
-    Its `nn.Conv` layers are computed by `convolutions`.
+    method takes the inputs and perhaps `train` and `valid`, and `__call__` applies the layer
+    `head`. Its `nn.Conv` layers are computed by `convolutions`.
     """
 
     module: nn.Module
@@ -277,7 +310,7 @@ class LinenTask(Task):
                 **options,
             )
         changed = dict(changed)
-        # The last one: a method that calls its super's has recorded that one's too.
+        # The last one: a method that calls its super's has recorded that one too.
         (*_, features) = (None, *changed.pop("intermediates", {}).get("features", ()))
         return Outputs(out, changed, features)
 
@@ -300,12 +333,12 @@ class FunctionTask(Task):
         return Outputs(self.apply_fn(model["params"], inputs), {})
 
 
-# What makes tasks of other libraries' modules, `(model, dtype)`, None for anything else.
+# Functions (model, dtype) that make tasks of other libraries' modules; None for anything else.
 FOREIGN: list[Callable[[Any, str], Task | None]] = []
 
 
 def as_task(model: Any, dtype: str = "float32") -> Task:
-    """A `Task` of a `Task`, a linen, NNX or Equinox module, or an (init, apply) pair.
+    """Make a `Task` of a `Task`, a linen, NNX or Equinox module, or an (init, apply) pair.
 
     Raises:
       InputError: anything else.

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import traverse_util
 
 from fedjax_pfl.aggregation.planning import paths_in_order
 from fedjax_pfl.models.flattening import CHANNELS, TRANSPOSED, UNCLEAR, Layout, layouts
@@ -106,14 +107,7 @@ def from_torch(
             f"The state_dict and the network have different layers; {text}. {_HINT} strict=False "
             "leaves them out."
         )
-    tree: dict[str, Any] = {}
-    for path, value in found.values.items():
-        *above, last = path.split("/")
-        part = tree
-        for name in above:
-            part = part.setdefault(name, {})
-        part[last] = value
-    return tree
+    return traverse_util.unflatten_dict(found.values, sep="/")
 
 
 _HINT = "names={'torch layer': 'layer here'} matches layers whose names and order differ."

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from fedjax_pfl.data.files import as_path
-from fedjax_pfl.data.places import npz_names, read_npz
+from fedjax_pfl.data.npz import npz_names, read_npz
 from fedjax_pfl.data.whole_files import aside
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import InputError, require

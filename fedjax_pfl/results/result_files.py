@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from fedjax_pfl._version import __version__
-from fedjax_pfl.data.whole_files import aside, read_arrays, read_json, require_version, writing
+from fedjax_pfl.data.npz import read_arrays
+from fedjax_pfl.data.whole_files import aside, read_json, require_version, writing
 from fedjax_pfl.utils.conversions import defined_at
 from fedjax_pfl.utils.errors import InputError, shown
 

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl.core.interface import Algorithm
+from fedjax_pfl.data.dataset import dataset_from_arrays
 from fedjax_pfl.data.partitions.partition import Partition
-from fedjax_pfl.data.sources.source_registry import dataset_from_arrays
 from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.federation.build import federate

@@ -12,7 +12,6 @@ from fedjax_pfl.data.sources import parquet
 from fedjax_pfl.data.sources.source_registry import load_dataset
 from tests.data.sources.test_images import class_folders, colour, write
 from tests.data.sources.test_parquet import write_parquet
-from tests.data.sources.test_source_registry import _nothing_of_this_machine  # noqa: F401
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
+from fedjax_pfl.data.dataset import dataset_from_arrays
 from fedjax_pfl.data.scaling import input_scaling
-from fedjax_pfl.data.sources.source_registry import dataset_from_arrays
 from fedjax_pfl.utils.errors import InputError
 from tests.data.test_scaling import scaled
 

@@ -1,5 +1,6 @@
-"""Files that crash, hang or fill the memory of whoever believes them."""
+"""Files that would crash, hang or fill the memory of a reader that trusts them."""
 
+import gzip
 import io
 import os
 import struct
@@ -10,20 +11,25 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from fedjax_pfl.data import limits
+from fedjax_pfl.data import arrow_files, files, limits
 from fedjax_pfl.data.dataset import dataset_from_arrays
 from fedjax_pfl.data.partitions.importers import import_partition
 from fedjax_pfl.data.partitions.partition import Partition
+from fedjax_pfl.data.sources.idx import read_idx
 from fedjax_pfl.data.sources.source_registry import load_dataset
 from fedjax_pfl.utils.errors import InputError
-from tests.data.sources.test_bad_files import parquet, pictures
-from tests.data.sources.test_hostile_archives import header
-from tests.data.sources.test_source_registry import _nothing_of_this_machine  # noqa: F401
+from tests.data.sources.test_archives import emnist_arrays, write_emnist_zip
+from tests.data.sources.test_bad_files import parquet, pictures, png
+from tests.data.sources.test_idx import idx_bytes
 
 POOL = dataset_from_arrays("toy", np.zeros((4, 2), np.uint8), np.arange(4) % 2)
+NO_NPZ = "can't be read as an NPZ file of plain arrays: "
+NO_ZIP = r"can't be read as a ZIP file: .*encrypted"
 
 
 def npz(path, member, compression=zipfile.ZIP_STORED):
@@ -39,65 +45,111 @@ def npy(array):
     return buffer.getvalue()
 
 
+def header(text):
+    """An .npy member that begins with this header."""
+    text = text.ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text.encode()
+
+
+def encrypted(archive):
+    """A ZIP file whose members are marked as encrypted."""
+    data = bytearray(archive)
+    for mark, flags in ((b"PK\x01\x02", 8), (b"PK\x03\x04", 6)):
+        start = data.find(mark)
+        while start >= 0:
+            data[start + flags] |= 1
+            start = data.find(mark, start + 1)
+    return bytes(data)
+
+
 @pytest.mark.parametrize(
     "text",
     [
         "{'descr': '<f4', 'fortran_order': False, 'shape': (-1, 3), }",
         "{'descr': '<f4', 'fortran_order': False, 'shape': (1.5, 3), }",
-        "{'descr': '<f4', 'fortran_order': False, 'shape': (True, 3), }",
         "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 1), }",
         "{'descr': '<f4', 'fortran_order': False, 'shape': 3, }",
         "{'descr': '<f4', 'fortran_order': 1, 'shape': (1, 3), }",
         "{'descr': '|O', 'fortran_order': False, 'shape': (1,), }",
         "{'descr': [('a', '<f4'), ('b', '|O')], 'fortran_order': False, 'shape': (1,), }",
-        "{'descr': '3<f4', 'fortran_order': False, 'shape': (1,), }",
+        "{'descr': '|u1', 'fortran_order': False, 'shape': (100000000000000000, 8), }",
         "{'descr': ['a'], 'fortran_order': False, 'shape': (1,), }",
         "['descr', 'fortran_order', 'shape']",
-        "3",
+        "{'descr': ",
+        "((((((",
+        None,
     ],
 )
-def test_headers_of_arrays_that_lie(tmp_path, text):
-    path = npz(tmp_path / "a.npz", header(text) + b"\0" * 12)
-    with pytest.raises(InputError, match="can't be read as an NPZ file of plain arrays: "):
+def test_members_that_are_not_arrays(tmp_path, text):
+    member = b"hello" if text is None else header(text) + b"\0" * 12
+    path = npz(tmp_path / "a.npz", member)
+    with pytest.raises(InputError, match=f"a.npz ({NO_NPZ}|takes more memory than there is)"):
         load_dataset("npz", path)
 
 
-def test_arrays_in_the_order_of_fortran_are_read(tmp_path):
+def test_arrays_in_fortran_order_are_read(tmp_path):
     path = tmp_path / "a.npz"
     x = np.asfortranarray(np.arange(12, dtype=np.float32).reshape(4, 3))
     np.savez(path, x_train=x, y_train=np.array([0, 1, 1, 0]))
     np.testing.assert_array_equal(load_dataset("npz", path).train_x, x)
 
 
-def test_members_spoiled_doubled_or_of_another_sum(tmp_path):
+def test_members_damaged_doubled_or_encrypted(tmp_path):
     path = npz(tmp_path / "a.npz", npy(np.zeros((400, 3))), zipfile.ZIP_LZMA)
-    whole = bytearray(path.read_bytes())
-    start = whole.index(b"x_train.npy") + len(b"x_train.npy")
-    whole[start + 20 : start + 40] = b"\xff" * 20
-    path.write_bytes(whole)
-    with pytest.raises(InputError, match="can't be read as an NPZ file of plain arrays: "):
+    content = bytearray(path.read_bytes())
+    start = content.index(b"x_train.npy") + len(b"x_train.npy")
+    content[start + 20 : start + 40] = b"\xff" * 20
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=NO_NPZ):
         load_dataset("npz", path)
-    npz(path, npy(np.zeros((4, 3))))
-    whole = bytearray(path.read_bytes())
-    whole[whole.index(b"NUMPY") + 130] ^= 1
-    path.write_bytes(whole)
-    with pytest.raises(InputError, match="plain arrays: Bad CRC-32"):
+    content = bytearray(npz(path, npy(np.zeros((4, 3)))).read_bytes())
+    path.write_bytes(encrypted(content))
+    with pytest.raises(InputError, match=f"{NO_NPZ}.*encrypted"):
+        load_dataset("npz", path)
+    content[content.index(b"NUMPY") + 130] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=f"{NO_NPZ}Bad CRC-32"):
         load_dataset("npz", path)
     with zipfile.ZipFile(path, "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):
         archive.writestr("x_train.npy", npy(np.ones((4, 3))))
-    with pytest.raises(InputError, match="plain arrays: it holds 'x_train' twice"):
+    with pytest.raises(InputError, match=f"{NO_NPZ}two arrays have the same name"):
         load_dataset("npz", path)
 
 
-def test_zeros_larger_than_the_machine_are_not_unpacked(tmp_path, little_memory):
+def test_arrays_larger_than_memory_are_not_unpacked(tmp_path, little_memory):
     path = tmp_path / "a.npz"
     np.savez_compressed(path, x_train=np.zeros((2000, 100)), y_train=np.zeros(2000, int))
     assert path.stat().st_size < 100_000
     with pytest.raises(InputError, match=r"a\.npz unpacked would take 1\.6 MB of memory, but 1\.0"):
         load_dataset("npz", path)
+    (tmp_path / "a.csv").write_text("0,a\n1,b\n")
+    with pytest.raises(InputError, match=r"2 texts of 16,777,216 tokens \(max_length\) would take"):
+        load_dataset("text_csv", tmp_path / "a.csv", max_length=2**24)
 
 
-def test_free_memory_knows_the_limits_of_a_process():
+def test_gzip_files_far_too_large_are_not_unpacked(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "LARGEST_FILE", 10_000)
+    path = tmp_path / "images.gz"
+    path.write_bytes(gzip.compress(idx_bytes(np.zeros((100, 28, 28)))))
+    with pytest.raises(InputError, match=r"images\.gz unpacks to more than 10,000 bytes: it is"):
+        read_idx(path, 3)
+
+
+def test_emnist_zip_far_too_large_or_encrypted(tmp_path, monkeypatch):
+    path = tmp_path / "gzip.zip"
+    write_emnist_zip(path, "digits", emnist_arrays((1, 2, 7)))
+    content = path.read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "LARGEST_FILE", 20)
+        with pytest.raises(InputError, match=r"ubyte\.gz unpacks to more than 20 bytes"):
+            load_dataset("emnist/digits", tmp_path)
+    path.write_bytes(encrypted(content))
+    with pytest.raises(InputError, match=NO_ZIP):
+        load_dataset("emnist/digits", tmp_path)
+
+
+def test_free_memory_respects_the_limits_of_a_process():
     code = (
         "import resource\nfrom fedjax_pfl.data import limits\n"
         "resource.setrlimit(resource.RLIMIT_AS, (2**45, 2**45))\nwide = limits.free()\n"
@@ -110,7 +162,7 @@ def test_free_memory_knows_the_limits_of_a_process():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_what_a_container_leaves(tmp_path):
+def test_free_memory_respects_the_limits_of_a_container(tmp_path):
     (tmp_path / "memory.max").write_text("1000\n")
     (tmp_path / "memory.current").write_text("700\n")
     (tmp_path / "memory.stat").write_text("anon 500\ninactive_file 200\n")
@@ -120,34 +172,37 @@ def test_what_a_container_leaves(tmp_path):
     assert limits._limit(tmp_path, *names) is None
 
 
-def test_pipes_and_devices_are_not_opened(tmp_path):
+READERS = [
+    lambda path: load_dataset("npz", path),
+    lambda path: load_dataset("text_csv", path),
+    Partition.load,
+    lambda path: import_partition("flower", path, POOL),
+]
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_pipes_and_devices_are_not_opened(tmp_path, read):
     os.mkfifo(tmp_path / "pipe")
-    for name in ("npz", "text_csv"):
-        with pytest.raises(InputError, match="pipe must be a regular file, but it is a named pipe"):
-            load_dataset(name, tmp_path / "pipe")
-        with pytest.raises(InputError, match="/dev/zero must be a regular file, but it is a devic"):
-            load_dataset(name, "/dev/zero")
-    for load in (Partition.load, lambda path: import_partition("flower", path, POOL)):
-        with pytest.raises(InputError, match="pipe must be a regular file, but it is a named pipe"):
-            load(tmp_path / "pipe")
-        with pytest.raises(InputError, match="/dev/zero must be a regular file, but it is a devic"):
-            load("/dev/zero")
-    for name, file in (
-        ("parquet", "train.parquet"),
-        ("emnist/digits", "gzip.zip"),
-        ("folder", "train/cat/a.png"),
-    ):
-        place = tmp_path / name.replace("/", "-")
-        place.mkdir()
-        if name == "folder":
-            pictures(place)
-        os.mkfifo(place / file)
-        with pytest.raises(InputError, match=r"named pipe|was not found"):
-            load_dataset(name, place)
-        (place / file).unlink()
-        (place / file).symlink_to("/dev/zero")
-        with pytest.raises(InputError, match=r"a device|was not found"):
-            load_dataset(name, place)
+    with pytest.raises(InputError, match="pipe must be a regular file, but it is a named pipe"):
+        read(tmp_path / "pipe")
+    with pytest.raises(InputError, match="/dev/zero must be a regular file, but it is a device"):
+        read("/dev/zero")
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [("parquet", "train.parquet"), ("emnist/digits", "gzip.zip"), ("folder", "train/cat/a.png")],
+)
+def test_pipes_and_devices_in_folders(tmp_path, name, file):
+    if name == "folder":
+        pictures(tmp_path)
+    os.mkfifo(tmp_path / file)
+    with pytest.raises(InputError, match=r"named pipe|was not found"):
+        load_dataset(name, tmp_path)
+    (tmp_path / file).unlink()
+    (tmp_path / file).symlink_to("/dev/zero")
+    with pytest.raises(InputError, match=r"a device|was not found"):
+        load_dataset(name, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -160,25 +215,22 @@ def test_pipes_and_devices_are_not_opened(tmp_path):
         ("b/" * 3000, "can't be read: File name too long|No file"),
     ],
 )
-def test_paths_that_no_file_has(path, message):
-    with pytest.raises(InputError, match=message):
-        load_dataset("npz", path)
-    for load in (Partition.load, lambda path: import_partition("flower", path, POOL)):
-        with pytest.raises(InputError, match=message.replace("data_dir", r"Path of a \w+")):
-            load(path)
+@pytest.mark.parametrize("read", [READERS[0], *READERS[2:]])
+def test_paths_that_no_file_has(path, message, read):
+    with pytest.raises(InputError, match=message.replace("data_dir", r"(data_dir|Path of a \w+)")):
+        read(path)
 
 
-def test_sentences_about_names_that_are_no_text_can_be_printed(tmp_path):
+def test_messages_about_names_that_are_not_text_can_be_printed(tmp_path):
     pictures(tmp_path)
     name = os.fsdecode(b"a\xff.txt")
     (tmp_path / "train" / "cat" / name).write_bytes(b"")
     with pytest.raises(InputError, match=r"entries that aren't images: a\\udcff\.txt") as caught:
         load_dataset("folder", tmp_path)
     str(caught.value).encode()
-    (tmp_path / "train" / "cat" / name).rename(tmp_path / "train" / os.fsdecode(b"\xff"))
+    (tmp_path / "train" / "cat" / name).unlink()
+    (tmp_path / "train" / os.fsdecode(b"\xff")).mkdir()
     with pytest.raises(InputError, match=r"must be UTF-8, got '\\udcff'|can't be read") as caught:
-        (tmp_path / "train" / os.fsdecode(b"\xff")).unlink()
-        (tmp_path / "train" / os.fsdecode(b"\xff")).mkdir()
         load_dataset("folder", tmp_path)
     str(caught.value).encode()
 
@@ -212,19 +264,12 @@ def test_sixteen_bits_a_channel_are_refused(tmp_path, image):
         load_dataset("folder", tmp_path)
 
 
-def test_texts_longer_than_memory_are_not_made(tmp_path, little_memory):
-    path = tmp_path / "a.csv"
-    path.write_text("0,a\n1,b\n")
-    with pytest.raises(InputError, match=r"2 texts of 16,777,216 tokens \(max_length\) would take"):
-        load_dataset("text_csv", path, max_length=2**24)
-
-
-def test_more_classes_than_anything_has(tmp_path):
+def test_more_classes_than_any_data_set_has(tmp_path):
     with pytest.raises(InputError, match="num_classes must be at most 1048576, got 2147483647"):
         load_dataset(*parquet(tmp_path), num_classes=2**31 - 1)
 
 
-def test_sentences_never_show_a_whole_array():
+def test_messages_never_show_a_long_list_in_full():
     assert str(InputError("short")) == "short"
     text = str(InputError(f"must be small, got {list(range(100_000))}."))
     assert len(text) < 4100 and text.startswith("must be small, got [0, 1")
@@ -235,3 +280,124 @@ def test_sentences_never_show_a_whole_array():
 def test_names_of_classes_are_text(names):
     with pytest.raises(InputError, match=r"class_names of data set 'toy' must be text that UTF-8"):
         dataset_from_arrays("toy", POOL.train_x, POOL.train_y, class_names=names)
+
+
+def stream(folder, batch, compression=None):
+    """Writes an Arrow stream as a partition of flwr-datasets."""
+    (folder / "partition_0").mkdir(exist_ok=True)
+    path = folder / "partition_0" / "a.arrow"
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with (
+        pa.OSFile(str(path), "wb") as file,
+        pa.ipc.new_stream(file, batch.schema, options=options) as writer,
+    ):
+        writer.write_batch(batch)
+    return path
+
+
+def test_offsets_beyond_the_end_of_an_arrow_file(tmp_path):
+    images = pa.array([{"bytes": png((4, 4 + i)), "path": None} for i in range(3)])
+    batch = pa.record_batch({"img": images, "label": pa.array([0, 1, 0])})
+    path = stream(tmp_path, batch)
+    offsets = batch["img"].field("bytes").buffers()[1].to_pybytes()[: 4 * (len(batch) + 1)]
+    content = path.read_bytes()
+    assert content.count(offsets) == 1
+    bad = offsets[:4] + struct.pack("<i", 2_000_000_000) + offsets[8:]
+    path.write_bytes(content.replace(offsets, bad))
+    data = dataset_from_arrays("toy", np.zeros((4, 4, 4, 3), np.uint8), np.arange(4) % 2)
+    with pytest.raises(InputError, match=r"a\.arrow can't be read as an Arrow stream: "):
+        import_partition("flower", tmp_path, data)
+
+
+@pytest.mark.parametrize("compression", ["zstd", "lz4"])
+@pytest.mark.parametrize("words", [True, False])
+def test_compressed_arrow_streams_are_refused(tmp_path, compression, words):
+    columns = {"index": np.arange(4)}
+    columns |= {"words": pa.array(["a", "b"] * 2).dictionary_encode()} if words else {}
+    batch = pa.record_batch(columns)
+    stream(tmp_path, batch)
+    assert import_partition("flower", tmp_path, POOL, test_fraction=0).sizes().tolist() == [4]
+    stream(tmp_path, batch, compression)
+    with pytest.raises(InputError, match=r"a\.arrow is a compressed Arrow stream: save it uncom"):
+        import_partition("flower", tmp_path, POOL)
+
+
+def test_names_of_columns_that_are_not_text(tmp_path):
+    path = stream(tmp_path, pa.record_batch({"index": [0], "other": [1]}))
+    content = path.read_bytes()
+    for name in (b"index", b"other"):
+        path.write_bytes(content.replace(name, b"\xee" + name[1:]))
+        with pytest.raises(InputError, match=r"can't be read as an Arrow stream: 'utf-8' codec"):
+            import_partition("flower", tmp_path, POOL)
+
+
+def test_more_rows_than_samples_are_not_read(tmp_path):
+    pq.write_table(pa.table({"index": np.zeros(5, np.int64)}), tmp_path / "partition_0.parquet")
+    with pytest.raises(InputError, match="has more rows than the 4 samples of the data set"):
+        import_partition("flower", tmp_path, POOL)
+
+
+def test_one_large_value_in_many_rows_is_read_in_small_pieces(tmp_path, monkeypatch):
+    value = png((4, 4)) + b"\0" * 2**20  # what follows an image is ignored
+    parquet(tmp_path, 40, labels=[0, 1] * 20, images=[value] * 40)
+    assert (tmp_path / "train.parquet").stat().st_size < 100_000
+    pool = pa.default_memory_pool()
+    seen, decode = [], arrow_files.batches
+
+    def watched(*arguments):
+        for batch in decode(*arguments):
+            seen.append(pool.bytes_allocated())
+            yield batch
+
+    monkeypatch.setattr(arrow_files, "_ROWS", 4)
+    monkeypatch.setattr("fedjax_pfl.data.sources.parquet.batches", watched)
+    before = pool.bytes_allocated()
+    assert load_dataset("parquet", tmp_path).num_train == 40
+    assert len(seen) == 10 and max(seen) - before < 16 * 2**20  # all at once: 40 MB and more
+
+
+def test_rows_that_a_parquet_file_lacks(tmp_path):
+    parquet(tmp_path, 3, labels=[0, 1, 0])
+    content = (tmp_path / "train.parquet").read_bytes()
+    size = struct.unpack("<I", content[-8:-4])[0]
+    foot = bytearray(content[-8 - size : -8])
+    # Thrift's compact form: a field of 64 bits (6) after the schema has the rows, zigzagged.
+    rows = [i for i in range(len(foot) - 1) if foot[i : i + 2] == b"\x16\x06"]
+    seen = set()
+    for places in [*([i] for i in rows), rows]:
+        changed = foot[:]
+        for i in places:
+            changed[i + 1] = 8  # 4 rows
+        (tmp_path / "train.parquet").write_bytes(content[: -8 - size] + changed + content[-8:])
+        meta = pq.ParquetFile(tmp_path / "train.parquet").metadata
+        if (meta.num_rows, meta.row_group(0).num_rows) != (3, 3):
+            seen.add((meta.num_rows, meta.row_group(0).num_rows))
+            if meta.num_rows == 3:  # the rows that are there
+                assert load_dataset("parquet", tmp_path).num_train == 3
+                continue
+            with pytest.raises(InputError, match=r"train\.parquet can't be read as a Parquet file"):
+                load_dataset("parquet", tmp_path)
+    assert seen == {(4, 3), (3, 4), (4, 4)}
+
+
+def test_statistics_that_abort_pyarrow_are_not_read(tmp_path, monkeypatch):
+    """`ColumnChunkMetaData` ends the process if the sizes of its levels don't match."""
+
+    class Group:
+        num_rows, total_byte_size = 2, 100
+
+        def column(self, k):
+            raise AssertionError("this may abort the process")
+
+    class Meta:
+        num_rows, num_row_groups = 2, 1
+
+        def row_group(self, i):
+            return Group()
+
+    class File(pq.ParquetFile):
+        metadata = Meta()
+
+    parquet(tmp_path)
+    monkeypatch.setattr(pq, "ParquetFile", File)
+    assert load_dataset("parquet", tmp_path).num_train == 2

@@ -5,11 +5,11 @@ import re
 import numpy as np
 import pytest
 
+from fedjax_pfl.data.dataset import dataset_from_arrays
 from fedjax_pfl.data.scaling import SCALINGS, input_scaling
-from fedjax_pfl.data.sources.source_registry import dataset_from_arrays, load_dataset
+from fedjax_pfl.data.sources.source_registry import load_dataset
 from fedjax_pfl.federation.build import federate
 from fedjax_pfl.utils.errors import InputError
-from tests.data.sources.test_source_registry import _nothing_of_this_machine  # noqa: F401
 
 
 def scaled(name, dataset):

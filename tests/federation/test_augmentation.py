@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fedjax_pfl.core.context import Context
+from fedjax_pfl.data.dataset import dataset_from_arrays
 from fedjax_pfl.data.partitions.partition import Partition
-from fedjax_pfl.data.sources.source_registry import dataset_from_arrays
 from fedjax_pfl.federation.augmentation import AUGMENTATIONS, crop_flip, random_crop, random_flip
 from fedjax_pfl.federation.batching import Schedule
 from fedjax_pfl.federation.build import federate

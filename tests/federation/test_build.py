@@ -8,7 +8,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl import InputError
-from fedjax_pfl.data.sources.source_registry import dataset_from_arrays
+from fedjax_pfl.data.dataset import dataset_from_arrays
 from fedjax_pfl.models.task import LinenTask
 from fedjax_pfl.testing.toys import TanhNetwork, toy_federation
 

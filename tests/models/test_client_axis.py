@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from fedjax_pfl.core.context import Context
+from fedjax_pfl.data.dataset import dataset_from_arrays
 from fedjax_pfl.data.partitions.partition import Partition
-from fedjax_pfl.data.sources.source_registry import dataset_from_arrays
 from fedjax_pfl.federation.build import federate
 from fedjax_pfl.models.layers import global_mean
 from fedjax_pfl.models.networks import CNN, DLA, ResNet, make_model

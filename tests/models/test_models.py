@@ -11,7 +11,7 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl import InputError
 from fedjax_pfl.aggregation.planning import leaf_plan
-from fedjax_pfl.data.sources.source_registry import dataset_from_arrays
+from fedjax_pfl.data.dataset import dataset_from_arrays
 from fedjax_pfl.models.layers import Conv, Dense, initializers, max_pool
 from fedjax_pfl.models.networks import make_model
 from fedjax_pfl.testing.toys import toy_federation

@@ -10,8 +10,8 @@ import pytest
 
 from fedjax_pfl.aggregation.planning import leaf_plan
 from fedjax_pfl.algorithms.fedavg import FedAvg
+from fedjax_pfl.data.dataset import dataset_from_arrays
 from fedjax_pfl.data.partitions.partition import Partition
-from fedjax_pfl.data.sources.source_registry import dataset_from_arrays
 from fedjax_pfl.federation.batching import batch_indices
 from fedjax_pfl.federation.build import federate
 from fedjax_pfl.models.layers import Dense

@@ -208,7 +208,7 @@ def test_who_does_not_say_its_features_is_refused_where_they_are_asked_for():
             toy_federation(model=TwoLayers(), extra_loss=LongFeatures()),
         ).check(),
     ):
-        with pytest.raises(pfl.InputError, match=r"does not say what its features are.*method"):
+        with pytest.raises(pfl.InputError, match=r"does not define its features.*method"):
             ask()
     pfl.Simulation(pfl.make_algorithm("fedavg"), silent).check()
     pfl.Simulation(pfl.make_algorithm("fedavg"), toy_federation(extra_loss=LongFeatures())).check()

@@ -1,4 +1,4 @@
-"""Turns planned counts into index lists: each class is a deck that is cut and dealt."""
+"""Converts planned counts to index lists: each class is a deck that is cut and dealt."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ class Samples:
       idx: pool indices [n].
       labels: their labels [n].
       num_classes: C.
-      what: their name in sentences.
+      what: their name in messages.
       columns: the data set's columns, [n] by name.
       inputs: the samples themselves [n, ...], for rules that declare `sees_inputs`; else None.
     """
@@ -29,24 +29,35 @@ class Samples:
     inputs: np.ndarray | None = None
 
     def counts(self) -> np.ndarray:
-        """Samples per class [C]."""
+        """Return the number of samples per class [C]."""
         return np.bincount(self.labels, minlength=self.num_classes)
 
     def decks(self, rng: np.random.Generator) -> list[np.ndarray]:
-        """The pool indices of each class, shuffled."""
+        """Return the pool indices of each class, shuffled."""
         return [rng.permutation(self.idx[self.labels == c]) for c in range(self.num_classes)]
+
+    def class_sets(self, rows: int, each: int, rng: np.random.Generator) -> np.ndarray:
+        """Return random sets of `each` classes that occur [rows, each], see `class_sets`."""
+        present = np.flatnonzero(self.counts())
+        return present[class_sets(len(present), rows, each, rng)]
+
+    def membership(self, sets: np.ndarray) -> np.ndarray:
+        """Return whether each client has each class, bool [N, C], of sets of classes [N, k]."""
+        members = np.zeros((len(sets), self.num_classes), bool)
+        np.put_along_axis(members, sets, True, axis=1)
+        return members
 
 
 Deal = Callable[[Samples, np.random.Generator], list[Strata]]
 
 
 def joined(strata: Strata) -> np.ndarray:
-    """All samples of some strata, one after the other."""
+    """Concatenates strata."""
     return np.concatenate([np.zeros(0, np.int64), *strata])
 
 
 def apportion(total: int, weights) -> np.ndarray:
-    """Integers in proportion to `weights` that sum to `total`, by largest remainders."""
+    """Return integers in proportion to `weights` that sum to `total`, by largest remainders."""
     weights = np.asarray(weights, np.int64)
     exact = total * weights
     parts = exact // max(weights.sum(), 1)
@@ -66,10 +77,10 @@ def deal_counts(decks: list[np.ndarray], counts: np.ndarray) -> list[Strata]:
 
 
 def deal_alike(counts: np.ndarray, planned: np.ndarray) -> Deal:
-    """Deals any samples as `counts` [N, C] deals classes of `planned` [C] samples.
+    """Deals any samples in the proportions of `counts` [N, C] of `planned` [C] samples.
 
-    Every class is cut at the same places, to the nearest sample: exactly so for the samples that
-    were planned on. A client's samples come as one shuffled stratum.
+    Every class is cut at the same fractions, to the nearest sample; the planned samples are dealt
+    exactly. A client's samples are one shuffled stratum.
     """
     planned = np.maximum(planned, 1)
 
@@ -82,7 +93,7 @@ def deal_alike(counts: np.ndarray, planned: np.ndarray) -> Deal:
 
 
 def class_sets(num_classes: int, rows: int, each: int, rng: np.random.Generator) -> np.ndarray:
-    """Random sets of `each` distinct classes [rows, each]; classes are used evenly (+-1)."""
+    """Return random sets of distinct classes [rows, each]; classes are used evenly (+-1)."""
     quota = np.full(num_classes, rows * each // num_classes)
     quota[rng.permutation(num_classes)[: rows * each % num_classes]] += 1
     sets = []
@@ -98,7 +109,7 @@ def class_sets(num_classes: int, rows: int, each: int, rng: np.random.Generator)
 
 
 def largest(low: int, high: int, fits: Callable[[int], bool]) -> int:
-    """The largest number in low..high that fits, or `low`, if what fits ends somewhere."""
+    """Return the largest fitting number in low..high, or `low`; smaller ones than it must fit."""
     while low < high:
         middle = (low + high + 1) // 2
         if fits(middle):

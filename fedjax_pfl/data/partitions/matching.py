@@ -1,19 +1,22 @@
-"""Finds samples in a data set's pool by their content, for splits that saved copies of them."""
+"""Looks up saved samples in a data set's pool, and compares saved splits with it."""
 
 import hashlib
 from collections import defaultdict, deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from fedjax_pfl.data.sources.source_registry import Dataset
+from fedjax_pfl.data.dataset import Dataset
 from fedjax_pfl.utils.errors import InputError, require
 
 
 class Matcher:
-    """Looks samples up by content and label; each sample of the pool is found only once.
+    """Looks up samples by content and label; each sample of the pool is matched only once.
 
     Attributes:
-      ambiguous: how many found samples had several equal candidates.
+      ambiguous: number of matched samples with several equal candidates.
     """
 
     def __init__(self, dataset: Dataset):
@@ -22,28 +25,28 @@ class Matcher:
         self._places: dict[bytes, deque[int]] | None = None
 
     def match(self, x: np.ndarray, y: np.ndarray | None, what: str) -> np.ndarray:
-        """Pool indices of samples [n, ...] of the pool's type and shape, ascending.
+        """Return the pool indices of samples, ascending.
 
         Args:
-          x: samples.
-          y: their labels [n], or None if they aren't known.
-          what: their name in sentences.
+          x: samples [n, ...] of the pool's type and shape.
+          y: their labels [n], or None if unknown.
+          what: their name in messages.
 
         Raises:
-          InputError: a sample that the pool doesn't have, or not that often.
+          InputError: the pool doesn't have a sample, or not that often.
         """
         if y is not None:
             fits = y.shape == (len(x),) and y.dtype.kind in "iu"
             require(fits, f"Labels of the {what}", f"{y.dtype} {y.shape}", f"{len(x)} integers")
         if self._places is None:
             self._places = self._index()
-        found, missing, labels = [], [], self.dataset.labels
+        matches, missing, labels = [], [], self.dataset.labels
         for k, key in enumerate(map(_digest, x)):
             places = self._places.get(key, deque())
             open_places = [i for i in places if y is None or labels[i] == y[k]]
             if open_places:
                 self.ambiguous += len(open_places) > 1
-                found.append(open_places[0])
+                matches.append(open_places[0])
                 places.remove(open_places[0])
             else:
                 missing.append(k)
@@ -53,7 +56,7 @@ class Matcher:
                 f"data set {self.dataset.name!r}, not with this label, or more often than there: "
                 "is it the data set that was split, with its official test samples?"
             )
-        return np.sort(np.array(found, np.int64))
+        return np.sort(np.array(matches, np.int64))
 
     def _index(self) -> dict[bytes, deque[int]]:
         places = defaultdict(deque)
@@ -62,19 +65,61 @@ class Matcher:
         return places
 
 
+def index_list(what: str, values: Any, count: int) -> np.ndarray:
+    """Return a list of a JSON file as sorted indices, int64.
+
+    Raises:
+      InputError: it isn't a list of integers in 0..count - 1.
+    """
+    fits = isinstance(values, list) and all(type(i) is int and 0 <= i < count for i in values)
+    if not fits:
+        raise InputError(
+            f"{what} must be a list of integers 0..{count - 1}: is it of the data set that was "
+            "split?"
+        )
+    return np.sort(np.array(values, np.int64))
+
+
+def check_class_counts(
+    noted: Sequence[Any], splits: Sequence[Sequence[np.ndarray]], dataset: Dataset, path: Path
+) -> None:
+    """Compares with the class counts that another tool noted.
+
+    Args:
+      noted: for each client a dict of its samples by class, all splits together; others are not
+        compared.
+      splits: pool indices by split and client.
+      dataset: the data set that was split.
+      path: file of the counts.
+
+    Raises:
+      InputError: the counts differ.
+    """
+    for client, (row, *parts) in enumerate(zip(noted, *splits, strict=True)):
+        if not isinstance(row, dict):
+            continue
+        classes, counts = np.unique(dataset.labels[np.concatenate(parts)], return_counts=True)
+        held = dict(zip(map(str, classes), counts.tolist(), strict=True))
+        if held != {str(c): count for c, count in row.items() if count}:
+            raise InputError(
+                f"Client {client} holds other classes than {path} says: data set {dataset.name!r} "
+                "isn't the one that was split, or has another order."
+            )
+
+
 def _digest(sample: np.ndarray) -> bytes:
     return hashlib.blake2b(np.ascontiguousarray(sample).tobytes(), digest_size=16).digest()
 
 
 def pixels(x: np.ndarray, dataset: Dataset, what: str, mean: float, std: float) -> np.ndarray:
-    """Samples as the pool holds them, of arrays that may be normalised and lead with channels.
+    """Convert samples, perhaps normalised or with channels first, to the pool's form.
 
     Args:
-      x: [n, ...], uint8 pixels, or floats 255 * (x * std + mean) of which are pixels. For a pool of
-        floats: those floats.
-      dataset: the pool.
-      what: the samples' name in sentences.
-      mean, std: of the normalisation.
+      x: [n, ...], uint8 pixels or normalised floats; for a pool of floats, floats of the pool.
+      dataset: the data set of the pool.
+      what: the samples' name in messages.
+      mean: pixels are 255 * (x * std + mean).
+      std: see `mean`.
 
     Raises:
       InputError: another shape, or values that don't give pixels.
@@ -91,14 +136,14 @@ def pixels(x: np.ndarray, dataset: Dataset, what: str, mean: float, std: float) 
         return x.astype(np.float32)
     if x.dtype == np.uint8:
         return x
-    with np.errstate(over="ignore", invalid="ignore"):  # what comes out as no number doesn't fit
+    with np.errstate(over="ignore", invalid="ignore"):  # NaN doesn't fit
         values = 255 * (x.astype(np.float64) * std + mean)
-        whole = np.rint(values)
-        near = np.abs(values - whole) < 0.01
-    fits = bool(np.all(near) and np.all((whole >= 0) & (whole <= 255)))
+        rounded = np.rint(values)
+        near = np.abs(values - rounded) < 0.01
+    fits = bool(np.all(near) and np.all((rounded >= 0) & (rounded <= 255)))
     if not fits:
         raise InputError(
             f"The {what} aren't pixels: 255 * (x * {std} + {mean}) must be whole numbers 0..255. "
             "Give the mean and std of the script that normalised them."
         )
-    return whole.astype(np.uint8)
+    return rounded.astype(np.uint8)

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from fedjax_pfl.data.partitions.dealing import Samples, class_sets, deal_counts, joined, largest
+from fedjax_pfl.data.partitions.dealing import Samples, deal_counts, joined, largest
 from fedjax_pfl.data.partitions.rule_registry import Plan, integer, is_number, register_rule
 from fedjax_pfl.utils.errors import InputError, require
 
@@ -35,7 +35,7 @@ def pfedla_noniid1(
     """
     present = np.flatnonzero(samples.counts())
     each = integer("classes_per_client", classes_per_client, 1, len(present))
-    sets = present[class_sets(len(present), num_clients, each, rng)]
+    sets = samples.class_sets(num_clients, each, rng)
     return _of_sets(samples, sets, samples_per_client, allow_overlap)
 
 
@@ -67,9 +67,8 @@ def pfedla_noniid2(
     each = integer("dominant_classes", dominant_classes, 1, len(present) - 1)
     inside = is_number(share) and 0 < share < 1
     require(inside, "share", share, "a number above 0 and below 1")
-    sets = present[class_sets(len(present), num_clients, each, rng)]
-    dominant = np.zeros((num_clients, samples.num_classes), bool)
-    np.put_along_axis(dominant, sets, True, axis=1)
+    sets = samples.class_sets(num_clients, each, rng)
+    dominant = samples.membership(sets)
     others = np.zeros_like(dominant)
     others[:, present] = ~dominant[:, present]
 
@@ -151,8 +150,7 @@ def pfedla_fig6(
 
 def _of_sets(samples: Samples, sets: np.ndarray, size, allow_overlap) -> Plan:
     """Equal numbers of each client's classes [N, k]."""
-    allowed = np.zeros((len(sets), samples.num_classes), bool)
-    np.put_along_axis(allowed, sets, True, axis=1)
+    allowed = samples.membership(sets)
 
     def counts(size: int, held: np.ndarray) -> np.ndarray:
         return _even(allowed, size, held, np.zeros_like(held))

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedjax_pfl.data.partitions.dealing import Samples, class_sets, deal_alike
+from fedjax_pfl.data.partitions.dealing import Samples, deal_alike
 from fedjax_pfl.data.partitions.dirichlet import (
     check_alpha,
     check_min_size,
@@ -108,8 +108,8 @@ def exdir(
     check_alpha(alpha)
     min_size = integer("min_size", min_size, 1)
     max_retries = integer("max_retries", max_retries, 0)
-    sets = present[class_sets(len(present), num_clients, each, rng)]
-    owned = [np.flatnonzero((sets == c).any(axis=1)) for c in range(samples.num_classes)]
+    sets = samples.class_sets(num_clients, each, rng)
+    owned = [np.flatnonzero(column) for column in samples.membership(sets).T]
     least = -(-min_size // each)  # of each class
     for c, owners in enumerate(owned):
         if histogram[c] < least * len(owners):

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
+from fedjax_pfl.data.dataset import Dataset
 from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.data.partitions.dealing import Deal, Samples, joined
 from fedjax_pfl.data.partitions.held_out import capped, hold_out, nothing_held_out
 from fedjax_pfl.data.partitions.partition import Partition
-from fedjax_pfl.data.sources.source_registry import Dataset
 from fedjax_pfl.utils.conversions import LIMIT, keyword_defaults
 from fedjax_pfl.utils.errors import InputError, require, require_name, shown, unknown_name
 from fedjax_pfl.utils.registration import F, registering

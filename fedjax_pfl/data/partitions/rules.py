@@ -8,7 +8,6 @@ from fedjax_pfl.data.partitions import by_column, dirichlet, feddwa, pfedla, pfl
 from fedjax_pfl.data.partitions.dealing import (
     Samples,
     apportion,
-    class_sets,
     deal_counts,
     joined,
     largest,
@@ -45,9 +44,7 @@ def pathological(
     """
     present = np.flatnonzero(samples.counts())
     each = integer("classes_per_client", classes_per_client, 1, len(present))
-    has = np.zeros((num_clients, samples.num_classes), np.int64)
-    sets = present[class_sets(len(present), num_clients, each, rng)]
-    np.put_along_axis(has, sets, 1, axis=1)
+    has = samples.membership(samples.class_sets(num_clients, each, rng))
 
     def deal(samples, rng):
         owners, held = has.sum(axis=0), samples.counts()
@@ -103,7 +100,7 @@ def grouped(
         raise unknown_name("dominant", dominant, ("contiguous", "sampled"))
     present = np.flatnonzero(samples.counts())
     each = integer("dominant_classes", dominant_classes, 1, len(present))
-    sets = present[class_sets(len(present), groups, each, rng)]
+    sets = samples.class_sets(groups, each, rng)
     return Plan(_deal_sets(sets[group_of], share), resolved | {"dominant_sets": sets.tolist()})
 
 

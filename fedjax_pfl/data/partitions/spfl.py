@@ -28,15 +28,13 @@ def spfl(
       classes_per_client: k_c, 1..C (MNIST and CIFAR-10 6, EMNIST 32, CIFAR-100 60; paper: >= 2).
       iid: whether all clients have the same classes.
     """
-    histogram = samples.counts()
-    present = np.flatnonzero(histogram)
+    present = np.flatnonzero(samples.counts())
     each = integer("classes_per_client", classes_per_client, 1, len(present))
     require(isinstance(iid, bool), "iid", iid, "True or False")
     rows = 1 if iid else num_clients
     sets = np.array([np.sort(rng.permutation(present)[:each]) for _ in range(rows)])
     sets = np.broadcast_to(sets, (num_clients, each))
-    has = np.zeros((num_clients, samples.num_classes), np.int64)
-    np.put_along_axis(has, sets, 1, axis=1)
+    has = samples.membership(sets)
 
     def deal(samples, rng):
         part = samples.counts() // num_clients

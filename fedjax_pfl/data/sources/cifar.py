@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 from the binary version, a folder or a .tar.gz; nothing is unpickled."""
+"""The binary version of CIFAR-10 and CIFAR-100, a folder or a .tar.gz; nothing is unpickled."""
 
 import io
 import tarfile
@@ -7,9 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
-from fedjax_pfl.data.files import gunzip, read_bytes
-from fedjax_pfl.data.places import folders, not_found
+from fedjax_pfl.data.files import gunzip, read_bytes, reading
 from fedjax_pfl.utils.errors import InputError
 
 
@@ -47,7 +45,7 @@ LAYOUTS = {
 
 
 class CifarParts(NamedTuple):
-    """What the files hold: images [n, 32, 32, 3], label columns [n, 1 or 2], lists of names."""
+    """The content of the files: images [n, 32, 32, 3], label columns [n, 1 or 2], class names."""
 
     train_x: np.ndarray
     train_labels: np.ndarray
@@ -56,119 +54,70 @@ class CifarParts(NamedTuple):
     names: tuple[tuple[str, ...], ...]
 
 
-def cifar_dataset(name: str, data_dir: Path | None) -> Dataset | None:
-    """CIFAR with its (fine) labels from the first place that holds the binary version, or None."""
+def read_cifar(name: str, place: Path) -> CifarParts | None:
+    """Return the content of an archive, or of a folder with the files, their folder or archive.
+
+    None if there is none of these.
+
+    Raises:
+      InputError: files are missing or damaged.
+    """
     layout = LAYOUTS[name]
-    if data_dir is not None and data_dir.is_file():
-        return _dataset(name, read_cifar_archive(name, data_dir))
-    for place in folders(name, data_dir):
-        for folder in (place / layout.folder, place):
-            if any((folder / file).is_file() for file in (*layout.train, *layout.test)):
-                return _dataset(name, _read_folder(name, folder))
-        if (place / layout.archive).is_file():
-            return _dataset(name, read_cifar_archive(name, place / layout.archive))
-    return None
-
-
-def cifar_not_found(name: str, looked: list[Path]) -> InputError:
-    """The sentence for `name` where `cifar_dataset` found nothing."""
-    layout = LAYOUTS[name]
-    for place in looked:
-        for file in layout.pickled:
-            if (place / file).exists():
-                return InputError(
-                    f"{place / file} is the Python version of {name}, which holds pickles: they "
-                    f"can run any code and are never opened. Take the binary version, "
-                    f"{layout.archive}."
-                )
-    ways = [
-        f"set data_dir to a folder with {layout.archive} or {layout.folder}/",
-        f"let TFDS download it (name it tfds:{name})",
-    ]
-    return not_found(name, looked, ways)
-
-
-def _dataset(name: str, parts: CifarParts) -> Dataset:
-    return dataset_from_arrays(
-        name,
-        parts.train_x,
-        parts.train_labels[:, -1],
-        parts.test_x,
-        parts.test_labels[:, -1],
-        num_classes=LAYOUTS[name].num_classes,
-        class_names=parts.names[-1],
-    )
-
-
-def _read_folder(name: str, folder: Path) -> CifarParts:
-    layout = LAYOUTS[name]
-    wanted = (*layout.train, *layout.test, *layout.names)
-    content = {file: read_bytes(folder / file) for file in wanted if (folder / file).is_file()}
-    return _parts(name, str(folder), content)
+    if place.is_file():
+        return read_cifar_archive(name, place)
+    for folder in (place / layout.folder, place):
+        if any((folder / file).is_file() for file in (*layout.train, *layout.test)):
+            files = (*layout.train, *layout.test, *layout.names)
+            there = [file for file in files if (folder / file).is_file()]
+            return _parts(name, folder, {file: read_bytes(folder / file) for file in there})
+    archive = place / layout.archive
+    return read_cifar_archive(name, archive) if archive.is_file() else None
 
 
 def read_cifar_archive(name: str, path: Path) -> CifarParts:
     """Reads the .tar.gz of the binary version; nothing is written to disk.
 
     Raises:
-      InputError: truncated, not such an archive, or one that names files outside its folder.
+      InputError: not such an archive, or a damaged one.
     """
-    layout = LAYOUTS[name]
-    wanted = {f"{layout.folder}/{file}" for file in (*layout.train, *layout.test, *layout.names)}
-    content = {}
-    # Unpacked as a whole: no member's header makes tarfile read more than there is.
-    unpacked = gunzip(read_bytes(path), str(path), "a .tar.gz archive")
-    try:
-        with tarfile.open(fileobj=io.BytesIO(unpacked), mode="r:") as archive:
-            for member in archive:
-                inner = PurePosixPath(member.name)
-                if inner.is_absolute() or ".." in inner.parts:
-                    raise InputError(
-                        f"{path} names a file outside its own folder, {member.name!r}: it isn't "
-                        f"the published {layout.archive} and is not opened."
-                    )
-                if inner.as_posix() not in wanted:
-                    continue
-                if not member.isreg() or member.issparse() or inner.name in content:
-                    raise InputError(f"{member.name} in {path} isn't a plain file or comes twice.")
+    layout, content, kind = LAYOUTS[name], {}, "a .tar.gz archive"
+    # Unpacked first: then no member's header makes tarfile read more than there is.
+    unpacked = gunzip(read_bytes(path), str(path), kind)
+    with reading(path, kind), tarfile.open(fileobj=io.BytesIO(unpacked), mode="r:") as archive:
+        for member in archive:
+            inner = PurePosixPath(member.name)
+            plain = member.isreg() and not member.issparse()
+            if plain and inner.parent == PurePosixPath(layout.folder):
                 file = archive.extractfile(member)
-                assert file is not None  # as it is a plain file
-                content[inner.name] = file.read()
-    except InputError:
-        raise
-    except Exception as error:  # a damaged header leads tarfile to anything
-        raise InputError(f"{path} is truncated or isn't a .tar.gz archive: {error}") from error
+                content[inner.name] = file.read() if file else b""
     if not content:
         raise InputError(f"{path} holds no {layout.folder}/: take {layout.archive}.")
-    return _parts(name, str(path), content)
+    return _parts(name, path, content)
 
 
-def _parts(name: str, where: str, content: dict[str, bytes]) -> CifarParts:
+def _parts(name: str, where: Path, content: dict[str, bytes]) -> CifarParts:
     layout = LAYOUTS[name]
     missing = [file for file in (*layout.train, *layout.test) if file not in content]
     if missing:
         raise InputError(f"Data set {name!r} in {where} lacks {', '.join(missing)}.")
     columns = len(layout.names)
-    train = _records([(file, content[file]) for file in layout.train], where, columns)
-    test = _records([(file, content[file]) for file in layout.test], where, columns)
-    names = tuple(_names(content.get(file, b"")) for file in layout.names)
+    train = _records({file: content[file] for file in layout.train}, where, columns)
+    test = _records({file: content[file] for file in layout.test}, where, columns)
+    texts = [content.get(file, b"").decode("utf-8", "replace") for file in layout.names]
+    names = tuple(tuple(text.split()) for text in texts)
     if len(names[-1]) != layout.num_classes:
         names = ((),) * columns
     return CifarParts(*train, *test, names)
 
 
-def _records(files: list[tuple[str, bytes]], where: str, columns: int):
+def _records(files: dict[str, bytes], where: Path, columns: int):
     size = columns + 3 * 32 * 32
-    for file, data in files:
+    for file, data in files.items():
         if not data or len(data) % size:
             raise InputError(
                 f"{file} in {where} must hold records of {size} bytes, got {len(data)} bytes: it "
                 "is truncated or not of the binary version."
             )
-    rows = np.concatenate([np.frombuffer(data, np.uint8).reshape(-1, size) for _, data in files])
+    rows = np.frombuffer(b"".join(files.values()), np.uint8).reshape(-1, size)
     images = rows[:, columns:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     return np.ascontiguousarray(images), rows[:, :columns].copy()
-
-
-def _names(data: bytes) -> tuple[str, ...]:
-    return tuple(line for line in data.decode("utf-8", "replace").split() if line)

@@ -1,9 +1,8 @@
-"""Encoded images: Parquet files with image bytes, and folders of class folders."""
+"""Folders of class folders with images; CINIC-10 and Tiny-ImageNet."""
 
 import contextlib
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ from fedjax_pfl.data.cache import cached_arrays, hash_of_listing
 from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
 from fedjax_pfl.data.files import read_bytes
 from fedjax_pfl.data.image_decoding import SUFFIXES, ImageSize, decode_images, parse_size
-from fedjax_pfl.data.places import not_found
+from fedjax_pfl.data.sources.source_registry import folders, not_found, register_dataset
 from fedjax_pfl.utils.errors import InputError, require
 
 # Files that file managers create.
@@ -20,15 +19,21 @@ _IGNORED = ("thumbs.db", "desktop.ini")
 _TEST_NAMES = ("test", "val", "valid", "validation")
 
 
+@register_dataset(
+    "folder",
+    "your own images, folder:PATH with one folder per class",
+    needs="the path of a folder",
+)
 def load_folder(
-    data_dir: Path | None,
+    data_dir: Path,
     image_size: ImageSize = None,
     channels: int | None = None,
 ) -> Dataset:
-    """Any folder of class folders: train/CLASS/IMAGE and test/CLASS/IMAGE, or CLASS/IMAGE alone.
+    """Any folder of class folders: train/CLASS/IMAGE and test/CLASS/IMAGE, or only CLASS/IMAGE.
 
     Classes are the folders' names in alphabetical order. The test folder may be called test, val,
-    valid or validation; the first of these is taken. Without a train folder all is one pool.
+    valid or validation; the first of these is taken. Without a train folder all images are one
+    pool.
 
     Args:
       data_dir: the folder.
@@ -38,24 +43,18 @@ def load_folder(
     Raises:
       InputError: no such folder, no classes or images, or a file that isn't an image.
     """
-    if data_dir is None:
-        raise InputError(
-            "Data set 'folder' needs the path of a folder: write folder:PATH or set data_dir."
-        )
     if not data_dir.is_dir():
         raise InputError(f"No folder {data_dir}: give a folder of class folders with images.")
-    train = data_dir / "train"
-    if not train.is_dir():
+    train, test = [data_dir / "train"], []
+    if train[0].is_dir():
+        test = [data_dir / name for name in _TEST_NAMES if (data_dir / name).is_dir()][:1]
+    else:
         _refuse_parts(data_dir)
-    splits = [train] if train.is_dir() else [data_dir]
-    if train.is_dir():
-        tests = [data_dir / name for name in _TEST_NAMES if (data_dir / name).is_dir()]
-        splits += tests[:1]
-    return _class_folders(
-        data_dir.resolve().name, data_dir, [splits[:1], splits[1:]], image_size, channels
-    )
+        train = [data_dir]
+    return _class_folders(data_dir.resolve().name, data_dir, train, test, image_size, channels)
 
 
+@register_dataset("cinic10", "CINIC-10: 270,000 images 32x32 in class folders")
 def load_cinic10(
     data_dir: Path | None, valid: str = "unused", image_size: ImageSize = None
 ) -> Dataset:
@@ -63,22 +62,23 @@ def load_cinic10(
 
     Args:
       data_dir: the folder, or one with CINIC-10, cinic-10 or cinic10 in it.
-      valid: "unused" keeps to the train and test folders; "train" adds the validation images to
-        the training samples, as the data set's authors suggest for final results.
+      valid: "unused", or "train" to add the validation images to the training samples, as the data
+        set's authors suggest for final results.
       image_size: size of all images; None means as stored.
     """
     require(valid in ("unused", "train"), "valid", valid, "'unused' or 'train'")
-    looked = _looked(data_dir, "CINIC-10", "cinic-10", "cinic10")
+    looked = folders(data_dir, "CINIC-10", "cinic-10", "cinic10")
     for root in looked:
         if (root / "train").is_dir():
-            wanted = ["train", "test"] + (["valid"] if valid == "train" else [])
-            _need_folders("cinic10", root, wanted)
-            train = [root / "train"] + ([root / "valid"] if valid == "train" else [])
-            return _class_folders("cinic10", root, [train, [root / "test"]], image_size, 3)
+            train = ["train", "valid"] if valid == "train" else ["train"]
+            _need_folders("cinic10", root, [*train, "test"])
+            parts = [root / name for name in train]
+            return _class_folders("cinic10", root, parts, [root / "test"], image_size, 3)
     way = "set data_dir to CINIC-10's folder, which holds train, valid and test"
-    raise not_found("cinic10", looked, [way])
+    raise not_found("cinic10", looked, way)
 
 
+@register_dataset("tiny_imagenet", "Tiny-ImageNet: 110,000 images 64x64 of 200 classes in folders")
 def load_tiny_imagenet(data_dir: Path | None, image_size: ImageSize = None) -> Dataset:
     """Tiny-ImageNet-200 as published; its validation images are the test samples here.
 
@@ -89,11 +89,11 @@ def load_tiny_imagenet(data_dir: Path | None, image_size: ImageSize = None) -> D
       data_dir: the folder, or one with tiny-imagenet-200 or tiny_imagenet in it.
       image_size: size of all images; None means as stored (64x64).
     """
-    looked = _looked(data_dir, "tiny-imagenet-200", "tiny_imagenet")
+    looked = folders(data_dir, "tiny-imagenet-200", "tiny_imagenet")
     root = next((place for place in looked if (place / "train").is_dir()), None)
     if root is None:
         way = "set data_dir to the folder tiny-imagenet-200, which holds train and val"
-        raise not_found("tiny_imagenet", looked, [way])
+        raise not_found("tiny_imagenet", looked, way)
     _need_folders("tiny_imagenet", root, ["train", "val"])
     classes = _subfolders(root / "train")
     train = _labelled([root / "train"], classes, inner="images")
@@ -103,32 +103,28 @@ def load_tiny_imagenet(data_dir: Path | None, image_size: ImageSize = None) -> D
 
 
 def _refuse_parts(root: Path) -> None:
-    """Raises `InputError` where folders without `train` are splits of a data set, not classes."""
-    found = _subfolders(root)
+    """Raises `InputError` if the folders are splits without `train`, and not classes."""
+    names = _subfolders(root)
     parts = {"train", *_TEST_NAMES}
-    if found and parts.issuperset(name.lower() for name in found):
+    if names and parts.issuperset(name.lower() for name in names):
         raise InputError(
-            f"{root} holds {_few(found)} but no folder train, in lower case, for the training "
+            f"{root} holds {_few(names)} but no folder train, in lower case, for the training "
             "images. (Without train and test its folders would be the classes.)"
         )
 
 
-def _looked(data_dir: Path | None, *names: str) -> list[Path]:
-    return [] if data_dir is None else [*(data_dir / name for name in names), data_dir]
-
-
-def _need_folders(name: str, root: Path, wanted: list[str]) -> None:
-    missing = [folder for folder in wanted if not (root / folder).is_dir()]
+def _need_folders(name: str, root: Path, required: list[str]) -> None:
+    missing = [folder for folder in required if not (root / folder).is_dir()]
     if missing:
         raise InputError(f"Data set {name!r} in {root} lacks the folder {', '.join(missing)}.")
 
 
-def _class_folders(name, root, splits, image_size, channels) -> Dataset:
-    classes = _subfolders(splits[0][0])
+def _class_folders(name, root, train, test, image_size, channels) -> Dataset:
+    classes = _subfolders(train[0])
     if not classes:
-        raise InputError(f"{splits[0][0]} holds no class folders (one folder of images per class).")
-    train, test = (_labelled(folders, classes) for folders in splits)
-    return _decoded(name, root, train, test, classes, image_size, channels, "")
+        raise InputError(f"{train[0]} holds no class folders (one folder of images per class).")
+    splits = (_labelled(part, classes) for part in (train, test))
+    return _decoded(name, root, *splits, classes, image_size, channels)
 
 
 def _subfolders(folder: Path) -> tuple[str, ...]:
@@ -142,10 +138,10 @@ def _subfolders(folder: Path) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _labelled(folders: list[Path], classes: tuple[str, ...], inner: str = "") -> list:
+def _labelled(places: list[Path], classes: tuple[str, ...], inner: str = "") -> list:
     """Image files with their labels, in alphabetical order of classes and files."""
     rows = []
-    for folder in folders:
+    for folder in places:
         strange = sorted(set(_subfolders(folder)) - set(classes))
         if strange:
             raise InputError(
@@ -156,8 +152,8 @@ def _labelled(folders: list[Path], classes: tuple[str, ...], inner: str = "") ->
             place = folder / name / inner
             files = _images(place) if place.is_dir() else []
             rows += [(file, label) for file in files]
-    if folders and not rows:
-        raise InputError(f"{folders[0]} holds no images in its class folders.")
+    if places and not rows:
+        raise InputError(f"{places[0]} holds no images in its class folders.")
     return rows
 
 
@@ -198,11 +194,12 @@ def _annotated(val: Path, classes: tuple[str, ...]) -> list:
     return rows
 
 
-def _decoded(name, root, train, test, classes, image_size, channels, note) -> Dataset:
+def _decoded(name, root, train, test, classes, image_size, channels, note="") -> Dataset:
     size = parse_size(image_size)
 
     def make():
-        x = decode_images(_files(train + test), len(train) + len(test), size, channels)
+        images = ((str(file), file) for file in files)
+        x = decode_images(images, len(files), size, channels)
         y = np.array([label for _, label in train + test], np.int32)
         n = len(train)
         return {"train_x": x[:n], "train_y": y[:n], "test_x": x[n:], "test_y": y[n:]}
@@ -220,7 +217,3 @@ def _decoded(name, root, train, test, classes, image_size, channels, note) -> Da
         class_names=classes,
         note=note,
     )
-
-
-def _files(rows: list) -> Iterator[tuple[str, Path]]:
-    return ((str(file), file) for file, _ in rows)

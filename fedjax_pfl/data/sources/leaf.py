@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
-from fedjax_pfl.data.json_files import read_json
+from fedjax_pfl.data.files import read_json
 from fedjax_pfl.data.labels import CLASSES
 from fedjax_pfl.data.limits import require_memory
+from fedjax_pfl.data.sources.source_registry import register_dataset
 from fedjax_pfl.utils.errors import InputError, require, shown
 
 # LEAF's letters, in the order of its classes; it counts them from 0, here the first two ids are
@@ -35,42 +36,44 @@ class _Part(NamedTuple):
 
 
 def is_leaf(folder: Path) -> bool:
-    """Whether LEAF's preprocessing wrote it, as far as the names in it say."""
+    """Whether a folder has the file names of LEAF's preprocessing."""
     return _files_of(folder) is not None
 
 
 def _files_of(folder: Path) -> Path | None:
-    """Where `train` and `test` are: the folder itself or its folder `data`; None if nowhere."""
+    """The folder of `train` and `test`: `folder` or its folder `data`; None without any."""
     for place in (folder, folder / "data"):
         if any((place / "train").glob("*.json")) and not (place / "config.json").exists():
             return place
     return None
 
 
-def load_leaf(data_dir: Path | None, task: str = CLASSES) -> Dataset:
-    """LEAF's train/*.json and test/*.json; the column `user` has each sample's user.
+@register_dataset(
+    "leaf",
+    "a folder that LEAF wrote, leaf:PATH, such as FEMNIST or Shakespeare, by user",
+    natural=True,
+    needs="the folder that LEAF wrote",
+)
+def load_leaf(data_dir: Path, task: str = CLASSES) -> Dataset:
+    """LEAF's train/*.json and test/*.json; the column `user` contains each sample's user.
 
     Samples of 784 bytes divided by 255 are images 28x28 (FEMNIST), texts of one length whose label
     is a letter are the ids of their letters (Shakespeare: the next letter is the class), other
-    numbers stay vectors. Users are in the order of the files, which are sorted by name.
+    numbers stay vectors. Files are read in the order of their names.
 
     Args:
       data_dir: the folder, or one with these two in its folder `data`.
-      task: "classification", or "next_token" of texts: the letter after each one, whose classes are
-        all ids.
+      task: "classification", or "next_token" for texts: each letter's label is the next letter.
 
     Raises:
-      InputError: no such folder, or files of another form, such as names of pictures (CelebA) or
-        texts of words (Sent140, Reddit); a task that the samples do not have.
+      InputError: no such folder, files of another form, such as names of pictures (CelebA) or
+        texts of words (Sent140, Reddit), or a task that the samples don't fit.
     """
     require(task in TASKS, "task of LEAF's data", task, " or ".join(map(repr, TASKS)))
-    if data_dir is None:
-        raise InputError("Data set 'leaf' needs the folder that LEAF wrote: write leaf:FOLDER.")
     folder = _files_of(data_dir)
     if folder is None:
         raise InputError(f"{data_dir} has no train/*.json, as LEAF's preprocess.sh writes them.")
-    spelled: dict[str, str] = {}
-    train, test = (_read(folder / split, spelled) for split in ("train", "test"))
+    train, test = (_read(folder / split) for split in ("train", "test"))
     assert train is not None  # as `_files_of` found some
     parts = [train] if test is None else [train, test]
     for part in parts[1:]:
@@ -108,24 +111,18 @@ def _are_pixels(x: np.ndarray) -> bool:
     return inside and bool(np.all(np.abs(x * 255 - np.rint(x * 255)) < 1e-3))
 
 
-def _read(folder: Path, spelled: dict[str, str]) -> _Part | None:
-    """The samples of all files of a folder, None where there is none.
-
-    Args:
-      spelled: users of other folders by their names as columns have them; those here are added.
-    """
+def _read(folder: Path) -> _Part | None:
+    """The samples of all files of a folder, None without files."""
     files = sorted(folder.glob("*.json"))
-    xs, ys, users, seen = [], [], [], {}
+    xs, ys, users, seen = [], [], [], set()
     for path in files:
         for user, x, y in _users(path):
             what = f"user {user!r:.80} in {path}"
             # A column strips its texts, and NumPy's texts end before their last NUL.
-            name = user.strip().rstrip("\0")
-            require(name not in seen, f"The {what}", f"also {seen.get(name)}", "listed once")
-            other = spelled.setdefault(name, user)
-            differs = f"{other!r:.80} elsewhere, which differs by spaces only"
-            require(other == user, f"The {what}", differs, "one spelling of each user")
-            seen[name] = f"in {path}" if name == user else f"{user!r:.80} in {path}"
+            plain = user == user.strip().rstrip("\0")
+            require(plain, f"The {what}", user, "named without spaces at the ends")
+            require(user not in seen, f"The {what}", "another one", "listed once")
+            seen.add(user)
             samples, labels = _arrays(what, x, y)
             same = not xs or (samples.dtype, samples.shape[1:]) == (xs[0].dtype, xs[0].shape[1:])
             require(same, f"Samples of {what}", samples.shape[1:], "those of the first user's form")
@@ -175,7 +172,7 @@ def _arrays(what: str, x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.ndarr
 
 
 def _letters(what: str, x: list[str], y: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Ids of the letters, int32 [n, length], and the classes of the letters that follow."""
+    """Ids of the letters, int32 [n, length], and the classes of the next letters."""
     length = len(x[0])
     for text, label in zip(x, y, strict=True):
         fits = len(text) == length > 0 and label in _NUMBER

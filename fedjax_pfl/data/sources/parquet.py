@@ -2,27 +2,45 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from fedjax_pfl.data.arrow_files import batches, open_parquet
+from fedjax_pfl.data.arrow_files import batches, open_parquet, read_columns
 from fedjax_pfl.data.cache import cached_arrays, hash_of
-from fedjax_pfl.data.columns import checked_columns, column_names
-from fedjax_pfl.data.csv_files import check_header
+from fedjax_pfl.data.columns import column_names
 from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
 from fedjax_pfl.data.image_decoding import ImageSize, decode_images, parse_size
 from fedjax_pfl.data.limits import require_memory
-from fedjax_pfl.data.places import folders, not_found
+from fedjax_pfl.data.sources.source_registry import folders, not_found, register_dataset
 from fedjax_pfl.utils.errors import InputError, require_whole
 
 _IMAGE_COLUMNS = ("image", "img")
 _LABEL_COLUMNS = ("label", "fine_label", "labels")
 
 
+@register_dataset("cifar10_jpeg", "CIFAR-10 made lossy (JPEG in Parquet files): not CIFAR-10")
+def load_cifar10_jpeg(data_dir: Path | None) -> Dataset:
+    """CIFAR-10 re-encoded as JPEG in Parquet files: lossy, and in an unknown order.
+
+    Accuracies on it aren't comparable with those on CIFAR-10.
+    """
+    looked = folders(data_dir, "cifar10_jpeg")
+    for place in looked:
+        if any(place.glob("*.parquet")):
+            note = "JPEG-compressed, so lossy: not comparable with CIFAR-10; order unknown"
+            return _load("cifar10_jpeg", place, None, 3, ("image", "label"), 10, note=note)
+    way = "set data_dir to a folder with train*.parquet and test*.parquet"
+    raise not_found("cifar10_jpeg", looked, way)
+
+
+@register_dataset(
+    "parquet",
+    "your own images, parquet:PATH with train*.parquet files",
+    needs="the path of a folder",
+)
 def load_parquet(
-    data_dir: Path | None,
+    data_dir: Path,
     image_size: ImageSize = None,
     channels: int | None = None,
     image_column: str | None = None,
@@ -39,50 +57,27 @@ def load_parquet(
       image_column: bytes, or a struct with a field `bytes`; None takes `image` or `img`.
       label_column: integers 0..C-1; None takes `label`, `fine_label` or `labels`.
       num_classes: C; None takes the number of names in the file, else the largest label + 1.
-      id_columns: columns to keep beside the images, for the rule `by_column`, such as "writer_id".
+      id_columns: columns for the rule `by_column`, such as "writer_id".
 
     Raises:
-      InputError: no such folder or files, a file that is no Parquet file, or a column or an image
-        of the wrong form.
+      InputError: no such folder or files, not a Parquet file, or a column or an image of the wrong
+        form.
     """
-    if data_dir is None:
-        raise InputError(
-            "Data set 'parquet' needs the path of a folder: write parquet:PATH or set data_dir."
-        )
     if num_classes is not None:
         require_whole("num_classes", num_classes, 1)
+    columns = (image_column, label_column)
     for place in (data_dir, data_dir / "data"):
         if any(place.glob("*.parquet")):
-            data = _load(
-                data_dir.resolve().name,
-                place,
-                image_size,
-                channels,
-                (image_column, label_column),
-                num_classes,
-            )
-            return replace(data, columns=_kept(place, data, id_columns)) if id_columns else data
+            name = data_dir.resolve().name
+            return _load(name, place, image_size, channels, columns, num_classes, id_columns)
     raise InputError(f"{data_dir} holds no .parquet files.")
 
 
-def load_cifar10_jpeg(data_dir: Path | None) -> Dataset:
-    """CIFAR-10 re-encoded as JPEG in Parquet files: lossy, and in an unknown order.
-
-    Accuracies on it aren't comparable with those on CIFAR-10.
-    """
-    looked = folders("cifar10_jpeg", data_dir)
-    for place in looked:
-        if any(place.glob("*.parquet")):
-            note = "JPEG-compressed, so lossy: not comparable with CIFAR-10; order unknown"
-            return _load("cifar10_jpeg", place, None, 3, ("image", "label"), 10, note)
-    way = "set data_dir to a folder with train*.parquet and test*.parquet"
-    raise not_found("cifar10_jpeg", looked, [way])
-
-
-def _load(name, folder, image_size, channels, columns, num_classes, note="") -> Dataset:
+def _load(
+    name, folder, image_size, channels, columns, num_classes, id_columns="", note=""
+) -> Dataset:
     size = parse_size(image_size)
-    train = sorted(folder.glob("train*.parquet"))
-    test = sorted(folder.glob("test*.parquet"))
+    train, test = (sorted(folder.glob(f"{split}*.parquet")) for split in ("train", "test"))
     if not train:
         found = ", ".join(sorted(path.name for path in folder.glob("*.parquet"))[:5])
         raise InputError(f"{folder} has no train*.parquet; Parquet files found: {found}.")
@@ -99,7 +94,11 @@ def _load(name, folder, image_size, channels, columns, num_classes, note="") -> 
     arrays = cached_arrays(name, folder, hash_of(train + test, recipe), make)
     names = _class_names(train[0], columns[1])
     classes = (len(names) or None) if num_classes is None else num_classes
-    names = names if len(names) == classes else ()
+    parts: dict[str, list[np.ndarray]] = {}
+    for path in train + test if id_columns else ():
+        known = column_names(id_columns, open_parquet(path).schema_arrow.names, path)
+        for column, values in read_columns(path, list(known)).items():
+            parts.setdefault(column, []).append(values)
     return dataset_from_arrays(
         name,
         arrays["train_x"],
@@ -107,26 +106,10 @@ def _load(name, folder, image_size, channels, columns, num_classes, note="") -> 
         arrays.get("test_x"),
         arrays.get("test_y"),
         num_classes=classes,
-        class_names=names,
+        class_names=names if len(names) == classes else (),
         note=note,
+        columns={column: np.concatenate(part) for column, part in parts.items()},
     )
-
-
-def _kept(folder: Path, data: Dataset, id_columns: str) -> dict[str, np.ndarray]:
-    """Columns of whole numbers or text beside the images, of all files."""
-    files = [file for split in ("train", "test") for file in sorted(folder.glob(f"{split}*"))]
-    parts = {}
-    for path in (file for file in files if file.suffix == ".parquet"):
-        opened = open_parquet(path)
-        check_header(path, opened.schema_arrow.names)
-        for name in column_names(id_columns, opened.schema_arrow.names, path):
-            for batch in batches(path, opened, [name]):
-                column = batch.column(name)
-                if column.null_count:
-                    raise InputError(f"Column {name!r} of {path} has rows without a value.")
-                parts.setdefault(name, []).append(column.to_numpy(zero_copy_only=False))
-    joined = {name: np.concatenate(part) for name, part in parts.items()}
-    return checked_columns(data.name, joined, data.num_train + data.num_test)
 
 
 def _decode(files, columns, size, channels) -> tuple[np.ndarray, np.ndarray]:
@@ -140,7 +123,7 @@ def _decode(files, columns, size, channels) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _rows(opened, columns, labels: np.ndarray) -> Iterator[tuple[str, bytes]]:
-    """Encoded images, one after the other; fills in the labels on the way."""
+    """Yields (name in messages, encoded image); fills in the labels on the way."""
     from pyarrow import types  # slow import: only where it is used
 
     done = 0
@@ -158,30 +141,29 @@ def _rows(opened, columns, labels: np.ndarray) -> Iterator[tuple[str, bytes]]:
             raise InputError(f"Column {label!r} of {path} must hold integer labels, got {held}.")
         row = 0
         for batch in batches(path, file, [image, label]):
-            part, numbers = batch.column(image), batch.column(label)
+            numbers = batch.column(label)
             if numbers.null_count:
                 raise InputError(f"Column {label!r} of {path} has rows without a label.")
             labels[done : done + len(numbers)] = numbers.to_numpy(zero_copy_only=False)
             done += len(numbers)
-            for whole, encoded in zip(
-                part.is_valid().to_pylist(),
-                (part.field("bytes") if struct else part).to_pylist(),
-                strict=True,
-            ):
+            for value in batch.column(image):
                 row += 1
-                if not (whole and encoded):
+                encoded = value["bytes"] if struct and value.is_valid else value
+                if not encoded.as_py():
                     raise InputError(f"Row {row} of {path} has no image bytes.")
-                yield f"Row {row} of {path}", encoded
+                yield f"Row {row} of {path}", encoded.as_py()
 
 
-def _column(path: Path, schema, given: str | None, usual: tuple[str, ...], what: str) -> str:
-    candidates = usual if given is None else (str(given),)
-    for name in candidates:
-        times = schema.names.count(name)
+def _column(path: Path, schema, name: str | None, usual: tuple[str, ...], what: str) -> str:
+    candidates = usual if name is None else (str(name),)
+    for candidate in candidates:
+        times = schema.names.count(candidate)
         if times > 1:
-            raise InputError(f"{path} has {times} columns called {name!r}: rename all but one.")
+            raise InputError(
+                f"{path} has {times} columns called {candidate!r}: rename all but one."
+            )
         if times:
-            return name
+            return candidate
     option = "image_column" if usual is _IMAGE_COLUMNS else "label_column"
     raise InputError(
         f"{path} has no column of {what} called {' or '.join(candidates)}; its columns: "
@@ -190,12 +172,12 @@ def _column(path: Path, schema, given: str | None, usual: tuple[str, ...], what:
 
 
 def _class_names(path: Path, label_column: str | None) -> tuple[str, ...]:
-    """Names of the classes where the file's writer left them, else none."""
+    """Names of the classes if the file's metadata has them, else none."""
     metadata = open_parquet(path).schema_arrow.metadata or {}
     try:
         features = json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]
-        chosen = _LABEL_COLUMNS if label_column is None else (str(label_column),)
-        names = next(features[key]["names"] for key in chosen if key in features)
+        columns = _LABEL_COLUMNS if label_column is None else (str(label_column),)
+        names = next(features[key]["names"] for key in columns if key in features)
     except (ValueError, KeyError, TypeError, StopIteration, RecursionError):
         return ()
     good = isinstance(names, list) and all(isinstance(name, str) for name in names)

@@ -6,23 +6,27 @@ import numpy as np
 
 from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
 from fedjax_pfl.data.pfllib_files import read_clients, read_config
-from fedjax_pfl.utils.errors import InputError, require
+from fedjax_pfl.data.sources.source_registry import register_dataset
+from fedjax_pfl.utils.errors import require
 
 CHANNELS = (1, 3)
 
 
-def load_pfllib(folder: Path | None) -> Dataset:
+@register_dataset(
+    "pfllib",
+    "a folder that PFLlib wrote, pfllib:PATH, with its samples and their clients",
+    needs="the folder that PFLlib wrote",
+)
+def load_pfllib(folder: Path) -> Dataset:
     """All clients' training samples, then all their test samples, as PFLlib normalised them.
 
-    Images, which it stores channels first, are turned. The folder is its clients' split too:
-    `read_partition(folder, dataset)`.
+    Images are stored channels first and are transposed. `read_partition(folder, dataset)` reads
+    the clients' split from the same folder.
 
     Raises:
       InputError: no such folder, files that are missing or not exported, samples of several
         shapes, or texts.
     """
-    if folder is None:
-        raise InputError("Data set 'pfllib' needs the folder that PFLlib wrote: pfllib:PATH.")
     config = read_config(folder)
     parts = {}
     for split in ("train", "test"):

@@ -9,7 +9,8 @@ from fedjax_pfl.data.columns import checked_columns
 from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
 from fedjax_pfl.data.labels import CLASSES, checked_labels
 from fedjax_pfl.data.limits import require_memory
-from fedjax_pfl.data.places import npz_names, read_npz
+from fedjax_pfl.data.npz import npz_names, read_npz
+from fedjax_pfl.data.sources.source_registry import register_dataset
 from fedjax_pfl.utils.conversions import number
 from fedjax_pfl.utils.errors import InputError, require, require_whole
 
@@ -17,8 +18,14 @@ TASKS = (CLASSES, "regression", "multi_label")
 ARRAYS = ("recordings", "lengths", "labels")
 
 
+@register_dataset(
+    "recordings",
+    "windows of your own sensors' recordings, recordings:PATH of an NPZ file",
+    natural=True,
+    needs="a file",
+)
 def load_recordings(
-    data_dir: Path | None,
+    data_dir: Path,
     window: int = 100,
     step: int | None = None,
     test_fraction: float = 0.25,
@@ -44,8 +51,6 @@ def load_recordings(
     Raises:
       InputError: no such file or arrays, or no recording is long enough.
     """
-    if data_dir is None:
-        raise InputError("Data set 'recordings' needs a file: write recordings:PATH.")
     require(task in TASKS, "task of recordings", task, ", ".join(map(repr, TASKS)))
     require_whole("window", window, 1)
     step = window if step is None else require_whole("step", step, 1)

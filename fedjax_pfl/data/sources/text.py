@@ -1,7 +1,7 @@
-"""Texts to token ids: AG News and any CSV file of labelled texts.
+"""Texts as token ids: AG News and any CSV file of labelled texts.
 
-The pipeline is that of PFLlib's AG News (torchtext's "basic_english"): lower case, punctuation as
-tokens of its own, a vocabulary of the most frequent tokens of the training texts, a fixed length.
+The pipeline is that of PFLlib's AG News (torchtext's "basic_english"): lower case, punctuation
+marks as tokens, a vocabulary of the most frequent tokens of the training texts, a fixed length.
 """
 
 import collections
@@ -17,7 +17,7 @@ from fedjax_pfl.data.columns import column_names
 from fedjax_pfl.data.csv_files import check_header, read_rows
 from fedjax_pfl.data.dataset import MAX_VOCABULARY, Dataset, dataset_from_arrays
 from fedjax_pfl.data.limits import require_memory
-from fedjax_pfl.data.places import folders, not_found
+from fedjax_pfl.data.sources.source_registry import folders, not_found, register_dataset
 from fedjax_pfl.utils.errors import InputError, require, unknown_name
 
 PAD, UNKNOWN = 0, 1
@@ -27,7 +27,7 @@ AG_NEWS_CLASSES = ("World", "Sports", "Business", "Sci/Tech")
 
 
 def tokenize(text: str) -> list[str]:
-    """Lower-cased words and punctuation marks of an English text.
+    """Split an English text into lower-cased words and punctuation marks.
 
     Quotation marks, colons, semicolons and <br /> are dropped; ' . , ( ) ! ? become tokens.
     """
@@ -38,10 +38,10 @@ def tokenize(text: str) -> list[str]:
 def build_vocabulary(
     tokens: Iterable[list[str]], max_tokens: int = 32_000, min_frequency: int = 1
 ) -> dict[str, int]:
-    """Ids of the most frequent tokens, from 2 on: 0 is padding and 1 stands for all others.
+    """Return the ids of the most frequent tokens, from 2 on: 0 is padding, 1 all other tokens.
 
-    Equal frequencies go by the tokens' alphabetical order, so that the same texts in any order
-    give the same ids.
+    Tokens of equal frequency are in alphabetical order, so that the order of the texts doesn't
+    change the ids.
 
     Args:
       tokens: tokenised training texts.
@@ -52,12 +52,12 @@ def build_vocabulary(
     for reserved in _RESERVED:
         counts.pop(reserved, None)
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    kept = [token for token, count in ranked if count >= min_frequency][: max_tokens - 2]
-    return {token: number for number, token in enumerate(kept, 2)}
+    frequent = [token for token, count in ranked if count >= min_frequency][: max_tokens - 2]
+    return {token: number for number, token in enumerate(frequent, 2)}
 
 
 def encode(tokens: Iterable[list[str]], vocabulary: dict[str, int], length: int) -> np.ndarray:
-    """Token ids, int32 [texts, length]: the first `length` tokens, padded with 0 at the end."""
+    """Return token ids, int32 [texts, length]: the first tokens, padded with 0 at the end."""
     rows = list(tokens)
     ids = np.zeros((len(rows), length), np.int32)
     for row, text in zip(ids, rows, strict=True):
@@ -66,24 +66,14 @@ def encode(tokens: Iterable[list[str]], vocabulary: dict[str, int], length: int)
     return ids
 
 
-class Columns(NamedTuple):
-    """Names of a CSV file's columns as given: of the label, the text, and those to keep."""
-
-    label: str | None = None
-    text: str | None = None
-    kept: str = ""
-
-
-USUAL = Columns()
-
-
 class _Texts(NamedTuple):
     path: Path
     labels: list[str]
     texts: list[str]
-    kept: dict[str, list[str]]
+    columns: dict[str, list[str]]
 
 
+@register_dataset("ag_news", "127,600 news texts of 4 classes: train.csv and test.csv")
 def load_ag_news(
     data_dir: Path | None,
     max_tokens: int = 32_000,
@@ -92,8 +82,8 @@ def load_ag_news(
 ) -> Dataset:
     """AG News (120,000 + 7,600 texts, 4 classes): a folder with train.csv and test.csv.
 
-    A text is its title, a blank and its description. Where train.csv is missing, the texts of
-    test.csv are the pool and the vocabulary is theirs; the data set's note says so.
+    A text is its title, a blank and its description. Without train.csv, the texts of test.csv are
+    the pool and define the vocabulary; the data set's note says so.
 
     Args:
       data_dir: the folder, or one with ag_news or ag_news_csv in it.
@@ -101,24 +91,34 @@ def load_ag_news(
       max_length: number of tokens that a text is cut or padded to.
       min_frequency: tokens that occur less often get no id.
     """
-    looked = [*folders("ag_news", data_dir), *([data_dir / "ag_news_csv"] if data_dir else [])]
+    looked = folders(data_dir, "ag_news", "ag_news_csv")
     for place in looked:
-        train, test = (_read(place / f"{split}.csv", 3) for split in ("train", "test"))
-        if train or test:
-            for part in (train, test):
-                _check_ag_news(part)
-            note = "for non-commercial research"
-            if train is None:
-                note += "; train.csv isn't there: the texts of test.csv are the pool"
-                train, test = test, None
+        parts = [_read(place / f"{split}.csv", 3) for split in ("train", "test")]
+        for part in filter(None, parts):
+            for i, label in enumerate(part.labels, 1):
+                if label not in ("1", "2", "3", "4"):
+                    raise InputError(
+                        f"Labels of {part.path} must be 1..4, got {label!r:.100} in row {i}."
+                    )
+        train, test = parts
+        note = "for non-commercial research"
+        if train is None:
+            note += "; train.csv isn't there: the texts of test.csv are the pool"
+            train, test = test, None
+        if train is not None:
             options = (max_tokens, max_length, min_frequency)
             return _encoded("ag_news", train, test, AG_NEWS_CLASSES, list("1234"), options, note)
     way = "set data_dir to a folder with train.csv and test.csv (label, title, description)"
-    raise not_found("ag_news", looked, [way])
+    raise not_found("ag_news", looked, way)
 
 
+@register_dataset(
+    "text_csv",
+    "your own texts, text_csv:PATH of a CSV file or folder",
+    needs="the path of a file or folder",
+)
 def load_text_csv(
-    data_dir: Path | None,
+    data_dir: Path,
     max_tokens: int = 32_000,
     max_length: int = 200,
     min_frequency: int = 1,
@@ -130,7 +130,7 @@ def load_text_csv(
 
     Without a header the first column is the label and all others, joined by blanks, are the text.
     A first row with a cell `label` is a header: that column is the label, and the column `text`,
-    or all others where there is none, is the text. Labels may be numbers or words; classes are
+    or all others without such a column, is the text. Labels may be numbers or words; classes are
     the training labels in ascending order.
 
     Args:
@@ -138,72 +138,51 @@ def load_text_csv(
       max_tokens: largest number of ids (see `build_vocabulary`).
       max_length: number of tokens that a text is cut or padded to.
       min_frequency: tokens that occur less often get no id.
-      label_column, text_column: names in the header; None takes `label`, and `text` or all others.
-      id_columns: columns to keep beside the texts, for the rule `by_column`, such as "user".
+      label_column: name in the header; None takes `label`.
+      text_column: name in the header; None takes `text`, or all others.
+      id_columns: columns for the rule `by_column`, such as "user".
     """
-    columns = Columns(label_column, text_column, id_columns)
-    if data_dir is None:
+    names = (label_column, text_column, id_columns)
+    folder = data_dir.is_dir()
+    train = _read(data_dir / "train.csv" if folder else data_dir, names=names)
+    test = _read(data_dir / "test.csv", names=names) if folder else None
+    if train is None:
         raise InputError(
-            "Data set 'text_csv' needs the path of a file or folder: write text_csv:PATH or set "
-            "data_dir."
+            f"{data_dir} lacks train.csv (label, text)."
+            if folder
+            else f"No file {data_dir}: give a CSV file of labels and texts."
         )
-    test = None
-    if data_dir.is_dir():
-        train, test = (
-            _read(data_dir / f"{split}.csv", None, columns) for split in ("train", "test")
-        )
-        if train is None:
-            raise InputError(f"{data_dir} lacks train.csv (label, text).")
-    else:
-        train = _read(data_dir, None, columns)
-        if train is None:
-            raise InputError(f"No file {data_dir}: give a CSV file of labels and texts.")
     values = sorted(set(train.labels))
-    if all(_is_number(value) for value in values):
+    # Longer numbers, which Python doesn't read, are in alphabetical order.
+    if all(re.fullmatch("-?[0-9]{1,100}", value) for value in values):
         values.sort(key=int)
     options = (max_tokens, max_length, min_frequency)
     return _encoded(data_dir.resolve().stem, train, test, tuple(values), values, options)
 
 
-def _is_number(value: str) -> bool:
-    return re.fullmatch("-?[0-9]{1,100}", value) is not None  # longer ones go by the alphabet
-
-
-def _check_ag_news(part: _Texts | None) -> None:
-    if part is None:
-        return
-    for i, label in enumerate(part.labels, 1):
-        if label not in ("1", "2", "3", "4"):
-            raise InputError(f"Labels of {part.path} must be 1..4, got {label!r:.100} in row {i}.")
-
-
 def _encoded(name, train, test, class_names, values, options, note="") -> Dataset:
     max_tokens, max_length, min_frequency = options
     limits = {"max_tokens": 3, "max_length": 1, "min_frequency": 1}
-    for (option, low), given in zip(limits.items(), options, strict=True):
-        fits = type(given) is int and low <= given <= MAX_VOCABULARY
-        require(fits, option, given, f"an integer in {low}..{MAX_VOCABULARY}")
-    rows = len(train.texts) + (0 if test is None else len(test.texts))
+    for (option, low), value in zip(limits.items(), options, strict=True):
+        fits = type(value) is int and low <= value <= MAX_VOCABULARY
+        require(fits, option, value, f"an integer in {low}..{MAX_VOCABULARY}")
+    parts = [train] if test is None else [train, test]
+    rows = sum(len(part.texts) for part in parts)
     what = f"{rows:,} texts of {max_length:,} tokens (max_length)"
     require_memory(what, 4 * rows * max_length)
     tokens = [tokenize(text) for text in train.texts]
     vocabulary = build_vocabulary(tokens, max_tokens, min_frequency)
     number = {value: i for i, value in enumerate(values)}
-    arrays = [encode(tokens, vocabulary, max_length), np.array([number[v] for v in train.labels])]
-    if test is not None:
-        strange = [label for label in test.labels if label not in number]
-        if strange:
+    arrays = []
+    for part in parts:
+        unknown = [label for label in part.labels if label not in number]
+        if unknown:
             raise InputError(
-                f"{test.path} has the label {strange[0]!r:.100}, which {train.path} lacks."
+                f"{part.path} has the label {unknown[0]!r:.100}, which {train.path} lacks."
             )
-        arrays += [
-            encode(map(tokenize, test.texts), vocabulary, max_length),
-            np.array([number[value] for value in test.labels]),
-        ]
-    kept = {
-        column: values + ([] if test is None else test.kept[column])
-        for column, values in train.kept.items()
-    }
+        words = tokens if part is train else map(tokenize, part.texts)
+        arrays.append(encode(words, vocabulary, max_length))
+        arrays.append(np.array([number[label] for label in part.labels]))
     return dataset_from_arrays(
         name,
         *arrays,
@@ -211,24 +190,32 @@ def _encoded(name, train, test, class_names, values, options, note="") -> Datase
         vocab_size=len(vocabulary) + 2,
         class_names=class_names,
         note=note,
-        columns=kept,
-    )
+        columns={column: [value for part in parts for value in part.columns[column]]
+                 for column in train.columns},
+    )  # fmt: skip
 
 
-def _read(path: Path, columns: int | None = None, options: Columns = USUAL) -> _Texts | None:
-    """Labels and texts of a CSV file, None where there is none; rows have `columns` cells each."""
+def _read(
+    path: Path, columns: int | None = None, names: tuple[str | None, str | None, str] | None = None
+) -> _Texts | None:
+    """Labels and texts of a CSV file, None if it doesn't exist.
+
+    Args:
+      path: the file.
+      columns: cells of every row, of a file without a header.
+      names: in a header: the label's column, the text's, and those to keep, where given.
+    """
     if not path.exists():
         return None
     rows = read_rows(path, columns, " (label first)")
     if not rows:
         raise InputError(f"{path} holds no texts.")
-    label, text, kept = 0, [i for i in range(len(rows[0])) if i != 0], {}
     header = [cell.strip().lower() for cell in rows[0]]
-    named_label = (options.label or "label").lower()
-    if columns is None and (named_label in header or options != USUAL):
+    label, text, kept = 0, list(range(1, len(header))), {}
+    if names and ("label" in header or any(names)):
         check_header(path, header)
         rows = rows[1:]
-        label, text, kept = _places(path, header, named_label, options)
+        label, text, kept = _places(path, header, *names)
     if not rows:
         raise InputError(f"{path} holds no texts below its header.")
     labels = [sys.intern(row[label].strip()) for row in rows]
@@ -239,17 +226,18 @@ def _read(path: Path, columns: int | None = None, options: Columns = USUAL) -> _
 
 
 def _places(
-    path: Path, header: list[str], label: str, options: Columns
+    path: Path, header: list[str], label: str | None, text: str | None, id_columns: str
 ) -> tuple[int, list[int], dict[str, int]]:
-    """Where the label is, the text (one column or more), and the columns that are kept."""
-    kept = {name: header.index(name) for name in column_names(options.kept.lower(), header, path)}
-    for name in filter(None, (label, (options.text or "").lower())):
+    """Indices of the label's column, of the text's (one or more), and of those to keep."""
+    label, text = (label or "label").lower(), (text or "").lower()
+    kept = {name: header.index(name) for name in column_names(id_columns.lower(), header, path)}
+    for name in filter(None, (label, text)):
         if name not in header:
             raise unknown_name(f"column of {path}:", name, header)
-        require(name not in kept, "id_columns", options.kept, f"columns other than {name!r}")
-    if options.text or "text" in header:
-        text = [header.index((options.text or "text").lower())]
-    else:
-        text = [i for i in range(len(header)) if i not in kept.values()]
+        require(name not in kept, "id_columns", id_columns, f"columns other than {name!r}")
     at = header.index(label)
-    return at, [i for i in text if i != at], kept
+    if text or "text" in header:
+        texts = [header.index(text or "text")]
+    else:
+        texts = [i for i in range(len(header)) if i not in kept.values()]
+    return at, [i for i in texts if i != at], kept

@@ -1,6 +1,5 @@
-"""Data sets prepared by tensorflow-datasets (TFDS), read and prepared without TensorFlow."""
+"""Data sets prepared by tensorflow-datasets (TFDS), read without TensorFlow."""
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,9 +9,10 @@ import numpy as np
 
 from fedjax_pfl.data.cache import cached_arrays, hash_of
 from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
-from fedjax_pfl.data.files import read_bytes, require_file
+from fedjax_pfl.data.files import read_json, reading, require_file
 from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.data.sources.idx import EMNIST_CLASSES, emnist_from_arrays
+from fedjax_pfl.data.sources.source_registry import register_dataset
 from fedjax_pfl.data.sources.tfds_prepare import PREPARABLE, prepare_tfds, quiet_tfds, tfds_folder
 from fedjax_pfl.utils.errors import InputError
 
@@ -23,11 +23,12 @@ _CHUNK = 4096
 _BYTES = 2**28
 
 
+@register_dataset("tfds", "anything TFDS prepared, tfds:NAME such as tfds:kmnist", named=True)
 def load_tfds(data_dir: Path | None, name: str) -> Dataset:
     """A TFDS data set of images and class labels by its TFDS name.
 
     Anything already prepared in a random-access format is read. mnist, fashion_mnist, cifar10,
-    cifar100 and emnist/* are prepared first where they aren't (see `prepare_tfds`).
+    cifar100 and emnist/* are prepared first if necessary (see `prepare_tfds`).
 
     Args:
       data_dir: TFDS's folder; None means $TFDS_DATA_DIR or ~/tensorflow_datasets.
@@ -53,9 +54,9 @@ def load_tfds(data_dir: Path | None, name: str) -> Dataset:
 
 
 def find_prepared(name: str, data_dir: Path) -> Path | None:
-    """Folder of the newest prepared version of a TFDS data set, None where there is none.
+    """Return the folder of the newest prepared version of a TFDS data set, or None.
 
-    Looks at folder names alone and imports nothing: it takes no time where nothing is prepared.
+    Looks only at folder names and imports nothing, so it takes no time if nothing is prepared.
     """
     match = _NAME.fullmatch(name)
     if not match:
@@ -63,50 +64,39 @@ def find_prepared(name: str, data_dir: Path) -> Path | None:
     root = data_dir / match["name"]
     if match["config"]:
         root /= match["config"]
-    found = _versions(root, match["version"])
-    if not found and not match["config"] and root.is_dir():
+    versions = _versions(root, match["version"])
+    if not versions and not match["config"] and root.is_dir():
         configs = sorted(p.name for p in root.iterdir() if p.is_dir() and _versions(p, None))
         if configs:
             raise InputError(
                 f"TFDS data set {name!r} is prepared in {len(configs)} configurations: name one, "
                 f"such as {match['name']}/{configs[0]}. Found: {', '.join(configs)}."
             )
-    return max(found, key=lambda p: [int(n) for n in p.name.split(".")]) if found else None
+    return max(versions, key=lambda p: [int(n) for n in p.name.split(".")], default=None)
 
 
 def _versions(root: Path, version: str | None) -> list[Path]:
-    folders = root.glob("*.*.*") if version is None else [root / version]
+    places = root.glob("*.*.*") if version is None else [root / version]
     return [
         folder
-        for folder in folders
+        for folder in places
         if re.fullmatch(r"\d+\.\d+\.\d+", folder.name) and (folder / "dataset_info.json").is_file()
     ]
 
 
 def read_prepared(name: str, folder: Path) -> Dataset:
-    """A `Dataset` from the folder of a prepared version."""
+    """Makes a `Dataset` from the folder of a prepared version."""
     for place in folder.iterdir():
         if not place.is_dir():
             require_file(place)
     _check_classes(folder / "features.json")
-    try:
+    with reading(folder, "a prepared TFDS data set"):
         return _read(name, folder)
-    except InputError:
-        raise
-    except Exception as error:  # a damaged description makes TFDS's parsers raise anything
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        why = lines[0][:300]
-        raise InputError(f"{folder} can't be read as a prepared TFDS data set: {why}") from error
 
 
 def _check_classes(path: Path) -> None:
     """Refuses classes that aren't TFDS's own: TFDS would import, and so run, what they name."""
-    if not path.exists():
-        return
-    try:
-        open_parts = [json.loads(read_bytes(path))]
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} can't be read as JSON: {error}") from error
+    open_parts = [read_json(path)] if path.exists() else []
     while open_parts:
         part = open_parts.pop()
         if isinstance(part, dict):
@@ -196,18 +186,12 @@ def _read_split(name: str, builder, split: str, image: str, label: str):
     order = np.arange(count)
     stop = 0
     while stop < count:
-        # The first alone: its size says how many are read at once.
+        # The first one on its own: its size determines how many are read at once.
         chunk = 1 if x is None else int(np.clip(_BYTES // max(x[0].size, 1), 1, _CHUNK))
         rows = range(stop, min(stop + chunk, count))
         stop = rows.stop
-        try:
-            # One call for many rows takes less than half the time of one call for each.
-            examples = source.__getitems__(list(rows))
-        except Exception as error:  # a damaged record makes decoders raise anything
-            why = str(error).strip().partition("\n")[0][:300]
-            raise InputError(
-                f"Split {split!r} of {builder.data_dir} can't be read: {why}"
-            ) from error
+        # One call for many rows takes less than half the time of one call for each.
+        examples = source.__getitems__(list(rows))
         for i, example in zip(rows, examples, strict=True):
             pixels = example[image]
             if x is None:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedjax_pfl.data.sources.source_registry import dataset_from_arrays
+from fedjax_pfl.data.dataset import dataset_from_arrays
 
 
 def toy(train, test=0, classes=10, balanced=True, seed=0):

@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
+from fedjax_pfl.data.dataset import dataset_from_arrays
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.partitions.rule_registry import make_partition
-from fedjax_pfl.data.sources.source_registry import dataset_from_arrays
 from fedjax_pfl.utils.errors import InputError
 
 HOSPITALS = np.array([3] * 8 + [10] * 4 + [7] * 1 + [5] * 7)  # 20 training samples

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.data.partitions.flbench import FLBENCH_EXPORT
+from fedjax_pfl.data.partitions.from_flbench import FLBENCH_EXPORT
 from fedjax_pfl.data.pfllib_files import PFLLIB_EXPORT
 
 from .test_importers import DATA, EXPECTED, lists_of, write_pfllib
@@ -99,5 +99,5 @@ def test_files_of_ours_and_folders_of_nobody(tmp_path):
     (tmp_path / "split.json").write_text(json.dumps({"0": [1, 2], "1": [3]}))
     assert pfl.read_partition(tmp_path / "split.json", DATA).rule == "flower"
     (tmp_path / "empty").mkdir()
-    with pytest.raises(pfl.InputError, match=r"is no split of PFLlib .*, FL-bench .* or flwr"):
+    with pytest.raises(pfl.InputError, match=r"isn't a split of PFLlib .*, FL-bench .* or flwr"):
         pfl.read_partition(tmp_path / "empty", DATA)

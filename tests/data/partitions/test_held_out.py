@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedjax_pfl.data.dataset import dataset_from_arrays
 from fedjax_pfl.data.partitions.partition import Partition, held_out
 from fedjax_pfl.data.partitions.rule_registry import make_partition
-from fedjax_pfl.data.sources.source_registry import dataset_from_arrays
 from fedjax_pfl.utils.errors import InputError
 from tests.data.partitions.pools import OFFICIAL, POOLED, counts, toy
 from tests.data.partitions.test_partition import example

@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from fedjax_pfl.data.dataset import dataset_from_arrays
 from fedjax_pfl.data.partitions.importers import import_partition
 from fedjax_pfl.data.pfllib_files import PFLLIB_EXPORT
-from fedjax_pfl.data.sources.source_registry import dataset_from_arrays
 from fedjax_pfl.utils.errors import InputError
 
 SHAPE = (6, 5, 3)
@@ -119,7 +119,7 @@ def test_pfllib_incomplete_or_inconsistent(tmp_path):
     config = json.loads((tmp_path / "config.json").read_text())
     config["Size of samples for labels in clients"][1] = [[0, 99]]
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(InputError, match="Client 1 holds other classes than its config"):
+    with pytest.raises(InputError, match=r"Client 1 holds other classes than .*config"):
         import_partition("pfllib", tmp_path, DATA)
     (tmp_path / "config.json").write_text('{"num_clients": 4}')
     with pytest.raises(InputError, match=r"No file .*3\.plain\.npz, though config\.json counts on"):
@@ -259,7 +259,7 @@ def test_flower_parquet_files_and_their_faults(tmp_path):
     bad = pa.table({"image": [{"bytes": b"no image", "path": None}], "label": [0]})
     pq.write_table(bad, tmp_path / "client-0.parquet")
     (tmp_path / "client-2.parquet").unlink()
-    with pytest.raises(InputError, match="isn't an image that can be read"):
+    with pytest.raises(InputError, match="can't be read as an image"):
         import_partition("flower", tmp_path, DATA)
 
 

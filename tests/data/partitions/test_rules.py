@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedjax_pfl.data.dataset import dataset_from_arrays
 from fedjax_pfl.data.partitions.partition import Partition, held_out
 from fedjax_pfl.data.partitions.rule_registry import (
     RULES,
@@ -15,7 +16,6 @@ from fedjax_pfl.data.partitions.rule_registry import (
     parse_options,
     rule_options,
 )
-from fedjax_pfl.data.sources.source_registry import dataset_from_arrays
 from fedjax_pfl.utils.errors import InputError
 from tests.data.partitions.pools import OFFICIAL, POOLED, counts, toy
 

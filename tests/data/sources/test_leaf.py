@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from experiments.cli import build, flags
-from fedjax_pfl.data.partitions.foreign import read_partition, recognised
+from fedjax_pfl.data.partitions.importers import read_partition, recognised
 from fedjax_pfl.data.partitions.rule_registry import make_partition
 from fedjax_pfl.data.sources.leaf import LETTERS
 from fedjax_pfl.data.sources.source_registry import load_dataset
 from fedjax_pfl.utils.errors import InputError
-from tests.data.sources.test_source_registry import _nothing_of_this_machine  # noqa: F401
 
 
 def write(folder, split, name, users, **more):
@@ -106,7 +105,7 @@ def test_a_folder_is_no_split(femnist):
     for folder in (femnist / "femnist/data", femnist / "femnist"):  # as LEAF's folders lie
         assert recognised(folder) == "leaf"
         assert load_dataset("leaf", folder).name == "femnist"
-    with pytest.raises(InputError, match="is a folder of LEAF's, which holds samples and their"):
+    with pytest.raises(InputError, match="is a folder of LEAF, with samples and their"):
         read_partition(femnist / "femnist", load_dataset("digits"))
 
 
@@ -136,7 +135,7 @@ def test_no_folder_of_leafs(tmp_path):
     (tmp_path / "train" / "a.json").write_text("[]")
     with pytest.raises(InputError, match="isn't a file of LEAF's: it has no users with user_data"):
         load_dataset("leaf", tmp_path)
-    with pytest.raises(InputError, match="write leaf:FOLDER"):
+    with pytest.raises(InputError, match="write leaf:PATH"):
         load_dataset("leaf")
 
 
@@ -148,11 +147,8 @@ def test_users_do_not_merge(tmp_path):
         load_dataset("leaf", tmp_path)
     for other in ("two\0", " two"):
         write(tmp_path, "train", "b", {other: rows})
-        with pytest.raises(InputError, match="must be listed once"):
+        with pytest.raises(InputError, match="must be named without spaces at the ends"):
             load_dataset("leaf", tmp_path)
     write(tmp_path, "train", "b", {"three": rows})
     write(tmp_path, "test", "a", {"one": rows})
     assert load_dataset("leaf", tmp_path).num_test == 1  # the same user
-    write(tmp_path, "test", "a", {"one ": rows})
-    with pytest.raises(InputError, match=r"user 'one ' in .* must be one spelling of each user"):
-        load_dataset("leaf", tmp_path)

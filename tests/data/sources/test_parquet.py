@@ -11,7 +11,6 @@ from experiments.cli import data_flags, flags
 from fedjax_pfl.data.sources.source_registry import DATASETS, load_dataset
 from fedjax_pfl.utils.errors import InputError
 from tests.data.sources.test_images import colour, png
-from tests.data.sources.test_source_registry import _nothing_of_this_machine  # noqa: F401
 
 
 def write_parquet(path, arrays, labels, image="image", label="label", names=None, binary=False):
@@ -67,7 +66,7 @@ def test_parquet_columns(tmp_path):
     ("arrays", "labels", "message"),
     [
         ([colour(), None], [0, 1], r"Row 2 of .*train\.parquet has no image bytes"),
-        ([colour(), b"text"], [0, 1], r"Row 2 of .* isn't an image that can be read"),
+        ([colour(), b"text"], [0, 1], r"Row 2 of .* can't be read as an image"),
         ([colour(), colour((5, 5))], [0, 1], r"Row 2 of .* has 5x5 pixels .* but Row 1 of"),
         ([colour(), colour()], [0, None], "Column 'label' of .* has rows without a label"),
         ([colour(), colour()], [0, 10], r"'cifar10_jpeg' must be in 0\.\.9, got '0\.\.10'"),

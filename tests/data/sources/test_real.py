@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from fedjax_pfl.data.scaling import input_scaling
-from fedjax_pfl.data.sources.source_registry import load_dataset, prepare_tfds
-from tests.data.sources.test_source_registry import _nothing_of_this_machine  # noqa: F401
+from fedjax_pfl.data.sources.source_registry import load_dataset
+from fedjax_pfl.data.sources.tfds_prepare import prepare_tfds
 
 
 def real(name):

@@ -10,7 +10,6 @@ import pytest
 from fedjax_pfl.data.partitions.rule_registry import make_partition
 from fedjax_pfl.data.sources.source_registry import load_dataset
 from fedjax_pfl.utils.errors import InputError
-from tests.data.sources.test_source_registry import _nothing_of_this_machine  # noqa: F401
 
 PAGE = Path(__file__).parents[3] / "docs/data_sources.md"
 GOOD = {

@@ -1,22 +1,11 @@
 """Sources by name: what there is, digits, and names, paths and options that are wrong."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from fedjax_pfl.data.sources import idx, source_registry
+from fedjax_pfl.data.sources import source_registry
 from fedjax_pfl.data.sources.source_registry import DATASETS, load_dataset
 from fedjax_pfl.utils.errors import InputError
-
-
-@pytest.fixture(autouse=True)
-def _nothing_of_this_machine(tmp_path_factory, monkeypatch):
-    """Neither prepared data sets nor cache files of whoever runs the tests."""
-    place = tmp_path_factory.mktemp("machine")
-    monkeypatch.setenv("TFDS_DATA_DIR", str(place / "tfds"))
-    monkeypatch.setenv("FEDJAX_PFL_CACHE", str(place / "cache"))
-    monkeypatch.setattr(idx, "DEBIAN", Path("/nowhere/fashion-mnist"))
 
 
 def test_digits():

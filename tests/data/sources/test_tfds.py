@@ -10,7 +10,6 @@ import tensorflow_datasets as tfds
 from fedjax_pfl.data.sources import tfds_builders, tfds_prepare
 from fedjax_pfl.data.sources.source_registry import load_dataset
 from fedjax_pfl.utils.errors import InputError
-from tests.data.sources.test_source_registry import _nothing_of_this_machine  # noqa: F401
 
 ARRAY_RECORD = {"file_format": "array_record"}
 
@@ -69,7 +68,7 @@ def test_anything_prepared_is_read(tmp_path):
     # A record file that is cut, and a description that is none.
     (record,) = folder.glob("*train.array_record*")
     record.write_bytes(record.read_bytes()[:-100])
-    assert "Split 'train' of" in load_error("tfds:mine", tmp_path)
+    assert "can't be read as a prepared TFDS data set: " in load_error("tfds:mine", tmp_path)
     (folder / "dataset_info.json").write_text("{")
     assert "can't be read as a prepared TFDS data set" in load_error("tfds:mine", tmp_path)
 

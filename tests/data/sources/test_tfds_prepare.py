@@ -17,11 +17,11 @@ import tensorflow_datasets as tfds
 from tensorflow_datasets.core.download import checksums, downloader
 
 from fedjax_pfl.data.sources import cifar, tfds_builders, tfds_prepare
-from fedjax_pfl.data.sources.source_registry import load_dataset, prepare_tfds
+from fedjax_pfl.data.sources.source_registry import load_dataset
+from fedjax_pfl.data.sources.tfds_prepare import prepare_tfds
 from fedjax_pfl.utils.errors import InputError
 from tests.data.sources.test_archives import cifar_files, emnist_arrays, write_emnist_zip, write_tar
 from tests.data.sources.test_idx import NAMES, idx_bytes
-from tests.data.sources.test_source_registry import _nothing_of_this_machine  # noqa: F401
 from tests.data.sources.test_tfds import ARRAY_RECORD, load_error
 
 

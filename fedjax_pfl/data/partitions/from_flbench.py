@@ -1,17 +1,17 @@
 """Partitions that FL-bench's `generate_data.py` saved: data/NAME/partition.pkl.
 
-That file is a pickle, which is never loaded here. Four lines of Python, `FLBENCH_EXPORT`, write its
+That file is a pickle, which is never loaded. The lines of Python in `FLBENCH_EXPORT` write its
 lists of indices to `partition.json` beside it.
 """
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from fedjax_pfl.data.json_files import read_json
+from fedjax_pfl.data.dataset import Dataset
+from fedjax_pfl.data.files import read_json
+from fedjax_pfl.data.partitions.matching import check_class_counts, index_list
 from fedjax_pfl.data.partitions.partition import Partition
-from fedjax_pfl.data.sources.source_registry import Dataset
 from fedjax_pfl.utils.errors import InputError, shown
 
 PICKLE, LISTS, STATISTICS = "partition.pkl", "partition.json", "all_stats.json"
@@ -25,19 +25,19 @@ SPLITS = {"train": "train", "val": "validation", "test": "test"}  # ours by thei
 
 
 def is_flbench(folder: Path) -> bool:
-    """Whether FL-bench wrote it, as far as the names in it say."""
+    """Whether a folder has the file names of FL-bench."""
     return any((folder / name).is_file() for name in (PICKLE, LISTS))
 
 
 def import_flbench(folder: Path, dataset: Dataset) -> Partition:
     """A split that FL-bench's `generate_data.py` wrote into a folder of its `data`.
 
-    Its indices count the training samples, then the test samples, of torchvision's data set, which
-    are in the order of the published files, as here. Samples by class are compared with
-    `all_stats.json`, where there is one.
+    Its indices count the training samples, then the test samples of torchvision's data set, which
+    are in the order of the published files, as here. Samples per class are compared with
+    `all_stats.json` if it exists.
 
     Args:
-      folder: with partition.json, which `FLBENCH_EXPORT` writes.
+      folder: folder with partition.json, which `FLBENCH_EXPORT` writes.
       dataset: the data set that was split.
 
     Raises:
@@ -62,38 +62,15 @@ def import_flbench(folder: Path, dataset: Dataset) -> Partition:
                 f"{', '.join(SPLITS)}, got {shown(parts)}."
             )
         for theirs, ours in SPLITS.items():
-            given = parts.get(theirs, [])
-            if not (
-                isinstance(given, list) and all(type(i) is int and 0 <= i < pool for i in given)
-            ):
-                raise InputError(
-                    f"{theirs!r} of client {client} in {path} must be a list of integers "
-                    f"0..{pool - 1}: is {dataset.name!r} the data set that was split?"
-                )
-            lists[ours].append(np.sort(np.array(given, np.int64)))
-    _check_counts(folder / STATISTICS, lists, dataset)
+            what = f"{theirs!r} of client {client} in {path}"
+            lists[ours].append(index_list(what, parts.get(theirs, []), pool))
+    statistics = folder / STATISTICS
+    noted = read_json(statistics) if statistics.exists() else None
+    if isinstance(noted, dict):
+        rows = [noted.get(str(client)) for client in range(len(clients))]
+        counts = [row.get("y") if isinstance(row, dict) else None for row in rows]
+        check_class_counts(counts, [*lists.values()], dataset, statistics)
     return Partition.from_lists(
         lists["train"], lists["test"], lists["validation"],
         rule="flbench", options={"path": str(folder)},
     )  # fmt: skip
-
-
-def _check_counts(path: Path, lists: dict[str, list[np.ndarray]], dataset: Dataset) -> None:
-    """Compares with the class counts that FL-bench noted for each client, all parts together."""
-    if not path.exists():
-        return
-    noted: Any = read_json(path)
-    for client in range(len(lists["train"])):
-        row = noted.get(str(client)) if isinstance(noted, dict) else None
-        wanted = row.get("y") if isinstance(row, dict) else None
-        if not isinstance(wanted, dict):
-            continue
-        labels = dataset.labels[np.concatenate([part[client] for part in lists.values()])]
-        found = {
-            str(c): int(k) for c, k in zip(*np.unique(labels, return_counts=True), strict=True)
-        }
-        if found != {c: k for c, k in wanted.items() if k}:
-            raise InputError(
-                f"Client {client} holds other classes than {path} says: data set "
-                f"{dataset.name!r} is not the one that was split, or has another order."
-            )

@@ -1,0 +1,215 @@
+"""Splits made with flwr-datasets: a JSON file of indices, or a folder of saved partitions."""
+
+import itertools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedjax_pfl.data.arrow_files import batches, open_parquet, stream_batches
+from fedjax_pfl.data.dataset import Dataset
+from fedjax_pfl.data.files import read_json
+from fedjax_pfl.data.image_decoding import decode_images
+from fedjax_pfl.data.partitions.held_out import held_out
+from fedjax_pfl.data.partitions.matching import Matcher, index_list, pixels
+from fedjax_pfl.data.partitions.partition import Partition
+from fedjax_pfl.data.partitions.rule_registry import integer, is_number
+from fedjax_pfl.utils.errors import InputError, require
+
+_LABELS = ("label", "labels", "fine_label", "character")
+
+
+def import_flower(
+    path: Path,
+    dataset: Dataset,
+    *,
+    test_fraction: float = 0.2,
+    seed: int = 0,
+    index_column: str = "index",
+) -> Partition:
+    """A split made with flwr-datasets: a JSON file of indices, or a folder of partitions.
+
+    JSON: `{"0": [indices], "1": [...]}` of official training samples, as in
+    `partitioner.partition_id_to_indices`, or `{"train": {...}, "test": {...}}`, the latter of
+    official test samples. `FederatedDataset` shuffles by default, and its indices are then those
+    of the shuffled samples: use shuffle=False, or save the partitions themselves.
+
+    A folder: one entry for each partition, whose name ends in its number, such as `partition_0`.
+    It is a Parquet file, or a folder of Parquet or Arrow files (`save_to_disk`), perhaps in the
+    folders `train` and `test`. An integer column `index_column` contains pool indices; otherwise
+    rows need encoded images, which are decoded and looked up in the pool.
+
+    Args:
+      path: the file or the folder.
+      dataset: the data set that was split.
+      test_fraction: part of each client's samples held out at random if the split has no test
+        samples; 0 for none.
+      seed: seed of the held-out parts.
+      index_column: name of the column of indices in a folder's files.
+
+    Raises:
+      InputError: not one of these forms, or not of this data set.
+    """
+    inside = is_number(test_fraction) and 0 <= test_fraction < 1
+    require(inside, "test_fraction", test_fraction, "a number at least 0 and below 1")
+    seed = integer("seed", seed, 0)
+    matcher = Matcher(dataset)
+    if path.is_dir():
+        train, test = _read_folder(path, dataset, matcher, index_column)
+        options: dict[str, Any] = {"path": str(path), "index_column": index_column}
+    else:
+        train, test = _read_indices(path, dataset)
+        options = {"path": str(path)}
+    options["ambiguous_samples"] = matcher.ambiguous
+    if test is None:
+        options |= {"test_fraction": test_fraction, "seed": seed}
+        train, test = _hold_out(train, test_fraction, seed)
+    return Partition.from_lists(train, test, rule="flower", options=options, allow_overlap=True)
+
+
+def _read_indices(path: Path, dataset: Dataset) -> tuple[list, list | None]:
+    content = read_json(path)
+    named = isinstance(content, dict) and len(content) > 0
+    require(named, f"Content of {path}", type(content).__name__,
+            "an object with the indices of each partition")  # fmt: skip
+    if "train" not in content:
+        return _numbered(content, path, 0, dataset.num_train), None
+    train = _numbered(content["train"], path, 0, dataset.num_train)
+    if not content.get("test"):
+        return train, None
+    test = _numbered(content["test"], path, dataset.num_train, dataset.num_test)
+    require(len(test) == len(train), f"Test partitions in {path}", len(test), f"{len(train)}")
+    return train, test
+
+
+def _numbered(content, path: Path, start: int, count: int) -> list[np.ndarray]:
+    if not isinstance(content, dict) or set(content) != {str(k) for k in range(len(content))}:
+        shown = list(content)[:5] if isinstance(content, dict) else type(content).__name__
+        raise InputError(
+            f"Partitions in {path} must be numbered 0, 1, 2, ..., got {str(shown)[:200]}."
+        )
+    lists = []
+    for k in range(len(content)):
+        lists.append(start + index_list(f"Partition {k} in {path}", content[str(k)], count))
+    return lists
+
+
+def _read_folder(folder: Path, dataset: Dataset, matcher: Matcher, index_column: str):
+    entries = {}
+    for entry in sorted(folder.iterdir()):
+        number = re.search(r"(\d+)$", entry.stem)
+        if number and (entry.is_dir() or entry.suffix == ".parquet"):
+            first = entries.setdefault(int(number[1]), entry)
+            require(first == entry, f"Partition {int(number[1])} in {folder}", entry.name, "one")
+    if sorted(entries) != list(range(len(entries))) or not entries:
+        raise InputError(
+            f"Partitions in {folder} must be files or folders whose names end in 0, 1, 2, ..., got "
+            f"{[entry.name for entry in folder.iterdir()][:5]}."
+        )
+    train, test = [], []
+    for k in range(len(entries)):
+        entry = entries[k]
+        parts = [entry / name for name in ("train", "test")]
+        if not parts[0].is_dir():
+            parts = [entry]
+        for part, lists in zip(parts, (train, test), strict=False):
+            if part.exists():
+                lists.append(_read_rows(part, dataset, matcher, index_column))
+    require(
+        len(test) in (0, len(train)), f"Test parts in {folder}", len(test), f"0 or {len(train)}"
+    )
+    return train, test or None
+
+
+def _hold_out(lists: list[np.ndarray], fraction: float, seed: int):
+    train, test = [], []
+    for client, samples in enumerate(lists):
+        shuffled = np.random.default_rng([seed, client]).permutation(samples)
+        first, rest = np.split(shuffled, [held_out(fraction, len(samples))])
+        test.append(np.sort(first))
+        train.append(np.sort(rest))
+    return train, test
+
+
+def _read_rows(part: Path, dataset: Dataset, matcher: Matcher, index_column: str) -> np.ndarray:
+    """Pool indices of a saved partition, ascending.
+
+    Args:
+      part: a Parquet file, or a folder with Parquet or Arrow files.
+      dataset: the data set that was split.
+      matcher: of that data set; finds images if there is no column of indices.
+      index_column: name of that column.
+
+    Raises:
+      InputError: no such files, damaged ones, indices outside the pool, or unknown images.
+    """
+    files = sorted(part.glob("*.parquet")) if part.is_dir() else [part]
+    arrow = [] if files else sorted(part.glob("*.arrow"))
+    if not files and not arrow:
+        raise InputError(f"{part} holds no .parquet and no .arrow file.")
+    pieces, labels, rows, top = [], [], 0, len(dataset.labels) - 1
+    for batch in itertools.chain(*map(_parquet, files), *map(stream_batches, arrow)):
+        rows += len(batch)
+        if rows > top + 1:
+            raise InputError(f"{part} has more rows than the {top + 1} samples of the data set.")
+        names = batch.schema.names
+        if names.count(index_column) == 1:
+            column = _numbers(part, batch, index_column)
+            shown = f"{column.min()}..{column.max()}" if len(column) else None
+            known = len(column) == 0 or (column.min() >= 0 and column.max() <= top)
+            require(known, f"Column {index_column!r} in {part}", shown, f"in 0..{top}")
+            pieces.append(column.astype(np.int64))
+            continue
+        images = [name for name in names if names.count(name) == 1 and _encoded(batch, name)]
+        if len(images) != 1:
+            raise InputError(
+                f"{part} has neither a column {index_column!r} of indices nor one of encoded "
+                f"images; columns found: {', '.join(names[:20])}."
+            )
+        label = next((name for name in _LABELS if names.count(name) == 1), None)
+        labels.append(None if label is None else _numbers(part, batch, label))
+        channels = dataset.input_shape[-1]
+        values = batch.column(images[0]).to_pylist()
+        named = (
+            (f"Image {i} of {part}", (value or {}).get("bytes") or b"")
+            for i, value in enumerate(values, rows - len(batch))
+        )
+        what = f"images of {part}"
+        decoded = decode_images(named, len(batch), channels=channels)
+        pieces.append(pixels(decoded, dataset, what, 0.5, 0.5))
+    if not pieces:
+        return np.zeros(0, np.int64)
+    if not labels:
+        return np.sort(np.concatenate(pieces))
+    if len(labels) < len(pieces) or len({one is None for one in labels}) > 1:
+        raise InputError(f"Files of {part} must have the same columns.")
+    y = None if labels[0] is None else np.concatenate(labels)
+    return matcher.match(np.concatenate(pieces), y, f"images of {part}")
+
+
+def _parquet(path: Path) -> Iterator:
+    return batches(path, open_parquet(path))
+
+
+def _encoded(batch, name: str) -> bool:
+    """Whether a column holds structs with the bytes of images."""
+    import pyarrow.types as types  # slow import: only where it is used
+
+    kind = batch.schema.field(name).type
+    if not types.is_struct(kind) or kind.get_field_index("bytes") < 0:
+        return False
+    stored = kind.field("bytes").type
+    return types.is_binary(stored) or types.is_large_binary(stored)
+
+
+def _numbers(part: Path, batch, name: str) -> np.ndarray:
+    """A column of integers without gaps [rows]."""
+    import pyarrow.types as types
+
+    column = batch.column(name)
+    what = f"Column {name!r} in {part}"
+    require(types.is_integer(column.type), what, str(column.type), "integers")
+    require(column.null_count == 0, what, f"{column.null_count} gaps", "without gaps")
+    return column.to_numpy(zero_copy_only=False)
