@@ -47,7 +47,7 @@ def test_every_cell(tmp_path, monkeypatch, capsys):
         pfl.core.ALGORITHMS.update(known)
     figures = [cell for cell, one in shown.items() if isinstance(one, matplotlib.figure.Figure)]
     assert figures == ["data", "plot", "mixing"]
-    assert len(names["partition"].client_ids) == 20 and names["state"].round == 2
+    assert names["partition"].num_clients == 20 and names["state"].round == 2
     steps = names["own"].curve()[0, :, -1]  # local training and FedAvg are its limits
     local, fedavg = (names["results"][name].curve()[0, -1] for name in ("local", "fedavg"))
     np.testing.assert_allclose(steps[[0, -1]], [local, fedavg], atol=0.02)
