@@ -49,7 +49,7 @@ def test_every_cell(tmp_path, monkeypatch, capsys):
     assert figures == ["data", "plot", "mixing"]
     assert names["partition"].num_clients == 20 and names["state"].round == 2
     steps = names["own"].curve()[0, :, -1]  # local training and FedAvg are its limits
-    local, fedavg = (names["results"][name].curve()[0, -1] for name in ("local", "fedavg"))
+    local, fedavg = (names["results"][name].curve()[0, 0, -1] for name in ("local", "fedavg"))
     np.testing.assert_allclose(steps[[0, -1]], [local, fedavg], atol=0.02)
     loaded = pfl.Result.load(tmp_path / "feddwa_result")
     np.testing.assert_array_equal(loaded.curve(), names["results"]["feddwa"].curve())
