@@ -35,8 +35,8 @@ LINES = (
      '    "{name}": {{"server_rate": (0.5, "ours: TODO, the source of the default")}},\n'),
     ("docs/algorithms/README.md", "| `fedavgm` |",
      "| `{name}` | TODO | as `fedavg`, with a partial step | 1 / 1 | [{name}]({name}.md) |\n"),
-    ("mkdocs.yml", "      - fedavgm: algorithms/fedavgm.md",
-     "      - {name}: algorithms/{name}.md\n"),
+    ("mkdocs.yml", "              - fedavgm: algorithms/fedavgm.md",
+     "              - {name}: algorithms/{name}.md\n"),
 )  # fmt: skip
 
 

@@ -1,25 +1,26 @@
-"""Hooks of MkDocs: pages outside docs/, and links out of it.
+"""MkDocs hooks: pages outside docs/, the tutorial's notebook, and links out of docs/.
 
-The pages are written for a reader of the repository, where README.md links to docs/running.md and
-a page to ../tests/algorithms. On the site README.md is the first page, and links between pages
-lead from page to page. A link to another file leads to the repository, `repo_url` of mkdocs.yml;
-without one, the file's name stays as text.
+Pages are written for readers of the repository, where README.md links to docs/running.md and a page
+to ../tests/algorithms. On the site, links between pages lead from page to page, and README.md is
+docs/index.md. A link to another file leads to the repository, `repo_url` of mkdocs.yml; without
+one, its label stays as text.
 """
 
+import json
 import posixpath
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# Pages of the repository's root and their names on the site.
+# Files outside docs/ or in another format, and their pages on the site.
 MOVED = {
-    "README.md": "index.md",
     "BUILD.md": "building.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
 }
+NOTEBOOK = ("docs/tutorial.ipynb", "tutorial.md")
 FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^)\s]+)\)")
 MARK = re.compile(r"^<!-- needs: [^>]*-->\n", re.MULTILINE)
@@ -56,21 +57,37 @@ def relinked(text: str, page: str, places: Mapping[str, str], repository: str) -
     return "".join(parts)
 
 
+def notebook_page(text: str) -> str:
+    """A notebook's cells as a Markdown page, each cell with its picture if docs/images has one."""
+    parts = []
+    for cell in json.loads(text)["cells"]:
+        source, picture = "".join(cell["source"]), f"images/tutorial_{cell['id']}.png"
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        if (ROOT / "docs" / picture).exists():
+            parts.append(f"![Output of the cell above]({picture})")
+    return "\n\n".join(parts) + "\n"
+
+
 def _source(place: str) -> str:
     """The path in the repository of a page of the site."""
-    return next((page for page, moved in MOVED.items() if moved == place), f"docs/{place}")
+    known = {site: page for page, site in (*MOVED.items(), NOTEBOOK)}
+    return known.get(place, f"docs/{place}")
 
 
 def on_files(files, config):
-    """Adds the pages of the repository's root."""
+    """Adds the pages of the repository's root and the notebook's."""
     from mkdocs.structure.files import File
 
     for page, place in MOVED.items():
         files.append(File.generated(config, place, abs_src_path=str(ROOT / page)))
+    notebook, place = NOTEBOOK
+    text = notebook_page((ROOT / notebook).read_text(encoding="utf-8"))
+    files.append(File.generated(config, place, content=text))
     return files
 
 
 def on_page_markdown(markdown, page, config, files):
     """Rewrites a page's links for the site."""
     places = {_source(file.src_uri): file.src_uri for file in files}
+    places |= {"README.md": "index.md", NOTEBOOK[0]: NOTEBOOK[1]}
     return relinked(markdown, _source(page.file.src_uri), places, config.repo_url or "")

@@ -25,7 +25,7 @@ class State(fedavg.State):
 
 @core.struct
 class Both(core.Trained):
-    """What members send, their w_i, and what they keep.
+    """The results of local training: the uploads w_i, and the values that stay with the client.
 
     Attributes:
       own: v_i, [M, ...].
@@ -96,7 +96,7 @@ class Apfl(fedavg.Weighted):
         return self.train_both(ctx, received, own, alphas, **options)
 
     def train_both(self, ctx, shared, own, alphas, **options):
-        """The cohort's local steps from w_i and v_i [M, ...] and alpha_i [M]."""
+        """Run the cohort's local steps from w_i and v_i [M, ...] and alpha_i [M]."""
         cohort, sgd, schedule = ctx.cohort, ctx.sgd_step(), ctx.federation.schedule
         step_on = {"parameters": on_parameters, "logits": on_logits}[self.form]
 
@@ -146,7 +146,7 @@ class Apfl(fedavg.Weighted):
         return {**named, "personalized": self.mixture(own, shared, state.alphas[rows])}
 
     def mixture(self, own, shared, alphas):
-        """The personalized models of v_i and w_i [k, ...] and alpha_i [k]."""
+        """Return the mixtures of v_i and w_i [k, ...] with alpha_i [k]."""
         if self.form == "logits":
             return Pair(own, shared, alphas).model()
         return jax.vmap(blend)(own, shared, alphas)
@@ -155,7 +155,7 @@ class Apfl(fedavg.Weighted):
         return self.servers_model(state)
 
     def personalize(self, ctx, state, new_clients):
-        """The mixtures with w of models v_i after one round's local work from v_i = w."""
+        """Return the mixtures for new clients after one round of local training from v_i = w."""
         new = replace(new_clients, cohort=new_clients.everyone())
         start = new.replicate(self.new_client_start(ctx, state))
         alphas, options = self.first_alphas(new), {"purpose": "personalize", "cursor": None}
@@ -164,8 +164,10 @@ class Apfl(fedavg.Weighted):
 
 
 def on_parameters(sgd, w, v, alpha, at):
-    """(w, v, a function that gives the slope of alpha) after a step at (batch, rng, broadcast,
-    client), all from old ones."""
+    """Return (w, v, a function of the slope of alpha) after a step; all use the values before it.
+
+    `at` is (batch, rng, broadcast, client).
+    """
     found = sgd.loss_and_gradient(blend(v.model, w.model, alpha), *at)
 
     def slope():
@@ -177,7 +179,7 @@ def on_parameters(sgd, w, v, alpha, at):
 
 
 def on_logits(sgd, w, v, alpha, at):
-    """The same as the published code does it: w steps first, and v sees the new one."""
+    """Return the same in the order of the published code: w steps first, and v uses the new w."""
     w = sgd(w, *at)
     found = sgd.loss_and_gradient(Pair(v.model, w.model, alpha).model(), *at)
     own, shared, _ = parts({**found.statistics, "params": found.gradient})

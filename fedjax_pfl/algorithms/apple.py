@@ -117,7 +117,7 @@ class Apple(core.Algorithm):
         return mixing.by_size(sizes, sizes >= 0).astype(ctx.dtype)
 
     def penalty(self, t, total):
-        """lambda(t) mu in round t of `total`."""
+        """Return lambda(t) mu in round t of `total`."""
         # The margin is for rounding: .64 of 100 rounds are 64 in single precision too.
         last = jnp.floor(self.penalty_share * total * (1 + 1e-6))
         passed = t / jnp.maximum(last, 1)
@@ -130,12 +130,12 @@ class Apple(core.Algorithm):
 
 
 def mixture(plan, q, own, stack, row):
-    """w_i = sum_j q_j c_j of the client in that row, with its own core as it is by now.
+    """Return w_i = sum_j q_j c_j for one client, with its own core as trained so far.
 
     Args:
       q: [N].
       own: c_i; its private leaves and statistics are those of w_i.
-      stack: the mixed leaves of all cores as downloaded, [N, ...]; c_i's is not looked at.
+      stack: the mixed leaves of all cores as downloaded, [N, ...]; the row of c_i is not used.
     """
     others = mixing.combine(q.at[row].set(0), stack)
     mixed = optax.tree.add_scale(others, q[row], plan.uploaded(own))
@@ -143,5 +143,5 @@ def mixture(plan, q, own, stack, row):
 
 
 def mixtures(plan, relations, own, stack, rows):
-    """`mixture` of several clients."""
+    """Return `mixture` for several clients."""
     return jax.vmap(partial(mixture, plan), (0, 0, None, 0))(relations, own, stack, rows)

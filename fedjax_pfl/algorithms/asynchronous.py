@@ -7,10 +7,10 @@ Asynchronous Federated Optimization: FedAsync.
 Cong Xie, Oluwasanmi Koyejo, Indranil Gupta. OPT 2020.
 https://arxiv.org/abs/1903.03934
 
-The federation decides which clients are late (`stragglers`), the algorithm what the server does
-with their uploads. The personalized model is the client's own: mostly the one it trained last. The
-global model is the server's. They are the columns "client" and, pooled over all test samples,
-"server" in Table 2 of the first paper, which proposes PLGA.
+The federation decides which clients are late (`stragglers`), and the algorithm decides what the
+server does with their uploads. The personalized model is usually the one that the client trained
+last; the global model is the server's. They correspond to the columns "client" and (pooled over all
+test samples) "server" in Table 2 of the first paper, which proposes PLGA.
 """
 
 from typing import Literal, NamedTuple
@@ -22,7 +22,9 @@ from fedjax_pfl import core, mixing, training, trees
 
 
 class Turn(NamedTuple):
-    """One round's local training where uploads may be late; masks [M] without the diverged.
+    """The result of one round of local training whose uploads may be late.
+
+    The masks [M] exclude clients that diverged.
 
     Attributes:
       cohort: members that train or whose upload arrives.
@@ -40,11 +42,11 @@ class Turn(NamedTuple):
 
     @property
     def late(self) -> core.Mask:
-        """bool [M]: uploads whose training began in an earlier round."""
+        """Which uploads began in an earlier round, bool [M]."""
         return self.arrives & (self.cohort.staleness > 0)
 
     def sound(self, earlier: core.PerClient) -> tuple["Turn", core.PerClient]:
-        """(the turn without late uploads of diverged training, bool [N] for the next round).
+        """Return (the turn without late uploads that diverged, `finite` of the next round).
 
         Args:
           earlier: bool [N], clients whose last training stayed finite.
@@ -56,7 +58,7 @@ class Turn(NamedTuple):
         return turn, self.cohort.scatter(earlier, self.starts, where=began)
 
     def record(self, ctx: core.Context, weights: core.PerMember) -> core.Record:
-        """One model down for each client that begins, one up for each upload that arrives."""
+        """Record one download per client that begins and one upload per arrival."""
         clients = {
             "train_loss": jnp.where(self.starts, self.loss, jnp.nan),
             "staleness": jnp.where(self.arrives, self.cohort.staleness, jnp.nan),
@@ -66,7 +68,7 @@ class Turn(NamedTuple):
 
 
 def take_turn(ctx: core.Context, state, cohort: core.Cohort | None = None, **options) -> Turn:
-    """Trains the members that begin in this round; `options` are those of `ctx.train`."""
+    """Train the members that begin in this round; `options` are those of `ctx.train`."""
     cohort = ctx.cohort if cohort is None else cohort
     starts, arrives = cohort.starts, cohort.arrives
     begin = core.Broadcast(state.server)
@@ -114,17 +116,17 @@ class FedAvgAsync(core.Algorithm):
         return State(server, held, finite), turn.record(ctx, weights)
 
     def uploads(self, ctx, turn, models, server):
-        """The uploads [M, ...] that arrive, made from the clients' own models [M, ...]."""
+        """Return the uploads [M, ...] made from the clients' own models [M, ...]."""
         return models
 
     def aggregate(self, ctx, turn, uploads, server):
-        """(the server's new model, weights [M] of the uploads)."""
+        """Return (the server's new model, weights [M] of the uploads)."""
         weights = mixing.by_size(ctx.sizes(), turn.arrives)
         return self.moved(ctx, server, mixing.weighted_sum(weights, uploads, onto=server)), weights
 
     @staticmethod
     def moved(ctx, server, mean):
-        """`server`, a model or a stack of them, with the shared leaves of `mean`."""
+        """Return `server` (one model or a stack) with the shared leaves of `mean`."""
         split = ctx.plan.split
         return trees.join(split(mean)[0], split(server)[1])
 
@@ -140,7 +142,7 @@ class FedAvgSync(FedAvgAsync):
     """FedAvg over clients that begin and arrive in the same round ("FedAvg (Sync)").
 
     A straggler trains in the round in which its late upload would have come, and sends nothing.
-    This changes its own model alone. Under the schedule "code" it takes part in the next round;
+    This changes only its own model. Under the schedule "code" it takes part in the next round;
     under "paper" it never does.
     """
 
@@ -150,7 +152,7 @@ class FedAvgSync(FedAvgAsync):
 
 @core.algorithm("fedasync")
 class FedAsync(FedAvgAsync):
-    """Uploads count less the later they come (Xie et al. 2019): w <- (1 - a) w + a w_i.
+    """FedAsync: w <- (1 - a) w + a w_i, where a falls with staleness (Xie et al. 2019).
 
     Attributes:
       mode: "tick", as in PLGA's published code: a late client mixes its model with the server's,
@@ -217,7 +219,7 @@ class FedAsync(FedAvgAsync):
         return self.moved(ctx, server, mean), parts
 
     def _rate(self, ctx, turn):
-        """a, [M]: how much an upload of that staleness counts."""
+        """Return the mixing rate a of each upload, [M]."""
         return self.alpha * self._decayed(turn.cohort.staleness.astype(ctx.dtype))
 
     def _decayed(self, staleness):

@@ -29,7 +29,7 @@ class State:
 
 @core.algorithm("cfl")
 class Cfl(core.Algorithm):
-    """FedAvg with equal weights within clusters; one that stands still is split in two.
+    """FedAvg with equal weights within clusters; a cluster whose mean update vanishes is split.
 
     A cluster is split where, of its members' updates, the mean's norm is below `mean_below`, the
     largest norm above `largest_above`, and there are more than two: before they are averaged, and
@@ -41,8 +41,8 @@ class Cfl(core.Algorithm):
         result's `mean_norm` and `update_norm` show it.
       largest_above: eps_2.
       first_split: rounds before which no cluster is split.
-      max_clusters: K; with so many clusters no other is split, lower numbers come first. The
-        published code has no bound, which N is.
+      max_clusters: K; clusters are split in the order of their numbers until there are K. The
+        published code has no bound, which corresponds to N.
       linkage: distance of two groups when members are joined by -cos of their updates: "complete",
         the largest of their members' (the published code), or "single", the smallest (the paper's
         optimal bipartition).
@@ -133,13 +133,14 @@ class Cfl(core.Algorithm):
 
     @staticmethod
     def _members(state, own, cohort):
-        """bool [K, M]: who of those that trained is in which cluster."""
+        """Return the members of each cluster that trained, bool [K, M]."""
         numbers = jnp.arange(len(jax.tree.leaves(state.models)[0]))
         return (own == numbers[:, None]) & cohort.mask
 
     def _split(self, state, own, update, ids, members):
-        """(the state with more clusters, the clusters [M] of the cohort); `members` [K, M] of
-        those that are to be split."""
+        """Split the clusters whose rows of `members` [K, M] are not empty.
+
+        Returns (the new state, the cohort's clusters [M])."""
         cosines = similarity.cosines(update, update)
         second = second_halves(cosines, ids, members, self.linkage)
         between = largest_between(cosines, members, second)
@@ -168,15 +169,16 @@ class Cfl(core.Algorithm):
 
     @staticmethod
     def _best_of_tree(ctx, state, own, private, rows):
-        """Of each client's clusters before their splits, and its own: the model of least loss on
-        its validation samples; ties go to the later one."""
+        """Return the models with the least loss on each client's validation samples.
+
+        Candidates are its cluster's model and those before each split. Ties go to the later one."""
         models = state.tree.with_latest(state.models)
         path = state.tree.path(own, state.count)
         best, _ = best_fitting(ctx, models, private, rows, split="validation", choice=path)
         return trees.take(models, jnp.take_along_axis(path, best[:, None], axis=1)[:, 0])
 
     def personalize(self, ctx, state, new_clients):
-        """The cluster's model that fits a new client's training samples best, trained by it."""
+        """Train the cluster's model that fits a new client's training samples best."""
         everyone = new_clients.everyone()
         numbers = jnp.arange(len(jax.tree.leaves(state.models)[0]))
         used = jnp.where(numbers < state.count, numbers, 0)
@@ -188,7 +190,7 @@ class Cfl(core.Algorithm):
 
 
 def _means(members, update):
-    """The mean update [K, ...] of each cluster's members [K, M]; 0 without any."""
+    """Return each cluster's mean update [K, ...]; 0 for a cluster without members [K, M]."""
     weights = mixing.normalize(members.astype(jnp.result_type(float)))
     none = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), update)
     return jax.vmap(mixing.weighted_sum, (0, None, None))(weights, update, none)

@@ -25,7 +25,7 @@ class State:
 
 @core.algorithm("cwfedavg")
 class CwFedAvg(core.Algorithm):
-    """One global model for each class; every client mixes its own model from them (Alg. 1).
+    """cwFedAVG: one global model per class, mixed by each client's class shares (Alg. 1).
 
     Eqs. (3)-(9). Both aggregations are one matrix, W = P Q^T. P [N, C] holds the clients' class
     shares; Q_kj = p_k P_kj / sum_k p_k P_kj is the part of client k in the model of class j. Where
@@ -44,8 +44,8 @@ class CwFedAvg(core.Algorithm):
       shares: class shares P of a client: "norms" of its classifier's columns (eq. 9), or its true
         "labels" ("with Dist.", which sends C numbers once).
       score_class_models: make the C class models, eqs. (3)-(5), in every round, and score each
-        for every client, as "class_0", "class_1", ... Where no client has a share of a class, its
-        last model is kept.
+        for every client, as "class_0", "class_1", ... A class of which no
+        client has a share keeps its last model.
     """
 
     reads = "everyone"
@@ -123,14 +123,14 @@ class CwFedAvg(core.Algorithm):
 
     @staticmethod
     def norm_shares(ctx, model):
-        """Eq. (9), [C], of the classifier's columns."""
+        """Return eq. (9), the shares [C] of the classifier's columns."""
         return training.estimated_class_shares(
             model["params"], ctx.plan, ctx.federation.data.num_classes
         )
 
     @staticmethod
     def true_shares(ctx):
-        """Each client's class frequencies, [N, C]."""
+        """Return each client's class frequencies, [N, C]."""
         return mixing.normalize(ctx.federation.data.class_counts.astype(ctx.dtype))
 
     def models(self, ctx, state, rows):
@@ -141,9 +141,9 @@ class CwFedAvg(core.Algorithm):
 
 
 def class_weights(shares, sent, sizes):
-    """(W [N, M], P [N, C], Q^T [C, M]) of receivers' shares and senders' [M, C] of sizes n [M].
+    """Return (W [N, M], P [N, C], Q^T [C, M]) from the shares of receivers and senders.
 
-    Classes that nobody sends drop out.
+    Senders have shares [M, C] and sizes n [M]. Classes without a sender have no weight.
     """
     parts = mixing.normalize((sizes[:, None] * sent).T)
     of_sent = mixing.normalize(shares, jnp.any(parts != 0, axis=1))

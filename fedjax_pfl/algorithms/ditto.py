@@ -17,7 +17,7 @@ class State(fedavg.State):
 
 @core.struct
 class Both(core.Trained):
-    """What members have after their local work: the models that they send, and their own.
+    """The results of local training: the uploads, and the personal models.
 
     Attributes:
       own: v_i, [M, ...].
@@ -28,12 +28,12 @@ class Both(core.Trained):
 
 @core.algorithm("ditto")
 class Ditto(fedavg.Weighted):
-    """FedAvg, and beside it own models near the server's: v <- v - eta (g(v) + lambda (v - w)).
+    """FedAvg and personal models v that are pulled to w: v <- v - eta (g(v) + lambda (v - w)).
 
-    Algorithm 1. w is the model that the server sent in this round, not what local training or the
-    average make of it. All v_i begin at the common initial model. The server's path is FedAvg's,
-    whatever lambda. The pull applies to shared parameters only. A client that diverges in one of
-    its two models counts as diverged, and keeps neither.
+    Algorithm 1. w is the model that the server sent in this round, before local training and
+    aggregation. All v_i begin at the common initial model. The server's model does not depend on
+    lambda. The pull applies to shared parameters only. A client of which either model diverges
+    counts as diverged and keeps neither.
 
     Attributes:
       pull: lambda; 1 in the authors' code. Its tables tune over .05, .1, 1 and 2.
@@ -65,7 +65,7 @@ class Ditto(fedavg.Weighted):
         return federation.schedule, self.personal_schedule(federation)
 
     def personal_schedule(self, federation):
-        """The minibatches on which v_i trains."""
+        """Return the schedule of v_i."""
         if not self.personal_epochs:
             return federation.schedule
         return replace(federation.schedule, epochs=self.personal_epochs, steps=None)
@@ -85,7 +85,7 @@ class Ditto(fedavg.Weighted):
         return Both(trained.models, cohort, trained.loss, own=own)
 
     def near(self, state: State):
-        """Options of `ctx.train` that keep a model near the server's."""
+        """Return the options of `ctx.train` that pull a model to the server's."""
         return {"extra_loss": training.proximal(self.pull), "broadcast": state.server["params"]}
 
     def server_update(self, ctx, state: State, mean, weights, sent: Both):

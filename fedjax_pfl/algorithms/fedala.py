@@ -29,11 +29,12 @@ class FedALA(fedavg.FedAvg):
     """FedALA: clients mix the server's model into their own, element by element (Alg. 1).
 
     theta_hat = theta_i + (w - theta_i) * W_i in the upper layers, w in the lower ones; then local
-    training from theta_hat, and FedAvg. W_i <- clip(W_i - eta dL/dW_i, 0, 1), minibatch by
-    minibatch of a window of the client's samples that each round draws; its first value is 1. The
-    first time passes are repeated until their losses have settled: the last 10 of more than 10,
-    each of a pass's last minibatch, have a standard deviation below the threshold. Later there is
-    one pass. Clients whose model is the server's, such as all in the first round, do not adapt.
+    training from theta_hat, and FedAvg. W_i <- clip(W_i - eta dL/dW_i, 0, 1), over the
+    minibatches of a window of the client's samples that each round draws; W_i starts at 1. A
+    client's first adaptation repeats passes until the losses settle: the last 10 of more than 10
+    losses, each of a pass's last minibatch, have a standard deviation below the threshold. Later
+    adaptations make one pass. Clients whose model is the server's, such as all in the first round,
+    do not adapt.
 
     Attributes:
       weight_rate: eta.
@@ -91,7 +92,7 @@ class FedALA(fedavg.FedAvg):
         return State(**start, models=models, trained=models, weights=ones, begun=begun)
 
     def _upper(self, plan, model):
-        """The parameters of the upper layers; None in place of all other leaves."""
+        """Return the parameters of the upper layers, with None in place of all other leaves."""
         upper = plan.with_share(core.SharedLayers(last=self.layers)).chosen
         return plan.select(model, lambda i: upper[i] and plan.compared(i))
 
@@ -123,7 +124,7 @@ class FedALA(fedavg.FedAvg):
         return replace(after, models=sent.cohort.scatter(state.models, sent.models))
 
     def adapt(self, ctx, state: State, held, cohort):
-        """Adaptive local aggregation of the cohort's own models, rows of `held` [N, ...].
+        """Adapt the cohort's own models, rows of `held` [N, ...] (adaptive local aggregation).
 
         Returns (the state with theta_hat, W and begun of these clients, passes int32 [N]).
         """
@@ -153,6 +154,6 @@ class FedALA(fedavg.FedAvg):
 
 
 def _equal(stack, model, count):
-    """bool [count]: whether a row's leaves are the model's, to the bit."""
+    """Return which rows equal the model to the bit, bool [count]."""
     alike = jax.tree.map(lambda a, b: jnp.all((a == b).reshape(count, -1), axis=1), stack, model)
     return jnp.all(jnp.stack(jax.tree.leaves(alike)), axis=0)

@@ -22,7 +22,7 @@ class State:
 
 
 class Attentive(core.Algorithm):
-    """Rounds of both algorithms: mix everybody's last models by `attention`, then train near that.
+    """The common rounds: mix all last models by `attention`, then train near the mixture.
 
     A subclass is a struct with the fields named here.
     """
@@ -51,12 +51,12 @@ class Attentive(core.Algorithm):
         return told
 
     def attention(self, own, models, others, rows=None):
-        """xi_ij for j != i, [A, B]; 0 elsewhere.
+        """Return xi_ij for j != i, [A, B]; 0 elsewhere.
 
         Args:
           own: models of the receivers, [A, ...].
           models: of all clients, [B, ...].
-          others: bool [A, B], which of those are other clients' than the receiver's.
+          others: bool [A, B], which of those belong to clients other than the receiver.
           rows: int [A], which is the receiver's; None where it is not among them.
         """
         raise NotImplementedError
@@ -85,7 +85,7 @@ class Attentive(core.Algorithm):
         return {"personalized": trees.take(state.models, rows)}
 
     def personalize(self, ctx, state, new_clients):
-        """Each trains by itself, as by default, and is then mixed once with all N clients."""
+        """Train new clients locally, then mix each once with the models of all N clients."""
         own = super().personalize(ctx, state, new_clients)
         others = jnp.ones((new_clients.num_clients, ctx.num_clients), bool)
         xi = self.attention(new_clients.uploaded(own), ctx.uploaded(state.models), others)
@@ -96,16 +96,16 @@ class Attentive(core.Algorithm):
 
 @core.algorithm("fedamp")
 class FedAMP(Attentive):
-    """FedAMP: clients are drawn to a mixture of the models that are near to theirs (Alg. 1).
+    """FedAMP: clients are pulled to a mixture of the models near their own (Alg. 1).
 
     The server makes u_i = sum_j xi_ij w_j from the last models of all N clients, with
     xi_ij = alpha A'(|w_i - w_j|^2) for j != i, A(d) = 1 - exp(-d / sigma), and the rest of 1 on
-    w_i. The client then descends f_i(w) + pull / 2 |w - u_i|^2 from w_i. Models are compared, and
-    drawn, by their trainable shared leaves.
+    w_i. The client then descends f_i(w) + pull / 2 |w - u_i|^2 from w_i. Distances and the pull
+    use trainable shared leaves.
 
     Attributes:
       sigma: width of the attention, on the scale of squared distances. Far beyond it exp underflows
-        and a client is drawn only to its own last model: watch the recorded `self_weight`.
+        and a client is pulled only to its own last model, which the recorded `self_weight` shows.
       alpha: alpha_k, the server's step in the weights. 0 is the largest with which no client can
         have a negative weight on itself, sigma / (N - 1).
       pull: lambda / alpha_k of the paper's local problem, as one number: it does not change with
@@ -144,12 +144,12 @@ class FedAMP(Attentive):
 
 
 def on_itself(xi):
-    """xi_ii [A], what the weights on others [A, B] leave; never negative, by rounding either."""
+    """Return xi_ii [A], the rest of the weights on others [A, B], at least 0."""
     return jnp.maximum(1 - jnp.sum(xi, axis=1), 0)
 
 
 def _count(others, rows):
-    """How many others each receiver has."""
+    """Return the number of others of each receiver."""
     return others.shape[1] - (rows is not None)
 
 
@@ -163,8 +163,8 @@ class HeurFedAMP(Attentive):
     Attributes:
       sigma: the factor of the cosines. Models from one initial model have cosines near 1, so small
         factors weigh all others nearly alike.
-      pull: as FedAMP's.
-      start: likewise.
+      pull: as in FedAMP.
+      start: as in FedAMP.
       self_weight: xi_ii; -1 is 1/N.
     """
 

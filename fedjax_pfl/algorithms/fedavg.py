@@ -16,7 +16,7 @@ from fedjax_pfl import core, mixing, trees
 
 @core.struct
 class State:
-    """The state of algorithms built on FedAvg's rounds; one that keeps more inherits from it."""
+    """The state of FedAvg; algorithms built on its rounds extend it."""
 
     server: Any = core.per_server()  # the shared leaves
     private: Any = core.per_client()  # every client's own leaves; none where all are shared
@@ -31,16 +31,16 @@ class FedAvg(core.Algorithm):
     the server's shared leaves and its own private ones. Running statistics of normalisation layers
     are averaged too; otherwise the server's model would be scored with its initial statistics.
 
-    Algorithms that differ from it in a part of `round` override that part:
+    Algorithms that differ from FedAvg in one part of `round` override that part:
 
-      received: the models that members begin with.
-      local_update: what members do with them, and what they send.
+      received: the models from which members train.
+      local_update: local training and the uploads.
       admitted: the members whose updates the server uses.
-      weigh: how much each update counts.
-      server_optimizer, or all of server_update: what the server does with the average.
+      weigh: the weight of each update.
+      server_optimizer, or all of server_update: the server's step from the average.
       record: the metrics of a round.
 
-    What members send is a `Trained`, or a struct that inherits from it where they send more.
+    Uploads are a `Trained`, or a struct that extends it by further values.
     """
 
     batch_norm = "shared"
@@ -64,13 +64,13 @@ class FedAvg(core.Algorithm):
         return state, self.record(ctx, trained, weights)
 
     def received(self, state: State, rows: jax.Array) -> core.Tree | core.Broadcast:
-        """The models that clients `rows` hold after download."""
+        """Return the models of clients `rows` after download."""
         return trees.assemble(state.server, trees.take(state.private, rows))
 
     def servers_model(self, state: State) -> core.Tree:
-        """The server's model as a new client gets it: private leaves are the mean of all clients'.
+        """Return the server's model for a new client, with the mean of all clients' private leaves.
 
-        It is the `new_client_start` of algorithms whose personalized models are others than these.
+        It is the `new_client_start` of algorithms whose personalized models are different ones.
         """
         private = jax.tree.map(lambda x: jnp.mean(x, axis=0).astype(x.dtype), state.private)
         return trees.join(state.server, private)
@@ -78,24 +78,25 @@ class FedAvg(core.Algorithm):
     def local_update(
         self, ctx: core.Context, state: State, received: core.Tree | core.Broadcast, **options
     ) -> core.Trained:
-        """The members' local training; `options` are those of `ctx.train`."""
+        """Train the members locally; `options` are those of `ctx.train`."""
         return ctx.train(received, **options)
 
     def admitted(self, ctx: core.Context, cohort: core.Cohort) -> core.Cohort:
-        """The members whose updates the server uses; by default those whose training went well."""
+        """Return the members whose updates the server uses: by default those that are finite."""
         return cohort
 
     def weigh(self, ctx: core.Context, state: State, sent: core.Trained) -> tuple[jax.Array, State]:
-        """(weights [M] of the updates, the state with what the server remembers of weighing).
+        """Return (weights [M] of the updates, the state, which may remember them).
 
-        `sent` has the models that the server received.
+        `sent` holds the models that the server received.
         """
         return mixing.by_size(ctx.sizes(), sent.cohort.mask), state
 
     def server_optimizer(self) -> optax.GradientTransformation | None:
-        """Takes the server's steps along w - mean, its pseudo-gradient; None takes the mean itself.
+        """Return the optimizer of steps along w - mean, the pseudo-gradient; None takes the mean.
 
-        It acts on trainable leaves; running statistics are averaged. Its numbers may be traced.
+        It acts on trainable leaves; running statistics are averaged. Its hyperparameters may be
+        traced.
         """
         return None
 
@@ -107,13 +108,13 @@ class FedAvg(core.Algorithm):
         weights: jax.Array,
         sent: core.Trained,
     ) -> State:
-        """The state after the round.
+        """Return the state after the round.
 
         Args:
-          mean: average of the uploads, like `state.server`; `state.server` itself where nobody
-            has any weight.
+          mean: average of the uploads, like `state.server`; `state.server` itself if all weights
+            are 0.
           weights: [M].
-          sent: the admitted members' own results, as they trained them.
+          sent: the admitted members' results of local training.
         """
         optimizer = self.server_optimizer()
         if optimizer is None:
@@ -124,7 +125,7 @@ class FedAvg(core.Algorithm):
         # From the mean on, not from w: a step of -gradient, as sgd(1.0) takes it, is FedAvg's round
         # to the bit.
         params = jax.tree.map(lambda m, g, s: m + (g + s).astype(m.dtype), target, gradient, step)
-        arrived = jnp.any(weights != 0)  # momentum stands still while no upload arrives
+        arrived = jnp.any(weights != 0)  # without uploads momentum does not change
         server, memory = jax.tree.map(
             lambda new, old: jnp.where(arrived, new, old),
             ({**mean, "params": params}, memory),
@@ -141,7 +142,7 @@ class FedAvg(core.Algorithm):
         down=1,
         **noted: jax.Array,
     ) -> core.Record:
-        """The round's record, of all members that took part; `noted` are numbers [M] of theirs."""
+        """Return the record of all members that took part; `noted` are further values [M]."""
         clients = {"train_loss": sent.loss, **noted}
         return ctx.record(sent.cohort, up=up, down=down, clients=clients, mixing=weights)
 
@@ -155,7 +156,7 @@ class FedAvg(core.Algorithm):
 
 
 class Weighted(FedAvg):
-    """FedAvg whose mean is by the members' numbers of samples, or uniform.
+    """FedAvg whose mean is weighted by the members' numbers of samples, or uniform.
 
     A subclass has a field `weighting`: "size" or "uniform".
     """

@@ -12,18 +12,18 @@ from fedjax_pfl.algorithms.fedper import PartlyShared
 
 @core.algorithm("fedbabu")
 class FedBabu(PartlyShared):
-    """FedBABU: FedAvg of the body under one random head that no round trains.
+    """FedBABU: FedAvg of the body, under a random head that stays fixed.
 
     Neither momentum nor weight decay moves the head. After the last round each client fine-tunes a
-    copy of the model; before, all are scored with the model itself, as "global".
+    copy of the model; before that, all clients are scored with the global model.
 
     Attributes:
       weighting: "uniform" over the members (the authors), or by "size".
       fine_tune_epochs: local epochs of fine-tuning; the authors take 5, PFLlib 10.
-      fine_tune_rate: its learning rate, whatever that of the rounds is. The authors' is the last of
-        their rounds: .1, divided by ten twice.
+      fine_tune_rate: its learning rate, independent of the rounds' schedule. The authors use
+        the last rate of their rounds: .1, divided by ten twice.
       fine_tune_momentum: of its SGD, which has no weight decay.
-      part: what it trains: the "full" model, the "head" or the "body".
+      part: the parameters that it trains: the "full" model, the "head" or the "body".
     """
 
     share = "body"
@@ -66,9 +66,9 @@ class FedBabu(PartlyShared):
         return {"personalized": model, "global": model}
 
     def personalize(self, ctx, state, new_clients):
-        """Copies of the global model, fine-tuned as those of old clients.
+        """Fine-tune copies of the global model, as for training clients.
 
-        For as many steps as the new clients' schedule counts, else for `fine_tune_epochs`.
+        Where the new clients' schedule counts steps, it replaces `fine_tune_epochs`.
         """
         how = replace(self.adaptation(), steps=new_clients.federation.schedule.steps)
         start = core.Broadcast(self.new_client_start(ctx, state))

@@ -12,10 +12,10 @@ from fedjax_pfl.algorithms.fedper import PartlyShared
 
 @core.algorithm("fedbn")
 class FedBN(PartlyShared):
-    """FedBN: FedAvg of all but the batch-norm layers, which stay with their client.
+    """FedBN: FedAvg of all layers except batch normalization, which stays with the client.
 
-    That is their scale, bias and running statistics. Batch-norm layers are found by their running
-    statistics, not by their names.
+    Scale, bias and running statistics are private. Batch-norm layers are recognized by their
+    running statistics, not by their names.
 
     Attributes:
       weighting: "uniform" over the members (the paper), or by "size".

@@ -26,10 +26,10 @@ class State:
 
 @core.algorithm("feddwa")
 class FedDWA(core.Algorithm):
-    """Each client mixes the models nearest to its guidance model (Alg. 1).
+    """FedDWA: each client mixes the models nearest to its guidance model (Alg. 1).
 
     Attributes:
-      top_k: K, how many models a client mixes; its own is a candidate like any other.
+      top_k: K, the number of models that a client mixes, its own among the candidates.
       guidance: w*_i. "epochs": further training from the trained model for `guidance_epochs`
         (Alg. 1, and what the published code runs); "full_gradient": one gradient step over all its
         samples (eq. 16 to the letter); "last": the model it trained when it last took part (C.6;
@@ -37,9 +37,9 @@ class FedDWA(core.Algorithm):
         degenerate since its distance to itself is 0; "extrapolate": 2 trained - received.
         Running statistics are then the trained model's, as an extrapolated variance can be < 0.
       guidance_epochs: G of Fig. 3, cumulative. None is the schedule of local training, its epochs
-        or steps, as in the published code. A weak guidance collapses to local training: d_ii is
-        one guidance pass long, vanishes as a client fits its data, and its own model then gets
-        all the weight. Watch the recorded `self_weight`, and raise this where it nears 1.
+        or steps, as in the published code. Weak guidance collapses to local training: as a client
+        fits its data, the distance d_ii to its own guidance vanishes and its own model gets all
+        weight. Raise G if the recorded `self_weight` approaches 1.
       score_guidance: keep the guidance models and score them too (Table 3).
     """
 
@@ -88,7 +88,7 @@ class FedDWA(core.Algorithm):
         guide, cohort = self._guide(ctx, state, received, trained, sent, cohort)  # eq. (16)
         uploads = ctx.uploaded(sent)
         distances = similarity.squared_distances(ctx.uploaded(guide), uploads)
-        tiny = 1e-12 * similarity.squared_norms(uploads)[:, None]  # of the receiver's own size
+        tiny = 1e-12 * similarity.squared_norms(uploads)[:, None]  # relative to the receiver's norm
         weights = mixing.inverse(distances, cohort.mask, tiny)  # eq. (15)
         weights = mixing.keep_top_k(weights, self.top_k)
         mixed = ctx.mix(weights, sent, onto=trained)  # eq. (8)
@@ -99,15 +99,16 @@ class FedDWA(core.Algorithm):
         )
         return kept, ctx.record(
             cohort,
-            up=2 if self.guidance in ADAPTED else 1,  # the server knows the other kinds itself
+            up=2 if self.guidance in ADAPTED else 1,  # the server computes the other kinds
             clients={"train_loss": loss, "guidance_distance": jnp.diagonal(distances)},
             mixing=weights,
         )
 
     def _guide(self, ctx, state, received, trained, sent, cohort):
-        """(guidance models [M, ...], cohort without those whose guidance diverged).
+        """Return (guidance models [M, ...], the cohort without clients whose guidance diverged).
 
-        Clients train theirs from `trained` and send it; the server makes the others from `sent`.
+        Guidance that needs data is trained by the client from `trained` and sent; the server
+        computes the other kinds from `sent`.
         """
         if self.guidance == "epochs":
             *_, schedule = self.schedules(ctx.federation)

@@ -25,10 +25,10 @@ class State(fedavg.State):
 
 @core.struct
 class Regularized(core.Trained):
-    """What members send, their models; and what they keep.
+    """The results of local training: the uploads, and the linear terms that stay with the client.
 
     Attributes:
-      gradients: g_i, [M, ...]; the former ones of members without a step.
+      gradients: g_i, [M, ...]; unchanged for members that took no step.
     """
 
     gradients: Any = None
@@ -42,17 +42,16 @@ class FedDyn(fedavg.FedAvg):
     members of (y_i - theta), with N all clients, and theta <- mean of the y_i - h / alpha. Means
     are uniform. From zero, h is the mean of all g_i. A round without uploads changes nothing.
 
-    The published code scores averages of clients' models and never theta itself, which is what
-    clients receive: compare its numbers with "average" or "everyone".
+    The published code scores averages of clients' models, not theta, which clients receive:
+    compare its numbers with "average" or "everyone".
 
     Attributes:
-      alpha: .1, .01 or .001 in the paper, larger where clients take fewer steps. Where it is too
-        small for the steps, theta runs away.
-      scaling: the same alpha for all clients, "equal" (the paper); or in inverse proportion to the
-        "size", alpha n_mean / n_i with the mean over all clients, as in the code. The server's
-        is alpha.
-      score_last: also score "everyone", the mean of the models that all clients trained last; until
-        a client has, of the initial one. Each client's is then kept.
+      alpha: .1, .01 or .001 in the paper, larger where clients take fewer steps. If it is too
+        small for the steps, theta diverges.
+      scaling: "equal", the same alpha for all clients (the paper); or "size", alpha n_mean / n_i
+        with the mean over all clients (the code). The server uses alpha.
+      score_last: also score "everyone", the mean of all clients' last trained models, or of the
+        initial model for clients that have not trained yet. The state then holds these models.
     """
 
     alpha: float = 0.01
@@ -77,7 +76,7 @@ class FedDyn(fedavg.FedAvg):
         )
 
     def strengths(self, ctx):
-        """alpha of each member, [M]."""
+        """Return alpha of each member, [M]."""
         if self.scaling == "equal":
             return jnp.full((ctx.cohort.size,), self.alpha, ctx.dtype)
         mean = jnp.mean(ctx.federation.data.train.size.astype(ctx.dtype))
@@ -140,7 +139,7 @@ class FedDyn(fedavg.FedAvg):
 
     def models(self, ctx, state: State, rows):
         named = super().models(ctx, state, rows)
-        if "global" not in named:  # nobody has the running statistics for an average
+        if "global" not in named:  # the average has no running statistics
             return named
         named["average"] = core.Broadcast(state.average)
         if state.last is not None:

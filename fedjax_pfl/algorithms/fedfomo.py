@@ -26,9 +26,9 @@ class State:
 
 @core.algorithm("fedfomo")
 class FedFomo(core.Algorithm):
-    """Every client mixes the models that help on its validation samples, then trains.
+    """FedFomo: each client mixes the models that lower its validation loss, then trains.
 
-    At the start of a round it has its own last model and downloads those of some others, who
+    At the start of a round it has its own last model and downloads models that some others
     uploaded in the last round: w_ij = (L_i(s_i) - L_i(Theta_j)) / |Theta_j - s_i|, negative ones
     dropped, the rest scaled to sum 1, and s_i <- s_i + sum_j w_ij (Theta_j - s_i). L_i is the mean
     loss on client i's validation samples. What it downloads depends on its affinities, which the
@@ -38,9 +38,9 @@ class FedFomo(core.Algorithm):
 
     Attributes:
       downloads: M, how many models of others a client downloads; at most all.
-      exploration: chance that a download is a random one, in the first round; else it has the
-        largest affinity of those left.
-      exploration_decay: how much that chance falls from round to round, down to 0.
+      exploration: probability that a download is random, in the first round; otherwise it is the
+        remaining candidate of largest affinity.
+      exploration_decay: decrease of that probability per round, down to 0.
       norm: of the distances, over all trainable shared parameters: "l2" (the paper), or "l1" (the
         published code's default).
       affinity: raised by the "normalized" signed weights w_ij / |sum_k w_ik| (published code), or
@@ -111,13 +111,13 @@ class FedFomo(core.Algorithm):
         )
 
     def choose(self, ctx, ids, own, affinity, candidates, first=0):
-        """(numbers of the models [A, 1 + D] that clients mix, bool [A, D], which were found).
+        """Return (indices of the models to mix [A, 1 + D], which downloads exist, bool [A, D]).
 
         Args:
           ids: permanent ids of the clients [A].
-          own: int [A], the number of each client's own model, which is always the first.
+          own: int [A], the index of each client's own model, which always comes first.
           affinity, candidates: see `epsilon_greedy`.
-          first: the number of the model that is in the candidates' first column.
+          first: the index of the model in the candidates' first column.
         """
         key, count = ctx.key_for("fedfomo"), min(self.downloads, ctx.num_clients - 1)
         chance = jnp.maximum(self.exploration - self.exploration_decay * ctx.t, 0)
@@ -127,7 +127,7 @@ class FedFomo(core.Algorithm):
 
     @staticmethod
     def mix(ctx, share, choice, candidates, starts):
-        """(the mixtures [A, ...], their weights [A, Q]).
+        """Return (the mixtures [A, ...], their weights [A, Q]).
 
         As shares sum to one, s + sum_j w_j (Theta_j - s) is sum_j w_j Theta_j.
         """
@@ -141,9 +141,9 @@ class FedFomo(core.Algorithm):
         return {"personalized": starts, "trained": trained}
 
     def personalize(self, ctx, state, new_clients):
-        """Each trains by itself, and mixes its model once with those of random others.
+        """Train new clients locally, then mix each model once with those of random others.
 
-        Without validation samples it has no weights, and so falls back.
+        Without validation samples there are no weights, and the client uses its fallback.
         """
         own, count = super().personalize(ctx, state, new_clients), new_clients.num_clients
         starts = new_clients.replicate(self.new_client_start(ctx, state))
@@ -158,5 +158,5 @@ class FedFomo(core.Algorithm):
 
 
 def with_private_of(ctx, starts, own):
-    """The starts [A, ...] with the private leaves of the clients' own models [A, ...]."""
+    """Return the starts [A, ...] with the private leaves of the clients' own models [A, ...]."""
     return trees.join(ctx.plan.split(starts)[0], ctx.plan.split(own)[1])

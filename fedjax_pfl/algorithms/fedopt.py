@@ -15,7 +15,7 @@ from fedjax_pfl.algorithms.fedavg import Weighted
 
 
 class Moments(NamedTuple):
-    """The server's memory: rounds with uploads so far, and m and v, like the parameters."""
+    """The server's state: the number of rounds with uploads, and m and v, like the parameters."""
 
     count: jax.Array
     first: core.Tree
@@ -24,14 +24,14 @@ class Moments(NamedTuple):
 
 @core.struct
 class FedOpt(Weighted):
-    """FedAvg whose server steps along moments of the average's change D = sum_i p_i u_i - w.
+    """FedAvg with an adaptive server step along D = sum_i p_i u_i - w.
 
-    Algorithm 2: m <- b1 m + (1 - b1) D; v by a rule of each algorithm; w <- w + eta m / (sqrt(v) +
+    Algorithm 2: m <- b1 m + (1 - b1) D; v by the algorithm's rule; w <- w + eta m / (sqrt(v) +
     tau). Only parameters have moments; running statistics of normalisation layers are averaged. A
     round without uploads leaves w, m and v unchanged and does not count.
 
-    Optax's Adam, Yogi and RSS are other algorithms: they correct m and v for bias, add tau to the
-    corrected root or inside it, and Yogi's begin both moments elsewhere.
+    Optax's Adam, Yogi and RSS differ: they correct m and v for bias, add tau to the corrected root
+    or inside it, and Yogi initializes both moments differently.
     """
 
     server_rate: float = 0.01
@@ -64,21 +64,21 @@ class FedOpt(Weighted):
         return optax.GradientTransformation(init, update)
 
     def second_moment(self, v: jax.Array, square: jax.Array) -> jax.Array:
-        """The next v, of the last one and of D^2."""
+        """Return the next v from the last one and D^2."""
         raise NotImplementedError
 
     def rate(self, count: jax.Array) -> jax.Array | float:
-        """The server's rate in its round number `count`, from 1 on."""
+        """Return the server's rate in its round `count`, from 1 on."""
         return self.server_rate
 
 
 @core.algorithm("fedadagrad")
 class FedAdagrad(FedOpt):
-    """FedOpt with v <- v + D^2: coordinates that have moved much move less.
+    """FedAdagrad: FedOpt with v <- v + D^2.
 
     Attributes:
       server_rate: eta, to be tuned: .1 was best on CIFAR-100 and EMNIST, .03 to 10 elsewhere.
-      b1: decay of m; 0 is without momentum, as in the paper.
+      b1: decay of m; 0, no momentum, in the paper.
       tau: adaptivity; the paper tries 1e-5 to 1e-1.
       v0: the first v, in units of tau^2; 1 as in the paper, 0 as in its code.
       weighting: p_i by "size", or "uniform".
@@ -93,16 +93,16 @@ class FedAdagrad(FedOpt):
 
 @core.algorithm("fedadam")
 class FedAdam(FedOpt):
-    """FedOpt with v <- b2 v + (1 - b2) D^2.
+    """FedAdam: FedOpt with v <- b2 v + (1 - b2) D^2.
 
     Attributes:
-      server_rate: eta, to be tuned: of .003 to 1 that were best somewhere .01 is in the middle.
+      server_rate: eta, to be tuned: the best rates of the paper range from .003 to 1.
       b1: decay of m.
       b2: decay of v; .99 as in the paper, .999 in its code.
       tau: adaptivity; the paper tries 1e-5 to 1e-1.
       v0: the first v, in units of tau^2; 1 as in the paper, 0 as in its code.
-      bias_correction: eta sqrt(1 - b2^t) / (1 - b1^t) in place of eta in the server's round t, as
-        in the code; t is 1 in its first round, also there.
+      bias_correction: use eta sqrt(1 - b2^t) / (1 - b1^t) in the server's round t = 1, 2, ...,
+        as in the code.
       weighting: p_i by "size", or "uniform".
     """
 
@@ -124,7 +124,7 @@ class FedAdam(FedOpt):
 
 @core.algorithm("fedyogi")
 class FedYogi(FedAdam):
-    """FedOpt with v <- v - (1 - b2) D^2 sign(v - D^2): v falls as slowly as it rises.
+    """FedYogi: FedOpt with v <- v - (1 - b2) D^2 sign(v - D^2).
 
     The hyperparameters are FedAdam's.
     """

@@ -11,10 +11,10 @@ from fedjax_pfl.algorithms.fedavg import Weighted
 
 
 class PartlyShared(Weighted):
-    """FedAvg of some layers, by size or uniform; subclasses choose which layers are averaged."""
+    """FedAvg of a subset of the layers, which subclasses choose."""
 
     def check_layers(self, name, federation):
-        """Raises `InputError` unless the network has as many layers as the field `name` says."""
+        """Raise `InputError` unless the network has as many layers as the field `name` asks for."""
         layers = federation.plan.layers
         names = ", ".join(layer[0] for layer in layers)
         allowed = f"in 0..{len(layers)}, the layers of the network ({names})"
@@ -23,13 +23,13 @@ class PartlyShared(Weighted):
 
 @core.algorithm("fedper")
 class FedPer(PartlyShared):
-    """FedPer: w_B <- sum_i p_i LocalSGD(w_B, w_Pi)_B; the last layers w_Pi stay with their client.
+    """FedPer: w_B <- sum_i p_i LocalSGD(w_B, w_Pi)_B; the last layers w_Pi are private.
 
     Base and personalization layers are trained together, in one pass over the samples.
 
     Attributes:
-      personal_layers: K_P, how many layers stay with their client, counted from the head; a
-        residual block counts as one. 0 is FedAvg.
+      personal_layers: K_P, the number of private layers, counted from the head; a residual block
+        counts as one. 0 is FedAvg.
       weighting: p_i by "size" (the paper), or "uniform".
     """
 

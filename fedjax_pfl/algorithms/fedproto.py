@@ -29,23 +29,23 @@ class State:
 
 @core.algorithm("fedproto")
 class FedProto(core.Algorithm):
-    """No model is averaged: the mean features of classes travel, and clients stay near them.
+    """FedProto: clients exchange mean features per class (prototypes) instead of models.
 
     Local loss f_i(theta) + weight * the distance of a minibatch's features to the prototypes P_c of
-    their classes; classes without one don't count. Then each client sends the mean feature of every
-    class that it has, with its number of samples, and P_c is the mean over those that sent one.
+    their classes; classes without a prototype are skipped. Then each client sends the mean feature
+    of each of its classes and the number of samples, and P_c is the mean over the senders.
 
     Attributes:
       weight: lambda; the authors take 1, and .1 on CIFAR-10.
-      distance: "matched", |z - P_y|^2 / d, mean over the samples that count; "batch", the same over
-        the number of all samples (the published code); "class_means", the sum over classes of
-        |mean of z - P_c|^2 / d (the paper).
+      distance: "matched", |z - P_y|^2 / d, averaged over the samples of classes with a prototype;
+        "batch", the same sum over the number of all samples (the published code); "class_means",
+        the sum over classes of |mean of z - P_c|^2 / d (the paper).
       moment: when features are averaged: "after" training, in evaluation mode, over all training
         samples (the paper); in the "last_epoch" of training, before each step (the published code).
       weighting: a client counts by "size", its samples of the class (the paper), or "uniform" (the
         published code).
-      rebuilt: a class that nobody has in this round loses its prototype, as in the published code;
-        otherwise it keeps the last one.
+      rebuilt: drop the prototype of a class that no member has in this round, as in the
+        published code; otherwise the last one stays.
       eligible: the classes among which the nearest prototype is found: "all" that have one (the
         paper), or the client's "own" (the published code).
     """
@@ -103,7 +103,7 @@ class FedProto(core.Algorithm):
         )
 
     def pull(self, params, batch, prototypes, client):
-        """The term of the local loss on one minibatch."""
+        """Return the regularizer of the local loss on one minibatch."""
         z, means, exist = batch.features, prototypes.means, prototypes.exist
         if self.distance == "class_means":
             own = class_sums(batch, z, len(exist))
@@ -115,7 +115,7 @@ class FedProto(core.Algorithm):
         return self.weight * jnp.sum(squares) / (z.shape[1] * jnp.maximum(count, 1))
 
     def train_then_average(self, ctx, received, prototypes) -> tuple[core.Trained, Sums]:
-        """Local training, then a pass over all training samples as they are."""
+        """Train locally, then average features over all training samples in evaluation mode."""
         trained = ctx.train(received, extra_loss=self.pull, broadcast=prototypes)
         federation = ctx.federation.replace_training(augment=None)
         once = replace(federation.schedule, epochs=1, steps=None, shuffle=False, drop_last=False)
@@ -138,7 +138,7 @@ class FedProto(core.Algorithm):
         return replace(trained, cohort=trained.cohort.keep(finite)), sums
 
     def average_while_training(self, ctx, received, prototypes) -> tuple[core.Trained, Sums]:
-        """Local training; features of the last steps that make an epoch, each before its step."""
+        """Train locally, averaging features of the last epoch's steps, each before its step."""
         step = ctx.sgd_step(extra_loss=self.pull)
         task, schedule = ctx.federation.task, ctx.federation.schedule
 
@@ -157,7 +157,7 @@ class FedProto(core.Algorithm):
         return core.Trained(local.model, ctx.cohort.keep(finite, steps), loss), sums
 
     def aggregated(self, last: Prototypes, sums: Sums, mask) -> Prototypes:
-        """The server's prototypes of the members' sums [M, ...], and of `last`."""
+        """Return the server's prototypes from the members' sums [M, ...] and the `last` ones."""
         total = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), sums)
         means, held = total.means, total.counts > 0
         if self.weighting == "uniform":
@@ -172,7 +172,7 @@ class FedProto(core.Algorithm):
         return {"personalized": self.predictors(ctx, own, state.prototypes, rows), "head": own}
 
     def predictors(self, ctx, own: core.Stack, prototypes: Prototypes, rows) -> core.Stack:
-        """The models `own` [k, ...] of the clients `rows`, with heads that find the nearest."""
+        """Return the models `own` [k, ...] of clients `rows` with nearest-prototype heads."""
         counts = ctx.federation.data.class_counts[rows]
         eligible = prototypes.exist & ((counts > 0) | (self.eligible == "all"))
         heads = jax.vmap(nearest, in_axes=(None, 0, 0))
@@ -180,7 +180,7 @@ class FedProto(core.Algorithm):
         return {**own, "params": {**own["params"], "head": head}}
 
     def new_client_start(self, ctx, state):
-        return ctx.initial_model()  # the mean of models that were never averaged means nothing
+        return ctx.initial_model()  # the models were never averaged
 
     def personalize(self, ctx, state, new_clients):
         near = {"extra_loss": self.pull, "broadcast": state.prototypes}

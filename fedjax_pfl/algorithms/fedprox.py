@@ -18,10 +18,10 @@ class FedProx(FedAvg):
     The term applies to shared parameters only.
 
     Attributes:
-      mu: 1 is the best of .01, .1, 1, 10 in FedDWA's runs, and of .001, .01, .1, 1 for three of the
-        five data sets of Li et al., .001 and .01 for the others.
-      slow_fraction: part of a round's members that is slow: each trains a number of epochs drawn
-        from 1, ..., E - 1 in place of E, and is averaged as all are.
+      mu: 1 is the best of .01, .1, 1, 10 in FedDWA's runs; Li et al. tune over .001, .01, .1, 1
+        and use 1 for three of five data sets, .001 and .01 for the others.
+      slow_fraction: fraction of slow members per round: each trains a number of epochs drawn from
+        1, ..., E - 1 instead of E, and is averaged like the others.
     """
 
     mu: float = 1.0
@@ -62,8 +62,9 @@ class FedProx(FedAvg):
         )
 
     def epochs(self, ctx):
-        """int32 [M]: the epochs of each member, of which M - round(M (1 - slow_fraction)) are
-        slow."""
+        """Return the epochs of each member, int32 [M].
+
+        M - round(M (1 - slow_fraction)) members are slow."""
         key, every = ctx.key_for("slow"), ctx.federation.schedule.epochs
         present, place = ctx.cohort.mask, jnp.argsort(ctx.cohort.order(key))
         before = jnp.sum(present & (place < place[:, None]), axis=1)  # present, with a lower lot

@@ -1,4 +1,4 @@
-"""FedProx, then fine-tuning, of two papers.
+"""FedProx with fine-tuning, from two papers.
 
 Federated Optimization in Heterogeneous Networks.
 
@@ -20,8 +20,8 @@ from fedjax_pfl.algorithms.fedprox import FedProx
 class FedProxFineTuned(FedAvgFineTuned, FedProx):
     """FedProx whose clients fine-tune a copy of the global model before they use it.
 
-    The proximal term belongs to training: copies follow the loss alone, unless `pull` holds them.
-    The copies are discarded after evaluation.
+    The proximal term applies to training only, unless `pull` adds one to fine-tuning. The copies
+    are discarded after evaluation.
 
     Attributes:
       mu, slow_fraction: of training, as in FedProx.

@@ -27,8 +27,8 @@ class FedRep(PartlyShared):
       head_epochs: tau, epochs of the head in each round: 10 in the authors' code, 1 in PFLlib.
       weighting: p_i "uniform" over the members (Alg. 1, and the authors' code on CIFAR and MNIST),
         or by "size" (PFLlib).
-      final_head_epochs: epochs of a copy's head before it is scored after the last round; then the
-        models without them are scored in every round, as "before".
+      final_head_epochs: epochs of a copy's head before it is scored after the last round. If set,
+        models without them are scored in every round as "before".
     """
 
     share = "body"
@@ -78,7 +78,7 @@ class FedRep(PartlyShared):
 
     @staticmethod
     def _head(ctx, models):
-        """Which parameters belong to the head: a tree of booleans."""
+        """Return the mask of the head's parameters, a tree of booleans."""
         model = models.model if isinstance(models, core.Broadcast) else models
         return ctx.plan.head_mask(model)["params"]
 
@@ -92,9 +92,9 @@ class FedRep(PartlyShared):
         return {**named, "before": named["personalized"]} if self.final_head_epochs else named
 
     def personalize(self, ctx, state, new_clients):
-        """Heads learnt on the server's body, from the common initial head.
+        """Train heads for new clients on the server's body, from the common initial head.
 
-        For as many steps as the new clients' schedule counts, else for `head_epochs`, at least one.
+        Where the new clients' schedule counts steps, it replaces `head_epochs` (at least one).
         """
         _, private = ctx.plan.split(ctx.initial_model())
         start = core.Broadcast(trees.join(state.server, private))

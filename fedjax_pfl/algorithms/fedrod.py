@@ -20,20 +20,20 @@ class State(fedavg.State):
 
 @core.algorithm("fedrod")
 class FedRod(fedavg.FedAvg):
-    """FedRoD: a generic predictor for all, and a personal head on its features for each client.
+    """FedRoD: a common generic predictor, and a personal head on its features per client.
 
     One forward pass serves two losses. The balanced softmax, the cross-entropy of g + log n_ic,
     trains body and generic head; n_ic are the client's training samples of class c, and a class
     that it lacks leaves the softmax. The cross-entropy of sg(g) + h_i(sg(features)) trains only the
     personal head h_i, which stays with its client.
 
-    The authors published no code. That h_i begins as a copy of the generic head, and that models
-    are scored after aggregation, before they are trained locally, is PFLlib's.
+    The authors published no code. As in PFLlib, h_i begins as a copy of the generic head, and
+    models are scored after aggregation, before they are trained locally.
 
     Attributes:
-      personal_rate: weight of the personal loss. Body and generic head see none of it, so with SGD
-        it is the rate of the personal head over that of all others (not that of its weight decay).
-      score_trained: keep the models as they were trained, before aggregation, and score them too.
+      personal_rate: weight of the personal loss, which does not reach body and generic head: with
+        SGD, the ratio of the personal head's rate to the others' (weight decay excepted).
+      score_trained: also score the trained models before aggregation; the state then holds them.
     """
 
     needs_classes = True  # of the balanced softmax
@@ -85,9 +85,9 @@ class FedRod(fedavg.FedAvg):
         return named
 
     def personalize(self, ctx, state, new_clients):
-        """Personal heads from one round's local training; all that is shared stays the server's.
+        """Train personal heads for one round, from the common initial head.
 
-        They begin as the common initial head.
+        Shared leaves remain the server's.
         """
         _, private = ctx.plan.split(ctx.initial_model())
         trained = self.local_update(
@@ -103,6 +103,6 @@ class FedRod(fedavg.FedAvg):
 
 
 def log_counts(client, dtype):
-    """log n_ic, [C]; -inf for a class that the client lacks."""
+    """Return log n_ic, [C]; -inf for classes without samples."""
     counts = client.class_counts
     return jnp.where(counts > 0, jnp.log(jnp.maximum(counts, 1).astype(dtype)), -jnp.inf)

@@ -18,7 +18,7 @@ class State:
 
 @core.algorithm("fedupdate")
 class FedUpdate(core.Algorithm):
-    """FedAvg, then one step of every client on the averaged model, as SPFL's paper runs it.
+    """FedUpdate: FedAvg, then one step of every client on the averaged model (SPFL's baseline).
 
     "Personalized Heterogeneous FL with Gradient Similarity" (submitted to ICLR 2022) has FedUpdate
     as a baseline. The fine-tuned model is scored, and the client's next round begins with it, as in
@@ -61,7 +61,7 @@ class FedUpdate(core.Algorithm):
         return state, ctx.record(cohort, clients={"train_loss": loss}, mixing=weights)
 
     def _averaged(self, ctx, state, held):
-        """The server's shared leaves with each member's own private ones."""
+        """Return the server's shared leaves with each member's private ones."""
         one = trees.replicate(state.server, 1)
         return ctx.average(jnp.ones((1,)), one, onto=held)
 

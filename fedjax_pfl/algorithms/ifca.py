@@ -29,25 +29,25 @@ class State:
 
 @core.algorithm("ifca")
 class Ifca(core.Algorithm):
-    """K server models; each client trains the one that fits it best, and only that (Alg. 1).
+    """IFCA: K server models, of which each client trains the one that fits it best (Alg. 1).
 
     z_i = argmin_k f_i(theta_k); theta_k <- mean of LocalSGD(theta_k) over the members with z_i = k.
-    A model that no member takes stays as it is.
+    A model that no member chooses is unchanged.
 
     Attributes:
       clusters: K.
       averaging: "models", or "gradients": theta_k <- theta_k - (eta / M) sum of the full gradients
-        of its takers, M all members; no local training.
+        of its members, M all members; no local training.
       weighting: of models within a cluster, by "size" or "uniform" (the published code, whose
         clients are equal).
-      initial: the first models. "seeds": K different draws. "balanced_redraw": all are drawn again
-        until each fits a part of the clients best, 35 % with two models, 10 % with four, else 40 %
-        / K (the published code); the most even of 100 draws if none does. "group_warmup": in the
-        first `warmup` rounds clients are sent the model of a random group of theirs, and
-        no other.
+      initial: the first models. "seeds": K independent draws. "balanced_redraw": redraw all until
+        each fits a minimum fraction of the clients best (35 % with two models, 10 % with four,
+        else 40 % / K, as in the published code); if 100 draws fail, the most even one.
+        "group_warmup": in the first `warmup` rounds each client trains the model of its random
+        group.
       warmup: rounds with random groups; only for "group_warmup".
-      scored_by: samples by which a client's model is chosen when it is scored: "train", or "test",
-        which looks at test labels (the published code on MNIST and CIFAR-10).
+      scored_by: samples by which a client's model is chosen for scoring: "train", or "test", which
+        uses test labels (the published code on MNIST and CIFAR-10).
     """
 
     models_read_samples = True  # the choice of a cluster
@@ -122,7 +122,7 @@ class Ifca(core.Algorithm):
         return State(lax.while_loop(unbalanced, redraw, begin)[1], private)
 
     def _draw(self, ctx, number=0):
-        """First models [K, ...]; model 0 of draw 0 is the one that other algorithms begin with."""
+        """Return initial models [K, ...]; model 0 of draw 0 is other algorithms' initial model."""
         drawn = []
         for k in range(self.clusters):
             key = keys.derive(ctx.key, f"init{k}" if k else "init")
@@ -159,7 +159,7 @@ class Ifca(core.Algorithm):
         )
 
     def _choose(self, ctx, models, own):
-        """(z [M], the loss [M] of the model chosen, NaN where a group is given)."""
+        """Return (z [M], the loss [M] of the chosen model, NaN during the warm-up)."""
         if self.initial != "group_warmup":
             return best_fitting(ctx, models, own)
         free = ctx.t >= self.warmup
@@ -169,7 +169,7 @@ class Ifca(core.Algorithm):
 
     @staticmethod
     def _moved(ctx, models, shares, gradient):
-        """theta_k - eta sum_i shares_ki g_i, [K, ...]; running statistics as they are."""
+        """Return theta_k - eta sum_i shares_ki g_i, [K, ...]; running statistics are unchanged."""
         none = jax.tree.map(jnp.zeros_like, models["params"])
         slopes = jax.vmap(mixing.weighted_sum, (0, None, 0))(shares, gradient, none)
         params = optax.tree.add_scale(models["params"], -ctx.learning_rate, slopes)
@@ -181,7 +181,7 @@ class Ifca(core.Algorithm):
         return {"personalized": ctx.plan.with_private(trees.take(state.models, chosen), own)}
 
     def personalize(self, ctx, state, new_clients):
-        """The model that fits a new client's training samples best, trained by it."""
+        """Train the model that fits a new client's training samples best."""
         everyone = new_clients.everyone()
         own = mean_private(state, everyone.size)
         chosen, _ = best_fitting(new_clients, state.models, own, everyone.rows)
@@ -190,13 +190,13 @@ class Ifca(core.Algorithm):
 
 
 def enough_takers(clusters, clients):
-    """How many clients every first model must fit best, of so many, to be balanced."""
+    """Return how many of `count` clients each initial model must fit best to be balanced."""
     part = {1: 0.0, 2: 0.35, 4: 0.1}.get(clusters, 0.4 / clusters)
     return math.ceil(part * clients - 1e-9)
 
 
 def random_groups(ctx, count):
-    """int32 [N]: a group of each client, all as large as can be; drawn by permanent ids."""
+    """Return random groups of nearly equal size, int32 [N], drawn by permanent ids."""
     key = keys.derive(ctx.key, "ifca_groups")
     rank = jnp.argsort(jnp.lexsort((ctx.ids, keys.lots(key, ctx.ids))))
     return (rank * count // ctx.num_clients).astype(jnp.int32)

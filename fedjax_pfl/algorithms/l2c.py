@@ -21,15 +21,15 @@ SOURCES = {"learnt": Logits, "attention": Attention}
 
 @core.algorithm("l2c")
 class L2C(core.Algorithm):
-    """Every client subtracts a mixture of all updates, by weights learnt on validation samples.
+    """L2C: each client applies a mixture of all updates, with weights learned on validation data.
 
     Members exchange delta_j = w_j - train_j(w_j); w_i <- w_i - sum_j softmax(a_i)_j delta_j over
     the members that i listens to. At this model the loss f_i of a minibatch of validation samples
     has the slope -<grad f_i, delta_j> by the weight of j: through the softmax, a_i takes a step of
     Adam along it, which counts from the next round on. After `prune_after` rounds a client listens
-    to itself and its best neighbours alone.
+    only to itself and its best neighbours.
 
-    Private leaves and statistics are the client's own trained ones: a mixed variance could be < 0.
+    Private leaves and statistics are the client's own: a mixed variance could be < 0.
     f_i is taken in evaluation mode, without losses that local training adds. A client without
     validation samples keeps a_i.
 
@@ -37,10 +37,10 @@ class L2C(core.Algorithm):
       logit_rate: of Adam; the authors' later code has .2 for attention.
       prune_after: T_0.
       neighbours: how many, besides the client itself; 0 is a tenth of all clients, at least one.
-      whole_pass: a step on each minibatch of a pass over the validation samples, at the model that
-        a_i then gives; the model that is kept is mixed before all of them. By default a single one.
-      weights: "learnt", a_i itself; or by "attention" (meta-L2C): a_i is what an encoder, averaged
-        over the members after each round, gives for their updates. It is what is learnt.
+      whole_pass: take a step on each minibatch of a pass over the validation samples, at the model
+        of the current a_i. The client's model is mixed before them. By default one step.
+      weights: "learnt", a_i itself; or "attention" (meta-L2C), where a learned encoder of the
+        updates, averaged over the members after each round, gives a_i.
     """
 
     validates = True
@@ -86,7 +86,7 @@ class L2C(core.Algorithm):
             return weights, {**trained, "params": optax.tree.sub(received["params"], step)}
 
         def learn(k, carry, at=None):
-            """Adam's step of every member that has a validation minibatch k."""
+            """Take Adam's step of each member that has a validation minibatch k."""
             learnt, moments, counted = carry
             weights, models = mixed(source.logits_of(learnt)) if at is None else at
             gradient, finite, steps = self.validation_gradient(ctx, cohort, models, k)
@@ -113,7 +113,7 @@ class L2C(core.Algorithm):
         took_part = cohort.mask | cohort.diverged
         return state, ctx.record(
             cohort.counted(counted),
-            down=jnp.sum(heard, axis=1) * took_part,  # its own among them, as FedDWA's Table 4
+            down=jnp.sum(heard, axis=1) * took_part,  # its own included, as in FedDWA's Table 4
             numbers_up=source.numbers,
             numbers_down=source.numbers,
             clients={"train_loss": loss, "self_weight": jnp.diagonal(weights)},
@@ -121,7 +121,7 @@ class L2C(core.Algorithm):
         )
 
     def pruned(self, ctx, logits, active):
-        """bool [M, N], whom members listen to, by their logits [M, N] and as it was."""
+        """Return whom members listen to, bool [M, N], by their logits [M, N]."""
         count = self.neighbours or max(1, ctx.num_clients // 10)
         due = (ctx.t >= self.prune_after) & jnp.all(active, axis=1)
         best = nearest(logits, ctx.cohort.rows, ctx.ids, count)
@@ -132,7 +132,7 @@ class L2C(core.Algorithm):
         return training.Schedule(steps=1, batch_size=ctx.federation.schedule.batch_size)
 
     def validation_gradient(self, ctx, cohort, models, k):
-        """(gradients of the members' minibatches k, like `models`; finite [M]; steps [M])."""
+        """Return (gradients of minibatches k, like `models`; finite [M]; steps [M])."""
         task, schedule = ctx.federation.task, self.minibatch(ctx)
         sizes = ctx.sizes("validation")
 
@@ -159,7 +159,7 @@ class L2C(core.Algorithm):
 
 
 def nearest(logits, rows, ids, count):
-    """bool [M, N]: each client `rows` itself and the `count` others with its largest logits [M, N].
+    """Return each client itself and the `count` others of largest logits [M, N], bool [M, N].
 
     Ties go to the lower permanent id.
     """

@@ -17,7 +17,7 @@ from fedjax_pfl.algorithms.fedper import PartlyShared
 
 @core.struct
 class WarmState(State):
-    """The state with a warm start: a client holds the common layers until it trains its own."""
+    """The state of a warm start: clients share the local layers until they train their own."""
 
     common: Any = core.per_server()  # the average of the local layers, from the warm rounds
     own: Any = core.per_client()  # bool: whether the client has local layers of its own
@@ -27,15 +27,15 @@ class WarmState(State):
 class LgFedAvg(PartlyShared):
     """LG-FedAvg: w_G <- mean of LocalSGD(w_Li, w_G)_G; the representation w_Li stays local.
 
-    The complement of FedPer. All layers are trained in every round.
+    The complement of FedPer. All layers are trained in each round.
 
     Attributes:
-      global_layers: how many layers are averaged; 0 is local training.
+      global_layers: the number of averaged layers; 0 is local training.
       global_end: "last", the layers next to the output (the paper); or "first", those next to the
         input (the published code on CIFAR-10, with both convolutions).
       weighting: "uniform" over the members (the published code), or by "size".
-      warm_rounds: the first rounds average all layers, as FedAvg does. The published code begins
-        with a model of FedAvg; 0 begins with the common initial one.
+      warm_rounds: the number of first rounds that average all layers, as FedAvg does. The published
+        code begins with a model of FedAvg; 0 begins with the common initial model.
     """
 
     global_layers: int = core.static(default=1)
@@ -47,7 +47,7 @@ class LgFedAvg(PartlyShared):
         return "all" if self.warm_rounds else self.global_rule()
 
     def global_rule(self):
-        """The rule of the global layers; with a warm start others travel at first, too."""
+        """Return the rule of the global layers; a warm start shares the others at first."""
         if self.global_end == "first":
             return core.SharedLayers(first=self.global_layers)
         return core.SharedLayers(last=self.global_layers)
@@ -117,11 +117,11 @@ class LgFedAvg(PartlyShared):
         return replace(after, common=common, own=own)
 
     def _later(self, ctx):
-        """The context of rounds after the warm ones: only the global layers are shared."""
+        """Return the context of the rounds after the warm start, which share the global layers."""
         plan = ctx.plan.with_share(self.global_rule())
         return replace(ctx, federation=replace(ctx.federation, plan=plan))
 
     def _local(self, plan, tree):
-        """The leaves that warm rounds alone average; None in place of all others."""
+        """Return the leaves that only warm rounds average, with None in place of the others."""
         whole = plan.with_share("all")
         return plan.select(tree, lambda i: whole.shared[i] and not plan.shared[i])

@@ -26,17 +26,17 @@ class State:
 
 @core.algorithm("lga")
 class Lga(FedAvgAsync):
-    """Leap gradient approximation: a straggler's model is predicted for the round it arrives in.
+    """LGA (leap gradient approximation): predict a late model for the round of its arrival.
 
     D = v - w0 is the straggler's own update, w the server's model and w1 the one after w0. Then
     v' = w + S~ D D (w - w1) + D element by element (eq. 11), with S~ = e^S / (e + e^S) (eq. 9) and
     S = cos(w1 - w0, D) (eq. 8). Uploads, fresh and predicted, are averaged by sample counts (Alg. 2
-    weighs them equally). The prediction is the client's own model until it trains again, as in the
-    published code. The server computes it, so nothing more is sent.
+    weighs them equally). As in the published code, the prediction replaces the client's own model
+    until it trains again. The server computes it, so nothing more is sent.
 
     Attributes:
-      stage: the leaves that share one S: each "tensor" (as in the published code), the "blocks",
-        the two "stages" body and head, or the whole "model".
+      stage: the leaves that share one S: each "tensor" (the published code), the "blocks", the two
+        "stages" body and head, or the "model".
       base: where the prediction starts: "current" w (eq. 11, better in the paper) or "begun" w0
         (eq. 10).
       raw_cosine: S in place of S~ in the prediction, as in the published code.
@@ -83,7 +83,7 @@ class Lga(FedAvgAsync):
         return state, turn.record(ctx, weights)
 
     def _cosine(self, ctx, moved, w0, v):
-        """S = cos(moved - w0, v - w0) of every leaf's stage (eq. 8): a tree of [M]."""
+        """Return S = cos(moved - w0, v - w0) of each leaf's stage (eq. 8), a tree of [M]."""
         plan = ctx.plan
         server, own = (jax.tree.map(jnp.subtract, side, w0) for side in (moved, v))
         parts = plan.compared_parts(self.stage, server, own)
@@ -94,7 +94,7 @@ class Lga(FedAvgAsync):
         return treedef.unflatten([scores.get(group, nothing) for group in groups])
 
     def _predict(self, cosine, v, w0, w1, now):
-        """Eq. (11) or (10); running statistics stay the client's own."""
+        """Return eq. (11) or (10); running statistics are the client's own."""
 
         def leap(s, v, w0, w1, w):
             s = _column(s if self.raw_cosine else _softened(s), v)
@@ -107,14 +107,14 @@ class Lga(FedAvgAsync):
 
 @core.algorithm("plga")
 class Plga(Lga):
-    """LGA, and a personalized model between a client's and the server's (eqs. 12, 14).
+    """PLGA: LGA with personalized models between a client's and the server's (eqs. 12, 14).
 
     w0 + (1 - S~) (v' - w0) + S~ (w - w0). For a late client v' is the prediction. For a punctual
     client v' is its trained model and w the server's model after the round, as in the published
     code. The personalized model is only scored: no training begins from it.
 
     Attributes:
-      flush: in the last round, uploads still on their way are predicted and sent at once, as in the
+      flush: in the last round, predict and send the uploads that have not arrived, as in the
         published code. The last models of waiting clients are then scored too.
     """
 
@@ -134,7 +134,7 @@ class Plga(Lga):
 
 
 def _between(cosine, w0, own, server):
-    """Eq. (14); running statistics are the client's own."""
+    """Return eq. (14); running statistics are the client's own."""
 
     def blend(s, w0, own, w):
         s = _column(_softened(s), own)
@@ -145,7 +145,7 @@ def _between(cosine, w0, own, server):
 
 
 def _softened(cosine):
-    """S~ = e^S / (e + e^S), eq. (9)."""
+    """Return S~ = e^S / (e + e^S), eq. (9)."""
     return jax.nn.sigmoid(cosine - 1)
 
 

@@ -1,4 +1,4 @@
-"""Local training: each client trains alone. A baseline without a paper."""
+"""Local training without communication, a baseline without a paper."""
 
 from typing import Literal
 
@@ -12,12 +12,12 @@ class State:
 
 @core.algorithm("local")
 class Local(core.Algorithm):
-    """No server: theta_i <- LocalSGD(theta_i). The mixing matrix is the identity.
+    """Local training: theta_i <- LocalSGD(theta_i). The mixing matrix is the identity.
 
     Attributes:
-      who: which clients train in a round. "everyone", whatever the participation: sampling saves
-        traffic, and here there is none. "drawn": the clients that take part, as often as with other
-        algorithms; a late client trains in its punctual rounds.
+      who: which clients train in a round. "everyone" ignores the participation, as sampling saves
+        communication and there is none. "drawn": the sampled clients, as with other algorithms;
+        a late client trains in its punctual rounds.
     """
 
     sees = "nothing"

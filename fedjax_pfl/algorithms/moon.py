@@ -21,15 +21,15 @@ class State(fedavg.State):
 
 @core.algorithm("moon")
 class Moon(fedavg.Weighted):
-    """FedAvg whose clients' features stay near w's and away from those of their last model.
+    """MOON: FedAvg with a contrastive loss between a client's features, w's and its last model's.
 
     Local loss f_i(y) + mu l, l = -log(e^{cos(z, z_g) / tau} / (e^{cos(z, z_g) / tau} +
     e^{cos(z, z_p) / tau})), the mean over a minibatch. z are the features of y, z_g those of the
     model w as it was received, z_p those of the model that the client sent when it last took part;
-    both are frozen and in evaluation mode. In a client's first round there is no z_p and no term.
+    both are frozen and in evaluation mode. In its first round a client has no z_p and no term.
 
-    Features are what the network's head sees. The paper's networks have a projection there; a
-    network of that form has it here, too.
+    Features are the inputs of the network's head. The paper's networks have a projection before
+    it; a network of that form has it here, too.
 
     Attributes:
       mu: weight of the term; the paper tunes it over .1, 1, 5, 10.
@@ -97,14 +97,14 @@ class Moon(fedavg.Weighted):
 
 
 def passes(federation: core.Federation) -> int:
-    """Forward passes of one sample in a local step, of the two frozen networks."""
+    """Return the forward passes of the two frozen networks per sample and local step."""
     return 2 * federation.schedule.fitting(federation.data.train.capacity).samples_per_step
 
 
 def contrast(features: jax.Array, near: jax.Array, far: jax.Array, tau) -> jax.Array:
-    """-log of the softmax of the cosines with `near` and `far`, at `near`, [B]; features [B, d].
+    """Return -log softmax of the cosines with `near` and `far`, at `near`, [B].
 
-    A row of zeros, as ReLU networks have them, has cosine 0 with every other.
+    Features are [B, d]. A row of zeros (ReLU networks have them) has cosine 0 with any other.
     """
     z = directions(features)
     gap = jnp.sum(z * directions(far), axis=1) - jnp.sum(z * directions(near), axis=1)
@@ -112,7 +112,7 @@ def contrast(features: jax.Array, near: jax.Array, far: jax.Array, tau) -> jax.A
 
 
 def directions(features: jax.Array) -> jax.Array:
-    """Rows [B, d] of length 1; rows of zeros stay zero, with slope 0."""
+    """Normalize rows [B, d]; rows of zeros stay zero, with gradient 0."""
     features = features.astype(jnp.promote_types(features.dtype, "float32"))  # squares may be large
     squares = jnp.sum(jnp.square(features), axis=1, keepdims=True)
     some = squares > 0

@@ -20,27 +20,27 @@ from fedjax_pfl.algorithms.fedavg import Weighted
 
 @core.algorithm("perfedavg")
 class PerFedAvg(Weighted):
-    """Per-FedAvg: FedAvg of a first model, from which one local step leads to a client's own.
+    """Per-FedAvg: FedAvg of an initial model from which one local step personalizes.
 
     A local step takes two minibatches, or three, of a client's samples:
 
-      g_2 = grad f_b2(w - alpha grad f_b1(w))          after a trial step, which is taken back
+      g_2 = grad f_b2(w - alpha grad f_b1(w))          at the end of a trial step
       w <- w - beta g_2                                "first_order"
       w <- w - beta (g_2 - alpha H_b3(w) g_2)          "hessian_free", H the Hessian
 
     alpha is `inner_factor` times the local learning rate of the round, beta that rate itself. The
-    trial step is plain SGD; the second one is the local optimizer's. Clients with one sample learn
-    nothing. The personalized model is a copy of w after one step at rate alpha on one minibatch.
+    trial step is plain SGD; the second one is the local optimizer's. Clients with one sample do
+    not train. The personalized model is a copy of w after one step at rate alpha on one minibatch.
 
     Attributes:
-      variant: "first_order" (FO), or "hessian_free" (HF), which sees how the trial step changes
-        with w.
+      variant: "first_order" (FO), or "hessian_free" (HF), which differentiates through the trial
+        step.
       product: H g_2 of "hessian_free" "exact", or by "differences" of gradients at w +- delta g_2
         (the paper's HF).
       delta: of the differences.
       inner_factor: alpha / beta.
-      passes: over the federation's local epochs, as a step takes more than one minibatch. Where the
-        federation counts local steps, it has no effect.
+      passes: factor on the federation's local epochs, as a step takes more than one minibatch. It
+        has no effect on local steps.
       weighting: the server's mean by "size", or "uniform" (the paper).
     """
 
@@ -65,7 +65,7 @@ class PerFedAvg(Weighted):
             )
 
     def schedule(self, federation):
-        """The local schedule: two or three minibatches in a step."""
+        """Return the local schedule: two or three minibatches per step."""
         local, count = federation.schedule, 2 if self.variant == "first_order" else 3
         return replace(local, epochs=self.passes * local.epochs, batches_per_step=count)
 
@@ -84,7 +84,7 @@ class PerFedAvg(Weighted):
 
         def step(local, batches, rng, broadcast, client):
             def found_at(params, m):
-                """Loss and gradient on minibatch m, which has noise of its own."""
+                """Return loss and gradient on minibatch m, with a random key of its own."""
                 model, noise = {**local.model, "params": params}, jax.random.fold_in(rng, m)
                 return sgd.loss_and_gradient(model, batches[m], noise, broadcast, client)
 
@@ -111,14 +111,14 @@ class PerFedAvg(Weighted):
         return core.Trained(models, cohort.keep(runs.finite, gradients * runs.steps), loss)
 
     def hessian_product(self, gradient, w, d):
-        """H(w) d of the Hessian H whose function's `gradient` is given."""
+        """Return H(w) d, where H is the Jacobian of `gradient`."""
         if self.product == "exact":
             return jax.jvp(gradient, (w,), (d,))[1]
         ahead, behind = (gradient(optax.tree.add_scale(w, s, d)) for s in (self.delta, -self.delta))
         return optax.tree.scale(0.5 / self.delta, optax.tree.sub(ahead, behind))
 
     def personalize(self, ctx, state, new_clients):
-        """Copies of w after the federation's local steps, each as that of the members' copies."""
+        """Train copies of w for new clients by the federation's local steps."""
         local, rows = new_clients.federation.schedule, np.arange(new_clients.num_clients)
         how = replace(self.adaptation(), epochs=local.epochs, steps=local.steps)
         return new_clients.adapt(core.Broadcast(self.new_client_start(ctx, state)), rows, how)

@@ -24,14 +24,14 @@ class State:
 
 @core.algorithm("perfedavg_async")
 class PerFedAvgAsync(FedAvgAsync):
-    """A row of Table 2 of PLGA's paper: w <- sum_i (n_i / n) of all clients' last uploads.
+    """Per-FedAvg (Async) of PLGA's Table 2: w <- sum_i (n_i / n) of all clients' last uploads.
 
-    Late uploads are unchanged and come in cycles of d + 1 rounds, whatever the federation's
-    schedule. A client that has sent nothing yet counts with the initial model. Two SGD steps on
-    each minibatch are all that is left of Fallah et al. (2020), as in `perfedavg_spfl`.
+    Late uploads are unchanged and arrive in cycles of d + 1 rounds, independent of the federation's
+    schedule. Before its first upload a client counts with the initial model. As in
+    `perfedavg_spfl`, the local update is two SGD steps on each minibatch.
 
     Attributes:
-      local_updates: steps on each minibatch, each with a new gradient.
+      local_updates: steps on each minibatch, each with its own gradient.
     """
 
     reads = "others"

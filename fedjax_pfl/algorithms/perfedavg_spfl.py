@@ -13,13 +13,13 @@ from fedjax_pfl.algorithms.fedavg import FedAvg
 
 @core.algorithm("perfedavg_spfl")
 class PerFedAvgSpfl(FedAvg):
-    """A row of Tables 1 and 2 of SPFL's paper: FedAvg with two SGD steps on each minibatch.
+    """Per-FedAvg of SPFL's Tables 1 and 2: FedAvg with two SGD steps on each minibatch.
 
     It differs from the Per-FedAvg of Fallah et al., whose second gradient is taken on another
     minibatch and applied to the model before the first step.
 
     Attributes:
-      local_updates: steps on each minibatch, each with a new gradient; 1 is FedAvg.
+      local_updates: steps on each minibatch, each with its own gradient; 1 is FedAvg.
     """
 
     local_updates: int = core.static(default=2)

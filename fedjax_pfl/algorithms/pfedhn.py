@@ -28,22 +28,22 @@ class State:
 
     @property
     def generator(self):
-        """What the server's optimizer moves, and its momentum."""
+        """Return the parameters of the server's optimizer and their momentum."""
         return (self.embedding, self.psi), (self.velocity_v, self.velocity_psi)
 
 
 @core.algorithm("pfedhn")
 class PFedHN(core.Algorithm):
-    """A hypernetwork on the server makes every client's model from the client's embedding (Alg. 1).
+    """pFedHN: a server hypernetwork generates each client's model from an embedding (Alg. 1).
 
     One client after the other gets theta_i = h(v_i; psi), trains it to theta_i', and sends it back.
     theta_i - theta_i' stands for the gradient: the server's SGD steps along its vector-Jacobian
     product, (d theta_i / d(v_i, psi))^T (theta_i - theta_i'), before the next client's turn. The
     paper's step is a round with one client. Momentum and weight decay also move the embeddings of
-    clients that are not there. A client that is late or diverges leaves the server as it is.
+    absent clients. A client that is late or diverges does not change the server.
 
-    Local momentum begins anew in each round, but lasts for trained leaves that stay with the client
-    (`local_head`), as in the authors' code. Running statistics stay with the client.
+    Local momentum is reset in each round, except for private leaves (`local_head`), as in the
+    authors' code. Running statistics stay with the client.
 
     A new client learns an embedding by local training of v alone, through the frozen psi, from the
     mean of all embeddings.
@@ -57,9 +57,8 @@ class PFedHN(core.Algorithm):
       embedding_size: d; 0 is 1 + N // 4.
       hidden_size: h, width of the trunk.
       depth: layers of the trunk behind its first.
-      form: "sequential" (the paper); "mean_vjp", another algorithm: all members get models from the
-        same psi and train side by side, and the server takes one step along the mean of their
-        products.
+      form: "sequential" (the paper); or "mean_vjp", a parallel variant: all members get models
+        from the same psi, and the server takes one step along the mean of their products.
       local_head: pFedHN-PC: the last layer is not generated but stays with its client.
     """
 
@@ -142,11 +141,11 @@ class PFedHN(core.Algorithm):
         return state, ctx.record(cohort, clients={"train_loss": loss})
 
     def _turn(self, ctx, generator, cohort, own):
-        """The members of a cohort train together, then the server takes one step.
+        """Train the members of a cohort together, then take one server step.
 
         Returns:
-          (what the server's optimizer moves and its momentum, (the members' private leaves and
-          their momentum, bool [M]: not diverged, steps [M], losses [M])).
+          (the server's parameters and momentum, (the members' private leaves and their
+          momentum, bool [M]: not diverged, steps [M], losses [M])).
         """
         (embedding, psi), _ = generator
         private, momentum = own
@@ -173,7 +172,7 @@ class PFedHN(core.Algorithm):
         return generator, (own, ~after.diverged, after.steps, trained.loss)
 
     def _server_step(self, generator, gradient):
-        """SGD of v and psi; the momentum of v is all clients'."""
+        """Take a step of SGD on v and psi; the momentum of v covers all clients."""
         moving, velocity = generator
         rates = (self.server_rate * self.embedding_rate, self.server_rate)
         sgd = optax.chain(

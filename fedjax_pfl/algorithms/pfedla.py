@@ -30,13 +30,13 @@ class State:
 
     @property
     def hypernetworks(self):
-        """(v_i, psi_i) of all clients."""
+        """Return (v_i, psi_i) of all clients."""
         return self.embedding, self.trunk, self.kernel, self.bias
 
 
 @core.algorithm("pfedla")
 class PFedLA(core.Algorithm):
-    """Every client mixes all clients' last uploads, each block by its own weights (Alg. 1).
+    """pFedLA: a hypernetwork per client weighs all clients' last uploads block by block (Alg. 1).
 
     Client i's hypernetwork gives alpha_i = HN_i(v_i; psi_i) [L, N] (eq. 4). The client trains from
     thetabar_i^l = sum_j alpha_i^{l,j} theta_j^l (eqs. 5, 6). Its change dtheta_i is about minus the
@@ -48,15 +48,13 @@ class PFedLA(core.Algorithm):
     The models scored are thetabar ("personalized", before training) and theta ("trained", after).
 
     Attributes:
-      hypernetwork_rate: of eqs. (10), (11). To the letter it is 1: they define the increments of v
-        and psi, and dtheta holds the local rate already. With ten local epochs the first block's
-        weight on the client itself then is 1.000 by round 20: smaller rates mix longer. A
-        re-implementation has 5e-3; with it the weights stay close to 1/N.
+      hypernetwork_rate: of eqs. (10), (11), which have 1, as dtheta includes the local rate. With
+        ten local epochs the first block's self-weight then reaches 1.000 by round 20; smaller rates
+        mix longer. With the 5e-3 of a re-implementation the weights stay close to 1/N.
       weighting: "softmax" over clients, with output layers that begin at 0, so that the first
         round is uniform averaging; "relu_norm": ReLU over its sum, outputs beginning at U(0, 1).
       grouping: the unit that has its own weights: "blocks", the two "stages" or the whole "model".
-      initial: one "common" first model for all clients, or "independent" ones, which do
-        not average well.
+      initial: one "common" initial model, or "independent" ones, which do not average well.
       embedding_size, hidden_size: d and h.
     """
 
@@ -130,7 +128,7 @@ class PFedLA(core.Algorithm):
         return ctx.plan.grouped(self.grouping)
 
     def _alpha(self, networks):
-        """Eq. (4): [k, L, N]; weights over the senders sum to one."""
+        """Return eq. (4), [k, L, N]; weights over the senders sum to one."""
 
         def one(embedding, trunk, kernel, bias):
             hidden = embedding
@@ -146,7 +144,7 @@ class PFedLA(core.Algorithm):
         return jax.vmap(one)(*networks)
 
     def _applied(self, ctx, alpha, rows):
-        """(the alpha applied [L, k, N], the blocks that clients retain, bool [k, L])."""
+        """Return (the applied alpha [L, k, N], the retained blocks, bool [k, L])."""
         own = jnp.take_along_axis(alpha, rows[:, None, None], axis=-1)[..., 0]
         retained = self.retained_blocks(ctx, own)
         identity = jax.nn.one_hot(rows, alpha.shape[-1], dtype=alpha.dtype)
@@ -154,12 +152,12 @@ class PFedLA(core.Algorithm):
         return jnp.moveaxis(applied, 1, 0), retained
 
     def retained_blocks(self, ctx, own):
-        """The blocks that clients retain, bool [k, L], by their weights on themselves [k, L]."""
+        """Return the retained blocks, bool [k, L], by the clients' self-weights [k, L]."""
         return jnp.zeros(own.shape, bool)
 
     @staticmethod
     def _products(plan, change, uploads):
-        """<theta_j^l, dtheta_i^l> [M, L, N]; theta may be centred, as weights sum to one."""
+        """Return <theta_j^l, dtheta_i^l> [M, L, N]; theta may be centred, as weights sum to one."""
         parts = plan.compared_parts("blocks", change, uploads)
         found = {b: similarity.gram(*pair, centred=True) for b, pair in parts.items()}
         nothing = jnp.zeros_like(next(iter(found.values())))
@@ -174,9 +172,9 @@ class PFedLA(core.Algorithm):
 
 @core.algorithm("heurpfedla")
 class HeurPFedLA(PFedLA):
-    """pFedLA whose clients keep the blocks with the largest weights on themselves (eq. 12).
+    """HeurpFedLA: pFedLA whose clients retain the blocks of largest self-weight (eq. 12).
 
-    Those are neither mixed nor sent down, and their weights have no gradient.
+    Retained blocks are neither mixed nor sent down, and their weights have no gradient.
 
     Attributes:
       retained: k, blocks each client keeps; ties go to the earlier block.

@@ -20,11 +20,11 @@ class State(fedavg.State):
 
 @core.struct
 class Nearby(core.Trained):
-    """What members send, their local models, and what they keep.
+    """The results of local training: the uploads w_i, and the personalized models.
 
     Attributes:
       personal: theta_i, [M, ...].
-      trained: bool [M], the members that trained and stayed finite, sent or not.
+      trained: bool [M], the members that trained and stayed finite, whether they sent or not.
     """
 
     personal: Any = None
@@ -33,20 +33,20 @@ class Nearby(core.Trained):
 
 @core.algorithm("pfedme")
 class PFedMe(fedavg.Weighted):
-    """pFedMe: w_i descends its Moreau envelope, w_i <- w_i - eta lambda (w_i - theta_i).
+    """pFedMe: gradient descent on the Moreau envelope, w_i <- w_i - eta lambda (w_i - theta_i).
 
-    theta_i is near the least f_i(theta) + lambda/2 |theta - w_i|^2: on each minibatch b it takes K
-    steps theta_i <- theta_i - eta_p (grad f_b(theta_i) + lambda (theta_i - w_i) + mu theta_i). Both
-    begin a round at the server's w; theta_i goes on from minibatch to minibatch.
+    theta_i approximates argmin f_i(theta) + lambda/2 |theta - w_i|^2: on each minibatch b it takes
+    K steps theta_i <- theta_i - eta_p (grad f_b(theta_i) + lambda (theta_i - w_i) + mu theta_i).
+    Both begin a round at the server's w; theta_i goes on from minibatch to minibatch.
 
-    theta_i is the personalized model, an array of its own. Steps of theta_i are those of the local
-    optimizer, and its running statistics of normalisation layers are what w_i sends.
+    theta_i is the personalized model. Its steps are those of the local optimizer, and w_i sends
+    its running statistics of normalization layers.
 
     Attributes:
-      pull: lambda. w_i may swing where eta lambda is above 2.
+      pull: lambda. w_i may oscillate if eta lambda exceeds 2.
       inner_steps: K, steps of theta_i on a minibatch.
-      personal_rate: eta_p, below 2 / (lambda + mu). It does not decay with the local learning
-        rate eta.
+      personal_rate: eta_p, below 2 / (lambda + mu). It does not follow the schedule of the
+        local learning rate eta.
       server_rate: beta of w <- (1 - beta) w + beta sum_i p_i w_i; the authors' tuned runs have 2.
         Running statistics are averaged.
       decay: mu, in the published code only; added to the local optimizer's weight decay.
@@ -158,7 +158,7 @@ class PFedMe(fedavg.Weighted):
         return self.servers_model(state)
 
     def personalize(self, ctx, state, new_clients):
-        """theta_i after one round's local work from w."""
+        """Return theta_i after one round of local training from w."""
         new = replace(new_clients, cohort=new_clients.everyone())
         begin = core.Broadcast(self.new_client_start(ctx, state))
         return self.local_update(new, state, begin, purpose="personalize", cursor=None).personal

@@ -22,10 +22,10 @@ class State(fedavg.State):
 
 @core.struct
 class Corrected(core.Trained):
-    """What members send: their models, and their controls.
+    """The uploads: models and control variates.
 
     Attributes:
-      controls: c_i^+, [M, ...]; c_i of members that are absent, diverged or took no step.
+      controls: c_i^+, [M, ...]; unchanged for members that are absent, diverged or took no step.
     """
 
     controls: Any = None
@@ -33,7 +33,7 @@ class Corrected(core.Trained):
 
 @core.algorithm("scaffold")
 class Scaffold(fedavg.FedAvg):
-    """Local steps corrected by control variates: y <- y - eta (g - c_i + c).
+    """SCAFFOLD: local steps corrected by control variates, y <- y - eta (g - c_i + c).
 
     c_i^+ is the mean of the raw minibatch gradients of the local steps. For plain SGD this equals
     option II, c_i - c + (x - y_i) / (K eta); it is also right with momentum and weight decay.
@@ -41,8 +41,8 @@ class Scaffold(fedavg.FedAvg):
     the cohort's size.
 
     Attributes:
-      server_rate: eta_g. It scales the step of the parameters. Running statistics of normalisation
-        layers are averaged or stay local: a longer step could make them negative.
+      server_rate: eta_g, of the parameters. Running statistics of normalization layers are averaged
+        or stay local: a longer step could make them negative.
     """
 
     server_rate: float = 1.0
@@ -73,7 +73,7 @@ class Scaffold(fedavg.FedAvg):
             mean_gradient=True,
             **options,
         )
-        # A client without a step uploads no change: its mean gradient says nothing.
+        # A client without a step has no mean gradient, and uploads no change.
         moved = trained.cohort.mask & (ctx.federation.schedule.total_steps(ctx.sizes()) > 0)
         new = trees.where(moved, trained.gradient, controls)
         controls = ctx.upload(new, controls, "controls")

@@ -26,7 +26,7 @@ class State:
 
 @core.algorithm("sfl")
 class Sfl(core.Algorithm):
-    """The server spreads all models over a graph of clients; their mean is where all begin.
+    """SFL: the server aggregates models over a graph of clients and their mean over all.
 
     w_i <- LocalSGD(u) on f_i(w) + graph_weight |w - g_i| + global_weight |w - u|, norms not
     squared; g <- alpha A^layers w + (1 - alpha) w; u <- mean of all g_i. An absent client is
@@ -37,11 +37,11 @@ class Sfl(core.Algorithm):
         published code: the server must know the labels); "neighbours" the nearest by cosine of
         w_i - u; "learned" mixes "labels" with a graph that is fitted anew in each round (SFL* as
         published). Rows are divided by their sums.
-      relation: a function of the permanent ids [N], traced, to edges [N, N] of at least 0 that
-        replace those of "labels", here and in "learned": the paper's given graph. From Python only.
+      relation: a function from the permanent ids [N], traced, to non-negative edges [N, N], which
+        replace those of "labels", also in "learned" (a known graph, as in the paper). Python only.
       neighbours: of a client, itself included; only for "neighbours".
-      layers: how often the models are spread in a round.
-      server_alpha: alpha, the part of what is spread.
+      layers: the number of aggregations over the graph per round.
+      server_alpha: alpha, the weight of the aggregate.
       graph_weight, global_weight: lambda, of the two norms.
       detached: the norms have no gradient, as in the published code: clients train as in FedAvg.
       learned_share: part of the fitted graph in "learned".
@@ -126,7 +126,7 @@ class Sfl(core.Algorithm):
         )
 
     def _train(self, ctx, cohort, server, held, **options):
-        """Local training from u, held near it and near the graph models [M, ...]."""
+        """Train from u with a pull to it and to the graph models [M, ...]."""
 
         def pull(gradient, params, broadcast, client):
             (graph, of_graph), (mean, of_mean) = client.operand, broadcast
@@ -145,7 +145,7 @@ class Sfl(core.Algorithm):
         return ctx.train(start, cohort, **options)
 
     def _weights(self, ctx, cohort, server, sent):
-        """alpha A^layers + (1 - alpha) I, [N, N], over what members sent and last models."""
+        """Return alpha A^layers + (1 - alpha) I, [N, N], over uploads and last models."""
         own, data = jnp.eye(ctx.num_clients, dtype=ctx.dtype), ctx.federation.data
         if self.graph == "neighbours":
             changes = ctx.uploaded(jax.tree.map(jnp.subtract, sent, server))
@@ -171,9 +171,9 @@ class Sfl(core.Algorithm):
         return {**named, "global": core.Broadcast(state.server)} if ctx.plan.all_shared else named
 
     def personalize(self, ctx, state, new_clients):
-        """From u, held near it and near the mean g_j of the clients that share a label with it.
+        """Train from u with a pull to it and to the mean g_j of clients that share a label.
 
-        With another graph a new client has no place in it, and is held near u alone.
+        A new client is not part of other graphs, and is pulled only to u.
         """
         everyone = new_clients.everyone()
         held = trees.replicate(state.server, everyone.size)
@@ -192,10 +192,10 @@ def squares(params):
 
 
 def slope(params, reference, of_reference, weight):
-    """The gradient of weight |w - w_ref|, 0 at w_ref; `of_reference` is |w_ref|^2.
+    """Return the gradient of weight |w - w_ref|; `of_reference` is |w_ref|^2.
 
-    Nearer than rounding it is 0, too: the gradient has length 1 however near w is, and where all
-    g_i are one model, its direction would be that of rounding errors.
+    It is 0 at w_ref and within rounding of it: the gradient has length 1 at any distance, so its
+    direction would be that of rounding errors where all g_i are equal.
     """
     away = optax.tree.sub(params, reference)
     apart = squares(away)

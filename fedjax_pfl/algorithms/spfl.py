@@ -26,7 +26,7 @@ class State:
 
 @core.algorithm("spfl")
 class Spfl(core.Algorithm):
-    """Each client adds all clients' updates, weighted by their similarity (Alg. 1).
+    """SPFL: each client adds all clients' updates, weighted by their similarity (Alg. 1).
 
     Before the first round and after every `gamma`-th, all N clients are set to their uniform mean
     and train from it as in a round (the routine). This serves only to measure the similarity S; the
@@ -34,8 +34,8 @@ class Spfl(core.Algorithm):
     delta_j is the update of client j's local training. Under sampling all clients still take part
     in the routine; only the cohort is mixed.
 
-    Equation (7) to the letter has alpha |D_j| / |D| = .001 beside the softmax and cannot train. The
-    published code drops both factors, and so does this file.
+    Equation (7) has another factor, alpha |D_j| / |D| = .001, with which models cannot train. The
+    published code omits it, and so does this file.
 
     The models scored are w_i after the server's step ("personalized") and the client's trained
     model before it ("trained"). The published code prints both.
@@ -122,7 +122,7 @@ class Spfl(core.Algorithm):
         )
 
     def _aggregate(self, ctx, weights, trained, received):
-        """w_i + sum_j W_ij delta_j, eq. (7) with a step of one.
+        """Return w_i + sum_j W_ij delta_j, eq. (7) with a step of one.
 
         Running statistics are averaged: stepping them could make a variance negative.
         """
@@ -133,7 +133,7 @@ class Spfl(core.Algorithm):
         return {**ctx.mix(weights, trained, onto=trained), "params": stepped["params"]}
 
     def _routine(self, ctx, state):
-        """(all clients at their mean [N, ...], S, steps [N]); trained as in a round (Alg. 1)."""
+        """Return (all clients at their mean [N, ...], S, steps [N]) (Alg. 1)."""
         everyone = ctx.everyone()
         mean = ctx.average(mixing.normalize(everyone.mask.astype(ctx.dtype)),
                            state.models, onto=state.models)  # fmt: skip
@@ -145,7 +145,7 @@ class Spfl(core.Algorithm):
         return mean, jnp.where(both, cosines, state.cosines), everyone.steps
 
     def _similarity(self, ctx, update, cosines):
-        """S of all clients' updates, [N, N, stages]."""
+        """Return S of all clients' updates, [N, N, stages]."""
         if self.weighting == "paper":
             return spfl_similarity.of_stages(ctx.plan, update)
         layers = compared_layers(ctx.plan, update, self.compares_heads)
@@ -155,7 +155,7 @@ class Spfl(core.Algorithm):
         return spfl_similarity.of_layers(ctx.plan, update, layers, parts)
 
     def _by_block(self, ctx, weights):
-        """[stages, M, M] as [blocks, M, M]."""
+        """Expand [stages, M, M] to [blocks, M, M]."""
         plan = ctx.plan
         head = plan.blocks.index(plan.head)
         own = jnp.eye(weights.shape[-1], dtype=weights.dtype)
@@ -170,12 +170,12 @@ class Spfl(core.Algorithm):
 
 @core.algorithm("spfl_w")
 class SpflW(Spfl):
-    """SPFL on weights: w_i <- sum_j softmax_j(S_ij) w_j', one matrix for all layers.
+    """SPFL-w: SPFL on weights, w_i <- sum_j softmax_j(S_ij) w_j', one matrix for all layers.
 
     Attributes:
       layer_weights: as SPFL's, the head included: "auto" is .4, .2, .2, .2 for four layers.
-      memory: part of the old S that a new measurement keeps (.6 in one version of the published
-        code); 0 discards it.
+      memory: weight of the old S in a new measurement (.6 in one version of the published code);
+        0 discards it.
     """
 
     published: ClassVar[tuple[float, ...]] = (0.4, 0.2, 0.2, 0.2)

@@ -24,7 +24,7 @@ from fedjax_pfl.algorithms.common.waffle_batch import States, joint_record
 
 @core.struct
 class State(scaffold.State):
-    """One Alice's run."""
+    """The state of one Alice's run."""
 
     previous: Any = core.per_client()  # raw weights a^(r-1), [N]
     before: Any = core.per_client()  # a^(r-2), [N]
@@ -32,30 +32,30 @@ class State(scaffold.State):
 
 @core.algorithm("waffle")
 class Waffle(ForAlice, scaffold.Scaffold):
-    """One personalized model, for Alice; updates near hers count more (Alg. 1, 2).
+    """WAFFLE: one personalized model for Alice, by updates weighted by their distance (Alg. 1, 2).
 
-    SCAFFOLD with unequal weights. At first they are spread over the agents, except the farthest; in
-    the end Alice has all weight. The raw weights of the last three rounds are averaged. In the
+    SCAFFOLD with unequal weights. At first they cover all agents except the farthest; in the end
+    Alice has all weight. The raw weights of the last three rounds are averaged. In the
     paper all agents take part in every round. Weights of clients that are absent or diverged go to
     the others.
 
     Attributes:
       alice: permanent id of the client served.
       everyone: one independent run for each client as Alice (footnote 1): N times the training and
-        traffic of one run, and N^2 control variates. The runs follow one another, so that at most N
-        models are trained at once.
+        traffic of one run, and N^2 control variates. The runs are sequential, so that at most N
+        models train at once.
       delta_omega: steepness of Omega = Psi = 1 / (1 + exp(delta_omega (2 r / R - 1))) (eq. 4).
       omega, psi: functions (r, R) -> a number in 0..1 that replace eq. (4); r and R are traced
-        floats, r is counted from 1. From Python only.
+        floats, r counts from 1. Python only.
       initial_history: raw weights before the first round, not stated in the paper: "uniform", 1/N,
         or "none": the mean is over the rounds so far.
       server_rate: eta_g, not stated in the paper.
       control_update: "rebased" c <- sum abar_i c_i, which becomes local training once Alice has all
         weight; "literal" c <- c + sum abar_i dc_i (eq. 1), which then keeps a constant drift. Where
         only the agents S take part, the sum is multiplied by |S|/N.
-      distance: what d_i compares with Alice's: the "update" dy_i, which controls have corrected
-        (Alg. 1), or the "gradient", the sum of the raw minibatch gradients along the same path:
-        the update without its corrections (the paper's text; Weight Erosion).
+      distance: the quantity that d_i compares with Alice's: the "update" dy_i, with the corrections
+        by controls (Alg. 1), or the "gradient", the sum of the raw minibatch gradients, without
+        them (the paper's text; Weight Erosion).
     """
 
     depends_on_num_rounds = True
@@ -121,7 +121,7 @@ class Waffle(ForAlice, scaffold.Scaffold):
         return States(**vars(states)), joint_record(records)
 
     def weigh(self, ctx, state, sent):
-        """abar, the mean of the last three raw weights."""
+        """Return abar, the mean of the last three raw weights."""
         cohort, is_alice = sent.cohort, sent.cohort.ids == self.alice
         if self.distance == "update":
             moved = jax.tree.map(jnp.subtract, sent.models["params"], state.server["params"])
@@ -146,10 +146,10 @@ class Waffle(ForAlice, scaffold.Scaffold):
         return jax.tree.map(lambda c, dc: c + (part * dc).astype(c.dtype), state.control, total)
 
     def raw_weights(self, ctx, update, is_alice, present):
-        """CalcWeights-Omega, eqs. (2)-(4): a [M], normalised.
+        """Return a [M], normalized (CalcWeights-Omega, eqs. 2-4).
 
         Args:
-          update: what distances are measured on, like the parameters, [M, ...].
+          update: the quantity of the distances, like the parameters, [M, ...].
           is_alice, present: bool [M].
         """
         omega, psi = (self._level(ctx, given) for given in (self.omega, self.psi))
@@ -166,7 +166,7 @@ class Waffle(ForAlice, scaffold.Scaffold):
         return mixing.normalize(jnp.where(alone, is_alice.astype(raw.dtype), raw), present)
 
     def _level(self, ctx, given):
-        """Omega(r) or Psi(r), eq. (4) unless given."""
+        """Return Omega(r) or Psi(r), by eq. (4) unless it is a function."""
         dtype = ctx.dtype
         number, total = (ctx.t + 1).astype(dtype), ctx.num_rounds.astype(dtype)
         if given is None:

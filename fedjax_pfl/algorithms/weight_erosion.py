@@ -30,7 +30,7 @@ class State(fedavg.State):
 
 @core.struct
 class Summed(core.Trained):
-    """What agents send: their models, and their gradients.
+    """The uploads of agents: models and summed gradients.
 
     Attributes:
       total: G_i, the raw gradients summed over the steps, like the parameters [M, ...].
@@ -43,7 +43,7 @@ class Summed(core.Trained):
 
 @core.algorithm("weight_erosion")
 class WeightErosion(ForAlice, fedavg.FedAvg):
-    """One model for Alice, moved along the weighted mean of all agents' summed gradients.
+    """Weight Erosion: one model for Alice, moved along a weighted mean of summed gradients.
 
     d_i = |G_alice - G_i| / |G_alice|, alpha_i <- max(0, alpha_i - (1 + p_s floor((r-1) B / n_i))
     p_d d_i), x <- x - eta sum alpha_i G_i / sum alpha_i. The paper has full participation; here
@@ -118,6 +118,6 @@ class WeightErosion(ForAlice, fedavg.FedAvg):
 
 
 def _passes(rounds, batch_size: int, sizes, dtype):
-    """floor(rounds * batch_size / sizes); the product alone could exceed int32."""
+    """Return floor(rounds * batch_size / sizes) without the product, which could exceed int32."""
     whole, rest = rounds // sizes, rounds % sizes
     return whole.astype(dtype) * batch_size + rest * batch_size // sizes

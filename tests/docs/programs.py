@@ -135,6 +135,7 @@ SCRIPTS = {
     "tools.partition_gallery": check_place,
     "tools.claims": check_picture,
     "tools.demo_picture": check_picture,
+    "tools.speed_picture": check_picture,
     "experiments.reproduce": check_reproduce,
     "experiments.benchmark": check_benchmark,
     "experiments.plan": check_plan,

@@ -1,9 +1,11 @@
 """Links of the repository's pages lead where they should on the site."""
 
+import json
+
 import pytest
 
 from tools.site_docstrings import annotation, imported, one_each
-from tools.site_pages import relinked
+from tools.site_pages import notebook_page, relinked
 
 PLACES = {
     "README.md": "index.md",
@@ -89,3 +91,14 @@ def test_options_declared_elsewhere_are_shown():
     named = {one.name: annotation(one) for one in parameters}
     assert all(f"  {name}: " in text for name in named)
     assert named["batch_size"] == "int" and named["share"].startswith("str | SharedLayers | ")
+
+
+def test_cells_of_a_notebook_become_a_page():
+    cells = [
+        {"cell_type": "markdown", "id": "a", "source": ["# A\n", "[b](c.md)"]},
+        {"cell_type": "code", "id": "data", "source": ["x = 1\n", "x"]},
+    ]
+    text = notebook_page(json.dumps({"cells": cells}))
+    page, _, picture = text.rstrip().rpartition("\n\n")
+    assert page == "# A\n[b](c.md)\n\n```python\nx = 1\nx\n```"
+    assert picture.endswith("(images/tutorial_data.png)")

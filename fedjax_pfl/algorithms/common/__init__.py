@@ -1,1 +1,1 @@
-"""Parts of algorithms that stand in files of their own."""
+"""Components of algorithms, and what several algorithms share."""

@@ -1,4 +1,4 @@
-"""What WAFFLE and Weight Erosion share: FedAvg's rounds for one client, Alice."""
+"""FedAvg's rounds for one client, Alice, of WAFFLE and Weight Erosion."""
 
 from dataclasses import replace
 
@@ -11,10 +11,10 @@ from fedjax_pfl.algorithms.fedavg import FedAvg
 
 
 class ForAlice(FedAvg):
-    """FedAvg's rounds for one client; written before a subclass of `FedAvg` among the bases.
+    """FedAvg's rounds for one client, a mixin that precedes a subclass of `FedAvg`.
 
-    Its field `alice` is the permanent id of the only client served. In a round without her, nobody
-    trains. Where she diverges, nobody's update is used.
+    Its field `alice` is the permanent id of this client. In a round without her nobody trains. If
+    she diverges, no update is used.
     """
 
     alice: int
@@ -48,20 +48,20 @@ class ForAlice(FedAvg):
 
 
 def if_present(cohort: core.Cohort, is_alice: jax.Array) -> core.Cohort:
-    """The cohort if Alice is in its mask, else one whose mask is empty; `is_alice` is [M]."""
+    """Return the cohort, with an empty mask if Alice is not in it; `is_alice` is [M]."""
     if cohort.complete:
         return cohort
     return replace(cohort, mask=cohort.mask & jnp.any(is_alice & cohort.mask))
 
 
 def summed_gradients(ctx, means):
-    """The raw minibatch gradients added up over the local steps, from their means [M, ...]."""
+    """Return the sum of the raw gradients of the local steps, from their means [M, ...]."""
     steps = ctx.federation.schedule.total_steps(ctx.sizes())
     return jax.tree.map(lambda g: g * trees.expand_to(g, steps).astype(g.dtype), means)
 
 
 def squared_distances_to_alice(stack, is_alice: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(|s_i - s_alice|^2 [M], |s_alice|^2 [1]) of a stack [M, ...]; `is_alice` is a mask [M]."""
+    """Return (|s_i - s_alice|^2 [M], |s_alice|^2 [1]) of a stack [M, ...]."""
     hers = jax.tree.map(lambda leaf: leaf[jnp.argmax(is_alice)][None], stack)
     apart = similarity.squared_norms(jax.tree.map(jnp.subtract, stack, hers))
     return jnp.where(is_alice, 0, apart), similarity.squared_norms(hers)

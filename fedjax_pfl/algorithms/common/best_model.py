@@ -1,4 +1,4 @@
-"""Which of several server models fits a client's samples best."""
+"""The server model that fits a client's samples best."""
 
 import jax
 import jax.numpy as jnp
@@ -7,13 +7,13 @@ from fedjax_pfl import trees
 
 
 def best_fitting(ctx, models, own=None, rows=None, split="train", **options):
-    """(the model [M] of least mean loss on each client's samples, that loss [M]).
+    """Return (index of the model of least mean loss on each client's samples, that loss), [M].
 
     Ties go to the lower number; a loss that is not a number is never the least. `options` are those
     of `ctx.loss_matrix`.
 
     Args:
-      own: private leaves [M, ...] of the clients, with which all models are scored.
+      own: private leaves [M, ...] of the clients, which replace those of the models.
     """
     if jax.tree.leaves(own):
         count = len(jax.tree.leaves(own)[0])
@@ -25,6 +25,6 @@ def best_fitting(ctx, models, own=None, rows=None, split="train", **options):
 
 
 def mean_private(state, count):
-    """The mean of all clients' private leaves, for each of `count` new clients."""
+    """Return the mean of all clients' private leaves for each of `count` new clients."""
     mean = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0).astype(leaf.dtype), state.private)
     return trees.replicate(mean, count)

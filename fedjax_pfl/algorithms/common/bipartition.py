@@ -1,4 +1,4 @@
-"""Clusters of clients cut in two by the cosines of their updates, all at once."""
+"""Bipartition of clusters by the cosines of their members' updates."""
 
 import jax.numpy as jnp
 from jax import lax
@@ -9,7 +9,7 @@ LINKAGES = {"complete": jnp.maximum, "single": jnp.minimum}
 
 
 def second_halves(cosines, ids, members, linkage):
-    """bool [M]: who leaves its cluster, the half that has not its lowest permanent id.
+    """Return the clients that leave their cluster, bool [M]: the half without its lowest id.
 
     Agglomerative clustering inside every cluster on distances -cos, until two groups are left.
     Ties go to the pair of groups with the lowest ids.
@@ -50,13 +50,13 @@ def second_halves(cosines, ids, members, linkage):
 
 
 def largest_between(cosines, members, second):
-    """[K]: the largest cosine between the two halves of each cluster; -1 where one is empty."""
+    """Return the largest cosine between the halves of each cluster, [K]; -1 if one is empty."""
     across = _together(members) & ~second[:, None] & second
     largest = jnp.max(jnp.where(across, cosines, -1), axis=1)
     return jnp.max(jnp.where(members, largest, -1), axis=1)
 
 
 def _together(members):
-    """bool [M, M]: pairs in one cluster."""
+    """Return the pairs in one cluster, bool [M, M]."""
     inside = members.astype(jnp.float32)
     return products.matmul(inside.T, inside) > 0

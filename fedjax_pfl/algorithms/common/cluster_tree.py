@@ -1,4 +1,4 @@
-"""Clusters that were split, and the models that they had before."""
+"""The tree of cluster splits, with the models before each split."""
 
 from typing import Any
 
@@ -22,11 +22,11 @@ class ClusterTree:
 
     @classmethod
     def begin(cls, models: core.Stack) -> "ClusterTree":
-        """Of clusters without a split; `models` [K, ...] give the shapes."""
+        """Return the tree before any split; `models` [K, ...] give the shapes."""
         return cls(jnp.zeros((len(jax.tree.leaves(models)[0]),), jnp.int32), models)
 
     def split(self, target: jax.Array, models: core.Stack) -> "ClusterTree":
-        """Further splits, of each cluster into itself and `target` [K]; K where there is none.
+        """Add splits of each cluster into itself and `target` [K]; K means no split.
 
         Args:
           models: of all clusters before them, [K, ...].
@@ -37,13 +37,13 @@ class ClusterTree:
         )
 
     def with_latest(self, models: core.Stack) -> core.Stack:
-        """[2K, ...]: models before each split, then those that clusters have now."""
+        """Return the models before each split, then the clusters' models, [2K, ...]."""
         return jax.tree.map(lambda *s: jnp.concatenate(s), self.before, models)
 
     def path(self, own: jax.Array, count: jax.Array) -> jax.Array:
-        """int [M, K]: where `with_latest` has the models of all clusters that clients were in.
+        """Return the rows of `with_latest` with the models of all clusters of each client, [M, K].
 
-        The latest is first, then split by split back to the root; the rest is filled with it.
+        The latest comes first, then split by split back to the root, which fills the rest.
 
         Args:
           own: [M], the clusters in which clients are.
@@ -59,5 +59,5 @@ class ClusterTree:
 
 
 def written(stack: core.Tree, target: jax.Array, values: core.Tree) -> core.Tree:
-    """The stack [K, ...] with `values` [K, ...] in the rows `target` [K]; none is at K."""
+    """Write `values` [K, ...] to the rows `target` [K] of a stack [K, ...]; row K is none."""
     return jax.tree.map(lambda leaf, v: leaf.at[target].set(v, mode="drop"), stack, values)

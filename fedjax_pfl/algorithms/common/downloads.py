@@ -1,4 +1,4 @@
-"""Which other clients' models each client downloads: the most promising, or a random one."""
+"""Epsilon-greedy choice of the models that each client downloads."""
 
 import jax
 import jax.numpy as jnp
@@ -6,23 +6,24 @@ from jax import lax
 
 
 def epsilon_greedy(key, ids, everyone, affinity, candidates, count, chance):
-    """(rows of the models [A, count] that clients download, whether there was one).
+    """Return (rows of the models that clients download, whether there was one), [A, count].
 
-    One after the other, each is with that chance a random one of those that are left, else the one
-    with the largest affinity. The same clients make the same picks wherever their rows are.
+    Each download in turn is a random remaining candidate with the probability of exploration, and
+    otherwise the one of largest affinity. Choices do not depend on the order of rows.
 
     Args:
       ids, everyone: permanent ids of the receivers [A], and of all clients [N].
       affinity: [A, N].
-      candidates: bool [A, N], whose models there are.
+      candidates: bool [A, N], the clients whose models exist.
     """
     luck, priority, ties = draws(key, ids, everyone, count)
     return pick(affinity, candidates, luck < chance, priority, ties)
 
 
 def draws(key, ids, everyone, count):
-    """Random numbers of clients `ids` [A]: (for each of their downloads [A, count] in 0..1, twice
-    one for each of `everyone` [A, N] in 0..2^31). They depend on permanent ids alone.
+    """Return random numbers that depend only on permanent ids.
+
+    They are (one per download, [A, count] in 0..1; two per pair of clients, [A, N] in 0..2^31).
     """
     first, second = (jax.random.fold_in(key, k) for k in range(2))
 
@@ -38,13 +39,13 @@ def draws(key, ids, everyone, count):
 
 
 def pick(affinity, candidates, explores, priority, ties):
-    """(models [A, D] picked one after the other, bool [A, D] whether one was left), epsilon-greedy.
+    """Return (choices [A, D] made one after the other, bool [A, D] whether a candidate was left).
 
     Args:
       affinity: [A, N].
       candidates: bool [A, N].
-      explores: bool [A, D], whether a pick is a random one: of those left the first by priority.
-        Else it has the largest affinity, and is the first by ties.
+      explores: bool [A, D], whether a choice is random: the first remaining one by priority.
+        Otherwise it has the largest affinity, the first by ties.
       priority, ties: uint32 [A, N], below 2^31.
     """
     last = jnp.uint32(2**31)

@@ -1,4 +1,4 @@
-"""What FedALA's clients learn: by how much each parameter follows the server's."""
+"""FedALA's element-wise weights of local and server parameters."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ AGREEING = 10  # losses of passes that must agree before the first adaptation en
 
 
 def theta_hat(upper, server, private, weights):
-    """theta + (w - theta) W of the upper layers; w's lower layers, and private leaves.
+    """Return theta + (w - theta) W in the upper layers, w in the lower ones, and private leaves.
 
     Args:
       upper, weights: None in place of all other leaves.
@@ -40,14 +40,14 @@ def learnt_weights(
     threshold: core.Scalar | float,
     limit: core.PerMember,
 ) -> tuple[core.Stack, core.PerMember]:
-    """(W [M, ...], passes int32 [M]) after passes over their windows by the members `apart`.
+    """Return (W [M, ...], passes int32 [M]) after the members `apart` adapted on their windows.
 
     Args:
       own: their upper layers and their private leaves, [M, ...].
-      weights: W as it was, [M, ...].
-      percent: of a client's training samples, size of its window.
-      rate, threshold: of the steps, and of the losses' standard deviation.
-      limit: int32 [M], most passes.
+      weights: W before the round, [M, ...].
+      percent: size of the window in percent of a client's training samples.
+      rate, threshold: the learning rate, and the bound on the losses' standard deviation.
+      limit: int32 [M], the largest number of passes.
     """
     federation, key, rows = ctx.federation, ctx.key_for("adaptation"), ctx.cohort.rows
     schedule = replace(federation.schedule, epochs=1, steps=None, shuffle=False, fresh=False)
@@ -97,7 +97,7 @@ def learnt_weights(
 
 
 def window(ctx, percent):
-    """Contiguous training samples of every client, from a start that this round draws."""
+    """Return contiguous training samples of each client, from a random start of this round."""
     train, key = ctx.federation.data.train, ctx.key_for("window")
     whole = jnp.maximum(train.size * percent // 100, 1)
     size = jnp.minimum(whole, train.size)

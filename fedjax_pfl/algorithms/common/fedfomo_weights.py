@@ -1,4 +1,4 @@
-"""FedFomo's weights: how much each candidate helps a client, for its length."""
+"""FedFomo's weights: the decrease of a client's loss per distance to a candidate."""
 
 import jax
 import jax.numpy as jnp
@@ -11,13 +11,13 @@ NEAR = 1e-6  # of |s_i|: a model nearer to s_i than that is s_i but for rounding
 
 
 def first_order(ctx, norm, starts, candidates, choice, found, rows=None):
-    """w_ij with their signs, [A, 1 + D], of each client's own model and of those it found.
+    """Return signed w_ij, [A, 1 + D], of each client's own model and its downloads.
 
     Args:
       norm: of the distances, "l2" or "l1".
       starts: s_i, [A, ...].
       candidates: models [Q, ...].
-      choice: int [A, 1 + D], which of those are a client's own and its downloads.
+      choice: int [A, 1 + D], the candidates that are a client's own model and its downloads.
       found: bool [A, D].
       rows: int [A], the clients; the cohort by default.
     """
@@ -38,14 +38,14 @@ def first_order(ctx, norm, starts, candidates, choice, found, rows=None):
 
 
 def length(models, norm):
-    """Norms of models [A, ...] as vectors, [A]."""
+    """Return the norms of models [A, ...] as vectors, [A]."""
     if norm == "l2":
         return jnp.sqrt(similarity.squared_norms(models))
     return sum(jnp.sum(abs(x).reshape(len(x), -1), axis=1) for x in jax.tree.leaves(models))
 
 
 def positive_part(signed, fallback):
-    """Weights [A, 1 + D] of sum 1, or of 0 for a client that falls back to its "start"."""
+    """Return weights [A, 1 + D] of sum 1, or 0 for a client that falls back to its "start"."""
     share = mixing.normalize(jnp.maximum(signed, 0))
     if fallback == "start":
         return share
@@ -54,7 +54,7 @@ def positive_part(signed, fallback):
 
 
 def rise(signed, affinity):
-    """What the affinities rise by, [A, 1 + D]: the "raw" weights, or the "normalized" ones."""
+    """Return the increments of the affinities, [A, 1 + D]: "raw" or "normalized" weights."""
     if affinity == "raw":
         return signed
     total = jnp.abs(jnp.sum(signed, axis=1, keepdims=True))

@@ -1,4 +1,4 @@
-"""A network that makes the parameters of another one from a client's embedding."""
+"""A hypernetwork, which generates a network's parameters from a client's embedding."""
 
 import itertools
 import math
@@ -26,7 +26,7 @@ class Hypernetwork:
     bias: core.Tree
 
     def __call__(self, embedding: jax.Array) -> core.Tree:
-        """theta = h(v; psi), the generated leaves of one model."""
+        """Return theta = h(v; psi), the generated leaves of one model."""
         hidden = embedding
         for k, (kernel, bias) in enumerate(self.trunk):
             hidden = products.matmul(jax.nn.relu(hidden) if k else hidden, kernel) + bias
@@ -34,11 +34,11 @@ class Hypernetwork:
 
 
 def first(key: core.Key, sizes: tuple[int, ...], like: core.Tree, dtype: jnp.dtype) -> Hypernetwork:
-    """A hypernetwork before its first step.
+    """Return an initial hypernetwork.
 
     Args:
       sizes: (d, h, ..., h), of the embedding and of each layer of the trunk.
-      like: the leaves to be generated, None in place of all others.
+      like: the generated leaves, with None in place of all others.
     """
     drawn, hidden = itertools.count(), sizes[-1]
 
@@ -53,7 +53,7 @@ def first(key: core.Key, sizes: tuple[int, ...], like: core.Tree, dtype: jnp.dty
 
 
 def linear(key: core.Key, shape: tuple[int, ...], fan_in: int, dtype: jnp.dtype) -> jax.Array:
-    """First weights of a linear layer, uniform within 1 / sqrt(fan_in)."""
+    """Return initial weights of a linear layer, uniform within 1 / sqrt(fan_in)."""
     return jax.random.uniform(key, shape, dtype, -1, 1) / math.sqrt(fan_in)
 
 
@@ -64,11 +64,11 @@ def learnt_embeddings(
     private: core.Tree,
     clip: core.Scalar | float,
 ) -> core.Stack:
-    """Models [K, ...] of clients that learn an embedding by local training, through a frozen psi.
+    """Return models [K, ...] of clients that train an embedding through a frozen psi.
 
     Args:
       ctx: of these clients.
-      embedding, private: with which all begin; private leaves are trained, too.
+      embedding, private: the common start; private leaves are trained, too.
       clip: largest norm of the embedding's gradient; 0: no limit.
     """
     federation = ctx.federation
@@ -99,6 +99,6 @@ def learnt_embeddings(
 
 
 def clipped(gradient: core.Tree, bound: core.Scalar | float) -> core.Tree:
-    """The gradient, no longer than `bound`; 0: as it is."""
+    """Clip the gradient's norm to `bound`; 0: no limit."""
     most = jnp.where(bound > 0, bound, jnp.inf)
     return optax.clip_by_global_norm(most).update(gradient, optax.EmptyState())[0]

@@ -1,4 +1,4 @@
-"""What L2C's clients learn: their logits of all clients, or an attention that gives them."""
+"""L2C's learned weights: logits over all clients, or an attention that gives them."""
 
 import itertools
 from typing import Any, ClassVar
@@ -34,13 +34,13 @@ class AttentionState(State):
 
 
 class Logits:
-    """One round in which every member learns its logits themselves.
+    """One round in which each member learns its logits directly.
 
     Attributes:
-      learnt: what members learn, as it was before the round, [M, ...].
-      logits: that gives them, of all clients, [M, N].
-      decay: of what they learn.
-      numbers: how many a member sends, and receives, beside updates; None: none.
+      learnt: the learned parameters before the round, [M, ...].
+      logits: a function from these to logits over all clients, [M, N].
+      decay: weight decay of the learned parameters.
+      numbers: how many numbers a member sends and receives besides updates; None: none.
     """
 
     decay: ClassVar[float] = 0.0
@@ -59,23 +59,23 @@ class Logits:
         return learnt
 
     def gradient(self, learnt, slopes):
-        """Like `learnt`, by the slopes [M, M] of the members' logits."""
+        """Return the gradient, like `learnt`, from the slopes [M, M] of the members' logits."""
         return jnp.zeros_like(learnt).at[:, self.rows].set(slopes)
 
     def kept(self, ctx, cohort, state, learnt):
-        """The fields of the state that remember what was learnt."""
+        """Return the fields of the state that hold the learned parameters."""
         return {"logits": cohort.scatter(state.logits, learnt)}
 
 
 class Attention:
-    """One round of meta-L2C: logits are scores of pairs of updates, by an encoder that all share.
+    """One round of meta-L2C: logits are scores of pairs of updates by a shared encoder.
 
     u_j is the common first model less j's trained one, divided by its norm. Each tensor of it is a
     list of rows, one for each unit that it leads to; two layers with tanh, the tensor's own, embed
     a row. The score of a pair is the mean over tensors of the mean over rows of inner products.
 
-    Each member takes its steps on a copy of the encoder; all go on from the mean of the copies.
-    Copies are looked at one after the other: only one's embeddings of all updates are in memory.
+    Each member trains a copy of the encoder, and the copies are averaged. They are evaluated one
+    after the other, so that memory holds the embeddings of one copy.
     """
 
     decay: ClassVar[float] = 0.01
@@ -96,7 +96,7 @@ class Attention:
     @staticmethod
     def begin(ctx, **common) -> AttentionState:
         def layer(fan_in, fan_out):
-            """Its largest first weights."""
+            """The bound of the initial weights."""
             kernel = jnp.full((fan_in, fan_out), fan_in**-0.5, ctx.dtype)
             return {"kernel": kernel, "bias": kernel[0]}
 
@@ -125,7 +125,7 @@ class Attention:
         return {"encoder": encoder, "logits": cohort.scatter(state.logits, self.logits)}
 
     def _each(self, fn, *operands):
-        """fn(score, *operands) of every member, with the row [M] of its scores by an encoder."""
+        """Return fn(score, *operands) of each member, where `score` gives its row [M] of scores."""
 
         def one(member):
             number, own = member
@@ -134,19 +134,19 @@ class Attention:
         return lax.map(one, (jnp.arange(len(self.rows)), operands))
 
     def _known_and(self, found):
-        """Logits [M, N]: scores [M, M] found, and those known of clients that sent no update."""
+        """Return logits [M, N]: new scores [M, M], and last ones of clients without an update."""
         found = jnp.where(self.mask, found, self.known[:, self.rows])
         return self.known.at[:, self.rows].set(found)
 
 
 def units(stack):
-    """[M, units, inputs] of a tensor [M, ...]: the last axis counts its units."""
+    """Reshape a tensor [M, ...] to [M, units, inputs]; its last axis counts the units."""
     stack = stack[:, None] if stack.ndim == 1 else stack
     return jnp.moveaxis(stack, -1, 1).reshape(len(stack), stack.shape[-1], -1)
 
 
 def scores(encoder, updates, i):
-    """How alike all updates and that of member i are, [M].
+    """Return the scores of all updates with that of member i, [M].
 
     Args:
       encoder: two layers for each tensor.

@@ -1,4 +1,4 @@
-"""What pFedHN's clients do: clipped local training, and what stays with them."""
+"""pFedHN's clipped local training and private state."""
 
 import jax
 
@@ -14,11 +14,11 @@ def train(
     momentum: core.Tree,
     clip: core.Scalar | float,
 ) -> core.Trained:
-    """Local training whose gradients of generated leaves are clipped.
+    """Train locally with clipped gradients of generated leaves.
 
     Args:
       models: [M, ...].
-      momentum: what `lasting` has kept of the members' optimizers, [M, ...].
+      momentum: the members' optimizer states as `lasting` returned them, [M, ...].
       clip: largest norm of a gradient of generated leaves; 0: no limit.
     """
     generated = jax.tree.map(lambda _: True, ctx.plan.uploaded(models)["params"])
@@ -36,14 +36,14 @@ def train(
 
 
 def private(plan: core.LeafPlan, models: core.Stack) -> core.Stack:
-    """The leaves that are not generated, None in place of the others."""
+    """Return the leaves that are not generated, with None in place of the others."""
     return plan.select(models, lambda i: not plan.compared(i))
 
 
 def lasting(plan: core.LeafPlan, memory: core.Tree) -> core.Tree:
-    """What lasts of the local optimizers' states: that of trained leaves not generated.
+    """Return the persistent part of the optimizers' states: that of trained private leaves.
 
-    Optimizers keep trees like the parameters, so the path of such a leaf ends in its own.
+    Optimizers hold trees like the parameters, so paths in them end in a parameter's path.
     """
     names = {path.partition("/")[2]: plan.compared(i)
              for i, path in enumerate(plan.paths) if leaf_plan.trainable(path)}  # fmt: skip

@@ -1,4 +1,4 @@
-"""Mean features of classes: the sums that make them, and the head that finds the nearest."""
+"""Class prototypes (mean features) and the nearest-prototype head."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ class Prototypes:
 
     Attributes:
       means: [C, d], mean features.
-      exist: bool [C]; where it is false, the vector means nothing.
+      exist: bool [C], the classes that have a prototype.
     """
 
     means: jax.Array
@@ -22,7 +22,7 @@ class Prototypes:
 
 @core.struct
 class Sums:
-    """Features added up, class by class.
+    """Sums of features per class.
 
     Attributes:
       totals: [..., C, d].
@@ -38,7 +38,7 @@ class Sums:
 
 
 def class_sums(batch, features: jax.Array, num_classes: int) -> Sums:
-    """Of a minibatch's valid samples, whose features are [B, d]."""
+    """Return the sums over a minibatch's valid samples, whose features are [B, d]."""
     member = (batch.labels == jnp.arange(num_classes)[:, None]) & batch.valid  # [C, B]
     features = jnp.where(batch.valid[:, None], features, 0).astype(wide(features))
     totals = products.matmul(member.astype(features.dtype), features)
@@ -46,22 +46,22 @@ def class_sums(batch, features: jax.Array, num_classes: int) -> Sums:
 
 
 def nothing(prototypes: Prototypes) -> Sums:
-    """The sums over no sample."""
+    """Return the sums over no sample."""
     means, exist = prototypes.means, prototypes.exist
     return Sums(jnp.zeros(means.shape, wide(means)), jnp.zeros(exist.shape, jnp.int32))
 
 
 def wide(leaf: jax.Array) -> jnp.dtype:
-    """The type in which numbers of that of a leaf are added up."""
+    """Return the dtype for sums of numbers of a leaf's dtype."""
     return jnp.promote_types(leaf.dtype, jnp.float32)
 
 
 def nearest(means: jax.Array, eligible: jax.Array, own: dict) -> dict:
-    """The linear head whose largest logit is that of the nearest eligible prototype.
+    """Return the linear head whose largest logit is that of the nearest eligible prototype.
 
-    |z - P_c|^2 is, but for what all classes share, |Q_c|^2 + 2 m Q_c - 2 z Q_c with Q_c = P_c - m;
-    m, the mean prototype, keeps the numbers small. Where no class is eligible it is the client's
-    `own` head.
+    Up to terms that all classes share, |z - P_c|^2 = |Q_c|^2 + 2 m Q_c - 2 z Q_c, Q_c = P_c - m;
+    m, the mean prototype, keeps the numbers small. Without an eligible class the result is the
+    client's `own` head.
     """
     used = eligible[:, None]
     middle = jnp.sum(jnp.where(used, means, 0), axis=0) / jnp.maximum(jnp.sum(eligible), 1)

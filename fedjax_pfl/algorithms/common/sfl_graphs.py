@@ -1,4 +1,4 @@
-"""Graphs between clients that SFL averages over; edges [N, N] are non-negative, rows receive."""
+"""SFL's graphs of clients: non-negative edges [N, N], one row per receiver."""
 
 import jax
 import jax.numpy as jnp
@@ -12,27 +12,27 @@ WIDTH, STEEPNESS, STEPS, RATE, DECAY, LARGEST = 40, 3.0, 10, 0.01, 1e-4, 30
 
 
 def share_a_label(counts, others):
-    """bool [A, B]: pairs with a label that both hold, of counts [A, C] and [B, C]."""
+    """Return the pairs that share a label, bool [A, B], from counts [A, C] and [B, C]."""
     held, theirs = ((each > 0).astype(jnp.float32) for each in (counts, others))
     return products.matmul(held, theirs.T) > 0
 
 
 def largest(scores, ids, count):
-    """bool [A, N]: the `count` largest scores of each row; ties go to the lower permanent id."""
+    """Return the mask of each row's `count` largest scores, bool [A, N]; ties go to lower ids."""
     order = jnp.argsort(ids)
     rank = jnp.argsort(jnp.argsort(-scores[:, order], axis=1, stable=True), axis=1)
     return rank[:, jnp.argsort(order)] < count
 
 
 def nearest_by_cosine(changes, ids, count):
-    """bool [N, N]: of each client the `count` nearest by the cosine of changes, itself first."""
+    """Return the `count` nearest clients by the cosine of changes, itself first, bool [N, N]."""
     cosines = similarity.cosines(changes, changes)
     own = jnp.eye(len(cosines), dtype=bool)
     return largest(jnp.where(own, jnp.inf, cosines), ids, count)
 
 
 def first_generator(key, ids, dtype):
-    """A generator before it is fitted: two embeddings of every client, two linear layers."""
+    """Return an initial generator: two embeddings of each client and two linear layers."""
     each = jax.vmap(lambda i: jax.random.fold_in(jax.random.fold_in(key, 0), i))(ids)
     embedding = jax.vmap(lambda k: jax.random.normal(k, (2, WIDTH), dtype))(each)
     bound = WIDTH**-0.5
@@ -44,10 +44,10 @@ def first_generator(key, ids, dtype):
 
 
 def fitted_graph(generator, models, ids):
-    """The generator's graph [N, N], fitted to the distances between models.
+    """Return the generator's graph [N, N], fitted to the distances between models.
 
-    Its unit rows are fitted to those of the distances, as published: far clients get large edges.
-    The largest edges of each row stay, over their sum; a row may be empty.
+    Its unit rows are fitted to those of the distances as in the published code, so distant clients
+    get large edges. Each row keeps its largest edges, divided by their sum, and may be empty.
     """
     squares = similarity.squared_distances(models, models)
     target = _unit_rows(jnp.sqrt(squares))

@@ -1,4 +1,4 @@
-"""The similarity S that SPFL measures: cosines of the clients' updates, by layers or by stages."""
+"""SPFL's similarity S: cosines of the clients' updates, by layers or by stages."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from fedjax_pfl import core, similarity
 
 
 def of_stages(plan: core.LeafPlan, update: core.Stack) -> jax.Array:
-    """Cosines of bodies and of heads, [N, N, 2]."""
+    """Return the cosines of bodies and of heads, [N, N, 2]."""
     parts = [_cosines(plan, update, in_stage(plan, stage).__getitem__) for stage in (0, 1)]
     return jnp.stack(parts, axis=-1)
 
@@ -17,7 +17,7 @@ def of_stages(plan: core.LeafPlan, update: core.Stack) -> jax.Array:
 def of_layers(
     plan: core.LeafPlan, update: core.Stack, layers: Sequence[int], weights: Sequence[float]
 ) -> jax.Array:
-    """The weighted sum of the cosines of kernels of some blocks, [N, N, 1]."""
+    """Return the weighted sum of the cosines of some blocks' kernels, [N, N, 1]."""
     parts = [
         part * _cosines(plan, update, lambda i, b=b: plan.block_of[i] == b, kernels=True)
         for part, b in zip(weights, layers, strict=True)
@@ -26,7 +26,7 @@ def of_layers(
 
 
 def in_stage(plan: core.LeafPlan, stage: int) -> list[bool]:
-    """Whether the server sees a leaf and it is of the body (0) or of the head (1)."""
+    """Return whether the server receives a leaf and it belongs to the body (0) or head (1)."""
     return [
         plan.compared(i) and (plan.blocks[block] == plan.head) == bool(stage)
         for i, block in enumerate(plan.block_of)
@@ -34,7 +34,7 @@ def in_stage(plan: core.LeafPlan, stage: int) -> list[bool]:
 
 
 def compared_layers(plan: core.LeafPlan, stack: core.Stack, with_head: bool) -> list[int]:
-    """The blocks with a kernel that the server sees, in the network's order."""
+    """Return the blocks with a shared kernel, in the network's order."""
     leaves = jax.tree.leaves(stack)
     seen = {plan.block_of[i] for i, leaf in enumerate(leaves) if plan.compared(i) and leaf.ndim > 2}
     return sorted(b for b in seen if with_head or plan.blocks[b] != plan.head)
@@ -50,7 +50,7 @@ def _cosines(plan, update, chosen, kernels=False):
 
 
 def parse_weights(text: str) -> tuple[float, ...]:
-    """The numbers in "0.5,0.3,0.2"; none for "auto"."""
+    """Parse numbers such as "0.5,0.3,0.2"; () for "auto"."""
     if text == "auto":
         return ()
     try:

@@ -1,4 +1,4 @@
-"""The runs of all clients as Alice, one after the other: their states, and one record of all."""
+"""WAFFLE's runs of all clients as Alice: their states, and their joint record."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from fedjax_pfl import core
 
 @core.struct
 class States:
-    """The runs of all clients as Alice: the fields of WAFFLE's `State`, Alices leading."""
+    """The states of all runs: the fields of WAFFLE's `State` with a leading axis of Alices."""
 
     server: Any = core.per_client()
     private: Any = core.per_pair()
@@ -21,11 +21,11 @@ class States:
 
 
 def joint_record(records: core.Record) -> core.Record:
-    """One record of a round from those of all runs; leaves lead with the Alices.
+    """Merge the runs' records of a round, whose leaves lead with the Alices.
 
     Copies and steps are summed. A client counts as diverged where it diverged in any run. Its loss
-    and weight are those of the run where it is Alice. The mixing matrix is [Alices, agents]; a run
-    without a step has the identity's row.
+    and weight are those of its own run as Alice. The mixing matrix is [Alices, agents]; a run
+    without a step has a row of the identity.
     """
 
     def of_client(values):
