@@ -30,7 +30,7 @@ from fedjax_pfl.data.sources.tfds import find_prepared, load_tfds, read_prepared
 from fedjax_pfl.data.sources.tfds_prepare import prepare_tfds, tfds_folder
 from fedjax_pfl.utils import aliases, name_matching
 from fedjax_pfl.utils.errors import InputError, unknown_name
-from fedjax_pfl.utils.registration import F, registering
+from fedjax_pfl.utils.registries import F, registering
 
 __all__ = [
     "DATASETS",
