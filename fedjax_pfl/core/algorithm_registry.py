@@ -16,6 +16,7 @@ from fedjax_pfl.utils.errors import (
     unknown_hyperparameter,
     unknown_name,
 )
+from fedjax_pfl.utils.registries import registering
 from fedjax_pfl.utils.structs import static, struct
 
 ALGORITHMS: dict[str, type[Algorithm]] = {}
@@ -47,13 +48,6 @@ def algorithm(name: str) -> Callable[[type[A]], type[A]]:
                     f"{key}: {type(value).__name__} = {shown(value)}, a constant of the class "
                     f"{key}: ClassVar = {shown(value)}."
                 )
-        known = ALGORITHMS.get(name)
-        again = known and (known.__module__, known.__qualname__) == (
-            cls.__module__,
-            cls.__qualname__,
-        )
-        if known and not again:  # a module run twice may register its own once more
-            raise InputError(f"An algorithm named {name!r} is registered already.")
         cls = struct(cls)
         for key in filter(SETTABLE.__contains__, _names(cls)):
             raise InputError(
@@ -61,8 +55,7 @@ def algorithm(name: str) -> Callable[[type[A]], type[A]]:
                 f"local training, which every algorithm has. Rename it, to own_{key} for instance."
             )
         cls.name = name
-        ALGORITHMS[name] = cls
-        return cls
+        return registering("algorithm", ALGORITHMS, name)(cls)
 
     return register
 

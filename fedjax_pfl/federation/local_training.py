@@ -15,7 +15,6 @@ from fedjax_pfl.data.federated import FederatedData
 from fedjax_pfl.federation.augmentation import AUGMENTATIONS, Augmentation, check_augmentation
 from fedjax_pfl.federation.batching import BATCH_ORDERS, IN_ORDER, Schedule
 from fedjax_pfl.federation.config_field import Group, Option, again, declared, option
-from fedjax_pfl.federation.function_registry import checked_options
 from fedjax_pfl.federation.lr_schedules import named_schedule
 from fedjax_pfl.federation.optimizers import (
     SGD,
@@ -25,6 +24,7 @@ from fedjax_pfl.federation.optimizers import (
 )
 from fedjax_pfl.federation.regularizers import ExtraLoss
 from fedjax_pfl.utils.errors import InputError, refused, require, unknown_name
+from fedjax_pfl.utils.registries import checked_options
 from fedjax_pfl.utils.structs import struct
 from fedjax_pfl.utils.typing import Tree
 

@@ -11,9 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl.federation.function_registry import Registry, configured
 from fedjax_pfl.utils.errors import require
-from fedjax_pfl.utils.registration import F, registering
+from fedjax_pfl.utils.registries import F, Registry, configured, registering
 
 LR_SCHEDULES: Registry = {}
 

@@ -10,9 +10,8 @@ import numpy as np
 import optax
 
 from fedjax_pfl.federation.config_field import Group, option
-from fedjax_pfl.federation.function_registry import Registry, configured
 from fedjax_pfl.utils.errors import InputError, require
-from fedjax_pfl.utils.registration import F, registering
+from fedjax_pfl.utils.registries import F, Registry, configured, registering
 from fedjax_pfl.utils.typing import Tree
 
 

@@ -26,13 +26,13 @@ from fedjax_pfl.execution.strategy import (
     resolve_execution,
 )
 from fedjax_pfl.federation.config_field import Group, Option, declared, gathered, option
-from fedjax_pfl.federation.function_registry import options_of
 from fedjax_pfl.federation.local_training import RATES, SETTABLE, LocalTraining
 from fedjax_pfl.federation.model_options import ModelOptions
 from fedjax_pfl.federation.participation import ParticipationOptions
 from fedjax_pfl.models.metrics import Metric, check_metrics, chosen, names_for
 from fedjax_pfl.models.task import Task
 from fedjax_pfl.utils.errors import InputError, require, require_classes
+from fedjax_pfl.utils.registries import options_of
 from fedjax_pfl.utils.typing import Tree
 
 __all__ = [

@@ -16,7 +16,7 @@ from fedjax_pfl.models.objectives import OBJECTIVES, Objective
 from fedjax_pfl.utils.errors import OF_ONES_OWN, InputError, require, require_name, unknown_name
 from fedjax_pfl.utils.metric_names import BETTER, HIGHER, LOWER, Measure
 from fedjax_pfl.utils.name_matching import suggestions
-from fedjax_pfl.utils.registration import F, registering
+from fedjax_pfl.utils.registries import F, registering
 
 BINS = 15  # of the expected calibration error
 PER_CLASS = "per_class_accuracy"

@@ -10,7 +10,7 @@ from fedjax_pfl.models.projection import Projected
 from fedjax_pfl.utils import aliases, name_matching
 from fedjax_pfl.utils.conversions import LIMIT, keyword_defaults, number
 from fedjax_pfl.utils.errors import InputError, require, require_name, unknown_name
-from fedjax_pfl.utils.registration import F, registering
+from fedjax_pfl.utils.registries import F, registering
 
 MODELS: dict[str, Callable[..., Any]] = {}
 INITIALIZERS = ("torch", "flax")

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from fedjax_pfl.models.kernels import forms
 from fedjax_pfl.utils.errors import InputError, require, require_name, shown
 from fedjax_pfl.utils.metric_names import ACCURACY, LOWER, Measure
-from fedjax_pfl.utils.registration import registering
+from fedjax_pfl.utils.registries import registering
 
 C = TypeVar("C", bound=type["Objective"])
 

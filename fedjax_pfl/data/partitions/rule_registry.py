@@ -22,7 +22,7 @@ from fedjax_pfl.data.partitions.held_out import capped, hold_out, nothing_held_o
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.utils.conversions import LIMIT, keyword_defaults
 from fedjax_pfl.utils.errors import InputError, require, require_name, shown, unknown_name
-from fedjax_pfl.utils.registration import F, registering
+from fedjax_pfl.utils.registries import F, registering
 
 
 class Plan(NamedTuple):

@@ -13,7 +13,7 @@ from fedjax_pfl.data.dataset import Dataset
 from fedjax_pfl.data.files import as_path, reading
 from fedjax_pfl.utils import aliases, name_matching
 from fedjax_pfl.utils.errors import InputError, unknown_name
-from fedjax_pfl.utils.registration import F, registering
+from fedjax_pfl.utils.registries import F, registering
 
 
 class Source(NamedTuple):

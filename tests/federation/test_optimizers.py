@@ -7,10 +7,10 @@ import optax
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.federation.function_registry import options_of
 from fedjax_pfl.federation.optimizers import OPTAX
 from fedjax_pfl.testing.toys import toy_federation
 from fedjax_pfl.training.local_step import LocalStep, LossAndGradient
+from fedjax_pfl.utils.registries import options_of
 
 
 def federation(**options):

@@ -1,14 +1,48 @@
-"""Functions known by name, with options: optimizers and schedules, ours or of a user's file."""
+"""Registries of functions and classes by name, those of users' files among them."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-from fedjax_pfl.utils.conversions import convert
+from fedjax_pfl.utils.conversions import convert, defined_at
 from fedjax_pfl.utils.errors import InputError, require, shown, unknown_name
 
+F = TypeVar("F", bound=Callable[..., Any])
 Registry = dict[str, Callable[..., Any]]
+_places: dict[tuple[int, str], tuple[str, str]] = {}  # where a name of a registry was defined
+
+
+def registering(
+    kind: str,
+    registry: MutableMapping[str, Any],
+    name: str,
+    row: Callable[[Any], Any] = lambda function: function,
+) -> Callable[[F], F]:
+    """Return a decorator that adds a function or class to a registry under a name.
+
+    Args:
+      kind: such as "model", for error messages.
+      registry: rows by name.
+      name: of the new row.
+      row: makes the row from the decorated object; by default the object itself.
+
+    Raises:
+      InputError: `name` is not text, or is the name of an object that is defined elsewhere. A
+        definition that its module repeats, as a notebook does, replaces the row.
+    """
+    require(isinstance(name, str) and bool(name.strip()), f"name of the {kind}", name, "text")
+
+    def register(function: F) -> F:
+        require(callable(function), f"{kind} {name!r}", type(function).__name__, "a function")
+        place, key = defined_at(function), (id(registry), name)
+        if name in registry and place != (_places.get(key) or defined_at(registry[name])):
+            raise InputError(f"The {kind} {name!r} is registered already, by another function.")
+        registry[name] = row(function)
+        _places[key] = place
+        return function
+
+    return register
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.utils.registration import registering
+from fedjax_pfl.utils.registries import registering
 
 
 def made():
