@@ -116,8 +116,8 @@ def _finished():
             return main_of(figures.main, ["figures", *words])
 
     paths = [Path("run.json")]
-    names = ("config.json", "summary.json", "result.json", "result.npz", "clients.npz")
-    paths += [Path("feddwa", name) for name in (*names, "mixing.npz")]
+    names = ("config.json", "summary.json", "result.json", "result.npz")
+    paths += [Path("feddwa", name) for name in names]
     readers = {"again": again, "compare": compared, "compare too": compared, "figures": drawn}
     return spoiling(folder, paths, readers)
 
