@@ -108,7 +108,7 @@ def compare(
     return Table(run_columns(measure), table, notes), text
 
 
-def _meaning(table: Sequence[dict], score: str, measure: pfl.Measure) -> list[str]:
+def _meaning(table: Sequence[dict], score: str, measure: pfl.models.Measure) -> list[str]:
     """Notes on the columns and the intervals."""
     notes = []
     if score == "best":
