@@ -6,8 +6,8 @@ if __name__ == "__main__":  # before anything is loaded
     launch("compare")
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import absl.flags
 import numpy as np
@@ -15,8 +15,9 @@ import numpy as np
 import fedjax_pfl as pfl
 from fedjax_pfl.data.files import as_path
 from fedjax_pfl.data.whole_files import there
-from fedjax_pfl.results.notes import over
-from fedjax_pfl.results.result_table import interval
+from fedjax_pfl.results.intervals import beyond, interval, interval_note
+from fedjax_pfl.results.notes import grouped, over
+from fedjax_pfl.results.table import Table
 from fedjax_pfl.utils.errors import InputError, require
 from fedjax_pfl.utils.metric_names import ACCURACY
 
@@ -25,7 +26,7 @@ from .cli.flagfiles import FlagValues, value_of
 from .cli.start import called
 from .figures.choice import Choice, choice_of, define_flags
 from .figures.pivots import SPREADS, pivoted
-from .figures.run_table import Row, footnotes, markdown, write
+from .figures.run_table import best_in_bold, run_columns, write_tables
 from .figures.runs import ALGORITHM, Run, find, same_data
 from .figures.scores import SCORES, chosen_clients, curve, one_number, who
 from .figures.selection import (
@@ -56,8 +57,8 @@ def compare(
     *,
     baseline: str | None = None,
     target: float | None = None,
-) -> tuple[list[Row], str, list[str]]:
-    """(one row for each run, the meaning of the accuracies, notes below the table).
+) -> tuple[Table, str]:
+    """(a table with a row for each run, the meaning of its numbers).
 
     Args:
       choice: which scores.
@@ -90,23 +91,39 @@ def compare(
         subtracted = _baseline(baseline, runs, names)
         base = {seed: score for k in subtracted for seed, score in scores[k].items()}
     table = [
-        _row(run, name, own, base, chosen, target, (model, split, average))
-        for run, name, own, chosen in zip(runs, names, scores, rows, strict=True)
-    ]
-    table = [
-        replace(row, **more) for row, more in zip(table, _apart(runs, rows, scores), strict=True)
+        {"label": name} | _row(run, own, base, chosen, target, (model, split, average)) | more
+        for run, name, own, chosen, more in zip(
+            runs, names, scores, rows, _apart(runs, rows, scores), strict=True
+        )
     ]
     text = f"{_what(measure)}{model} model, {split} samples, {SCORES[choice.score]}"
     text += f", {who(runs, rows, average)}"
-    return (
-        table,
-        text,
-        [
-            *footnotes(table, choice.score),
-            *_beside(given, runs, names, model, split),
-            *mixed_code([[runs[k] for k in subtracted]]),
-        ],
-    )
+    remarks = {name: _remarks(run, model) for run, name in zip(runs, names, strict=True)}
+    notes = [
+        *grouped(remarks),
+        *_meaning(table, choice.score, measure),
+        *_beside(given, runs, names, model, split),
+        *mixed_code([[runs[k] for k in subtracted]]),
+    ]
+    return Table(run_columns(measure), table, notes), text
+
+
+def _meaning(table: Sequence[dict], score: str, measure: pfl.models.Measure) -> list[str]:
+    """Notes on the columns and the intervals."""
+    notes = []
+    if score == "best":
+        notes.append("Best round: chosen on the samples that it is scored on.")
+    if score != "final":
+        notes.append("Worst tenth: after the last round.")
+    if any("difference" in row for row in table) and any("seeds" in row for row in table):
+        notes.append("Difference: over the seeds that a run has in common with the baseline.")
+    low, high = measure.range
+    marked = any(beyond(row["accuracy"], row.get("interval"), low, high) for row in table)
+    marked |= any(beyond(row["difference"], row.get("difference_interval"), -high, high)
+                  for row in table if "difference" in row)  # fmt: skip
+    several = [len(row["scores"]) for row in table if row.get("interval") is not None]
+    note = interval_note(min(several, default=0), marked)
+    return [*notes, *([] if note is None else [note])]
 
 
 def _what(measure: pfl.models.Measure) -> str:
@@ -175,7 +192,8 @@ def _baseline(word: str, runs: Sequence[Run], names: Sequence[str]) -> list[int]
     return result
 
 
-def _row(run, name, scores, base, chosen, target, which) -> Row:
+def _row(run, scores, base, chosen, target, which) -> dict[str, Any]:
+    """The values of a run that it has, by the keys of `run_columns`, and its scores by seed."""
     values = np.array(list(scores.values()))
     apart = [] if base is None else [scores[seed] - base[seed] for seed in scores if seed in base]
     gaps = np.array(apart)
@@ -199,36 +217,30 @@ def _row(run, name, scores, base, chosen, target, which) -> Row:
                 if computed is not None:
                     reach["gflop"].append(computed[s, :rounds].sum())
     rounds_to = _mean(reach["rounds"])
-    pace = run.summary["seconds_per_round"]
-    return Row(
-        label=name,
-        scores=scores,
-        accuracy=float(values.mean()),
-        interval=interval(values),
-        seeds=None,
-        clients=None,
-        data=None,
-        rounds=None,
-        difference=_mean(gaps),
-        difference_interval=interval(gaps),
-        worst=float(np.mean(worst)),
-        megabytes=float(sent.sum(axis=1).mean()),
-        gflop=None if computed is None else float(computed.sum(axis=1).mean()),
-        rounds_to=rounds_to,
-        megabytes_to=_mean(reach["megabytes"]),
-        gflop_to=_mean(reach["gflop"]),
-        seconds_to=None if rounds_to is None else rounds_to * pace,
-        reached=None if target is None else f"{len(reach['rounds'])}/{len(values)}",
-        remarks=_remarks(run, which[0]),
-        measure=measure,
-    )
+    pace = run.result.seconds_per_round
+    row = {
+        "scores": scores,
+        "accuracy": float(values.mean()),
+        "interval": interval(values),
+        "difference": _mean(gaps),
+        "difference_interval": interval(gaps),
+        "worst": float(np.mean(worst)),
+        "megabytes": float(sent.sum(axis=1).mean()),
+        "gflop": None if computed is None else float(computed.sum(axis=1).mean()),
+        "rounds_to": rounds_to,
+        "megabytes_to": _mean(reach["megabytes"]),
+        "gflop_to": _mean(reach["gflop"]),
+        "seconds_to": None if rounds_to is None else rounds_to * pace,
+        "reached": None if target is None else f"{len(reach['rounds'])}/{len(values)}",
+    }
+    return {key: value for key, value in row.items() if value is not None}
 
 
 def _remarks(run: Run, model: str) -> tuple[str, ...]:
     """The run's remarks, and the adaptation of copies where adapted models are compared."""
     flags = run.config["flags"].get("run", {})
     epochs, steps, leaves = (flags.get(f"adapt_{name}") for name in ("epochs", "steps", "leaves"))
-    said = tuple(run.summary.get("remarks", ()))
+    said = run.remarks
     if model != "adapted" or not (epochs or steps):
         return said
     return *said, f"adapted by {pfl.Adaptation(epochs or 1, steps or None, leaves)}"
@@ -292,21 +304,29 @@ def tabulate(args: absl.flags.FlagValues, output: Path | None) -> int:
         if useless:
             raise InputError(f"--{useless[0]} has no column in the table of --pivot: leave it out.")
         made = pivoted(runs, args.pivot, choice, spread=value_of(args, "spread"))
-        said = _what(made.measure)
-        said += f"{choice.model} model, {choice.split} samples, {SCORES[choice.score]}, {made.over}"
-        said += f", %, by {args.pivot}" if made.measure.fraction else f", by {args.pivot}"
-        print("\n\n".join([said, made.markdown().rstrip(), *made.notes]))
+        text = _what(made.measure)
+        text += f"{choice.model} model, {choice.split} samples, {SCORES[choice.score]}, {made.over}"
+        text += f", %, by {args.pivot}" if made.measure.fraction else f", by {args.pivot}"
+        table = made.table()
         if output is not None:
-            made.write(output, said)
+            made.write(output, text)
     else:
         if args["spread"].present:
             raise InputError("--spread is for --pivot: other tables have both columns' intervals.")
-        rows, said, notes = compare(
+        table, text = compare(
             runs, choice, baseline=value_of(args, "baseline"), target=value_of(args, "target")
         )
-        print("\n\n".join([said, markdown(rows).rstrip(), *notes]))
         if output is not None:
-            write(output, rows, said, notes)
+            measure = runs[0].measure
+            seeds = [
+                (row["label"], seed, score) for row in table.rows
+                for seed, score in row["scores"].items()
+            ]  # fmt: skip
+            latex = best_in_bold(table, "accuracy", measure).to_latex()
+            write_tables(
+                output, text, table, latex, table, [("label", "seed", measure.name), *seeds]
+            )
+    print("\n\n".join([text, table.to_markdown(), *table.notes]))
     if output is not None:
         print(f"\n{output}/table.md, .csv, .tex, seeds.csv")
     return 0

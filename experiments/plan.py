@@ -93,7 +93,7 @@ def plan(args: absl.flags.FlagValues, target: targets.Target, output: Path | Non
         print(f"{name}: compiling", flush=True)
         found[name] = plans.make(experiment, name, target, devices)
     print()
-    printed.print_cells(Console(), plan_table.cells(found))
+    printed.print_table(Console(), plan_table.table(found))
     print("".join(f"\n{line}" for line in plan_table.notes(found, experiment, target)))
     if output is not None:
         plan_table.write(output, found, experiment, target, devices)

@@ -191,9 +191,9 @@ def interrupted(error, stop: "resume.Stopper", results: dict, output: Path) -> i
 def report(results: dict[str, pfl.Result], args, output: Path) -> int:
     """Prints the table and its notes."""
     print()
-    shown.print_table(Console(), comparison_table.comparison_rows(results, args.headline))
-    notes = comparison_table.footnotes(results, args.headline)
-    print("".join(f"\n{line}" for line in notes) + "\n" * bool(notes))
+    table = comparison_table.comparison(results, args.headline)
+    shown.print_comparison(Console(), table)
+    print("".join(f"\n{line}" for line in table.notes) + "\n" * bool(table.notes))
     clients = max(result.num_clients for result in results.values())
     said = comparison_table.headline_notes(results, args.headline)
     said += [comparison_table.headline(results)]

@@ -243,5 +243,5 @@ def sweep(
         write(output, found, rank_by, heading, data, given_words(args))
         shutil.rmtree(output / growth.CHECKPOINTS, ignore_errors=True)
     notes = "".join(f"\n{line}\n" for line in footnotes(found, data))
-    print(f"\n{table(found)}{notes}\nTable, numbers and pictures: {output}")
+    print(f"\n{table(found).to_markdown()}\n{notes}\nTable, numbers and pictures: {output}")
     return 0

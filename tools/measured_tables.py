@@ -6,7 +6,7 @@ argument, and fills the marks in docs/measured.md. Folders that are missing are 
 
 import itertools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,8 @@ import numpy as np
 import fedjax_pfl as pfl
 from experiments.cli import shell
 from experiments.outputs.run_files import write_text
-from fedjax_pfl.results.result_table import half_width, interval
+from fedjax_pfl.results.intervals import mean_with_interval
+from fedjax_pfl.results.table import Table
 
 SETTINGS = {
     "dirichlet": "Dir(0.1)",
@@ -38,9 +39,7 @@ def load(folder: Path) -> dict[str, dict[str, pfl.Result]]:
 
 def accuracy(result: pfl.Result) -> str:
     """Percent after the last round, with half of the 95 % interval over seeds."""
-    last = 100 * result.curve()[:, 0, -1]
-    half = interval(last)
-    return f"{last.mean():.2f}" + ("" if half is None else f" ± {half_width(last.mean(), half)}")
+    return mean_with_interval(100 * result.curve()[:, 0, -1])
 
 
 def worst(result: pfl.Result) -> str:
@@ -59,37 +58,35 @@ def in_order(found: Found) -> list[str]:
     return sorted(names, key=mean, reverse=True)
 
 
-def grid(found: Found, cell) -> list[str]:
-    """Markdown: a row for each algorithm, a column for each setting."""
-    lines = [f"| Algorithm | {' | '.join(SETTINGS[name] for name in found)} |"]
-    lines.append("| --- |" + " ---: |" * len(found))
-    for name in in_order(found):
-        cells = [cell(own[name]) if name in own else "-" for own in found.values()]
-        lines.append(f"| `{name}` | {' | '.join(cells)} |")
-    return lines
+def grid(found: Found, cell: Callable[[pfl.Result], str]) -> Table:
+    """A row for each algorithm, a column for each setting."""
+    body = [
+        [f"`{name}`", *(cell(own[name]) if name in own else "-" for own in found.values())]
+        for name in in_order(found)
+    ]
+    return Table.of_cells(["Algorithm", *(SETTINGS[name] for name in found)], body)
 
 
-def costs(own: Mapping[str, pfl.Result]) -> list[str]:
+def costs(own: Mapping[str, pfl.Result]) -> Table:
     """Traffic, computation and time of a round, in one setting."""
     base = own["fedavg"].summary()
-    heads = ("Algorithm", "Rate", "MB up", "MB down", "GFLOP", "Time", "Time for its GFLOP")
-    lines = [f"| {' | '.join(heads)} |", "| --- |" + " ---: |" * (len(heads) - 1)]
     gflop = base["computation"]["gflop_per_client_round"]
+    body = []
     for name, result in own.items():
-        said = result.summary()
-        sent, work = said["traffic_mb_per_client_round"], said["computation"]
-        time = said["seconds_per_round"] / base["seconds_per_round"]
-        share = work["gflop_per_client_round"] / gflop
-        cells = (
+        summary = result.summary()
+        sent, work = summary["traffic_mb_per_client_round"], summary["computation"]
+        time = summary["seconds_per_round"] / base["seconds_per_round"]
+        body.append([
+            f"`{name}`",
             f"{result.training['learning_rate']:g}",
             f"{sent['up']:.3f}",
             f"{sent['down']:.3f}",
             f"{work['gflop_per_client_round']:.3f}",
             f"{time:.2f}",
-            f"{time / share:.2f}",
-        )
-        lines.append(f"| `{name}` | {' | '.join(cells)} |")
-    return lines
+            f"{time / (work['gflop_per_client_round'] / gflop):.2f}",
+        ])  # fmt: skip
+    heading = ["Algorithm", "Rate", "MB up", "MB down", "GFLOP", "Time", "Time for its GFLOP"]
+    return Table.of_cells(heading, body)
 
 
 def tau(a: np.ndarray, b: np.ndarray) -> float:
@@ -98,9 +95,9 @@ def tau(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.mean(np.sign(a[i] - a[j]) * np.sign(b[i] - b[j])))
 
 
-def stability(found: Found) -> list[str]:
+def stability(found: Found) -> Table:
     """How well orders agree: of pairs of seeds, and of the middle of the run with its end."""
-    lines = ["| Setting | two seeds | the middle and the end |", "| --- | ---: | ---: |"]
+    body = []
     for name, own in found.items():
         curves = np.stack([result.curve()[:, 0] for result in own.values()])  # [A, S, E]
         pairs = itertools.combinations(range(curves.shape[1]), 2)
@@ -108,21 +105,21 @@ def stability(found: Found) -> list[str]:
         mean = curves.mean(axis=1)
         mean = mean[np.isfinite(mean).all(axis=1)]  # some are scored at the end alone
         halves = tau(mean[:, (mean.shape[1] - 1) // 2], mean[:, -1])
-        lines.append(f"| {SETTINGS[name]} | {seeds:.2f} | {halves:.2f} |")
-    return lines
+        body.append([SETTINGS[name], f"{seeds:.2f}", f"{halves:.2f}"])
+    return Table.of_cells(["Setting", "two seeds", "the middle and the end"], body)
 
 
 def text(found: Found) -> str:
     """All tables."""
     first = next(iter(found))
-    parts = [
-        ["Accuracy:", "", *grid(found, accuracy)],
-        ["Worst tenth of the clients:", "", *grid(found, worst)],
-        ["Kendall's tau between the orders of the algorithms:", "", *stability(found)],
-        [f"A client's traffic and computation in a round, {SETTINGS[first]}; the wall time of a "
-         "round over FedAvg's, and the same for as many GFLOP:", "", *costs(found[first])],
-    ]  # fmt: skip
-    return "\n\n".join("\n".join(part) for part in parts)
+    tables = {
+        "Accuracy:": grid(found, accuracy),
+        "Worst tenth of the clients:": grid(found, worst),
+        "Kendall's tau between the orders of the algorithms:": stability(found),
+        f"A client's traffic and computation in a round, {SETTINGS[first]}; the wall time of a "
+        "round over FedAvg's, and the same for as many GFLOP:": costs(found[first]),
+    }
+    return "\n\n".join(f"{title}\n\n{one.to_markdown()}" for title, one in tables.items())
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -31,7 +31,7 @@ from experiments.reproduction.full_cost import MACHINES, RATES
 from experiments.reproduction.kept import KEPT, as_text, page_of
 from experiments.reproduction.overview import PICTURE
 from experiments.reproduction.paper_tables import SCALES
-from fedjax_pfl.results.result_table import markdown
+from fedjax_pfl.results.table import Table
 
 INDEX, COSTS = "README.md", "costs.csv"
 SAID = ("table", "scale", "reading", "title", "verdict", "tuned_for_agreement")
@@ -138,8 +138,9 @@ def count(docs: Path) -> None:
 
 def index(docs: Path) -> str:
     """The first page: a line for each table."""
-    rows = [["Table", "Scale", "Cells measured", "Kendall's tau", "Told apart",
-             f"Within {NEAR:g}", "Superseded"]]  # fmt: skip
+    heading = ["Table", "Scale", "Cells measured", "Kendall's tau", "Told apart",
+               f"Within {NEAR:g}", "Superseded"]  # fmt: skip
+    rows = []
     every = [page_of(name, scale) for name in paper_tables.names() for scale in SCALES]
     order = {page: at for at, page in enumerate(every)}
     for page in sorted(docs.glob("*.json"), key=lambda path: order.get(path.stem, len(order))):
@@ -161,14 +162,14 @@ def index(docs: Path) -> str:
             near,
             f"{old} row{'s' if old > 1 else ''}" if old else "-",
         ])  # fmt: skip
-    parts = [INTRODUCTION, markdown(rows)]
+    parts = [INTRODUCTION, Table.of_cells(heading, rows).to_markdown()]
     if (docs / COSTS).exists():
         with (docs / COSTS).open(newline="") as file:
             costs = list(csv.DictReader(file))
-        rows = [["Table", "Runs", "PFLOP", *(f"hours, {one.name}" for one in MACHINES)]]
-        rows += [[f"`{c['table']}`", c["runs"], c["pflop"], *(c[m.key] for m in MACHINES)]
-                 for c in costs]  # fmt: skip
-        parts += [COSTING, markdown(rows)]
+        heading = ["Table", "Runs", "PFLOP", *(f"hours, {one.name}" for one in MACHINES)]
+        rows = [[f"`{c['table']}`", c["runs"], c["pflop"], *(c[m.key] for m in MACHINES)]
+                for c in costs]  # fmt: skip
+        parts += [COSTING, Table.of_cells(heading, rows).to_markdown()]
     return "\n\n".join(parts) + "\n"
 
 

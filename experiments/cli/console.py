@@ -9,13 +9,12 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
-from rich.table import Table
+from rich.table import Table as Framed
 
 import fedjax_pfl as pfl
-from fedjax_pfl.results.result_table import aligned
+from fedjax_pfl.results.table import Table
 from fedjax_pfl.utils.errors import gigabytes
 
-from ..outputs.comparison_table import columns, table_cells
 from . import plugins, presets
 from .flags import RULE_FLAG
 
@@ -158,38 +157,37 @@ def progress_display(console: Console) -> PlainProgress | BarProgress:
     return BarProgress(console) if console.is_terminal else PlainProgress()
 
 
-def _framed(cells: list[list[str]]) -> Table:
-    table = Table(box=SIMPLE_HEAD)
-    heading, *body = cells
+def _framed(table: Table) -> Framed:
+    framed = Framed(box=SIMPLE_HEAD)
+    heading, *body = table.cells
     for k, name in enumerate(heading):
         short = name.replace(" ", "\n", 1) if len(name) > 8 else name
-        table.add_column(short, justify="left" if k == 0 else "right", no_wrap=True)
+        framed.add_column(short, justify="left" if k == 0 else "right", no_wrap=True)
     for line in body:
-        table.add_row(*line)
-    return table
+        framed.add_row(*line)
+    return framed
 
 
-def print_cells(console: Console, cells: list[list[str]]) -> None:
-    """A heading and rows: framed on a terminal, elsewhere aligned text."""
+def print_table(console: Console, table: Table) -> None:
+    """Prints a table, framed on a terminal, elsewhere as aligned text."""
     if console.is_terminal:
-        console.print(_framed(cells))
-        return
-    print(aligned(cells))
+        console.print(_framed(table))
+    else:
+        print(table.to_text())
 
 
-def print_table(console: Console, rows: list[dict]) -> None:
-    """The comparison: framed on a terminal, as many columns as fit; elsewhere aligned text."""
+def print_comparison(console: Console, table: Table) -> None:
+    """Prints the comparison of algorithms; on a terminal, as many columns as fit."""
     if not console.is_terminal:
-        print_cells(console, table_cells(rows))
+        print_table(console, table)
         return
-    marks = {"diverged_clients"} if any(row["diverged_clients"] for row in rows) else set()
+    marks = {"diverged_clients"} if any(row["diverged_clients"] for row in table.rows) else set()
     optional = [key for key in OPTIONAL_COLUMNS if key not in marks]
+    endless = console.options.update(max_width=1000)
     for count in range(len(optional) + 1):
-        keys = [key for key in columns(rows) if key not in optional[:count]]
-        table = _framed(table_cells(rows, keys))
-        endless = console.options.update(max_width=1000)
-        if Measurement.get(console, endless, table).maximum <= console.width:
+        framed = _framed(table.without(optional[:count]))
+        if Measurement.get(console, endless, framed).maximum <= console.width:
             break
-    console.print(table)
+    console.print(framed)
     if count:
         print(f"({count} more columns in comparison.md)")

@@ -13,6 +13,7 @@ import numpy as np
 
 import fedjax_pfl as pfl
 from fedjax_pfl.results.result_files import damaged
+from fedjax_pfl.results.table import Table
 from fedjax_pfl.utils.conversions import decimal
 from fedjax_pfl.utils.errors import shown
 from fedjax_pfl.utils.metric_names import ACCURACY
@@ -141,14 +142,14 @@ def write_table(folder: Path, names: Iterable[str], measure: pfl.models.Measure 
         f"{steps} step{'' if steps == '1' else 's'}, {float(part):.0%} of samples"
         for part, steps in points
     ]
-    lines = [["Algorithm", *heading], ["---", *["---:"] * len(points)]]
+    body = []
     for name, found in means.items():
         cells = [
             measure.shown(measure.scale * float(np.mean(found[at]))) if at in found else "-"
             for at in points
         ]
-        lines.append([name, *cells])
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        body.append([name, *cells])
+    table = Table.of_cells(["Algorithm", *heading], body).to_markdown()
     text = f"{measure.title} of new clients, which took part in no round; mean over them and seeds:"
     write_text(folder / "new_clients.md", f"{text}\n\n{table}\n")
     return f"{text}\n\n{table}"

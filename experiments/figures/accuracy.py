@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedjax_pfl.results.result_table import interval
+from fedjax_pfl.results.intervals import interval
 
 from ..outputs import looks
 from . import drawing

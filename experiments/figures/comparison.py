@@ -31,7 +31,7 @@ def cost_curve(run: Run, cost: str) -> np.ndarray:
     if cost == "rounds":
         return np.tile(rounds.astype(float), (len(run.seeds), 1))
     if cost == "seconds":
-        pace = run.summary["seconds_per_round"]
+        pace = run.result.seconds_per_round
         return np.tile(rounds * pace, (len(run.seeds), 1))
     if cost == "gflop":
         flops = run.flops()

@@ -50,7 +50,7 @@ def layerwise(
         lines.append(drawing.band(left, run.eval_rounds, values, k, name))
         q = rounds_kept(run, rounds)[0]
         own = run.matrix(matrix)[:, q, :, client, client].astype(float)  # [S, G]
-        blocks = run.config["model"]["blocks"] if own.shape[1] == 1 else run.blocks(own.shape[1])
+        blocks = run.result.blocks if own.shape[1] == 1 else run.blocks(own.shape[1])
         own = np.broadcast_to(own, (len(own), len(blocks)))
         shown += [block for block in blocks if block not in shown]
         look = {"marker": drawing.marker(k), "markersize": 5}

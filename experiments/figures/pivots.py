@@ -1,21 +1,19 @@
 """The table that a paper prints: algorithms by data sets, or by the values of any setting."""
 
-import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from fedjax_pfl.data.whole_files import aside, writing
+from fedjax_pfl.results.intervals import interval, interval_notes, mean_with_interval
 from fedjax_pfl.results.notes import grouped
-from fedjax_pfl.results.result_table import beyond, half_width, interval, interval_note, markdown
+from fedjax_pfl.results.table import BOLD, UNDERLINED, Table
 from fedjax_pfl.utils.errors import InputError, require_name
 from fedjax_pfl.utils.metric_names import ACCURACY, Measure
 
-from ..outputs.run_files import write_text
 from .choice import Choice
-from .run_table import escaped
+from .run_table import write_tables
 from .runs import ALGORITHM, REVISION, Run, same_data
 from .scores import chosen_clients, curve, one_number, who
 from .selection import REPEATS, apart, mixed_code, renamed, setting, shown, varying, with_scores
@@ -26,25 +24,35 @@ RANKED = "Of each column the best mean is bold, the second underlined."
 
 @dataclass(frozen=True)
 class Cell:
-    """The scores of one row in one column, accuracies in percent, by seed."""
+    """The scores of one row in one column by seed; fractions, such as accuracies, in percent."""
 
     scores: Mapping[int, float]
 
     @property
+    def values(self) -> np.ndarray:
+        return np.array(list(self.scores.values()))
+
+    @property
     def mean(self) -> float:
-        return float(np.mean(list(self.scores.values())))
+        return float(self.values.mean())
 
     def spread(self, kind: str) -> float | None:
         """Deviation over seeds, or half the width of its 95 % interval; None for one seed."""
-        values = np.array(list(self.scores.values()))
         if kind == "interval":
-            return interval(values)
-        return float(values.std(ddof=1)) if len(values) > 1 else None
+            return interval(self.values)
+        return float(self.values.std(ddof=1)) if len(self.scores) > 1 else None
+
+    def text(self, kind: str, measure: Measure) -> str:
+        if kind == "interval":
+            return mean_with_interval(self.values, measure)
+        deviation = self.spread(kind)
+        more = "" if deviation is None else f" ± {measure.shown(deviation)}"
+        return measure.shown(self.mean) + more
 
 
 @dataclass(frozen=True)
 class Pivot:
-    """Rows by columns.
+    """A table of rows by the values of a setting.
 
     Attributes:
       name: the setting whose values are the columns.
@@ -53,7 +61,7 @@ class Pivot:
       spread: "std" or "interval".
       notes: below the table, a line each.
       over: the clients of the means, in words.
-      measure: what the cells have.
+      measure: of the cells.
     """
 
     name: str
@@ -74,67 +82,41 @@ class Pivot:
             return {}
         return {row: order.index(mean) for row, mean in means.items() if mean in order}
 
-    def text(self, row: str, column: str) -> str:
-        cell = self.cells.get((row, column))
-        if cell is None:
-            return "-"
-        half = cell.spread(self.spread)
-        if half is None:
-            return self.measure.shown(cell.mean)
-        written = self.measure.shown(half)
-        if self.spread == "interval":
-            written = half_width(cell.mean, half, measure=self.measure)
-        return f"{self.measure.shown(cell.mean)} ± {written}"
+    def table(self) -> Table:
+        """The best cell of each column in bold, the second best underlined."""
+        body = [
+            [cell and cell.text(self.spread, self.measure)
+             for cell in (self.cells.get((row, column)) for column in self.columns)]
+            for row in self.rows
+        ]  # fmt: skip
+        made = Table.of_cells(
+            ["", *self.columns],
+            [[name, *line] for name, line in zip(self.rows, body, strict=True)],
+        )
+        emphasis = {
+            (self.rows.index(row), str(k)): (BOLD, UNDERLINED)[place]
+            for k, column in enumerate(self.columns, start=1)
+            for row, place in self.places(column).items()
+        }
+        return replace(made, notes=self.notes, emphasis=emphasis)
 
-    def lines(self, marks: Sequence[str]) -> list[list[str]]:
-        """Heading and rows of strings; `marks` are formats for the best and the second."""
-        places = {column: self.places(column) for column in self.columns}
-
-        def marked(row: str, column: str) -> str:
-            text, place = self.text(row, column), places[column].get(row)
-            return text if place is None else marks[place].format(text)
-
-        body = [[row, *(marked(row, column) for column in self.columns)] for row in self.rows]
-        return [["", *self.columns], *body]
-
-    def markdown(self) -> str:
-        lines = self.lines(("\0{}\0", "<u>{}</u>"))  # a * that marks an interval is none of bold's
-        return markdown(lines).replace("*", r"\*").replace("\0", "**") + "\n"
-
-    def latex(self) -> str:
-        """A tabular for the package booktabs."""
-        heading, *body = self.lines(("\0{}\2", "\1{}\2"))
-        braces = {"\0": r"\textbf{", "\1": r"\underline{", "\2": "}"}
-
-        def written(text: str) -> str:
-            return "".join(braces.get(c, c) for c in escaped(text))
-
-        lines = [rf"\begin{{tabular}}{{l{'c' * len(self.columns)}}}", r"\toprule"]
-        lines += [" & ".join(map(written, heading)) + r" \\", r"\midrule"]
-        lines += [" & ".join(map(written, line)) + r" \\" for line in body]
-        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
-
-    def write(self, folder: Path, said: str) -> None:
-        """Writes `table.md`, `table.tex`, `table.csv` (a line for each cell) and `seeds.csv`."""
-        with writing(folder):
-            folder.mkdir(parents=True)
-        text = [said, self.markdown().rstrip(), *self.notes]
-        write_text(folder / "table.md", "\n\n".join(text) + "\n")
-        comments = "".join(f"% {line}\n" for line in (said, *self.notes))
-        write_text(folder / "table.tex", comments + self.latex())
-        names = ("row", self.name)
-        with aside(folder / "table.csv") as part, part.open("w", newline="") as file:
-            lines = csv.writer(file)
-            end = "_percent" if self.measure.fraction else ""
-            lines.writerow((*names, "seeds", f"mean{end}", f"{self.spread}{end}"))
-            for at, cell in self.cells.items():
-                spread = cell.spread(self.spread)
-                lines.writerow((*at, len(cell.scores), cell.mean, "" if spread is None else spread))
-        with aside(folder / "seeds.csv") as part, part.open("w", newline="") as file:
-            lines = csv.writer(file)
-            lines.writerow((*names, "seed", self.measure.column))
-            for at, cell in self.cells.items():
-                lines.writerows((*at, seed, value) for seed, value in cell.scores.items())
+    def write(self, folder: Path, text: str) -> None:
+        """Writes the table; a line for each cell in `table.csv`, for each score in `seeds.csv`."""
+        end = "_percent" if self.measure.fraction else ""
+        heading = ("row", self.name, "seeds", f"mean{end}", f"{self.spread}{end}")
+        numbers = [
+            (*at, len(cell.scores), cell.mean, cell.spread(self.spread))
+            for at, cell in self.cells.items()
+        ]
+        seeds = [
+            (*at, seed, value) for at, cell in self.cells.items()
+            for seed, value in cell.scores.items()
+        ]  # fmt: skip
+        made = self.table()
+        write_tables(
+            folder, text, made, made.to_latex("c"), Table.of_cells(heading, numbers),
+            [("row", self.name, "seed", self.measure.column), *seeds],
+        )  # fmt: skip
 
 
 def pivoted(
@@ -199,7 +181,7 @@ def pivoted(
                 )
             cell[seed] = value
         said = remarks.setdefault(renamed(row_of(run)), [])
-        said += [one for one in run.summary.get("remarks", ()) if one not in said]
+        said += [one for one in run.remarks if one not in said]
     rows = list(dict.fromkeys(row for row, _ in cells))
     made = {where: Cell(scores) for where, scores in cells.items()}
     several = [cell for cell in made.values() if len(cell.scores) > 1]
@@ -209,11 +191,8 @@ def pivoted(
     what = {"std": "deviation", "interval": "half of the 95 % interval"}[spread]
     if several:
         notes.insert(0, f"±: {what} over seeds, {seeds} of them.")
-    if several and spread == "interval":
-        ends = runs[0].measure.range
-        marked = any(beyond(cell.mean, cell.spread(spread), *ends) for cell in several)
-        note = interval_note(min(len(cell.scores) for cell in several), marked)
-        notes += [] if note is None else [note]
+    if spread == "interval":
+        notes += interval_notes([cell.values for cell in several], *runs[0].measure.range)
     over = who(runs, chosen, average)
     labels = [renamed(column) for column in columns]
     return Pivot(name, rows, labels, made, spread, notes, over, runs[0].measure)

@@ -25,8 +25,7 @@ from fedjax_pfl.utils.typing import Tree
 from ..cli import flags, identity, plugins, resume
 from ..cli.algorithms import words as algorithm_words
 from ..cli.build import Experiment, prepare
-from .run_files import CONFIG
-from .runs import Run
+from .runs import CONFIG, Run
 
 # Flags that the saved partition replaces, or that local training does not use.
 _LEFT_OUT = {
@@ -198,7 +197,7 @@ def similarity_by_block(
       (names of the L blocks with parameters, cosines [L, N, N], NaN for clients that diverged).
     """
     models = saved_models(run, row, federation, name)
-    rounds = run.summary["rounds"]
+    rounds = run.result.rounds
     cosines, finite = _cosines(federation, models, run.seeds[row], rounds)
     bad = ~np.asarray(finite)
     cosines = np.where(bad[:, None] | bad[None, :], np.nan, np.asarray(cosines, float))
@@ -240,7 +239,7 @@ def norms_by_minibatch(
     model = jax.tree.map(lambda leaf: leaf[client][None], saved_models(run, row, federation, name))
     schedule = replace(federation.schedule, epochs=1, steps=None)
     steps = int(schedule.total_steps(int(federation.data.train.size[client])))
-    place = (run.seeds[row], run.summary["rounds"], client, jnp.float32(weight))
+    place = (run.seeds[row], run.result.rounds, client, jnp.float32(weight))
     return np.asarray(_norms(federation, model, *place, steps=steps), float)
 
 

@@ -5,7 +5,7 @@
 
 import glob
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,12 +15,15 @@ import numpy as np
 
 import fedjax_pfl as pfl
 from fedjax_pfl.data.files import as_path
-from fedjax_pfl.utils.errors import InputError
+from fedjax_pfl.data.whole_files import read_json, require_version
+from fedjax_pfl.results.notes import row_remarks
+from fedjax_pfl.results.result_files import OLDER, PLAIN, damaged, remedy
+from fedjax_pfl.utils.errors import InputError, shown
 
 from ..cli.flags import RULE_FLAG
 from ..cli.growth import EARLIER
 from ..cli.start import called
-from . import run_files
+from ..outputs.run_files import client_records
 
 # Flags of places and of the execution, which do not change the results.
 PLACES = {
@@ -30,6 +33,14 @@ PLACES = {
     "keep_state", "metrics", "tensorboard", "wandb", "mlflow", "import_file", "trust_flagfiles",
     "accept_changed_code",
 }  # fmt: skip
+CONFIG, SUMMARY = "config.json", "summary.json"
+# What figures read of a configuration.
+FORM = {
+    "algorithm": str, "hyperparameters": dict, "seeds": list, "model": dict,
+    "flags": {"comparison": {"algorithms": list}, "data": dict, "rule": dict},
+    "partition": {"rule": str, "options": dict},
+}  # fmt: skip
+KINDS = {str: "a text", dict: "an object", list: "a list"}
 ALGORITHM, REVISION = "algorithm", "revision"
 CODE = "code"  # of the user's own, file by file
 SCALING = "input_scaling"  # of the same samples
@@ -38,7 +49,7 @@ DEPTH = 4  # folders below a given one that are searched
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One algorithm's folder of a finished run; arrays are read when they are asked for.
+    """One algorithm's folder of a finished run; its result is read when it is asked for.
 
     Attributes:
       folder: with `summary.json` in it.
@@ -53,14 +64,23 @@ class Run:
     metric: str | None = None
 
     @cached_property
-    def measures(self) -> tuple[pfl.models.Measure, ...]:
-        """All that were scored; the first is the headline of its task."""
-        return run_files.measures_of(self.summary)
+    def result(self) -> pfl.Result:
+        """All measurements.
+
+        Raises:
+          InputError: they can't be read, or are another run's.
+        """
+        result = pfl.Result.load(self.folder)
+        for name, value in (("algorithm", result.algorithm), ("seeds", list(result.seeds))):
+            if self.config[name] != value:
+                text = f"its {name} {shown(value)} are not those of {CONFIG}"
+                raise damaged(self.folder / PLAIN, text)
+        return result
 
     @property
     def measure(self) -> pfl.models.Measure:
-        """The one that is shown."""
-        return next(one for one in self.measures if self.metric in (None, one.name))
+        """The measure that is shown."""
+        return self.result.measure(self.metric)
 
     @property
     def algorithm(self) -> str:
@@ -72,7 +92,7 @@ class Run:
 
     @property
     def training(self) -> dict[str, Any]:
-        """The algorithm's own options of local training, instead of the flags' values."""
+        """The algorithm's own options of local training, which replace the flags' values."""
         return self.config.get("training", {})
 
     @property
@@ -81,20 +101,24 @@ class Run:
 
     @property
     def num_clients(self) -> int:
-        return self.summary["num_clients"]
+        return self.result.num_clients
 
     @property
     def client_names(self) -> list[str]:
         """N names of clients that have any, such as hospitals; else []."""
-        names = self.summary.get("client_names")
-        if not isinstance(names, list) or len(names) != self.num_clients:
-            return []
-        return list(map(str, names))
+        return list(self.result.client_names)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Sentences on the run for the notes below a table."""
+        return tuple(row_remarks(self.result))
 
     @cached_property
     def flags(self) -> dict[str, Any]:
-        """Flags by name, resolved options of the partition rule, and the algorithm's own local
-        training instead of the flags'; without places and the options of other rules.
+        """Flags by name, with the resolved options of the partition rule and the algorithm's own
+        local training.
+
+        Flags of places and the options of other rules are left out.
         """
         groups = self.config["flags"]
         flags = {name: value for group in groups.values() for name, value in group.items()}
@@ -119,33 +143,20 @@ class Run:
             {ALGORITHM: self.algorithm} | revision | code | self.hyperparameters | self.flags | own
         )
 
-    @cached_property
-    def _clients(self) -> dict[str, np.ndarray]:
-        return run_files.read_clients(self.folder, self.seeds, self.num_clients, self.measures)
-
-    @cached_property
-    def matrices(self) -> dict[str, np.ndarray]:
-        """Content of `mixing.npz`, {} where the algorithm records no matrix."""
-        return run_files.read_matrices(self.folder, self.seeds, self.num_clients)
-
     @property
     def eval_rounds(self) -> np.ndarray:
         """int [E]: rounds after which models were scored."""
-        return self._clients["rounds"]
+        return self.result.eval_rounds
 
     @property
     def record_rounds(self) -> np.ndarray:
         """int [T]: 1..T."""
-        return self._clients["record_rounds"]
-
-    @property
-    def test_sizes(self) -> np.ndarray:
-        return self._clients["test_sizes"]
+        return np.arange(1, self.result.rounds + 1)
 
     def scored(self, split: str = "test") -> list[str]:
         """Names of the models that were scored."""
         end = f"/{split}/{self.measure.name}"
-        return [name.removesuffix(end) for name in self._clients if name.endswith(end)]
+        return [name.removesuffix(end) for name in self.result.scores if name.endswith(end)]
 
     def values(self, model: str = "personalized", split: str = "test") -> np.ndarray:
         """The measure, [S, E, N]; accuracies are fractions; NaN for clients without a score.
@@ -153,40 +164,32 @@ class Run:
         Raises:
           InputError: it wasn't scored.
         """
-        name = f"{model}/{split}/{self.measure.name}"
-        if name not in self._clients:
+        if model not in self.scored(split):
             raise InputError(f"{self.folder} has no {split} scores of the model {model!r}.")
-        return self._clients[name]
+        return self.result.values(model, split, self.measure.name)[:, 0]
 
-    @property
-    def recorded(self) -> list[str]:
-        """Names of the records for each client."""
-        return [
-            name for name, value in self._clients.items() if value.ndim == 3 and name.count("/") < 2
-        ]
-
-    def traffic(self, way: str) -> np.ndarray:
-        """Bytes that each client sent ("up") or received ("down") in each round, [S, T, N]."""
-        return self._clients[f"traffic/{way}_bytes"]
-
-    def flops(self) -> np.ndarray | None:
-        """FLOPs of each client's local training in each round, [S, T, N]; None in an older run."""
-        return self._clients.get("computation/flops")
+    @cached_property
+    def records(self) -> dict[str, np.ndarray]:
+        """Records of the clients by round, their traffic and computation, [S, T, N]."""
+        return client_records(self.result)
 
     def record(self, name: str) -> np.ndarray:
-        """The algorithm's record of that name for each client, [S, T, N].
+        """The record of that name, [S, T, N].
 
         Raises:
           InputError: there is none.
         """
-        if name not in self.recorded:
+        if name not in self.records:
             raise InputError(f"{self.folder} has no record {name!r}.")
-        return self._clients[name]
+        return self.records[name]
 
-    @property
-    def recorded_matrices(self) -> list[str]:
-        """Names of the matrices that were kept."""
-        return [name for name in self.matrices if name not in ("rounds", "seeds")]
+    def traffic(self, way: str) -> np.ndarray:
+        """Bytes that each client sent ("up") or received ("down") in each round, [S, T, N]."""
+        return self.records[f"traffic/{way}_bytes"]
+
+    def flops(self) -> np.ndarray | None:
+        """FLOPs of each client's local training in each round, [S, T, N]; None in an older run."""
+        return self.records.get("computation/flops")
 
     def matrix(self, name: str) -> np.ndarray:
         """Recorded matrices [S, Q, G, N, N] of G groups of layers (1 for the whole model).
@@ -196,20 +199,20 @@ class Run:
         Raises:
           InputError: the algorithm records no such matrix.
         """
-        if name not in self.recorded_matrices:
+        if name not in self.result.matrices:
             raise InputError(f"{self.folder} has no matrix {name!r}.")
-        value = self.matrices[name]
+        value = self.result.matrices[name][:, 0]
         value = value[:, :, None] if value.ndim == 4 else value
         return np.broadcast_to(value, (*value.shape[:3], value.shape[-1], value.shape[-1]))
 
     @property
     def matrix_rounds(self) -> np.ndarray:
-        """int [Q]: rounds whose matrices were kept."""
-        return self.matrices["rounds"]
+        """int [Q]: rounds whose matrices were recorded."""
+        return self.result.matrix_rounds
 
     def blocks(self, count: int) -> list[str]:
         """Names of the G groups of layers of a matrix."""
-        names = self.config["model"]["blocks"]
+        names = self.result.blocks
         if count == len(names):
             return list(names)
         return {1: ["model"], 2: ["body", "head"]}.get(count, [f"group {g}" for g in range(count)])
@@ -298,7 +301,7 @@ def measured(runs: Sequence[Run], metric: str | None) -> list[Run]:
     """
     runs = [replace(run, metric=metric) for run in runs]
     for run in runs:
-        known = [one.name for one in run.measures]
+        known = [one.name for one in run.result.measures]
         if metric is not None and metric not in known:
             raise InputError(
                 f"{run.folder} has no {metric!r}: it has {', '.join(known)}; --metrics of a run "
@@ -334,6 +337,48 @@ def read(folder: Path) -> Run:
     """The run of an algorithm's folder.
 
     Raises:
-      InputError: a file that isn't as `experiments.run` writes it.
+      InputError: its files aren't as `experiments.run` writes them; names the file and the remedy.
     """
-    return Run(folder, *run_files.read_settings(folder))
+    contents = []
+    for name in (CONFIG, SUMMARY):
+        try:
+            contents.append(read_json(folder / name))
+        except InputError as error:
+            raise InputError(f"{folder} is no finished run: {error} {remedy(folder)}") from error
+    config, summary = contents
+    versions = config.get("versions")
+    if isinstance(versions, dict) and "fedjax_pfl" in versions:
+        require_version(folder / CONFIG, versions["fedjax_pfl"], remedy(folder), OLDER)
+    for trouble in (*_misfits(config, FORM), *_other_troubles(config)):
+        raise damaged(folder / CONFIG, trouble)
+    if not isinstance(summary.get("partition_hash", ""), str):
+        raise damaged(folder / SUMMARY, "partition_hash must be a text")
+    return Run(folder, config, summary)
+
+
+def _misfits(content: Mapping[str, Any], form: Mapping[str, Any], where: str = "") -> Iterator[str]:
+    """Yields a sentence for each entry that is missing or of another form."""
+    for name, kind in form.items():
+        entry, wanted = f"{name}{where}", dict if isinstance(kind, Mapping) else kind
+        if name not in content:
+            yield f"it lacks {entry}, perhaps as another version's"
+        elif not isinstance(content[name], wanted):
+            yield f"{entry} must be {KINDS[wanted]}, and is {shown(content[name])}"
+        elif isinstance(kind, Mapping):
+            yield from _misfits(content[name], kind, f" of {name}")
+
+
+def _other_troubles(config: Mapping[str, Any]) -> Iterator[str]:
+    seeds, options = config["seeds"], config["partition"]["options"]
+    if not seeds or not all(type(seed) is int for seed in seeds):
+        yield f"seeds must be whole numbers, and are {shown(seeds)}"
+    for group, values in config["flags"].items():
+        if not isinstance(values, dict):
+            yield f"flags of {shown(group)} must be an object, and are {shown(values)}"
+    if not isinstance(config.get("training", {}), dict):
+        yield f"training must be an object, and is {shown(config['training'])}"
+    if not all(isinstance(name, str) for name in config["flags"]["comparison"]["algorithms"]):
+        yield "the algorithms must be names"
+    for option in ("client_groups", "roles"):
+        if not isinstance(options.get(option, []), list | None):
+            yield f"{option} of the partition must be a list"

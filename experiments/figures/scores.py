@@ -104,11 +104,11 @@ def curve(
         )
     values = run.values(model, split)[:, :, rows].astype(float)
     known = ~np.isnan(values)  # an infinite error counts
-    if over == "next_participants" and "participated" in run.recorded:  # else all take part
+    if over == "next_participants" and "participated" in run.records:  # else all take part
         took_part = run.record("participated").astype(bool)  # [S, T, N]
         coming = np.concatenate([took_part[:, 1:], np.zeros_like(took_part[:, :1])], axis=1)
         known &= coming[:, run.eval_rounds - 1][:, :, rows]
-    weights = known * (run.test_sizes[rows] if average == "samples" else 1.0)
+    weights = known * (run.result.test_sizes[rows] if average == "samples" else 1.0)
     total = weights.sum(axis=-1)
     mean = (np.where(known, values, 0) * weights).sum(axis=-1) / np.where(total > 0, total, 1)
     return np.where(total > 0, run.measure.scale * mean, np.nan)

@@ -44,19 +44,19 @@ def having(runs: Sequence[Run], has: Callable[[Run], bool], what: str, remedy: s
 
 def with_record(runs: Sequence[Run], name: str) -> list[Run]:
     """Runs whose algorithm records `name` for each client."""
-    known = sorted({name for run in runs for name in run.recorded})
+    known = sorted({name for run in runs for name in run.records})
     return having(
-        runs, lambda run: name in run.recorded, f"the record {name!r}",
+        runs, lambda run: name in run.records, f"the record {name!r}",
         f"run an algorithm that records it; these record {', '.join(known)}",
     )  # fmt: skip
 
 
 def with_matrix(runs: Sequence[Run], name: str) -> list[Run]:
     """Runs whose algorithm records the matrix `name`."""
-    known = sorted({name for run in runs for name in run.recorded_matrices})
+    known = sorted({name for run in runs for name in run.result.matrices})
     have = f"these record {', '.join(known)} (choose with --matrix)" if known else "these have none"
     return having(
-        runs, lambda run: name in run.recorded_matrices, f"the matrix {name!r}",
+        runs, lambda run: name in run.result.matrices, f"the matrix {name!r}",
         f"run an algorithm that records it, with --matrix_rounds for the rounds to keep; {have}",
     )  # fmt: skip
 

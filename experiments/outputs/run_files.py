@@ -44,7 +44,6 @@ from fedjax_pfl.data.npz import save_arrays
 from fedjax_pfl.data.whole_files import aside, writing
 from fedjax_pfl.results import partition_plots, plots
 from fedjax_pfl.results.names import COUNTS
-from fedjax_pfl.results.result_table import markdown
 from fedjax_pfl.results.summary import FIRST
 
 from . import comparison_table, looks
@@ -206,17 +205,20 @@ def mean_over_clients(values: np.ndarray) -> np.ndarray:
     return np.where(known.any(axis=-1), total / np.maximum(known.sum(axis=-1), 1), np.nan)
 
 
-def client_arrays(result: pfl.Result) -> dict[str, np.ndarray]:
-    """Arrays [seed, round, client] by name, and the names of their axes."""
-    scores = {name: values[:, 0] for name, values in result.scores.items()}
+def client_records(result: pfl.Result) -> dict[str, np.ndarray]:
+    """Records of clients, their traffic and computation, [seed, round, client] by name."""
     records = {name: values[:, 0] for name, values in result.clients.items()}
     traffic = {f"traffic/{way}_bytes": sent[:, 0] for way, sent in result.traffic().items()}
     flops = result.flops()
+    computation = {} if flops is None else {"computation/flops": flops[:, 0]}
+    return records | traffic | computation
+
+
+def client_arrays(result: pfl.Result) -> dict[str, np.ndarray]:
+    """Arrays [seed, round, client] by name, and the names of their axes."""
     return {
-        **scores,
-        **records,
-        **traffic,
-        **({} if flops is None else {"computation/flops": flops[:, 0]}),
+        **{name: values[:, 0] for name, values in result.scores.items()},
+        **client_records(result),
         "seeds": np.asarray(result.seeds),
         "rounds": np.asarray(result.eval_rounds),
         "record_rounds": np.arange(1, result.rounds + 1),
@@ -240,19 +242,16 @@ def write_comparison(
       training: how clients train, in a line.
       headline: the number that rows lead with, a name in `HEADLINES`.
     """
-    rows = comparison_table.comparison_rows(results, headline)
-    with aside(folder / "comparison.csv") as part, part.open("w", newline="") as file:
-        csv.writer(file).writerows(comparison_table.csv_cells(rows, headline))
-    table = markdown(comparison_table.table_cells(rows))
-    notes = comparison_table.footnotes(results, headline)
-    below = [*notes, comparison_table.notes(results)]
+    table = comparison_table.comparison(results, headline)
+    write_text(folder / "comparison.csv", table.to_csv(missing="-"))
+    below = [*table.notes, comparison_table.notes(results)]
     drawn = comparison_table.labelled(results)
     styles = dict(zip(drawn, looks.numbers(list(results)), strict=True))
     picture = f"{next(iter(results.values())).measure().name}.png"
     write_picture(folder / picture, plots.accuracy_curves(drawn, styles=styles))
     above = [f"# {title}", *([f"Training: {training}."] if training else [])]
     above += comparison_table.headline_notes(results, headline)
-    text = [*above, comparison_table.headline(results), table, *below]
+    text = [*above, comparison_table.headline(results), table.to_markdown(), *below]
     write_text(folder / "comparison.md", "\n\n".join(text) + "\n")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from fedjax_pfl.results.table import Table
 from fedjax_pfl.utils.errors import gigabytes
 from fedjax_pfl.utils.typing import Device
 
@@ -64,8 +65,8 @@ def rows(found: Mapping[str, Plan]) -> list[dict[str, Any]]:
     return result
 
 
-def cells(found: Mapping[str, Plan]) -> list[list[str]]:
-    """Heading and rows of the printed table; columns without any value are left out."""
+def table(found: Mapping[str, Plan]) -> Table:
+    """The printed table; columns without any value are left out."""
     words = {"algorithm": [], "fits": [], "lanes": [], "compiling s": [], "memory": [],
              "estimate": [], "transfers": [], "transferred": [], "local steps": [],
              "step Mcycles": [], "floor Mcycles": [], "evaluation Mcycles": [], "rest Mcycles": [],
@@ -91,10 +92,8 @@ def cells(found: Mapping[str, Plan]) -> list[list[str]]:
         for column, text in zip(words.values(), shown, strict=True):
             column.append(text)
     kept = {name: column for name, column in words.items() if any(column)}
-    return [
-        list(kept),
-        *([text or "-" for text in row] for row in zip(*kept.values(), strict=True)),
-    ]
+    body = [[text or "-" for text in row] for row in zip(*kept.values(), strict=True)]
+    return Table.of_cells(list(kept), body)
 
 
 def notes(found: Mapping[str, Plan], experiment: Experiment, target: Target) -> list[str]:

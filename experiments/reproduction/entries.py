@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_pfl.results.result_table import interval
+from fedjax_pfl.results.intervals import interval
 
 from ..figures.runs import Run, read
 from ..figures.scores import chosen_clients, curve, one_number
@@ -158,7 +158,7 @@ def measured(
     Accuracies are averaged as in the paper's table.
     """
     run = read(folder)
-    remarks = tuple(run.summary.get("remarks", ()))
+    remarks = run.remarks
     cost = column.measure.of
     if cost is not None:
         return column.times * cost(run), {"remarks": remarks}

@@ -159,7 +159,7 @@ def passes(folders: Mapping[str, Path], row: str) -> float | None:
         return None
     run = read(folder)
     flops = run.flops()
-    step = run.summary.get("computation", {}).get("flops_per_step")
+    step = run.result.flops_per_step
     if flops is None or not step or not (folder.parent / "partition.npz").exists():
         return None
     args = flags.parse(["run"])

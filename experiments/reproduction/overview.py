@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fedjax_pfl.data.whole_files import read_json
-from fedjax_pfl.results import result_table as text_tables
+from fedjax_pfl.results.table import Table
 
 from ..figures.drawing import COLOURS, MARKERS, Figure, panels
 from ..outputs.run_files import aside, write_json, write_text
@@ -103,8 +103,9 @@ def write(output: Path, title: str, parts: Sequence[Part]) -> None:
 
 def markdown(title: str, parts: Sequence[Part], output: Path) -> str:
     """The whole report; pictures that are there are shown."""
-    rows = [["Table", "State", "Kendall's tau", "Told apart", f"Within {NEAR:g}", "Unexplained",
-             "Full scale, PFLOP", *(f"hours, {one.name}" for one in MACHINES)]]  # fmt: skip
+    head = ["Table", "State", "Kendall's tau", "Told apart", f"Within {NEAR:g}", "Unexplained",
+            "Full scale, PFLOP", *(f"hours, {one.name}" for one in MACHINES)]  # fmt: skip
+    rows = []
     for part in parts:
         verdict = part.report and part.report.verdict
         tau = "-" if not verdict or verdict.tau is None else f"{verdict.tau:+.2f}"
@@ -115,7 +116,12 @@ def markdown(title: str, parts: Sequence[Part], output: Path) -> str:
             cost = [f"{x:,.3g}" for x in (part.cost.gflop / 1e6, *part.cost.hours)]
         rows.append([f"{part.name}: {part.title}", part.state, tau, apart, near,
                      str(verdict.unexplained) if verdict else "-", *cost])  # fmt: skip
-    lines = [f"# {title}", text_tables.markdown(rows), *cost_lines(parts), *missing(parts)]
+    lines = [
+        f"# {title}",
+        Table.of_cells(head, rows).to_markdown(),
+        *cost_lines(parts),
+        *missing(parts),
+    ]
     for part in parts:
         if part.report is not None:
             lines.append(one_report.markdown(part.report, 2).rstrip("\n"))

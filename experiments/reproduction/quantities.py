@@ -39,7 +39,7 @@ class Quantity(NamedTuple):
 def _each(run: Run, sums: np.ndarray) -> np.ndarray:
     """[S, T, N] to [S]: the last round's sum over its participants' number."""
     took_part = np.full(len(sums), sums.shape[2])
-    if "participated" in run.recorded:
+    if "participated" in run.records:
         took_part = run.record("participated")[:, -1].sum(axis=1)
     return sums[:, -1].sum(axis=1) / np.maximum(took_part, 1)
 
@@ -49,7 +49,7 @@ def _traffic(run: Run) -> np.ndarray:
 
 
 def _models(run: Run) -> np.ndarray:
-    return _traffic(run) * MIB / (4 * run.config["model"].get("parameters", np.nan))
+    return _traffic(run) * MIB / (4 * run.result.num_parameters)
 
 
 def _gflop(run: Run) -> np.ndarray:
@@ -58,7 +58,7 @@ def _gflop(run: Run) -> np.ndarray:
 
 
 def _seconds(run: Run) -> np.ndarray:
-    return np.array([run.summary["seconds_per_round"]], float)
+    return np.array([run.result.seconds_per_round], float)
 
 
 SENT = "sent and received by a client that takes part in a round"

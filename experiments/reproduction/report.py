@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from fedjax_pfl.results import result_table
+from fedjax_pfl.results.intervals import half_width, interval_notes
 from fedjax_pfl.results.notes import grouped, over
-from fedjax_pfl.results.result_table import beyond, half_width, interval, interval_note
+from fedjax_pfl.results.table import Table
 
-from ..cli.console import print_cells
+from ..cli.console import print_table
 from ..figures.scores import SCORES
 from ..outputs.run_files import aside, write_json, write_text
 from . import blank, verdicts
@@ -178,10 +178,8 @@ def footnotes(entries: Sequence[Entry]) -> list[str]:
     if len({entry.clients for entry in means}) > 1:
         each = "; ".join(f"{entry.line.title}: {over(entry.clients)}" for entry in means)
         notes.append(f"Ours are means over different clients, which do not compare: {each}.")
-    scores = [entry.scores for entry in ours if entry.scores is not None]
-    marked = ours[0].accuracy and any(beyond(float(x.mean()), interval(x)) for x in scores)
-    note = interval_note(min(map(len, scores)), marked)
-    return [*notes, *([] if note is None else [note])]
+    scale = (0.0, 100.0) if ours[0].accuracy else (-np.inf, np.inf)
+    return notes + interval_notes((e.scores for e in ours if e.scores is not None), *scale)
 
 
 def places(values: Sequence[float | None]) -> list[int | None]:
@@ -198,8 +196,8 @@ def heading(section: Section) -> list[str]:
             "ours", "Seeds", "Explained by"]  # fmt: skip
 
 
-def cells(section: Section, entries: Sequence[Entry], verdict: Verdict) -> list[list[str]]:
-    """Heading and rows of strings."""
+def column_table(section: Section, entries: Sequence[Entry], verdict: Verdict) -> Table:
+    """The table of a column."""
     sign = 1 if section.column.measure.more else -1
     compared = [e.scores is not None and e.paper is not None for e in entries]
     if not any(e.paper is not None for e in entries):  # the paper has a picture alone
@@ -235,7 +233,7 @@ def cells(section: Section, entries: Sequence[Entry], verdict: Verdict) -> list[
                 ", ".join(why.get(entry.line.name, ())),
             ]
         )
-    return [heading(section), *body]
+    return Table.of_cells(heading(section), body)
 
 
 def measured(report: Report, section: Section) -> bool:
@@ -243,8 +241,8 @@ def measured(report: Report, section: Section) -> bool:
     return any(entry.scores is not None for entry in report.entries[section.column.name])
 
 
-def verdict_cells(report: Report) -> list[list[str]]:
-    """Heading and rows of the verdicts on the columns."""
+def verdict_table(report: Report) -> Table:
+    """The verdicts on the columns."""
     body = []
     for section in report.sections:
         if not measured(report, section):
@@ -256,22 +254,22 @@ def verdict_cells(report: Report) -> list[list[str]]:
                      str(one.unexplained)])  # fmt: skip
     head = ["Column", "Kendall's tau", "Rows", "Told apart", f"Within {NEAR:g}", "Explained",
             "Unexplained"]  # fmt: skip
-    return [head, *body]
+    return Table.of_cells(head, body)
 
 
 def markdown(report: Report, level: int = 1) -> str:
     """The page of a table; `level` is that of its title."""
     sharps = "#" * level
     parts = [f"{sharps} {report.title()}", *report.said(), *report.missing(report.sections)]
-    parts += [f"{sharps}# Verdict", *report.judged(), result_table.markdown(verdict_cells(report))]
+    parts += [f"{sharps}# Verdict", *report.judged(), verdict_table(report).to_markdown()]
     known = [f"- **{name}**: {said}." for name, said in report.explanations().items()]
     parts += ["\n".join(known)] if known else []
     for section in report.sections:
         name = section.column.name
         if not measured(report, section):
             continue  # the sentences above say why
-        table = cells(section, report.entries[name], report.verdicts[name])
-        parts.append(f"{sharps}# {section.heading(report.scale)}\n\n{result_table.markdown(table)}")
+        table = column_table(section, report.entries[name], report.verdicts[name]).to_markdown()
+        parts += [f"{sharps}# {section.heading(report.scale)}", table]
         parts += footnotes(report.entries[name])
     return "\n\n".join(parts) + "\n"
 
@@ -335,7 +333,7 @@ def show(console: Console, report: Report, sections: Sequence[Section]) -> None:
             name = section.column.name
             print(f"\n{section.heading(report.scale)}")
             entries = report.entries[name]
-            print_cells(console, cells(section, entries, report.verdicts[name]))
+            print_table(console, column_table(section, entries, report.verdicts[name]))
             print("".join(f"\n{note}\n" for note in footnotes(entries)), end="")
     known = [f"{name}: {said}." for name, said in report.explanations().items()]
     print("\n" + "\n".join([*report.judged(), *known]))

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fedjax_pfl.results.intervals import interval_notes, mean_with_interval
 from fedjax_pfl.results.notes import grouped, over
-from fedjax_pfl.results.result_table import beyond, half_width, interval, interval_note
+from fedjax_pfl.results.table import BOLD, Column, Table
 from fedjax_pfl.utils.metric_names import ACCURACY, Measure
 
 from ..cli.algorithms import OWN
@@ -58,30 +59,35 @@ def ranked(found: Sequence[Outcome]) -> list[Outcome]:
     return sorted(found, key=key)
 
 
-def table(found: Sequence[Outcome]) -> str:
-    """Markdown: every setting, ranked; the chosen one of each algorithm in bold."""
-
-    def number(values: np.ndarray) -> str:
-        half, mean = interval(values), values.mean()
-        written = "" if half is None else f" ± {half_width(mean, half, measure=measure)}"
-        return measure.shown(mean) + written
-
-    measure = found[0].measure
-    differ = len({one.clients for one in found}) > 1
-    more = ("Mean over |", " --- |") if differ else ("", "")
-    titles = " | ".join(measure.heading(name) for name in ("Validation", "Test"))
-    lines = [f"| Algorithm | Setting | {titles} |{' ' * differ}{more[0]}"]
-    lines += [f"| --- | --- | ---: | ---: |{more[1]}"]
-    seen = set()
-    for one in ranked(found):
-        setting = ", ".join(f"{name}={value}" for name, value in one.setting.items()) or "-"
-        row = [one.algorithm, setting, number(one.validation), number(one.test)]
-        row += [over(one.clients)] if differ else []
-        if one.algorithm not in seen:
-            seen.add(one.algorithm)
-            row = [f"**{cell}**" for cell in row]
-        lines.append(f"| {' | '.join(row)} |")
-    return "\n".join(lines) + "\n"
+def table(found: Sequence[Outcome]) -> Table:
+    """Every setting, ranked; the chosen one of each algorithm in bold."""
+    measure, order = found[0].measure, ranked(found)
+    chosen = {one.name for one in best(found)}
+    columns = [
+        Column("algorithm", "Algorithm"),
+        Column("setting", "Setting", left=True),
+        Column("validation", measure.heading("Validation")),
+        Column("test", measure.heading("Test")),
+        Column("clients", "Mean over", left=True),
+    ]
+    rows = [
+        {
+            "algorithm": one.algorithm,
+            "setting": ", ".join(f"{name}={value}" for name, value in one.setting.items()) or "-",
+            "validation": mean_with_interval(one.validation, measure),
+            "test": mean_with_interval(one.test, measure),
+            "clients": over(one.clients),
+        }
+        for one in order
+    ]
+    emphasis = {
+        (k, column.key): BOLD
+        for k, one in enumerate(order)
+        if one.name in chosen
+        for column in columns
+    }
+    made = Table(columns, rows, emphasis=emphasis)
+    return made if len({one.clients for one in found}) > 1 else made.without(["clients"])
 
 
 def footnotes(found: Sequence[Outcome], data: Sequence[str] = ()) -> list[str]:
@@ -101,11 +107,8 @@ def footnotes(found: Sequence[Outcome], data: Sequence[str] = ()) -> list[str]:
             f"{', '.join(data)} changes the data: rows that differ in it solve different problems, "
             "and their order shows which is easier."
         )
-    several = [(half, values.mean()) for one in found for values in (one.validation, one.test)
-               if (half := interval(values)) is not None]  # fmt: skip
-    marked = any(beyond(mean, half, *found[0].measure.range) for half, mean in several)
-    note = interval_note(min(len(one.seeds) for one in found), marked)
-    return [*notes, *([] if note is None else [note])]
+    scores = (values for one in found for values in (one.validation, one.test))
+    return notes + interval_notes(scores, *found[0].measure.range)
 
 
 def at_the_edge(found: Sequence[Outcome]) -> list[str]:
@@ -215,7 +218,7 @@ def write(
         f"{'' if measure.higher else ', lower is better'}); test "
         f"{measure.said} is not used to choose. ±: half of the 95 % interval over seeds."
     )
-    text = [*heading, said, table(found).rstrip(), *footnotes(found, data)]
+    text = [*heading, said, table(found).to_markdown(), *footnotes(found, data)]
     run_files.write_text(output / "sweep.md", "\n\n".join(text) + "\n")
     for one in best(found):
         run_files.write_text(output / f"{one.algorithm}.flags", chosen_flags(one))

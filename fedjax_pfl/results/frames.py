@@ -78,12 +78,11 @@ def to_pandas(result: "Result") -> "pd.DataFrame":
 
 def to_html(result: "Result") -> str:
     """The table of a result and its notes, as a notebook shows it."""
-    import pandas as pd
-
     scored = f"{HEADLINE}/test/{result.measure().name}" in result.scores
     if not (scored and len(result.eval_rounds)):
         return f"<p>{html.escape(repr(result))}</p>"
-    (heading, *body), below = result_table.rows(result, HEADLINE)
-    table = pd.DataFrame(body, columns=heading).to_html(index=False, border=0)
+    table = result_table.table(result, HEADLINE)
     title = f"{result.algorithm}: {result.num_clients} clients, {result.rounds} rounds"
-    return "".join(f"<p>{html.escape(line)}</p>" for line in (title, *below)) + table
+    return (
+        "".join(f"<p>{html.escape(line)}</p>" for line in (title, *table.notes)) + table.to_html()
+    )

@@ -186,7 +186,10 @@ class Result(Scored, Costs):
         Raises:
           InputError: an unknown form, or a model without scores.
         """
-        return result_table.table(self, model, form)
+        require_name("form of a table", form, result_table.FORMS)
+        table = result_table.table(self, model)
+        text = table.to_markdown() if form == "markdown" else table.to_text()
+        return "\n\n".join([text, *table.notes])
 
     def plot(self, model: str = HEADLINE, split: str = "test") -> "Figure":
         """Mean accuracy over clients against the round, a line for each setting.
@@ -197,7 +200,11 @@ class Result(Scored, Costs):
         Raises:
           InputError: no scores of that model and split.
         """
-        return result_table.plot(self, model, split)
+        from fedjax_pfl.results import plots  # matplotlib, slow
+
+        curves = self.curve(model, split)
+        lines = {name: curves[:, h] for h, name in enumerate(result_table.setting_names(self))}
+        return plots.curves(lines, dict.fromkeys(lines, self.eval_rounds), measure=self.measure())
 
     def plot_mixing(
         self, name: str | None = None, *, seed: int | None = None, setting: int = 0

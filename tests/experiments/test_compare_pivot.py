@@ -2,11 +2,11 @@
 
 import csv
 
-import numpy as np
 import pytest
 
+import fedjax_pfl as pfl
 from experiments import compare
-from tests.experiments.written_runs import write_run
+from tests.experiments.written_runs import rewrite, write_run
 
 
 @pytest.fixture
@@ -59,10 +59,10 @@ def test_a_path_is_no_heading(tmp_path, capsys):
 
 
 def test_wide_intervals_of_a_pivot_are_explained(by_data, capsys):
-    for seed, path in enumerate(sorted(by_data.glob("*/*/clients.npz"))):
-        arrays = dict(np.load(path))
-        arrays["personalized/test/accuracy"][0] = 0.01 * seed
-        np.savez(path, **arrays)
+    for seed, path in enumerate(sorted(by_data.glob("*/*/result.npz"))):
+        ((name, values),) = pfl.Result.load(path.parent).scores.items()
+        values[0] = 0.01 * seed
+        rewrite(path.parent, scores={name: values})
     words = [f"--runs={by_data}", "--pivot=dataset", "--spread=interval"]
     assert compare.main(["compare", *words]) == 0
     out = capsys.readouterr().out

@@ -16,7 +16,7 @@ from experiments.reproduction import entries, planning, report, verdicts
 from experiments.reproduction import paper_tables as reproduce_tables
 from experiments.reproduction.report import places
 from fedjax_pfl.data.sources.source_registry import DATASETS
-from fedjax_pfl.results.result_table import interval
+from fedjax_pfl.results.intervals import interval
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = """
@@ -157,7 +157,7 @@ def test_what_the_numbers_do_not_say(finished):
         "A: clients 0, 1; B: client 0.",
     ]
     section = entries.Section(reproduce_tables.Column("c", "C", "p"))
-    _, row = report.cells(section, [own], verdicts.Verdict(None, 0))
+    _, row = report.column_table(section, [own], verdicts.Verdict(None, 0)).cells
     assert row[1:4] == ["90.00 ± 99.00", "50.00 ± 127.06*", "-40.00 ± 127.06*"]
     assert report.footnotes([replace(own, scores=None)]) == []
 

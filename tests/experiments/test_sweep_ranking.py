@@ -33,7 +33,7 @@ def test_rows_over_different_clients_or_data():
         return replace(outcome(setting, [50.0, 60.0]), clients=clients, remarks=remarks)
 
     result = [row({"a": "1"}, (0,), ("x",)), row({"a": "2"}, (0, 1, 2, 3, 4))]
-    heading, _, *rows = sweep_files.table(result).splitlines()
+    heading, _, *rows = sweep_files.table(result).to_markdown().splitlines()
     assert heading.endswith("| Test % | Mean over |")
     assert [line.strip("|* ").split(" | ")[-1].strip("* ") for line in rows] == [
         "client 0",
@@ -47,7 +47,7 @@ def test_rows_over_different_clients_or_data():
     assert notes[2].startswith("alpha changes the data")
     assert "* extends beyond the scale" in notes[3]
     same = [row({"a": "1"}, (0,)), row({"a": "2"}, (0,))]
-    assert "Mean over" not in sweep_files.table(same)
+    assert "Mean over" not in sweep_files.table(same).to_markdown()
     assert len(sweep_files.footnotes(same)) == 1
     both = [replace(one, remarks=("x", f"y{k}")) for k, one in enumerate(same)]
     assert sweep_files.footnotes(both)[:3] == ["m: x.", "m, a=1: y0.", "m, a=2: y1."]

@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 import fedjax_pfl as pfl
+from fedjax_pfl.results.intervals import half_width, interval, interval_note
 from fedjax_pfl.results.plots import mixing_heatmaps
-from fedjax_pfl.results.result_table import half_width, interval, interval_note
 
 PAGE = (Path(__file__).parents[2] / "docs/results.md").read_text(encoding="utf-8")
 

@@ -7,10 +7,11 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments.figures.pivots import Cell, Pivot
-from experiments.figures.run_table import Row, latex
+from experiments.figures.run_table import best_in_bold, run_columns
 from experiments.outputs import comparison_table
 from experiments.sweeps.sweep_files import Outcome, best, chosen_flags, table
 from fedjax_pfl.results.summary import check_pools, one_number
+from fedjax_pfl.results.table import Table
 from fedjax_pfl.utils.metric_names import ACCURACY, LOWER, Measure
 
 MSE = Measure("mse", LOWER, fraction=False, pools=True)
@@ -51,7 +52,8 @@ def test_a_sweep_chooses_the_best(measure, chosen):
     ]
     (one,) = best(result)
     assert one.setting["learning_rate"] == chosen
-    assert f"**{chosen}**" in table(result) or f"learning_rate={chosen}**" in table(result)
+    text = table(result).to_markdown()
+    assert f"**{chosen}**" in text or f"learning_rate={chosen}**" in text
     said = "# validation 2.00 %" if measure == ACCURACY else "# validation MSE 1"
     assert chosen_flags(one).startswith(said)
 
@@ -63,16 +65,9 @@ def test_bold_is_the_best_of_a_column():
     assert Pivot("dataset", ["a", "b", "c"], ["x"], cells, "std", [], "").places("x") == {
         "c": 0, "b": 1,
     }  # fmt: skip
-    nothing = dict.fromkeys(
-        ("seeds", "clients", "data", "rounds", "difference", "difference_interval", "gflop",
-         "rounds_to", "megabytes_to", "gflop_to", "seconds_to", "reached", "interval"),
-    )  # fmt: skip
-    rows = [
-        Row(label=name, scores={0: value}, accuracy=value, worst=value, megabytes=0.0,
-            measure=MSE, **nothing)
-        for name, value in (("low", 0.25), ("high", 4.0))
-    ]  # fmt: skip
-    assert r"\textbf{0.25}" in latex(rows) and r"MSE $\downarrow$" in latex(rows)
+    rows = [{"label": str(value), "accuracy": value} for value in (0.25, 4.0)]
+    table = best_in_bold(Table(run_columns(MSE), rows), "accuracy", MSE)
+    assert r"\textbf{0.25}" in table.to_latex() and r"MSE $\downarrow$" in table.to_latex()
 
 
 def test_an_infinite_error_counts():

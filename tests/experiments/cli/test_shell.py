@@ -18,6 +18,7 @@ import fedjax_pfl as pfl
 from experiments import compare, run
 from experiments.cli import console as shown
 from experiments.cli import shell
+from fedjax_pfl.results.table import Table
 
 ROOT = Path(__file__).resolve().parents[3]
 FULL = Path("/dev/full")
@@ -135,11 +136,11 @@ def test_characters_that_a_terminal_lacks(streams, tmp_path, encoding, line):
 
 def test_tables_and_bars_on_an_ascii_terminal(streams, tmp_path):
     streams(stdout=(tmp_path / "out").open("w", encoding="ascii"))
-    cells = [["Algorithm", "± 95 %"], ["fedavg", "1.00"]]
+    table = Table.of_cells(["Algorithm", "± 95 %"], [["fedavg", "1.00"]])
 
     def main():
         console = Console(force_terminal=True, width=60)
-        shown.print_cells(console, cells)
+        shown.print_table(console, table)
         with shown.BarProgress(console) as display:
             display.algorithm("Größe", 3)(pfl.Progress(1, 3, 0.5, 1.0))
         return 0

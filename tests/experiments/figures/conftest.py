@@ -9,6 +9,7 @@ import pytest
 
 from experiments.figures import runs
 from experiments.run import main
+from tests.experiments.written_runs import rewrite
 
 SEEDS, ROUNDS, CLIENTS, CLASSES = (0, 1), 3, 4, 10
 COMMON = (
@@ -69,8 +70,8 @@ def layered(found, tmp_path_factory):
     alpha = np.random.default_rng(0).random((len(SEEDS), ROUNDS, 2, CLIENTS, CLIENTS))
     alpha[..., 3, 1] = 0
     alpha /= alpha.sum(axis=-1, keepdims=True)
-    where = {"rounds": np.arange(1, ROUNDS + 1), "seeds": np.array(SEEDS)}
-    np.savez(folder / "mixing.npz", alpha=alpha, **where)
+    rounds = np.arange(1, ROUNDS + 1)
+    rewrite(folder, matrices={"alpha": alpha[:, None]}, matrix_rounds=rounds)
     return runs.find([str(folder)])[0], alpha
 
 

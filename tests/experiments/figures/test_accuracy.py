@@ -1,6 +1,7 @@
 """Curves and points of accuracy, against the numbers that the runs wrote."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -96,15 +97,12 @@ def test_server_accuracy_is_pooled(found, metrics):
         accuracy.of_models(runs, averages="sample")
 
 
-def test_pooled_means_count_samples(found):
+def test_pooled_means_count_samples(found, tmp_path):
     """Sizes differ: a mean over samples is not that over clients."""
     run = found["main", "local"]
     values, sizes = run.values().astype(float), np.array([1, 2, 3, 4])
-    run._clients["test_sizes"], kept = sizes, run._clients["test_sizes"]
-    try:
-        drawn = accuracy.by_round([run], average="samples")
-    finally:
-        run._clients["test_sizes"] = kept
+    replace(run.result, test_sizes=sizes).save(tmp_path)
+    drawn = accuracy.by_round([replace(run, folder=tmp_path)], average="samples")
     wanted = 100 * (values * sizes / 10).sum(axis=-1).mean(axis=0)
     np.testing.assert_allclose(lines(drawn.figure.axes[0])[0].get_ydata(), wanted, rtol=1e-6)
 

@@ -180,7 +180,7 @@ def test_they_are_read_when_whole(runs, capsys):
     assert called(runs, runs.parent / "picture") == [0, 0, 0]
 
 
-@pytest.mark.parametrize("name", ["config.json", "summary.json", "clients.npz"])
+@pytest.mark.parametrize("name", ["config.json", "summary.json", "result.json", "result.npz"])
 def test_files_that_are_none(runs, capsys, name):
     path = runs / "fedavg" / name
     whole = path.read_bytes()
@@ -199,15 +199,9 @@ OTHER = {
         "seeds": (None, [], ["a"], 3, {}, [1.5]),
         "flags": (None, [], {}, {"rule": {}}, {"rule": [], "comparison": {}, "data": {}}),
         "partition": (None, {}, {"rule": 1, "options": {}}, {"rule": "iid", "options": []}),
-        "model": (None, {}, [], {"blocks": "head"}, {"blocks": [1]}),
+        "model": (None, []),
     },
-    "summary.json": {
-        "num_clients": (None, 0, "4", 4.5, True, [4]),
-        "seconds_per_round": (None, "fast", [], -1),
-        "rounds": (None, 0, "3"),
-        "partition_hash": (3,),
-        "remarks": (False, [{}], "a"),
-    },
+    "summary.json": {"partition_hash": (3,)},
 }
 
 
@@ -222,67 +216,21 @@ def test_values_of_another_form(runs, capsys):
                     find([str(runs)])
                 assert str(path) in str(caught.value), (key, other)
                 path.write_bytes(whole)
-            if key not in ("rounds", "partition_hash", "remarks"):
+            if key != "partition_hash":
                 edited(path, lambda content, k=key: content.pop(k))
                 with pytest.raises(InputError, match="is damaged"):
                     read(path.parent)
                 path.write_bytes(whole)
-    edited(runs / "fedavg" / "summary.json", lambda content: content.pop("num_clients"))
-    refused(runs, capsys, "summary.json is damaged: num_clients must be a whole number")
+    edited(runs / "fedavg" / "config.json", lambda content: content.pop("seeds"))
+    refused(runs, capsys, "config.json is damaged: it lacks seeds, perhaps as another version's")
 
 
-def test_arrays_of_another_form(runs, capsys):
-    path = runs / "fedavg" / "clients.npz"
-    with np.load(path) as file:
-        whole = dict(file)
-    accuracy = whole["personalized/test/accuracy"]
-
-    def wrong(*parts, **changes):
-        arrays = {k: v for k, v in (whole | changes).items() if v is not None}
-        np.savez(path, **arrays)
-        with pytest.raises(InputError) as caught:
-            compare.compare(find([str(runs)]))
-        assert str(path) in str(caught.value) and "Delete the folder" in str(caught.value)
-        for part in parts:
-            assert part in str(caught.value)
-
-    for name in ("rounds", "record_rounds", "test_sizes", "seeds", "traffic/up_bytes"):
-        wrong(**{name: None})
-        wrong(**{name: whole[name][..., None]})
-        wrong(**{name: whole[name][:0]})
-        wrong(**{name: np.array(["a"] * 3)})
-        wrong(**{name: np.array(1)})
-    wrong("its seeds are [0, 7]", seeds=np.array([0, 7]))
-    wrong("ascending", rounds=np.array([3, 2, 1]))
-    wrong("ascending", rounds=np.array([1, 2, 9]))
-    wrong("1, 2, ...", record_rounds=np.array([2, 3, 4]))
-    wrong(test_sizes=-whole["test_sizes"])
-    for other in (accuracy[:1], accuracy[:, :2], accuracy[..., :3], accuracy[0], accuracy + 1):
-        wrong("personalized/test/accuracy", **{"personalized/test/accuracy": other})
-    wrong(train_loss=np.ones((2, 3, 9)))
-    np.savez(path, rounds=whole["rounds"])
-    refused(runs, capsys, "clients.npz is damaged: it lacks record_rounds")
+def test_the_result_of_another_run(runs, capsys):
+    edited(runs / "fedavg" / "config.json", lambda content: content.update(seeds=[0, 7]))
+    refused(runs, capsys, "result.json is damaged: its seeds [0, 1] are not those of config.json")
 
 
-def test_matrices_of_another_form(runs):
-    path = runs / "fedavg" / "mixing.npz"
-    whole = {"w": np.ones((2, 1, 4, 4)), "rounds": np.array([3]), "seeds": np.array([0, 1])}
-
-    def matrices(**changes):
-        np.savez(path, **{k: v for k, v in (whole | changes).items() if v is not None})
-        return read(path.parent).matrices
-
-    assert matrices()["w"].shape == (2, 1, 4, 4)
-    for change in (
-        {"rounds": None}, {"seeds": np.array([5, 6])}, {"rounds": np.array([1, 2])},
-        {"w": np.ones((2, 1, 4))}, {"w": np.ones((2, 1, 4, 5))}, {"w": np.ones((2, 1, 3, 4))},
-        {"w": np.full((2, 1, 4, 4), "a")}, {"w": np.array(1.0)},
-    ):  # fmt: skip
-        with pytest.raises(InputError, match=r"mixing\.npz is damaged.*Delete the folder"):
-            matrices(**change)
-
-
-@pytest.mark.parametrize("name", ["config.json", "summary.json", "clients.npz"])
+@pytest.mark.parametrize("name", ["config.json", "summary.json", "result.npz"])
 def test_flipped_bytes(runs, name):
     """Read as something that fits, or refused in a sentence: nothing else."""
     path = runs / "fedavg" / name

@@ -90,7 +90,7 @@ def test_settings(found):
 def test_arrays(found, layered):
     run, alpha = layered
     np.testing.assert_array_equal(run.matrix("alpha"), alpha)
-    assert run.recorded_matrices == ["alpha"]
+    assert [*run.result.matrices] == ["alpha"]
     with pytest.raises(InputError, match="no matrix 'rounds'"):
         run.matrix("rounds")
     assert run.blocks(2) == ["fc_0", "head"] and run.blocks(1) == ["model"]
@@ -99,8 +99,8 @@ def test_arrays(found, layered):
     np.testing.assert_allclose(one, 1 / CLIENTS, rtol=1e-6)
     assert set(run.scored()) == {"personalized"}
     assert set(found["main", "feddwa"].scored()) == {"personalized", "guidance"}
-    assert "participated" in run.recorded
-    assert not any(name.startswith("personalized") for name in run.recorded)
+    assert "participated" in run.records
+    assert not any(name.startswith("personalized") for name in run.records)
 
 
 def test_runs_without_what_a_figure_needs(found, tmp_path):

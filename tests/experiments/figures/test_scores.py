@@ -16,7 +16,8 @@ SIZES = np.array([1, 3, 4])
 
 def a_run():
     return SimpleNamespace(
-        recorded=["participated"], record={"participated": TOOK_PART}.get, test_sizes=SIZES,
+        records={"participated": TOOK_PART}, record={"participated": TOOK_PART}.get,
+        result=SimpleNamespace(test_sizes=SIZES),
         values=lambda model, split: ACCURACY, measure=MEASURE, eval_rounds=np.array([1, 3, 4]),
     )  # fmt: skip
 
@@ -33,7 +34,7 @@ def test_clients_of_the_next_round_are_averaged():
 
 def test_where_all_take_part_nothing_differs():
     run, rows = a_run(), np.arange(3)
-    run.recorded = []
+    run.records = {}
     one, other = (
         curve(run, rows, "personalized", "test", over=o) for o in ("all", "next_participants")
     )

@@ -92,7 +92,7 @@ def test_measurements_say_over_how_many(mixed):
 
 def test_rows_over_the_same_clients_need_no_column(results):
     same = {name: results[name] for name in ("local", "fedavg")}
-    heading, *_ = comparison_table.table_cells(comparison_table.comparison_rows(same))
+    heading, *_ = comparison_table.comparison(same).cells
     assert not {"Mean over", "Common %"} & set(heading)
     assert "plain mean over all 10 clients, after" in comparison_table.headline(same)
     assert comparison_table.labelled(same) == same
@@ -108,7 +108,7 @@ def test_rows_without_a_common_client(results):
     other = replace(results["waffle"], scores={accuracy: other})
     both = {"waffle": results["waffle"], "other": other}
     assert "No client is scored in all rows" in comparison_table.headline(both)
-    heading, *rows = comparison_table.table_cells(comparison_table.comparison_rows(both))
+    heading, *rows = comparison_table.comparison(both).cells
     assert [row[heading.index("Mean over")] for row in rows] == ["client 3", "client 4"]
     assert "Common %" not in heading
     assert list(comparison_table.labelled(both)) == ["waffle (client 3)", "other (client 4)"]
@@ -120,13 +120,13 @@ def test_what_is_said_below(mixed, results, capsys):
         "All rows: client 5 took part without a local step.",
         "fedavg: in each seed 2 of 10 clients scored took part in no round.",
     ]
-    notes = comparison_table.footnotes(results)
+    table = comparison_table.comparison(results)
+    notes = table.notes
     assert notes[:3] == wanted
     assert set(notes) <= set(lines_of(mixed))
     drawn = results["fedavg"].clients["participated"][:, 0].any(axis=1)
     assert (~drawn).sum(axis=1).tolist() == [2, 2]
-    rows = comparison_table.comparison_rows(results)
-    assert [row["never_drawn"] for row in rows] == [0, 2, 0]
+    assert [row["never_drawn"] for row in table.rows] == [0, 2, 0]
     summary = json.loads((mixed / "fedavg" / "summary.json").read_text())
     for s, ids in enumerate(summary["never_took_part"].values()):
         assert ids == np.flatnonzero(~drawn[s]).tolist()
@@ -178,17 +178,17 @@ def test_what_varies_is_left_out():
 
 
 def test_intervals_wider_than_the_scale_are_marked(results):
-    heading, *rows = comparison_table.table_cells(comparison_table.comparison_rows(results))
+    heading, *rows = comparison_table.comparison(results).cells
     at = heading.index("± 95 %")
     for row in rows:
         value, half = float(row[1]), float(row[at].rstrip("*"))
         assert row[at].endswith("*") == (value - half < 0 or value + half > 100)
     assert {row[at][-1] == "*" for row in rows} == {True, False}
-    note = comparison_table.footnotes(results)[-1]
+    note = comparison_table.comparison(results).notes[-1]
     assert note.startswith("With 2 seeds a 95 % interval has 1 degree of freedom and extends 12.7")
     assert "* extends beyond the scale" in note
     only = {"local": results["local"]}
-    assert "*" not in comparison_table.footnotes(only)[-1]  # two seeds, and within the scale
+    assert "*" not in comparison_table.comparison(only).notes[-1]  # two seeds, and within the scale
 
 
 class Narrow(console.Console):
@@ -199,14 +199,14 @@ class Narrow(console.Console):
 
 
 def test_what_marks_a_row_is_never_left_out(results, capsys):
-    rows = comparison_table.comparison_rows(results)
+    table = comparison_table.comparison(results)
     narrow = Narrow()
-    console.print_table(narrow, rows)
+    console.print_comparison(narrow, table)
     out = capsys.readouterr().out
     assert "Mean" in out and "Never" in out and "Diverged" not in out
     assert "10 clients" in out and "…" not in out
-    rows[0]["diverged_clients"] = 1
-    console.print_table(narrow, rows)
+    table.rows[0]["diverged_clients"] = 1
+    console.print_comparison(narrow, table)
     out = capsys.readouterr().out
     assert "Diverged" in out and "10 clients" in out and "…" not in out
 
@@ -228,8 +228,8 @@ def test_another_headline_leads_the_table(mixed, results, capsys):
     best = (right / (known * result.test_sizes).sum(axis=-1)).max(axis=-1)  # [S]
     assert float(row.split()[1]) == pytest.approx(100 * best.mean(), abs=0.006)
     np.testing.assert_allclose(result.headline("pfllib")[:, 0], best, rtol=1e-6)
-    rows = comparison_table.comparison_rows(results, "flower")
-    names, *cells = comparison_table.csv_cells(rows, "flower")
+    text = comparison_table.comparison(results, "flower").to_csv()
+    names, *cells = csv.reader(text.splitlines())
     assert names[1] == "personalized_test_accuracy_headline_flower"
     assert float(cells[1][1]) == pytest.approx(result.pooled()[:, 0, -1].mean())
 

@@ -89,7 +89,7 @@ def test_a_row_of_ours_is_run_in_every_column_and_takes_no_place(name):
     ]
     verdict = verdicts.of_column(table, "full", section, cells)
     assert (verdict.rows, verdict.compared) == (2, 2)
-    shown = {row[0]: row[1:6] for row in report.cells(section, cells, verdict)}
+    shown = {row[0]: row[1:6] for row in report.column_table(section, cells, verdict).cells}
     assert shown[line.title] == ["-", "90.00", "-", "-", "-"]
 
 

@@ -160,7 +160,7 @@ def test_rows_whose_intervals_overlap_are_not_told_apart(made):
         for section in made.sections
     ]
     assert [one.apart for one in one_seed] == [0, 1, 0], "MB are counted, not estimated"
-    assert report.verdict_cells(made)[1][3] == "1 of 1"
+    assert report.verdict_table(made).cells[1][3] == "1 of 1"
     result = report.summary(made)["columns"]["accuracy"]
     assert (result["apart"], result["pairs"]) == (1, 1)
 
