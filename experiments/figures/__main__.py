@@ -5,7 +5,6 @@ if __name__ == "__main__":  # before anything is loaded
 
     launch("figures")
 
-import csv
 import inspect
 import sys
 from collections.abc import Sequence
@@ -25,15 +24,13 @@ from ..cli import flagfiles, plugins, shell
 from ..cli.flagfiles import FlagValues, value_of
 from ..cli.start import called
 from ..outputs import looks
-from ..outputs.run_files import aside
+from ..outputs.run_files import aside, write_text
 from . import (  # noqa: F401 - their figures are registered on import
     accuracy,
     comparison,
     cwfedavg,
     feddwa,
     pfedla,
-    plga,
-    records,
     settings,
     spfl,
     waffle,
@@ -240,10 +237,7 @@ def write(drawing: Drawing, output: Path | None, data: Path | None) -> None:
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
     if data is not None:
-        with aside(data) as part, part.open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(drawing.columns)
-            writer.writerows(drawing.rows)
+        write_text(data, drawing.numbers.to_csv(index=False, lineterminator="\r\n"))
     if output is not None:
         with aside(output) as part:
             drawing.figure.savefig(part, format=output.suffix[1:].lower())

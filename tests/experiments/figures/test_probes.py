@@ -20,7 +20,7 @@ from fedjax_pfl.core import ALGORITHMS
 from fedjax_pfl.results.model_files import load_models
 from fedjax_pfl.utils.errors import InputError
 
-from .conftest import CLASSES, CLIENTS, ROUNDS, SEEDS
+from .conftest import CLASSES, CLIENTS, ROUNDS, SEEDS, rows_of
 from .test_matrices import meshes
 
 
@@ -71,7 +71,7 @@ def test_class_norms_over_the_minibatches(found):
     (points,) = [line for line in scatter.get_lines() if len(line.get_xdata()) == CLASSES]
     np.testing.assert_allclose(points.get_xdata(), truth, rtol=1e-5)
     np.testing.assert_allclose(points.get_ydata(), values[-1])
-    assert len(drawn.rows) == values.size
+    assert len(drawn.numbers) == values.size
 
 
 def test_the_regularizer_draws_norms_to_the_truth(found):
@@ -137,7 +137,7 @@ def test_similarity_by_layer(found):
     assert [text.get_text() for text in axes.get_xticklabels()] == list(wanted)
     means = [matrix[:, *pairs].mean() for matrix in wanted.values()]
     np.testing.assert_allclose(axes.get_lines()[0].get_ydata(), means, atol=1e-4)
-    for _, label, seed, block, i, j, value in drawn.rows:
+    for _, label, seed, block, i, j, value in rows_of(drawn):
         if label == "local":
             assert value == pytest.approx(wanted[block][seed, i, j], abs=1e-4)
     # Updates of clients with equal distributions are more alike.
