@@ -29,7 +29,7 @@ from fedjax_pfl.data.whole_files import there
 from .benchmarks.cases import CASES, Plan, Report
 from .benchmarks.timing import machine
 from .cli import devices, shell, start
-from .cli.flagfiles import FlagValues
+from .cli.parsing import FlagValues, parse_words
 from .outputs.run_files import aside
 
 USAGE = f"""\
@@ -59,7 +59,7 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
     meaning = "devices that share the client axis; 'auto': a CPU's cores, else 1"
     flags.DEFINE_string("devices", "auto", meaning, **place)
     flags.DEFINE_string("output", None, "JSON file to write; must not exist yet", **place)
-    shell.refuse_words(shell.parsed(values, argv)[1:], values)
+    parse_words(values, argv)
     return values
 
 

@@ -13,7 +13,6 @@ from fedjax_pfl.results.table import Table
 from fedjax_pfl.utils.errors import gigabytes
 from fedjax_pfl.utils.typing import Device
 
-from ..cli import flags
 from ..cli.build import Experiment
 from ..outputs.run_files import write_json, write_text
 from .plans import HOST, Plan
@@ -98,13 +97,13 @@ def table(found: Mapping[str, Plan]) -> Table:
 
 def notes(found: Mapping[str, Plan], experiment: Experiment, target: Target) -> list[str]:
     """What the table means, and what the compilers said."""
-    seeds, chip = len(experiment.seeds), target.chip
+    seeds, chip = len(experiment.config.seeds), target.chip
     lines = [
         f"Memory and transfers are of one device, which has {gigabytes(chip.memory)} for programs; "
         f"lanes are clients that it trains side by side{', of each seed' if seeds > 1 else ''}.",
     ]
     if any(plan.rounds_per_second for plan in found.values()):
-        every = experiment.args.eval_every
+        every = experiment.config.eval_every
         scored = "each" if every == 1 else f"one in {every} of them"
         lines.append(
             f"Cycles are the compiler's expectation, of all lanes of {seeds} seed(s) together; a "
@@ -158,7 +157,7 @@ def write(
         "dataset": experiment.dataset.name,
         "clients": federation.num_clients,
         "parameters": federation.plan.num_parameters,
-        "flags": flags.resolved(experiment.args),
+        "flags": experiment.config.by_group(),
         "algorithms": {name: plan.plain() for name, plan in found.items()},
     }
     write_json(path, facts)

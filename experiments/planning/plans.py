@@ -68,16 +68,16 @@ class Plan:
 def make(experiment: Experiment, name: str, target: Target, devices: Sequence[Device]) -> Plan:
     """The plan of one of an experiment's algorithms."""
     return widest(
-        experiment.algorithms[name],
+        experiment.config.instances[name],
         experiment.federation_of(name),
         target,
         devices,
-        mesh=experiment.args.mesh,
-        rounds=experiment.args.rounds,
-        eval_every=experiment.args.eval_every,
-        seeds=experiment.seeds,
-        adapt=experiment.adapt,
-        score_clients=experiment.score_clients,
+        mesh=experiment.config.mesh,
+        rounds=experiment.config.rounds,
+        eval_every=experiment.config.eval_every,
+        seeds=experiment.config.seeds,
+        adapt=experiment.config.adaptation,
+        score_clients=experiment.config.scored_clients,
     )
 
 

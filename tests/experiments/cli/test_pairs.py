@@ -3,9 +3,9 @@
 import absl.flags
 import pytest
 
-from experiments.cli import flags, resume
+from experiments.cli import flags, identity
 from experiments.cli.algorithms import parse_algorithms
-from experiments.cli.pairs import parse_pairs
+from experiments.cli.parsing import parse_pairs
 from fedjax_pfl.utils.errors import InputError
 
 
@@ -42,7 +42,7 @@ def test_pairs_behind_a_flagfile_win(tmp_path):
 def test_the_order_of_pairs_is_no_other_run():
     words = ["--data_option=a=1", "--data_option=b=2", "--set=fedavg.x=1", "--set=fedavg.y=2"]
     before, now, other = (
-        resume.configuration(flags.parse(["run", *some]))
+        identity.run_identity(flags.parse(["run", *some]))
         for some in (words, words[::-1], words[:1])
     )
     assert before == now != other
@@ -60,7 +60,7 @@ def test_a_files_settings_of_other_algorithms_are_passed_over(tmp_path):
         args = flags.parse(["run", f"--flagfile={file}", f"--algorithms={names}"])
         typed = [f"--algorithms={names}", *(f"--set={word}" for word in kept)]
         assert args.set == kept
-        assert resume.configuration(args) == resume.configuration(flags.parse(["run", *typed]))
+        assert identity.run_identity(args) == identity.run_identity(flags.parse(["run", *typed]))
     words = [f"--flagfile={file}", "--algorithms=apple", "--set=apple.mu=1"]
     assert flags.parse(["run", *words]).set == ["apple.mu=1"]  # wins over the pair of two words
     typed = flags.parse(["run", "--algorithms=local", "--set=feddwa.top_k=2"])
