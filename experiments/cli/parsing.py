@@ -58,11 +58,11 @@ class FlagValues(flags.FlagValues):
         return super().read_flags_from_files(joined, force_gnu)
 
     def _is_flag_file_directive(self, flag_string):
-        directive = re.fullmatch("--?(preset|settings_from)(=.*)?", flag_string, re.DOTALL)
+        directive = re.fullmatch(r"--?(preset|settings_from)(=.*|\s*)", flag_string, re.DOTALL)
         return bool(directive) or super()._is_flag_file_directive(flag_string)
 
     def _extract_filename(self, flagfile_str):
-        name, _, value = flagfile_str.lstrip("-").partition("=")
+        name, _, value = flagfile_str.strip().lstrip("-").partition("=")
         if name == "preset":
             return str(presets.file(value.strip()))
         if name == "settings_from":

@@ -21,6 +21,8 @@ from fedjax_pfl.utils.errors import InputError, OutputError, cut, sentence
 
 from . import distributed
 
+# Replacements for characters that an ASCII terminal lacks; others are escaped.
+ASCII = str.maketrans({"±": "+-", "×": "x", "–": "-", "—": "-", "…": "...", "’": "'", "•": "*"})
 PACKAGE = os.path.dirname(pfl.__file__)
 FAULT, INPUT = 1, 2
 INTERRUPTED = 128 + signal.SIGINT
@@ -127,7 +129,7 @@ def leave(main: Callable[[], int]) -> NoReturn:
 class _Stream:
     """A text stream that is written to for as long as that works; other attributes are its own.
 
-    Characters that its encoding lacks are escaped.
+    Characters that its encoding lacks are replaced or escaped.
 
     Attributes:
       lost: the error that ended it, or None.
@@ -144,7 +146,8 @@ class _Stream:
         return getattr(self.__dict__["stream"], name)
 
     def write(self, text: str) -> int:
-        self._try(lambda: self.stream.write(text))
+        plain = (self.stream.encoding or "").lower() in ("ascii", "us-ascii", "ansi_x3.4-1968")
+        self._try(lambda: self.stream.write(text.translate(ASCII) if plain else text))
         return len(text)
 
     def flush(self) -> None:

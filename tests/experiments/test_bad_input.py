@@ -37,7 +37,6 @@ BAD = {
     ("--set=feddwa.top_k=three",): "feddwa.top_k must be a whole number, got 'three'",
     ("--set=feddwa.top_k=0",): "top_k must be at least 1, got 0",
     ("--set=feddwa.guidance=epoch",): "Did you mean 'epochs'",
-    ("--set=feddwa.top_k=3", "--set=feddwa.top_k=4"): "feddwa.top_k twice",
     ("--dataset=digit",): "Did you mean 'digits'",
     ("--dataset=mnist",): "was not found",
     ("--dataset=mnist", "--data_dir=/nowhere"): "looked in: /nowhere",

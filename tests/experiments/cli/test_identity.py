@@ -139,7 +139,7 @@ def test_a_partition_file_counts_by_what_it_holds(here, capsys):
 
 def record(*words):
     args = flags.parse(["run", *SMALL, "--data_dir=easy.npz", *words])
-    return identity.run_identity(args, **build.load_inputs(args).identity)
+    return build.load_inputs(args).identity
 
 
 def test_defaults_of_the_package_count(here, monkeypatch):

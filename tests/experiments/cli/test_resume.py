@@ -127,7 +127,7 @@ def test_two_processes_can_not_write_to_one_folder(tmp_path, capsys):
     with (folder / ".lock").open("w") as lock:
         run_folder.fcntl.flock(lock, run_folder.fcntl.LOCK_EX)
         args = run.flags.parse(["run", *WORDS, TWO])
-        flags = identity.run_identity(args, **build.load_inputs(args).identity)
+        flags = build.load_inputs(args).identity
         record = {"version": pfl.__version__, "flags": flags}
         record[run_folder.DIGEST] = run_folder.digest_of(record)
         (folder / "run.json").write_text(json.dumps(record))
