@@ -94,7 +94,18 @@ def plan(args: ExperimentConfig, target: targets.Target, output: Path | None) ->
     found = {}
     for name in args.instances:
         print(f"{name}: compiling", flush=True)
-        found[name] = plans.make(experiment, name, target, devices)
+        found[name] = plans.widest(
+            args.instances[name],
+            experiment.federation_of(name),
+            target,
+            devices,
+            mesh=args.mesh,
+            rounds=args.rounds,
+            eval_every=args.eval_every,
+            seeds=args.seeds,
+            adapt=args.adaptation,
+            score_clients=args.scored_clients,
+        )
     print()
     printed.print_table(Console(), plan_table.table(found))
     print("".join(f"\n{line}" for line in plan_table.notes(found, experiment, target)))

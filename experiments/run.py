@@ -27,7 +27,7 @@ from .cli import distributed, flags, new_clients, provenance, run_folder, shell
 from .cli.algorithms import own_words, remarked
 from .cli.build import Experiment, Inputs, load_inputs, prepare
 from .cli.config import ExperimentConfig
-from .cli.identity import ALGORITHMS
+from .cli.identity import ALGORITHMS, check_alike
 from .cli.simulating import Stopped, Stopper, run_algorithm
 from .outputs import clients_table, comparison_table, run_files, tracking, training_line
 
@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
     else:
         distributed.start(config.distributed)
         inputs = processes.agreed(lambda: load_inputs(config))
-        distributed.check_alike(inputs.identity)
+        check_alike(inputs.identity)
         output = Path(processes.on_first(lambda: str(check_output(inputs))))
         if processes.on_first(lambda: is_finished(inputs, output)):
             if not processes.is_first():

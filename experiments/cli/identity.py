@@ -19,6 +19,7 @@ import jax
 import fedjax_pfl as pfl
 from fedjax_pfl._version import ENGINE_REVISION
 from fedjax_pfl.data.files import as_path, reading, require_file
+from fedjax_pfl.execution import processes
 from fedjax_pfl.utils.errors import cut, shown
 
 from ..outputs import run_files
@@ -195,6 +196,17 @@ def _without_places(value: Any) -> Any:
     """A function's text has its address in memory, which differs between processes."""
     text = str(value) if callable(value) or isinstance(value, pfl.core.SharedLayers) else value
     return re.sub(r" at 0x[0-9a-f]+", "", text) if isinstance(text, str) else text
+
+
+def check_alike(entries: Mapping[str, Any]) -> None:
+    """Raises `InputError` where processes of a run have other flags or data."""
+    for number, other in enumerate(processes.exchange(dict(entries))):
+        changed = difference(other, entries)
+        if changed:
+            raise pfl.InputError(
+                "All processes need the same flags and data, but between process "
+                f"{number} and process {processes.index()} {changed}."
+            )
 
 
 class Verdict(NamedTuple):
