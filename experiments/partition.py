@@ -80,7 +80,9 @@ def parse(argv: Sequence[str]) -> absl.flags.FlagValues:
     absl.flags.DEFINE_boolean("list", False, "print the rules and importers, and exit", **place)
     absl.flags.DEFINE_boolean("help", False, "print this, and exit", **place)
     place["module_name"] = "options"
-    for option in dict.fromkeys(name for rule in pfl.RULES for name in pfl.rule_options(rule)):
+    for option in dict.fromkeys(
+        name for rule in pfl.data.RULES for name in pfl.data.rule_options(rule)
+    ):
         text(RULE_FLAG.get(option, option), None, "option of a rule", **place)
     _, typed = parse_words(values, argv)
     adopt(values, typed, ("partition", "import_split", "alphas"))

@@ -149,7 +149,7 @@ def checked(chosen: absl.flags.FlagValues, more: Sequence[str]) -> ExperimentCon
     if chosen.scale not in SCALES:
         raise pfl.core.unknown_name("scale", chosen.scale, SCALES)
     if chosen.reading is not None and chosen.reading not in READINGS:
-        raise pfl.unknown_name("reading", chosen.reading, READINGS)
+        raise pfl.core.unknown_name("reading", chosen.reading, READINGS)
     stand_ins(value_of(chosen, "stand_in"))
     for name in ("algorithms", "set"):
         if args[name].present:

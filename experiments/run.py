@@ -198,9 +198,9 @@ def interrupted(error, stop: Stopper, results: dict, output: Path) -> int:
 def report(results: dict[str, pfl.Result], config: ExperimentConfig, output: Path) -> int:
     """Prints the table and its notes."""
     print()
-    shown.print_table(Console(), comparison_table.comparison_rows(results, config.headline))
-    notes = comparison_table.footnotes(results, config.headline)
-    print("".join(f"\n{line}" for line in notes) + "\n" * bool(notes))
+    table = comparison_table.comparison(results, config.headline)
+    shown.print_comparison(Console(), table)
+    print("".join(f"\n{line}" for line in table.notes) + "\n" * bool(table.notes))
     clients = max(result.num_clients for result in results.values())
     lines = [f"Training: {training_line.describe_training(config, clients)}."]
     lines += comparison_table.headline_notes(results, config.headline)

@@ -144,7 +144,7 @@ def main(argv: list[str]) -> int:
         print(f"{USAGE}\n\n{flags.define(define).module_help('sweep')}\n\n{BELOW}")
         return 0
     if config.rank_by not in RANKINGS:
-        raise pfl.unknown_name("--rank_by", config.rank_by, RANKINGS)
+        raise pfl.core.unknown_name("--rank_by", config.rank_by, RANKINGS)
     if config.distributed is not None:
         raise pfl.InputError(
             "A sweep runs in one process, without --distributed: --mesh=runs:4 shares its "

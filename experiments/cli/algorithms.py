@@ -101,7 +101,7 @@ def canonical_names(names: Sequence[str], words: Sequence[str], typed: Collectio
       typed: words of --set on the command line itself.
     """
     chosen = [_ours(name.strip()) for name in names]
-    others = pfl.ALGORITHMS.keys() - chosen
+    others = pfl.core.ALGORITHMS.keys() - chosen
     words = [w for w in words if w in typed or _algorithm_of(w) not in others]
     return chosen, last_of_each([setting_of(word) for word in words])
 

@@ -100,7 +100,9 @@ class ExperimentConfig:
     def _training_options(self) -> dict[str, Any]:
         """Options of local training whose flags have another form."""
         return {
-            "extra_loss": pfl.WeightDistribution(self.wdr_weight) if self.wdr_weight else None,
+            "extra_loss": pfl.training.WeightDistribution(self.wdr_weight)
+            if self.wdr_weight
+            else None,
             "optimizer_options": parse_pairs(self, "optimizer_option"),
             "lr_schedule_options": parse_pairs(self, "lr_schedule_option"),
         }
@@ -190,7 +192,7 @@ class ExperimentConfig:
         _ = self.federation_options()
         for name, choices in CHOICES.items():
             if self[name].value not in choices:
-                raise pfl.unknown_name(name, self[name].value, choices)
+                raise pfl.core.unknown_name(name, self[name].value, choices)
         trackers.chosen(self)  # their packages are there
 
 

@@ -23,7 +23,9 @@ SAMPLES = ("pfllib", "leaf")  # tools whose folders hold samples
 
 def rule_flags(rule: str) -> dict[str, object]:
     """Flags of a partition rule's own options, and their defaults."""
-    return {RULE_FLAG.get(name, name): default for name, default in pfl.rule_options(rule).items()}
+    return {
+        RULE_FLAG.get(name, name): default for name, default in pfl.data.rule_options(rule).items()
+    }
 
 
 def load_dataset(args: Any, column: str | None = None) -> pfl.Dataset:
@@ -33,7 +35,7 @@ def load_dataset(args: Any, column: str | None = None) -> pfl.Dataset:
     `column`, by default that of --column.
     """
     column = column or args["column"].value
-    source = pfl.DATASETS.get(args.dataset.partition(":")[0])
+    source = pfl.data.DATASETS.get(args.dataset.partition(":")[0])
     texts = [] if source is None else source.text_options
     options = parse_pairs(args, "data_option", texts)
     if column and "id_columns" in texts:
@@ -69,7 +71,7 @@ def make_partition(args: ExperimentConfig, dataset: pfl.Dataset) -> pfl.Partitio
         for name in given:
             if name not in own:
                 valid = ", ".join(f"--{flag}" for flag in own)
-                takers = [rule for rule in sorted(pfl.RULES) if name in rule_flags(rule)]
+                takers = [rule for rule in sorted(pfl.data.RULES) if name in rule_flags(rule)]
                 raise pfl.InputError(
                     f"--{name} is no option of partition rule {args.partition!r}, which takes "
                     f"{valid}. Rules that take it: {', '.join(takers)}."
@@ -115,7 +117,7 @@ def replace_split(values: absl.flags.FlagValues, typed: Mapping[str, Any]) -> No
         _unparse(values, _options(values) | {"partition", "num_clients"}, typed)
     elif chosen == {"partition"}:
         rule = typed["partition"]
-        taken = rule_flags(rule) if rule in pfl.RULES else {}
+        taken = rule_flags(rule) if rule in pfl.data.RULES else {}
         _unparse(values, (_options(values) - taken.keys()) | {"partition_file"}, typed)
 
 
@@ -153,22 +155,22 @@ def adopt(
       InputError: the folder is FL-bench's, which has indices and no samples.
     """
     given = values["dataset"].value
-    if given not in pfl.DATASETS and ":" not in given and given.strip():
+    if given not in pfl.data.DATASETS and ":" not in given and given.strip():
         place = as_path("--dataset", given)
-        source = pfl.recognised(place)
+        source = pfl.data.recognised(place)
         if source == "flbench":
             raise _of_flbench(place)
         if source in SAMPLES:
             values["dataset"].value = f"{source}:{given}"
     name, colon, place = values["dataset"].value.partition(":")
-    name = name_matching.ours(name, pfl.DATASETS, aliases.DATASETS)
+    name = name_matching.ours(name, pfl.data.DATASETS, aliases.DATASETS)
     given = values["dataset"].value = f"{name}{colon}{place}"
     if given.startswith(PREFIX):
         _give_way(values, typed)
     dealt = values["partition_file"].value is not None or any(values[n].present for n in others)
     if given.startswith(PREFIX) and not dealt:
         values["partition_file"].value = given.removeprefix(PREFIX)
-    source = pfl.DATASETS.get(given.partition(":")[0])
+    source = pfl.data.DATASETS.get(given.partition(":")[0])
     if source is not None and source.natural and not dealt:
         values["partition"].value = "by_column"
 
@@ -176,7 +178,7 @@ def adopt(
 def _of_flbench(place: Path) -> pfl.InputError:
     """FL-bench's folders are called like its data sets; torchvision unpacks some of them there."""
     name = place.resolve().name
-    ours = name_matching.meant(name, pfl.DATASETS, aliases.DATASETS)
+    ours = name_matching.meant(name, pfl.data.DATASETS, aliases.DATASETS)
     raw = next((path for path in place.glob("*/raw") if path.is_dir()), None)
     where = "FOLDER" if raw is None else raw
     return pfl.InputError(

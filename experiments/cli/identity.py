@@ -187,7 +187,7 @@ def _model(config: ExperimentConfig, dataset: pfl.Dataset) -> str:
     """Digest of the network with all its sizes, before it has parameters."""
     shape, classes = dataset.input_shape, dataset.num_classes
     options = {"vocab_size": dataset.vocab_size, **config.model_options}
-    network = pfl.make_model(config.model, shape, classes, config.initializer, **options)
+    network = pfl.models.make_model(config.model, shape, classes, config.initializer, **options)
     text = f"{type(network).__qualname__} {_without_places(repr(network))}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

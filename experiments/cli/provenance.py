@@ -109,7 +109,7 @@ def configuration(experiment: Experiment, result: pfl.Result, facts: Mapping) ->
     }
     return {
         **algorithm,
-        "revision": identity.revision(pfl.ALGORITHMS[result.algorithm]),
+        "revision": identity.revision(pfl.core.ALGORITHMS[result.algorithm]),
         "code": plugins.digests(experiment.config.import_file, result.algorithm),
         "training": experiment.config.training_of[result.algorithm],
         "config_hash": hashlib.sha256(text.encode()).hexdigest(),

@@ -25,8 +25,7 @@ from fedjax_pfl.utils.typing import Tree
 from ..cli import flags, identity, plugins, run_folder
 from ..cli.algorithms import words as algorithm_words
 from ..cli.build import Experiment, load_inputs, prepare
-from .run_files import CONFIG
-from .runs import Run
+from .runs import CONFIG, Run
 
 # Flags that the saved partition replaces, or that local training does not use.
 _LEFT_OUT = {

@@ -106,15 +106,15 @@ def rows(found: Mapping[str, Plan]) -> list[dict[str, Any]]:
     return result
 
 
-def cells(found: Mapping[str, Plan]) -> list[list[str]]:
-    """Heading and rows of the printed table; columns without any value are left out."""
-    table = rows(found)
+def table(found: Mapping[str, Plan]) -> Table:
+    """The printed table; columns without any value are left out."""
+    values = rows(found)
     columns = {
-        heading: [text(row[name]) for row in table] for name, (heading, text) in COLUMNS.items()
+        heading: [text(row[name]) for row in values] for name, (heading, text) in COLUMNS.items()
     }
     shown = {heading: texts for heading, texts in columns.items() if any(texts)}
     lines = zip(*shown.values(), strict=True)
-    return [list(shown), *([text or "-" for text in line] for line in lines)]
+    return Table.of_cells(list(shown), [[text or "-" for text in line] for line in lines])
 
 
 def notes(found: Mapping[str, Plan], experiment: Experiment, target: Target) -> list[str]:

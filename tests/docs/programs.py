@@ -34,7 +34,7 @@ def check_config(args):
     own = data_flags.rule_flags(args.partition)
     for name in args.by_group()["rule"]:
         if args[name].present and name not in own:
-            raise pfl.unknown_name(f"flag of rule {args.partition!r}", name, own)
+            raise pfl.core.unknown_name(f"flag of rule {args.partition!r}", name, own)
     return args.instances
 
 

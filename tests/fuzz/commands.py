@@ -44,11 +44,13 @@ KNOWN = {name: option.choices for group in GROUPS for name, option in declared(g
     "devices": ["1", "auto"],  # two must be made before JAX starts
 }  # fmt: skip
 BY_PARSER = {
-    "IntegerParser": ("1", "2", "3"), "BooleanParser": ("true", "false"),
-    "FloatParser": ("0.5", "1.0"), "_Number": ("0", "1e-30", "0.5", "1", "1e30"),
+    "Whole": ("1", "2", "3"), "IntegerParser": ("1", "2", "3"), "BooleanParser": ("true", "false"),
+    "FloatParser": ("0.5", "1.0"), "Number": ("0", "1e-30", "0.5", "1", "1e30"),
 }  # fmt: skip
 RULES = {
-    f"--partition={rule}": [flags.RULE_FLAG.get(name, name) for name in pfl.data.rule_options(rule)]
+    f"--partition={rule}": [
+        data_flags.RULE_FLAG.get(name, name) for name in pfl.data.rule_options(rule)
+    ]
     for rule in sorted(pfl.data.RULES)
 }
 FIGURES = {name: list(plot.options) for name, plot in figures.FIGURES.items()}
@@ -107,11 +109,11 @@ def valid(flag: absl.flags.Flag) -> list[str]:
 
 def flags_of(known: absl.flags.FlagValues, *modules: str) -> list[absl.flags.Flag]:
     found = (flag for module in modules for flag in known.get_flags_for_module(module))
-    return [flag for flag in found if flag.name not in ("help", "helpfull", "list")]
+    return [flag for flag in found if flag.name not in ("help", "list")]
 
 
 def run_flags() -> list[absl.flags.Flag]:
-    return flags_of(flags.parse(["run"]), *(group for group in flags.GROUPS if group != "help"))
+    return flags_of(flags.define(), *flags.GROUPS)
 
 
 def command(main, stops, get_flags, base: Sequence[str] = (), first: dict | None = None):
@@ -133,73 +135,11 @@ def command(main, stops, get_flags, base: Sequence[str] = (), first: dict | None
         result = [word, *base] if word else [*base]
         names = [*texts, *(first or {}).get(word, []) * 9]
         for _ in range(draw(st.sampled_from((1, 1, 1, 2, 3)))):
-            name = draw(names)
-            form = draw(st.integers(0, 59))
-            if form == 59:
-                line.append(f"--{name}")
-            elif form == 58:
-                line.append(f"--no{name}")
-            elif form == 57:
-                line += [f"--{name}", draw(values_of[name])]
-            elif form == 56:
-                line.append(draw(values.words()))
-            elif form == 55:
-                line.append(f"--{draw(values.FREE)}={draw(values_of[name])}")
-            else:
-                line.append(f"--{name}={draw(values_of[name])}")
-        return line
-
-    return words()
-
-
-def by_rule(values_of: dict, base: tuple[str, ...]) -> list:
-    """For `grown`: each partition rule with its own options, and flags of the others left out."""
-    options = {data_flags.RULE_FLAG.get(name, name) for name in RULE_OPTIONS}
-    general = [name for name in values_of if name not in options]
-    return [
-        (
-            (*base, f"--partition={rule}"),
-            general + [data_flags.RULE_FLAG.get(name, name) for name in pfl.rule_options(rule)] * 2,
-        )
-        for rule in sorted(pfl.RULES)
-    ]
-
-
-def flag_values(known: absl.flags.FlagValues, modules, **more) -> dict:
-    """A strategy of text for each flag of these modules, `more` for those that are special."""
-    found = {}
-    for flag in (one for module in modules for one in known.get_flags_for_module(module)):
-        if flag.name in ("help", "list"):
-            continue
-        valid = list(KNOWN.get(flag.name, ()))
-        kind = type(flag.parser).__name__
-        if kind in ("IntegerParser", "Whole", "FloatParser", "Number"):
-            valid += (
-                ["1", "2", "3"] if kind in ("IntegerParser", "Whole") else ["0.5", "1.0", "0.1"]
-            )
-        elif isinstance(flag.default, str):
-            valid.append(flag.default)
-        found[flag.name] = values.words(*valid)
-    found["flagfile"] = values.words("flags")
-    return found | more
-
-
-def run_flags() -> dict:
-    return flag_values(
-        flags.define(),
-        flags.GROUPS,
-        set=pairs(SETTINGS),
-        model_option=pairs(["hidden", "vocab_size", "width", "depth", "features"]),
-        data_option=pairs(["image_size", "num_classes", "vocab_size", "max_tokens"]),
-        dataset=values.words("digits", "digits", *sorted(pfl.DATASETS), "npz:file.npz"),
-        stragglers=values.words("0:1", "1:2", "0:0", "9:1", "0:1:2"),
-        devices=values.words("1", "auto"),  # two must be made before JAX starts
-    )
-
-
-@target("run flags", 105)
-def _run():
-    scene()
+            name = draw(st.sampled_from(names))
+            text = draw(texts[name])
+            odd = [f"--{name}"], [f"--no{name}"], [f"--{name}", text], [text], [f"--x{name}={text}"]
+            result += draw(st.sampled_from((*odd, *([f"--{name}={text}"],) * 50)))
+        return result
 
     def attack(words):
         with contextlib.ExitStack() as stack:
@@ -239,83 +179,26 @@ def planned(args, target, output):
     return 0
 
 
-@target("figures flags", 12)
-def _figures():
-    scene()
-    own = flag_values(figures.parse(["figures"])[1], ["figures", "options"])
-    options = {name for plot in figures.FIGURES.values() for name in plot.options}
-    general = [name for name in own if name not in options]
-    base = ("--runs=finished/one", "--output=new.png")
-    forms = [
-        ((name, *(base if plot.needs_runs else base[1:])), general + 3 * list(plot.options))
-        for name, plot in figures.FIGURES.items()
-    ]
-
-    def attack(words):
-        with mock.patch.object(figures, "write"):
-            return main_of(figures.main, ["figures", *words])
-
-    return grown(own, (), forms), attack
-
-
-@target("reproduce flags", 25)
-def _reproduce():
-    scene()
-    own = flag_values(reproduce.parse(["reproduce"])[0], ["reproduce"])
-    own |= {name: one for name, one in run_flags().items() if name not in own}
-
-    def attack(words):
-        with (
-            mock.patch.object(run, "run", return_value=0),
-            mock.patch.object(run_folder, "opened", side_effect=Checked),
-        ):
-            try:
-                return main_of(reproduce.main, ["reproduce", *words])
-            except Checked:
-                return None
-
-    small = ("--table=pfedla/1", "--stand_in=digits", "--model=softmax", "--train_samples=10")
-    return grown(own, small), attack
-
-
-@target("plan flags", 20)
-def _plan():
-    scene()
-    own = run_flags() | flag_values(flags.define(plan.define), ["plan"])
-
-    def attack(words):
-        with (
-            mock.patch.object(targets, "check_installed"),
-            mock.patch.object(targets.Target, "devices", lambda self: jax.local_devices()[:1]),
-            mock.patch.object(plan, "plan", side_effect=planned),
-        ):
-            return main_of(plan.main, ["plan", *words])
-
-    def planned(args, target, output):
-        plan.prepare(args, target)
-        return 0
-
-    return grown(own, (), by_rule(own, ("--target=v5e", *SMALL))), attack
-
-
-@target("benchmark flags", 50)
-def _benchmark():
-    scene()
-    own = flag_values(benchmark.parse(["benchmark"]), ["benchmark"])
-
-    def attack(words):
-        with (
-            mock.patch.object(benchmark, "_measure", return_value={}),
-            mock.patch.object(benchmark, "_apart", return_value={}),
-            mock.patch.object(benchmark, "aside", side_effect=Checked),
-        ):
-            try:
-                return main_of(benchmark.main, ["benchmark", *words])
-            except Checked:
-                return None
-
-    return grown(own, ()), attack
-
-
-class Checked(BaseException):
-    """All is checked; what comes now would compute or write."""
+PLAN = {(targets, "check_installed"): None, (plan, "plan"): planned,
+        (targets.Target, "devices"): lambda self: jax.local_devices()[:1]}  # fmt: skip
+MEASURED = {(benchmark, "_measure"): {}, (benchmark, "_apart"): {}, (benchmark, "aside"): checked}
+COMMANDS = (
+    ("run", 105, run.main, {(run, "run"): 0}, run_flags, SMALL, RULES),
+    ("partition", 60, partition.main, {(partition, "write"): None},
+     lambda: flags_of(partition.parse(["partition"]), "partition", "options"),
+     ("--num_clients=4", "--output_dir=new"), RULES),
+    ("compare", 50, compare.main, {(compare, "write"): None},
+     lambda: flags_of(compare.parse(["compare"]), "compare"), ["--runs=finished/one"]),
+    ("figures", 12, figures.main, {(figures, "write"): None},
+     lambda: flags_of(figures.parse(["figures"])[1], "figures", "options"),
+     ("--runs=finished/one", "--output=new.png"), FIGURES),
+    ("reproduce", 25, reproduce.main, {(run, "run"): 0, (run_folder, "opened"): checked},
+     lambda: run_flags() + flags_of(reproduce.parse(["reproduce"])[0], "reproduce"), REPRODUCED),
+    ("plan", 20, plan.main, PLAN, lambda: run_flags() + flags_of(flags.define(plan.define), "plan"),
+     ("--target=v5e", *SMALL), RULES),
+    ("benchmark", 50, benchmark.main, MEASURED,
+     lambda: flags_of(benchmark.parse(["benchmark"]), "benchmark")),
+)  # fmt: skip
+TARGETS = {f"{name} flags": Target(share, functools.partial(command, *more))
+           for name, share, *more in COMMANDS}  # fmt: skip
+TARGETS |= {"sweep flags": Target(50, sweeps), "flagfiles": Target(40, flagfiles)}

@@ -120,7 +120,7 @@ def test_an_example_by_name(capsys):
     example = ROOT / "experiments/examples/kept_average.py"
     named = parsed("--import_file=example:kept_average", "--algorithms=kept_average")
     file = parsed(f"--import_file={example}", "--algorithms=kept_average")
-    assert "kept_average" in pfl.ALGORITHMS
+    assert "kept_average" in pfl.core.ALGORITHMS
     assert identity.run_identity(named) == identity.run_identity(file)
     assert run.main(["run", "--import_file=example:kept_averag"]) == 2
     text = capsys.readouterr().err
