@@ -9,6 +9,7 @@ if __name__ == "__main__":  # before anything is loaded
 
     launch("benchmark")
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -65,11 +66,8 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
 
 @shell.script()
 def main(argv: list[str]) -> int:
-    """Runs the script."""
-    return _run(parse(argv))
-
-
-def _run(args: flags.FlagValues) -> int:
+    """Runs the command."""
+    args = parse(argv)
     if args["help"].value:
         print(USAGE)
         print(args.module_help("benchmark"))
@@ -84,7 +82,7 @@ def _run(args: flags.FlagValues) -> int:
     output = None if args.output is None else Path(args.output)
     if output is not None and there("output", output):
         raise pfl.InputError(f"{output} exists already and nothing is ever overwritten.")
-    torch = args.torch and _has_torch()
+    torch = args.torch and importlib.util.find_spec("torch") is not None
     if args.torch and not torch:
         print("PyTorch is not installed: pip install 'fedjax_pfl[benchmark]'. Measuring without.")
     if len(names) == 1:
@@ -130,18 +128,11 @@ def _apart(names: Sequence[str], args: flags.FlagValues) -> dict:
     """Every case in its own process, one after the other."""
     measured = {}
     with tempfile.TemporaryDirectory() as folder:
+        same = Path(folder) / "same.flags"
+        same.write_text(args.flags_into_string())
         for name in names:
             file = Path(folder) / f"{name}.json"
-            words = [
-                f"--case={name}",
-                f"--repeats={args.repeats}",
-                f"--rounds={args.rounds}",
-                f"--quick={args.quick}",
-                f"--torch={args.torch}",
-                f"--client_execution={','.join(args.client_execution)}",
-                f"--devices={args.devices}",
-                f"--output={file}",
-            ]
+            words = [f"--flagfile={same}", f"--case={name}", f"--output={file}"]
             done = subprocess.run([*start.words("benchmark"), *words], check=False, env=os.environ)
             if done.returncode:
                 raise pfl.InputError(f"Case {name} ended with exit code {done.returncode}.")
@@ -173,11 +164,3 @@ def _about(name: str) -> str:
     documented = (getattr(case, "func", case).__doc__ or "").strip().splitlines()[0]
     keywords = getattr(case, "keywords", {})
     return documented + "".join(f" ({key}={value})" for key, value in keywords.items())
-
-
-def _has_torch() -> bool:
-    try:
-        import torch  # noqa: F401  # pyright: ignore[reportMissingImports] - it may be missing
-    except ImportError:
-        return False
-    return True
