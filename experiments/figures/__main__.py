@@ -20,8 +20,8 @@ from fedjax_pfl.data.whole_files import there, writing
 from fedjax_pfl.results.plots import with_colours
 from fedjax_pfl.utils.errors import InputError, unknown_name
 
-from ..cli import flagfiles, plugins, shell
-from ..cli.flagfiles import FlagValues, value_of
+from ..cli import plugins, shell
+from ..cli.parsing import FlagValues, parse_words, value_of
 from ..cli.start import called
 from ..outputs import looks
 from ..outputs.run_files import aside, write_text
@@ -85,11 +85,7 @@ def parse(argv: Sequence[str]) -> tuple[str | None, absl.flags.FlagValues]:
             switch = isinstance(default, bool)  # --NAME alone is true
             define = absl.flags.DEFINE_boolean if switch else absl.flags.DEFINE_string
             define(option, None, "option of a figure", **place)
-    flagfiles.check_trust(argv)
-    rest = shell.parsed(values, argv)[1:]
-    if len(rest) > 1:
-        raise InputError(f"Give one figure's name, got {', '.join(map(repr, rest))}.")
-    plugins.load(value_of(values, "import_file"))
+    rest, _ = parse_words(values, argv, positional=1)
     return (rest[0] if rest else None), values
 
 

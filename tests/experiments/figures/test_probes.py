@@ -183,10 +183,10 @@ def test_every_flag_is_given_again():
     words += ["--data_option=image_size=4", "--import_file=" + own, "--dtype=float64"]
     words += ["--optimizer=adam", "--optimizer_option=b1=0.8", "--optimizer_option=b2=0.9"]
     args = flags.parse(["run", *words])
-    values = {k: v for group in flags.resolved(args).values() for k, v in group.items()}
+    values = {k: v for group in args.by_group().values() for k, v in group.items()}
     again = [w for k, v in values.items() if v is not None for w in probes.flag_words(k, v)]
     same = flags.parse(["run", *again])
-    assert flags.resolved(same) == flags.resolved(args) and len(same.import_file) == 2
+    assert same.by_group() == args.by_group() and len(same.import_file) == 2
 
 
 def test_the_further_epoch_has_the_last_rate_of_a_schedule(found):
