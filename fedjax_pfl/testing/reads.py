@@ -2,7 +2,7 @@
 
 from dataclasses import fields
 
-from fedjax_pfl.core.algorithm import Algorithm
+from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.engine.offloaded_needs import OffloadedNeeds
 from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import make_runs

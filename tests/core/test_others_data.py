@@ -60,7 +60,7 @@ def test_members_may_be_counted():
         check_algorithm(algorithm, only="others_data", show=None)
 
 
-class ReadsLess(pfl.ALGORITHMS["fedamp"]):
+class ReadsLess(pfl.core.ALGORITHMS["fedamp"]):
     reads = "cohort"
 
 
@@ -71,8 +71,11 @@ class ReadsMore(Averaging):
         return jnp.zeros(ctx.federation.data.num_classes)
 
 
-@pytest.mark.parametrize(("cls", "said"), [(ReadsLess, "must be 'others'"), (ReadsMore, "'cohort'")])
+READS = [(ReadsLess, "must be 'others'"), (ReadsMore, "'cohort'")]
+
+
+@pytest.mark.parametrize(("cls", "said"), READS)
 def test_a_wrong_declaration_of_what_a_round_reads_is_noticed(cls, said):
-    algorithm = pfl.algorithm(cls.__name__.lower())(cls)()
+    algorithm = pfl.core.algorithm(cls.__name__.lower())(cls)()
     with jax.enable_x64(True), pytest.raises(AssertionError, match=said):
         check_algorithm(algorithm, only="declared_reads", show=None)
