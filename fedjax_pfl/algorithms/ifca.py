@@ -15,8 +15,8 @@ import optax
 from jax import lax
 
 from fedjax_pfl import core, mixing, trees
-from fedjax_pfl.utils import keys
 from fedjax_pfl.algorithms.common.best_model import best_fitting, mean_private
+from fedjax_pfl.utils import keys
 
 DRAWS = 100  # sets of first models that "balanced_redraw" tries at most
 

@@ -11,9 +11,9 @@ import optax
 from jax import lax
 
 from fedjax_pfl import core, trees
-from fedjax_pfl.utils import keys
 from fedjax_pfl.algorithms.common import hypernetwork, pfedhn_clients
 from fedjax_pfl.algorithms.common.hypernetwork import Hypernetwork, clipped
+from fedjax_pfl.utils import keys
 
 
 @core.struct

@@ -13,8 +13,8 @@ from jax import lax
 
 from fedjax_pfl import core, mixing, similarity, trees
 from fedjax_pfl.aggregation import products
-from fedjax_pfl.utils import keys
 from fedjax_pfl.algorithms.common.hypernetwork import linear
+from fedjax_pfl.utils import keys
 
 DEPTH = 3  # layers of a trunk, as in public implementations: the paper's supplement is lost
 
