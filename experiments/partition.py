@@ -16,9 +16,9 @@ if __name__ == "__main__":  # before anything is loaded
 
     launch("partition")
 
-from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import absl.flags
 
@@ -26,10 +26,12 @@ import fedjax_pfl as pfl
 from fedjax_pfl.data.files import as_path
 from fedjax_pfl.data.whole_files import there, writing
 from fedjax_pfl.results import partition_plots as plots
+from fedjax_pfl.utils.conversions import convert
 
-from .cli import plugins, shell
-from .cli.data_flags import RULE_FLAG, RULE_OPTION, adopt, load_dataset, num_clients
-from .cli.parsing import FlagValues, Whole, name_and_value, parse_words, value_of
+from .cli import flags, shell
+from .cli.config import ExperimentConfig
+from .cli.data_flags import load_dataset, make_partition
+from .cli.parsing import name_and_value
 from .cli.start import called
 from .outputs.run_files import aside, write_json, write_picture
 
@@ -42,118 +44,66 @@ Draws a partition and counts each client's samples, without training.
   {called("partition")} --dataset=fashion_mnist --data_dir=DATA \\
       --import_split=pfllib:PFLlib/dataset/FashionMNIST
 
-Options of the partition rule or importer: --NAME=VALUE, or --partition_option=NAME=VALUE.
+All flags of {called("run")} on data and partition are known; others are ignored, so
+that a --preset can be drawn. Options of an importer are --partition_option=NAME=VALUE.
 """
 
 
-def parse(argv: Sequence[str]) -> absl.flags.FlagValues:
-    """Flag values; every option of any rule or importer is a flag of text, None if not given."""
-    values = FlagValues()
+def define(values: absl.flags.FlagValues) -> None:
+    """The flags beside those of a run."""
     place = {"flag_values": values, "module_name": "partition"}
-    text = absl.flags.DEFINE_string
-
-    def whole(name: str, default: int, meaning: str, low: int) -> None:
-        serializer = absl.flags.ArgumentSerializer()
-        parser = Whole(name, low)
-        absl.flags.DEFINE(parser, name, default, meaning, serializer=serializer, **place)
-
-    text("dataset", "digits", "name of the data set, or npz:PATH for your own arrays", **place)
-    text("data_dir", None, "folder with the data set's files", **place)
-    option = "NAME=VALUE, an option of the data set's reader"
-    absl.flags.DEFINE_multi_string("data_option", [], option, **place)
-    text("partition", "dirichlet", "rule that deals samples to clients", **place)
-    whole("num_clients", 20, "number of clients", 1)
-    whole("partition_seed", 0, "fixes the partition", 0)
-    text(
-        "partition_file",
-        None,
-        "NPZ file of a partition, or another tool's split, instead of a rule",
-        **place,
-    )
-    plugins.define(place)
-    text("import_split", None, "SOURCE:PATH of a split of another tool, instead of a rule", **place)
-    absl.flags.DEFINE_list("alphas", [], "several values of the rule's alpha to compare", **place)
-    text("output_dir", None, "a new folder (default: runs/partition-RULE-DATE-TIME)", **place)
-    absl.flags.DEFINE_multi_string(
-        "partition_option", [], "NAME=VALUE, an option of the rule or importer", **place
-    )
-    absl.flags.DEFINE_boolean("list", False, "print the rules and importers, and exit", **place)
-    absl.flags.DEFINE_boolean("help", False, "print this, and exit", **place)
-    place["module_name"] = "options"
-    for option in dict.fromkeys(
-        name for rule in pfl.data.RULES for name in pfl.data.rule_options(rule)
-    ):
-        text(RULE_FLAG.get(option, option), None, "option of a rule", **place)
-    _, typed = parse_words(values, argv)
-    adopt(values, typed, ("partition", "import_split", "alphas"))
-    return values
+    meaning = "SOURCE:PATH of a split of another tool, instead of a rule"
+    absl.flags.DEFINE_string("import_split", None, meaning, **place)
+    meaning = "several values of the rule's alpha to compare"
+    absl.flags.DEFINE_list("alphas", [], meaning, **place)
 
 
-def given_options(args: absl.flags.FlagValues) -> dict[str, str]:
-    """Text of the options given, by option."""
-    given = {
-        RULE_OPTION.get(flag.name, flag.name): value_of(args, flag.name)
-        for flag in args.get_flags_for_module("options")
-        if flag.present
-    }
-    for word in args.partition_option:
-        name, value = name_and_value("partition_option", word)
-        if name in given:
-            raise pfl.InputError(f"Option {name!r} is given twice.")
-        given[name] = value
-    return given
-
-
-def build(args: absl.flags.FlagValues, dataset: pfl.Dataset) -> dict[str, pfl.Partition]:
+def build(config: ExperimentConfig, dataset: pfl.Dataset) -> dict[str, pfl.Partition]:
     """The chosen partitions by the ending of their files' names: one, or one for each alpha."""
-    given = given_options(args)
-    chosen = [
-        name for name in ("partition", "partition_file", "import_split") if args[name].present
-    ]
+    names = ("partition", "partition_file", "import_split")
+    chosen = [name for name in names if config[name].present]
     if len(chosen) > 1:
         raise pfl.InputError(f"Give one of --{' and --'.join(chosen)}, not both.")
-    if args.partition_file is not None or args.import_split is not None:
+    if config.import_split is not None or config["partition_file"].present:
         useless = [
-            name for name in ("num_clients", "partition_seed", "alphas") if args[name].present
+            name
+            for name in ("num_clients", "partition_seed", "alphas", *config.by_group()["rule"])
+            if config[name].present and (config.import_split is None or name != "partition_option")
         ]
-        useless += list(given) if args.import_split is None else []
         if useless:
             raise pfl.InputError(f"--{useless[0]} is for rules: it can't be given with a file.")
-    if args.partition_file is not None:
-        return {"": pfl.read_partition(as_path("--partition_file", args.partition_file), dataset)}
-    if args.import_split is not None:
-        source, _, path = args.import_split.partition(":")
-        if source not in pfl.data.IMPORTERS:
-            raise pfl.core.unknown_name(
-                "source in --import_split=SOURCE:PATH", source, pfl.data.IMPORTERS
-            )
-        known = pfl.data.IMPORTERS[source].options
-        options = pfl.data.parse_options(given, known, f"option of importer {source!r}")
-        return {"": pfl.data.import_partition(source, path, dataset, **options)}
-    defaults = pfl.data.rule_options(args.partition)
-    kind = f"option of partition rule {args.partition!r}"
-    texts = [given]
-    if args["alphas"].present:
-        if "alpha" in given:
-            raise pfl.InputError("Give --alpha or --alphas, not both.")
-        texts = [given | {"alpha": alpha} for alpha in args.alphas]
+    if config.import_split is not None:
+        return {"": _imported(config, dataset)}
+    if not config["alphas"].present:
+        return {"": make_partition(config, dataset)}
+    if config["alpha"].present:
+        raise pfl.InputError("Give --alpha or --alphas, not both.")
     partitions = {}
-    for text in texts:
-        options = pfl.data.parse_options(text, defaults, kind)
-        name = f"alpha={options['alpha']:g}" if args["alphas"].present else ""
+    for text in config.alphas:
+        alpha = convert("--alphas", text, float)
+        name = f"alpha={alpha:g}"
         if name in partitions:
             raise pfl.InputError(
                 f"--alphas names {name} twice, to the six digits that names of files have."
             )
-        partitions[name] = pfl.make_partition(
-            args.partition, dataset, num_clients(args), args.partition_seed, **options
-        )
+        partitions[name] = make_partition(config.replace(alpha=alpha), dataset)
     if not partitions:
         raise pfl.InputError("--alphas must name at least one number, such as 0.1,1.")
     return partitions
 
 
-def output_folder(args: absl.flags.FlagValues) -> Path:
+def _imported(config: ExperimentConfig, dataset: pfl.Dataset) -> pfl.Partition:
+    source, _, path = config.import_split.partition(":")
+    if source not in pfl.data.IMPORTERS:
+        kind = "source in --import_split=SOURCE:PATH"
+        raise pfl.core.unknown_name(kind, source, pfl.data.IMPORTERS)
+    texts = dict(name_and_value("partition_option", word) for word in config.partition_option)
+    known = pfl.data.IMPORTERS[source].options
+    options = pfl.data.parse_options(texts, known, f"option of importer {source!r}")
+    return pfl.data.import_partition(source, path, dataset, **options)
+
+
+def output_folder(args: ExperimentConfig) -> Path:
     """The folder to write to, which must not exist yet."""
     if args.output_dir is None:
         rule = args.partition
@@ -172,7 +122,7 @@ def write(
     output: Path,
     dataset: pfl.Dataset,
     partitions: dict[str, pfl.Partition],
-    statistics: dict[str, dict],
+    statistics: dict[str, dict[str, Any]],
 ) -> None:
     """Writes files, numbers (`partition_statistics`, by name) and pictures of every partition."""
     with writing(output):
@@ -233,16 +183,17 @@ def catalogue() -> str:
 
 @shell.script()
 def main(argv: list[str]) -> int:
-    """Runs the script."""
-    args = parse(argv)
-    if args["help"].value:
-        print(f"{USAGE}\n{args.module_help('partition')}")
+    """Runs the command."""
+    args = flags.parse(argv, define)
+    if args.help:
+        values = flags.define(define)
+        print("\n".join([USAGE, *map(values.module_help, ("partition", "data", "rule"))]))
         return 0
-    if args["list"].value:
+    if args.list:
         print(catalogue())
         return 0
     output = output_folder(args)
-    dataset = load_dataset(args, given_options(args).get("column"))
+    dataset = load_dataset(args)
     partitions = build(args, dataset)
     labels, num_classes = dataset.labels, dataset.num_classes
     statistics = {

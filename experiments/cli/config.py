@@ -62,8 +62,10 @@ class ExperimentConfig:
         return name in self.settings
 
     def replace(self, **values: Any) -> "ExperimentConfig":
-        """A copy with other values of some flags."""
-        changed = {name: self[name]._replace(value=value) for name, value in values.items()}
+        """A copy with other values of some flags, as if they were given."""
+        changed = {
+            name: self[name]._replace(value=value, present=True) for name, value in values.items()
+        }
         return ExperimentConfig({**self.settings, **changed})
 
     def by_group(self) -> dict[str, dict[str, Any]]:

@@ -16,7 +16,7 @@ from .parsing import name_and_value, parse_pairs
 # Flag names that differ from the option of the partition rule that they set.
 RULE_OPTION = {"dominant_share": "share"}
 RULE_FLAG = {option: flag for flag, option in RULE_OPTION.items()}
-RULE_GROUPS = ("rule", "options")  # of a rule's options, of a run and of `experiments.partition`
+ANOTHER_SPLIT = ("partition", "import_split", "alphas")  # than a data set's own
 PREFIX = "pfllib:"
 SAMPLES = ("pfllib", "leaf")  # tools whose folders hold samples
 
@@ -28,13 +28,13 @@ def rule_flags(rule: str) -> dict[str, object]:
     }
 
 
-def load_dataset(args: Any, column: str | None = None) -> pfl.Dataset:
+def load_dataset(args: ExperimentConfig) -> pfl.Dataset:
     """The data set of --dataset, --data_dir and --data_option.
 
-    A reader that keeps only the columns that it is told keeps the one of which clients are made:
-    `column`, by default that of --column.
+    A reader that keeps only the columns that it is told keeps the one of which clients are made.
     """
-    column = column or args["column"].value
+    columns = [word for word in args.partition_option if word.startswith("column=")]
+    column = columns[-1].partition("=")[2] if columns else args.column
     source = pfl.data.DATASETS.get(args.dataset.partition(":")[0])
     texts = [] if source is None else source.text_options
     options = parse_pairs(args, "data_option", texts)
@@ -43,7 +43,7 @@ def load_dataset(args: Any, column: str | None = None) -> pfl.Dataset:
     return pfl.load_dataset(args.dataset, args.data_dir, **options)
 
 
-def num_clients(args: Any) -> int | None:
+def num_clients(args: ExperimentConfig) -> int | None:
     """--num_clients; None, for all, where the data have clients and the flag is not given."""
     rule = pfl.data.RULES.get(args.partition)
     every = rule is not None and rule.natural and not args["num_clients"].present
@@ -100,7 +100,7 @@ def make_partition(args: ExperimentConfig, dataset: pfl.Dataset) -> pfl.Partitio
 
 
 def _options(values: absl.flags.FlagValues) -> set[str]:
-    return {flag.name for group in RULE_GROUPS for flag in values.get_flags_for_module(group)}
+    return {flag.name for flag in values.get_flags_for_module("rule")}
 
 
 def replace_split(values: absl.flags.FlagValues, typed: Mapping[str, Any]) -> None:
@@ -135,11 +135,7 @@ def _unparse(
         values[name].unparse()
 
 
-def adopt(
-    values: absl.flags.FlagValues,
-    typed: Mapping[str, Any],
-    others: Collection[str] = ("partition",),
-) -> None:
+def adopt(values: absl.flags.FlagValues, typed: Mapping[str, Any]) -> None:
     """Writes --dataset=FOLDER of PFLlib's as pfllib:FOLDER, split as that folder splits it.
 
     The folder's split takes the place of a flagfile's rule. A folder of LEAF's becomes leaf:FOLDER,
@@ -149,7 +145,6 @@ def adopt(
     Args:
       values: flags; changed in place.
       typed: flags of the command line itself.
-      others: flags that, like --partition_file, say another split.
 
     Raises:
       InputError: the folder is FL-bench's, which has indices and no samples.
@@ -167,7 +162,9 @@ def adopt(
     given = values["dataset"].value = f"{name}{colon}{place}"
     if given.startswith(PREFIX):
         _give_way(values, typed)
-    dealt = values["partition_file"].value is not None or any(values[n].present for n in others)
+    dealt = values["partition_file"].value is not None or any(
+        values[name].present for name in ANOTHER_SPLIT if name in values
+    )
     if given.startswith(PREFIX) and not dealt:
         values["partition_file"].value = given.removeprefix(PREFIX)
     source = pfl.data.DATASETS.get(given.partition(":")[0])

@@ -68,16 +68,16 @@ def check_figures(words):
 
 
 def check_partition(words):
-    args = partition.parse(["partition", *words])
-    if args.import_split is None:
-        defaults = rule_options(args.partition)
-    else:
+    args = flags.parse(["partition", *words], partition.define)
+    if args.import_split is not None:
         source, colon, path = args.import_split.partition(":")
         assert colon and path
-        defaults = IMPORTERS[source].options
-    parse_options(partition.given_options(args), defaults, "option")
+        texts = dict(word.split("=") for word in args.partition_option)
+        parse_options(texts, IMPORTERS[source].options, "option")
+        return
+    check_config(args)
     for alpha in args.alphas:
-        parse_options({"alpha": alpha}, defaults, "option")
+        parse_options({"alpha": alpha}, rule_options(args.partition), "option")
 
 
 def check_reproduce(words):

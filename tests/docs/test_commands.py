@@ -105,7 +105,7 @@ def known_flags():
         compare.parse([""]),
         figures.parse([""])[1],
     ]
-    values.append(partition.parse([""]))
+    values.append(flags.parse([""], partition.define))
     names = {name for one in values for name in one} | {"flagfile", "preset", "grid", "rank_by"}
     return names | {f"no{name}" for name in names}
 

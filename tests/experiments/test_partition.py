@@ -78,10 +78,13 @@ def test_options_of_the_data_set(tmp_path):
         (["--data_option=size=3"], "Data set 'digits' takes no options, got 'size'"),
         (["--dataset=parquet:x", "--data_option=imag=3"], "Did you mean 'image_size'"),
         (["--data_option=size"], "--data_option must read NAME=VALUE, got 'size'"),
-        (["--partition=iid", "--alpha=1"], "Unknown option of partition rule 'iid' 'alpha'"),
+        (["--partition=iid", "--alpha=1"], "--alpha is no option of partition rule 'iid'"),
         (["--alpha=x"], "alpha must be a number, got 'x'"),
         (["--alpha=1", "--alphas=1,2"], "Give --alpha or --alphas, not both"),
-        (["--alpha=1", "--partition_option=alpha=2"], "Option 'alpha' is given twice"),
+        (
+            ["--alpha=1", "--partition_option=alpha=2"],
+            "The option 'alpha' of the partition rule is given twice",
+        ),
         (["--partition_option=alpha"], "--partition_option must read NAME=VALUE, got 'alpha'"),
         (["--alphas="], "--alphas must name at least one number"),
         (["--alphas=0.1,1,1e-1"], "--alphas names alpha=0.1 twice"),
@@ -128,6 +131,6 @@ def test_help_and_list(capsys):
 
 def test_numbers_are_counted_once(tmp_path, monkeypatch):
     seen, count = [], pfl.data.partition_statistics
-    monkeypatch.setattr(pfl, "partition_statistics", lambda *a: seen.append(1) or count(*a))
+    monkeypatch.setattr(pfl.data, "partition_statistics", lambda *a: seen.append(1) or count(*a))
     assert call("--num_clients=4", f"--output_dir={tmp_path / 'new'}") == 0
     assert len(seen) == 1

@@ -185,7 +185,7 @@ MEASURED = {(benchmark, "_measure"): {}, (benchmark, "_apart"): {}, (benchmark, 
 COMMANDS = (
     ("run", 105, run.main, {(run, "run"): 0}, run_flags, SMALL, RULES),
     ("partition", 60, partition.main, {(partition, "write"): None},
-     lambda: flags_of(partition.parse(["partition"]), "partition", "options"),
+     lambda: flags_of(flags.define(partition.define), "partition", "data", "rule"),
      ("--num_clients=4", "--output_dir=new"), RULES),
     ("compare", 50, compare.main, {(compare, "write"): None},
      lambda: flags_of(compare.parse(["compare"]), "compare"), ["--runs=finished/one"]),
