@@ -88,7 +88,7 @@ def test_what_is_refused(words, said, played, capsys, tmp_path, monkeypatch, req
 
 def test_help_and_list(played, capsys):
     code, out, _ = played(capsys, "--help")
-    assert code == 0 and "--target " in out and "pip" not in out
+    assert code == 0 and "--target:" in out and "pip" not in out
     code, out, _ = played(capsys, "--list")
     assert code == 0
     for name in ("v5e:4x8", "v6e:2x2", "v2:2x2", "h100", "a100", "1.5 GHz", "NVIDIA"):
