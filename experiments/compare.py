@@ -73,7 +73,7 @@ def compare(
     measure = runs[0].measure
     if target is not None and measure.fraction:
         require(1 < target <= 100, "target", target, "a percentage in (1, 100], such as 80")
-    given, runs = runs, with_scores(runs, [model], split)
+    every, runs = runs, with_scores(runs, [model], split)
     other = next((run for run in runs if not same_data(run, runs[0])), None)
     if other is not None and not choice.different_data:
         apart = "" if runs[0].data_name != other.data_name else " with other names or samples"
@@ -102,7 +102,7 @@ def compare(
     notes = [
         *grouped(remarks),
         *_meaning(table, choice.score, measure),
-        *_beside(given, runs, names, model, split),
+        *_beside(every, runs, names, model, split),
         *mixed_code([[runs[k] for k in subtracted]]),
     ]
     return Table(run_columns(measure), table, notes), text
@@ -156,10 +156,10 @@ def _apart(runs, rows, scores) -> list[dict]:
     return [{name: shown[name][k] for name in differ} for k in range(len(runs))]
 
 
-def _beside(given, runs, names, model: str, split: str) -> list[str]:
+def _beside(every, runs, names, model: str, split: str) -> list[str]:
     """Notes on facts missing from the labels: runs without scores, settings that differ."""
     notes = []
-    left = [str(run.folder) for run in given if run not in runs]
+    left = [str(run.folder) for run in every if run not in runs]
     if left:
         notes.append(f"Left out, without {split} scores of the model {model!r}: {', '.join(left)}.")
     differ = [name for name in varying(runs, REPEATS) if name != ALGORITHM]
@@ -240,10 +240,10 @@ def _remarks(run: Run, model: str) -> tuple[str, ...]:
     """The run's remarks, and the adaptation of copies where adapted models are compared."""
     flags = run.config["flags"].get("run", {})
     epochs, steps, leaves = (flags.get(f"adapt_{name}") for name in ("epochs", "steps", "leaves"))
-    said = run.remarks
+    remarks = run.remarks
     if model != "adapted" or not (epochs or steps):
-        return said
-    return *said, f"adapted by {pfl.Adaptation(epochs or 1, steps or None, leaves)}"
+        return remarks
+    return *remarks, f"adapted by {pfl.Adaptation(epochs or 1, steps or None, leaves)}"
 
 
 def _mean(values) -> float | None:

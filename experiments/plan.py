@@ -91,10 +91,10 @@ def plan(args: ExperimentConfig, target: targets.Target, output: Path | None) ->
     count = _count(args, len(devices), experiment.federation.num_clients)
     devices = devices[:count]
     print("\n".join(header(experiment, target, devices)), flush=True)
-    found = {}
+    by_name = {}
     for name in args.instances:
         print(f"{name}: compiling", flush=True)
-        found[name] = plans.widest(
+        by_name[name] = plans.widest(
             args.instances[name],
             experiment.federation_of(name),
             target,
@@ -107,18 +107,18 @@ def plan(args: ExperimentConfig, target: targets.Target, output: Path | None) ->
             score_clients=args.scored_clients,
         )
     print()
-    printed.print_table(Console(), plan_table.table(found))
-    print("".join(f"\n{line}" for line in plan_table.notes(found, experiment, target)))
+    printed.print_table(Console(), plan_table.table(by_name))
+    print("".join(f"\n{line}" for line in plan_table.notes(by_name, experiment, target)))
     if output is not None:
-        plan_table.write(output, found, experiment, target, devices)
+        plan_table.write(output, by_name, experiment, target, devices)
         print(f"\nWritten to {output}.")
-    return shell.FAULT if any(one.error for one in found.values()) else 0
+    return shell.FAULT if any(one.error for one in by_name.values()) else 0
 
 
 def prepare(args: ExperimentConfig, target: targets.Target) -> Experiment:
     """The experiment as it would be on the target; how devices share it is chosen later."""
-    alone = {"devices": 1, "mesh": "auto"}
-    options = alone | {"platform": target.chip.platform}
+    single = {"devices": 1, "mesh": "auto"}
+    options = single | {"platform": target.chip.platform}
     return prepare_inputs(load_inputs(args), options=options)
 
 

@@ -118,9 +118,9 @@ def outcomes(cell: Cell, result: pfl.Result, rank_by: str) -> Iterator[Outcome]:
     validation, test = of("validation"), of("test")
     for h, inside in enumerate(cell.inside):
         setting, seeds = cell.fixed | inside, tuple(int(seed) for seed in result.seeds)
-        who, said = tuple(scored_clients(result, h)), tuple(row_remarks(result, h))
+        who, remarks = tuple(scored_clients(result, h)), tuple(row_remarks(result, h))
         scores = validation[:, h], test[:, h]
-        yield Outcome(cell.algorithm, setting, seeds, *scores, who, said, measure)
+        yield Outcome(cell.algorithm, setting, seeds, *scores, who, remarks, measure)
 
 
 def define(values: absl.flags.FlagValues) -> None:
@@ -206,7 +206,7 @@ def sweep(
       entries: the sweep's identity.
       heading: sentences on all settings.
     """
-    found = []
+    ranked = []
     count = sum(len(program.cell.inside) for program in queue)
     programs = "1 program" if len(queue) == 1 else f"{len(queue)} programs"
     print(f"{count} settings in {programs}, {config.num_seeds} seed(s) each: {output}")
@@ -218,14 +218,14 @@ def sweep(
             with Stopper() as stop, shown.progress_display(Console()) as display:
                 for program in queue:
                     result = run_program(program, output, display, stop)
-                    found += outcomes(program.cell, result, config.rank_by)
+                    ranked += outcomes(program.cell, result, config.rank_by)
         except (Stopped, KeyboardInterrupt):
             message = f"Interrupted. Kept in {output}: the same command continues from there."
             print(message, file=sys.stderr)
             return 128 + (stop.signal or signal.SIGINT)
         data = changing_data(entries["grid"])
-        write(output, found, config.rank_by, heading, data, flags.given_words(config))
+        write(output, ranked, config.rank_by, heading, data, flags.given_words(config))
         shutil.rmtree(output / run_folder.CHECKPOINTS, ignore_errors=True)
-    notes = "".join(f"\n{line}\n" for line in footnotes(found, data))
-    print(f"\n{table(found).to_markdown()}\n{notes}\nTable, numbers and pictures: {output}")
+    notes = "".join(f"\n{line}\n" for line in footnotes(ranked, data))
+    print(f"\n{table(ranked).to_markdown()}\n{notes}\nTable, numbers and pictures: {output}")
     return 0

@@ -68,14 +68,14 @@ def remarked(result: pfl.Result, own: Mapping[str, Any], more: Sequence[str] = (
     Args:
       own: its options, see `own_training`.
     """
-    said = [f"trained with its own {own_words(own)}"] if own else []
-    return replace(result, remarks=(*result.remarks, *said, *more))
+    words = [f"trained with its own {own_words(own)}"] if own else []
+    return replace(result, remarks=(*result.remarks, *words, *more))
 
 
 def own_words(own: Mapping[str, Any]) -> str:
     """An algorithm's own options of local training, such as "learning rate 0.3"."""
-    given = {key: value for key, value in own.items() if value is not None}
-    return ", ".join(f"{key.replace('_', ' ')} {_text(value)}" for key, value in given.items())
+    changed = {key: value for key, value in own.items() if value is not None}
+    return ", ".join(f"{key.replace('_', ' ')} {_text(value)}" for key, value in changed.items())
 
 
 def words(algorithm: str, own: Mapping[str, Any]) -> list[str]:

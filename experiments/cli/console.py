@@ -97,7 +97,7 @@ class PlainProgress:
         return None
 
     def algorithm(self, name: str, rounds: int, memory: pfl.engine.Memory | None = None):
-        """A callback for `pfl.simulate`; says what the simulation will take at most."""
+        """A callback for `pfl.simulate` that first shows what the simulation will take at most."""
         about = "" if memory is None else f", memory about {memory}"
         print(f"{name}: compiling{about}", file=self.stream, flush=True)
         self.shown = time.monotonic()
@@ -133,7 +133,7 @@ class BarProgress:
         self.bars.stop()
 
     def algorithm(self, name: str, rounds: int, memory: pfl.engine.Memory | None = None):
-        """A callback for `pfl.simulate`; says what the simulation will take at most."""
+        """A callback for `pfl.simulate` that first shows what the simulation will take at most."""
         about = "" if memory is None else f", about {gigabytes(memory.total)}"
         task = self.bars.add_task(name, total=rounds, status=f"compiling{about}")
 

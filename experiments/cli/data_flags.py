@@ -52,12 +52,12 @@ def num_clients(args: ExperimentConfig) -> int | None:
 
 def make_partition(args: ExperimentConfig, dataset: pfl.Dataset) -> pfl.Partition:
     """The partition of a file or a rule, with its validation samples."""
-    given = [name for name in args if args[name].present and args[name].group == "rule"]
+    names = [name for name in args if args[name].present and args[name].group == "rule"]
     if args.partition_file is not None:
-        given += [name for name in ("partition",) if args[name].present]
-        if given:
+        names += [name for name in ("partition",) if args[name].present]
+        if names:
             raise pfl.InputError(
-                f"--{given[0]} can't be given with --partition_file: the file has the partition."
+                f"--{names[0]} can't be given with --partition_file: the file has the partition."
             )
         partition = pfl.read_partition(as_path("--partition_file", args.partition_file), dataset)
         if args["num_clients"].present and args.num_clients != partition.num_clients:
@@ -67,8 +67,8 @@ def make_partition(args: ExperimentConfig, dataset: pfl.Dataset) -> pfl.Partitio
             )
     else:
         own = rule_flags(args.partition)
-        given = [name for name in given if name != "partition_option"]
-        for name in given:
+        names = [name for name in names if name != "partition_option"]
+        for name in names:
             if name not in own:
                 valid = ", ".join(f"--{flag}" for flag in own)
                 takers = [rule for rule in sorted(pfl.data.RULES) if name in rule_flags(rule)]
@@ -76,7 +76,7 @@ def make_partition(args: ExperimentConfig, dataset: pfl.Dataset) -> pfl.Partitio
                     f"--{name} is no option of partition rule {args.partition!r}, which takes "
                     f"{valid}. Rules that take it: {', '.join(takers)}."
                 )
-        options = {RULE_OPTION.get(name, name): args[name].value for name in given}
+        options = {RULE_OPTION.get(name, name): args[name].value for name in names}
         for word in args.partition_option:
             name, value = name_and_value("partition_option", word)
             if name in options:
@@ -149,25 +149,25 @@ def adopt(values: absl.flags.FlagValues, typed: Mapping[str, Any]) -> None:
     Raises:
       InputError: the folder is FL-bench's, which has indices and no samples.
     """
-    given = values["dataset"].value
-    if given not in pfl.data.DATASETS and ":" not in given and given.strip():
-        place = as_path("--dataset", given)
+    dataset = values["dataset"].value
+    if dataset not in pfl.data.DATASETS and ":" not in dataset and dataset.strip():
+        place = as_path("--dataset", dataset)
         source = pfl.data.recognised(place)
         if source == "flbench":
             raise _of_flbench(place)
         if source in SAMPLES:
-            values["dataset"].value = f"{source}:{given}"
+            values["dataset"].value = f"{source}:{dataset}"
     name, colon, place = values["dataset"].value.partition(":")
     name = name_matching.ours(name, pfl.data.DATASETS, aliases.DATASETS)
-    given = values["dataset"].value = f"{name}{colon}{place}"
-    if given.startswith(PREFIX):
+    dataset = values["dataset"].value = f"{name}{colon}{place}"
+    if dataset.startswith(PREFIX):
         _give_way(values, typed)
     dealt = values["partition_file"].value is not None or any(
         values[name].present for name in ANOTHER_SPLIT if name in values
     )
-    if given.startswith(PREFIX) and not dealt:
-        values["partition_file"].value = given.removeprefix(PREFIX)
-    source = pfl.data.DATASETS.get(given.partition(":")[0])
+    if dataset.startswith(PREFIX) and not dealt:
+        values["partition_file"].value = dataset.removeprefix(PREFIX)
+    source = pfl.data.DATASETS.get(dataset.partition(":")[0])
     if source is not None and source.natural and not dealt:
         values["partition"].value = "by_column"
 

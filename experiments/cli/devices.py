@@ -21,7 +21,7 @@ def prepare(devices: str, num_clients: int, mesh: str = AUTO) -> int:
     client: a core that trains its own client never waits, while cores that share one client's
     matrix products wait for each other in every step. CPU devices can be made only before JAX
     starts; if JAX runs already, "auto" is 1. With a `mesh` it is as many as that takes, and 1 where
-    these can't be made: whoever reads the mesh then says how many there are.
+    these can't be made, which the check of the mesh then reports.
 
     Several processes share all their devices; on CPUs each makes as many.
 

@@ -195,7 +195,11 @@ def _run(group: _Group) -> None:
     group.names(
         "score_clients", None, "clients whose models are scored (default: all that have one)"
     )
-    group.names("matrix_rounds", None, "rounds whose mixing is kept (default: first, middle, last)")
+    group.names(
+        "matrix_rounds",
+        None,
+        "rounds whose mixing matrices are saved (default: first, middle, last)",
+    )
     group.options(pfl.Adaptation, "adapt_", epochs=0, steps=0)
     group.whole("new_clients", 0, "how many of the last clients are new clients, in no round", 0)
     meaning = "local steps after which new clients are scored, at the end"
@@ -217,7 +221,7 @@ def _run(group: _Group) -> None:
     group.switch("save_models", True, "write the final models")
     group.switch("tensorboard", False, "also write TensorBoard's event files, which grow")
     group.text("wandb", None, "also log to this Weights & Biases project, or ENTITY/PROJECT")
-    meaning = "also log to this MLflow experiment, where MLFLOW_TRACKING_URI says"
+    meaning = "also log to this MLflow experiment of the server at MLFLOW_TRACKING_URI"
     group.text("mlflow", None, meaning)
     group.text(
         "compilation_cache",

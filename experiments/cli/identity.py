@@ -144,7 +144,7 @@ def merged(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 def difference(before: Mapping[str, Any], now: Mapping[str, Any], most: int = 6) -> str:
     """The difference of two runs' records, as part of a sentence; "" if there is none."""
 
-    def told(record: Mapping[str, Any], name: str, missing: str) -> str:
+    def text_of(record: Mapping[str, Any], name: str, missing: str) -> str:
         if name not in record:
             return missing
         return cut(shown(record[name]), 100)
@@ -156,8 +156,8 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any], most: int = 6)
     for name in sorted(names):
         if before.get(name) != now.get(name):
             flag = f"--{name}" if re.fullmatch(r"\w+", name) else name
-            was = told(before, name, "not recorded" if flag == name else "None")
-            is_now = told(now, name, "absent")
+            was = text_of(before, name, "not recorded" if flag == name else "None")
+            is_now = text_of(now, name, "absent")
             if was == is_now:  # both are cut, and alike where they are shown
                 was, is_now = _from_first_difference(before[name], now[name])
             changed.append(f"{flag} was {was} and is {is_now}")

@@ -53,14 +53,14 @@ def split_new_clients(
         with contextlib.suppress(ValueError):
             fractions.append(float(word))
     if not steps or None in read:
-        given = ",".join(args.new_client_steps)
+        words = ",".join(args.new_client_steps)
         raise pfl.InputError(
-            f"--new_client_steps must be whole numbers such as 0,5, got {shown(given)}."
+            f"--new_client_steps must be whole numbers such as 0,5, got {shown(words)}."
         )
     if len(fractions) < len(args.new_client_samples) or not all(0 < f <= 1 for f in fractions):
-        given = ",".join(args.new_client_samples)
+        words = ",".join(args.new_client_samples)
         raise pfl.InputError(
-            f"--new_client_samples must be fractions in (0, 1], got {shown(given)}."
+            f"--new_client_samples must be fractions in (0, 1], got {shown(words)}."
         )
     federation, new = pfl.engine.without_new_clients(federation, args.new_clients)
     schedule, capacity = new.schedule, new.data.train.capacity

@@ -146,9 +146,9 @@ def parse_words(
     except flags.IllegalFlagValueError as error:
         if isinstance(error.__context__, pfl.InputError):
             raise error.__context__ from None
-        said = re.match(r"flag --(\w+)=(.*?): ", str(error), re.DOTALL)
-        if said is not None and isinstance(values[said[1]].parser, flags.BooleanParser):
-            raise refused(f"--{said[1]}", said[2], "true or false") from None
+        match = re.match(r"flag --(\w+)=(.*?): ", str(error), re.DOTALL)
+        if match is not None and isinstance(values[match[1]].parser, flags.BooleanParser):
+            raise refused(f"--{match[1]}", match[2], "true or false") from None
         raise flags.Error(_short(str(error))) from None
     except flags.Error as error:
         raise flags.Error(_short(str(error))) from None

@@ -17,7 +17,7 @@ from fedjax_pfl.data.files import as_path
 COMMANDS = Path(__file__).parents[1]
 EXAMPLES = COMMANDS / "examples"
 EXAMPLE = "example:"  # prefix of an example's name, instead of a file
-# Files of this package and of installed ones are no user's, wherever they lie.
+# Files of this package and of installed ones are never a user's.
 OURS, INSTALLED = (COMMANDS, Path(pfl.__file__).parent), "site-packages"
 REGISTRIES = (
     pfl.data.DATASETS, pfl.data.RULES, pfl.models.METRICS, pfl.models.MODELS, pfl.models.OBJECTIVES,
@@ -59,8 +59,8 @@ def examples() -> dict[str, str]:
     """The examples of this package by name, each with the first line of its docstring."""
     result = {}
     for path in sorted(EXAMPLES.glob("*.py")):
-        said = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-        result[path.stem] = said.partition("\n")[0]
+        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        result[path.stem] = text.partition("\n")[0]
     return result
 
 
@@ -163,7 +163,7 @@ def _imported(path: Path) -> list[Path]:
         result.append(one)
         try:
             tree = ast.parse(one.read_bytes())
-        except (SyntaxError, ValueError):  # importing it says so
+        except (SyntaxError, ValueError):  # its import reports it
             continue
         for place in _places(tree, one, path.parent):
             files = (place.with_name(f"{place.name}.py"), place / "__init__.py")
@@ -172,7 +172,7 @@ def _imported(path: Path) -> list[Path]:
 
 
 def _places(tree: ast.AST, file: Path, root: Path) -> Iterator[Path]:
-    """Where the modules of import statements would lie, packages on the way included."""
+    """Where the modules of import statements are found, packages on the way included."""
     for node in ast.walk(tree):
         base, names = root, []
         if isinstance(node, ast.Import):
@@ -190,7 +190,7 @@ def _told(error: BaseException, path: Path) -> str:
     """An error of a user's file, and in which of its lines, or of its neighbours' lines."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if Path(f.filename).resolve().is_relative_to(path.parent)]
-    where = ""  # a SyntaxError says its own
+    where = ""  # a SyntaxError has its own
     if own:
         last = Path(own[-1].filename).resolve()
         neighbour = "" if last == path else f" of {last.relative_to(path.parent).as_posix()}"
@@ -206,10 +206,10 @@ def digests(files: Sequence[str], algorithm: str | None = None) -> list[str]:
       algorithm: leaves out the files that registered nothing but other algorithms.
     """
     load(files)
-    found = [_loaded[_module(_path(file))] for file in filter(None, files)]
+    loaded = [_loaded[_module(_path(file))] for file in filter(None, files)]
     if algorithm is not None:
-        found = [one for one in found if not one.algorithms or algorithm in one.algorithms]
-    return list(dict.fromkeys(f"{name} {d}" for one in found for name, d in one.digests.items()))
+        loaded = [one for one in loaded if not one.algorithms or algorithm in one.algorithms]
+    return list(dict.fromkeys(f"{name} {d}" for one in loaded for name, d in one.digests.items()))
 
 
 def require(run: str, before: Sequence[str] | None, files: Sequence[str]) -> None:

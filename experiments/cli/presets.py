@@ -17,14 +17,14 @@ FOLDER = Path(__file__).parents[1] / "presets"
 @cache
 def names() -> tuple[str, ...]:
     """All presets, and the parts that they include."""
-    found = (path.relative_to(FOLDER).with_suffix("") for path in FOLDER.rglob("*.flags"))
-    return tuple(sorted(path.as_posix() for path in found))
+    paths = (path.relative_to(FOLDER).with_suffix("") for path in FOLDER.rglob("*.flags"))
+    return tuple(sorted(path.as_posix() for path in paths))
 
 
 def complete_presets() -> list[str]:
     """The presets, without parts."""
-    found = [name for name in names() if "/parts/" not in name]
-    return sorted(found, key=lambda name: ("/" in name, name))
+    complete = [name for name in names() if "/parts/" not in name]
+    return sorted(complete, key=lambda name: ("/" in name, name))
 
 
 def file(name: str) -> Path:

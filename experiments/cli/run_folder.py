@@ -191,7 +191,7 @@ def opened(
 
 def remarks(output: Path, algorithm: str) -> list[str]:
     """Remarks on the row of an algorithm that is simulated in a run's folder now."""
-    record = _known(output)  # None if it was deleted meanwhile: what is written next says so
+    record = _known(output)  # None if it was deleted meanwhile: the next write will fail
     return [] if record is None else provenance.remarks(record, algorithm)
 
 

@@ -45,7 +45,7 @@ def hint(name: str, known: Collection[str]) -> str:
     if "set" in known and name in aliases.CAPITALS:
         return f"A hyperparameter is set as --set={aliases.CAPITALS[name]}=VALUE."
     ours = name_matching.meant(name, known, aliases.OPTIONS)
-    said = [f"It is {' or '.join(f'--{one}' for one in ours)} here."] if ours else []
+    sentences = [f"It is {' or '.join(f'--{one}' for one in ours)} here."] if ours else []
     if not ours and word in aliases.WITHOUT:
         return f"It is not needed here: {aliases.WITHOUT[word]}."
     owners = _called_so(word) if "set" in known and name.upper() not in aliases.CAPITALS else []
@@ -54,9 +54,9 @@ def hint(name: str, known: Collection[str]) -> str:
     if owners:
         some = ", ".join(f"--set={owner}=VALUE" for owner in owners[:MOST])
         more = ", ..." if len(owners) > MOST else ""
-        said.append(f"A hyperparameter is set as {some}{more}.")
-    if said:
-        return " ".join(said)
+        sentences.append(f"A hyperparameter is set as {some}{more}.")
+    if sentences:
+        return " ".join(sentences)
     near = name_matching.nearest(name, known)
     return f"Did you mean --{near}?" if near else ""
 
@@ -72,12 +72,12 @@ def _corrected(argv: Sequence[str], values: FlagValues) -> str:
       argv: the words of the command, the program's name first.
       values: the flags that there are.
     """
-    given = _pairs(argv[1:])
-    if given is None or "set" not in values:
+    pairs = _pairs(argv[1:])
+    if pairs is None or "set" not in values:
         return ""
-    chosen = _algorithms(given)
+    chosen = _algorithms(pairs)
     words = []
-    for name, value in given:
+    for name, value in pairs:
         if name in values or name.removeprefix("no") in values:
             words.append(f"--{name}" + ("" if value is None else f"={value}"))
             continue
@@ -103,9 +103,9 @@ def _pairs(words: Sequence[str]) -> list[tuple[str, str | None]] | None:
     """(flag, value or None) of each flag of a command; None where a word is neither."""
     result: list[tuple[str, str | None]] = []
     for word in words:
-        said = _FLAG.match(word)
-        if said is not None:
-            result.append((said[1], word.partition("=")[2] if said[2] else None))
+        match = _FLAG.match(word)
+        if match is not None:
+            result.append((match[1], word.partition("=")[2] if match[2] else None))
         elif result and result[-1][1] is None:
             result[-1] = (result[-1][0], word)
         else:
@@ -113,10 +113,10 @@ def _pairs(words: Sequence[str]) -> list[tuple[str, str | None]] | None:
     return result
 
 
-def _algorithms(given: Sequence[tuple[str, str | None]]) -> set[str]:
+def _algorithms(pairs: Sequence[tuple[str, str | None]]) -> set[str]:
     """The algorithms that a command names, under whatever flag."""
     result = set()
-    for name, value in given:
+    for name, value in pairs:
         if value and "algorithms" in name_matching.meant(name, ["algorithms"], aliases.OPTIONS):
             result |= {
                 name_matching.ours(one, pfl.core.ALGORITHMS, aliases.ALGORITHMS)

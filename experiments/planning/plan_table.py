@@ -77,10 +77,10 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
 }
 
 
-def rows(found: Mapping[str, Plan]) -> list[dict[str, Any]]:
+def rows(by_name: Mapping[str, Plan]) -> list[dict[str, Any]]:
     """A row of plain values for each algorithm: columns of the CSV file."""
     result = []
-    for name, plan in found.items():
+    for name, plan in by_name.items():
         costs = plan.costs or Costs()
         timed = plan.costs if plan.cycles else None
         row = {
@@ -100,15 +100,15 @@ def rows(found: Mapping[str, Plan]) -> list[dict[str, Any]]:
             "round_cycles": timed and plan.cycles,
             "rounds_per_second": plan.rounds_per_second,
         }
-        if any(one.host for one in found.values()):
+        if any(one.host for one in by_name.values()):
             row |= {f"host_{kind}_bytes": plan.host.get(kind) for kind in HOST}
         result.append(row)
     return result
 
 
-def table(found: Mapping[str, Plan]) -> Table:
+def table(by_name: Mapping[str, Plan]) -> Table:
     """The printed table; columns without any value are left out."""
-    values = rows(found)
+    values = rows(by_name)
     columns = {
         heading: [text(row[name]) for row in values] for name, (heading, text) in COLUMNS.items()
     }
@@ -117,14 +117,14 @@ def table(found: Mapping[str, Plan]) -> Table:
     return Table.of_cells(list(shown), [[text or "-" for text in line] for line in lines])
 
 
-def notes(found: Mapping[str, Plan], experiment: Experiment, target: Target) -> list[str]:
+def notes(by_name: Mapping[str, Plan], experiment: Experiment, target: Target) -> list[str]:
     """What the table means, and what the compilers said."""
     seeds, chip = len(experiment.config.seeds), target.chip
     lines = [
         f"Memory and transfers are of one device, which has {gigabytes(chip.memory)} for programs; "
         f"lanes are clients that it trains side by side{', of each seed' if seeds > 1 else ''}.",
     ]
-    if any(plan.rounds_per_second for plan in found.values()):
+    if any(plan.rounds_per_second for plan in by_name.values()):
         every = experiment.config.eval_every
         scored = "each" if every == 1 else f"one in {every} of them"
         lines.append(
@@ -132,10 +132,10 @@ def notes(found: Mapping[str, Plan], experiment: Experiment, target: Target) -> 
             f"round is local steps x step + rest, and evaluation in {scored}. Sorting, transfers "
             "between devices and waiting are not in them: rounds/s is a promise, not a measurement."
         )
-    unknown = [name for name, plan in found.items() if plan.costs and plan.costs.unknown]
+    unknown = [name for name, plan in by_name.items() if plan.costs and plan.costs.unknown]
     if unknown and chip.clock is not None:
         lines.append(f"Loops of unknown length count once in: {', '.join(unknown)}.")
-    for name, plan in found.items():
+    for name, plan in by_name.items():
         if plan.host:
             rows, samples, up, down = (_size(plan.host[kind]) for kind in HOST)
             lines.append(
@@ -152,7 +152,7 @@ def notes(found: Mapping[str, Plan], experiment: Experiment, target: Target) -> 
 
 def write(
     path: Path,
-    found: Mapping[str, Plan],
+    by_name: Mapping[str, Plan],
     experiment: Experiment,
     target: Target,
     devices: Sequence[Device],
@@ -160,7 +160,7 @@ def write(
     """Writes everything as JSON, or the rows as CSV, by the file's ending."""
     if path.suffix == ".csv":
         text = io.StringIO(newline="")
-        lines = rows(found)
+        lines = rows(by_name)
         writer = csv.DictWriter(text, lines[0], lineterminator="\n")
         writer.writeheader()
         writer.writerows(lines)
@@ -180,7 +180,7 @@ def write(
         "clients": federation.num_clients,
         "parameters": federation.plan.num_parameters,
         "flags": experiment.config.by_group(),
-        "algorithms": {name: asdict(plan) for name, plan in found.items()},
+        "algorithms": {name: asdict(plan) for name, plan in by_name.items()},
     }
     write_json(path, facts)
 

@@ -140,24 +140,24 @@ class Cell:
 def cells(
     algorithms: Mapping[str, pfl.Algorithm],
     grid: Mapping[str, Sequence[str]],
-    given: Collection[str] = (),
+    set_names: Collection[str] = (),
 ) -> list[Cell]:
     """The queue of programs: structural settings times algorithms.
 
-    An algorithm's own value, in the grid or by --set (`given`, names such as
+    An algorithm's own value, in the grid or by --set (`set_names`, names such as
     "feddwa.learning_rate"), replaces the flag of that name.
 
     Raises:
       InputError: the grid and --set both have one algorithm's option of local training.
     """
-    twice = [name for name in grid if name in given and name.partition(".")[2] in OWN]
+    twice = [name for name in grid if name in set_names and name.partition(".")[2] in OWN]
     if twice:
         raise pfl.InputError(f"Both --grid and --set give {twice[0]}: leave one of them out.")
     inside = {name: traced(name, algorithms) for name in grid}
     queue = []
     for algorithm in algorithms:
         mine = [n for n in grid if "." not in n or n.partition(".")[0] == algorithm]
-        mine = [n for n in mine if not {f"{algorithm}.{n}"} & {*grid, *given}]
+        mine = [n for n in mine if not {f"{algorithm}.{n}"} & {*grid, *set_names}]
 
         def combinations(names):
             values = itertools.product(*(grid[name] for name in names))

@@ -23,21 +23,23 @@ def _ordered(values: Sequence[str]) -> list[str]:
     return distinct
 
 
-def picture(found: Sequence, algorithm: str) -> Figure | None:
+def picture(outcomes: Sequence, algorithm: str) -> Figure | None:
     """The outcomes of one algorithm: validation and test accuracy over one name of the grid, or
     validation accuracy over two; None for any other number of names.
     """
-    names = [name for name in found[0].setting if len({one.setting[name] for one in found}) > 1]
+    names = [
+        name for name in outcomes[0].setting if len({one.setting[name] for one in outcomes}) > 1
+    ]
     if len(names) == 1:
-        return _line(found, algorithm, names[0])
+        return _line(outcomes, algorithm, names[0])
     if len(names) == 2:
-        return _map(found, algorithm, names)
+        return _map(outcomes, algorithm, names)
     return None
 
 
-def _line(found, algorithm, name) -> Figure:
-    values = _ordered([one.setting[name] for one in found])
-    by_value = {one.setting[name]: one for one in found}
+def _line(outcomes, algorithm, name) -> Figure:
+    values = _ordered([one.setting[name] for one in outcomes])
+    by_value = {one.setting[name]: one for one in outcomes}
     numbers = [number for number in map(_number, values) if number is not None]
     real = len(numbers) == len(values)
     spaced = real and min(numbers) > 0 and max(numbers) / min(numbers) >= 10
@@ -52,17 +54,17 @@ def _line(found, algorithm, name) -> Figure:
         axes.set_xscale("log")
     axes.set_xticks(x, values)
     axes.minorticks_off()
-    drawing.tidy(axes, xlabel=name, ylabel=found[0].measure.axis)
+    drawing.tidy(axes, xlabel=name, ylabel=outcomes[0].measure.axis)
     drawing.legend(chart, lines, None, ["validation", "test"])
-    seeds = drawing.over_seeds(len(found[0].validation))
+    seeds = drawing.over_seeds(len(outcomes[0].validation))
     drawing.title(chart, f"{algorithm}: mean over clients{seeds}")
     return chart
 
 
-def _map(found, algorithm, names) -> Figure:
-    rows, columns = (_ordered([one.setting[name] for one in found]) for name in names)
+def _map(outcomes, algorithm, names) -> Figure:
+    rows, columns = (_ordered([one.setting[name] for one in outcomes]) for name in names)
     grid = np.full((len(rows), len(columns)), np.nan)
-    for one in found:
+    for one in outcomes:
         at = rows.index(one.setting[names[0]]), columns.index(one.setting[names[1]])
         grid[at] = one.validation.mean()
     chart = drawing.canvas(2.2 + 0.7 * len(columns), 1.6 + 0.5 * len(rows))
@@ -75,7 +77,7 @@ def _map(found, algorithm, names) -> Figure:
             axes.text(
                 j,
                 i,
-                found[0].measure.brief(value),
+                outcomes[0].measure.brief(value),
                 ha="center",
                 va="center",
                 color=colour,
@@ -84,6 +86,6 @@ def _map(found, algorithm, names) -> Figure:
     axes.set_xticks(range(len(columns)), columns)
     axes.set_yticks(range(len(rows)), rows)
     axes.set(xlabel=names[1], ylabel=names[0])
-    drawing.colorbar(chart, image, axes, f"validation {found[0].measure.axis}")
+    drawing.colorbar(chart, image, axes, f"validation {outcomes[0].measure.axis}")
     drawing.title(chart, f"{algorithm}: mean over clients and seeds")
     return chart

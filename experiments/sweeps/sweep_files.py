@@ -46,9 +46,9 @@ class Outcome:
         return ", ".join([self.algorithm, *(f"{name}={v}" for name, v in self.setting.items())])
 
 
-def ranked(found: Sequence[Outcome]) -> list[Outcome]:
+def ranked(outcomes: Sequence[Outcome]) -> list[Outcome]:
     """Algorithm by algorithm, the best mean validation score first; not-a-number last."""
-    order = list(dict.fromkeys(one.algorithm for one in found))
+    order = list(dict.fromkeys(one.algorithm for one in outcomes))
 
     def key(one: Outcome):
         mean = one.validation.mean()
@@ -56,13 +56,13 @@ def ranked(found: Sequence[Outcome]) -> list[Outcome]:
             mean
         ) else np.inf
 
-    return sorted(found, key=key)
+    return sorted(outcomes, key=key)
 
 
-def table(found: Sequence[Outcome]) -> Table:
+def table(outcomes: Sequence[Outcome]) -> Table:
     """Every setting, ranked; the chosen one of each algorithm in bold."""
-    measure, order = found[0].measure, ranked(found)
-    chosen = {one.name for one in best(found)}
+    measure, order = outcomes[0].measure, ranked(outcomes)
+    chosen = {one.name for one in best(outcomes)}
     columns = [
         Column("algorithm", "Algorithm"),
         Column("setting", "Setting", left=True),
@@ -87,17 +87,17 @@ def table(found: Sequence[Outcome]) -> Table:
         for column in columns
     }
     made = Table(columns, rows, emphasis=emphasis)
-    return made if len({one.clients for one in found}) > 1 else made.without(["clients"])
+    return made if len({one.clients for one in outcomes}) > 1 else made.without(["clients"])
 
 
-def footnotes(found: Sequence[Outcome], data: Sequence[str] = ()) -> list[str]:
+def footnotes(outcomes: Sequence[Outcome], data: Sequence[str] = ()) -> list[str]:
     """Notes below the table, a line each.
 
     Args:
       data: names of the grid that change the data.
     """
-    notes = [*at_the_edge(found), *grouped(_remarks(found))]
-    if len({one.clients for one in found}) > 1:
+    notes = [*at_the_edge(outcomes), *grouped(_remarks(outcomes))]
+    if len({one.clients for one in outcomes}) > 1:
         notes.append(
             "Rows are means over different clients: where these differ, their accuracies and "
             "their order can't be compared."
@@ -107,18 +107,18 @@ def footnotes(found: Sequence[Outcome], data: Sequence[str] = ()) -> list[str]:
             f"{', '.join(data)} changes the data: rows that differ in it solve different problems, "
             "and their order shows which is easier."
         )
-    scores = (values for one in found for values in (one.validation, one.test))
-    return notes + interval_notes(scores, *found[0].measure.range)
+    scores = (values for one in outcomes for values in (one.validation, one.test))
+    return notes + interval_notes(scores, *outcomes[0].measure.range)
 
 
-def at_the_edge(found: Sequence[Outcome]) -> list[str]:
+def at_the_edge(outcomes: Sequence[Outcome]) -> list[str]:
     """A warning for each chosen number that is the smallest or largest that was tried.
 
     There is none where another number is as good.
     """
     notes = []
-    for chosen in best(found):
-        settings = [one for one in found if one.algorithm == chosen.algorithm]
+    for chosen in best(outcomes):
+        settings = [one for one in outcomes if one.algorithm == chosen.algorithm]
         equals = [one for one in settings if one.validation.mean() == chosen.validation.mean()]
         for name, value in chosen.setting.items():
             numbers = [_number(one.setting[name]) for one in settings]
@@ -143,23 +143,23 @@ def _number(text: str) -> float | None:
         return None
 
 
-def _remarks(found: Sequence[Outcome]) -> dict[str, list[str]]:
-    """What is said of each algorithm in all its settings, and of a setting beside that."""
-    said: dict[str, list[str]] = {}
-    for chosen in best(found):
-        settings = [one for one in ranked(found) if one.algorithm == chosen.algorithm]
+def _remarks(outcomes: Sequence[Outcome]) -> dict[str, list[str]]:
+    """Remarks on each algorithm in all its settings, and on single settings."""
+    remarks: dict[str, list[str]] = {}
+    for chosen in best(outcomes):
+        settings = [one for one in ranked(outcomes) if one.algorithm == chosen.algorithm]
         common = set(chosen.remarks).intersection(*(one.remarks for one in settings))
-        said[chosen.algorithm] = [text for text in chosen.remarks if text in common]
+        remarks[chosen.algorithm] = [text for text in chosen.remarks if text in common]
         for one in settings:
             own = [text for text in one.remarks if text not in common]
-            said |= {one.name: own} if own else {}
-    return said
+            remarks |= {one.name: own} if own else {}
+    return remarks
 
 
-def best(found: Sequence[Outcome]) -> list[Outcome]:
+def best(outcomes: Sequence[Outcome]) -> list[Outcome]:
     """The chosen setting of each algorithm."""
     chosen: dict[str, Outcome] = {}
-    for one in ranked(found):
+    for one in ranked(outcomes):
         chosen.setdefault(one.algorithm, one)
     return list(chosen.values())
 
@@ -176,12 +176,12 @@ def chosen_flags(one: Outcome) -> str:
     return "\n".join(lines) + "\n"
 
 
-def all_chosen(found: Sequence[Outcome]) -> str:
+def all_chosen(outcomes: Sequence[Outcome]) -> str:
     """A flagfile with all algorithms, each with its chosen values of the grid.
 
     Flags that can't differ between algorithms of one run are left out where their choices do.
     """
-    chosen = best(found)
+    chosen = best(outcomes)
     lines = [f"--algorithms={','.join(one.algorithm for one in chosen)}"]
     names = list(dict.fromkeys(name for one in chosen for name in one.setting))
     for name in names:
@@ -200,7 +200,7 @@ def all_chosen(found: Sequence[Outcome]) -> str:
 
 def write(
     output: Path,
-    found: Sequence[Outcome],
+    outcomes: Sequence[Outcome],
     rank_by: str,
     heading: Sequence[str],
     data: Sequence[str],
@@ -212,30 +212,30 @@ def write(
     `heading` are sentences on all settings, `data` is that of `footnotes`; `given` are the sweep's
     flags.
     """
-    measure = found[0].measure
-    said = (
+    measure = outcomes[0].measure
+    about = (
         f"Ranked by the mean over clients and seeds of the validation {measure.said} ({rank_by}"
         f"{'' if measure.higher else ', lower is better'}); test "
         f"{measure.said} is not used to choose. ±: half of the 95 % interval over seeds."
     )
-    text = [*heading, said, table(found).to_markdown(), *footnotes(found, data)]
+    text = [*heading, about, table(outcomes).to_markdown(), *footnotes(outcomes, data)]
     run_files.write_text(output / "sweep.md", "\n\n".join(text) + "\n")
-    for one in best(found):
+    for one in best(outcomes):
         run_files.write_text(output / f"{one.algorithm}.flags", chosen_flags(one))
-    chosen = all_chosen(found)
+    chosen = all_chosen(outcomes)
     run_files.write_text(output / "chosen.flags", chosen)
     whole = "".join(f"{word}\n" for word in ("# The sweep's flags, then its choices.", *given))
     run_files.write_text(output / SETTINGS, whole + chosen)
-    names = list(dict.fromkeys(name for one in found for name in one.setting))
+    names = list(dict.fromkeys(name for one in outcomes for name in one.setting))
     with run_files.aside(output / "sweep.csv") as part, part.open("w", newline="") as file:
         writer = csv.writer(file)
         end = "_percent" if measure.fraction else f"_{measure.name}"
         writer.writerow(["algorithm", *names, "seed", f"validation{end}", f"test{end}"])
-        for one in found:
+        for one in outcomes:
             values = [one.setting.get(name, "") for name in names]
             for numbers in zip(one.seeds, one.validation, one.test, strict=True):
                 writer.writerow([one.algorithm, *values, *numbers])
-    for algorithm in dict.fromkeys(one.algorithm for one in found):
-        figure = picture([one for one in found if one.algorithm == algorithm], algorithm)
+    for algorithm in dict.fromkeys(one.algorithm for one in outcomes):
+        figure = picture([one for one in outcomes if one.algorithm == algorithm], algorithm)
         if figure is not None:
             run_files.write_picture(output / f"{algorithm}.png", figure)
