@@ -114,7 +114,7 @@ def settings(algorithm: str, hyperparameters: Mapping[str, Any]) -> list[str]:
 def federation_of(run: Run, data_dir: str = "", without: Sequence[str] = ()) -> pfl.Federation:
     """The federation of a run, prepared by its algorithm."""
     experiment = rebuild(run, data_dir, without)
-    algorithm = experiment.algorithms[run.algorithm]
+    algorithm = experiment.config.instances[run.algorithm]
     return algorithm.prepare(experiment.federation_of(run.algorithm))
 
 

@@ -99,7 +99,7 @@ def check_plan(words):
     args = plan.parse(["plan", *words])
     if not args["list"].value:
         targets.parse(args.target)
-        own = {f"--{flag.name}=" for flag in args.get_flags_for_module("plan")}
+        own = {f"--{name}=" for name in args if args[name].group == "plan"}
         check_run([word for word in words if not word.startswith(tuple(own))])
 
 

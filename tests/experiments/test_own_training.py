@@ -173,8 +173,7 @@ def test_a_sweep_over_one_algorithms_rate(tmp_path, capsys):
     chosen = (folder / "local.flags").read_text()
     assert "--set=local.learning_rate=" in chosen
     args = flags.parse(["run", f"--flagfile={folder / 'local.flags'}"])
-    common = algorithms.common_training(args)
-    algorithms.own_training(args.algorithms, args["set"].value, common)
+    assert args.training_of["local"].keys() >= {"learning_rate", "batch_size"}
 
 
 def test_what_is_of_its_own_wins_over_the_grid():

@@ -249,9 +249,7 @@ def test_list_and_help(capsys):
         assert name in out
     assert call("--help") == 0
     out = capsys.readouterr().out
-    assert "Data and partition:" in out and "--verbosity" not in out
-    assert call("--helpfull") == 0
-    assert "--verbosity" in capsys.readouterr().out
+    assert "\ndata:\n" in out and "--learning_rate:" in out and "--verbosity" not in out
 
 
 def test_flagfile_and_presets(tmp_path, capsys):

@@ -7,7 +7,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments import run, sweep
-from experiments.cli import algorithms, build, flags
+from experiments.cli import algorithms, flags
 from experiments.cli.parsing import CONFLICT
 
 from .conftest import drawing
@@ -114,10 +114,9 @@ def test_ranking_and_chosen_flags(finished):
     assert (finished / "fedavg.flags").exists()
     args = flags.parse(["run", f"--flagfile={finished / 'chosen.flags'}"])
     assert args.algorithms == ["fedavg", "feddwa"]
-    common = build.common_training(args)
-    own = build.own_training(args.algorithms, args["set"].value, common)["feddwa"]
-    chosen = common.changed(**own)
-    assert (chosen.learning_rate, chosen.batch_size) == (float(best[1]), int(best[2]))
+    own = args.training_of["feddwa"]
+    chosen = [own.get(name, args[name].value) for name in ("learning_rate", "batch_size")]
+    assert chosen == [float(best[1]), int(best[2])]
     made = algorithms.parse_algorithms(args.algorithms, args["set"].value)
     assert made["feddwa"].top_k == int(best[0])
 
@@ -132,7 +131,7 @@ def test_a_run_with_the_chosen_settings(finished, tmp_path):
         assert (args.model, args.num_clients, args.rounds) == ("softmax", 4, 3)
         assert (args.validation_fraction, args.num_seeds) == (0.2, 5)
         assert args.output_dir is None
-    build.check_flags(args)
+    args.check()
     with pytest.raises(pfl.InputError, match=r"takes the folder of a finished sweep, and"):
         flags.parse(["run", f"--settings_from={tmp_path}"])
     (tmp_path / "settings.flags").write_text(f"# alpha {CONFLICT}:\n#   local: 1\n")

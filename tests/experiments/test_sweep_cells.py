@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import fedjax_pfl as pfl
 from experiments import sweep
+from experiments.cli.algorithms import parse_algorithms
 
 
-def test_a_sweep_runs_in_one_process():
-    with pytest.raises(pfl.InputError, match="one process, without --distributed: --mesh=runs:4"):
-        sweep.own_words(["sweep", "--distributed=auto"])
+def test_a_sweep_runs_in_one_process(capsys):
+    assert sweep.main(["sweep", "--distributed=auto", "--grid=batch_size=1,2"]) == 2
+    assert "one process, without --distributed: --mesh=runs:4" in capsys.readouterr().err
 
 
 def algorithms(*names):
-    return algorithms.parse_algorithms(names, [])
+    return parse_algorithms(names, [])
 
 
 def test_algorithms_have_our_names_whatever_was_typed():

@@ -40,7 +40,7 @@ def norms(kernel):
 def test_rebuilt_federation_is_the_runs(found):
     run = found["main", "feddwa"]
     experiment = probes.rebuild(run)
-    assert experiment.algorithms["feddwa"].hyperparameters() == run.hyperparameters
+    assert experiment.config.instances["feddwa"].hyperparameters() == run.hyperparameters
     np.testing.assert_allclose(
         probes.class_shares(experiment.federation), shares(run.folder.parent), rtol=1e-6
     )
