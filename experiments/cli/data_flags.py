@@ -11,7 +11,7 @@ from fedjax_pfl.data.files import as_path
 from fedjax_pfl.utils import aliases, name_matching
 
 from .config import ExperimentConfig
-from .parsing import name_and_value, parse_pairs
+from .parsing import name_and_value, parse_pairs, value_of
 
 # Flag names that differ from the option of the partition rule that they set.
 RULE_OPTION = {"dominant_share": "share"}
@@ -149,7 +149,7 @@ def adopt(values: absl.flags.FlagValues, typed: Mapping[str, Any]) -> None:
     Raises:
       InputError: the folder is FL-bench's, which has indices and no samples.
     """
-    dataset = values["dataset"].value
+    dataset = value_of(values, "dataset")
     if dataset not in pfl.data.DATASETS and ":" not in dataset and dataset.strip():
         place = as_path("--dataset", dataset)
         source = pfl.data.recognised(place)
@@ -157,7 +157,7 @@ def adopt(values: absl.flags.FlagValues, typed: Mapping[str, Any]) -> None:
             raise _of_flbench(place)
         if source in SAMPLES:
             values["dataset"].value = f"{source}:{dataset}"
-    name, colon, place = values["dataset"].value.partition(":")
+    name, colon, place = value_of(values, "dataset").partition(":")
     name = name_matching.ours(name, pfl.data.DATASETS, aliases.DATASETS)
     dataset = values["dataset"].value = f"{name}{colon}{place}"
     if dataset.startswith(PREFIX):

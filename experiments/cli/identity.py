@@ -59,7 +59,7 @@ def run_identity(config: ExperimentConfig, entries: Mapping[str, Any] = {}) -> d
     values = {n: value for group in config.by_group().values() for n, value in group.items()}
     pairs = repeated() - {"import_file"}  # in any order, and perhaps twice
     values |= {name: sorted(set(values[name])) for name in pairs & values.keys()}
-    values = {name: value for name, value in values.items() if name not in NEUTRAL} | entries
+    values = {name: value for name, value in values.items() if name not in NEUTRAL} | dict(entries)
     code = plugins.digests(values.pop("import_file"))  # the files' contents, not their places
     values |= {"import_file": code} if code else {}
     known = {name: value for name, value in values.items() if value is not REPLACED}
@@ -287,8 +287,9 @@ def is_code(name: str) -> bool:
 def code_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
     """How the code of a run has changed, by entry; an algorithm that is new has none."""
     names = sorted({name for name in before if is_code(name)} | {"import_file"})
-    changes = {
-        name: difference(*({name: one[name]} if name in one else {} for one in (before, now)))
-        for name in names
-    }
+
+    def only(name: str, entries: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: entries[name]} if name in entries else {}
+
+    changes = {name: difference(only(name, before), only(name, now)) for name in names}
     return {name: text for name, text in changes.items() if text}

@@ -7,6 +7,7 @@ permission); with 2 for invalid input; and with 128 + N after signal N.
 import contextlib
 import errno
 import functools
+import io
 import os
 import signal
 import sys
@@ -139,7 +140,7 @@ class _Stream:
         # None if it was closed when the process began.
         self.stream = open(os.devnull, "w") if stream is None else stream  # noqa: SIM115
         self.lost: OSError | None = None
-        if hasattr(self.stream, "reconfigure"):
+        if isinstance(self.stream, io.TextIOWrapper):
             self.stream.reconfigure(errors="backslashreplace")
 
     def __getattr__(self, name: str):

@@ -85,7 +85,9 @@ def parse(argv: Sequence[str]) -> tuple[str | None, absl.flags.FlagValues]:
             switch = isinstance(default, bool)  # --NAME alone is true
             define = absl.flags.DEFINE_boolean if switch else absl.flags.DEFINE_string
             define(option, None, "option of a figure", **place)
-    rest, _ = parse_words(values, argv, positional=1)
+    rest, _ = parse_words(values, argv, positional=len(argv))
+    if len(rest) > 1:
+        raise InputError(f"Give one figure's name, got {', '.join(map(repr, rest))}.")
     return (rest[0] if rest else None), values
 
 
@@ -247,7 +249,7 @@ def main(argv: list[str]) -> int:
         print(f"{USAGE}\n")
         if name is not None:
             print(f"Options of {one_figure(name)}\n")
-        print(shell.describe_flags(args, "figures", 15))
+        print(args.module_help("figures"))
         return 0
     if args["list"].value:
         print(catalogue())

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import absl.flags
-
 import fedjax_pfl as pfl
 from fedjax_pfl.data.whole_files import writing
 
@@ -84,7 +82,7 @@ class Tracker(Protocol):
     def open(self, stream: Stream, known: str | None) -> Opened: ...
 
 
-def chosen(args: absl.flags.FlagValues) -> list[Tracker]:
+def chosen(args: Any) -> list[Tracker]:
     """The trackers that the flags ask for.
 
     Raises:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import absl.flags
 import numpy as np
 
 import fedjax_pfl as pfl
@@ -46,7 +45,7 @@ class Tracking:
 
     def __init__(
         self,
-        args: absl.flags.FlagValues,
+        args: Any,
         output: Path,
         place: str,
         facts: Mapping[str, Any],
@@ -201,9 +200,7 @@ def _checked(path: Path) -> dict[str, Any]:
     return record
 
 
-def finish(
-    args: absl.flags.FlagValues, output: Path, place: str, facts: Mapping, result: pfl.Result
-) -> None:
+def finish(args: Any, output: Path, place: str, facts: Mapping, result: pfl.Result) -> None:
     """Sends what trackers lack of a finished result; `facts` without its hyperparameters.
 
     Raises:

@@ -3,8 +3,6 @@
 from collections.abc import Callable, Collection
 from typing import Any
 
-import absl.flags
-
 import fedjax_pfl as pfl
 
 # Named where they differ from the default.
@@ -24,9 +22,7 @@ SAID: dict[str, Callable[[str, Any], str]] = {
 }
 
 
-def describe_training(
-    args: absl.flags.FlagValues, num_clients: int | None, varied: Collection[str] = ()
-) -> str:
+def describe_training(args: Any, num_clients: int | None, varied: Collection[str] = ()) -> str:
     """Local epochs or steps, minibatches, learning rate, participation, and what else was chosen.
 
     Args:

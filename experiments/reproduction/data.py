@@ -1,18 +1,18 @@
 """Checks that a cell's data set is there and is the paper's."""
 
-import absl.flags
 import numpy as np
 
 import fedjax_pfl as pfl
 
 from ..cli import data_flags
+from ..cli.config import ExperimentConfig
 from .published import KINDS
 
 # Only the total of these is known, see `published`.
 UNEQUAL = ("emnist/byclass",)
 
 
-def trouble(args: absl.flags.FlagValues, complete: bool) -> tuple[str | None, str | None]:
+def trouble(args: ExperimentConfig, complete: bool) -> tuple[str | None, str | None]:
     """(why the data set of --dataset can't be used, a note on it); None each if all is well.
 
     Folders can hold the files of another data set under the same names, or only a part of it.
