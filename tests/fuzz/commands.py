@@ -187,7 +187,7 @@ COMMANDS = (
     ("partition", 60, partition.main, {(partition, "write"): None},
      lambda: flags_of(flags.define(partition.define), "partition", "data", "rule"),
      ("--num_clients=4", "--output_dir=new"), RULES),
-    ("compare", 50, compare.main, {(compare, "write"): None},
+    ("compare", 50, compare.main, {(compare, "write_tables"): None},
      lambda: flags_of(compare.parse(["compare"]), "compare"), ["--runs=finished/one"]),
     ("figures", 12, figures.main, {(figures, "write"): None},
      lambda: flags_of(figures.parse(["figures"])[1], "figures", "options"),

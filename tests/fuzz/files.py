@@ -228,7 +228,7 @@ def finished():
 
     ours = copying("one", "*.json", "*.npz")
     yield ours, command(run.main, run, "run", *FLAGS, "--output_dir={}")
-    yield ours, command(compare.main, compare, "write", "--runs={}", "--target=50")
+    yield ours, command(compare.main, compare, "write_tables", "--runs={}", "--target=50")
     for name in ("accuracy/rounds", "accuracy/clients", "feddwa/weights"):
         flags = (name, "--runs={}/feddwa", "--output=new.png")
         yield ours, command(figures.main, figures, "write", *flags)
