@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_pfl.models.task import EVALUATION, Mode, Outputs, Task, WrappedTask
+from fedjax_pfl.models.task import EVALUATION, Mode, Outputs, Task
+from fedjax_pfl.models.wrapped_task import WrappedTask
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.typing import Key, Tree
 
