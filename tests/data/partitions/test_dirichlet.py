@@ -80,7 +80,7 @@ def test_dirichlet_fallback_reaches_the_minimum_and_says_so():
 
 @pytest.mark.parametrize("rule", ["dirichlet", "dirichlet_uncapped"])
 @pytest.mark.parametrize("alpha", [1e-300, 1e-4, 1e308])
-def test_dirichlet_hostile_settings_end(alpha, rule):
+def test_dirichlet_extreme_settings_terminate(alpha, rule):
     dataset = toy(3000)
     for min_size in (1, 3):
         p = make_partition(rule, dataset, 1000, 0, alpha=alpha, min_size=min_size)

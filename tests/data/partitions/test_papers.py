@@ -59,7 +59,7 @@ def test_shards_of_the_paper():
         ("pfedla_fig6", {"classes_per_client": 3}),
     ],
 )
-def test_hostile_settings_end(rule, options):
+def test_extreme_settings_terminate(rule, options):
     p = make_partition(rule, toy(3000), 1000, 0, **options)  # three samples each
     assert (p.sizes() + p.sizes("test")).min() >= 1
 
