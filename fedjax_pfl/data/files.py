@@ -135,9 +135,9 @@ def read_json(path: Path) -> Any:
       InputError: no such file, or it isn't JSON. An object that has a name twice isn't, as Python
         would silently use the last value.
     """
-    if not path.exists():
-        raise InputError(f"No file {path}.")
     with reading(path, "JSON"):
+        if not path.exists():
+            raise InputError(f"No file {path}.")
         return json.loads(read_bytes(path), object_pairs_hook=_distinct)
 
 

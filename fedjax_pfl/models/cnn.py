@@ -7,14 +7,9 @@ import flax.linen as nn
 
 from fedjax_pfl.models.dropout import Dropout
 from fedjax_pfl.models.layers import Conv, Dense, max_pool
-from fedjax_pfl.models.model_registry import (
-    check_dropout,
-    check_images,
-    check_width,
-    register_model,
-)
+from fedjax_pfl.models.model_registry import check_dropout, check_images, register_model
 from fedjax_pfl.models.normalization import BatchNorm
-from fedjax_pfl.utils.errors import unknown_name
+from fedjax_pfl.utils.errors import require_whole, unknown_name
 
 NORMS = (None, "before_relu", "after_pool")
 
@@ -157,7 +152,7 @@ def _lenet5_unpadded(input_shape, num_classes, initializer):
 @_image_model("spfl_cnn")
 def _spfl_cnn(input_shape, num_classes, initializer, *, hidden: int = 500):
     """SPFL's CNN: 20 and 50 kernels of 5x5, 500 hidden units (its Table 4 says hidden=512)."""
-    return CNN(num_classes, (20, 50), 5, 0, check_width("hidden", hidden), initializer)
+    return CNN(num_classes, (20, 50), 5, 0, require_whole("hidden", hidden, 1), initializer)
 
 
 @_image_model("plga_cnn")

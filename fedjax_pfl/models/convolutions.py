@@ -1,7 +1,7 @@
 """Convolutions of Flax's layers by this package's kernels.
 
 Flax's `Conv`, of linen and of NNX, has a field for a function like `jax.lax.conv_general_dilated`.
-A task's own calls put the one below there; Flax and JAX stay as they are.
+A task's calls set it to the function below; Flax and JAX are unchanged.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,9 +29,9 @@ def conv_general_dilated(
 ) -> jax.Array:
     """`jax.lax.conv_general_dilated`, in the form for the platform, equal to rounding.
 
-    By `layers.convolve` for [B, H, W, C] or [B, T, C] with equal strides. Groups, dilation, a
-    precision of its own, negative padding, kernels larger than the padded input and other layouts
-    are left to XLA.
+    [B, H, W, C] or [B, T, C] with equal strides is computed by `layers.convolve`. Groups, dilation,
+    a given precision, negative padding, kernels larger than the padded input and other layouts are
+    computed by XLA.
     """
     if forms.form() == "xla" or not _can(lhs, window_strides, **options):
         return jax.lax.conv_general_dilated(lhs, rhs, window_strides, padding, **options)
@@ -67,7 +67,7 @@ def _can(
 
 
 def in_linen() -> AbstractContextManager[Any]:
-    """Linen's `Conv` layers that are called inside compute by `conv_general_dilated`."""
+    """Context in which linen's `Conv` layers use `conv_general_dilated`."""
     return nn.intercept_methods(_with_field)
 
 
@@ -84,7 +84,7 @@ def _with_field(call: Callable[..., Any], args, kwargs, context) -> Any:
 
 
 def in_nnx(module: Any) -> None:
-    """Gives the `Conv` layers of an NNX module, which is changed, `conv_general_dilated`."""
+    """Makes the `Conv` layers of an NNX module use `conv_general_dilated`, in place."""
     from flax import nnx  # slow import: only where it is used
 
     for _, part in nnx.iter_graph(module):

@@ -1,4 +1,4 @@
-"""Dropout whose mask does not depend on the process's default type."""
+"""Dropout whose mask doesn't depend on whether 64-bit types are enabled."""
 
 import flax.linen as nn
 import jax
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 class Dropout(nn.Module):
     """Zeroes each number with probability `rate`, and divides the others by 1 - rate.
 
-    `flax.linen.Dropout` does the same, but draws other masks where JAX has 64-bit types.
+    `flax.linen.Dropout` does the same, but draws other masks if 64-bit types are enabled.
     """
 
     rate: float
@@ -17,6 +17,6 @@ class Dropout(nn.Module):
     def __call__(self, x: jax.Array, deterministic: bool) -> jax.Array:
         if deterministic or self.rate == 0:
             return x
-        kept = 1 - self.rate
-        mask = jax.random.bernoulli(self.make_rng("dropout"), jnp.float32(kept), x.shape)
-        return jnp.where(mask, x / kept, 0)
+        keep = 1 - self.rate
+        mask = jax.random.bernoulli(self.make_rng("dropout"), jnp.float32(keep), x.shape)
+        return jnp.where(mask, x / keep, 0)

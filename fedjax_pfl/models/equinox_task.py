@@ -125,7 +125,7 @@ def _made(make: Callable[[Any], Any], key: Key) -> tuple[Any, Any]:
 
 @functools.lru_cache(maxsize=32)
 def _template(make: Callable[[Any], Any]) -> tuple[Any, Any]:
-    """The module and its state; arrays that no model holds with their values, others by shape."""
+    """The module and its state: constant arrays with their values, all others as shapes."""
     eqx = _equinox()
 
     module, state = eqx.filter_eval_shape(_made, make, jax.random.key(0))

@@ -1,7 +1,7 @@
-"""Finds the parameters that take flattened images, by following a network's traced program.
+"""Finds the parameters that are applied to flattened images, by following a traced network.
 
-Channels are last here and first in PyTorch, so a dense layer behind a flattened image has its rows
-in another order there. Nothing but the program tells which layers these are.
+Channels are last here and first in PyTorch, so a dense layer after a flattened image has its rows
+in another order there. Only the traced program shows which layers these are.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.typing import Tree
 
 CHANNELS = -1  # the label of an image's channels; its other axes are 0 (the batch), 1, 2, ...
-# Primitives whose outputs stand where their inputs stood, and those that make images of images.
+# Elementwise primitives, and those from images to images.
 SAME_PLACES = (
     "abs add add_any and ceil clamp convert_element_type copy copy_p cos div eq erf erf_inv exp "
     "exp2 expm1 floor ge gt integer_pow is_finite le log log1p logistic lt max min mul ne neg not "
@@ -34,8 +34,8 @@ class Layout(NamedTuple):
     """The order in which an image was flattened.
 
     Attributes:
-      labels: of the image's axes in that order; empty where it can't be told.
-      sizes: of these axes.
+      labels: the image's axes in that order; empty if unknown.
+      sizes: sizes of these axes.
     """
 
     labels: tuple[int, ...]
@@ -43,12 +43,12 @@ class Layout(NamedTuple):
 
     @property
     def turns_rows(self) -> bool:
-        """Whether PyTorch's order of the flattened image is another one, or may be."""
+        """Whether PyTorch's order of the flattened image differs, or may differ."""
         wide = [at for at, size in zip(self.labels, self.sizes, strict=True) if size > 1]
         return not self.labels or wide != sorted(wide)
 
     def from_torch(self, rows: np.ndarray) -> np.ndarray:
-        """Rows [d, ...] in PyTorch's order, channels first, in the order of this layout."""
+        """Permute rows [d, ...] from PyTorch's order, channels first, to this layout."""
         sizes = dict(zip(self.labels, self.sizes, strict=True))
         first = sorted(self.labels)
         apart = rows.reshape(*(sizes[label] for label in first), *rows.shape[1:])
@@ -61,13 +61,13 @@ TRANSPOSED = Layout((-2,), (0,))  # of kernels of transposed convolutions
 
 
 class _Seen(NamedTuple):
-    """What is known of a value.
+    """Facts about a value of the program.
 
     Attributes:
-      params: paths of the leaves that it is made of, where it depends on nothing else.
+      params: paths of the leaves that it is computed from, if from nothing else.
       data: whether it depends on the network's inputs.
-      labels: of an image's axes; () for other values.
-      layout: of the last axis, where that is a flattened image.
+      labels: labels of an image's axes; () for other values.
+      layout: layout of the last axis if that is a flattened image.
     """
 
     params: frozenset[str] = frozenset()
@@ -77,11 +77,11 @@ class _Seen(NamedTuple):
 
 
 def layouts(task: Task, shapes: Tree, inputs: jax.ShapeDtypeStruct) -> dict[str, Layout]:
-    """Layouts of the flattened images that leaves meet, by the path of the leaf.
+    """Return the layouts of the flattened images that leaves are applied to, by path.
 
     Args:
-      task: of the network.
-      shapes: of its model.
+      task: the task of the network.
+      shapes: shapes of its model.
       inputs: shape of a batch.
     """
 
@@ -103,25 +103,25 @@ def _labels(shape: tuple[int, ...], least: int = 3) -> tuple[int, ...]:
 
 
 def _follow(jaxpr: Any, seen: list[_Seen], met: dict[str, Layout]) -> list[_Seen]:
-    """What is known of a program's outputs; adds to `met`."""
+    """Facts about a program's outputs; adds layouts to `met`."""
     known = dict(zip(jaxpr.invars, seen, strict=True))
 
     def of(value):
         return _Seen() if isinstance(value, core.Literal) else known.get(value, _Seen())
 
     for equation in jaxpr.eqns:
-        given = [of(value) for value in equation.invars]
+        args = [of(value) for value in equation.invars]
         inner = _inner(equation)
         if inner is not None:
-            results = _follow(inner, given, met)
+            results = _follow(inner, args, met)
         else:
-            results = [_result(equation, given, out.aval.shape, met) for out in equation.outvars]
+            results = [_result(equation, args, out.aval.shape, met) for out in equation.outvars]
         known |= dict(zip(equation.outvars, results, strict=True))
     return [of(value) for value in jaxpr.outvars]
 
 
 def _inner(equation: Any) -> Any:
-    """The program that an equation calls once, as a function does; None for loops and others."""
+    """The program that an equation calls once, as a function; None for loops and others."""
     if equation.primitive.name in ("scan", "while", "cond"):
         return None
     for name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
@@ -132,10 +132,10 @@ def _inner(equation: Any) -> Any:
     return None
 
 
-def _result(equation: Any, given: list[_Seen], shape: tuple[int, ...], met: dict) -> _Seen:
-    """What is known of an equation's output of that shape."""
-    data = [(one, at) for at, one in enumerate(given) if one.data]
-    params = frozenset().union(*(one.params for one in given if not one.data))
+def _result(equation: Any, args: list[_Seen], shape: tuple[int, ...], met: dict) -> _Seen:
+    """Facts about an equation's output of that shape."""
+    data = [(one, at) for at, one in enumerate(args) if one.data]
+    params = frozenset().union(*(one.params for one in args if not one.data))
     if not data:
         return _Seen(params)
     layout = next((one.layout for one, _ in data if one.layout is not None), None)
@@ -190,9 +190,9 @@ def _reduced(one, before, after, params) -> _Seen:
 
 def _transposed(one, before, after, params) -> _Seen:
     moved = params["permutation"]
-    kept = one.layout if moved[-1] == len(moved) - 1 else UNCLEAR
+    last = one.layout if moved[-1] == len(moved) - 1 else UNCLEAR
     labels = tuple(one.labels[at] for at in moved) if one.labels else ()
-    return _Seen(labels=labels, layout=None if one.layout is None else kept)
+    return _Seen(labels=labels, layout=None if one.layout is None else last)
 
 
 def _reshaped(one, before, after, params) -> _Seen:
@@ -216,9 +216,9 @@ def _product(one, before, after, params) -> _Seen:
 
 
 def _spread(one, before, after, params) -> _Seen:
-    kept = one.layout if after[-1:] == before[-1:] else UNCLEAR
+    last = one.layout if after[-1:] == before[-1:] else UNCLEAR
     labels = one.labels if len(before) == len(after) else ()
-    return _Seen(labels=labels, layout=None if one.layout is None else kept)
+    return _Seen(labels=labels, layout=None if one.layout is None else last)
 
 
 def _squeezed(one, before, after, params) -> _Seen:

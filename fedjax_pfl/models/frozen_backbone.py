@@ -7,7 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl.models.task import Mode, Outputs, Task, WrappedTask
+from fedjax_pfl.models.task import Mode, Outputs, Task
+from fedjax_pfl.models.wrapped_task import WrappedTask
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.typing import Key, Tree

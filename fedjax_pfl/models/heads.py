@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_pfl.models.task import EVALUATION, Mode, Outputs, Task, WrappedTask
+from fedjax_pfl.models.task import EVALUATION, Mode, Outputs, Task
+from fedjax_pfl.models.wrapped_task import WrappedTask
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.typing import Key, Tree
 
@@ -85,7 +86,7 @@ def check_features(made: Callable[[], Task], model: Tree, inputs: jax.ShapeDtype
     """Raises `InputError` unless a task's head, applied to its features, gives its logits.
 
     Args:
-      made: makes the task, while it is traced.
+      made: returns the task, inside the trace.
       model: shapes of one client's model.
       inputs: shape of a batch.
     """
@@ -100,6 +101,6 @@ def check_features(made: Callable[[], Task], model: Tree, inputs: jax.ShapeDtype
         raise
     except Exception as error:
         raise made().no_head() from error
-    wanted = jax.eval_shape(lambda *given: made().predict(*given), model, inputs)
+    wanted = jax.eval_shape(lambda *args: made().predict(*args), model, inputs)
     if logits.shape != wanted.shape:
         raise made().no_head()

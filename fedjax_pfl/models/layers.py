@@ -60,9 +60,9 @@ def patches(x: jax.Array, kernel: Sequence[int], stride: int = 1) -> jax.Array:
 def convolve(x: jax.Array, kernel: jax.Array, stride: int = 1, padding: int = 0) -> jax.Array:
     """The convolution, [B, H, W, C] by [kh, kw, C, F] gives [B, H', W', F].
 
-    For a CPU as patches times weights, or with fewer products where that is faster
-    (`minimal_filtering`). `padding` zeros stand around height and width; on accelerators no padded
-    copy is made for them.
+    On a CPU as patches times weights, or with fewer products if that is faster
+    (`minimal_filtering`). Height and width are padded by `padding` zeros on each side; accelerators
+    make no padded copy.
     """
     if forms.form() == "xla":
         around = (padding, padding)
@@ -116,8 +116,8 @@ def add_channels(x: jax.Array, shift: jax.Array) -> jax.Array:
 def add_and_pool(x: jax.Array, shift: jax.Array, pool: Pool | None) -> jax.Array:
     """`pool(x + shift)` of x [..., C] and shift [C]; without a pool, x + shift.
 
-    The pool must commute with a number added to each channel, as a maximum does. For accelerators
-    it comes first, which leaves less to add to. A CPU adds while it makes x.
+    The pool must commute with a number added to each channel, as a maximum does. On accelerators it
+    comes first, so that fewer numbers are added. A CPU adds while it computes x.
     """
     if pool is None:
         return add_channels(x, shift)
@@ -146,7 +146,7 @@ def _scaled(x: jax.Array, factor: jax.Array) -> jax.Array:
 
 _scaled.defvjp(
     lambda x, factor: (x * factor, (x, factor)),
-    lambda kept, g: (g * kept[1], _summed(g * kept[0])),
+    lambda saved, g: (g * saved[1], _summed(g * saved[0])),
 )
 
 
@@ -165,10 +165,10 @@ class Dense(nn.Module):
 
 
 def _zeros(padding: int | str, kernel: Sequence[int], stride: int = 1) -> int:
-    """The zeros on each side of height and width that a padding stands for.
+    """Number of zeros on each side of height and width.
 
     Raises:
-      InputError: neither a number, "VALID", nor "SAME" where that is one number.
+      InputError: neither a number, "VALID", nor a "SAME" of one number.
     """
     if padding == "VALID":
         return 0
@@ -206,7 +206,7 @@ class Conv(nn.Module):
 
     @nn.compact
     def __call__(self, x, pool: Pool | None = None):
-        """Pools what comes out, if so asked; see `add_and_pool`."""
+        """Applies the layer and, if given, a pooling; see `add_and_pool`."""
         shape = (*self.kernel_size, x.shape[-1], self.features)
         fan_in = shape[0] * shape[1] * shape[2]
         kernel_init, bias_init = initializers(self.initializer, fan_in)
@@ -248,9 +248,9 @@ def max_pool(
     """Maximum over windows, [B, H, W, C] to [B, H', W', C].
 
     Args:
-      size: of a window, along height and width.
-      stride: of windows; by default they lie side by side. Rows and columns left over are cut off.
-      padding: as a `Conv` takes it, of minus infinity.
+      size: height and width of a window.
+      stride: stride of the windows; by default their size. Remaining rows and columns are dropped.
+      padding: as for `Conv`, with minus infinity.
 
     Raises:
       InputError: another padding.
@@ -291,8 +291,8 @@ def _tiled_max_forward(x, size):
     return out, (x, out)
 
 
-def _tiled_max_backward(size, kept, gradient):
-    x, out = kept
+def _tiled_max_backward(size, saved, gradient):
+    x, out = saved
     free, parts = True, []
     for tile in _tiles(x, size):
         largest = tile == out

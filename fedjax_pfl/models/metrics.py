@@ -1,8 +1,8 @@
-"""Metrics beside a task's headline: functions of all of a client's outputs.
+"""Metrics: functions of all outputs of a client's model.
 
-Scoring gathers the outputs on a client's samples, which no sum over minibatches could replace for
-an AUC or an R2, and calls `fn(outputs, labels, valid)`. Rows that are not `valid` are padding.
-A value is NaN where it is undefined, such as the AUC of a client with one class.
+Scoring gathers the outputs on a client's samples, since an AUC or an R2 is no sum over minibatches,
+and calls `fn(outputs, labels, valid)`. Rows that are not `valid` are padding. Undefined values are
+NaN, such as the AUC of a client with one class.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,11 +27,11 @@ class Metric:
     """A number of one client's model.
 
     Attributes:
-      name: in scores and tables.
-      fn: `fn(outputs [n, ...], labels [n, ...], valid [n]) -> []`, traced; None for a measure that
-        the task sums up anyway.
+      name: name in scores and tables.
+      fn: `fn(outputs [n, ...], labels [n, ...], valid [n]) -> []`, traced; None for a measure of
+        the task itself.
       better: "higher" or "lower".
-      fraction: whether it lies in 0..1.
+      fraction: whether it is in 0..1.
       pools: see `Measure`.
     """
 
@@ -47,7 +47,7 @@ class Metric:
 
 
 class Registered(NamedTuple):
-    """A row of `METRICS`; no `tasks` are all tasks."""
+    """A row of `METRICS`; empty `tasks` mean all tasks."""
 
     metric: Metric
     tasks: tuple[str, ...]
@@ -64,11 +64,11 @@ def register_metric(
     Args:
       name: how users call it.
       better: "higher" or "lower".
-      fraction: whether it lies in 0..1, so that tables show percentages.
-      tasks: names of the tasks that it is for; all by default.
+      fraction: whether it is in 0..1, so that tables show percentages.
+      tasks: names of the tasks that it applies to; all by default.
 
     Raises:
-      InputError: a name that can't be or is another function's, or another direction or task.
+      InputError: an invalid name or another function's, or an unknown direction or task.
     """
     _check(name, better)
     for task in tasks:
@@ -89,26 +89,28 @@ def _check(name: Any, better: Any) -> None:
 
 
 def names_for(objective: Objective) -> list[str]:
-    """Names of the metrics that a task has beside its headline."""
+    """Return the names of a task's metrics except its headline."""
     own = [one.name for one in objective.measures[1:]]
     own += [PER_CLASS] if objective.classes else []
     return own + [n for n, one in METRICS.items() if not one.tasks or objective.name in one.tasks]
 
 
-def chosen(given: Any, objective: Objective, num_classes: int) -> tuple[Metric, ...]:
-    """The metrics that a user names or gives, for a task, each once.
+def chosen(metrics: Any, objective: Objective, num_classes: int) -> tuple[Metric, ...]:
+    """Return a task's metrics, each once.
 
     Args:
-      given: names and `Metric`s; "per_class_accuracy" is one for each class.
+      metrics: names and `Metric`s; "per_class_accuracy" is one for each class.
+      objective: the task's objective.
+      num_classes: C.
 
     Raises:
-      InputError: no list, a name that the task does not have, or a function without a name.
+      InputError: not a list, a name that the task doesn't have, or a function without a name.
     """
-    listed = isinstance(given, Sequence) and not isinstance(given, str | bytes)
-    require(listed, "metrics", given, "a list of names, such as ['macro_f1']")
-    known, found = names_for(objective), {}
+    listed = isinstance(metrics, Sequence) and not isinstance(metrics, str | bytes)
+    require(listed, "metrics", metrics, "a list of names, such as ['macro_f1']")
+    known, by_name = names_for(objective), {}
     own = {one.name: one for one in objective.measures}
-    for one in given:
+    for one in metrics:
         if isinstance(one, Metric):
             _check(one.name, one.better)
             new = [one]
@@ -139,16 +141,16 @@ def chosen(given: Any, objective: Objective, num_classes: int) -> tuple[Metric, 
             new = [METRICS[one].metric]
         for metric in new:
             require(
-                found.setdefault(metric.name, metric) == metric,
+                by_name.setdefault(metric.name, metric) == metric,
                 "metrics", metric.name, "each name once",
             )  # fmt: skip
-    return tuple(found.values())
+    return tuple(by_name.values())
 
 
 def check_metrics(
     metrics: Sequence[Metric], outputs: jax.ShapeDtypeStruct, labels: jax.ShapeDtypeStruct
 ) -> None:
-    """Raises `InputError` unless every function gives one number; for one sample's shapes."""
+    """Raises `InputError` unless every function returns one number, by shapes of one sample."""
 
     def several(one, count=3):
         return jax.ShapeDtypeStruct((count, *one.shape), one.dtype)
@@ -172,7 +174,7 @@ def check_metrics(
 
 
 def _mean(values: jax.Array, weights: jax.Array) -> jax.Array:
-    """The mean of the values with a weight, NaN where there is none."""
+    """Mean of the values with a weight, or NaN without any."""
     total = jnp.sum(weights, dtype=values.dtype)
     mean = jnp.sum(jnp.where(weights, values, 0)) / jnp.maximum(total, 1)
     return jnp.where(total > 0, mean, jnp.nan)
@@ -180,7 +182,7 @@ def _mean(values: jax.Array, weights: jax.Array) -> jax.Array:
 
 @dataclass(frozen=True)
 class ClassAccuracy:
-    """The part of a client's samples of one class that its model is right on."""
+    """The accuracy on a client's samples of one class."""
 
     number: int
 
@@ -209,10 +211,10 @@ def macro_f1(outputs: jax.Array, labels: jax.Array, valid: jax.Array) -> jax.Arr
 
 
 def _ranked(scores: jax.Array, positive: jax.Array, valid: jax.Array) -> jax.Array:
-    """The part of pairs of a positive and a negative sample that scores [n] order rightly.
+    """Fraction of the pairs of a positive and a negative sample that scores [n] order correctly.
 
-    Ties count half; NaN without such pairs. A score that is no number is below all others, so that
-    outputs that are all NaN order nothing: 0.5.
+    Ties count half; NaN without such pairs. NaN scores are below all others, so that the value is
+    0.5 if all outputs are NaN.
     """
     scores = jnp.where(jnp.isnan(scores), -jnp.inf, scores)
     negative = valid & ~positive
@@ -228,8 +230,9 @@ def _ranked(scores: jax.Array, positive: jax.Array, valid: jax.Array) -> jax.Arr
 
 @register_metric("auc", better=HIGHER, fraction=True, tasks=("classification", "multi_label"))
 def auc(outputs: jax.Array, labels: jax.Array, valid: jax.Array) -> jax.Array:
-    """Area under the ROC curve, each class (or label) against the others: mean over those that
-    some of a client's samples have, and some have not.
+    """Area under the ROC curve of each class (or label) against the others.
+
+    The mean is over the classes that some of the client's samples have, and some don't.
     """
     if labels.ndim == 2:
         scores, true = outputs, labels == 1
@@ -242,7 +245,7 @@ def auc(outputs: jax.Array, labels: jax.Array, valid: jax.Array) -> jax.Array:
 
 @register_metric("ece", better=LOWER, fraction=True, tasks=("classification",))
 def ece(outputs: jax.Array, labels: jax.Array, valid: jax.Array) -> jax.Array:
-    """Expected calibration error, in 15 bins of the same width."""
+    """Expected calibration error with 15 bins of equal width."""
     p = jax.nn.softmax(outputs)
     sure, right = jnp.max(p, axis=1), jnp.argmax(p, axis=1) == labels
     at = jnp.clip(jnp.ceil(sure * BINS).astype(jnp.int32) - 1, 0, BINS - 1)
@@ -260,7 +263,7 @@ def r2(outputs: jax.Array, labels: jax.Array, valid: jax.Array) -> jax.Array:
     mean = jnp.sum(jnp.where(there, labels, 0), axis=0) / count
     apart = jnp.sum(jnp.where(there, (labels - mean) ** 2, 0), axis=0)
     error = jnp.sum(jnp.where(there, (labels - outputs) ** 2, 0), axis=0)
-    # All alike, though their mean is rounded.
+    # Equal labels, whatever the rounding of their mean.
     first = labels[jnp.argmax(valid)]
     differ = jnp.any(there & (labels != first), axis=0)
     return _mean(1 - error / jnp.where(differ, apart, 1), differ)

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import jax
 
 from fedjax_pfl.aggregation import pairs
-from fedjax_pfl.models.task import Mode, Outputs, Task, WrappedTask
+from fedjax_pfl.models.task import Mode, Outputs, Task
+from fedjax_pfl.models.wrapped_task import WrappedTask
 from fedjax_pfl.utils.typing import Tree
 
 

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import flax.linen as nn
 
 from fedjax_pfl.models.layers import Dense
-from fedjax_pfl.models.model_registry import check_width, register_model
+from fedjax_pfl.models.model_registry import register_model
+from fedjax_pfl.utils.errors import require_whole
 
 
 class MLP(nn.Module):
@@ -32,7 +33,7 @@ class MLP(nn.Module):
 @register_model("mlp")
 def _mlp(input_shape, num_classes, initializer, *, hidden: int = 64):
     """One hidden layer of 64 ReLU units."""
-    return MLP(num_classes, (check_width("hidden", hidden),), initializer)
+    return MLP(num_classes, (require_whole("hidden", hidden, 1),), initializer)
 
 
 @register_model("softmax")

@@ -1,4 +1,4 @@
-"""Networks by name: how they are registered, checked and made."""
+"""The registry of networks."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,22 +8,22 @@ import numpy as np
 
 from fedjax_pfl.models.projection import Projected
 from fedjax_pfl.utils import aliases, name_matching
-from fedjax_pfl.utils.conversions import LIMIT, keyword_defaults, number
-from fedjax_pfl.utils.errors import InputError, require, require_name, unknown_name
+from fedjax_pfl.utils.conversions import keyword_defaults, number
+from fedjax_pfl.utils.errors import InputError, require, require_name, require_whole, unknown_name
 from fedjax_pfl.utils.registries import F, registering
 
 MODELS: dict[str, Callable[..., Any]] = {}
 INITIALIZERS = ("torch", "flax")
-PROJECTION = "projection"  # an option of every network
-PER_TOKEN = "per_token"  # of networks for texts with an output for each token
+PROJECTION = "projection"  # option of every network
+PER_TOKEN = "per_token"  # option of networks for texts: one output for each token
 
 
 def register_model(name: str) -> Callable[[F], F]:
     """Decorator that gives a network a name, for scripts and `federate`.
 
-    The function is `factory(input_shape, num_classes, initializer, **options)` and returns whatever
-    `federate` takes as a model, such as a linen module; it makes no arrays. Keyword-only parameters
-    are the network's options. With one called `vocab_size` the network takes token ids.
+    The function is `factory(input_shape, num_classes, initializer, **options)` and returns a model
+    for `federate`, such as a linen module, without making arrays. Keyword-only parameters are the
+    network's options. A network with the option `vocab_size` takes token ids.
 
     Raises:
       InputError: the name is another network's.
@@ -38,20 +38,20 @@ def make_model(
     initializer: str = "torch",
     **options: Any,
 ) -> nn.Module:
-    """The network of that name for samples of `input_shape`.
+    """Make a network by name for samples of `input_shape`.
 
     Args:
       name: one of `MODELS`, in any spelling ("CNN" is "cnn").
       input_shape: shape of one sample: [height, width, channels], [d], or [length] for texts.
       num_classes: C.
       initializer: "torch" or "flax".
-      **options: of the network, such as hidden=512. `projection=256` projects its features, see
-        `Projected`. `vocab_size` may always be given: it is the data set's number of token ids,
-        None where samples are no texts; and so may `per_token`: whether there is an output for each
-        token, as the task next_token needs.
+      **options: options of the network, such as hidden=512. `projection=256` projects its features,
+        see `Projected`. Every network accepts `vocab_size`, the data set's number of token ids, or
+        None if samples aren't texts; and `per_token`, whether there is an output for each token, as
+        the task next_token needs.
 
     Raises:
-      InputError: unknown name or option, or a network that cannot take such samples.
+      InputError: unknown name or option, or a network that can't take such samples.
     """
     if isinstance(name, str):
         name = name_matching.ours(name, MODELS, aliases.MODELS)
@@ -84,11 +84,11 @@ def make_model(
     network = MODELS[name](tuple(input_shape), num_classes, initializer, **options)
     if width is None:
         return network
-    return Projected(network, check_width(PROJECTION, width), initializer)
+    return Projected(network, require_whole(PROJECTION, width, 1), initializer)
 
 
 def options_of(name: str) -> tuple[str, ...]:
-    """Names of the options of a network."""
+    """Return the names of the options of a network."""
     return (*keyword_defaults(MODELS[name]), PROJECTION)
 
 
@@ -104,16 +104,8 @@ def check_images(name: str, input_shape: tuple[int, ...], smallest: int) -> None
         )
 
 
-def check_width(name: str, given: Any) -> int:
-    """A number of units, at least 1."""
-    whole = isinstance(given, int) and not isinstance(given, bool)
-    require(whole and given >= 1, name, given, "an integer of at least 1")
-    require(given < LIMIT, name, given, "an integer below 2^31")
-    return given
-
-
-def check_dropout(given: Any) -> float:
-    """A part of the units, in [0, 1)."""
-    dropout = number("dropout", given, "in [0, 1)", high=1)
-    require(np.float32(dropout) < 1, "dropout", given, "in [0, 1)")
+def check_dropout(rate: Any) -> float:
+    """Return a dropout rate as a number in [0, 1)."""
+    dropout = number("dropout", rate, "in [0, 1)", high=1)
+    require(np.float32(dropout) < 1, "dropout", rate, "in [0, 1)")
     return dropout

@@ -1,4 +1,4 @@
-"""The networks known by name; one file for each family."""
+"""The registered networks; one file for each family."""
 
 from fedjax_pfl.models.cnn import CNN
 from fedjax_pfl.models.dla import DLA

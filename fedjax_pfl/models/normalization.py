@@ -11,14 +11,14 @@ from fedjax_pfl.utils import trees
 def masked_moments(
     x: jax.Array, valid: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Mean and biased variance per channel, and the number of their values.
+    """Return mean and biased variance per channel, and the number of values.
 
     Args:
       x: [B, ..., C].
       valid: bool [B], the samples that count; all of them by default.
 
     Returns:
-      (mean [C], variance [C], count []); zeros where no sample is valid.
+      (mean [C], variance [C], count []); zeros if no sample is valid.
     """
     each = x.size // (x.shape[0] * x.shape[-1])  # values of a sample in a channel
     counted = jnp.ones(x.shape[0], x.dtype) if valid is None else valid.astype(x.dtype)
@@ -31,7 +31,7 @@ def masked_moments(
 
 
 def _valid_only(x: jax.Array, valid: jax.Array | None) -> jax.Array:
-    """Zeros for invalid samples, so that none of their values, NaN included, enters a sum."""
+    """Zeros for invalid samples, so that not even NaN values enter a sum."""
     if valid is None:
         return x
     return jnp.where(trees.expand_to(x, valid), x, 0)
@@ -40,13 +40,13 @@ def _valid_only(x: jax.Array, valid: jax.Array | None) -> jax.Array:
 class BatchNorm(nn.Module):
     """Batch normalisation over the valid samples of a batch, [B, ..., C].
 
-    In training: normalised with the batch's mean and biased variance; the running mean and the
-    running *unbiased* variance move towards the batch's by `momentum`. In evaluation: normalised
-    with the running ones. A batch without a valid sample changes nothing. One with a single value
-    per channel has no unbiased variance and changes only the mean.
+    In training values are normalised with the batch's mean and biased variance, and the running
+    mean and the running *unbiased* variance move towards the batch's by `momentum`. In evaluation
+    they are normalised with the running statistics. A batch without a valid sample changes nothing;
+    with a single value per channel there is no unbiased variance, and only the mean changes.
 
     Parameters are "scale" and "bias", statistics "mean" and "var" of the collection "batch_stats",
-    all [C]. Which of them a server averages is the leaf plan's batch-norm policy.
+    all [C]. The leaf plan's batch-norm policy determines which of them a server averages.
     """
 
     momentum: float = 0.1
@@ -120,7 +120,7 @@ class LayerNorm(nn.Module):
 
 
 def _standardized(x: jax.Array, axis: int | tuple[int, ...], epsilon: float) -> jax.Array:
-    """Mean 0 and, but for epsilon, variance 1 along axes."""
+    """Standardize to mean 0 and variance 1 (up to epsilon) along axes."""
     away = x - jnp.mean(x, axis=axis, keepdims=True)
     variance = jnp.mean(jnp.square(away), axis=axis, keepdims=True)
     return away * jax.lax.rsqrt(variance + epsilon)

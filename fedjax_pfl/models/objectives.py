@@ -1,8 +1,7 @@
-"""What a network's outputs are trained for and scored by: the kinds of tasks.
+"""Objectives: the loss and the measures of each kind of task.
 
-An objective has the loss, and the measures that are sums over samples, which scoring adds up
-minibatch by minibatch. The first measure is the task's headline. Other measures are functions of
-all of a client's outputs, see `metrics`.
+Measures are sums over samples, which scoring adds up minibatch by minibatch. The first one is the
+task's headline. Metrics are functions of all outputs of a client's model, see `metrics`.
 """
 
 from dataclasses import dataclass
@@ -24,11 +23,11 @@ class Objective:
     """One kind of task; hashable and static.
 
     Class attributes:
-      name: such as "regression".
+      name: name of the task, such as "regression".
       classes: whether each sample has one class, which partitions and algorithms may use.
-      marked: numbers of a sample that are added up; 0 for a single yes or no, which is counted.
+      marked: how many numbers of a sample are added up; 0 for one bool, which is counted.
       per_token: whether a model has outputs for each token of a text.
-      measures: those that `values` computes; the first is the headline.
+      measures: the measures that `values` computes; the first is the headline.
     """
 
     name: ClassVar[str] = ""
@@ -42,19 +41,19 @@ class Objective:
         return self.measures[0]
 
     def shape(self, sample: tuple[int, ...], width: int) -> tuple[int, ...]:
-        """Of the outputs for one sample of a shape."""
+        """Return the shape of the outputs for one sample."""
         return (sample[0], width) if self.per_token else (width,)
 
     def losses(self, outputs: jax.Array, labels: jax.Array) -> jax.Array:
-        """The loss of every sample, [B], of outputs [B, ...]."""
+        """Return the loss of every sample [B] for outputs [B, ...]."""
         raise NotImplementedError
 
     def marks(self, outputs: jax.Array, labels: jax.Array) -> jax.Array:
-        """What is added up over samples: float [B, `marked`], or bool [B]."""
+        """Return the terms that are added up over samples: float [B, `marked`], or bool [B]."""
         raise NotImplementedError
 
     def values(self, sums: Any, count: Any) -> dict[str, Any]:
-        """The measures, of sums [k] or [k, m] of marks over `count` samples [k] (at least 1)."""
+        """Return the measures for sums [k] or [k, m] of marks over `count` samples [k] (>= 1)."""
         raise NotImplementedError
 
 
@@ -122,8 +121,9 @@ class MultiLabel(Objective):
 
 @dataclass(frozen=True)
 class NextToken(Objective):
-    """Cross-entropy of logits [B, T, V] of each next token; labels int [B, T], below 0 where there
-    is none. A sample's loss is the mean over its tokens.
+    """Cross-entropy of logits [B, T, V] of the next tokens; labels int [B, T], negative for none.
+
+    A sample's loss is the mean over its tokens.
     """
 
     name = "next_token"
@@ -143,7 +143,7 @@ class NextToken(Objective):
         return {"perplexity": _error(jnp.exp(losses / tokens)), "token_accuracy": right / tokens}
 
     def _of_tokens(self, outputs, labels):
-        """(right predictions, summed losses, number of tokens) of every sample, [B] each."""
+        """(correct predictions, summed losses, number of tokens) of every sample, [B] each."""
         there = labels >= 0
         log_p = jax.nn.log_softmax(outputs)
         known = _of_labels(log_p, jnp.maximum(labels, 0))
@@ -155,12 +155,12 @@ class NextToken(Objective):
 
 
 def _error(values: jax.Array) -> jax.Array:
-    """Errors; infinite, not unscored, where outputs are no numbers."""
+    """Errors; infinite instead of NaN if outputs are NaN."""
     return jnp.where(jnp.isnan(values), jnp.inf, values)
 
 
 def _of_labels(log_p: jax.Array, labels: jax.Array) -> jax.Array:
-    """Of values [..., C] those of the labels [...], by the form of the platform."""
+    """Values [..., C] at the labels [...], in the form of the platform."""
     if forms.picks_by_sum():
         of_label = labels[..., None] == jnp.arange(log_p.shape[-1], dtype=labels.dtype)
         return jnp.sum(jnp.where(of_label, log_p, 0), axis=-1)
@@ -174,7 +174,7 @@ OBJECTIVES: dict[str, Objective] = {}
 def register_objective(kind: C) -> C:
     """Class decorator that makes a subclass of `Objective` available by its `name`.
 
-    `federate(objective=NAME)` trains and scores by it, instead of by that of the data set's task.
+    `federate(objective=NAME)` trains and scores by it instead of by the data set's objective.
 
     Raises:
       InputError: the name is another objective's, or the class lacks measures or a method.
@@ -194,10 +194,10 @@ for _kind in (Classification, Regression, MultiLabel, NextToken):
 
 
 def objective_of(name: str) -> Objective:
-    """The objective of that name.
+    """Return an objective by name.
 
     Raises:
-      InputError: there is none.
+      InputError: unknown name.
     """
     require_name("objective", name, OBJECTIVES)
     return OBJECTIVES[name]

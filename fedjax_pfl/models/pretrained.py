@@ -1,8 +1,8 @@
-"""Initial values of a network: a tree, or an NPZ or safetensors file, matched by path.
+"""Pretrained initial values of a network: a tree, or an NPZ or safetensors file, matched by path.
 
-Reading never runs code. A path is written with slashes or dots, with or without its collection's
-name for parameters: "params/conv_0/kernel", "conv_0.kernel". Values under PyTorch's names are
-converted, see `torch_weights`.
+Reading never runs code. Paths have slashes or dots; the collection's name "params" is optional:
+"params/conv_0/kernel", "conv_0.kernel". Values with PyTorch's names are converted, see
+`torch_weights`.
 """
 
 import math
@@ -17,9 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors
 
-from fedjax_pfl.data.files import as_path, reading, require_file
-from fedjax_pfl.data.limits import require_memory
-from fedjax_pfl.data.npz import npz_names, read_npz
+from fedjax_pfl.data.files import as_path, read_bytes, reading
+from fedjax_pfl.data.npz import read_arrays
 from fedjax_pfl.models.flattening import Layout, layouts
 from fedjax_pfl.models.task import Task
 from fedjax_pfl.models.torch_weights import converted, looks_like_torch, torch_shape
@@ -36,19 +35,19 @@ TYPES = {
 
 @dataclass(frozen=True)
 class Match:
-    """What of a network and of given values belongs together.
+    """How initial values match a network.
 
     Attributes:
-      found: paths of the leaves that begin with given values.
-      drawn: of those that begin with values drawn from the seed.
-      misfits: shapes, in words, of those drawn for another shape than was given.
-      unused: names of given values that the network has no leaf for.
-      unclear: paths of given kernels whose shape does not tell the order of their axes, or of a
-        flattened image's: Flax's order is assumed.
-      numbers: how many numbers were given, of how many.
+      loaded: paths of the leaves with initial values.
+      drawn: paths of the leaves that are drawn from the seed.
+      misfits: descriptions of leaves that are drawn because of another shape.
+      unused: names of initial values without a leaf.
+      unclear: paths of kernels whose shape doesn't determine the order of their axes, or of a
+        flattened image: Flax's order is assumed.
+      numbers: (loaded parameters, all parameters).
     """
 
-    found: tuple[str, ...]
+    loaded: tuple[str, ...]
     drawn: tuple[str, ...]
     misfits: tuple[str, ...]
     unused: tuple[str, ...]
@@ -56,9 +55,9 @@ class Match:
     numbers: tuple[int, int]
 
     def __str__(self) -> str:
-        given, count = self.numbers
-        leaves = len(self.found) + len(self.drawn)
-        messages = [f"{len(self.found)} of {leaves} leaves given ({given:,} of {count:,} numbers)"]
+        part, count = self.numbers
+        leaves = len(self.loaded) + len(self.drawn)
+        messages = [f"{len(self.loaded)} of {leaves} leaves given ({part:,} of {count:,} numbers)"]
         misfits = {one.partition(" ")[0] for one in self.misfits}
         absent = [path for path in self.drawn if path not in misfits]
         for what, names in (
@@ -74,47 +73,46 @@ class Match:
 
 
 def initial_values(
-    given: Any, task: Task, model: Tree, inputs: jax.ShapeDtypeStruct
+    source: Any, task: Task, model: Tree, inputs: jax.ShapeDtypeStruct
 ) -> tuple[dict[str, np.ndarray], Match]:
-    """The values for a network's leaves by path, and what matched.
+    """Return the initial values of a network's leaves by path, and how they match.
 
     Args:
-      given: a tree or a file.
-      task: of the network.
+      source: a tree or a file.
+      task: the task of the network.
       model: shapes of its model, fixed leaves included.
       inputs: shape of a batch.
 
     Raises:
       InputError: a value or a file that can't be read, or values that don't fit.
     """
-    arrays, of_a_run = read(given)
+    arrays, of_a_run = read(source)
     if looks_like_torch(arrays, model):
-        found = converted(arrays, task, inputs)
-        return matched(found.values, model, unused=found.unused)
+        from_torch = converted(arrays, task, inputs)
+        return matched(from_torch.values, model, unused=from_torch.unused)
     flattened = None if of_a_run else layouts(task, model, inputs)
     return matched(arrays, model, flattened)
 
 
-def read(given: Any) -> tuple[dict[str, Any], bool]:
-    """The arrays of a tree or a file by their names there, and whether a run here saved the file.
+def read(source: Any) -> tuple[dict[str, Any], bool]:
+    """Return the arrays of a tree or a file by name, and whether the file is a run's.
 
     Raises:
-      InputError: no such file, a damaged one, or a value that is no tree of arrays.
+      InputError: no such file, a damaged one, or a value that isn't a tree of arrays.
     """
-    if isinstance(given, str | Path):
-        path = as_path("initial_model", given)
+    if isinstance(source, str | Path):
+        path = as_path("initial_model", source)
         if path.suffix == ".safetensors":
             return read_safetensors(path), False
         allowed = "a file NAME.npz or NAME.safetensors"
-        require(path.suffix == ".npz", "initial_model", str(given), allowed)
-        names = npz_names(path)
-        arrays = read_npz(path, names)
-        of_a_run = any(name.startswith("axes/") for name in names)
+        require(path.suffix == ".npz", "initial_model", str(source), allowed)
+        arrays = read_arrays(path)
+        of_a_run = any(name.startswith("axes/") for name in arrays)
         return _of_a_run(path, arrays) if of_a_run else arrays, of_a_run
     allowed = "a model (a dict of arrays), or an NPZ or safetensors file"
-    filled = isinstance(given, Mapping) and len(given) > 0
-    require(filled, "initial_model", type(given).__name__, allowed)
-    flat, _ = jax.tree_util.tree_flatten_with_path(given)
+    filled = isinstance(source, Mapping) and len(source) > 0
+    require(filled, "initial_model", type(source).__name__, allowed)
+    flat, _ = jax.tree_util.tree_flatten_with_path(source)
     for path, leaf in flat:
         numeric = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
         name = f"initial_model at {trees.path_name(path)!r}"
@@ -139,20 +137,16 @@ def _of_a_run(path: Path, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndar
 
 
 def read_safetensors(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a safetensors file, in the order of their names: "net.2" before "net.10".
+    """Return the arrays of a safetensors file, in the order of their names: "2" before "10".
 
-    The library gives them in no order, and layers of PyTorch's are matched in theirs.
+    The library returns them in no order, and PyTorch's layers are matched in order.
 
     Raises:
-      InputError: no such file, or one that does not read as its format says.
+      InputError: no such file, or a damaged one.
     """
-    require_memory(str(path), require_file(path))
-    with reading(path):
-        content = path.read_bytes()
-    try:
+    content = read_bytes(path)
+    with reading(path, "a safetensors file"):
         entries = dict(sorted(safetensors.deserialize(content), key=_by_numbers))
-    except (safetensors.SafetensorError, ValueError, OverflowError) as error:
-        raise InputError(f"{path} isn't a safetensors file: {cut(str(error), 200)}.") from error
     arrays = {}
     for name, entry in entries.items():
         require(entry["dtype"] in TYPES, f"{cut(name, 100)!r} in {path}", entry["dtype"],
@@ -163,35 +157,35 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
 
 
 def _by_numbers(entry: tuple[str, Any]) -> list[tuple[int, str]]:
-    """A key that sorts names by the numbers in them."""
+    """Sort key of names by the numbers in them."""
     parts = re.split(r"(\d+)", entry[0])
     return [(int(part), "") if k % 2 else (0, part) for k, part in enumerate(parts)]
 
 
 def matched(
-    given: Mapping[str, Any],
+    arrays: Mapping[str, Any],
     model: Tree,
     flattened: Mapping[str, Layout] | None = None,
     unused: Sequence[str] = (),
 ) -> tuple[dict[str, np.ndarray], Match]:
-    """The values for a network's leaves by path, and what matched.
+    """Return the initial values of a network's leaves by path, and how they match.
 
     Args:
-      given: arrays by name.
+      arrays: arrays by name.
       model: shapes of the network's model, fixed leaves included.
-      flattened: layouts of flattened images by the path of a leaf; None where the axes of all
-        values are known to be Flax's.
-      unused: names of given values that were left out before.
+      flattened: layouts of flattened images by the path of a leaf; None if the axes of all values
+        are known to be Flax's.
+      unused: names of values that were left out before.
 
     Raises:
-      InputError: a name that stands for two leaves or is given twice, a value that is not finite,
-        one with PyTorch's axes, or none that fits.
+      InputError: two values for a leaf, a value that isn't finite or has PyTorch's axes, or none
+        that fits.
     """
     leaves = {
         trees.path_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(model)[0]
     }
     values, misfits, unused = {}, {}, list(unused)
-    for name, value in given.items():
+    for name, value in arrays.items():
         path = name.replace(".", "/")
         path = path if path in leaves else f"params/{path}"
         if path not in leaves:
@@ -211,10 +205,10 @@ def matched(
             continue
         numeric = jnp.issubdtype(value.dtype, jnp.number) and value.dtype.kind != "c"
         require(numeric, f"initial_model at {name!r}", value.dtype.name, "numbers")
-        kept = value.astype(leaves[path].dtype)
-        finite = bool(np.isfinite(np.asarray(kept, np.float64)).all())
-        require(finite, f"initial_model at {name!r}", "NaN or infinity", f"finite in {kept.dtype}")
-        values[path] = kept
+        values[path] = value.astype(leaves[path].dtype)
+        finite = bool(np.isfinite(np.asarray(values[path], np.float64)).all())
+        allowed = f"finite in {leaves[path].dtype}"
+        require(finite, f"initial_model at {name!r}", "NaN or infinity", allowed)
     sizes = {path: math.prod(leaf.shape) for path, leaf in leaves.items()}
     unclear = () if flattened is None else [
         path
@@ -223,7 +217,7 @@ def matched(
         or (path in flattened and flattened[path].turns_rows)
     ]  # fmt: skip
     match = Match(
-        found=tuple(path for path in leaves if path in values),
+        loaded=tuple(path for path in leaves if path in values),
         drawn=tuple(path for path in leaves if path not in values),
         misfits=tuple(misfits.values()),
         unused=tuple(unused),

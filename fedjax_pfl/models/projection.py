@@ -1,4 +1,4 @@
-"""A projection of a network's features before its head, as contrastive methods train one."""
+"""Projection of a network's features before its head, as in contrastive methods."""
 
 import inspect
 

@@ -1,12 +1,13 @@
-"""Recurrent networks for texts, given as token ids [B, T] in which 0 is padding."""
+"""Recurrent networks for texts of token ids [B, T], in which 0 is padding."""
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from fedjax_pfl.models.layers import Dense, Embedding, initializers
-from fedjax_pfl.models.model_registry import check_width, register_model
+from fedjax_pfl.models.model_registry import register_model
 from fedjax_pfl.models.text import check_texts
+from fedjax_pfl.utils.errors import require_whole
 
 
 class LSTM(nn.Module):
@@ -83,5 +84,5 @@ def _char_lstm(
     """LEAF's network for Shakespeare: embeddings of 8, two LSTM layers of 256."""
     check_texts("char_lstm", input_shape, 1)
     for name, value in {"hidden": hidden, "embedding": embedding, "layers": layers}.items():
-        check_width(name, value)
+        require_whole(name, value, 1)
     return CharLSTM(num_classes, vocab_size, hidden, embedding, layers, initializer, per_token)

@@ -7,10 +7,10 @@ from typing import Any
 import flax.linen as nn
 
 from fedjax_pfl.models.layers import Conv, Dense, global_mean, max_pool
-from fedjax_pfl.models.model_registry import check_images, check_width, register_model
+from fedjax_pfl.models.model_registry import check_images, register_model
 from fedjax_pfl.models.normalization import GroupNorm
 from fedjax_pfl.models.resnet import ConvNorm, ResidualBlock
-from fedjax_pfl.utils.errors import require, require_name
+from fedjax_pfl.utils.errors import require, require_name, require_whole
 
 STEMS = ("small", "large")
 
@@ -94,6 +94,6 @@ def _resnet18(input_shape, num_classes, initializer, *, stem: str = "small"):
 @register_model("resnet18_gn")
 def _resnet18_gn(input_shape, num_classes, initializer, *, stem: str = "small", groups: int = 2):
     """ResNet-18 with group normalisation, of two groups as in adaptive federated optimization."""
-    check_width("groups", groups)
+    require_whole("groups", groups, 1)
     require(64 % groups == 0, "groups", groups, "a divisor of 64")
     return _made("resnet18_gn", input_shape, num_classes, initializer, stem, groups)

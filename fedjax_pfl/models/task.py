@@ -6,8 +6,8 @@ sees one client's model and one minibatch; the engine adds the client axis.
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple, Self
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -217,41 +217,6 @@ class Task:
         """(mean loss over the batch's valid samples, model with updated statistics)."""
         loss, model, _ = self.forward(model, batch, rng, train)
         return loss, model
-
-
-@dataclass(frozen=True)
-class WrappedTask(Task):
-    """A task around another one, which answers every call that isn't overridden.
-
-    Attributes:
-      network: the wrapped task.
-    """
-
-    network: Task
-
-    @classmethod
-    def around(cls, network: Task, *args: Any) -> Self:
-        """Wraps a task, with the task's types, platform and objective."""
-        same = {one.name: getattr(network, one.name) for one in fields(Task)}
-        return cls(network, *args, **same)
-
-    def bound(self, values: Mapping[str, Any], backbone: Tree) -> Task:
-        return replace(self, network=self.network.bound(values, backbone))
-
-    def fixed_leaves(self, key: Key, inputs: jax.Array) -> Tree:
-        return self.network.fixed_leaves(key, inputs)
-
-    def init(self, key: Key, inputs: jax.Array) -> Tree:
-        return self.network.init(key, inputs)
-
-    def embed(self, model: Tree, inputs: jax.Array, *mode: *Mode) -> tuple[jax.Array, Tree]:
-        return self.network.embed(model, inputs, *mode)
-
-    def classify(self, model: Tree, features: jax.Array) -> jax.Array:
-        return self.network.classify(model, features)
-
-    def losses(self, logits: jax.Array, labels: jax.Array) -> jax.Array:
-        return self.network.losses(logits, labels)
 
 
 @dataclass(frozen=True)

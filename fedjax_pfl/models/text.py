@@ -1,4 +1,4 @@
-"""Networks for texts, given as token ids [B, T] in which 0 is padding."""
+"""Networks for texts of token ids [B, T], in which 0 is padding."""
 
 from collections.abc import Sequence
 
@@ -8,8 +8,8 @@ import jax.numpy as jnp
 
 from fedjax_pfl.models.dropout import Dropout
 from fedjax_pfl.models.layers import Conv, Dense, Embedding
-from fedjax_pfl.models.model_registry import check_dropout, check_width, register_model
-from fedjax_pfl.utils.errors import InputError
+from fedjax_pfl.models.model_registry import check_dropout, register_model
+from fedjax_pfl.utils.errors import InputError, require_whole
 
 
 class FastText(nn.Module):
@@ -76,7 +76,7 @@ def _over_time(x: jax.Array) -> jax.Array:
 
 
 def check_texts(name: str, input_shape: tuple[int, ...], shortest: int) -> None:
-    """Raises `InputError` unless samples are texts of at least so many tokens."""
+    """Raises `InputError` unless samples are texts of at least `shortest` tokens."""
     if len(input_shape) != 1 or input_shape[0] < shortest:
         raise InputError(
             f"Model {name!r} takes texts [length] of at least {shortest} tokens; the data set's "
@@ -88,7 +88,7 @@ def check_texts(name: str, input_shape: tuple[int, ...], shortest: int) -> None:
 def _fasttext(input_shape, num_classes, initializer, *, vocab_size: int, hidden: int = 512):
     """PFLlib's fastText: mean of embeddings, one linear layer of 512 units."""
     check_texts("fasttext", input_shape, 1)
-    return FastText(num_classes, vocab_size, check_width("hidden", hidden), initializer)
+    return FastText(num_classes, vocab_size, require_whole("hidden", hidden, 1), initializer)
 
 
 @register_model("textcnn")
@@ -107,7 +107,7 @@ def _textcnn(
     return TextCNN(
         num_classes,
         vocab_size,
-        check_width("hidden", hidden),
+        require_whole("hidden", hidden, 1),
         dropout=dropout,
         initializer=initializer,
     )

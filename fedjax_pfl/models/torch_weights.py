@@ -1,9 +1,9 @@
 """Weights of PyTorch modules as parameters of networks here.
 
 Axes differ: a linear layer's weight is [outputs, inputs] in PyTorch and [inputs, outputs] in Flax,
-a convolution's [outputs, inputs, height, width] and [height, width, inputs, outputs]. Images have
-their channels first there and last here, which also turns the inputs of a dense layer behind a
-flattened image (see `flattening`).
+a convolution's [outputs, inputs, height, width] and [height, width, inputs, outputs]. PyTorch's
+images have their channels first, and here last, which also permutes the inputs of a dense layer
+after a flattened image (see `flattening`).
 """
 
 import math
@@ -42,14 +42,14 @@ Layers = dict[str, dict[str, Any]]  # leaves by name, by the layer's name, in or
 
 @dataclass(frozen=True)
 class Converted:
-    """A `state_dict` in the terms of a network.
+    """A `state_dict` converted for a network.
 
     Attributes:
       values: arrays by the path of a leaf.
-      missing: paths of the leaves that nothing stands for.
-      unused: names of values that no leaf stands for.
-      misfits: in words, of values with another shape than their leaf.
-      pairs: the names of the two layers, PyTorch's and the network's.
+      missing: paths of the leaves without a value.
+      unused: names of values without a leaf.
+      misfits: descriptions of values with another shape than their leaf.
+      pairs: pairs of a PyTorch layer's name and the network's.
     """
 
     values: dict[str, np.ndarray]
@@ -71,43 +71,43 @@ def from_torch(
 ) -> Tree:
     """Converts the `state_dict` of a PyTorch module to a model of a network here.
 
-    Layers are matched by `names`, by equal names (dots for slashes), and the others in their order
+    Layers are matched by `names`, by equal names (dots for slashes), and otherwise in their order
     among those of their kind: convolutions, matrices (linear layers and embeddings), normalisation
-    and recurrent layers. The axes of kernels are turned. So are the inputs of a dense layer behind
-    a flattened image: which layers these are and the image's size are found in the traced network.
+    and recurrent layers. The axes of kernels are transposed, and the inputs of a dense layer after
+    a flattened image permuted: these layers and the image's size are found in the traced network.
 
     Args:
       state_dict: PyTorch tensors or NumPy arrays by name, as `module.state_dict()` gives them.
       model: a linen or NNX module, or a `Task`, of the same layers.
       input_shape: of one sample, channels last, such as `(32, 32, 3)`.
       names: the network's layer for a PyTorch layer, such as `{"features.0": "conv_0"}`.
-      flattened: (height, width, channels) of the image behind which a layer stands, by the name of
-        the network's layer, where the traced network does not show it; () for a layer whose inputs
-        have the same order in both.
+      flattened: (height, width, channels) of the image before a layer, by the name of the network's
+        layer, if the traced network doesn't show it; () for a layer whose inputs have the same
+        order in both.
       strict: False leaves out what only one of the two has. Shapes must fit in any case.
-      input_dtype: of the samples; `"int32"` for token ids.
+      input_dtype: type of the samples; `"int32"` for token ids.
 
     Returns:
-      A model, `{"params": ..., "batch_stats": ...}`, of NumPy arrays: of the leaves that have
-      values. `federate(initial_model=...)` takes it.
+      A model, `{"params": ..., "batch_stats": ...}`, of NumPy arrays, with the leaves that have
+      values, for `federate(initial_model=...)`.
 
     Raises:
-      InputError: a layer or leaf that only one of the two has, another shape, or a dense layer
-        whose order of inputs can't be told.
+      InputError: a layer or leaf that only one of the two has, another shape, or a dense layer with
+        an unknown order of inputs.
     """
     task = as_task(model)
     inputs = jax.ShapeDtypeStruct((2, *input_shape), jnp.dtype(input_dtype))
-    found = converted(state_dict, task, inputs, names=names, flattened=flattened)
-    if found.misfits:
-        raise InputError(f"Shapes of the state_dict don't fit: {_several(found.misfits)}. {_HINT}")
-    if strict and (found.missing or found.unused):
-        parts = {"without a value": found.missing, "without a leaf": found.unused}
+    result = converted(state_dict, task, inputs, names=names, flattened=flattened)
+    if result.misfits:
+        raise InputError(f"Shapes of the state_dict don't fit: {_several(result.misfits)}. {_HINT}")
+    if strict and (result.missing or result.unused):
+        parts = {"without a value": result.missing, "without a leaf": result.unused}
         text = "; ".join(f"{what}: {_several(part)}" for what, part in parts.items() if part)
         raise InputError(
             f"The state_dict and the network have different layers; {text}. {_HINT} strict=False "
             "leaves them out."
         )
-    return traverse_util.unflatten_dict(found.values, sep="/")
+    return traverse_util.unflatten_dict(result.values, sep="/")
 
 
 _HINT = "names={'torch layer': 'layer here'} matches layers whose names and order differ."
@@ -118,17 +118,17 @@ def _several(names: Sequence[str]) -> str:
     return f"{', '.join(names[:6])}{more}"
 
 
-def looks_like_torch(given: Mapping[str, Any], model: Tree) -> bool:
-    """Whether names are those of a PyTorch module, and not those of the network's own leaves."""
+def looks_like_torch(arrays: Mapping[str, Any], model: Tree) -> bool:
+    """Return whether names are a PyTorch module's, and not those of the network's own leaves."""
     flat, _ = jax.tree_util.tree_flatten_with_path(model)
     own = {trees.path_name(path) for path, _ in flat}
     own |= {path.partition("/")[2] for path in own}
-    marked = [name for name in given if name.rpartition(".")[2] in MARKS]
+    marked = [name for name in arrays if name.rpartition(".")[2] in MARKS]
     return bool(marked) and not any(name.replace(".", "/") in own for name in marked)
 
 
 def torch_shape(path: str, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The shape that PyTorch gives a kernel of that shape; None for other leaves."""
+    """Return PyTorch's shape of a kernel of that shape; None for other leaves."""
     if path.rpartition("/")[2] != "kernel" or len(shape) < 2:
         return None
     return (*shape[:-3:-1], *shape[:-2])
@@ -142,14 +142,18 @@ def converted(
     names: Mapping[str, str] | None = None,
     flattened: Mapping[str, Sequence[int]] | None = None,
 ) -> Converted:
-    """Converts as `from_torch` does, and tells what does not fit.
+    """Converts as `from_torch` does, and reports what doesn't fit.
 
     Args:
+      state_dict: PyTorch tensors or NumPy arrays by name.
+      task: the task of the network.
       inputs: shape of a batch.
+      names: see `from_torch`.
+      flattened: see `from_torch`.
 
     Raises:
-      InputError: no such layer, layers of a kind that are not as many, or a dense layer whose order
-        of inputs can't be told.
+      InputError: no such layer, different numbers of layers of a kind, or a dense layer with an
+        unknown order of inputs.
     """
     theirs = _torch_layers(state_dict)
     ours, shapes = _own_layers(task, inputs)
@@ -158,11 +162,11 @@ def converted(
         if layer not in ours:
             raise unknown_name("layer in flattened", layer, ours)
         labels = (*range(1, len(sizes)), CHANNELS)
-        whole = Layout(labels, tuple(sizes)) if sizes else None
+        layout = Layout(labels, tuple(sizes)) if sizes else None
         leaves = ours[layer]
         for path, _ in [leaves["kernel"]] if "kernel" in leaves else leaves.values():
             turned.pop(path, None)
-            turned |= {} if whole is None else {path: whole}
+            turned |= {} if layout is None else {path: layout}
     pairs = _paired(theirs, ours, names or {})
     values: dict[str, np.ndarray] = {}
     unused, misfits = [], []
@@ -280,7 +284,7 @@ def _kind_here(leaves: Mapping[str, Any]) -> str:
 
 
 def _joined(leaves: dict[str, Any]) -> dict[str, Any]:
-    """The two biases of a recurrent layer are one here: nothing but their sum is used."""
+    """Adds the two biases of a recurrent layer, which has a single one here."""
     leaves = dict(leaves)
     if {"weight_ih", "weight_hh"} <= leaves.keys():
         gates = len(leaves["weight_ih"]) // leaves["weight_hh"].shape[-1]
@@ -296,7 +300,7 @@ def _joined(leaves: dict[str, Any]) -> dict[str, Any]:
 def _turned(
     value: np.ndarray, leaf: str, like: Any, layout: Layout | None, name: str, layer: str
 ) -> np.ndarray:
-    """A value with the axes of a leaf; of another shape where that can't be."""
+    """A value with the axes of a leaf, or of another shape if it doesn't fit."""
     if layout == TRANSPOSED and leaf == "kernel":
         raise InputError(f"{name}: from_torch converts no transposed convolutions.")
     if leaf in ("kernel", "recurrent"):
@@ -316,7 +320,7 @@ def _turned(
         return value
     if layout == UNCLEAR:
         raise InputError(
-            f"It can't be told in which order {layer} gets the numbers of a flattened image: give "
+            f"The order in which {layer} gets the numbers of a flattened image is unknown: give "
             f"flattened={{{layer!r}: (height, width, channels)}}, or () if no image was flattened."
         )
     if math.prod(layout.sizes) != len(value):
@@ -325,8 +329,7 @@ def _turned(
 
 
 def _without_ones(value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Kernels of one row or column have an axis less where the layer is one over time, and one of
-    patches side by side is a matrix."""
+    """Drops axes of length 1 of kernels over time, and makes a matrix of a kernel of patches."""
 
     def wide(sizes):
         return [n for n in sizes if n > 1]

@@ -5,9 +5,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_pfl.models.layers import Dense
-from fedjax_pfl.models.model_registry import check_images, check_width, register_model
+from fedjax_pfl.models.model_registry import check_images, register_model
 from fedjax_pfl.models.normalization import LayerNorm
-from fedjax_pfl.utils.errors import InputError, require
+from fedjax_pfl.utils.errors import InputError, require, require_whole
 
 
 class Attention(nn.Module):
@@ -112,14 +112,14 @@ def _vit_tiny(
     heads: int = 3,
 ):
     """ViT-Tiny, patches of 4x4; patch=16 for images of 224x224 is DeiT's."""
-    given = {"patch": patch, "depth": depth, "hidden": hidden, "heads": heads}
-    for name, value in given.items():
-        check_width(name, value)
+    sizes = {"patch": patch, "depth": depth, "hidden": hidden, "heads": heads}
+    for name, value in sizes.items():
+        require_whole(name, value, 1)
     check_images("vit_tiny", input_shape, patch)
     if any(side % patch for side in input_shape[:2]):
         raise InputError(
             f"Model 'vit_tiny' cuts images into patches of {patch}x{patch}, and {input_shape[0]}x"
-            f"{input_shape[1]} pixels are no whole number of them: give patch."
+            f"{input_shape[1]} pixels aren't a multiple of it: give patch."
         )
     require(hidden % heads == 0, "heads", heads, f"a divisor of the {hidden} hidden units")
     return ViT(num_classes, patch, hidden, depth, heads, initializer)

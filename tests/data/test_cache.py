@@ -56,9 +56,9 @@ def test_a_damaged_cache_file_is_made_anew(tmp_path, jpegs, content):
     folder, decoded = jpegs
     first = load_dataset("cifar10_jpeg", tmp_path)
     (file,) = (folder / ".fedjax_pfl_cache").iterdir()
-    whole = file.read_bytes()
+    content_before = file.read_bytes()
     if content == "torn":
-        file.write_bytes(whole[:200] + b"\xff\xff" + whole[202:])
+        file.write_bytes(content_before[:200] + b"\xff\xff" + content_before[202:])
     elif content == "pickle":
         with file.open("wb") as out:
             np.savez(out, names=np.array([{}], object))
@@ -68,7 +68,7 @@ def test_a_damaged_cache_file_is_made_anew(tmp_path, jpegs, content):
     else:
         file.write_bytes(content)
     assert same(first, load_dataset("cifar10_jpeg", tmp_path)) and len(decoded) == 4
-    assert file.read_bytes() == whole
+    assert file.read_bytes() == content_before
 
 
 def test_read_only_data_is_cached_in_the_users_folder(tmp_path, jpegs):

@@ -23,11 +23,11 @@ def test_what_a_data_set_says_of_itself():
     x = np.arange(24, dtype=np.uint8).reshape(4, 2, 3)
     one = dataset_from_arrays("a", x, [0, 1, 0, 1])
     # The hash of what it hashes, spelt out: class count and vocabulary, then each array.
-    said = hashlib.sha256(b"2 None")
-    said.update(b"|u1 (4, 2, 3, 1)" + x.tobytes())
-    said.update(b"<i4 (4,)" + np.array([0, 1, 0, 1], "<i4").tobytes())
-    said.update(b"|u1 (0, 2, 3, 1)" + b"<i4 (0,)")
-    assert one.fingerprint() == said.hexdigest()
+    digest = hashlib.sha256(b"2 None")
+    digest.update(b"|u1 (4, 2, 3, 1)" + x.tobytes())
+    digest.update(b"<i4 (4,)" + np.array([0, 1, 0, 1], "<i4").tobytes())
+    digest.update(b"|u1 (0, 2, 3, 1)" + b"<i4 (0,)")
+    assert one.fingerprint() == digest.hexdigest()
     assert dataset_from_arrays("b", x, [0, 1, 0, 1], note="n").fingerprint() == one.fingerprint()
     others = [
         dataset_from_arrays("a", x[::-1], [0, 1, 0, 1]),
@@ -67,10 +67,10 @@ def test_class_names_must_be_as_many_as_classes():
         dataset_from_arrays("a", np.zeros((2, 2)), [0, 1], class_names=("x",))
 
 
-@pytest.mark.parametrize("given", [1.5, "ab", {"x": 1}, None])
-def test_class_names_that_are_no_list(given):
+@pytest.mark.parametrize("value", [1.5, "ab", {"x": 1}, None])
+def test_class_names_that_are_no_list(value):
     with pytest.raises(InputError, match="class_names of data set 'a' must be 2 names or none"):
-        dataset_from_arrays("a", np.zeros((2, 2)), [0, 1], class_names=given)
+        dataset_from_arrays("a", np.zeros((2, 2)), [0, 1], class_names=value)
 
 
 def test_data_print_in_a_line():
@@ -82,8 +82,8 @@ def test_data_print_in_a_line():
     partition = pfl.make_partition("iid", dataset, 4, seed=0)
     sizes = [partition.sizes(split).sum() for split in ("train", "test")]
     assert repr(partition) == "Partition(iid: 4 clients, {} train, {} test)".format(*sizes)
-    said = repr(partition.split_validation(0.5, seed=0))
-    assert said.endswith(" validation)")
+    text = repr(partition.split_validation(0.5, seed=0))
+    assert text.endswith(" validation)")
 
 
 def test_samples_of_several_shapes():

@@ -77,15 +77,15 @@ def test_unknown_scaling():
 
 
 def test_every_scaling_is_named_where_it_is_chosen():
-    said = federate.__doc__.partition("input_scaling: ")[2].partition("client_ids")[0]
-    assert set(re.findall("'([a-z_]+)'", said)) == set(SCALINGS)
+    names = federate.__doc__.partition("input_scaling: ")[2].partition("client_ids")[0]
+    assert set(re.findall("'([a-z_]+)'", names)) == set(SCALINGS)
 
 
-@pytest.mark.parametrize("given", [[1], None, np.zeros(2), "halve"])
-def test_scalings_of_another_type(given):
+@pytest.mark.parametrize("value", [[1], None, np.zeros(2), "halve"])
+def test_scalings_of_another_type(value):
     data = load_dataset("digits")
     with pytest.raises(InputError, match="Unknown input scaling"):
-        input_scaling(given, data)
+        input_scaling(value, data)
 
 
 @pytest.mark.parametrize("name", ["half", "unit", "mnist"])

@@ -36,8 +36,8 @@ def outputs(network, model, inputs):
     return as_task(network).predict(model, jnp.asarray(inputs))
 
 
-def assert_close(found, wanted):
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+def assert_close(result, wanted):
+    np.testing.assert_allclose(result, wanted, rtol=1e-4, atol=1e-5)
 
 
 class Net(nn.Module):
@@ -217,8 +217,8 @@ def test_layers_of_one_side_only():
     names = {"a": "fc_0", "out": "head"}
     with pytest.raises(pfl.InputError, match=r"without a leaf: b.weight, b.bias. names="):
         pfl.models.from_torch(state, network, SHAPE, names=names)
-    whole = pfl.models.from_torch(state, network, SHAPE, names=names, strict=False)
-    assert set(whole["params"]) == {"fc_0", "head"}
+    converted = pfl.models.from_torch(state, network, SHAPE, names=names, strict=False)
+    assert set(converted["params"]) == {"fc_0", "head"}
     part = {name: value for name, value in state.items() if name in ("a.weight", "out.weight")}
     with pytest.raises(pfl.InputError, match="without a value: params/fc_0/bias, params/head/bias"):
         pfl.models.from_torch(part, network, SHAPE)

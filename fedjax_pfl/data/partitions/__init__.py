@@ -1,1 +1,1 @@
-"""Which client holds which samples: one file for each paper or family."""
+"""Partitions of data sets among clients: rules, one file per paper or family, and importers."""

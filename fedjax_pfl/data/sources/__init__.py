@@ -1,1 +1,1 @@
-"""Where samples come from: one file for each format."""
+"""Data sources, one file per format."""

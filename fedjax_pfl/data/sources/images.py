@@ -123,8 +123,8 @@ def _class_folders(name, root, train, test, image_size, channels) -> Dataset:
     classes = _subfolders(train[0])
     if not classes:
         raise InputError(f"{train[0]} holds no class folders (one folder of images per class).")
-    splits = (_labelled(part, classes) for part in (train, test))
-    return _decoded(name, root, *splits, classes, image_size, channels)
+    rows = _labelled(train, classes), _labelled(test, classes)
+    return _decoded(name, root, *rows, classes, image_size, channels)
 
 
 def _subfolders(folder: Path) -> tuple[str, ...]:

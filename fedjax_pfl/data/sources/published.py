@@ -61,8 +61,10 @@ def load_mnist(name: str, data_dir: Path | None) -> Dataset:
 
     def read(folder: Path) -> Dataset | None:
         arrays = read_idx_folder(name, folder, MNIST_STEMS)
+        if arrays is None:
+            return None
         classes = CLOTHES if name == "fashion_mnist" else DIGITS
-        return arrays and dataset_from_arrays(name, *arrays, num_classes=10, class_names=classes)
+        return dataset_from_arrays(name, *arrays, num_classes=10, class_names=classes)
 
     files = ", ".join(f"{stem}.gz" for stem in MNIST_STEMS)
     return _load(
@@ -78,7 +80,7 @@ def load_emnist(config: str, data_dir: Path | None) -> Dataset:
         arrays = read_idx_folder(name, folder, stems)
         if arrays is None and (folder / "gzip.zip").is_file():
             arrays = read_emnist_zip(folder / "gzip.zip", config)
-        return arrays and emnist_from_arrays(config, *arrays)
+        return None if arrays is None else emnist_from_arrays(config, *arrays)
 
     looked = [inner for place in folders(data_dir, "emnist") for inner in (place, place / "gzip")]
     files = ", ".join(f"{stem}.gz" for stem in stems)
@@ -92,7 +94,9 @@ def load_cifar(name: str, data_dir: Path | None) -> Dataset:
 
     def read(place: Path) -> Dataset | None:
         parts = read_cifar(name, place)
-        return parts and dataset_from_arrays(
+        if parts is None:
+            return None
+        return dataset_from_arrays(
             name,
             parts.train_x,
             parts.train_labels[:, -1],

@@ -1,1 +1,1 @@
-"""Fast convolutions."""
+"""Fast convolutions, and the form of layers for each platform."""

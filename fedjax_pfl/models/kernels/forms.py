@@ -1,7 +1,7 @@
-"""Which form of convolution, pooling and sums over channels a network is traced in.
+"""The form of convolutions, pooling and sums over channels in which a network is traced.
 
-The forms are equal to rounding; which one is fast depends on the platform that a program is made
-for. The platform is handed in: nothing here asks the process that traces.
+The forms are equal to rounding; the fast one depends on the program's target platform, which is
+passed explicitly and isn't that of the process.
 """
 
 from collections.abc import Iterator

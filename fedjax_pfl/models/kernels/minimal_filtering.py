@@ -141,9 +141,9 @@ def _forward(x, kernel, m):
     return out, (seen, weights, kernel)
 
 
-def _backward(m, kept, gradient):
+def _backward(m, saved, gradient):
     """Each linear map of `_forward` transposed, in its opposite order."""
-    seen, weights, kernel = kept
+    seen, weights, kernel = saved
     (batch, high, wide, _), (kh, taps, channels, features) = gradient.shape, kernel.shape
     count, tiles = m + taps - 1, -(-wide // m)
     on_inputs, on_taps, on_outputs = transforms(m, taps)

@@ -27,5 +27,5 @@ def counts(partition, dataset, split="train"):
     return partition.class_counts(dataset.labels, dataset.num_classes, split)
 
 
-def whole(partition, dataset):
+def all_counts(partition, dataset):
     return counts(partition, dataset) + counts(partition, dataset, "test")

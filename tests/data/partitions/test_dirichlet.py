@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from fedjax_pfl.data.partitions import dirichlet
 from fedjax_pfl.data.partitions.rule_registry import make_partition
 from fedjax_pfl.utils.errors import InputError
-from tests.data.partitions.pools import POOLED, counts, toy, whole
+from tests.data.partitions.pools import POOLED, all_counts, counts, toy
 
 
 @settings(max_examples=30, deadline=None)
@@ -23,9 +23,9 @@ def test_dirichlet_covers_everything_and_keeps_the_minimum(clients, alpha, min_s
     p = make_partition(
         "dirichlet", dataset, clients, seed, alpha=alpha, min_size=min_size, max_retries=5
     )
-    whole = p.sizes("train") + p.sizes("test")
-    assert whole.sum() == 1800
-    assert whole.min() >= min_size
+    sizes = p.sizes("train") + p.sizes("test")
+    assert sizes.sum() == 1800
+    assert sizes.min() >= min_size
     assert isinstance(p.options["fallback_used"], bool)
 
 
@@ -80,7 +80,7 @@ def test_dirichlet_fallback_reaches_the_minimum_and_says_so():
 
 @pytest.mark.parametrize("rule", ["dirichlet", "dirichlet_uncapped"])
 @pytest.mark.parametrize("alpha", [1e-300, 1e-4, 1e308])
-def test_dirichlet_hostile_settings_end(alpha, rule):
+def test_dirichlet_extreme_settings_terminate(alpha, rule):
     dataset = toy(3000)
     for min_size in (1, 3):
         p = make_partition(rule, dataset, 1000, 0, alpha=alpha, min_size=min_size)
@@ -119,7 +119,7 @@ def test_dirichlet_per_client_sizes(clients, alpha, seed, balanced):
 def test_dirichlet_per_client_follows_its_draw_until_classes_run_out():
     few = make_partition("dirichlet_per_client", POOLED, 2, 0, alpha=1e6)
     assert few.options["drifted_clients"] == 0
-    np.testing.assert_allclose(whole(few, POOLED), 100, atol=1)
+    np.testing.assert_allclose(all_counts(few, POOLED), 100, atol=1)
     narrow = make_partition("dirichlet_per_client", POOLED, 20, 0, alpha=0.01)
     assert narrow.options["drifted_clients"] > 0
-    assert np.sum(whole(narrow, POOLED) > 0, axis=1).mean() < 3
+    assert np.sum(all_counts(narrow, POOLED) > 0, axis=1).mean() < 3

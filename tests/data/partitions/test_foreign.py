@@ -53,7 +53,7 @@ def test_flbench_refuses_the_pickle_and_reads_what_its_script_exports(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ({"0": []}, "must be a list with an object for each client"),
         ([[1, 2]], "Client 0 in .* must be an object with lists train, val, test"),
@@ -62,10 +62,10 @@ def test_flbench_refuses_the_pickle_and_reads_what_its_script_exports(tmp_path):
         ([{"train": [1], "test": [2]}], "Client 0 holds other classes than .*all_stats.json says"),
     ],
 )
-def test_flbench_files_of_another_form(tmp_path, content, said):
+def test_flbench_files_of_another_form(tmp_path, content, message):
     write_flbench(folder := tmp_path / "colours")
     (folder / "partition.json").write_text(json.dumps(content))
-    with pytest.raises(pfl.InputError, match=said):
+    with pytest.raises(pfl.InputError, match=message):
         pfl.read_partition(folder, DATA)
 
 

@@ -91,11 +91,11 @@ def test_validation_split(sizes, fraction, seed):
     p = Partition.from_lists(train, [[] for _ in sizes], rule="iid")
     out = p.split_validation(fraction, seed)
     for i, size in enumerate(sizes):
-        kept, moved = out.client("train", i), out.client("validation", i)
-        assert sorted([*kept, *moved]) == list(train[i])
-        assert abs(len(moved) - fraction * size) <= 0.5 + 1e-9 or len(kept) == 1
-        assert len(kept) >= min(size, 1)
-        assert list(kept) == sorted(kept)
+        trained, moved = out.client("train", i), out.client("validation", i)
+        assert sorted([*trained, *moved]) == list(train[i])
+        assert abs(len(moved) - fraction * size) <= 0.5 + 1e-9 or len(trained) == 1
+        assert len(trained) >= min(size, 1)
+        assert list(trained) == sorted(trained)
     assert out.hash() == p.split_validation(fraction, seed).hash()
     assert out.options == {"validation_fraction": fraction, "validation_seed": seed}
     assert (out.rule, p.sizes("validation").sum()) == ("iid", 0)

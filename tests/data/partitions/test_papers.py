@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fedjax_pfl.data.partitions.rule_registry import make_partition
 from fedjax_pfl.utils.errors import InputError
-from tests.data.partitions.pools import CIFAR10, POOLED, counts, toy, whole
+from tests.data.partitions.pools import CIFAR10, POOLED, all_counts, counts, toy
 
 
 @settings(max_examples=30, deadline=None)
@@ -59,7 +59,7 @@ def test_shards_of_the_paper():
         ("pfedla_fig6", {"classes_per_client": 3}),
     ],
 )
-def test_hostile_settings_end(rule, options):
+def test_extreme_settings_terminate(rule, options):
     p = make_partition(rule, toy(3000), 1000, 0, **options)  # three samples each
     assert (p.sizes() + p.sizes("test")).min() >= 1
 
@@ -70,7 +70,7 @@ def test_hostile_settings_end(rule, options):
 def test_pat_hidden_groups(classes, clients, each, groups):
     dataset = toy(60000, classes=classes)
     p = make_partition("pat", dataset, clients, 0, classes_per_client=each)
-    held = whole(p, dataset)
+    held = all_counts(p, dataset)
     assert held.sum() == 60000
     assert np.all((held > 0).sum(axis=1) == each)
     in_groups = [k // (clients // groups) for k in range(clients)]
@@ -89,9 +89,9 @@ def test_pat_hidden_groups(classes, clients, each, groups):
 
 def test_pat_balanced_and_left_over_classes():
     p = make_partition("pat", POOLED, 20, 0, balance=True)
-    assert whole(p, POOLED).sum(axis=1).tolist() == [100] * 20
+    assert all_counts(p, POOLED).sum(axis=1).tolist() == [100] * 20
     p = make_partition("pat", POOLED, 7, 0)  # owners are rounded up: 2 for a class
-    assert np.flatnonzero(whole(p, POOLED).sum(axis=0)).tolist() == list(range(8))
+    assert np.flatnonzero(all_counts(p, POOLED).sum(axis=0)).tolist() == list(range(8))
     with pytest.raises(InputError, match="1900 clients of 9 classes need 1710 samples of class 0"):
         make_partition("pat", POOLED, 1900, 0, classes_per_client=9)
 
@@ -104,7 +104,7 @@ def test_exdir_keeps_class_sets_and_the_minimum(clients, alpha, each):
     p = make_partition(
         "exdir", POOLED, clients, 0, classes_per_client=each, alpha=alpha, max_retries=3
     )
-    held = whole(p, POOLED)
+    held = all_counts(p, POOLED)
     for row, classes in zip(held, p.options["class_sets"], strict=True):
         assert set(np.flatnonzero(row)) <= set(classes)
         assert len(classes) == each
@@ -134,7 +134,7 @@ def test_spfl_class_sets_and_parts(clients, each, iid, balanced, seed):
         assert "can't be cut into" in str(error) or "no test sample" in str(error)
         assert held_in_all.min() < 3 * clients
         return
-    held = whole(p, dataset)
+    held = all_counts(p, dataset)
     assert np.all((held > 0).sum(axis=1) == each)
     if iid:
         assert len({tuple(row > 0) for row in held}) == 1

@@ -212,24 +212,24 @@ def test_summary_is_five_lines():
     ]
 
 
-@pytest.mark.parametrize("given", [None, "", b"1", [], {0: 1}, 0.5, np.zeros(3), True])
-def test_arguments_of_another_type(given):
+@pytest.mark.parametrize("value", [None, "", b"1", [], {0: 1}, 0.5, np.zeros(3), True])
+def test_arguments_of_another_type(value):
     calls = {
-        "Client must be a whole number": lambda: example().client("train", given),
-        "Unknown split": lambda: example().sizes(given),
-        "Validation seed must be": lambda: example().split_validation(0.5, given),
+        "Client must be a whole number": lambda: example().client("train", value),
+        "Unknown split": lambda: example().sizes(value),
+        "Validation seed must be": lambda: example().split_validation(0.5, value),
     }
-    if not isinstance(given, float | bool):
-        calls["Validation fraction must be"] = lambda: example().split_validation(given, 0)
-    for said, call in calls.items():
-        with pytest.raises(InputError, match=f"^{said}"):
+    if not isinstance(value, float | bool):
+        calls["Validation fraction must be"] = lambda: example().split_validation(value, 0)
+    for message, call in calls.items():
+        with pytest.raises(InputError, match=f"^{message}"):
             call()
 
 
-@pytest.mark.parametrize("given", [None, 1, 0.5, np.array(1), {1}.__iter__()])
-def test_lists_of_clients_that_are_none(given):
+@pytest.mark.parametrize("value", [None, 1, 0.5, np.array(1), {1}.__iter__()])
+def test_lists_of_clients_that_are_none(value):
     with pytest.raises(InputError, match="Sample indices must be a list for each client, got"):
-        Partition.from_lists(given, [[1]])
+        Partition.from_lists(value, [[1]])
 
 
 @pytest.mark.parametrize("fields", [{"options": 1}, {"rule": None}, {"label_map": [[0.5]]}])
@@ -243,7 +243,7 @@ def test_no_clients_have_a_summary():
 
 
 @pytest.mark.parametrize(
-    ("labels", "said"),
+    ("labels", "message"),
     [
         ([0], r"^Number of labels must be at least \d+, got 1\.$"),
         ([0.5] * 99, "^Labels of the pool must be a list of whole numbers in 0..2, got 'float64"),
@@ -252,8 +252,8 @@ def test_no_clients_have_a_summary():
         ([-1] * 99, "^Labels of the pool must be in 0..2, got '-1..0'"),
     ],
 )
-def test_labels_of_another_pool(labels, said):
-    with pytest.raises(InputError, match=said):
+def test_labels_of_another_pool(labels, message):
+    with pytest.raises(InputError, match=message):
         example().class_counts(labels, 3)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from fedjax_pfl.data.partitions.rule_registry import make_partition
 from fedjax_pfl.utils.errors import InputError
-from tests.data.partitions.pools import CIFAR10, toy, whole
+from tests.data.partitions.pools import CIFAR10, all_counts, toy
 
 
 @pytest.mark.parametrize("clients", [10, 100])
@@ -19,7 +19,7 @@ def test_pfedla_noniid(clients, overlap):
         assert p.options["samples_per_client"] == 600
         assert set(p.sizes()) == {420}
         assert set(p.sizes("test")) == {180}
-        held = whole(p, CIFAR10)
+        held = all_counts(p, CIFAR10)
         assert np.all((held > 0).sum(axis=1) == classes)
         for row, dominant in zip(held, p.options["class_sets"], strict=True):
             if rule == "pfedla_noniid1":
@@ -43,7 +43,7 @@ def test_pfedla_figure_5():
         assert len(target & similar) == 3
         assert all(len(other) == 4 and len(other & target) <= 2 for other in others)
         assert p.options["roles"] == ["target", "twin", "similar", *["other"] * 5]
-        assert np.sum(whole(p, CIFAR10) > 0, axis=1).tolist() == [4] * 8
+        assert np.sum(all_counts(p, CIFAR10) > 0, axis=1).tolist() == [4] * 8
     with pytest.raises(InputError, match="num_clients must be an integer >= 3, got 2"):
         make_partition("pfedla_fig5", CIFAR10, 2, 0)
     with pytest.raises(InputError, match="must be an integer from 2 to 8, got 9"):

@@ -41,9 +41,9 @@ def test_common_properties(rule, dataset):
         assert p.train.idx.max() < dataset.num_train <= p.test.idx.min()
         assert p.options["test_fraction"] is None
     else:
-        whole = p.sizes("train") + p.sizes("test")
+        sizes = p.sizes("train") + p.sizes("test")
         fraction = rule_options(rule)["test_fraction"]
-        assert p.sizes("test").tolist() == [held_out(fraction, size) for size in whole]
+        assert p.sizes("test").tolist() == [held_out(fraction, size) for size in sizes]
     if p.options["test_split"] == "train":
         assert max(p.train.idx.max(), p.test.idx.max()) < dataset.num_train
 
@@ -103,9 +103,9 @@ def test_pooled_uses_train_and_test_samples(rule):
     p = make_partition(rule, OFFICIAL, 10, 0, test_split="pooled", test_fraction=0.2)
     assert p.train.idx.max() >= 2000
     assert p.test.idx.min() < 2000
-    whole = p.sizes("train") + p.sizes("test")
-    assert whole.sum() > (1000 if rule in ("spfl", "pfedla_fig5") else 2300)  # some stay undealt
-    assert p.sizes("test").tolist() == [held_out(0.2, size) for size in whole]
+    sizes = p.sizes("train") + p.sizes("test")
+    assert sizes.sum() > (1000 if rule in ("spfl", "pfedla_fig5") else 2300)  # some stay undealt
+    assert p.sizes("test").tolist() == [held_out(0.2, size) for size in sizes]
 
 
 @pytest.mark.parametrize("rule", [name for name, rule in RULES.items() if rule.equal_sizes])
@@ -120,21 +120,21 @@ def test_caps_are_exact_for_rules_of_equal_sizes(rule, split):
 
 
 def test_a_cap_keeps_a_part_of_what_the_client_holds():
-    whole = make_partition("dirichlet", POOLED, 10, 0)
+    uncapped = make_partition("dirichlet", POOLED, 10, 0)
     capped = make_partition("dirichlet", POOLED, 10, 0, train_samples=60, test_samples=7)
-    assert capped.sizes().tolist() == np.minimum(whole.sizes(), 60).tolist()
-    assert capped.sizes("test").tolist() == np.minimum(whole.sizes("test"), 7).tolist()
+    assert capped.sizes().tolist() == np.minimum(uncapped.sizes(), 60).tolist()
+    assert capped.sizes("test").tolist() == np.minimum(uncapped.sizes("test"), 7).tolist()
     for split in ("train", "test"):
         for i in range(10):
-            assert set(capped.client(split, i)) <= set(whole.client(split, i))
+            assert set(capped.client(split, i)) <= set(uncapped.client(split, i))
 
 
 @settings(max_examples=25, deadline=None)
 @given(clients=st.integers(1, 40), seed=st.integers(0, 99), test=st.sampled_from([0, 130]))
 def test_iid_sizes_and_coverage(clients, seed, test):
     p = make_partition("iid", toy(523, test), clients, seed)
-    whole = p.sizes("train") + (0 if test else p.sizes("test"))
-    assert whole.tolist() == [523 // clients] * clients
+    sizes = p.sizes("train") + (0 if test else p.sizes("test"))
+    assert sizes.tolist() == [523 // clients] * clients
     if test:
         assert p.sizes("test").tolist() == [130 // clients] * clients
 

@@ -20,8 +20,8 @@ def write_parquet(path, arrays, labels, image="image", label="label", names=None
     table = pa.table({image: pa.array(column, kind), label: pa.array(labels)})
     if names:
         features = {label: {"names": names, "_type": "ClassLabel"}}
-        said = json.dumps({"info": {"features": features}})
-        table = table.replace_schema_metadata({"huggingface": said})
+        metadata = json.dumps({"info": {"features": features}})
+        table = table.replace_schema_metadata({"huggingface": metadata})
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(table, path)
 

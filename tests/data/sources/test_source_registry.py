@@ -30,7 +30,7 @@ def test_unknown_name_gives_the_nearest():
 def test_an_unknown_name_that_is_a_path_says_whether_it_is_there(tmp_path):
     for name in ("mine.npz", "mine.csv", "mine.bin"):
         (tmp_path / name).write_bytes(b"")
-    for name, said in {
+    for name, message in {
         "mine.npz": "There is such a path: write what it holds, as in npz:PATH or recordings:PATH.",
         "mine.csv": "There is such a path: write what it holds, as in table:PATH or text_csv:PATH.",
         "mine.bin": "There is such a path: write what it holds, as in npz:PATH or folder:PATH.",
@@ -38,7 +38,7 @@ def test_an_unknown_name_that_is_a_path_says_whether_it_is_there(tmp_path):
     }.items():
         with pytest.raises(InputError) as caught:
             load_dataset(str(tmp_path / name))
-        assert f"{name}'. {said} Valid: " in str(caught.value)
+        assert f"{name}'. {message} Valid: " in str(caught.value)
 
 
 def test_every_source_has_a_one_line_description():
@@ -60,11 +60,11 @@ def test_nothing_may_follow_digits():
         load_dataset("digits:foo")
 
 
-@pytest.mark.parametrize("given", [1, [], {}, np.zeros(2), b"a", "a\0b"])
-def test_paths_of_another_type(given):
+@pytest.mark.parametrize("value", [1, [], {}, np.zeros(2), b"a", "a\0b"])
+def test_paths_of_another_type(value):
     for name in ("npz", "folder", "mnist", "text_csv"):
         with pytest.raises(InputError, match="data_dir must be a path"):
-            load_dataset(name, given)
+            load_dataset(name, value)
 
 
 def test_endings_name_sources():

@@ -104,11 +104,13 @@ def test_texts_keep_columns(tmp_path):
     text = "label,user,text\npos,ann,good film\nneg,bob,bad film\n"
     data = load_dataset("text_csv", table(tmp_path, text), id_columns="user", max_length=3)
     assert data.columns["user"].tolist() == ["ann", "bob"]
-    whole = load_dataset("text_csv", table(tmp_path, text.replace("text", "words")), max_length=3)
-    kept = load_dataset(
+    without_column = load_dataset(
+        "text_csv", table(tmp_path, text.replace("text", "words")), max_length=3
+    )
+    data = load_dataset(
         "text_csv", tmp_path / "t.csv", id_columns="user", text_column="words", max_length=3
     )
-    assert whole.vocab_size == kept.vocab_size + 2  # the users are words of the texts
+    assert without_column.vocab_size == data.vocab_size + 2  # the users are words of the texts
     with pytest.raises(InputError, match=r"'usr'\. Did you mean 'user'"):
         load_dataset("text_csv", tmp_path / "t.csv", id_columns="usr")
     with pytest.raises(InputError, match="id_columns must be columns other than 'label'"):

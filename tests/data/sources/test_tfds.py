@@ -112,8 +112,8 @@ def test_descriptions_do_not_import_what_they_name(key, tmp_path, monkeypatch):
     folder.mkdir(parents=True)
     (folder / "dataset_info.json").write_text('{"name": "mine", "version": "1.0.0"}')
     (folder / "features.json").write_text(json.dumps({"a": [{key: "stranger.X", "content": {}}]}))
-    said = load_error("tfds:mine", tmp_path)
-    assert "features.json names the class 'stranger.X', which isn't TFDS's own" in said
+    message = load_error("tfds:mine", tmp_path)
+    assert "features.json names the class 'stranger.X', which isn't TFDS's own" in message
 
 
 def test_pipes_in_a_prepared_folder(tmp_path):

@@ -1,4 +1,4 @@
-"""Partitions and rules refuse nonsense: fractions as indices, options that are not read."""
+"""Invalid arguments of partitions and rules: indices, unread options, numbers out of range."""
 
 import json
 
