@@ -47,12 +47,12 @@ def registering(
 
 @dataclass(frozen=True)
 class Configured:
-    """A registered function with its options; hashable, so it can be part of a program.
+    """A registered function with options; hashable, so that it can be static.
 
     Attributes:
-      name: in its registry.
+      name: name in the registry.
       function: called with the options as keywords.
-      options: those that were given.
+      options: names and values of options.
     """
 
     name: str
@@ -68,19 +68,22 @@ class Configured:
 
 
 def options_of(function: Callable[..., Any]) -> dict[str, bool | int | float]:
-    """A function's options: the parameters whose default is a number or a boolean."""
+    """Return a function's options: parameters whose default is a number or a boolean."""
     parameters = inspect.signature(function).parameters.values()
     return {p.name: p.default for p in parameters if isinstance(p.default, bool | int | float)}
 
 
 def configured(kind: str, registry: Registry, name: str, options: Mapping[str, Any]) -> Configured:
-    """The function of that name with options, each of its default's type.
+    """Return a registered function with options, converted to the types of their defaults.
 
     Args:
-      kind: the kind of function, for sentences.
+      kind: kind of the function, for error messages.
+      registry: functions by name.
+      name: name of the function.
+      options: values by name.
 
     Raises:
-      InputError: no such name or option, or a value of another type.
+      InputError: unknown name or option, or a value of another type.
     """
     if not (isinstance(name, str) and name in registry):
         raise unknown_name(kind, name, registry, ones_own=True)
@@ -95,14 +98,15 @@ def configured(kind: str, registry: Registry, name: str, options: Mapping[str, A
 
 
 def checked_options(name: str, options: Any, given: Any) -> dict[str, Any]:
-    """Options of what is given by name, as a dict; {} for None.
+    """Return options of a named function as a dict; {} for None.
 
     Args:
-      name: that of the option that has them, for sentences.
-      given: what they belong to.
+      name: name of the argument, for error messages.
+      options: the options.
+      given: the function or its name.
 
     Raises:
-      InputError: they are no dict with text for keys, or `given` is no name.
+      InputError: the options are not a dict with text keys, or `given` is not a name.
     """
     fits = options is None or isinstance(options, Mapping)
     fits = fits and all(isinstance(key, str) for key in options or ())
