@@ -244,15 +244,15 @@ def _returned(
     """Return a part's leaves by index: of the device's receivers if `back`, else of all."""
     axis = 1 if part.axis is None else part.axis
     if back:
-        whole = lax.all_to_all(columns, AXIS, 0, axis, tiled=True)
+        complete = lax.all_to_all(columns, AXIS, 0, axis, tiled=True)
     else:
-        whole = lax.all_gather(columns, AXIS, axis=axis, tiled=True)
+        complete = lax.all_gather(columns, AXIS, axis=axis, tiled=True)
     if part.axis is not None:
-        return {part.leaves[0]: whole}
+        return {part.leaves[0]: complete}
     result, start = {}, 0
     for i in part.leaves:
         shape = leaves[i].shape[1:]
         size = math.prod(shape)
-        result[i] = whole[:, start : start + size].reshape(len(whole), *shape)
+        result[i] = complete[:, start : start + size].reshape(len(complete), *shape)
         start += size
     return result

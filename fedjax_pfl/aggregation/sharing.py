@@ -126,10 +126,10 @@ def _selects(rule: Callable[[str], bool], path: str) -> bool:
 def describe_rule(plan: LeafPlan) -> str:
     """Describe the leaves that a plan's rule selects: "all layers", "the head", or block names."""
     known = {"all": "all layers", "none": "no layer", "head": "the head", "body": "the body"}
-    given = plan.chosen or chosen("all", plan)
+    flags = plan.chosen or chosen("all", plan)
     for name, words in known.items():
-        if given == chosen(name, plan):
+        if flags == chosen(name, plan):
             return words
-    pairs = zip(plan.block_of, given, strict=True)
+    pairs = zip(plan.block_of, flags, strict=True)
     blocks = dict.fromkeys(plan.blocks[block] for block, on in sorted(pairs) if on)
     return ", ".join(blocks)

@@ -124,8 +124,8 @@ def _far_sums(a: Stack, b: Stack, partners: Rows | None) -> tuple[jax.Array, ...
         some = _shifted(some, centre)
         return jnp.concatenate([gram(a, some), squared_norms(some)[None]])
 
-    found = streamed.columns(rows_of, b)
-    return found[:-1], squared_norms(a), found[-1], paired
+    results = streamed.columns(rows_of, b)
+    return results[:-1], squared_norms(a), results[-1], paired
 
 
 def _centre(b: Stack) -> Tree:

@@ -62,11 +62,11 @@ def here(stack: Stack) -> Stack:
 
 def columns(fn: Callable[[Stack], jax.Array], stack: Stack) -> jax.Array:
     """Return `fn(stack)`, [A, N], where `fn` maps a block to columns [A, B]."""
-    found = blocks(stack)
-    if found is None:
+    divided = blocks(stack)
+    if divided is None:
         return fn(here(stack))
-    parts = lax.map(lambda rows: fn(trees.take(stack, rows)), found.rows)
-    return jnp.moveaxis(parts, 0, 1).reshape(parts.shape[1], -1)[:, : found.count]
+    parts = lax.map(lambda rows: fn(trees.take(stack, rows)), divided.rows)
+    return jnp.moveaxis(parts, 0, 1).reshape(parts.shape[1], -1)[:, : divided.count]
 
 
 def added(
@@ -79,11 +79,11 @@ def added(
       stack: the stack.
       wanted: bool [N], rows that contribute; blocks without such rows are not read.
     """
-    found = blocks(stack)
-    if found is None:
+    divided = blocks(stack)
+    if divided is None:
         count = len(jax.tree.leaves(stack)[0])
         return fn(here(stack), jnp.arange(count, dtype=jnp.int32), jnp.ones(count, bool))
-    rows, used = found.rows, jnp.int32(len(found.rows))
+    rows, used = divided.rows, jnp.int32(len(divided.rows))
     if wanted is not None:  # those first
         order = jnp.argsort(~wanted, stable=True).astype(jnp.int32)
         rows = order[rows]
@@ -91,10 +91,10 @@ def added(
 
     def add(k, total):
         block = trees.take(stack, rows[k])
-        return jax.tree.map(jnp.add, total, fn(block, rows[k], found.real[k]))
+        return jax.tree.map(jnp.add, total, fn(block, rows[k], divided.real[k]))
 
     shapes: Any = jax.eval_shape(
-        lambda: fn(trees.take(stack, rows[0]), rows[0], found.real[0]),
+        lambda: fn(trees.take(stack, rows[0]), rows[0], divided.real[0]),
     )
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     return lax.fori_loop(0, used, add, zeros)

@@ -119,12 +119,12 @@ class LocalTraining(Group):
         checked_options("lr_schedule_options", self.lr_schedule_options, self.lr_schedule)
         schedule = self.make_lr_schedule()
         if schedule is not None:
-            given, allowed = type(schedule).__name__, "a name or a function (t, total) -> factor"
-            require(callable(schedule), "lr_schedule", given, allowed)
+            got, allowed = type(schedule).__name__, "a name or a function (t, total) -> factor"
+            require(callable(schedule), "lr_schedule", got, allowed)
         if self.extra_loss is not None:
-            given = type(self.extra_loss).__name__
+            got = type(self.extra_loss).__name__
             allowed = "an ExtraLoss such as WeightDistribution(10.0)"
-            require(isinstance(self.extra_loss, ExtraLoss), "extra_loss", given, allowed)
+            require(isinstance(self.extra_loss, ExtraLoss), "extra_loss", got, allowed)
             self.extra_loss.validate()
         for name in ("lr_schedule", "augment"):
             value = getattr(self, name)

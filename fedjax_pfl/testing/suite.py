@@ -139,9 +139,9 @@ def bits(algorithm: Algorithm) -> None:
     assert_close(again[-1], states[-1], "another capacity", 0)
     runs = make_runs(algorithm, federation, SEEDS)
     program = Program(runs, federation, ROUNDS, capacity=CAPACITY, scored=())
-    whole, _, _ = program.advance(program.start(), 0, ROUNDS)
-    assert_close(first_run(whole), states[-1], "all rounds in one chunk", 0)
-    first, second = (jax.tree.map(lambda leaf, r=r: np.array(leaf)[r], whole) for r in (0, 1))
+    last, _, _ = program.advance(program.start(), 0, ROUNDS)
+    assert_close(first_run(last), states[-1], "all rounds in one chunk", 0)
+    first, second = (jax.tree.map(lambda leaf, r=r: np.array(leaf)[r], last) for r in (0, 1))
     same = [np.array_equal(a, b) for a, b in
             zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)]  # fmt: skip
     assert not all(same), "two seeds gave the same state"

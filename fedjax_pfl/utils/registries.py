@@ -59,8 +59,8 @@ class Configured:
     function: Callable[..., Any] = field(repr=False)
     options: tuple[tuple[str, bool | int | float], ...] = ()
 
-    def __call__(self, *given: Any) -> Any:
-        return self.function(*given, **dict(self.options))
+    def __call__(self, *args: Any) -> Any:
+        return self.function(*args, **dict(self.options))
 
     def __str__(self) -> str:
         text = ", ".join(f"{name} {value:g}" for name, value in self.options)
@@ -87,30 +87,30 @@ def configured(kind: str, registry: Registry, name: str, options: Mapping[str, A
     """
     if not (isinstance(name, str) and name in registry):
         raise unknown_name(kind, name, registry, ones_own=True)
-    own, given = options_of(registry[name]), {}
+    own, converted = options_of(registry[name]), {}
     for option, value in options.items():
         if not own:
             raise InputError(f"The {kind} {name!r} has no options, got {shown(option)}.")
         if option not in own:
             raise unknown_name(f"option of the {kind} {name!r}", option, own)
-        given[option] = convert(f"{option} of the {kind} {name!r}", value, type(own[option]))
-    return Configured(name, registry[name], tuple(sorted(given.items())))
+        converted[option] = convert(f"{option} of the {kind} {name!r}", value, type(own[option]))
+    return Configured(name, registry[name], tuple(sorted(converted.items())))
 
 
-def checked_options(name: str, options: Any, given: Any) -> dict[str, Any]:
+def checked_options(name: str, options: Any, function: Any) -> dict[str, Any]:
     """Return options of a named function as a dict; {} for None.
 
     Args:
       name: name of the argument, for error messages.
       options: the options.
-      given: the function or its name.
+      function: the function or its name.
 
     Raises:
-      InputError: the options are not a dict with text keys, or `given` is not a name.
+      InputError: the options are not a dict with text keys, or `function` is not a name.
     """
     fits = options is None or isinstance(options, Mapping)
     fits = fits and all(isinstance(key, str) for key in options or ())
     require(fits, name, type(options).__name__, "a dict such as {'b1': 0.8}, with text for keys")
     allowed = "absent where a function is given, which has its own"
-    require(isinstance(given, str) or not options, name, options, allowed)
+    require(isinstance(function, str) or not options, name, options, allowed)
     return dict(options or {})

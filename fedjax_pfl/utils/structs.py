@@ -89,8 +89,8 @@ def struct(cls: type[T]) -> type[T]:
 
 def _check_defaults(cls: type) -> None:
     """Raise `TypeError` if a field with a default precedes a state field."""
-    given = [(name, vars(cls)[name]) for name in cls.__annotations__ if name in vars(cls)]
-    for (name, default), (_, after) in itertools.pairwise(given):
+    defaults = [(name, vars(cls)[name]) for name in cls.__annotations__ if name in vars(cls)]
+    for (name, default), (_, after) in itertools.pairwise(defaults):
         plain = not isinstance(default, dataclasses.Field)
         if plain and isinstance(after, dataclasses.Field) and "client_axes" in after.metadata:
             raise TypeError(

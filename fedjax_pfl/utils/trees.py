@@ -214,15 +214,15 @@ def squares_fit(tree: Tree) -> Scalar:
     return jnp.all(jnp.stack(flags)) if flags else jnp.array(True)
 
 
-def _all_finite(leaf: jax.Array, kept: int) -> jax.Array:
-    """Return whether all elements are finite, reduced over all but the first `kept` axes."""
-    return _all_of(jnp.isfinite, leaf, kept)
+def _all_finite(leaf: jax.Array, axes: int) -> jax.Array:
+    """Return whether all elements are finite, reduced over all but the first `axes` axes."""
+    return _all_of(jnp.isfinite, leaf, axes)
 
 
-def _all_of(holds: Callable[[jax.Array], jax.Array], leaf: jax.Array, kept: int) -> jax.Array:
-    """Return whether a predicate holds, reduced over all but the first `kept` axes."""
-    every = reduce(jnp.logical_and, map(holds, parts(leaf, kept)))
-    return jnp.all(every, axis=tuple(range(kept, leaf.ndim)))
+def _all_of(holds: Callable[[jax.Array], jax.Array], leaf: jax.Array, axes: int) -> jax.Array:
+    """Return whether a predicate holds, reduced over all but the first `axes` axes."""
+    every = reduce(jnp.logical_and, map(holds, parts(leaf, axes)))
+    return jnp.all(every, axis=tuple(range(axes, leaf.ndim)))
 
 
 def parts(leaf: jax.Array, axis: int) -> list[jax.Array]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.algorithms.common import prototypes as ours
+from fedjax_pfl.algorithms import fedproto as ours
 from fedjax_pfl.algorithms.fedproto import State
 from fedjax_pfl.models.mlp import MLP
 from fedjax_pfl.testing.toys import (
