@@ -13,6 +13,7 @@ import optax
 from jax import lax
 
 from fedjax_pfl import core, mixing, similarity, trees
+from fedjax_pfl.utils.errors import shown
 
 
 @core.struct
@@ -85,7 +86,7 @@ class Spfl(core.Algorithm):
             names = ", ".join(federation.plan.blocks[b] for b in layers)
             raise core.InputError(
                 f"layer_weights must be {len(layers)} numbers, one for each of {names}, got "
-                f"{core.shown(self.layer_weights)}."
+                f"{shown(self.layer_weights)}."
             )
 
     def init(self, ctx):

@@ -197,7 +197,7 @@ class LocalTraining(Group):
 
     def rate(self, t: jax.Array, total: jax.Array) -> jax.Array:
         """Return the learning rate of round `t` of `total`; traced."""
-        decay = self.learning_rate_decay
+        decay: Any = self.learning_rate_decay  # an array, see `fitted`
         rate = self.learning_rate * decay ** t.astype(decay.dtype)
         schedule = self.make_lr_schedule()
         if schedule is None:
@@ -229,7 +229,7 @@ class LocalTraining(Group):
             raise refused(name, f"{factors[bad[0]]} in round {bad[0] + 1}", allowed)
         return factors
 
-    def local_optimizer(self, learning_rate: jax.Array) -> optax.GradientTransformation:
+    def local_optimizer(self, learning_rate: jax.Array | float) -> optax.GradientTransformation:
         """Return the optimizer of local steps, including gradient clipping."""
         made = self.make_optimizer()(learning_rate)
         if self.clip_norm is None:

@@ -12,7 +12,7 @@ from fedjax_pfl.federation.federation import Federation
 class _Cohort(OffloadedNeeds):
     """Host state of toys: rows of more than two numbers, and nobody reads other clients'."""
 
-    small, reads_others = 16, False
+    small, reads_others = 16, False  # pyright: ignore[reportAssignmentType] - not read from state
 
 
 class _Others(_Cohort):

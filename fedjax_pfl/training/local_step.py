@@ -86,7 +86,7 @@ class LocalStep:
     """
 
     federation: Federation
-    learning_rate: jax.Array
+    learning_rate: jax.Array | float
     extra_loss: StepLoss | None = None
     objective: Objective | None = None
     correct: Correction | None = None
