@@ -1,9 +1,8 @@
-"""Work on whole stacks of models that devices share client by client.
+"""Column exchange: comparing and mixing stacks of models that are sharded by client.
 
-To compare or mix all clients, no device needs whole models of all of them: each takes its part of
-every model's columns, of all clients. A device then receives a stack's D-th part in place of the
-stack, for D devices, and works on it alone; what it computed is added up, or goes back to the
-clients' devices in the same way.
+No device needs complete models of all clients: each receives a part of the columns of all clients
+in an all-to-all, 1/D of the stack for D devices, and processes it independently. Results are summed
+over devices, or returned to the clients' devices by a second exchange.
 """
 
 import math
@@ -18,44 +17,42 @@ from jax.sharding import Mesh, PartitionSpec
 from fedjax_pfl.execution.mesh import AXIS, not_shared, shared_clients
 from fedjax_pfl.utils.typing import Stack, Tree
 
-WIDE = 2**14  # numbers of one client from which a leaf is sent alone; smaller ones go together
-LARGE = 2**22  # numbers of a matrix from which no device has it whole: its rows go round
+WIDE = 2**14  # elements per client from which a leaf is sent separately
+LARGE = 2**22  # elements of a matrix from which its rows are passed around a ring
 WHOLE = PartitionSpec()
 
 
 class Part(NamedTuple):
-    """Leaves that are sent together: one in its own shape, cut along `axis`; or several, flat."""
+    """Leaves that are sent together: one leaf divided along `axis`, or several flattened leaves."""
 
     leaves: tuple[int, ...]
     axis: int | None
 
 
 def is_shared(*stacks: Stack) -> bool:
-    """Whether a round's devices share the clients, and have rows enough of these stacks."""
+    """Return whether clients are sharded, and each device has rows of these stacks."""
     mesh = shared_clients()
     leaves = [leaf for stack in stacks for leaf in jax.tree.leaves(stack)]
     return mesh is not None and bool(leaves) and all(_is_enough(len(x), mesh) for x in leaves)
 
 
 def _is_enough(rows: int, mesh: Mesh) -> bool:
-    """Whether each device has some of so many rows, and what fills up the last ones is less."""
+    """Return whether each device has some of a number of rows, with little padding."""
     return rows % mesh.shape[AXIS] == 0 or rows > mesh.shape[AXIS]
 
 
 def added(fn: Callable[..., Tree], *stacks: Stack, others: tuple = ()) -> Tree:
-    """`fn(*stacks, *others)` of stacks [M, ...] with as many leaves as each other.
+    """Compute `fn(*stacks, *others)`, a sum over columns of stacks [M, ...].
 
-    What `fn` returns must be a sum over columns: it is given lists of leaves with some columns of
-    all rows, on each device others. Of a matrix each device then has some rows alone: of all pairs
-    of clients it may be more than a model. Where `fn` returns large matrices alone, no device
-    has all rows of its summand at a time: then a row must belong to that of the first stack.
-
-    Where devices do not divide the rows, rows of zeros fill up the last ones.
+    On each device `fn` receives lists of leaves with different columns of all rows, and its results
+    are summed. Matrices are sharded by rows, as those of all pairs of clients may be larger than a
+    model. If `fn` returns only large matrices, rows are passed around the devices; a row must then
+    belong to a row of the first stack. Rows are padded with zeros if necessary.
 
     Args:
-      fn: must not close over arrays.
-      stacks: those that are the same are sent once.
-      others: arrays that every device has.
+      fn: function that must not close over arrays.
+      *stacks: stacks with equal numbers of leaves; identical stacks are sent once.
+      others: arrays that are replicated on every device.
     """
     if not is_shared(*stacks):
         return fn(*stacks, *others)
@@ -85,7 +82,7 @@ def added(fn: Callable[..., Tree], *stacks: Stack, others: tuple = ()) -> Tree:
 
 
 def _summed(x: jax.Array, by_rows: bool) -> jax.Array:
-    """The devices' sum: whole, or each device's rows of it."""
+    """Sum over devices; the result is replicated or sharded by rows."""
     if by_rows:
         x = _filled(x, _devices())
         return lax.psum_scatter(x, AXIS, scatter_dimension=0, tiled=True)
@@ -95,9 +92,9 @@ def _summed(x: jax.Array, by_rows: bool) -> jax.Array:
 def _sums_in_turns(
     fn: Callable[[list[jax.Array]], list[jax.Array]], a: list[jax.Array]
 ) -> list[jax.Array]:
-    """The devices' sum of `fn(a)`, of which each device gets its own rows.
+    """Sum `fn(a)` over devices in a ring; the result is sharded by rows.
 
-    Sums of a part of the rows go round: a device adds its summand, and hands them on to the next.
+    Partial sums of some rows are passed on; each device adds its summand.
     """
     devices, mine = _devices(), lax.axis_index(AXIS)
     rows = len(a[0]) // devices
@@ -119,14 +116,13 @@ def mixed(
     kinds: Sequence[Hashable],
     receivers: int,
 ) -> list[jax.Array]:
-    """New leaves [A, ...] of leaves [B, ...]: `fn(weights of its kind, leaf)`, on some columns.
+    """Mix leaves [B, ...] to [A, ...] by `fn(weights of its kind, leaf)` on parts of the columns.
 
     Args:
-      fn: must not close over arrays; a row of the weights gives a row of the result.
-      weights: a dict of arrays [A, B] by kind. Every device gets them, those of large matrices
-        by turns.
-      senders: leaves that are shared (`is_shared`).
-      kinds: of every leaf.
+      fn: function that must not close over arrays; it maps rows of weights to rows of the result.
+      weights: dict of arrays [A, B] by kind, replicated; large matrices are passed around a ring.
+      senders: sharded leaves (`is_shared`).
+      kinds: kind of every leaf.
       receivers: A.
     """
     mesh = shared_clients()
@@ -140,7 +136,7 @@ def mixed(
     def one_device(senders, weights):
         parts = _parts(senders, kinds, _devices())
         kind_of = [kinds[part.leaves[0]] for part in parts]
-        sent = (_first(_sent(part, senders), count) for part in parts)  # each when it is needed
+        sent = (_first(_sent(part, senders), count) for part in parts)  # lazily
         if in_turns:
             sent = list(sent)
             mine = _in_turns(
@@ -160,10 +156,7 @@ def mixed(
 
 
 def _in_turns(fn: Callable[[Tree], list[jax.Array]], weights: Tree) -> list[jax.Array]:
-    """`fn` of all devices' weights, rows below each other, of which a device has one part a turn.
-
-    The parts go round: a device hands the one that it has used on to the next.
-    """
+    """Apply `fn` to all devices' weights, which are passed around a ring, and stack the rows."""
     devices, mine = _devices(), lax.axis_index(AXIS)
 
     def put(new, weights, whose):
@@ -184,7 +177,7 @@ def _in_turns(fn: Callable[[Tree], list[jax.Array]], weights: Tree) -> list[jax.
 
 
 def _onward(devices: int) -> list[tuple[int, int]]:
-    """From every device to the next, and from the last to the first."""
+    """Return the ring permutation of devices."""
     return [(device, (device + 1) % devices) for device in range(devices)]
 
 
@@ -195,10 +188,7 @@ def _on_devices(
     others: Any,
     lie: PartitionSpec = WHOLE,
 ) -> Any:
-    """`fn(stacks, others)` on every device, of its rows of the stacks; `others` lie as told.
-
-    Of the stacks the last devices may have rows of zeros.
-    """
+    """Apply `fn(stacks, others)` on every device to its rows of the stacks, padded with zeros."""
 
     def alone(*operands):
         with not_shared():
@@ -212,13 +202,13 @@ def _on_devices(
 
 
 def _filled(x: jax.Array, devices: int) -> jax.Array:
-    """Rows [M, ...], filled up with zeros to a multiple of the devices."""
+    """Pad rows [M, ...] with zeros to a multiple of the devices."""
     more = -len(x) % devices
     return jnp.pad(x, [(0, more), *[(0, 0)] * (x.ndim - 1)]) if more else x
 
 
 def _first(x: jax.Array, count: int) -> jax.Array:
-    """The reverse of `_filled`: the first rows [count, ...]."""
+    """Invert `_filled`: return the first rows [count, ...]."""
     return x if len(x) == count else x[:count]
 
 
@@ -227,7 +217,7 @@ def _devices() -> int:
 
 
 def _parts(leaves: Sequence[jax.Array], kinds: Sequence[Hashable], devices: int) -> list[Part]:
-    """Every leaf in one part; those of a part have the same kind and type."""
+    """Group leaves into parts of the same kind and type."""
     parts, together = [], {}
     for i, (leaf, kind) in enumerate(zip(leaves, kinds, strict=True)):
         axes = [axis for axis in range(1, leaf.ndim) if leaf.shape[axis] % devices == 0]
@@ -239,7 +229,7 @@ def _parts(leaves: Sequence[jax.Array], kinds: Sequence[Hashable], devices: int)
 
 
 def _sent(part: Part, leaves: Sequence[jax.Array]) -> jax.Array:
-    """The rows [M / D, ...] of a device's clients become some columns of all, [M, ...]."""
+    """Exchange the rows [M / D, ...] of a device for some columns of all rows, [M, ...]."""
     if part.axis is not None:
         return lax.all_to_all(leaves[part.leaves[0]], AXIS, part.axis, 0, tiled=True)
     flat = [leaves[i].reshape(len(leaves[i]), -1) for i in part.leaves]
@@ -251,18 +241,18 @@ def _sent(part: Part, leaves: Sequence[jax.Array]) -> jax.Array:
 def _returned(
     part: Part, columns: jax.Array, leaves: Sequence[jax.Array], back: bool
 ) -> dict[int, jax.Array]:
-    """Whole leaves of a part by number: of a device's receivers if they go `back`, else of all."""
+    """Return a part's leaves by index: of the device's receivers if `back`, else of all."""
     axis = 1 if part.axis is None else part.axis
     if back:
-        whole = lax.all_to_all(columns, AXIS, 0, axis, tiled=True)
+        complete = lax.all_to_all(columns, AXIS, 0, axis, tiled=True)
     else:
-        whole = lax.all_gather(columns, AXIS, axis=axis, tiled=True)
+        complete = lax.all_gather(columns, AXIS, axis=axis, tiled=True)
     if part.axis is not None:
-        return {part.leaves[0]: whole}
+        return {part.leaves[0]: complete}
     result, start = {}, 0
     for i in part.leaves:
         shape = leaves[i].shape[1:]
         size = math.prod(shape)
-        result[i] = whole[:, start : start + size].reshape(len(whole), *shape)
+        result[i] = complete[:, start : start + size].reshape(len(complete), *shape)
         start += size
     return result

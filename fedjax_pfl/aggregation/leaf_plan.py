@@ -1,10 +1,10 @@
-"""Which leaves of a model belong together, and which of them are shared.
+"""Leaf plans: the blocks of a model, and which leaves are shared.
 
-A model is a dict of collections: `"params"` (trainable) and, where a network has them, statistics
-such as `"batch_stats"`. Its leaves fall into blocks: one block holds the weight and bias of one
-layer, and a normalisation layer is a block of its own. A `LeafPlan` names the blocks and says
-which leaves the server aggregates; all others are private and stay with their client. FedPer,
-LG-FedAvg, FedBN, FedRep and FedBABU are plans, not engines. `sharing` has the rules.
+A model is a dict of collections: `"params"` (trainable) and possibly statistics such as
+`"batch_stats"`. Its leaves form blocks: one block holds the weight and bias of one layer, and a
+normalization layer is a separate block. A `LeafPlan` names the blocks and the leaves that the
+server aggregates; all others are private to their client. FedPer, LG-FedAvg, FedBN, FedRep and
+FedBABU differ from FedAvg by their plan. Rules of shared leaves are in `sharing`.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,12 +34,11 @@ class LeafPlan:
       sizes: number of elements of every leaf.
       block_of: index into `blocks` of every leaf.
       blocks: names of the blocks, in order of first appearance.
-      chosen: whether the rule of shared leaves names the leaf; None leaves it to the algorithm.
-      head: name of the block that classifies.
-      batch_norm: which part of the normalisation layers is shared; None leaves it to the algorithm.
-      personal: whether the leaf belongs to a personal head; those are private under every rule.
-      frozen: whether the leaf is never trained in a round; all clients keep its initial value,
-        and it is never sent.
+      chosen: whether the rule of shared leaves selects the leaf; None for the algorithm's default.
+      head: name of the classifier's block.
+      batch_norm: policy of shared normalization layers; None for the algorithm's default.
+      personal: whether the leaf belongs to a personal head, which is private under every rule.
+      frozen: whether the leaf is frozen: clients keep its initial value and never send it.
     """
 
     paths: tuple[str, ...]
@@ -72,21 +71,21 @@ class LeafPlan:
 
     @cached_property
     def normalised(self) -> frozenset[str]:
-        """Paths of the modules that keep statistics: the batch-norm layers."""
+        """Paths of modules with running statistics: the batch-norm layers."""
         return frozenset(block_name(path) for path in self.paths if not trainable(path))
 
     @cached_property
     def heads(self) -> frozenset[str]:
-        """Names of the blocks that classify: the head, and a personal one beside it."""
+        """Names of the head and of the personal head, if any."""
         own = (block for i, block in enumerate(self.block_of) if self._is(self.personal, i))
         return frozenset({self.head, *(self.blocks[block] for block in own)})
 
     @cached_property
     def layers(self) -> tuple[tuple[str, ...], ...]:
-        """Names of the blocks in the network's order, layer by layer; the head is the last layer.
+        """Names of the blocks by layer, in the network's order; the head is the last layer.
 
-        The blocks of one module, such as a residual block, are one layer. A normalisation layer
-        belongs to the layer before it.
+        The blocks of one module, such as a residual block, form one layer. A normalization layer
+        belongs to the preceding layer.
         """
         names = [block for block in self.blocks if block not in self.heads]
         above = [name.split("/")[:-1] for name in names]
@@ -104,7 +103,7 @@ class LeafPlan:
         return bool(flags) and flags[leaf]
 
     def is_frozen(self, leaf: int) -> bool:
-        """Whether the leaf of that number is never trained in a round."""
+        """Return whether a leaf, given by its index, is frozen in rounds."""
         return self._is(self.frozen, leaf)
 
     @property
@@ -117,11 +116,11 @@ class LeafPlan:
 
     @property
     def num_parameters(self) -> int:
-        """Trainable parameters of one model, statistics not counted."""
+        """Number of parameters of one model, without statistics."""
         return sum(n for path, n in zip(self.paths, self.sizes, strict=True) if trainable(path))
 
     def shared_block_sizes(self) -> np.ndarray:
-        """int64 [num_blocks]: elements of each block that travel when the block is sent."""
+        """Return the numbers of shared elements of each block, int64 [num_blocks]."""
         sizes = np.zeros(self.num_blocks, np.int64)
         for block, size, shared in zip(self.block_of, self.sizes, self.shared, strict=True):
             sizes[block] += size * shared
@@ -129,40 +128,40 @@ class LeafPlan:
 
     @property
     def shared_blocks(self) -> np.ndarray:
-        """bool [num_blocks]: whether anything of the block is shared."""
+        """bool [num_blocks]: whether some leaf of the block is shared."""
         return self.shared_block_sizes() > 0
 
     def select(self, tree: Tree, keep: Callable[[int], bool]) -> Tree:
-        """The tree with None in place of each leaf for whose number `keep` is false."""
+        """Replace each leaf with None for whose index `keep` is false."""
         leaves, treedef = jax.tree.flatten(tree)
         return treedef.unflatten([x if keep(i) else None for i, x in enumerate(leaves)])
 
     def split(self, tree: Tree) -> tuple[Tree, Tree]:
-        """(shared, private): two trees, each with None where the other has the leaf."""
+        """Return (shared, private): two trees, each with None where the other has the leaf."""
         shared = self.select(tree, lambda i: self.shared[i])
         return shared, self.select(tree, lambda i: not self.shared[i])
 
     def with_private(self, models: Tree, private: Tree) -> Tree:
-        """Models whose private leaves are those of `private`, a half of `split`."""
+        """Return models with private leaves from `private`, the second result of `split`."""
         return trees.join(self.split(models)[0], private)
 
     def compared(self, leaf: int) -> bool:
-        """Whether the leaf of that number is trainable and shared."""
+        """Return whether a leaf, given by its index, is trainable and shared."""
         return self.shared[leaf] and trainable(self.paths[leaf])
 
     def uploaded(self, tree: Tree) -> Tree:
-        """The trainable shared leaves, by which a server can compare clients."""
+        """Return the trainable shared leaves, by which a server can compare clients."""
         return self.select(tree, self.compared)
 
     def head_mask(self, tree: Tree) -> Tree:
-        """A tree of Python booleans: True on the leaves of the classifier block, or of both.
+        """Return a tree of Python booleans that are True on the leaves of heads.
 
-        Of a pair as one model they are those of either model; its weight is no part of a head.
+        For a pair as one model, both models are masked; its weight is not part of a head.
         """
         return self._mask(tree, [self.blocks[block] in self.heads for block in self.block_of])
 
     def frozen_mask(self, tree: Tree) -> Tree:
-        """A tree of Python booleans: True on the leaves that no round trains."""
+        """Return a tree of Python booleans that are True on frozen leaves."""
         return self._mask(tree, [self.is_frozen(i) for i in range(len(self.paths))])
 
     @staticmethod
@@ -173,44 +172,44 @@ class LeafPlan:
         return jax.tree.structure(tree).unflatten(flags)
 
     def with_default_share(self, rule: Rule) -> "LeafPlan":
-        """The plan with an algorithm's rule of shared leaves, unless it has one."""
+        """Return the plan with a default rule of shared leaves."""
         return self if self.chosen is not None else self.with_share(rule)
 
     def with_share(self, rule: Rule) -> "LeafPlan":
-        """The plan under another rule of shared leaves."""
+        """Return the plan with another rule of shared leaves."""
         return replace(self, chosen=sharing.chosen(rule, self))
 
     def with_frozen(self, rule: Rule) -> "LeafPlan":
-        """The plan that also freezes the leaves that a rule names, at their initial values.
+        """Return the plan with the leaves frozen that a rule selects.
 
         Raises:
-          InputError: no such rule, or it leaves nothing to train.
+          InputError: unknown rule, or it leaves nothing to train.
         """
-        named = sharing.selected_leaves(rule, self)
-        frozen = tuple(on or self.is_frozen(i) for i, on in enumerate(named))
+        selected = sharing.selected_leaves(rule, self)
+        frozen = tuple(on or self.is_frozen(i) for i, on in enumerate(selected))
         if all(on or not trainable(path) for on, path in zip(frozen, self.paths, strict=True)):
             raise InputError(f"{rule} can't be frozen: nothing of the model would be trained.")
         return replace(self, frozen=frozen)
 
     def with_default_norm(self, policy: str) -> "LeafPlan":
-        """The plan with an algorithm's batch-norm policy, unless it has one."""
+        """Return the plan with a default batch-norm policy."""
         return replace(self, batch_norm=self.batch_norm or policy)
 
     def leaf_groups(self, by: str) -> tuple[int, ...]:
-        """Number of the group of every leaf: each "tensor" alone, or the groups of `grouped`."""
+        """Return the group of every leaf: one per "tensor", or the groups of `grouped`."""
         if by == "tensor":
             return tuple(range(len(self.paths)))
         return self.grouped(by).block_of
 
     def grouped(self, by: str | Callable[[str], str]) -> "LeafPlan":
-        """The same leaves in coarser blocks, so that a matrix weights each of those on its own.
+        """Return the plan with coarser blocks, for mixing matrices with one weight per group.
 
         Args:
-          by: "blocks" (as they are), "stages" (two blocks, "body" and "head"), "model" (one block),
+          by: "blocks" (unchanged), "stages" (two blocks, "body" and "head"), "model" (one block),
             or a function from the name of a block to the name of its group.
 
         Raises:
-          InputError: another name.
+          InputError: unknown name.
         """
         rules = {
             "blocks": lambda block: block,
@@ -230,20 +229,20 @@ class LeafPlan:
         )
 
     def groups_of_blocks(self, coarser: "LeafPlan") -> np.ndarray:
-        """int [num_blocks]: the block of `coarser`, a grouping of this plan, that each is in."""
+        """Return the group in `coarser`, a grouping of this plan, of each block: int [B]."""
         group = dict(zip(self.block_of, coarser.block_of, strict=True))
         return np.array([group[block] for block in range(self.num_blocks)])
 
     def compared_parts(self, by: str, *models: Tree) -> dict[int, tuple[Tree, ...]]:
-        """The trainable shared leaves, by which a server can compare clients, group by group.
+        """Return the trainable shared leaves by group, by which a server can compare clients.
 
         Args:
           by: see `leaf_groups`.
-          *models: stacks, updates, or anything else with the leaves of a model.
+          *models: stacks, updates, or other trees with the leaves of a model.
 
         Returns:
-          By the number of every group that has trainable shared leaves, ascending: the models with
-          None in place of all other leaves.
+          For each group with trainable shared leaves, ascending: the models with None in place of
+          all other leaves.
         """
         groups = self.leaf_groups(by)
         seen = sorted({group for i, group in enumerate(groups) if self.compared(i)})
@@ -254,12 +253,12 @@ class LeafPlan:
         return {group: tuple(part(model, group) for model in models) for group in seen}
 
     def top_shared_blocks(self, scores: jax.Array, count: jax.Array | int) -> jax.Array:
-        """bool [k, num_blocks]: in every row the `count` shared blocks with the largest scores.
+        """Select the `count` shared blocks with the largest scores per row, bool [k, num_blocks].
 
         Ties go to the earlier block.
 
         Args:
-          scores: [k, num_blocks]; those of private blocks do not matter.
+          scores: [k, num_blocks]; scores of private blocks are ignored.
           count: may be traced.
         """
         order = jnp.argsort(jnp.where(self.shared_blocks, -scores, jnp.inf), axis=1, stable=True)
@@ -268,11 +267,11 @@ class LeafPlan:
 
 
 def trainable(path: str) -> bool:
-    """Whether the leaf of that path is a parameter, no statistic."""
+    """Return whether the leaf of a path is a parameter rather than a statistic."""
     return path.partition("/")[0] == "params"
 
 
 def block_name(path: str) -> str:
-    """The block of the leaf of that path, by its parts."""
+    """Return the name of the block of a leaf, given its path."""
     collection, *inner = path.split("/")
     return "/".join(inner[:-1]) or (inner[-1] if inner else collection)

@@ -1,8 +1,8 @@
-"""Row-stochastic matrices: every aggregation in this package is one.
+"""Mixing matrices: row-stochastic weights with which models are aggregated.
 
-A matrix has shape [receivers, senders], or [blocks, receivers, senders] where every block of the
-model is weighted on its own. Rows sum to one over the senders that are present; a row without any
-present sender is zero, and `apply` leaves its receiver unchanged.
+A matrix has the shape [receivers, senders], or [blocks, receivers, senders] if the blocks of the
+model have separate weights. Rows sum to one over present senders; a row without present senders is
+zero, and `apply` leaves its receiver unchanged.
 """
 
 from functools import partial
@@ -21,35 +21,34 @@ BLOCK = 2**22  # elements of the senders' models that a block of columns holds
 
 
 def normalize(scores: jax.Array, senders: Mask | None = None) -> jax.Array:
-    """Rows of non-negative scores divided by their sums, absent senders (mask [M]) left out."""
+    """Divide rows of non-negative scores by their sums, without absent senders (mask [M])."""
     if senders is not None:
         scores = jnp.where(senders, scores, 0)
     total = jnp.sum(scores, axis=-1, keepdims=True)
     return ratio(scores, total)
 
 
-def ratio(part: jax.Array, whole: jax.Array) -> jax.Array:
-    """part / whole for `whole` of at least 0, and 0 where it is 0; with finite gradients."""
-    return jnp.where(whole > 0, part / jnp.where(whole > 0, whole, 1), 0)
+def ratio(part: jax.Array, total: jax.Array) -> jax.Array:
+    """Return part / total for non-negative `total`, and 0 where it is 0; gradients are finite."""
+    return jnp.where(total > 0, part / jnp.where(total > 0, total, 1), 0)
 
 
 def by_size(sizes: PerMember, senders: Mask) -> PerMember:
-    """FedAvg's weights p_j = n_j / sum_k n_k over the present senders, [M]."""
+    """Return the weights of FedAvg, p_j = n_j / sum_k n_k over present senders, [M]."""
     return normalize(sizes.astype(jnp.result_type(float)), senders)
 
 
 def inverse(distances: Matrix, senders: Mask, floor: jax.Array | float = 0) -> Matrix:
-    """Weights proportional to 1 / distance (FedDWA, eq. 15), [A, B].
+    """Return weights proportional to 1 / distance (FedDWA, eq. 15), [A, B].
 
     Args:
       distances: non-negative, [A, B].
-      senders: bool [B], the senders that may have weight.
-      floor: distances below it count as it; a tiny positive number keeps the weights of equal
-        models finite.
+      senders: bool [B], present senders.
+      floor: lower bound of distances; a tiny positive number keeps weights of equal models finite.
     """
     floor = jnp.maximum(jnp.asarray(floor, distances.dtype), jnp.finfo(distances.dtype).tiny)
-    # In units of the row's smallest: 1 / 1e-38 would overflow in the sum. A constant, since rows
-    # are normalised anyway.
+    # Distances are divided by the row's smallest, since 1 / 1e-38 would overflow in the sum. The
+    # divisor is a constant, as rows are normalized anyway.
     clipped = jnp.maximum(distances, floor)
     nearest = jnp.min(jnp.where(senders, clipped, jnp.inf), axis=-1, keepdims=True)
     nearest = jax.lax.stop_gradient(jnp.where(jnp.isfinite(nearest), nearest, 1))
@@ -57,16 +56,16 @@ def inverse(distances: Matrix, senders: Mask, floor: jax.Array | float = 0) -> M
 
 
 def softmax(scores: Matrix, senders: Mask, temperature: float = 1.0) -> Matrix:
-    """Row softmax over the present senders, [A, B]."""
+    """Return the softmax of each row over present senders, [A, B]."""
     masked = jnp.where(senders, scores / temperature, -jnp.inf)
     top = jnp.max(masked, axis=-1, keepdims=True)
     return normalize(jnp.exp(masked - jnp.where(jnp.isfinite(top), top, 0)), senders)
 
 
 def keep_top_k(weights: Matrix, k: Scalar | int) -> Matrix:
-    """The k largest weights of each row, renormalised; ties go to the lower index.
+    """Keep the k largest weights of each row and normalize; ties go to the lower index.
 
-    `k` may be traced; k >= the number of senders changes nothing but rounding.
+    `k` may be traced. If it is at least the number of senders, only rounding changes.
     """
     rank = jnp.argsort(jnp.argsort(-weights, axis=-1, stable=True), axis=-1)
     return normalize(jnp.where(rank < k, weights, 0))
@@ -75,20 +74,20 @@ def keep_top_k(weights: Matrix, k: Scalar | int) -> Matrix:
 def apply(
     weights: Matrix, senders: Stack, onto: Stack, plan: LeafPlan, blockwise: bool = False
 ) -> Stack:
-    """Mixes the shared leaves of a stack: out_i = sum_j weights[i, j] senders_j.
+    """Mix the shared leaves of a stack: out_i = sum_j weights[i, j] senders_j.
 
     Args:
       weights: [A, B], or [num_blocks, A, B] with one matrix for each block of `plan`.
       senders: models [B, ...].
-      onto: models [A, ...] of the receivers: their private leaves are kept, and so are the rows
-        whose weights are all zero.
+      onto: models [A, ...] of the receivers, which provide private leaves and rows whose weights
+        are all zero.
       plan: which leaves are shared.
-      blockwise: columns of wide leaves are mixed block by block. Where devices share the senders,
-        and do not take columns of all (`columns.mixed`), each then gathers a block at a time
+      blockwise: mix columns of wide leaves block by block. If senders are sharded over devices and
+        columns are not exchanged (`columns.mixed`), each device then gathers one block at a time
         instead of all models.
 
     Raises:
-      TypeError: weights of another shape than that.
+      TypeError: the weights have another shape.
     """
     leaves, treedef = jax.tree.flatten(senders)
     own = treedef.flatten_up_to(onto)
@@ -123,9 +122,9 @@ def apply(
 
 
 def _goes_by_columns(shape: tuple[int, int], senders: list[jax.Array]) -> bool:
-    """Whether devices that share senders exchange columns of them, [A, B] being the matrix.
+    """Return whether devices exchange columns of sharded senders for a matrix [A, B].
 
-    For a few receivers, such as the models of classes, sums of each device's own senders are less.
+    For few receivers, such as class models, sums of each device's own senders are cheaper.
     """
     mesh = columns.shared_clients()
     receivers, count = shape
@@ -135,7 +134,7 @@ def _goes_by_columns(shape: tuple[int, int], senders: list[jax.Array]) -> bool:
 
 
 def _streamed(weights: list[Matrix], senders: list[jax.Array]) -> list[jax.Array]:
-    """Products of weights [A, B] and leaves [B, ...] of which the device has some rows alone."""
+    """Multiply weights [A, B] with leaves [B, ...] of which only some rows are on the device."""
     wanted = jnp.any(jnp.stack([jnp.any(w != 0, axis=0) for w in weights]), axis=0)
 
     def of_block(block, rows, real):
@@ -152,12 +151,12 @@ def _product(weights: Matrix, leaf: jax.Array) -> jax.Array:
 
 
 def _by_blocks(weights: jax.Array, leaf: jax.Array) -> jax.Array:
-    """weights [A, B] times leaf [B, ...] in blocks of columns."""
+    """Multiply weights [A, B] with a leaf [B, ...] in blocks of columns."""
     flat = leaf.reshape(len(leaf), -1)
     senders, columns = flat.shape
     width = max(1, BLOCK // senders)
-    whole = columns // width
-    if whole < 2:
+    count = columns // width
+    if count < 2:
         return products.rows(weights, leaf)
 
     def body(i, out):
@@ -167,17 +166,18 @@ def _by_blocks(weights: jax.Array, leaf: jax.Array) -> jax.Array:
         )
 
     out = jnp.zeros((len(weights), columns), flat.dtype)
-    out = jax.lax.fori_loop(0, whole, body, out)
-    rest = whole * width
+    out = jax.lax.fori_loop(0, count, body, out)
+    rest = count * width
     if rest < columns:
         out = out.at[:, rest:].set(products.matmul(weights, flat[:, rest:]))
     return out.reshape(len(weights), *leaf.shape[1:])
 
 
 def weighted_sum(weights: PerMember, senders: Stack, onto: Tree) -> Tree:
-    """One model, sum_j weights[j] senders_j, of a stack [B, ...] and weights [B].
+    """Return the model sum_j weights[j] senders_j of a stack [B, ...] and weights [B].
 
-    Without any weight (no upload arrived) it is `onto`; so are leaves that are no floats.
+    If all weights are zero (no upload arrived), `onto` is returned, as for leaves that are not
+    floating point.
     """
     arrived = jnp.any(weights != 0)
     leaves, tree = jax.tree.flatten(senders)
@@ -200,20 +200,20 @@ def weighted_sum(weights: PerMember, senders: Stack, onto: Tree) -> Tree:
 
 
 def masked_average(weights: PerMember, models: Stack, masks: Tree) -> Stack:
-    """Averages the elements that clients share, each over those that share it, [M, ...].
+    """Average each element over the clients whose mask shares it, [M, ...].
 
     An element e of client i with masks[i, e] becomes sum_j w_j masks[j, e] models[j, e] divided by
-    sum_j w_j masks[j, e]; its other elements, and elements that nobody with weight shares, stay as
-    they are. With masks of ones it is the weighted average, with zeros nothing changes.
+    sum_j w_j masks[j, e]. Other elements, and elements that no client with weight shares, stay
+    unchanged.
 
     Args:
-      weights: w, non-negative [M]; models of weight 0, such as non-finite ones, enter no average.
+      weights: w, non-negative [M]; models of weight 0, such as non-finite ones, are left out.
       models: [M, ...].
-      masks: a tree like one of `models`, or a prefix of it, whose leaves are broadcast to [M, ...];
-        non-zero entries are shared. Leaves that are no floats stay.
+      masks: a tree like `models`, or a prefix of it, whose leaves are broadcast to [M, ...];
+        non-zero entries are shared. Leaves that are not floating point stay unchanged.
 
     Raises:
-      InputError: a mask that cannot be broadcast to its leaf.
+      InputError: a mask cannot be broadcast to its leaf.
     """
     masks = jax.tree.broadcast(masks, models)
 
@@ -235,17 +235,16 @@ def masked_average(weights: PerMember, models: Stack, masks: Tree) -> Stack:
 
 
 def combine(weights: PerMember, senders: Stack) -> Tree:
-    """sum_j weights[j] senders_j of a stack [B, ...], for any real weights [B]."""
-
+    """Return sum_j weights[j] senders_j of a stack [B, ...], for any real weights [B]."""
     return jax.tree.map(lambda leaf: products.mean(weights.astype(leaf.dtype), leaf), senders)
 
 
 def check(weights: np.ndarray, tolerance: float = 1e-5) -> None:
-    """Raises `InputError` unless every row is non-negative and sums to one (host side)."""
+    """Raise `InputError` unless every row is non-negative and sums to one (on the host)."""
     weights = np.asarray(weights)
     require(bool((weights >= -tolerance).all()), "weights", weights.min(), "non-negative")
     sums = weights.sum(-1).ravel()
     worst = float(sums[np.argmax(np.abs(sums - 1))])
     allowed = "one (mixing.normalize(weights) divides each row by its sum; an algorithm whose rows "
-    allowed += "need not sum to one says row_stochastic = False)"
+    allowed += "need not sum to one declares row_stochastic = False)"
     require(abs(worst - 1) <= tolerance, "row sums of the mixing matrix", worst, allowed)

@@ -1,7 +1,7 @@
-"""Mixtures of a client's own model v and a shared one w, by a weight alpha of v.
+"""Mixtures of a client's own model v and a shared model w with weight alpha of v.
 
-Either the parameters are mixed, which gives one model, or what the two predict: then a pair is a
-model too, that of the task `fedjax_pfl.models.mixtures.Mixture`.
+Either parameters are mixed, which results in one model, or logits: then the pair is the model of
+the task `fedjax_pfl.models.mixtures.Mixture`.
 """
 
 from typing import NamedTuple
@@ -22,24 +22,25 @@ class Pair(NamedTuple):
     alpha: Tree
 
     def model(self) -> Tree:
-        """The pair as one model, leaf by leaf; of stacks [k, ...] and weights [k] their stack."""
+        """Return the pair as one model; of stacks [k, ...] and weights [k] their stack."""
         both = {name: {OWN: own, SHARED: self.shared[name]} for name, own in self.own.items()}
         return {**both, "params": {**both["params"], ALPHA: self.alpha}}
 
 
 def is_pair(model: Tree) -> bool:
+    """Return whether a model is a pair, see `Pair.model`."""
     params = model["params"]
     return isinstance(params, dict) and params.keys() == {OWN, SHARED, ALPHA}
 
 
 def parts(model: Tree) -> Pair:
-    """The pair of which `Pair.model` made one model; or of the like, such as gradients."""
+    """Invert `Pair.model`, also for trees like it, such as gradients."""
     own, shared = ({name: both[which] for name, both in model.items()} for which in (OWN, SHARED))
     return Pair(own, shared, model["params"][ALPHA])
 
 
 def blend(own: Tree, shared: Tree, alpha: jax.Array) -> Tree:
-    """alpha v + (1 - alpha) w of two trees and a weight []; counters are those of v."""
+    """Return alpha v + (1 - alpha) w of two trees and a weight []; counters are those of v."""
 
     def mixed(v, w):
         if not jnp.issubdtype(v.dtype, jnp.inexact):

@@ -1,4 +1,4 @@
-"""Deriving the plan of a model's leaves from the shapes of the model."""
+"""Derivation of leaf plans from the shapes of models."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,20 +14,20 @@ from fedjax_pfl.utils.typing import Tree
 
 
 def creation_order(model: Tree) -> list[str]:
-    """Blocks of a freshly made model in the order in which the network made its parameters.
+    """Return the blocks of a model in the order in which the network created its parameters.
 
-    Dictionaries remember it until they are flattened: call this on what `init` returns.
+    Dictionaries preserve that order until they are flattened, so pass the result of `init`.
     """
     paths = paths_in_order(model.get("params", model), ("params",))
     return list(dict.fromkeys(block_name(path) for path in paths))
 
 
 def paths_in_order(tree: Tree, above: tuple[str, ...] = ()) -> list[str]:
-    """Paths of the leaves in the order of dictionaries, which flattening would sort.
+    """Return the paths of the leaves in the order of dictionaries, which flattening would sort.
 
     Args:
       tree: nested dictionaries of trees.
-      above: what paths begin with.
+      above: prefix of the paths.
     """
     if isinstance(tree, Mapping):
         parts = (paths_in_order(part, (*above, str(name))) for name, part in tree.items())
@@ -44,22 +44,20 @@ def leaf_plan(
     batch_norm: str | None = None,
     order: Sequence[str] = (),
 ) -> LeafPlan:
-    """Derives the plan of a model from its shapes.
+    """Derive the plan of a model from its shapes.
 
     Args:
       model: one client's model or its `jax.eval_shape`.
-      share: the rule of shared leaves, see `sharing`. None is the algorithm's own, which is "all"
-        where it has none.
+      share: the rule of shared leaves, see `sharing`; None for the algorithm's default.
       head: the classifier's block, such as "head" or "layers/dense_2"; by default the block named
-        "head" if there is one, else the last block of the parameters in `order`.
+        "head" if it exists, else the last block of the parameters in `order`.
       batch_norm: "shared" averages affine parameters and running statistics, "local" neither,
-        "affine_shared" only the affine parameters. None is the algorithm's default, by default
-        "affine_shared".
-      order: names of blocks as the network makes them (`creation_order`); without it they stand in
-        the alphabetical order of flattening.
+        "affine_shared" only the affine parameters; None for the algorithm's default.
+      order: names of blocks in the network's order (`creation_order`); by default the alphabetical
+        order of flattening.
 
     Raises:
-      InputError: unknown name of `share` or `batch_norm`, or no block named `head`.
+      InputError: unknown `share` or `batch_norm`, or no block named `head`.
     """
     if batch_norm is not None:
         require_name("batch-norm policy", batch_norm, NORM_POLICIES)
@@ -89,9 +87,9 @@ def leaf_plan(
 
 
 def with_personal_head(plan: LeafPlan, model: Tree, name: str) -> LeafPlan:
-    """The plan of a model (or its shapes) that has the block `name` beside all of `plan`'s.
+    """Extend a plan to a model (or its shapes) with a personal head, the block `name`.
 
-    The block classifies too, and stays private whatever the rule says.
+    That block stays private under every rule.
     """
     new = leaf_plan(
         model, share="all", head=plan.head, batch_norm=plan.batch_norm, order=plan.blocks

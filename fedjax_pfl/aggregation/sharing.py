@@ -1,4 +1,4 @@
-"""Rules that name leaves of a model: leaves that the server aggregates, or frozen ones."""
+"""Rules that select leaves of a model, for sharing or freezing."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ SHARED = ("all", "none", "head", "body")
 
 @dataclass(frozen=True)
 class SharedLayers:
-    """A rule that counts layers, see `LeafPlan.layers`; a count above the network's means all.
+    """A rule that selects a number of layers, see `LeafPlan.layers`.
+
+    A number above that of the network's layers selects all of them.
 
     Attributes:
-      first, last: the rule names so many layers from the input's end, and from the output's.
-      others: it names all layers but those.
+      first, last: numbers of layers from the input and from the output.
+      others: select all other layers instead.
     """
 
     first: int = 0
@@ -52,7 +54,7 @@ class SharedLayers:
         return f"all but {named}" if self.others else named
 
     def blocks(self, layers: tuple[tuple[str, ...], ...]) -> frozenset[str]:
-        """Names of the blocks that the rule selects."""
+        """Return the names of the selected blocks."""
         count = len(layers)
         at = {k for k in range(count) if k < self.first or k >= count - self.last}
         return frozenset(b for k, layer in enumerate(layers) for b in layer
@@ -65,15 +67,15 @@ Rule = str | SharedLayers | Callable[[str], bool]
 
 
 def chosen(rule: Rule, plan: LeafPlan) -> tuple[bool, ...]:
-    """Whether a rule names each leaf of a plan.
+    """Return whether a rule selects each leaf of a plan.
 
     Raises:
-      InputError: no such rule, or a predicate that does not run or returns no bool.
+      InputError: unknown rule, or a predicate that fails or does not return a bool.
     """
     if isinstance(rule, SharedLayers):
         blocks = rule.blocks(plan.layers)
     elif callable(rule):
-        return tuple(_said(rule, path) for path in plan.paths)
+        return tuple(_selects(rule, path) for path in plan.paths)
     else:
         require_name("rule of shared leaves", rule, SHARED)
         blocks = {
@@ -86,13 +88,13 @@ def chosen(rule: Rule, plan: LeafPlan) -> tuple[bool, ...]:
 
 
 def selected_leaves(rule: Rule, plan: LeafPlan) -> tuple[bool, ...]:
-    """Whether a rule or a text of patterns names each leaf of a plan.
+    """Return whether a rule or patterns select each leaf of a plan.
 
-    Patterns stand between commas, such as "conv_*,fc", and name blocks, modules or single leaves by
-    their paths without the collection.
+    Patterns are separated by commas, such as "conv_*,fc", and match paths of blocks, modules or
+    single leaves without the collection.
 
     Raises:
-      InputError: see `chosen`, or a pattern that names nothing.
+      InputError: see `chosen`, or a pattern matches nothing.
     """
     if not isinstance(rule, str) or rule in SHARED:
         return chosen(rule, plan)
@@ -110,24 +112,24 @@ def selected_leaves(rule: Rule, plan: LeafPlan) -> tuple[bool, ...]:
     return tuple(any(names(pattern, path) for pattern in patterns) for path in inner)
 
 
-def _said(rule: Callable[[str], bool], path: str) -> bool:
+def _selects(rule: Callable[[str], bool], path: str) -> bool:
     try:
-        said = rule(path)
+        selected = rule(path)
     except Exception as error:
         what = f"{type(error).__name__}: {error}"
         raise InputError(f"share must take the path of a leaf, {path!r}: {what}") from error
-    if not isinstance(said, bool | np.bool_):
-        raise InputError(f"share must return True or False, got {shown(said)} for {path!r}.")
-    return bool(said)
+    if not isinstance(selected, bool | np.bool_):
+        raise InputError(f"share must return True or False, got {shown(selected)} for {path!r}.")
+    return bool(selected)
 
 
 def describe_rule(plan: LeafPlan) -> str:
-    """What a plan's rule names, in words: "all layers", "the head", or the blocks by name."""
+    """Describe the leaves that a plan's rule selects: "all layers", "the head", or block names."""
     known = {"all": "all layers", "none": "no layer", "head": "the head", "body": "the body"}
-    given = plan.chosen or chosen("all", plan)
+    flags = plan.chosen or chosen("all", plan)
     for name, words in known.items():
-        if given == chosen(name, plan):
+        if flags == chosen(name, plan):
             return words
-    pairs = zip(plan.block_of, given, strict=True)
+    pairs = zip(plan.block_of, flags, strict=True)
     blocks = dict.fromkeys(plan.blocks[block] for block, on in sorted(pairs) if on)
     return ", ".join(blocks)

@@ -1,10 +1,10 @@
 """Pairwise squared distances, cosines and Gram matrices of stacked models.
 
-All take pytrees whose leaves lead with the client axis ([A, ...] and [B, ...]) and return [A, B].
-Leaves are contracted one by one at the highest matrix-product precision the backend has (tf32 or
-bfloat16 products would drown the small distances that the weights of personalized algorithms depend
-on), and their results summed. Wide leaves go block by block, so that nothing as large as a stack of
-models is made on the way. So do the clients of `b` that are not on the device (`streamed`).
+Functions take pytrees whose leaves lead with the client axis ([A, ...] and [B, ...]) and return
+[A, B]. Leaves are contracted one by one at the highest precision of the backend, since tf32 or
+bfloat16 products would swamp the small distances on which personalized algorithms depend. Wide
+leaves are processed in blocks, so that no temporary is as large as a stack of models; so are the
+clients of `b` that are not on the device (`streamed`).
 """
 
 import math
@@ -24,12 +24,11 @@ from fedjax_pfl.utils.typing import Matrix, PerMember, Rows, Stack, Tree
 
 BLOCK = 2**20  # elements of a block: 4 MB in float32
 ON_CHIP = 2**24  # elements up to which a TPU takes a leaf of all models as one block: 64 MB
-FEW = 4  # models whose mean is near enough to all
+FEW = 4  # models whose mean serves as the common centre on a TPU
 
 
 def gram(a: Stack, b: Stack, centred: bool = False) -> Matrix:
-    """Inner products <a_i, b_j> over all leaves, [A, B]; `centred`: of b minus its mean row."""
-
+    """Return inner products <a_i, b_j>, [A, B]; with `centred`, of b minus its mean."""
     if streamed.blocks(b) is not None:
         centre = _centre(b) if centred else None
         return streamed.columns(lambda some: gram(a, _shifted(some, centre)), b)
@@ -42,32 +41,32 @@ def gram(a: Stack, b: Stack, centred: bool = False) -> Matrix:
 
 
 def dots(stack: Stack, one: Tree) -> PerMember:
-    """Inner products <stack_j, one> of models [B, ...] with a single one, over all leaves, [B]."""
+    """Return inner products <stack_j, one> of models [B, ...] with a single model, [B]."""
     return _sum_leaves(jax.tree.map(products.dots, stack, one))
 
 
 def squared_norms(a: Stack) -> PerMember:
-    """|a_i|^2 over all leaves, [A]."""
+    """Return |a_i|^2 over all leaves, [A]."""
     return _sum_leaves(jax.tree.map(products.squares, a))
 
 
 def squared_distances(a: Stack, b: Stack, partners: Rows | None = None) -> Matrix:
-    """|a_i - b_j|^2, [A, B], right also for models that differ by a small part of their norm.
+    """Return |a_i - b_j|^2, [A, B], accurate also for models that differ little.
 
-    Expanding the square on raw weights cancels: their norms are 1e2 to 1e3 where the distances
-    wanted are 1e-4 to 1e-1. Both stacks are therefore shifted by the mean of `b` first (on a TPU
-    of a few of its rows), which changes no distance. A row of `b` that stands for the same client
-    as a row of `a` is by far its nearest: these pairs are summed directly. Where some pair is still
-    so near, for its distance to the centre, that digits would be lost (tight clusters far apart, a
-    client about to explode), all pairs are summed directly.
+    Expanding the square of raw weights suffers from cancellation: their norms are 1e2 to 1e3, and
+    relevant distances 1e-4 to 1e-1. Both stacks are therefore shifted by the mean of `b` (on a TPU
+    by the mean of a few rows), which changes no distance. Rows of `a` and `b` of the same client
+    are much nearer to each other, so these pairs are summed directly. If a further pair is so close
+    relative to its distance from the centre that digits would be lost (tight clusters far apart, a
+    client about to diverge), all pairs are summed directly.
 
     Args:
       a, b: stacks [A, ...] and [B, ...].
-      partners: int [A], the row of `b` that stands for the same client as each row of `a`; by
-        default the same row where both have the same length, and none otherwise.
+      partners: int [A], the row of `b` of the same client as each row of `a`; by default the same
+        row if both have the same length, else none.
 
     Raises:
-      InputError: trees without leaves: the clients share nothing to compare.
+      InputError: the trees have no leaves, so there is nothing to compare.
     """
     if not jax.tree.leaves(b):
         raise InputError("Models without a shared trainable leaf can't be compared.")
@@ -99,9 +98,9 @@ def squared_distances(a: Stack, b: Stack, partners: Rows | None = None) -> Matri
         trusted |= own
 
     def one_by_one():
-        # By blocks: where the devices of one CPU share `b`, each gathers what is mapped over.
+        # In blocks: if devices of one CPU share `b`, each gathers what is mapped over.
         def block(x, y):
-            if len(x) < rows:  # some of them at a time (`columns.added`): the fewer are mapped
+            if len(x) < rows:  # a part of the rows (`columns.added`): map over the fewer rows
                 return lax.map(lambda one: squared_norms(one - y), x)
             return lax.map(lambda other: squared_norms(x - other), y).T
 
@@ -110,12 +109,12 @@ def squared_distances(a: Stack, b: Stack, partners: Rows | None = None) -> Matri
         return jnp.where(all_trusted, distances, direct)
 
     all_trusted = jnp.all(trusted)
-    with jax.named_scope("seldom"):  # a plan of a round then counts the cheaper branch
+    with jax.named_scope("seldom"):  # cost estimates count the cheaper branch
         return lax.cond(_in_all_runs(all_trusted), lambda: distances, one_by_one)
 
 
 def _far_sums(a: Stack, b: Stack, partners: Rows | None) -> tuple[jax.Array, ...]:
-    """`sums` of `squared_distances`, all leaves together, of a `b` that is read block by block."""
+    """Compute `sums` of `squared_distances` over all leaves of an offloaded `b`."""
     centre = _centre(b)
     near = a if partners is None else trees.take(b, partners)
     paired = squared_norms(jax.tree.map(jnp.subtract, a, near))
@@ -125,12 +124,12 @@ def _far_sums(a: Stack, b: Stack, partners: Rows | None) -> tuple[jax.Array, ...
         some = _shifted(some, centre)
         return jnp.concatenate([gram(a, some), squared_norms(some)[None]])
 
-    found = streamed.columns(rows_of, b)
-    return found[:-1], squared_norms(a), found[-1], paired
+    results = streamed.columns(rows_of, b)
+    return results[:-1], squared_norms(a), results[-1], paired
 
 
 def _centre(b: Stack) -> Tree:
-    """The mean of a stack that is read block by block."""
+    """Return the mean of an offloaded stack."""
     count = len(jax.tree.leaves(b)[0])
 
     def of_block(some, rows, real):
@@ -145,10 +144,9 @@ def _shifted(stack: Stack, centre: Tree | None) -> Stack:
 
 @jax.custom_batching.custom_vmap
 def _in_all_runs(flag: jax.Array) -> jax.Array:
-    """The flag; under vmap over runs whether all have it, one for all.
+    """Return the flag; under vmap over runs, whether it holds in all of them.
 
-    So that a condition on it stays one: of a flag for each run both branches would be computed, in
-    every round.
+    A `lax.cond` on it thus stays a branch; with one flag per run both branches would be computed.
     """
     return flag
 
@@ -159,10 +157,9 @@ def _(size, batched, flag):
 
 
 def cosines(a: Stack, b: Stack) -> Matrix:
-    """cos(a_i, b_j), [A, B]; 0 where either vector is zero.
+    """Return cos(a_i, b_j), [A, B]; 0 if either vector is zero.
 
-    A cosine is not translation invariant: pass updates (differences of models), never weights
-    shifted by a common centre.
+    Cosines are not translation invariant: pass updates (differences of models) instead of weights.
     """
     if streamed.is_offloaded(b):
         return streamed.columns(lambda some: cosines(a, some), b)
@@ -170,14 +167,14 @@ def cosines(a: Stack, b: Stack) -> Matrix:
 
 
 def row_cosines(a: Stack, b: Stack) -> PerMember:
-    """cos(a_i, b_i), [A]; 0 where either vector is zero."""
+    """Return cos(a_i, b_i), [A]; 0 if either vector is zero."""
     a, b = _unit_rows(a), _unit_rows(b)
     products = jax.tree.map(lambda x, y: jnp.sum((x * y).reshape(len(x), -1), axis=1), a, b)
     return _sum_leaves(products)
 
 
 def _unit_rows(a: Stack) -> Stack:
-    """Rows scaled to length 1; rows of zeros stay. Squares neither under- nor overflow."""
+    """Scale rows to length 1, except rows of zeros, without under- or overflow of squares."""
 
     def scaled(rows: jax.Array) -> Tree:
         rows = jnp.where(rows > 0, rows, 1)
@@ -190,10 +187,10 @@ def _unit_rows(a: Stack) -> Stack:
 
 
 def _over_blocks(fn: Callable[..., Any], a: Tree, b: Tree, *others: Rows) -> Tree:
-    """Sums `fn(x [A, ..., d], y [B, ..., d], *others)` over all leaves, wide ones block by block.
+    """Sum `fn(x [A, ..., d], y [B, ..., d], *others)` over all leaves, wide ones in blocks.
 
-    Where devices share the clients, each takes some columns of all. `fn` must not close over
-    arrays.
+    If clients are sharded over devices, each device processes some columns of all clients. `fn`
+    must not close over arrays.
     """
 
     def of_columns(a, b, *others):
@@ -203,11 +200,11 @@ def _over_blocks(fn: Callable[..., Any], a: Tree, b: Tree, *others: Rows) -> Tre
 
 
 def _on_one(fn: Callable[..., Any], a: Tree, b: Tree) -> Tree:
-    """`_over_blocks` of what one device has."""
+    """Apply `_over_blocks` on one device."""
     leaves = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
     totals = []
     for x, y in leaves:
-        # All but the last axis as one: where the last two are in tiles, as on a TPU, no copy.
+        # Merge all but the last axis: no copy where the last two are tiled, as on a TPU.
         x, y = (side.reshape(len(side), -1, *side.shape[2:][-1:]) for side in (x, y))
         if platform() == "tpu" and max(x.size, y.size) <= ON_CHIP:
             totals.append(fn(x, y))
@@ -215,7 +212,7 @@ def _on_one(fn: Callable[..., Any], a: Tree, b: Tree) -> Tree:
         most = max(BLOCK // max(len(x), len(y), 1), 1)
         length = max(most // math.prod(x.shape[2:]), 1)
         blocks = x.shape[1] // length
-        if blocks < 2:  # flat: a CPU makes fewer copies
+        if blocks < 2:  # flat, as a CPU then makes fewer copies
             totals.append(fn(x.reshape(len(x), -1), y.reshape(len(y), -1)))
             continue
 
@@ -223,19 +220,19 @@ def _on_one(fn: Callable[..., Any], a: Tree, b: Tree) -> Tree:
             block = (lax.dynamic_slice_in_dim(side, k * length, length, 1) for side in (x, y))
             return jax.tree.map(jnp.add, total, fn(*block))
 
-        # The last block takes what remains of a division with it.
+        # The first summand is the last block with the remainder.
         first = x.shape[1] - (blocks - 1) * length
         totals.append(lax.fori_loop(0, blocks - 1, add, fn(x[:, -first:], y[:, -first:])))
     return jax.tree.map(lambda *each: sum(each), *totals) if totals else jnp.zeros(())
 
 
 def _mean_row(x: jax.Array) -> jax.Array:
-    """Mean over the leading axis: a product, as XLA's CPU backend reduces slowly there."""
+    """Return the mean over the leading axis, as a product, which is faster on CPUs."""
     return products.rows(jnp.full(len(x), 1 / len(x), x.dtype), x)
 
 
 def _near_all(x: jax.Array) -> jax.Array:
-    """A point near all rows, to measure them from: the mean, on a TPU of a few, which are added."""
+    """Return a point near all rows: their mean, or on a TPU the mean of a few rows."""
     if platform() != "tpu":
         return _mean_row(x)
     few = min(FEW, len(x))
@@ -243,4 +240,4 @@ def _near_all(x: jax.Array) -> jax.Array:
 
 
 def _sum_leaves(tree: Tree) -> jax.Array:
-    return jnp.asarray(sum(jax.tree.leaves(tree)))  # 0 of an empty one
+    return jnp.asarray(sum(jax.tree.leaves(tree)))  # 0 for an empty tree

@@ -1,9 +1,8 @@
-"""Work on stacks of which the device has some rows alone: the others are read block by block.
+"""Computations on offloaded stacks, which pass through the device in blocks.
 
-A stack [N, ...] of `trees.Fetched` leaves whose other rows can be read passes through the device in
-blocks, each at most as large as the rows that are there or as `BLOCK`. What is computed of a block
-is a sum over its clients, or a column for each. A stack that fits into one block is read whole, as
-if it were on the device; else sums are added up in another order.
+A stack [N, ...] of readable `trees.Fetched` leaves is read in blocks that are at most as large as
+the rows on the device or `BLOCK`. A block contributes a sum over its clients, or a column per
+client. A stack that fits into one block is read at once; otherwise sums have another order.
 """
 
 import math
@@ -21,11 +20,11 @@ BLOCK = 2**22  # elements of the models of a block
 
 
 class Blocks(NamedTuple):
-    """The rows of a stack in blocks; the last one is filled up with its last row.
+    """The rows of a stack in blocks, the last of which is padded with the last row.
 
     Attributes:
       rows: int32 [K, B].
-      real: bool [K, B], False for what fills up.
+      real: bool [K, B], False for padding.
       count: N.
     """
 
@@ -35,12 +34,12 @@ class Blocks(NamedTuple):
 
 
 def is_offloaded(stack: Stack) -> bool:
-    """Whether some rows of a stack are not on the device, and can be read."""
+    """Return whether some rows of a stack are not on the device but can be read."""
     return any(isinstance(x, trees.Fetched) and x.readable for x in jax.tree.leaves(stack))
 
 
 def blocks(stack: Stack) -> Blocks | None:
-    """How a stack goes through the device; None where it does as a whole."""
+    """Return the blocks of a stack, or None if it passes through the device at once."""
     leaves = [x for x in jax.tree.leaves(stack) if isinstance(x, trees.Fetched)]
     if not leaves:
         return None
@@ -54,7 +53,7 @@ def blocks(stack: Stack) -> Blocks | None:
 
 
 def here(stack: Stack) -> Stack:
-    """A stack with all its rows on the device, read at once where they are elsewhere."""
+    """Return a stack with all its rows on the device."""
     if not is_offloaded(stack):
         return stack
     count = len(jax.tree.leaves(stack)[0])
@@ -62,27 +61,29 @@ def here(stack: Stack) -> Stack:
 
 
 def columns(fn: Callable[[Stack], jax.Array], stack: Stack) -> jax.Array:
-    """`fn(stack)`, [A, N], where `fn` gives a column for each row of a block alone, [A, B]."""
-    found = blocks(stack)
-    if found is None:
+    """Return `fn(stack)`, [A, N], where `fn` maps a block to columns [A, B]."""
+    divided = blocks(stack)
+    if divided is None:
         return fn(here(stack))
-    parts = lax.map(lambda rows: fn(trees.take(stack, rows)), found.rows)
-    return jnp.moveaxis(parts, 0, 1).reshape(parts.shape[1], -1)[:, : found.count]
+    parts = lax.map(lambda rows: fn(trees.take(stack, rows)), divided.rows)
+    return jnp.moveaxis(parts, 0, 1).reshape(parts.shape[1], -1)[:, : divided.count]
 
 
 def added(
     fn: Callable[[Stack, Rows, Mask], Tree], stack: Stack, wanted: Mask | None = None
 ) -> Tree:
-    """The sum of `fn(block, its rows [B], which of them count [B])` over a stack's blocks.
+    """Sum `fn(block, rows [B], real [B])` over a stack's blocks.
 
     Args:
-      wanted: bool [N], the rows that matter; blocks without any of these are not read.
+      fn: function of a block, its rows, and which of them are no padding.
+      stack: the stack.
+      wanted: bool [N], rows that contribute; blocks without such rows are not read.
     """
-    found = blocks(stack)
-    if found is None:
+    divided = blocks(stack)
+    if divided is None:
         count = len(jax.tree.leaves(stack)[0])
         return fn(here(stack), jnp.arange(count, dtype=jnp.int32), jnp.ones(count, bool))
-    rows, used = found.rows, jnp.int32(len(found.rows))
+    rows, used = divided.rows, jnp.int32(len(divided.rows))
     if wanted is not None:  # those first
         order = jnp.argsort(~wanted, stable=True).astype(jnp.int32)
         rows = order[rows]
@@ -90,10 +91,10 @@ def added(
 
     def add(k, total):
         block = trees.take(stack, rows[k])
-        return jax.tree.map(jnp.add, total, fn(block, rows[k], found.real[k]))
+        return jax.tree.map(jnp.add, total, fn(block, rows[k], divided.real[k]))
 
     shapes: Any = jax.eval_shape(
-        lambda: fn(trees.take(stack, rows[0]), rows[0], found.real[0]),
+        lambda: fn(trees.take(stack, rows[0]), rows[0], divided.real[0]),
     )
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     return lax.fori_loop(0, used, add, zeros)

@@ -69,8 +69,8 @@ class Apple(core.Algorithm):
             raise core.InputError("apple mixes what clients share, and share is 'none'.")
 
     def remarks(self, federation):
-        told = "relation_rate is 0: relations stay as they began"
-        return [*super().remarks(federation), *[told] * (not self.relation_rate)]
+        notes = "relation_rate is 0: relations stay as they began"
+        return [*super().remarks(federation), *[notes] * (not self.relation_rate)]
 
     def init(self, ctx):
         cores = ctx.replicate(ctx.initial_model())

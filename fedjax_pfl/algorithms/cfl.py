@@ -12,9 +12,61 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_pfl import core, mixing, similarity, trees
+from fedjax_pfl.aggregation import products
 from fedjax_pfl.algorithms.common.best_model import best_fitting, mean_private
-from fedjax_pfl.algorithms.common.bipartition import largest_between, second_halves
-from fedjax_pfl.algorithms.common.cluster_tree import ClusterTree, written
+
+
+@core.struct
+class ClusterTree:
+    """The splits so far.
+
+    Attributes:
+      parent: int32 [K], the cluster from which each was split.
+      before: [K, ...], that cluster's model before the split.
+    """
+
+    parent: Any
+    before: core.Stack
+
+    @classmethod
+    def begin(cls, models: core.Stack) -> "ClusterTree":
+        """Return the tree before any split; `models` [K, ...] give the shapes."""
+        return cls(jnp.zeros((len(jax.tree.leaves(models)[0]),), jnp.int32), models)
+
+    def split(self, target: jax.Array, models: core.Stack) -> "ClusterTree":
+        """Add splits of each cluster into itself and `target` [K]; K means no split.
+
+        Args:
+          models: of all clusters before them, [K, ...].
+        """
+        numbers = jnp.arange(len(self.parent), dtype=jnp.int32)
+        return ClusterTree(
+            written(self.parent, target, numbers), written(self.before, target, models)
+        )
+
+    def with_latest(self, models: core.Stack) -> core.Stack:
+        """Return the models before each split, then the clusters' models, [2K, ...]."""
+        return jax.tree.map(lambda *s: jnp.concatenate(s), self.before, models)
+
+    def path(self, own: jax.Array, count: jax.Array) -> jax.Array:
+        """Return the rows of `with_latest` with the models of all clusters of each client, [M, K].
+
+        The latest comes first, then split by split back to the root, which fills the rest.
+
+        Args:
+          own: [M], the clusters in which clients are.
+          count: [], of clusters in use.
+        """
+        most = len(self.parent)
+        at, path = own, [most + own]
+        for k in range(most - 1, 0, -1):  # the newest split first
+            at = jnp.where(at == k, self.parent[k], at)
+            passed = (k < count) & (self.parent[k] == at)
+            path.append(jnp.where(passed, k, most + own))
+        return jnp.stack(path, axis=1)
+
+
+LINKAGES = {"complete": jnp.maximum, "single": jnp.minimum}
 
 
 @core.struct
@@ -79,10 +131,10 @@ class Cfl(core.Algorithm):
             )
 
     def remarks(self, federation):
-        told = super().remarks(federation)
+        notes = super().remarks(federation)
         if federation.participation.cohort_size < federation.num_clients:
-            told.append("made for full participation: a split moves only clients that take part")
-        return told
+            notes.append("made for full participation: a split moves only clients that take part")
+        return notes
 
     def round_remarks(self, federation, rounds):
         if rounds > self.first_split:
@@ -194,3 +246,62 @@ def _means(members, update):
     weights = mixing.normalize(members.astype(jnp.result_type(float)))
     none = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), update)
     return jax.vmap(mixing.weighted_sum, (0, None, None))(weights, update, none)
+
+
+def written(stack: core.Tree, target: jax.Array, values: core.Tree) -> core.Tree:
+    """Write `values` [K, ...] to the rows `target` [K] of a stack [K, ...]; row K is none."""
+    return jax.tree.map(lambda leaf, v: leaf.at[target].set(v, mode="drop"), stack, values)
+
+
+def second_halves(cosines, ids, members, linkage):
+    """Return the clients that leave their cluster, bool [M]: the half without its lowest id.
+
+    Agglomerative clustering inside every cluster on distances -cos, until two groups are left.
+    Ties go to the pair of groups with the lowest ids.
+
+    Args:
+      cosines: [M, M].
+      ids: int32 [M].
+      members: bool [K, M], those of the clusters to be cut; no other client leaves.
+      linkage: "complete" or "single": the distance of two groups is the largest or the smallest
+        of their members'.
+    """
+    order = jnp.argsort(ids)
+    inside = members[:, order]
+    count, join = len(order), LINKAGES[linkage]
+    pairs = _together(inside) & ~jnp.eye(count, dtype=bool)
+    # A group has the row and column of its lowest member; those of others are infinite.
+    distances = jnp.where(pairs, -(cosines + cosines.T)[order][:, order] / 2, jnp.inf)
+    groups = jnp.sum(inside, axis=1, dtype=jnp.int32)
+
+    def unfinished(state):
+        return jnp.any(state[0] > 2)
+
+    def merge(state):
+        groups, leader, distances = state
+        still = jnp.any(inside & (groups > 2)[:, None], axis=0)
+        nearest = jnp.argmin(jnp.where(still[:, None], distances, jnp.inf))
+        a, b = nearest // count, nearest % count  # a < b, as the matrix is symmetric to the bit
+        joined = join(distances[a], distances[b]).at[a].set(jnp.inf)
+        distances = distances.at[a].set(joined).at[:, a].set(joined)
+        distances = distances.at[b].set(jnp.inf).at[:, b].set(jnp.inf)
+        return groups - inside[:, a], jnp.where(leader == b, a, leader), distances
+
+    leader = jnp.arange(count)
+    _, leader, _ = lax.while_loop(unfinished, merge, (groups, leader, distances))
+    lowest = jnp.argmax(inside, axis=1)  # leads the half that stays
+    leaves = jnp.any(inside & (leader != lowest[:, None]), axis=0)
+    return leaves[jnp.argsort(order)]
+
+
+def largest_between(cosines, members, second):
+    """Return the largest cosine between the halves of each cluster, [K]; -1 if one is empty."""
+    across = _together(members) & ~second[:, None] & second
+    largest = jnp.max(jnp.where(across, cosines, -1), axis=1)
+    return jnp.max(jnp.where(members, largest, -1), axis=1)
+
+
+def _together(members):
+    """Return the pairs in one cluster, bool [M, M]."""
+    inside = members.astype(jnp.float32)
+    return products.matmul(inside.T, inside) > 0

@@ -20,7 +20,7 @@ class State:
     shares: core.PerClient | None = core.per_client()
     classes: core.Stack | None = core.per_server()  # [C, ...]; only with score_class_models
     # bool: has sent its labels' shares; only with "labels"
-    told: core.PerClient | None = core.per_client()
+    informed: core.PerClient | None = core.per_client()
 
 
 @core.algorithm("cwfedavg")
@@ -77,10 +77,10 @@ class CwFedAvg(core.Algorithm):
     def init(self, ctx):
         model = ctx.initial_model()
         classes = trees.replicate(model, ctx.federation.data.num_classes)
-        told = jnp.zeros((ctx.num_clients,), bool) if self.shares == "labels" else None
+        informed = jnp.zeros((ctx.num_clients,), bool) if self.shares == "labels" else None
         shares = None if self.shares == "labels" else ctx.replicate(self.norm_shares(ctx, model))
         classes = classes if self.score_class_models else None
-        return State(ctx.replicate(model), shares, classes, told)
+        return State(ctx.replicate(model), shares, classes, informed)
 
     def round(self, ctx, state):
         wdr = training.WeightDistribution(self.wdr_weight)
@@ -108,12 +108,12 @@ class CwFedAvg(core.Algorithm):
         else:
             models = ctx.mix(weights, sent, onto=held)
         gap = jnp.linalg.norm(estimate - cohort.gather(true), axis=1)
-        told, numbers = state.told, None
-        if told is not None:  # C numbers when it first takes part
-            numbers = shares.shape[1] * (ctx.cohort.mask & ~cohort.gather(told))
-            told = cohort.scatter(told, ctx.cohort.mask, where=ctx.cohort.mask)
+        informed, numbers = state.informed, None
+        if informed is not None:  # C numbers when it first takes part
+            numbers = shares.shape[1] * (ctx.cohort.mask & ~cohort.gather(informed))
+            informed = cohort.scatter(informed, ctx.cohort.mask, where=ctx.cohort.mask)
         classes = classes if self.score_class_models else None
-        return State(models, uploaded, classes, told), ctx.record(
+        return State(models, uploaded, classes, informed), ctx.record(
             cohort,
             numbers_up=numbers,
             clients={"train_loss": loss, "class_share_error": gap},

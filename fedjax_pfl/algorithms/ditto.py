@@ -58,8 +58,8 @@ class Ditto(fedavg.Weighted):
         core.require(own, "personal_epochs", self.personal_epochs, allowed)
 
     def remarks(self, federation):
-        told = "pull is 0: what is scored was trained locally"
-        return [*super().remarks(federation), *[told] * (not self.pull)]
+        notes = "pull is 0: what is scored was trained locally"
+        return [*super().remarks(federation), *[notes] * (not self.pull)]
 
     def schedules(self, federation):
         return federation.schedule, self.personal_schedule(federation)

@@ -41,14 +41,14 @@ class Attentive(core.Algorithm):
             raise core.InputError(f"{self.name} mixes what clients share, and share is 'none'.")
 
     def remarks(self, federation):
-        told = super().remarks(federation)
+        notes = super().remarks(federation)
         reach = float(federation.training.learning_rate) * self.pull
         if reach >= 2 and isinstance(federation.training.make_optimizer(), training.SGD):
-            told.append(
+            notes.append(
                 f"a local step overshoots the mixture: rate x pull is {reach:.3g}, "
                 "and 1 is the whole way"
             )
-        return told
+        return notes
 
     def attention(self, own, models, others, rows=None):
         """Return xi_ij for j != i, [A, B]; 0 elsewhere.
@@ -180,13 +180,13 @@ class HeurFedAMP(Attentive):
         core.require(known, "self_weight", self.self_weight, "in 0..1, or -1 for 1/N")
 
     def remarks(self, federation):
-        told = super().remarks(federation)
+        notes = super().remarks(federation)
         if self.sigma < TELLING and federation.num_clients > 2:
-            told.append(
+            notes.append(
                 f"weighs all other clients nearly alike: sigma is {self.sigma:g}, and cosines of "
                 "models from one initial model are near 1"
             )
-        return told
+        return notes
 
     def attention(self, own, models, others, rows=None):
         even = 1 / (1 + _count(others, rows))

@@ -62,10 +62,10 @@ class FedDWA(core.Algorithm):
             )
 
     def remarks(self, federation):
-        told, every = super().remarks(federation), federation.num_clients
+        notes, every = super().remarks(federation), federation.num_clients
         if self.top_k > every:
-            told.append(f"mixes all {every} models, not {self.top_k}")
-        return told
+            notes.append(f"mixes all {every} models, not {self.top_k}")
+        return notes
 
     def schedules(self, federation):
         own = federation.schedule

@@ -8,11 +8,12 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
-from fedjax_pfl import core, trees
-from fedjax_pfl.algorithms.common.downloads import epsilon_greedy
-from fedjax_pfl.algorithms.common.fedfomo_weights import first_order, positive_part, rise
+from fedjax_pfl import core, mixing, similarity, trees
 
+TINY = 1e-9  # a sum of weights below it is raised by it, as in the published code
+NEAR = 1e-6  # of |s_i|: a model nearer to s_i than that is s_i but for rounding
 SELF_AFFINITY = 0.1  # of a client for itself at first, as in the published code
 
 
@@ -70,11 +71,11 @@ class FedFomo(core.Algorithm):
             raise core.InputError(f"{self.name} mixes what clients share, and share is 'none'.")
 
     def remarks(self, federation):
-        told, others = super().remarks(federation), federation.num_clients - 1
+        notes, others = super().remarks(federation), federation.num_clients - 1
         if self.downloads > others:
             many = f"all {others} others" if others > 1 else f"{others or 'no'} other"
-            told.append(f"downloads {many}, not {self.downloads}")
-        return [*told, "scored before its last local training"]
+            notes.append(f"downloads {many}, not {self.downloads}")
+        return [*notes, "scored before its last local training"]
 
     def init(self, ctx):
         models = ctx.replicate(ctx.initial_model())
@@ -160,3 +161,111 @@ class FedFomo(core.Algorithm):
 def with_private_of(ctx, starts, own):
     """Return the starts [A, ...] with the private leaves of the clients' own models [A, ...]."""
     return trees.join(ctx.plan.split(starts)[0], ctx.plan.split(own)[1])
+
+
+def epsilon_greedy(key, ids, everyone, affinity, candidates, count, chance):
+    """Return (rows of the models that clients download, whether there was one), [A, count].
+
+    Each download in turn is a random remaining candidate with the probability of exploration, and
+    otherwise the one of largest affinity. Choices do not depend on the order of rows.
+
+    Args:
+      ids, everyone: permanent ids of the receivers [A], and of all clients [N].
+      affinity: [A, N].
+      candidates: bool [A, N], the clients whose models exist.
+    """
+    luck, priority, ties = draws(key, ids, everyone, count)
+    return pick(affinity, candidates, luck < chance, priority, ties)
+
+
+def draws(key, ids, everyone, count):
+    """Return random numbers that depend only on permanent ids.
+
+    They are (one per download, [A, count] in 0..1; two per pair of clients, [A, N] in 0..2^31).
+    """
+    first, second = (jax.random.fold_in(key, k) for k in range(2))
+
+    def of_downloads(i):
+        return jax.random.uniform(jax.random.fold_in(first, i), (count,), jnp.float32)
+
+    def of_pair(i, j):
+        pair = jax.random.fold_in(jax.random.fold_in(second, i), j)
+        return jax.random.bits(pair, (2,), jnp.uint32) >> 1
+
+    pairs = jax.vmap(lambda i: jax.vmap(lambda j: of_pair(i, j))(everyone))(ids)
+    return jax.vmap(of_downloads)(ids), pairs[..., 0], pairs[..., 1]
+
+
+def pick(affinity, candidates, explores, priority, ties):
+    """Return (choices [A, D] made one after the other, bool [A, D] whether a candidate was left).
+
+    Args:
+      affinity: [A, N].
+      candidates: bool [A, N].
+      explores: bool [A, D], whether a choice is random: the first remaining one by priority.
+        Otherwise it has the largest affinity, the first by ties.
+      priority, ties: uint32 [A, N], below 2^31.
+    """
+    last = jnp.uint32(2**31)
+
+    def one(left, explore):
+        best = jnp.max(jnp.where(left, affinity, -jnp.inf), axis=1, keepdims=True)
+        greedy = jnp.argmin(jnp.where(left & (affinity == best), ties, last), axis=1)
+        random = jnp.argmin(jnp.where(left, priority, last), axis=1)
+        picked = jnp.where(explore, random, greedy).astype(jnp.int32)
+        found = jnp.any(left, axis=1)
+        return left & (jnp.arange(left.shape[1]) != picked[:, None]), (picked, found)
+
+    _, (picks, found) = lax.scan(one, candidates, explores.T)
+    return picks.T, found.T
+
+
+def first_order(ctx, norm, starts, candidates, choice, found, rows=None):
+    """Return signed w_ij, [A, 1 + D], of each client's own model and its downloads.
+
+    Args:
+      norm: of the distances, "l2" or "l1".
+      starts: s_i, [A, ...].
+      candidates: models [Q, ...].
+      choice: int [A, 1 + D], the candidates that are a client's own model and its downloads.
+      found: bool [A, D].
+      rows: int [A], the clients; the cohort by default.
+    """
+    itself = jnp.arange(len(choice))[:, None]
+    before = ctx.loss_matrix(starts, rows, choice=itself)
+    after = ctx.loss_matrix(candidates, rows, choice=choice, onto=starts)
+    reference, models = ctx.uploaded(starts), ctx.uploaded(candidates)
+
+    def distance(chosen):
+        return length(jax.tree.map(jnp.subtract, trees.take(models, chosen), reference), norm)
+
+    distances = lax.map(distance, choice.T).T
+    apart = distances > NEAR * jnp.asarray(length(reference, norm))[:, None]
+    weights = (before - after) / jnp.where(apart, distances, 1)
+    there = jnp.concatenate([jnp.ones_like(found, shape=(len(found), 1)), found], axis=1)
+    # A model that overflows on the client's samples is no help, but no harm either.
+    return jnp.where(apart & there & jnp.isfinite(weights), weights, 0)
+
+
+def length(models, norm):
+    """Return the norms of models [A, ...] as vectors, [A]."""
+    if norm == "l2":
+        return jnp.sqrt(similarity.squared_norms(models))
+    return sum(jnp.sum(abs(x).reshape(len(x), -1), axis=1) for x in jax.tree.leaves(models))
+
+
+def positive_part(signed, fallback):
+    """Return weights [A, 1 + D] of sum 1, or 0 for a client that falls back to its "start"."""
+    share = mixing.normalize(jnp.maximum(signed, 0))
+    if fallback == "start":
+        return share
+    none = ~jnp.any(share > 0, axis=1)
+    return share.at[:, 0].set(jnp.where(none, 1, share[:, 0]))
+
+
+def rise(signed, affinity):
+    """Return the increments of the affinities, [A, 1 + D]: "raw" or "normalized" weights."""
+    if affinity == "raw":
+        return signed
+    total = jnp.abs(jnp.sum(signed, axis=1, keepdims=True))
+    return signed / jnp.where(total < TINY, total + TINY, total)

@@ -46,12 +46,12 @@ class FedProx(FedAvg):
             )
 
     def remarks(self, federation):
-        told = super().remarks(federation)
+        notes = super().remarks(federation)
         if not self.mu:
-            told.append("mu is 0: trained as FedAvg")
+            notes.append("mu is 0: trained as FedAvg")
         if self.slow_fraction:
-            told.append(f"{self.slow_fraction:g} of a round's clients train fewer epochs")
-        return told
+            notes.append(f"{self.slow_fraction:g} of a round's clients train fewer epochs")
+        return notes
 
     def local_update(self, ctx, state, received, **options):
         pull, server = training.proximal(self.mu), state.server["params"]

@@ -91,12 +91,12 @@ class Ifca(core.Algorithm):
         return (replace(federation.schedule, **whole),)
 
     def remarks(self, federation):
-        told = super().remarks(federation)
+        notes = super().remarks(federation)
         if self.averaging == "gradients":
-            told.append("one step along full gradients a round, without local training")
+            notes.append("one step along full gradients a round, without local training")
         if self.scored_by == "test":
-            told.append("each client's model is chosen by its test labels")
-        return told
+            notes.append("each client's model is chosen by its test labels")
+        return notes
 
     def init(self, ctx):
         _, private = ctx.plan.split(ctx.replicate(ctx.initial_model()))

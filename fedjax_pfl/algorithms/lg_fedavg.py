@@ -66,11 +66,11 @@ class LgFedAvg(PartlyShared):
             )
 
     def remarks(self, federation):
-        told = super().remarks(federation)
+        notes = super().remarks(federation)
         if self.warm_rounds:
             count = "round" if self.warm_rounds == 1 else f"{self.warm_rounds} rounds"
-            told.append(f"averaged all layers in the first {count}")
-        return told
+            notes.append(f"averaged all layers in the first {count}")
+        return notes
 
     def init(self, ctx):
         if not self.warm_rounds:

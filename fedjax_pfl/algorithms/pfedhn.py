@@ -11,7 +11,8 @@ import optax
 from jax import lax
 
 from fedjax_pfl import core, trees
-from fedjax_pfl.algorithms.common import hypernetwork, pfedhn_clients
+from fedjax_pfl.aggregation import leaf_plan
+from fedjax_pfl.algorithms.common import hypernetwork
 from fedjax_pfl.algorithms.common.hypernetwork import Hypernetwork, clipped
 from fedjax_pfl.utils import keys
 
@@ -116,9 +117,9 @@ class PFedHN(core.Algorithm):
             own = jax.random.fold_in(keys.derive(ctx.key, "embedding"), client)
             return jax.random.normal(own, (size,), dtype)
 
-        embedding, own = jax.vmap(begin)(ctx.ids), pfedhn_clients.private(ctx.plan, model)
+        embedding, own = jax.vmap(begin)(ctx.ids), private_leaves(ctx.plan, model)
         of_v, of_psi = (optax.tree.zeros_like(moving) for moving in (embedding, psi))
-        momentum = pfedhn_clients.lasting(ctx.plan, ctx.initial_optimizer_state())
+        momentum = persistent(ctx.plan, ctx.initial_optimizer_state())
         return State(embedding, psi, of_v, of_psi, ctx.replicate(own), momentum)
 
     def round(self, ctx, state):
@@ -155,7 +156,7 @@ class PFedHN(core.Algorithm):
 
         theta, transpose = jax.vjp(generate, psi, embedding[cohort.rows])
         whole = trees.join(theta, private)
-        trained = pfedhn_clients.train(ctx, whole, cohort, momentum, self.clip)
+        trained = train_clipped(ctx, whole, cohort, momentum, self.clip)
         members = trained.cohort.mask
         # 0 for the late and the diverged, who keep theta.
         sent = ctx.upload(trained.models, whole, cohort=cohort)
@@ -166,8 +167,8 @@ class PFedHN(core.Algorithm):
         moved, came = self._server_step(generator, gradient), members.any()
         generator = jax.tree.map(lambda new, old: jnp.where(came, new, old), moved, generator)
         if trained.optimizer_state is not None:
-            momentum = pfedhn_clients.lasting(ctx.plan, trained.optimizer_state)
-        own = pfedhn_clients.private(ctx.plan, trained.models), momentum
+            momentum = persistent(ctx.plan, trained.optimizer_state)
+        own = private_leaves(ctx.plan, trained.models), momentum
         after = trained.cohort
         return generator, (own, ~after.diverged, after.steps, trained.loss)
 
@@ -194,3 +195,52 @@ class PFedHN(core.Algorithm):
             lambda leaf: jnp.mean(leaf, axis=0).astype(leaf.dtype), (state.embedding, state.private)
         )
         return hypernetwork.learnt_embeddings(new_clients, state.psi, v, private, self.clip)
+
+
+def train_clipped(
+    ctx: core.Context,
+    models: core.Stack,
+    cohort: core.Cohort,
+    momentum: core.Tree,
+    clip: core.Scalar | float,
+) -> core.Trained:
+    """Train locally with clipped gradients of generated leaves.
+
+    Args:
+      models: [M, ...].
+      momentum: the members' optimizer states as `persistent` returned them, [M, ...].
+      clip: largest norm of a gradient of generated leaves; 0: no limit.
+    """
+    generated = jax.tree.map(lambda _: True, ctx.plan.uploaded(models)["params"])
+
+    def correct(gradient, params, broadcast, client):
+        some = jax.tree.map(lambda on, g: g if on else None, generated, gradient,
+                            is_leaf=lambda x: x is None)  # fmt: skip
+        return trees.join(clipped(some, clip), gradient)
+
+    options = {}
+    if jax.tree.leaves(momentum):
+        fresh = trees.take(ctx.initial_optimizer_state(), cohort.rows)
+        options["optimizer_state"] = trees.join(momentum, fresh)
+    return ctx.train(models, cohort, correct=correct, **options)
+
+
+def private_leaves(plan: core.LeafPlan, models: core.Stack) -> core.Stack:
+    """Return the leaves that are not generated, with None in place of the others."""
+    return plan.select(models, lambda i: not plan.compared(i))
+
+
+def persistent(plan: core.LeafPlan, memory: core.Tree) -> core.Tree:
+    """Return the persistent part of the optimizers' states: that of trained private leaves.
+
+    Optimizers hold trees like the parameters, so paths in them end in a parameter's path.
+    """
+    names = {path.partition("/")[2]: plan.compared(i)
+             for i, path in enumerate(plan.paths) if leaf_plan.trainable(path)}  # fmt: skip
+
+    def lasts(path, leaf):
+        at = f"/{trees.path_name(path)}"
+        own = [name for name in names if at.endswith(f"/{name}")]
+        return leaf if own and not names[max(own, key=len)] else None
+
+    return jax.tree_util.tree_map_with_path(lasts, memory)

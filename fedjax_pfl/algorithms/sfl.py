@@ -11,10 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax import lax
 
-from fedjax_pfl import core, mixing, trees
+from fedjax_pfl import core, mixing, similarity, trees
 from fedjax_pfl.aggregation import products
-from fedjax_pfl.algorithms.common import sfl_graphs
+
+# The published code's generator of a learned graph.
+WIDTH, STEEPNESS, STEPS, RATE, DECAY, LARGEST = 40, 3.0, 10, 0.01, 1e-4, 30
 
 
 @core.struct
@@ -94,15 +97,15 @@ class Sfl(core.Algorithm):
         return ("its labels",) if by_labels else ()
 
     def remarks(self, federation):
-        told = super().remarks(federation)
+        notes = super().remarks(federation)
         if self.uses_classes():
-            told.append("its graph joins clients that share a label")
+            notes.append("its graph joins clients that share a label")
         every = federation.num_clients
         if self.graph == "neighbours" and self.neighbours > every:
-            told.append(f"all {every} clients are neighbours, not {self.neighbours}")
+            notes.append(f"all {every} clients are neighbours, not {self.neighbours}")
         if self.detached:
-            told.append("its norms have no gradient, as in the published code")
-        return told
+            notes.append("its norms have no gradient, as in the published code")
+        return notes
 
     def init(self, ctx):
         model = ctx.initial_model()
@@ -149,15 +152,15 @@ class Sfl(core.Algorithm):
         own, data = jnp.eye(ctx.num_clients, dtype=ctx.dtype), ctx.federation.data
         if self.graph == "neighbours":
             changes = ctx.uploaded(jax.tree.map(jnp.subtract, sent, server))
-            edges = sfl_graphs.nearest_by_cosine(changes, ctx.ids, self.neighbours)
+            edges = nearest_by_cosine(changes, ctx.ids, self.neighbours)
         elif self.relation is None:
-            edges = sfl_graphs.share_a_label(data.class_counts, data.class_counts)
+            edges = share_a_label(data.class_counts, data.class_counts)
         else:
             edges = jnp.asarray(self.relation(ctx.ids))
         edges = mixing.normalize(edges.astype(ctx.dtype))
         if self.graph == "learned":
-            generator = sfl_graphs.first_generator(ctx.key_for("sfl"), ctx.ids, ctx.dtype)
-            learned = sfl_graphs.fitted_graph(generator, ctx.uploaded(sent), ctx.ids)
+            generator = first_generator(ctx.key_for("sfl"), ctx.ids, ctx.dtype)
+            learned = fitted_graph(generator, ctx.uploaded(sent), ctx.ids)
             edges = (1 - self.learned_share) * edges + self.learned_share * learned
         # A client that diverged is no vertex in this round; one without an edge keeps its model. A
         # row of the learned graph may be empty: then the other's row counts for all.
@@ -179,7 +182,7 @@ class Sfl(core.Algorithm):
         held = trees.replicate(state.server, everyone.size)
         if self.graph == "labels" and self.relation is None:
             counts = (each.federation.data.class_counts for each in (new_clients, ctx))
-            weights = mixing.normalize(sfl_graphs.share_a_label(*counts).astype(ctx.dtype))
+            weights = mixing.normalize(share_a_label(*counts).astype(ctx.dtype))
             held = ctx.mix(weights, state.models, onto=held)
         return self._train(
             new_clients, everyone, state.server, held, purpose="personalize", cursor=None
@@ -203,3 +206,68 @@ def slope(params, reference, of_reference, weight):
     far = apart > rounding**2 * of_reference
     factor = jnp.where(far, jax.lax.rsqrt(jnp.where(far, apart, 1)), 0)
     return optax.tree.scale(weight * factor, away)
+
+
+def share_a_label(counts, others):
+    """Return the pairs that share a label, bool [A, B], from counts [A, C] and [B, C]."""
+    held, theirs = ((each > 0).astype(jnp.float32) for each in (counts, others))
+    return products.matmul(held, theirs.T) > 0
+
+
+def largest(scores, ids, count):
+    """Return the mask of each row's `count` largest scores, bool [A, N]; ties go to lower ids."""
+    order = jnp.argsort(ids)
+    rank = jnp.argsort(jnp.argsort(-scores[:, order], axis=1, stable=True), axis=1)
+    return rank[:, jnp.argsort(order)] < count
+
+
+def nearest_by_cosine(changes, ids, count):
+    """Return the `count` nearest clients by the cosine of changes, itself first, bool [N, N]."""
+    cosines = similarity.cosines(changes, changes)
+    own = jnp.eye(len(cosines), dtype=bool)
+    return largest(jnp.where(own, jnp.inf, cosines), ids, count)
+
+
+def first_generator(key, ids, dtype):
+    """Return an initial generator: two embeddings of each client and two linear layers."""
+    each = jax.vmap(lambda i: jax.random.fold_in(jax.random.fold_in(key, 0), i))(ids)
+    embedding = jax.vmap(lambda k: jax.random.normal(k, (2, WIDTH), dtype))(each)
+    bound = WIDTH**-0.5
+    kernel, bias = (
+        jax.random.uniform(jax.random.fold_in(key, part), shape, dtype, -bound, bound)
+        for part, shape in ((1, (2, WIDTH, WIDTH)), (2, (2, WIDTH)))
+    )
+    return {"embedding": jnp.moveaxis(embedding, 1, 0), "kernel": kernel, "bias": bias}
+
+
+def fitted_graph(generator, models, ids):
+    """Return the generator's graph [N, N], fitted to the distances between models.
+
+    Its unit rows are fitted to those of the distances as in the published code, so distant clients
+    get large edges. Each row keeps its largest edges, divided by their sum, and may be empty.
+    """
+    target = _unit_rows(jnp.sqrt(similarity.squared_distances(models, models)))
+
+    def loss(generator):
+        return jnp.mean(jnp.square(_unit_rows(_edges(generator)) - target))
+
+    def step(_, generator):
+        gradient = jax.grad(loss)(generator)
+        return jax.tree.map(lambda v, g: v - RATE * (g + DECAY * v), generator, gradient)
+
+    edges = _edges(lax.fori_loop(0, STEPS, step, generator))
+    return mixing.normalize(jnp.where(largest(edges, ids, LARGEST), edges, 0))
+
+
+def _edges(generator):
+    """relu(tanh(3 (V_1 V_2^T - V_2 V_1^T))), V_k = tanh(3 (E_k W_k + b_k))."""
+    inside = products.matmul(generator["embedding"], generator["kernel"])
+    first, second = jnp.tanh(STEEPNESS * (inside + generator["bias"][:, None]))
+    crossed = products.matmul(first, second.T)
+    return jax.nn.relu(jnp.tanh(STEEPNESS * (crossed - crossed.T)))
+
+
+def _unit_rows(matrix):
+    """Rows over their lengths; rows of zeros stay, with finite gradients."""
+    total = jnp.sum(jnp.square(matrix), axis=1, keepdims=True)
+    return matrix / jnp.sqrt(jnp.where(total > 1e-24, total, 1e-24))

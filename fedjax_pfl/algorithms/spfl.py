@@ -3,6 +3,7 @@
 Anonymous authors, submitted to ICLR 2022. https://openreview.net/forum?id=c4iTLTkpY5
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar, Literal
 
@@ -11,9 +12,8 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from fedjax_pfl import core, mixing, trees
-from fedjax_pfl.algorithms.common import spfl_similarity
-from fedjax_pfl.algorithms.common.spfl_similarity import compared_layers, in_stage, parse_weights
+from fedjax_pfl import core, mixing, similarity, trees
+from fedjax_pfl.utils.errors import shown
 
 
 @core.struct
@@ -86,7 +86,7 @@ class Spfl(core.Algorithm):
             names = ", ".join(federation.plan.blocks[b] for b in layers)
             raise core.InputError(
                 f"layer_weights must be {len(layers)} numbers, one for each of {names}, got "
-                f"{core.shown(self.layer_weights)}."
+                f"{shown(self.layer_weights)}."
             )
 
     def init(self, ctx):
@@ -147,12 +147,12 @@ class Spfl(core.Algorithm):
     def _similarity(self, ctx, update, cosines):
         """Return S of all clients' updates, [N, N, stages]."""
         if self.weighting == "paper":
-            return spfl_similarity.of_stages(ctx.plan, update)
+            return of_stages(ctx.plan, update)
         layers = compared_layers(ctx.plan, update, self.compares_heads)
         even = [1 / len(layers)] * len(layers)
         default = self.published if len(self.published) == len(layers) else even
         parts = parse_weights(self.layer_weights) or default
-        return spfl_similarity.of_layers(ctx.plan, update, layers, parts)
+        return of_layers(ctx.plan, update, layers, parts)
 
     def _by_block(self, ctx, weights):
         """Expand [stages, M, M] to [blocks, M, M]."""
@@ -197,3 +197,57 @@ class SpflW(Spfl):
 
     def _aggregate(self, ctx, weights, trained, received):
         return ctx.mix(weights, trained, onto=trained)
+
+
+def of_stages(plan: core.LeafPlan, update: core.Stack) -> jax.Array:
+    """Return the cosines of bodies and of heads, [N, N, 2]."""
+    parts = [_cosines(plan, update, in_stage(plan, stage).__getitem__) for stage in (0, 1)]
+    return jnp.stack(parts, axis=-1)
+
+
+def of_layers(
+    plan: core.LeafPlan, update: core.Stack, layers: Sequence[int], weights: Sequence[float]
+) -> jax.Array:
+    """Return the weighted sum of the cosines of some blocks' kernels, [N, N, 1]."""
+    parts = [
+        part * _cosines(plan, update, lambda i, b=b: plan.block_of[i] == b, kernels=True)
+        for part, b in zip(weights, layers, strict=True)
+    ]
+    return sum(parts[1:], start=parts[0])[..., None]
+
+
+def in_stage(plan: core.LeafPlan, stage: int) -> list[bool]:
+    """Return whether the server receives a leaf and it belongs to the body (0) or head (1)."""
+    return [
+        plan.compared(i) and (plan.blocks[block] == plan.head) == bool(stage)
+        for i, block in enumerate(plan.block_of)
+    ]
+
+
+def compared_layers(plan: core.LeafPlan, stack: core.Stack, with_head: bool) -> list[int]:
+    """Return the blocks with a shared kernel, in the network's order."""
+    leaves = jax.tree.leaves(stack)
+    seen = {plan.block_of[i] for i, leaf in enumerate(leaves) if plan.compared(i) and leaf.ndim > 2}
+    return sorted(b for b in seen if with_head or plan.blocks[b] != plan.head)
+
+
+def _cosines(plan, update, chosen, kernels=False):
+    leaves = jax.tree.leaves(update)
+    part = plan.select(
+        update,
+        lambda i: plan.compared(i) and chosen(i) and not (kernels and leaves[i].ndim < 3),
+    )
+    return similarity.cosines(part, part)
+
+
+def parse_weights(text: str) -> tuple[float, ...]:
+    """Parse numbers such as "0.5,0.3,0.2"; () for "auto"."""
+    if text == "auto":
+        return ()
+    try:
+        numbers = tuple(float(word) for word in text.split(","))
+    except (ValueError, AttributeError):
+        numbers = (-1.0,)
+    good = all(0 <= number < float("inf") for number in numbers) and sum(numbers) > 0
+    core.require(good, "layer_weights", text, "'auto' or numbers of at least 0 such as 0.5,0.3,0.2")
+    return numbers

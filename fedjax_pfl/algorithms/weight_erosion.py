@@ -77,13 +77,13 @@ class WeightErosion(ForAlice, fedavg.FedAvg):
         core.require(size * samples < training.COUNTED, "batch_size", size, allowed)
 
     def remarks(self, federation):
-        told = super().remarks(federation)
+        notes = super().remarks(federation)
         if np.isclose(self.distance_penalty, PUBLISHED):
-            told.append(
+            notes.append(
                 f"its default distance_penalty of {PUBLISHED:g} is WAFFLE's for MNIST and 100 "
                 "rounds: other data and fewer rounds need another"
             )
-        return told
+        return notes
 
     def init(self, ctx):
         start = super().init(ctx)

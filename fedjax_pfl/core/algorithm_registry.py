@@ -73,7 +73,7 @@ def is_static(field: Field[Any]) -> bool:
 
 
 def algorithm_name(
-    given: object, among: Collection[str] | None = None, kind: str = "algorithm"
+    name: object, among: Collection[str] | None = None, kind: str = "algorithm"
 ) -> str:
     """Return the canonical name of an algorithm in any spelling, or of another library.
 
@@ -81,7 +81,7 @@ def algorithm_name(
     parentheses are ignored; an exact match takes precedence.
 
     Args:
-      given: the name.
+      name: the name.
       among: candidates; by default all registered algorithms.
       kind: what is named, for error messages.
 
@@ -89,15 +89,15 @@ def algorithm_name(
       InputError: the name matches no candidate, or several.
     """
     among = ALGORITHMS if among is None else among
-    if not isinstance(given, str):
-        raise unknown_name(kind, given, among)
-    found, word = name_matching.meant(given, among, aliases.ALGORITHMS), name_matching.plain(given)
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise InputError(f"The {kind} {shown(given)} may be any of {', '.join(found)}: name one.")
+    if not isinstance(name, str):
+        raise unknown_name(kind, name, among)
+    matches, word = name_matching.meant(name, among, aliases.ALGORITHMS), name_matching.plain(name)
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise InputError(f"The {kind} {shown(name)} may be any of {', '.join(matches)}: name one.")
     own, key, value = aliases.VARIANTS.get(word, ("", "", ""))
-    near = name_matching.nearest(given, among, name_matching.SHARED)
+    near = name_matching.nearest(name, among, name_matching.SHARED)
     if own in among:
         hint = f"It is {own!r} with {own}.{key}={value}."
     elif word in aliases.ABSENT or word in aliases.ALGORITHMS:
@@ -105,7 +105,7 @@ def algorithm_name(
     else:
         hint = f"Did you mean {near!r}?" if near else ""
     own = among is ALGORITHMS and word not in aliases.ABSENT
-    raise unknown_name(kind, given, among, hint=hint, ones_own=own)
+    raise unknown_name(kind, name, among, hint=hint, ones_own=own)
 
 
 def make_algorithm(name: str, settings: Mapping[str, Any] | None = None) -> Algorithm:

@@ -156,14 +156,14 @@ def checked_round(algorithm: Algorithm, ctx: Context, state: State) -> tuple[Sta
         record.
     """
     name, tally = algorithm.name, ForwardCounter()
-    given = with_partial_rows(state, ctx.cohort.rows, ctx.num_clients, ctx.reader)
+    partial_state = with_partial_rows(state, ctx.cohort.rows, ctx.num_clients, ctx.reader)
     optimizers = None
-    if isinstance(given, StateWithOptimizers):
-        optimizers = persistent_optimizers.Optimizers(name, given.optimizers)
+    if isinstance(partial_state, StateWithOptimizers):
+        optimizers = persistent_optimizers.Optimizers(name, partial_state.optimizers)
     observed = replace(ctx.cohort, observer=tally)
     counting = replace(ctx, cohort=observed, tally=tally, optimizers=optimizers)
     with while_traced(algorithm, "round"):
-        returned = algorithm.round(counting, persistent_optimizers.own(given))
+        returned = algorithm.round(counting, persistent_optimizers.own(partial_state))
     pair = isinstance(returned, tuple | list) and len(returned) == 2
     if not (pair and isinstance(returned[1], Record)):
         kinds = ", ".join(

@@ -166,15 +166,15 @@ class Algorithm:
 
         Each is a clause without a capital and a full stop: "scored after 1 local epoch".
         """
-        own, told = self.adaptation(), []
+        own, notes = self.adaptation(), []
         if own is not None and (own.epochs if own.steps is None else own.steps):
             when = ", after the last round only" if own.when == "last" else ""
-            told.append(f"scored after {own} on a copy{when}")
+            notes.append(f"scored after {own} on a copy{when}")
         plan, rule = federation.plan, self.sharing()
         open_or_all = plan.chosen is None or rule == "all"
         if not open_or_all and plan.shared != plan.with_share(rule).shared:
-            told.append(f"shares {describe_rule(plan)}, as share says")
-        return told
+            notes.append(f"shares {describe_rule(plan)}, as share says")
+        return notes
 
     def round_remarks(self, federation: Federation, rounds: int) -> list[str]:
         """Return further notes, as `remarks` does, that depend on the number of rounds."""

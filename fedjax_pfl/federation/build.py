@@ -51,8 +51,8 @@ def federate(
     require(isinstance(dataset, Dataset), "dataset", type(dataset).__name__, allowed)
     allowed = "a Partition, such as make_partition gives"
     require(isinstance(partition, Partition), "partition", type(partition).__name__, allowed)
-    given = gathered(GROUPS, options, "federate")
-    training, cohorts = given[LocalTraining], given[ParticipationOptions]
+    groups = gathered(GROUPS, options, "federate")
+    training, cohorts = groups[LocalTraining], groups[ParticipationOptions]
     by_class = training.batch_order == "by_class"
     if training.batch_order in IN_ORDER and cohorts.participation < 1:
         raise InputError(
@@ -60,20 +60,20 @@ def federate(
             f"{cohorts.participation}: with sampling no formula tells where a client's last round "
             "stopped."
         )
-    execution = given[ExecutionOptions]
+    execution = groups[ExecutionOptions]
     platform = resolve_platform(execution.platform)
-    task = execution.placed(given[ModelOptions].task(model, dataset))
+    task = execution.placed(groups[ModelOptions].task(model, dataset))
     on_host = several() or execution.client_state == "host"
-    data = given[InputOptions].data(
+    data = groups[InputOptions].data(
         dataset, partition, platform, class_sorted=by_class, on_host=on_host
     )
     shapes, order = check_model(task, data)
     inputs = jax.eval_shape(lambda: sample_inputs(task, data))
-    network, values, match = given[ModelOptions].started(task, shapes, order, inputs)
+    network, values, match = groups[ModelOptions].started(task, shapes, order, inputs)
     if network is not task:
         task = network
         shapes = jax.eval_shape(lambda: initial_model(task, data, jax.random.key(0), values))
-    plan = given[SharingOptions].plan(shapes, order)
+    plan = groups[SharingOptions].plan(shapes, order)
     training = training.fitted(data, plan, shapes["params"], task.dtype)
     steps = training.schedule.total_steps(np.asarray(data.train.size))
     return Federation(
@@ -86,7 +86,7 @@ def federate(
         plan=plan,
         execution=execution.execution(steps),
         eval_batch_size=execution.eval_batch_size,
-        metrics=given[ScoringOptions].chosen(task, data),
+        metrics=groups[ScoringOptions].chosen(task, data),
         client_names=tuple(zip(np.asarray(data.ids).tolist(), partition.names, strict=False)),
     )
 

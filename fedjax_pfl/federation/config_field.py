@@ -163,23 +163,23 @@ class Group:
         return replace(self, **{name: one.check(getattr(self, name)) for name, one in options})
 
 
-def gathered(groups: Sequence[type[Group]], given: Mapping[str, Any], taker: str) -> "Gathered":
+def gathered(groups: Sequence[type[Group]], values: Mapping[str, Any], taker: str) -> "Gathered":
     """Distribute options to groups and check them.
 
     Args:
       groups: classes of the groups.
-      given: values by name.
+      values: values by name.
       taker: the function that accepts them, for error messages.
 
     Raises:
       InputError: no group has an option of that name, or a value is not allowed.
     """
     known = {name: group for group in groups for name in declared(group)}
-    for name in given:
+    for name in values:
         if name not in known:
             raise unknown_name(f"option of {taker}", name, known)
     made = (
-        group(**{name: value for name, value in given.items() if known[name] is group})
+        group(**{name: value for name, value in values.items() if known[name] is group})
         for group in groups
     )
     return Gathered(tuple(group.checked() for group in made))

@@ -42,11 +42,11 @@ def on_devices(federation: Federation) -> Federation:
 
 def on_mesh(federation: Federation, mesh: Mesh) -> Federation:
     """Place a federation on the devices of a mesh; see `spread`."""
-    whole = NamedSharding(mesh, PartitionSpec())
+    replicated = NamedSharding(mesh, PartitionSpec())
 
     def everywhere(leaf):
-        there = isinstance(leaf, jax.Array) and leaf.sharding == whole
-        return leaf if there else put(leaf, whole)
+        there = isinstance(leaf, jax.Array) and leaf.sharding == replicated
+        return leaf if there else put(leaf, replicated)
 
     data = federation.data
     others = jax.tree.map(everywhere, replace(federation, data=None))
@@ -66,20 +66,20 @@ class _Part(NamedTuple):
 def in_parts(data: FederatedData, mesh: Mesh) -> FederatedData:
     """Divide the pool of samples among the devices of a mesh; see `FederatedData.shards`."""
     shards = mesh.shape[AXIS]
-    ours, whole = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((AXIS,), ()))
+    ours, replicated = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((AXIS,), ()))
     data = replace(data, shards=shards, digest=data.content())
     parts = [_part(data, k) for k in range(shards)]
-    kept = jax.tree.map(
-        lambda leaf: put(leaf, whole),
+    others = jax.tree.map(
+        lambda leaf: put(leaf, replicated),
         replace(data, samples=None, labels=None, train=None, validation=None, test=None),
     )
     samples, labels = np.asarray(data.samples), np.asarray(data.labels)
     pools = [part.pool for part in parts]
     return replace(
-        kept,
+        others,
         samples=_divided(lambda k: samples[pools[k]], list(map(len, pools)), ours),
         labels=_divided(lambda k: labels[pools[k]], list(map(len, pools)), ours),
-        **{name: _split(data, name, parts, ours, whole) for name in SPLITS},
+        **{name: _split(data, name, parts, ours, replicated) for name in SPLITS},
     )
 
 
@@ -103,7 +103,7 @@ def _part(data: FederatedData, part: int) -> _Part:
     return _Part(pool, {name: np.searchsorted(pool, at) for name, at in places.items()})
 
 
-def _split(data, name: str, parts: list[_Part], ours, whole) -> Split:
+def _split(data, name: str, parts: list[_Part], ours, replicated) -> Split:
     split = data.split(name)
     offset, size = np.array(split.offset), np.asarray(split.size)
     for k in range(len(parts)):
@@ -112,8 +112,8 @@ def _split(data, name: str, parts: list[_Part], ours, whole) -> Split:
     return replace(
         split,
         index=_divided(lambda k: indices[k], list(map(len, indices)), ours),
-        offset=put(offset, whole),
-        size=put(size, whole),
+        offset=put(offset, replicated),
+        size=put(size, replicated),
         shards=len(parts),
     )
 

@@ -182,7 +182,7 @@ class Federation:
         model = jax.eval_shape(lambda: self.initial_model(jax.random.key(0)))
         shape = (1, *data.sample_shape)
         inputs = jax.ShapeDtypeStruct(shape, data.input_dtype(task.dtype))
-        features = jax.eval_shape(lambda *given: self._shaped().features(*given), model, inputs)
+        features = jax.eval_shape(lambda *args: self._shaped().features(*args), model, inputs)
         return features.shape[-1]
 
     def with_personal_head(self, fresh: bool = False) -> "Federation":

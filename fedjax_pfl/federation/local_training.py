@@ -119,12 +119,12 @@ class LocalTraining(Group):
         checked_options("lr_schedule_options", self.lr_schedule_options, self.lr_schedule)
         schedule = self.make_lr_schedule()
         if schedule is not None:
-            given, allowed = type(schedule).__name__, "a name or a function (t, total) -> factor"
-            require(callable(schedule), "lr_schedule", given, allowed)
+            got, allowed = type(schedule).__name__, "a name or a function (t, total) -> factor"
+            require(callable(schedule), "lr_schedule", got, allowed)
         if self.extra_loss is not None:
-            given = type(self.extra_loss).__name__
+            got = type(self.extra_loss).__name__
             allowed = "an ExtraLoss such as WeightDistribution(10.0)"
-            require(isinstance(self.extra_loss, ExtraLoss), "extra_loss", given, allowed)
+            require(isinstance(self.extra_loss, ExtraLoss), "extra_loss", got, allowed)
             self.extra_loss.validate()
         for name in ("lr_schedule", "augment"):
             value = getattr(self, name)
@@ -197,7 +197,7 @@ class LocalTraining(Group):
 
     def rate(self, t: jax.Array, total: jax.Array) -> jax.Array:
         """Return the learning rate of round `t` of `total`; traced."""
-        decay = self.learning_rate_decay
+        decay: Any = self.learning_rate_decay  # an array, see `fitted`
         rate = self.learning_rate * decay ** t.astype(decay.dtype)
         schedule = self.make_lr_schedule()
         if schedule is None:
@@ -229,7 +229,7 @@ class LocalTraining(Group):
             raise refused(name, f"{factors[bad[0]]} in round {bad[0] + 1}", allowed)
         return factors
 
-    def local_optimizer(self, learning_rate: jax.Array) -> optax.GradientTransformation:
+    def local_optimizer(self, learning_rate: jax.Array | float) -> optax.GradientTransformation:
         """Return the optimizer of local steps, including gradient clipping."""
         made = self.make_optimizer()(learning_rate)
         if self.clip_norm is None:

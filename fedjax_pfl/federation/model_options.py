@@ -90,11 +90,11 @@ class ModelOptions(Group):
             value = getattr(self, name)
             useless = self.lora_rank is None and value != declared(type(self))[name].default
             require(not useless, name, value, "absent without lora_rank")
-        given = self.model_options
-        fits = given is None or isinstance(given, Mapping)
-        fits = fits and all(isinstance(name, str) for name in given or ())
+        options = self.model_options
+        fits = options is None or isinstance(options, Mapping)
+        fits = fits and all(isinstance(name, str) for name in options or ())
         allowed = "a dict such as {'hidden': 32}, with text for keys"
-        require(fits, "model_options", type(given).__name__, allowed)
+        require(fits, "model_options", type(options).__name__, allowed)
 
     def task(self, model: Any, dataset: Dataset) -> Task:
         """Return the task of a model for the data set's samples.

@@ -83,27 +83,27 @@ def named_optimizer(name: str, options: Mapping[str, Any]) -> Callable[..., Any]
     return SGD(**own) if made.function is sgd else made
 
 
-def check_optimizer(name: str, given: Any) -> None:
-    """Raise `InputError` unless `given` is a hashable function that makes an optax optimizer.
+def check_optimizer(name: str, optimizer: Any) -> None:
+    """Raise `InputError` unless `optimizer` is a hashable function that makes an optax optimizer.
 
     It is traced once; nothing is computed.
 
     Args:
       name: name of the option, for error messages.
-      given: the value to check.
+      optimizer: the value to check.
     """
     allowed = "a function learning_rate -> optax optimizer"
-    require(callable(given), name, type(given).__name__, allowed)
+    require(callable(optimizer), name, type(optimizer).__name__, allowed)
     try:
-        hash(given)
+        hash(optimizer)
     except TypeError as error:
         raise InputError(f"{name} must be hashable (tuples for lists): {error}.") from error
-    if isinstance(given, SGD):
-        given.validate()
+    if isinstance(optimizer, SGD):
+        optimizer.validate()
     made: list[Any] = []
 
     def make(rate: jax.Array) -> jax.Array:
-        made.append(given(rate))
+        made.append(optimizer(rate))
         return rate
 
     try:

@@ -184,8 +184,8 @@ class ScoringOptions(Group):
         Raises:
           InputError: the task has no such metric, or a function is no valid metric.
         """
-        given, objective = () if self.metrics is None else self.metrics, task.objective
-        result = chosen(given, objective, data.num_classes)
+        requested, objective = () if self.metrics is None else self.metrics, task.objective
+        result = chosen(requested, objective, data.num_classes)
         outputs = objective.shape(data.sample_shape, data.num_outputs)
         labels = jax.ShapeDtypeStruct(data.labels.shape[1:], data.labels.dtype)
         check_metrics(result, jax.ShapeDtypeStruct(outputs, task.dtype), labels)

@@ -45,7 +45,7 @@ class Cohort:
       in_place: whether the cohort consists of all clients in the order of the client axis.
       complete: whether the mask is statically all-true. Use `keep` to remove members, which updates
         this flag; do not replace the mask.
-      whole: int32, the rows of the cohort of which this is a part (`member`), or None.
+      parent: int32, the rows of the cohort of which this is a part (`member`), or None.
       observer: notified of rows that `scatter` refuses while a round is traced, by
         `observer.refused(cohort, rows)`; otherwise None.
     """
@@ -64,7 +64,7 @@ class Cohort:
     num_clients: int = static()
     in_place: bool = static(default=False)
     complete: bool = static(default=False)
-    whole: jax.Array | None = None
+    parent: jax.Array | None = None
     observer: Any = static(default=None)
 
     @property
@@ -93,14 +93,14 @@ class Cohort:
         if self.observer is not None:
             self.observer.refused(self, where & ~finite)
         where = where & finite
-        kept = trees.where(where, values, self.gather(stack))
-        return kept if self.in_place else trees.put(stack, self.rows, kept)
+        written = trees.where(where, values, self.gather(stack))
+        return written if self.in_place else trees.put(stack, self.rows, written)
 
     def member(self, k: jax.Array | int) -> "Cohort":
         """Return the cohort of the single member at position `k`, for sequential work."""
-        whole = self.rows if self.whole is None else self.whole
-        own = jax.tree.map(lambda leaf: leaf[k][None], replace(self, whole=None))
-        return replace(own, in_place=False, whole=whole)
+        parent = self.rows if self.parent is None else self.parent
+        own = jax.tree.map(lambda leaf: leaf[k][None], replace(self, parent=None))
+        return replace(own, in_place=False, parent=parent)
 
     def order(self, key: jax.Array) -> jax.Array:
         """Return a random order of the members' positions, int32 [M], by their permanent ids."""
@@ -159,8 +159,8 @@ class Cohort:
         own = ~self.mask | ~jnp.any(weights != 0, axis=-1)
         identity = jnp.eye(self.num_clients, dtype=weights.dtype)
         all_senders = weights.shape[-1] == self.num_clients
-        kept = identity[self.rows] if all_senders else jnp.eye(self.size, dtype=weights.dtype)
-        weights = jnp.where(own[..., None], kept, weights)
+        unchanged = identity[self.rows] if all_senders else jnp.eye(self.size, dtype=weights.dtype)
+        weights = jnp.where(own[..., None], unchanged, weights)
         if self.in_place:
             return weights
         full = jnp.broadcast_to(identity, (*weights.shape[:-2], *identity.shape))
@@ -177,11 +177,11 @@ class Cohort:
     def scatter_pairs(self, pairs: Tree, values: Tree) -> Tree:
         """Write `values` [M, M, ...] into the pairs [N, N, ...] of members of the mask."""
         both = self.mask[:, None] & self.mask[None, :]
-        kept = trees.where(both, values, self.gather_pairs(pairs))
+        written = trees.where(both, values, self.gather_pairs(pairs))
         if self.in_place:
-            return kept
+            return written
         at = (self.rows[:, None], self.rows[None, :])
-        return jax.tree.map(lambda leaf, new: leaf.at[at].set(new), pairs, kept)
+        return jax.tree.map(lambda leaf, new: leaf.at[at].set(new), pairs, written)
 
 
 @struct
@@ -262,9 +262,9 @@ class ParticipationOptions(Group):
 
     def validate(self) -> None:
         super().validate()
-        given, allowed = type(self.stragglers).__name__, "a dict such as {3: 2}"
+        got, allowed = type(self.stragglers).__name__, "a dict such as {3: 2}"
         named = self.stragglers is None or isinstance(self.stragglers, Mapping)
-        require(named, "stragglers", given, allowed)
+        require(named, "stragglers", got, allowed)
         if self.stragglers and self.participation < 1:
             raise InputError(
                 f"Stragglers need a participation of 1, got {self.participation}: a late upload of "

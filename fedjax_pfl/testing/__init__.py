@@ -1,4 +1,4 @@
-"""For authors of algorithms: the suite of checks, and a toy federation."""
+"""Conformance suite for algorithms."""
 
 from fedjax_pfl.testing.suite import CHECKS, check_algorithm
 

@@ -12,7 +12,7 @@ from fedjax_pfl.federation.federation import Federation
 class _Cohort(OffloadedNeeds):
     """Host state of toys: rows of more than two numbers, and nobody reads other clients'."""
 
-    small, reads_others = 16, False
+    small, reads_others = 16, False  # pyright: ignore[reportAssignmentType] - not read from state
 
 
 class _Others(_Cohort):
@@ -30,8 +30,8 @@ def check_reads(algorithm: Algorithm, federation: Federation) -> None:
     """
     federation = algorithm.prepare(federation)
     program = Program(make_runs(algorithm, federation, (0,)), federation, rounds=2)
-    given = {one.name: getattr(program, one.name) for one in fields(Program)}
-    cohort, others = (_error(kind(**given)) for kind in (_Cohort, _Others))
+    values = {one.name: getattr(program, one.name) for one in fields(Program)}
+    cohort, others = (_error(kind(**values)) for kind in (_Cohort, _Others))
     least = "cohort" if cohort is None else "others" if others is None else "everyone"
     assert algorithm.reads == least, (
         f"`reads` is {algorithm.reads!r} and must be {least!r}, or scoring needs training samples "

@@ -1,4 +1,4 @@
-"""A check of the local steps that an algorithm records against those it takes."""
+"""Check of recorded local steps."""
 
 from dataclasses import replace
 
@@ -14,17 +14,18 @@ from fedjax_pfl.federation.federation import Federation
 
 
 def check_steps(algorithm: Algorithm, federation: Federation, rounds: int) -> None:
-    """Asks of each round, begun from the first state, what it trains and what it records.
+    """Compare the local steps of rounds, each from the initial state, with their records.
 
-    Only the steps leave the program, so that XLA removes most of the training from it. Steps of an
-    algorithm's own `ctx.run_clients` are left out: a loop over samples need not be training.
+    The program returns only steps, so XLA removes most of the training. Steps of an algorithm's own
+    `ctx.run_clients` are not checked, since a loop over samples need not be training.
 
     Args:
-      federation: prepared by the algorithm.
-      rounds: how many.
+      algorithm: the algorithm.
+      federation: a federation prepared by the algorithm.
+      rounds: number of rounds.
 
     Raises:
-      AssertionError: some client took more steps than its record has, or a schedule is not among
+      AssertionError: a client took more steps than recorded, or a schedule is missing in
         `algorithm.schedules(federation)`.
     """
     used: set[Schedule] = set()

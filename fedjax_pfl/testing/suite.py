@@ -1,11 +1,8 @@
-"""The suite every algorithm passes: give `check_algorithm` an algorithm of yours and run it under
-pytest.
+"""Conformance suite for algorithms.
 
-Each check runs a few rounds of a tiny federation in double precision. Its clients are ragged: one
-has a single sample, one no test samples. The check chooses the participation.
-
-The cost of a check is the time to compile its programs. Checks that need absent clients, or any
-federation, use that of `_partial`: they share one program.
+Each check runs a few rounds of a tiny federation in double precision. Its clients have different
+numbers of samples: one has a single sample, one no test samples. Compilation dominates the time of
+checks, so most of them share the program of `_partial`.
 """
 
 from collections.abc import Callable
@@ -48,12 +45,12 @@ CHECKS: dict[str, Callable[[Algorithm], None]] = {}
 
 
 def _partial(algorithm: Algorithm, **options) -> Federation:
-    """Three of its five clients take part in a round, with two epochs each."""
+    """Return a federation of five clients, of which three take part in a round."""
     return toy_for(algorithm, participation=0.6, local_epochs=2, **options)
 
 
 def check(fn: Callable[[Algorithm], None]) -> Callable[[Algorithm], None]:
-    """Adds `fn(algorithm)` to the suite; it raises `AssertionError` with a message."""
+    """Add `fn(algorithm)` to the suite; it raises `AssertionError` with a message."""
     CHECKS[fn.__name__] = fn
     return fn
 
@@ -63,21 +60,20 @@ def check_algorithm(
     only: str | None = None,
     show: Callable[[str], None] | None = print,
 ) -> tuple[str, ...]:
-    """Runs the whole suite, or the check called `only`, on an algorithm.
+    """Run the conformance suite, or a single check, on an algorithm.
 
     Args:
-      algorithm: with its hyperparameters.
-      only: a name in `CHECKS`.
-      show: is given a line as each check begins, and one at the end; None for silence.
+      algorithm: an instance of a registered algorithm.
+      only: name of a check in `CHECKS`; by default all checks run.
+      show: called with a line when a check begins and at the end; None to be silent.
 
     Returns:
-      The names of the checks, all of which it passed.
+      The names of the passed checks.
 
     Raises:
-      InputError: there is no check of that name, or `algorithm` is no registered algorithm's
-        instance.
+      InputError: unknown check, or `algorithm` is not an instance of a registered algorithm.
       TypeError: a function of the algorithm returns a wrong type.
-      AssertionError: the algorithm fails a check; the message is a sentence.
+      AssertionError: the algorithm fails a check.
     """
     if isinstance(algorithm, type):
         raise InputError(
@@ -143,9 +139,9 @@ def bits(algorithm: Algorithm) -> None:
     assert_close(again[-1], states[-1], "another capacity", 0)
     runs = make_runs(algorithm, federation, SEEDS)
     program = Program(runs, federation, ROUNDS, capacity=CAPACITY, scored=())
-    whole, _, _ = program.advance(program.start(), 0, ROUNDS)
-    assert_close(first_run(whole), states[-1], "all rounds in one chunk", 0)
-    first, second = (jax.tree.map(lambda leaf, r=r: np.array(leaf)[r], whole) for r in (0, 1))
+    last, _, _ = program.advance(program.start(), 0, ROUNDS)
+    assert_close(first_run(last), states[-1], "all rounds in one chunk", 0)
+    first, second = (jax.tree.map(lambda leaf, r=r: np.array(leaf)[r], last) for r in (0, 1))
     same = [np.array_equal(a, b) for a, b in
             zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)]  # fmt: skip
     assert not all(same), "two seeds gave the same state"
@@ -251,7 +247,7 @@ def others_data(algorithm: Algorithm) -> None:
 def _unchanged_by(
     algorithm: Algorithm, make: Callable[..., Federation], who: list[int], what: str, **options
 ) -> None:
-    """Asks that other samples of the clients `who` leave the others' state after a round alone."""
+    """Assert that other samples of the clients `who` do not change the others' state."""
     before, after = (
         run_rounds(algorithm, make(algorithm, changed=changed, **options), 1)[0][-1]
         for changed in ((), who)
@@ -270,8 +266,8 @@ def _unchanged_by(
 @check
 @in_double_precision
 def uploads(algorithm: Algorithm) -> None:
-    """All that the server and other clients learn of a client goes through `ctx.upload`, unless the
-    algorithm declares further `channels`.
+    """The server and other clients learn about a client only through `ctx.upload`, unless the
+    algorithm declares `channels`.
     """
     if not algorithm.channels:
         _unchanged_by(algorithm, toy_for, [2], "withheld", withheld=[2])
@@ -352,7 +348,7 @@ def _finite_and_stochastic(algorithm: Algorithm, state: Tree, record: dict) -> N
 
 
 def _self_weights(clients: dict, matrices: dict) -> None:
-    """Members' are the diagonal of the mixing matrix, mean over blocks; absent ones have none."""
+    """Assert that self-weights are the mean diagonal of the mixing matrix, NaN if absent."""
     pairs = {name: matrix for name, matrix in matrices.items() if matrix.shape[-2] > 1}
     if "mixing" in pairs or len(pairs) == 1:
         matrix = pairs["mixing"] if "mixing" in pairs else next(iter(pairs.values()))

@@ -1,4 +1,4 @@
-"""A tiny federation for tests of algorithms, its rounds, and comparisons of their states."""
+"""A tiny federation for tests of algorithms, and comparison of states."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -30,10 +30,10 @@ TEST_SIZES = (3, 2, 1, 4, 0)
 
 
 class TanhNetwork(nn.Module):
-    """Two linear layers with tanh between; overflows on inputs beyond 1e20.
+    """Two linear layers with tanh; overflows on inputs beyond 1e20.
 
-    Its first weights are drawn in double precision where models have it: in single precision they
-    would differ by a rounding from one program to another.
+    Initial weights are drawn in double precision if enabled, since those in single precision may
+    differ by rounding between programs.
     """
 
     def setup(self):
@@ -55,7 +55,7 @@ class Overflowing(MLP):
 
 
 class OverflowingNormed(Overflowing):
-    """The same with batch normalisation before the head."""
+    """`Overflowing` with batch normalization before the head."""
 
     def setup(self):
         super().setup()
@@ -69,7 +69,7 @@ class OverflowingNormed(Overflowing):
 
 
 def toy_for(algorithm: Algorithm, *sizes, **options) -> Federation:
-    """`toy_federation` with what an algorithm needs: batch normalisation, validation samples."""
+    """Return a `toy_federation` with batch normalization and validation samples if needed."""
     normed = algorithm.batch_norm == "local"
     options.setdefault("model", OverflowingNormed(3, (5,)) if normed else TanhNetwork())
     options.setdefault("validation_size", 2 if algorithm.validates else 0)
@@ -90,20 +90,20 @@ def toy_federation(
     seed: int = 0,
     **options,
 ) -> Federation:
-    """Clients with a few random samples of 4 numbers in 3 classes each, every client skewed.
+    """Return a federation of clients with a few samples of 4 numbers in 3 skewed classes.
 
     Args:
-      train_sizes, test_sizes: samples of each client.
-      validation_size: of every client, or of each; without validation samples the program is
-        smaller.
+      train_sizes, test_sizes: numbers of samples of each client.
+      validation_size: number of samples of all clients, or of each.
       model: by default an MLP with 5 hidden units that overflows on huge inputs.
-      order: permutation of the clients; they keep their permanent ids.
+      order: permutation of the clients, which keep their permanent ids.
       diverging: a client whose samples are so large that its training overflows.
-      magnitude: of that client's samples, in units of the others'.
-      changed: clients with as many samples, all of one other class.
-      withheld: clients whose uploads are replaced by what the server already holds of them.
-      seed: of the samples.
-      **options: of `federate`; double precision, batches of 4 and a rate of 0.3 by default.
+      magnitude: factor of that client's samples.
+      changed: clients whose samples are replaced by samples of another class.
+      withheld: clients whose uploads are replaced by their references.
+      seed: seed of the samples.
+      **options: options of `federate`; by default double precision, batches of 4 and a learning
+        rate of 0.3.
     """
     count = len(train_sizes)
     if test_sizes is None:
@@ -153,10 +153,10 @@ def run_rounds(
     capacity: int = CAPACITY,
     scored: tuple[int, ...] | None = None,
 ) -> tuple[list[Tree], list[dict]]:
-    """(states after 0, 1, ... rounds, what each round recorded), on the host.
+    """Run rounds; return (states after 0, 1, ... rounds, records of rounds) on the host.
 
-    Two seeds run in the program; the first is returned. `scored` are the rows of the clients whose
-    models are scored, by default all.
+    The program has two seeds, of which the first is returned. `scored` contains rows of clients
+    whose models are scored, by default all.
     """
     federation = algorithm.prepare(federation)
     runs = make_runs(algorithm, federation, SEEDS)
@@ -172,17 +172,17 @@ def run_rounds(
 
 
 def states_of(algorithm: Algorithm, federation: Federation, *args, **options) -> list[Tree]:
-    """The states of `run_rounds`, of a smaller program that scores nobody."""
+    """Return the states of `run_rounds` without scoring, which compiles faster."""
     return run_rounds(algorithm, federation, *args, scored=(), **options)[0]
 
 
 def first_run(states: Tree) -> Tree:
-    """The first of the runs, leaves [R, ...], on the host."""
+    """Return the first run of leaves [R, ...] on the host."""
     return jax.tree.map(lambda leaf: np.array(leaf)[0], states)
 
 
 def assert_close(actual: Tree, wanted: Tree, what: str, tolerance: float = 1e-9) -> None:
-    """Leaf by leaf, to `tolerance` relative and absolute; 0 means equal to the bit."""
+    """Assert that trees are equal up to `tolerance`, relative and absolute; 0 for equal bits."""
     leaves, structure = jax.tree.flatten(actual)
     others = jax.tree.leaves(wanted)
     assert len(leaves) == len(others), f"{what}: {len(leaves)} leaves against {len(others)}"
@@ -195,7 +195,7 @@ def assert_close(actual: Tree, wanted: Tree, what: str, tolerance: float = 1e-9)
 
 
 def in_double_precision(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Runs a check with 64-bit types switched on."""
+    """Return the function with 64-bit types enabled."""
 
     def run(*args, **kwargs):
         with jax.enable_x64(True):
@@ -206,7 +206,7 @@ def in_double_precision(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class count_compilations:
-    """Context manager: a list with one entry for each program XLA compiles inside it."""
+    """Context manager that returns a list with one entry per program compiled by XLA."""
 
     _lists: ClassVar[list[list]] = []
     _listening: ClassVar[bool] = False

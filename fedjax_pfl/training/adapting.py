@@ -64,5 +64,5 @@ def adapt(
     ).models
     if moves is None:
         return adapted
-    given = trees.replicate(model, cohort.size) if isinstance(models, Broadcast) else models
-    return jax.tree.map(lambda on, new, old: new if on else old, moves, adapted, given)
+    original = trees.replicate(model, cohort.size) if isinstance(models, Broadcast) else models
+    return jax.tree.map(lambda on, new, old: new if on else old, moves, adapted, original)

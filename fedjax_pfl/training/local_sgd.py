@@ -84,8 +84,8 @@ def train(
       TypeError: a stack does not lead with one row for each member, or `optimizer_state` belongs to
         another optimizer or other leaves.
     """
-    if cohort.whole is not None:
-        data = federation.data.narrowed(cohort.whole, cohort.rows)
+    if cohort.parent is not None:
+        data = federation.data.narrowed(cohort.parent, cohort.rows)
         federation = replace(federation, data=data)
     step = local_step(federation, learning_rate, step_options)
     if not isinstance(models, Broadcast):
@@ -112,10 +112,10 @@ def train(
     def finish(state: LocalState, client: Client):
         steps = jnp.maximum(client.num_steps, 1)
         mean = jax.tree.map(lambda total: total / steps.astype(total.dtype), state.gradient)
-        kept = None if optimizer_state is None and begun is None else state.optimizer
-        return state.model, state.loss / steps, mean, kept
+        memory = None if optimizer_state is None and begun is None else state.optimizer
+        return state.model, state.loss / steps, mean, memory
 
-    (trained, loss, gradient, kept), finite, steps = run_clients(
+    (trained, loss, gradient, memory), finite, steps = run_clients(
         federation,
         step,
         carry,
@@ -130,7 +130,7 @@ def train(
         finish=finish,
     )
     cohort = cohort.keep(finite, steps * step.updates_per_batch)
-    return Trained(trained, cohort, loss, gradient, kept)
+    return Trained(trained, cohort, loss, gradient, memory)
 
 
 def full_gradient(

@@ -86,7 +86,7 @@ class LocalStep:
     """
 
     federation: Federation
-    learning_rate: jax.Array
+    learning_rate: jax.Array | float
     extra_loss: StepLoss | None = None
     objective: Objective | None = None
     correct: Correction | None = None
@@ -120,8 +120,8 @@ class LocalStep:
         """Take one step on one minibatch."""
         for k in range(self.updates_per_batch):  # one or two: unrolled
             noise = rng if k == 0 else jax.random.fold_in(rng, k)
-            found = self.loss_and_gradient(state.model, batch, noise, broadcast, client)
-            state = self.update(state, found, broadcast, client)
+            result = self.loss_and_gradient(state.model, batch, noise, broadcast, client)
+            state = self.update(state, result, broadcast, client)
         return state
 
     def loss_and_gradient(
@@ -153,7 +153,7 @@ class LocalStep:
     def update(
         self,
         state: LocalState,
-        found: LossAndGradient,
+        result: LossAndGradient,
         broadcast: Tree = None,
         client: Client | None = None,
     ) -> LocalState:
@@ -161,12 +161,12 @@ class LocalStep:
 
         Args:
           state: state whose parameters are updated.
-          found: loss and gradient, at this model or another one; use `found._replace(gradient=...)`
-            for another gradient.
+          result: loss and gradient, at this model or another one; `result._replace(gradient=...)`
+            replaces the gradient.
           broadcast, client: arguments of `correct`.
         """
         parts = self.updates_per_batch
-        params, gradient, total = state.model["params"], found.gradient, None
+        params, gradient, total = state.model["params"], result.gradient, None
         if self.mean_gradient:
             total = jax.tree.map(lambda t, g: t + g / parts, state.gradient, gradient)
         if self.correct is not None:
@@ -176,19 +176,19 @@ class LocalStep:
                 params,
                 broadcast,
                 client,  # pyright: ignore[reportArgumentType]
-                **keys.keyword(self.correct, found.rng, CORRECT),
+                **keys.keyword(self.correct, result.rng, CORRECT),
             )
         moves = self._moving(state.model)
-        memory = _with_keys_of_step(state.optimizer, found.rng)
+        memory = _with_keys_of_step(state.optimizer, result.rng)
         updates, memory = self._optimizer_of(moves).update(gradient, memory, params)
         if moves is not None:
             updates = jax.tree.map(lambda u, on: u if on else jnp.zeros_like(u), updates, moves)
         params = optax.apply_updates(params, updates)
-        model = {**state.model, **found.statistics, "params": params}
+        model = {**state.model, **result.statistics, "params": params}
         if self._frozen:  # their running statistics too
             stays = self.federation.plan.frozen_mask(model)
             model = jax.tree.map(lambda new, old, on: old if on else new, model, state.model, stays)
-        return LocalState(model, memory, state.loss + found.loss / parts, total)
+        return LocalState(model, memory, state.loss + result.loss / parts, total)
 
     @property
     def _frozen(self) -> bool:

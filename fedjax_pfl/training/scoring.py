@@ -110,35 +110,35 @@ def _scoring(
             return jnp.int32(0), marks, zero, None
         at = jnp.arange(batch_size, dtype=jnp.int32)
         logits, _ = jax.eval_shape(lambda: predicted(scored, common, at))
-        kept = jnp.zeros((most * batch_size, *logits.shape[1:]), logits.dtype)
-        return jnp.int32(0), marks, zero, kept
+        outputs = jnp.zeros((most * batch_size, *logits.shape[1:]), logits.dtype)
+        return jnp.int32(0), marks, zero, outputs
 
     def unfinished(scored, state):
         return state[0] < size_of(scored)
 
     def step(scored, common, state):
-        start, marks, loss, kept = state
+        start, marks, loss, outputs = state
         at = start + jnp.arange(batch_size, dtype=jnp.int32)
         logits, batch = predicted(scored, common, at)
         losses = jnp.where(batch.valid, task.losses(logits, batch.labels), 0)
-        if kept is not None:
-            kept = lax.dynamic_update_slice_in_dim(kept, logits, start, 0)
+        if outputs is not None:
+            outputs = lax.dynamic_update_slice_in_dim(outputs, logits, start, 0)
         return (
             start + batch_size,
             marks + marked(logits, batch),
             loss + jnp.sum(losses).astype(loss.dtype),
-            kept,
+            outputs,
         )
 
     def finish(scored, common, state):
-        _, marks, loss, kept = state
-        if kept is None:
+        _, marks, loss, outputs = state
+        if outputs is None:
             return Scores(marks, loss, {})
         everything = jnp.arange(most * batch_size, dtype=jnp.int32)
         valid = everything < size_of(scored)
         batch = data.fetch(part, scored.row, everything, valid, task.dtype)
         measured = {
-            one.name: jnp.asarray(one.fn(kept, batch.labels, valid), zero.dtype)
+            one.name: jnp.asarray(one.fn(outputs, batch.labels, valid), zero.dtype)
             for one in metrics
             if one.fn is not None
         }

@@ -49,8 +49,8 @@ def convert(name: str, value: Any, kind: Any) -> Any:
         return value
     number = _read(value)
     if kind is int:
-        whole = isinstance(number, int) or (not isinstance(value, str) and number.is_integer())
-        require(whole, name, value, "a whole number")
+        integral = isinstance(number, int) or (not isinstance(value, str) and number.is_integer())
+        require(integral, name, value, "a whole number")
         require(abs(number) < LIMIT, name, value, "a whole number below 2^31 in size")
         return int(number)
     require(number == number, name, value, "a number")
@@ -60,31 +60,31 @@ def convert(name: str, value: Any, kind: Any) -> Any:
     return float(number)
 
 
-def number(name: str, given: Any, allowed: str, low: float = 0, high: float = math.inf) -> float:
+def number(name: str, value: Any, allowed: str, low: float = 0, high: float = math.inf) -> float:
     """Convert a value to a float in low..high that programs can represent.
 
     Args:
       name: name of the value, for error messages.
-      given: the value.
+      value: the value.
       allowed: the range in words, for error messages.
       low, high: the range, inclusive.
 
     Raises:
       InputError: the value is text, not a number, or out of range.
     """
-    require(not isinstance(given, str | bytes), name, given, "a number")
+    require(not isinstance(value, str | bytes), name, value, "a number")
     # NaN is in no range; infinity gets the same message.
-    outside = isinstance(given, float) and not (low <= given <= high and math.isfinite(given))
-    value = math.nan if outside else convert(name, given, float)
-    require(low <= value <= high, name, given, allowed)
-    return value
+    outside = isinstance(value, float) and not (low <= value <= high and math.isfinite(value))
+    result = math.nan if outside else convert(name, value, float)
+    require(low <= result <= high, name, value, allowed)
+    return result
 
 
-def is_list(given: Any) -> bool:
+def is_list(value: Any) -> bool:
     """Return whether a value is a list, a tuple, a range or an array with one axis."""
-    if isinstance(given, Sequence):
-        return not isinstance(given, str | bytes | bytearray)
-    return len(getattr(given, "shape", ())) == 1
+    if isinstance(value, Sequence):
+        return not isinstance(value, str | bytes | bytearray)
+    return len(getattr(value, "shape", ())) == 1
 
 
 def keyword_defaults(function: Callable) -> dict[str, Any]:

@@ -111,7 +111,7 @@ def shown(value: object) -> str:
 
 def unknown_name(
     kind: str,
-    given: object,
+    value: object,
     valid: Iterable[str],
     *,
     listed: str | None = None,
@@ -122,7 +122,7 @@ def unknown_name(
 
     Args:
       kind: what is named, in the singular, such as "algorithm" or "data set".
-      given: the unknown name.
+      value: the unknown name.
       valid: all valid names.
       listed: a command that lists the valid names if they are too many, such as "run --list".
       hint: a sentence on this name, instead of the nearest valid name.
@@ -130,60 +130,60 @@ def unknown_name(
     """
     valid = sorted(valid)
     if hint is None:
-        near = suggestions(given, valid) if isinstance(given, str) else []
+        near = suggestions(value, valid) if isinstance(value, str) else []
         hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else ""
     hint = f"{hint} {OF_ONES_OWN}".strip() if ones_own else hint
     every = f"{listed} shows them" if listed else f"Valid: {', '.join(valid)}"
     return InputError(
-        " ".join(filter(None, (f"Unknown {kind} {shown(given)}.", hint, f"{every}.")))
+        " ".join(filter(None, (f"Unknown {kind} {shown(value)}.", hint, f"{every}.")))
     )
 
 
 def unknown_hyperparameter(
-    name: str, given: object, valid: Collection[str], where: str = ""
+    name: str, value: object, valid: Collection[str], where: str = ""
 ) -> InputError:
     """Return an `InputError` for an unknown hyperparameter of the algorithm `name`.
 
     Args:
       name: name of the algorithm.
-      given: the unknown name.
+      value: the unknown name.
       valid: all valid names.
       where: context, such as " in --grid".
     """
-    word = plain(given) if isinstance(given, str) else ""
+    word = plain(value) if isinstance(value, str) else ""
     ours = aliases.HYPERPARAMETERS.get(name, {}).get(word)
     hint = f"Did you mean {ours!r}?" if ours and ours in valid else None
-    return unknown_name(f"hyperparameter of {name!r}{where}", given, valid, hint=hint)
+    return unknown_name(f"hyperparameter of {name!r}{where}", value, valid, hint=hint)
 
 
-def require_name(kind: str, given: object, valid: Iterable[str]) -> None:
-    """Raise `unknown_name` unless `given` is one of the valid names."""
-    if not (isinstance(given, str) and given in valid):
-        raise unknown_name(kind, given, valid)
+def require_name(kind: str, value: object, valid: Iterable[str]) -> None:
+    """Raise `unknown_name` unless `value` is one of the valid names."""
+    if not (isinstance(value, str) and value in valid):
+        raise unknown_name(kind, value, valid)
 
 
-def require_whole(name: str, given: Any, low: int) -> int:
-    """Return `given` as an integer.
+def require_whole(name: str, value: Any, low: int) -> int:
+    """Return `value` as an integer.
 
     Booleans and arrays, including scalars, are refused: static values must be hashable.
 
     Raises:
-      InputError: `given` is not a whole number of at least `low` and below 2^31.
+      InputError: `value` is not a whole number of at least `low` and below 2^31.
     """
     try:
-        other = isinstance(given, bool) or hasattr(given, "__len__")
-        number = low - 1 if other else operator.index(given)
+        other = isinstance(value, bool) or hasattr(value, "__len__")
+        number = low - 1 if other else operator.index(value)
     except TypeError:
         number = low - 1
-    require(number >= low, name, given, f"a whole number of at least {low}")
-    require(number < 2**31, name, given, "a whole number below 2^31")
+    require(number >= low, name, value, f"a whole number of at least {low}")
+    require(number < 2**31, name, value, "a whole number below 2^31")
     return number
 
 
-def require(condition: bool | np.bool_, name: str, given: object, allowed: str) -> None:
-    """Raise `InputError` "`name` must be `allowed`, got `given`." unless `condition` holds."""
+def require(condition: bool | np.bool_, name: str, value: object, allowed: str) -> None:
+    """Raise `InputError` "`name` must be `allowed`, got `value`." unless `condition` holds."""
     if not condition:
-        raise refused(name, given, allowed)
+        raise refused(name, value, allowed)
 
 
 def require_classes(what: str, has_classes: bool) -> None:
@@ -192,9 +192,9 @@ def require_classes(what: str, has_classes: bool) -> None:
         raise InputError(f"{what} needs a class for each sample, and this data set's have none.")
 
 
-def refused(name: str, given: object, allowed: str) -> InputError:
-    """Return an `InputError` "`name` must be `allowed`, got `given`."."""
-    return InputError(f"{name} must be {allowed}, got {shown(given)}.")
+def refused(name: str, value: object, allowed: str) -> InputError:
+    """Return an `InputError` "`name` must be `allowed`, got `value`."."""
+    return InputError(f"{name} must be {allowed}, got {shown(value)}.")
 
 
 def gigabytes(count: int) -> str:

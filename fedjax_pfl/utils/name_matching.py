@@ -17,38 +17,38 @@ def plain(name: str) -> str:
     return _UNREAD.sub("", name.casefold())
 
 
-def meant(given: str, valid: Iterable[str], others: Mapping[str, Collection[str]]) -> list[str]:
+def meant(query: str, valid: Iterable[str], others: Mapping[str, Collection[str]]) -> list[str]:
     """Return the valid names that a name matches: exactly, in another spelling, or as an alias.
 
     Args:
-      given: the name.
+      query: the name.
       valid: valid names.
       others: valid names by plain aliases, see `aliases`.
     """
     known = sorted(valid)
-    if given in known:
-        return [given]
-    word = plain(given)
+    if query in known:
+        return [query]
+    word = plain(query)
     same = [name for name in known if plain(name) == word]
     return same or [name for name in known if name in others.get(word, ())]
 
 
-def ours(given: str, valid: Iterable[str], others: Mapping[str, Collection[str]]) -> str:
+def ours(query: str, valid: Iterable[str], others: Mapping[str, Collection[str]]) -> str:
     """Return the only valid name that `meant` finds, or the name itself."""
-    found = meant(given, valid, others)
-    return found[0] if len(found) == 1 else given
+    matches = meant(query, valid, others)
+    return matches[0] if len(matches) == 1 else query
 
 
-def nearest(given: str, valid: Iterable[str], shared: re.Pattern[str] | None = None) -> str | None:
+def nearest(query: str, valid: Iterable[str], shared: re.Pattern[str] | None = None) -> str | None:
     """Return the valid name most similar to a misspelled one, or None.
 
     Args:
-      given: the name.
+      query: the name.
       valid: valid names.
       shared: parts common to most names. Names are compared without them, or completely and with a
         higher threshold if fewer than three letters remain.
     """
-    word, best, result = plain(given), 0.0, None
+    word, best, result = plain(query), 0.0, None
     if len(word) > LONGEST:
         return None
     for name in sorted(valid):
@@ -74,8 +74,8 @@ def _ratio(one: str, other: str) -> float:
     return difflib.SequenceMatcher(None, other, one).ratio()
 
 
-def suggestions(given: str, valid: Iterable[str]) -> list[str]:
+def suggestions(query: str, valid: Iterable[str]) -> list[str]:
     """Return valid names to suggest for an unknown one: its matches, or the nearest."""
     known = list(valid)
-    near = nearest(given, known)
-    return meant(given, known, aliases.MEANT) or ([near] if near else [])
+    near = nearest(query, known)
+    return meant(query, known, aliases.MEANT) or ([near] if near else [])

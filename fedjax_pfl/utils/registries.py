@@ -47,20 +47,20 @@ def registering(
 
 @dataclass(frozen=True)
 class Configured:
-    """A registered function with its options; hashable, so it can be part of a program.
+    """A registered function with options; hashable, so that it can be static.
 
     Attributes:
-      name: in its registry.
+      name: name in the registry.
       function: called with the options as keywords.
-      options: those that were given.
+      options: names and values of options.
     """
 
     name: str
     function: Callable[..., Any] = field(repr=False)
     options: tuple[tuple[str, bool | int | float], ...] = ()
 
-    def __call__(self, *given: Any) -> Any:
-        return self.function(*given, **dict(self.options))
+    def __call__(self, *args: Any) -> Any:
+        return self.function(*args, **dict(self.options))
 
     def __str__(self) -> str:
         text = ", ".join(f"{name} {value:g}" for name, value in self.options)
@@ -68,45 +68,49 @@ class Configured:
 
 
 def options_of(function: Callable[..., Any]) -> dict[str, bool | int | float]:
-    """A function's options: the parameters whose default is a number or a boolean."""
+    """Return a function's options: parameters whose default is a number or a boolean."""
     parameters = inspect.signature(function).parameters.values()
     return {p.name: p.default for p in parameters if isinstance(p.default, bool | int | float)}
 
 
 def configured(kind: str, registry: Registry, name: str, options: Mapping[str, Any]) -> Configured:
-    """The function of that name with options, each of its default's type.
+    """Return a registered function with options, converted to the types of their defaults.
 
     Args:
-      kind: the kind of function, for sentences.
+      kind: kind of the function, for error messages.
+      registry: functions by name.
+      name: name of the function.
+      options: values by name.
 
     Raises:
-      InputError: no such name or option, or a value of another type.
+      InputError: unknown name or option, or a value of another type.
     """
     if not (isinstance(name, str) and name in registry):
         raise unknown_name(kind, name, registry, ones_own=True)
-    own, given = options_of(registry[name]), {}
+    own, converted = options_of(registry[name]), {}
     for option, value in options.items():
         if not own:
             raise InputError(f"The {kind} {name!r} has no options, got {shown(option)}.")
         if option not in own:
             raise unknown_name(f"option of the {kind} {name!r}", option, own)
-        given[option] = convert(f"{option} of the {kind} {name!r}", value, type(own[option]))
-    return Configured(name, registry[name], tuple(sorted(given.items())))
+        converted[option] = convert(f"{option} of the {kind} {name!r}", value, type(own[option]))
+    return Configured(name, registry[name], tuple(sorted(converted.items())))
 
 
-def checked_options(name: str, options: Any, given: Any) -> dict[str, Any]:
-    """Options of what is given by name, as a dict; {} for None.
+def checked_options(name: str, options: Any, function: Any) -> dict[str, Any]:
+    """Return options of a named function as a dict; {} for None.
 
     Args:
-      name: that of the option that has them, for sentences.
-      given: what they belong to.
+      name: name of the argument, for error messages.
+      options: the options.
+      function: the function or its name.
 
     Raises:
-      InputError: they are no dict with text for keys, or `given` is no name.
+      InputError: the options are not a dict with text keys, or `function` is not a name.
     """
     fits = options is None or isinstance(options, Mapping)
     fits = fits and all(isinstance(key, str) for key in options or ())
     require(fits, name, type(options).__name__, "a dict such as {'b1': 0.8}, with text for keys")
     allowed = "absent where a function is given, which has its own"
-    require(isinstance(given, str) or not options, name, options, allowed)
+    require(isinstance(function, str) or not options, name, options, allowed)
     return dict(options or {})

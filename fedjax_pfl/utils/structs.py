@@ -1,4 +1,4 @@
-"""Frozen dataclasses that are pytrees: how algorithms, states and the federation are written."""
+"""Frozen dataclasses that are pytrees: algorithms, states and federations."""
 
 import dataclasses
 import itertools
@@ -15,10 +15,10 @@ REQUIRED: Any = dataclasses.MISSING
 
 
 class Identity(NamedTuple):
-    """The static data in which two nodes of a pytree must agree to share a compiled program.
+    """The static data of a node, which must be equal for trees to share a compiled program.
 
-    The class is part of it: for dataclasses that JAX registers itself, it compares only the static
-    values. The values' types are part of it too, as 1 == 1.0 == True.
+    It includes the class, which JAX does not compare for registered dataclasses, and the types of
+    the values, since 1 == 1.0 == True.
     """
 
     kind: type
@@ -27,30 +27,30 @@ class Identity(NamedTuple):
 
 
 def static(*, default: Any = REQUIRED) -> Any:
-    """A field that fixes a shape or the structure of a loop: part of the compiled program.
+    """Declare a static field, which determines a shape or the structure of a loop.
 
-    Type checkers know a field's default by its keyword.
+    `default` is a keyword so that type checkers recognize it.
     """
     return dataclasses.field(default=default, metadata={"static": True})
 
 
 def per_client() -> Any:
-    """A state field whose leaves lead with the client axis, [N, ...]."""
+    """Declare a state field whose leaves lead with the client axis, [N, ...]."""
     return dataclasses.field(metadata={"client_axes": 1})
 
 
 def per_pair() -> Any:
-    """A state field whose leaves lead with two client axes, [N, N, ...]."""
+    """Declare a state field whose leaves lead with two client axes, [N, N, ...]."""
     return dataclasses.field(metadata={"client_axes": 2})
 
 
 def per_server() -> Any:
-    """A state field without a client axis, such as a server model."""
+    """Declare a state field without a client axis, such as a server model."""
     return dataclasses.field(metadata={"client_axes": 0})
 
 
 def nested() -> Any:
-    """A state field that is a state itself, whose fields say their axes."""
+    """Declare a state field that is a state itself, with its own declarations."""
     return dataclasses.field(metadata={"client_axes": None})
 
 
@@ -58,10 +58,9 @@ def nested() -> Any:
     frozen_default=True, field_specifiers=(static, per_client, per_pair, per_server, nested)
 )
 def struct(cls: type[T]) -> type[T]:
-    """Makes a class a frozen dataclass and a pytree; fields are leaves unless `static`.
+    """Make a class a frozen dataclass and a pytree; fields are leaves unless `static`.
 
-    Two structs of different classes never have the same tree structure, whatever they hold, so jit
-    never mixes up their programs.
+    Instances of different classes never have equal tree structures, so they never share programs.
     """
     _check_defaults(cls)
     cls = dataclasses.dataclass(frozen=True)(cls)
@@ -89,9 +88,9 @@ def struct(cls: type[T]) -> type[T]:
 
 
 def _check_defaults(cls: type) -> None:
-    """Raises `TypeError` where a field with a default comes before a state's field."""
-    given = [(name, vars(cls)[name]) for name in cls.__annotations__ if name in vars(cls)]
-    for (name, default), (_, after) in itertools.pairwise(given):
+    """Raise `TypeError` if a field with a default precedes a state field."""
+    defaults = [(name, vars(cls)[name]) for name in cls.__annotations__ if name in vars(cls)]
+    for (name, default), (_, after) in itertools.pairwise(defaults):
         plain = not isinstance(default, dataclasses.Field)
         if plain and isinstance(after, dataclasses.Field) and "client_axes" in after.metadata:
             raise TypeError(
@@ -101,22 +100,22 @@ def _check_defaults(cls: type) -> None:
 
 
 def _types(values: tuple) -> tuple:
-    """The types of values, of those within tuples as well."""
+    """Return the types of values, including those within tuples."""
     return tuple((type(v), _types(v)) if isinstance(v, tuple) else type(v) for v in values)
 
 
 def _getter(names: list[str]) -> Any:
-    """A function from an object to the tuple of its attributes `names`."""
+    """Return a function from an object to the tuple of its attributes `names`."""
     if len(names) > 1:
         return attrgetter(*names)
     return lambda node: tuple(getattr(node, name) for name in names)
 
 
 def client_axes(state: Any) -> dict[str, int | None]:
-    """Number of leading client axes of every field of a state; None for a `nested` one.
+    """Return the number of client axes of every field of a state; None for `nested` fields.
 
     Raises:
-      TypeError: a field was declared without `per_client`, `per_pair` or `per_server`.
+      TypeError: a field is not declared by `per_client`, `per_pair` or `per_server`.
     """
     axes = {}
     for field in dataclasses.fields(state):
@@ -130,7 +129,7 @@ def client_axes(state: Any) -> dict[str, int | None]:
 
 
 def permute_clients(state: State, order: Rows) -> State:
-    """The same state with the clients in another order: new row i is old row `order[i]`."""
+    """Permute the clients of a state: new row i is old row `order[i]`."""
 
     def permuted(value: Tree, axes: int) -> Tree:
         for axis in range(axes):
@@ -141,7 +140,7 @@ def permute_clients(state: State, order: Rows) -> State:
 
 
 def by_field(change: Callable[[Tree, int], Tree], state: State) -> State:
-    """The state with `change(value, client axes)` for each field's value, nested ones included."""
+    """Map `change(value, client axes)` over the fields of a state, including nested ones."""
     fields = {}
     for name, axes in client_axes(state).items():
         value = getattr(state, name)
@@ -151,9 +150,9 @@ def by_field(change: Callable[[Tree, int], Tree], state: State) -> State:
 
 @struct
 class Broadcast:
-    """One model for all clients: it has no client axis and is never copied per client.
+    """One model for all clients, without a client axis; it is not copied per client.
 
-    In loops of an algorithm's own, whatever all clients begin with.
+    In `run_clients`, the common initial carry of all clients.
     """
 
     model: Tree

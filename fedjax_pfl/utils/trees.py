@@ -1,6 +1,6 @@
-"""Small operations on pytrees whose leaves lead with the client axis.
+"""Operations on pytrees whose leaves lead with the client axis.
 
-Arithmetic between trees (sums, scalings, dot products) is in `optax.tree`.
+Arithmetic on trees (sums, scaling, inner products) is provided by `optax.tree`.
 """
 
 import math
@@ -16,8 +16,8 @@ from jax import lax
 from fedjax_pfl.utils.structs import Broadcast
 from fedjax_pfl.utils.typing import Mask, Rows, Scalar, Stack, Tree
 
-WIDE = 2**14  # numbers of a leaf from which `parts` divides it
-PARTS = 10  # at most
+WIDE = 2**14  # elements of a leaf from which `parts` divides it
+PARTS = 10  # maximum number of parts
 
 MEMBERS = (
     "ctx.cohort.gather takes the members' rows of all clients, ctx.cohort.scatter puts them back."
@@ -25,25 +25,24 @@ MEMBERS = (
 
 
 class NotHere(TypeError):
-    """Rows of a stack were asked for that are not on the device."""
+    """The requested rows of a stack are not on the device."""
 
 
 class Fetched:
-    """A leaf [N, ...] of which only some rows are on the device, while a function is traced.
+    """A leaf [N, ...] of which only some rows are on the device while a function is traced.
 
-    It is no array: `take` of the very rows that are there gives their values, `put` of those rows
-    gives their next values, `take` of other rows reads them where that can be, and whatever else is
-    done with it raises `NotHere`, or a `TypeError` with this class's name. So nothing that needs
-    other rows is ever computed without them.
+    It is not an array: `take` of exactly these rows returns their values, `put` of them sets their
+    next values, and `take` of other rows reads them if possible. All other uses raise `NotHere`, or
+    a `TypeError` that names this class, so that nothing is computed without the rows it needs.
 
     Attributes:
       values: [M, ...].
-      rows: int32 [M], traced; the same object as the rows that are asked for.
+      rows: int32 [M], traced; compared with requested rows by identity.
       shape: [N, ...].
-      reader: `reader(numbers, shapes, rows)` gives rows [K] of the leaves with those numbers as
-        they were before any `put`; None where no other rows can be read.
-      number: of the leaf, for the reader.
-      changed: whether these values were `put`.
+      reader: `reader(numbers, shapes, rows)` returns rows [K] of the leaves with those numbers
+        before any `put`; None if no other rows can be read.
+      number: index of the leaf, for the reader.
+      changed: whether the values were set by `put`.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class Fetched:
         return self.reader is not None
 
     def next(self, values: jax.Array) -> "Fetched":
-        """The leaf with other values of its rows."""
+        """Return the leaf with other values of its rows."""
         return Fetched(values, self.rows, self.shape[0], self.reader, self.number, True)
 
     def __getitem__(self, rows: Any) -> jax.Array:
@@ -76,7 +75,9 @@ class Fetched:
     def _needs_all(self, *_: Any, **__: Any) -> Any:
         raise NotHere("Fetched: all rows of a stack of which some are on the device.")
 
-    __array__ = __iter__ = __bool__ = __eq__ = __ne__ = _needs_all  # what objects answer wrongly
+    __array__ = __iter__ = __bool__ = __eq__ = __ne__ = (
+        _needs_all  # defaults of objects would be wrong
+    )
     __hash__ = None  # type: ignore[assignment]
 
     def __len__(self) -> int:
@@ -84,12 +85,12 @@ class Fetched:
 
 
 def on_device(tree: Tree) -> Tree:
-    """The tree with what is on the device of each `Fetched` leaf."""
+    """Replace each `Fetched` leaf with its values on the device."""
     return jax.tree.map(lambda x: x.values if isinstance(x, Fetched) else x, tree)
 
 
 def check_rows(what: str, stack: Stack, count: int, hint: str = MEMBERS) -> None:
-    """Raises `TypeError` unless every leaf of a stack leads with `count` rows."""
+    """Raise `TypeError` unless every leaf of a stack leads with `count` rows."""
     for path, leaf in jax.tree_util.tree_flatten_with_path(stack)[0]:
         if isinstance(leaf, Fetched) and leaf.shape[0] == count:
             continue
@@ -101,9 +102,9 @@ def check_rows(what: str, stack: Stack, count: int, hint: str = MEMBERS) -> None
 
 
 def take(stack: Stack, rows: Rows | np.ndarray) -> Stack:
-    """Rows of a stack: leaves [N, ...] indexed by `rows` [M] give leaves [M, ...].
+    """Take rows of a stack: leaves [N, ...] indexed by `rows` [M] become [M, ...].
 
-    All rows in order, given as a NumPy array, are the stack itself: no copy.
+    For all rows in order, given as a NumPy array, the stack itself is returned without a copy.
     """
     if isinstance(rows, np.ndarray):
         counts = {len(leaf) for leaf in jax.tree.leaves(stack)}
@@ -124,7 +125,7 @@ def _is_far(leaf: Any, rows: Rows | np.ndarray) -> bool:
 
 
 def _read(leaves: Sequence[Fetched], rows: Rows) -> list[jax.Array]:
-    """Any rows [K] of leaves that can be read, those that were `put` as they are by now."""
+    """Read rows [K] of readable leaves, including values that were set by `put`."""
     if not leaves:
         return []
     shapes = [jax.ShapeDtypeStruct((*rows.shape, *x.shape[1:]), x.dtype) for x in leaves]
@@ -142,7 +143,7 @@ def _read(leaves: Sequence[Fetched], rows: Rows) -> list[jax.Array]:
 
 
 def put(stack: Stack, rows: Rows, values: Stack) -> Stack:
-    """The stack [N, ...] with `values` [M, ...] written to its `rows` [M] (distinct)."""
+    """Write `values` [M, ...] to the distinct `rows` [M] of a stack [N, ...]."""
 
     def of(leaf, new):
         new = new.astype(leaf.dtype)
@@ -154,7 +155,7 @@ def put(stack: Stack, rows: Rows, values: Stack) -> Stack:
 
 
 def where(mask: Mask, chosen: Stack, other: Stack) -> Stack:
-    """Row by row: `chosen` where `mask` [M] holds, `other` elsewhere (leaves [M, ...])."""
+    """Select rows of `chosen` where `mask` [M] holds, else of `other` (leaves [M, ...])."""
 
     def pick(a, b):
         return jnp.where(expand_to(a, mask), a, b)
@@ -163,20 +164,20 @@ def where(mask: Mask, chosen: Stack, other: Stack) -> Stack:
 
 
 def expand_to(leaf: jax.Array, values: jax.Array) -> jax.Array:
-    """`values` [M] as [M, 1, ...] with as many axes as `leaf` [M, ...]: one value for each row.
+    """Append axes to `values` [M] to broadcast them over `leaf` [M, ...]: [M, 1, ...].
 
-    Several leading axes work alike: [M, M] becomes [M, M, 1, ...].
+    `values` may have several axes: [M, M] becomes [M, M, 1, ...].
     """
     return values.reshape(values.shape + (1,) * (leaf.ndim - values.ndim))
 
 
 def replicate(tree: Tree, count: int) -> Stack:
-    """A stack of `count` equal rows."""
+    """Return a stack of `count` equal rows."""
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (count, *jnp.shape(leaf))), tree)
 
 
 def rows_finite(stack: Stack, count: int) -> Mask:
-    """bool [count]: which rows hold no NaN or infinity in any floating leaf."""
+    """Return which rows are finite in all floating-point leaves, bool [count]."""
     finite = jnp.ones((count,), bool)
     for leaf in jax.tree.leaves(stack):
         if jnp.issubdtype(leaf.dtype, jnp.inexact):
@@ -185,7 +186,7 @@ def rows_finite(stack: Stack, count: int) -> Mask:
 
 
 def is_finite(tree: Tree) -> Scalar:
-    """bool []: whether every floating leaf of one tree is free of NaN and infinity."""
+    """Return whether all floating-point leaves of a tree are finite, bool []."""
     flags = [
         _all_finite(leaf, 0)
         for leaf in jax.tree.leaves(tree)
@@ -195,10 +196,10 @@ def is_finite(tree: Tree) -> Scalar:
 
 
 def squares_fit(tree: Tree) -> Scalar:
-    """bool []: whether the squared distance of this tree to another such tree is finite.
+    """Return whether the squared distance between trees like this one is finite, bool [].
 
-    False for NaN, infinity, and numbers so large that their squares, summed over the floating
-    leaves, overflow: beyond 2e15 for a model of a million float32 numbers.
+    It is False for NaN, infinity, and numbers so large that the sum of squares over floating-point
+    leaves may overflow: beyond 2e15 for a model of a million float32 numbers.
     """
     leaves = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
     count = sum(leaf.size for leaf in leaves)
@@ -213,21 +214,21 @@ def squares_fit(tree: Tree) -> Scalar:
     return jnp.all(jnp.stack(flags)) if flags else jnp.array(True)
 
 
-def _all_finite(leaf: jax.Array, kept: int) -> jax.Array:
-    """Whether all numbers are finite, bool with the first `kept` axes of the leaf."""
-    return _all_of(jnp.isfinite, leaf, kept)
+def _all_finite(leaf: jax.Array, axes: int) -> jax.Array:
+    """Return whether all elements are finite, reduced over all but the first `axes` axes."""
+    return _all_of(jnp.isfinite, leaf, axes)
 
 
-def _all_of(holds: Callable[[jax.Array], jax.Array], leaf: jax.Array, kept: int) -> jax.Array:
-    """Whether it holds for all numbers, bool with the first `kept` axes of the leaf."""
-    every = reduce(jnp.logical_and, map(holds, parts(leaf, kept)))
-    return jnp.all(every, axis=tuple(range(kept, leaf.ndim)))
+def _all_of(holds: Callable[[jax.Array], jax.Array], leaf: jax.Array, axes: int) -> jax.Array:
+    """Return whether a predicate holds, reduced over all but the first `axes` axes."""
+    every = reduce(jnp.logical_and, map(holds, parts(leaf, axes)))
+    return jnp.all(every, axis=tuple(range(axes, leaf.ndim)))
 
 
 def parts(leaf: jax.Array, axis: int) -> list[jax.Array]:
-    """A few equal parts of a wide leaf along an axis, to combine before what is left is reduced.
+    """Divide a wide leaf along an axis into a few equal parts, to combine elementwise first.
 
-    Backends reduce slower than they combine. A narrow leaf is one part.
+    Backends reduce slower than they combine elementwise. A narrow leaf is a single part.
     """
     if leaf.ndim <= axis or leaf.size < WIDE:
         return [leaf]
@@ -237,7 +238,7 @@ def parts(leaf: jax.Array, axis: int) -> list[jax.Array]:
 
 
 def join(shared: Tree, private: Tree) -> Tree:
-    """Merges the two halves that `LeafPlan.split` returns."""
+    """Merge the two trees that `LeafPlan.split` returns."""
     return jax.tree.map(
         lambda a, b: b if a is None else a, shared, private, is_leaf=lambda x: x is None
     )
@@ -260,10 +261,10 @@ def assemble(server: Tree, own: Tree) -> Stack | Broadcast:
 
 
 def row(stack: Stack, index: Scalar | int) -> Tree:
-    """One row of a stack, without the leading axis."""
+    """Return one row of a stack, without the leading axis."""
     return jax.tree.map(lambda leaf: leaf[index], stack)
 
 
 def path_name(path) -> str:
-    """The "a/b/c" form of a key path of `jax.tree_util`."""
+    """Format a key path of `jax.tree_util` as "a/b/c"."""
     return "/".join(str(getattr(k, "key", getattr(k, "idx", getattr(k, "name", k)))) for k in path)

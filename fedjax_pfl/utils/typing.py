@@ -1,7 +1,6 @@
-"""Aliases for annotations; axes in brackets.
+"""Type aliases for annotations, with axes in brackets.
 
-N is the number of clients, M that of the cohort's members, A of receivers, B of senders. A
-type checker distinguishes trees from arrays by them, and a reader sees the axes.
+N is the number of clients, M of the cohort's members, A of receivers, B of senders.
 """
 
 from typing import Any, TypeAlias
@@ -11,10 +10,10 @@ import numpy as np
 
 Tree: TypeAlias = Any  # any pytree of arrays
 Model: TypeAlias = dict[str, Any]  # of one client: "params", and statistics where there are any
-Params: TypeAlias = Tree  # the "params" of a model, and whatever has their leaves: a gradient
+Params: TypeAlias = Tree  # the "params" of a model, or a tree like them such as a gradient
 Stack: TypeAlias = Any  # a pytree whose leaves lead with the client axis: models [N, ...], [M, ...]
-State: TypeAlias = Any  # an algorithm's state: a struct whose fields say their client axes
-Device: TypeAlias = Any  # `jax.Device`, which type checkers take for a variable
+State: TypeAlias = Any  # an algorithm's state: a struct that declares its client axes
+Device: TypeAlias = Any  # `jax.Device`, which type checkers consider a variable
 
 Key: TypeAlias = jax.Array  # a typed key of jax.random, []
 Scalar: TypeAlias = jax.Array  # one number, []

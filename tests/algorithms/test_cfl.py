@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.algorithms.common.bipartition import largest_between, second_halves
+from fedjax_pfl.algorithms.cfl import largest_between, second_halves
 from fedjax_pfl.engine.new_clients import without_new_clients
 from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation
 from fedjax_pfl.training.local_sgd import Trained

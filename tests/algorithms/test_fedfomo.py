@@ -7,9 +7,8 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl import Context
-from fedjax_pfl.algorithms.common import downloads
-from fedjax_pfl.algorithms.common.fedfomo_weights import first_order
-from fedjax_pfl.algorithms.fedfomo import State
+from fedjax_pfl.algorithms import fedfomo as downloads
+from fedjax_pfl.algorithms.fedfomo import State, first_order
 from fedjax_pfl.engine.new_clients import without_new_clients
 from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import make_runs

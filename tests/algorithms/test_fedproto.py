@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.algorithms.common import prototypes as ours
+from fedjax_pfl.algorithms import fedproto as ours
 from fedjax_pfl.algorithms.fedproto import State
 from fedjax_pfl.models.mlp import MLP
 from fedjax_pfl.testing.toys import (
@@ -304,7 +304,7 @@ class NoBias(TanhNetwork):
 @pytest.mark.parametrize(
     ("settings", "network", "said"),
     [
-        ({}, TwoLayers, "does not say what its features are"),
+        ({}, TwoLayers, "does not define its features"),
         ({}, NoBias, r"a layer called head, with kernel \[5, 3\] and bias \[3\]"),
         ({"weight": -1}, TanhNetwork, "weight must be at least 0"),
         ({"weight": "nan"}, TanhNetwork, "weight must be"),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.algorithms.common import sfl_graphs
+from fedjax_pfl.algorithms import sfl as sfl_graphs
 from fedjax_pfl.algorithms.sfl import slope, squares
 from fedjax_pfl.engine.new_clients import without_new_clients
 from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation

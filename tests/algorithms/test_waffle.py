@@ -10,8 +10,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl import InputError
-from fedjax_pfl.algorithms.common.waffle_batch import joint_record
-from fedjax_pfl.algorithms.waffle import Waffle
+from fedjax_pfl.algorithms.waffle import Waffle, joint_record
 from fedjax_pfl.core.context import Record
 from fedjax_pfl.testing.suite import CHECKS
 from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation
