@@ -11,7 +11,7 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.common.bipartition import largest_between, second_halves
 from fedjax_pfl.engine.new_clients import without_new_clients
-from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation
+from fedjax_pfl.testing.toys import run_rounds, states_of, toy_federation
 from fedjax_pfl.training.local_sgd import Trained
 from fedjax_pfl.utils import keys
 from tests.algorithms.harness import PATTERNS, Case, assert_losses, assert_models, over
@@ -27,12 +27,6 @@ VARIANTS = {
     "single": {"linkage": "single", "gamma_max": 0.5, "max_clusters": 3},
 }
 QUICK = [("partial-map", "tree"), ("full-vmap", "single")]
-
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
 
 
 def algorithm(**settings):
@@ -191,14 +185,6 @@ def test_bipartition(linkage):
             cuts += 1
         assert not result[~members.any(axis=0)].any()
     assert cuts > 60
-
-
-def test_without_a_split_it_is_fedavg_of_equal_sizes():
-    federation = toy_federation((4, 4, 4), (2, 2, 2))
-    plain = states_of(pfl.make_algorithm("fedavg"), federation, 2)[-1].server
-    state = states_of(algorithm(mean_below=0), federation, 2)[-1]
-    assert state.count == 1
-    assert_close(jax.tree.map(lambda leaf: leaf[0], state.models), plain, "model")
 
 
 def test_thresholds_are_strict_and_wait_for_the_first_round_of_splits():

@@ -10,8 +10,8 @@ import fedjax_pfl as pfl
 from fedjax_pfl.testing.suite import CHECKS
 from tests.algorithms.harness import marked
 
-# These run in one program. The others (one client alone, vmap, chunks, stragglers, ...) need
-# programs of their own: they are slow, and thorough for the algorithms in WHOLE.
+# These run in one program. The others (one client, vmap, chunks, stragglers, ...) need programs of
+# their own: they are slow, and thorough for the algorithms in WHOLE.
 QUICK = (
     "partial_participation",
     "permutation",
@@ -23,8 +23,11 @@ QUICK = (
 )
 THOROUGH = (*QUICK, "uploads")
 WHOLE = ("feddwa",)
-# Nearly all of them is another algorithm: their checks are thorough.
+# Most of their code is another algorithm's: their checks are thorough.
 ALIKE = {"heurpfedla": "pfedla", "plga": "lga", "spfl_w": "spfl", "fedavg_sync": "fedavg_async"}
+
+# With these hyperparameters the comparison with the reference compiles the same program.
+SHARED = {"fedavg_ft": {"fine_tune_epochs": 2}, "ifca": {"clusters": 3}, "spfl": {"gamma": 2}}
 
 CASES = [
     marked((name, check), check in QUICK and name not in ALIKE, check in THOROUGH or name in WHOLE)
@@ -52,7 +55,7 @@ def test_contract_of_an_option(name, check):
 
 @pytest.mark.parametrize(("name", "check"), CASES)
 def test_contract(name, check):
-    CHECKS[check](pfl.make_algorithm(name))
+    CHECKS[check](pfl.make_algorithm(name, SHARED.get(name)))
 
 
 def is_quick(test):

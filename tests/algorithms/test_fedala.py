@@ -11,7 +11,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.testing.suite import CHECKS
-from fedjax_pfl.testing.toys import TanhNetwork, assert_close, states_of, toy_federation
+from fedjax_pfl.testing.toys import TanhNetwork, assert_close, toy_federation
 from fedjax_pfl.utils import keys
 from tests.algorithms.harness import (
     PATTERNS,
@@ -43,12 +43,6 @@ QUICK = [("partial-map", "everyone"), ("full-vmap", "selected-two-layers")]
 
 def algorithm(**settings):
     return pfl.make_algorithm("fedala", settings)
-
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
 
 
 @cache
@@ -155,24 +149,6 @@ def adapting(ours):
         return state, *ours.adapt(ctx, state, state.models, ctx.cohort)
 
     return adapt
-
-
-def test_weights_of_one_are_fedavg_and_of_zero_local_training():
-    """Both in one program, with weights that do not learn, on all layers."""
-    ours = algorithm(weight_rate=0, layers=2, most_passes=1)
-    federation = ours.prepare(toy_federation(model=TanhNetwork()))
-    step, first = round_of(ours, federation)
-    ends = []
-    for share in (1.0, 0.0):
-        state = replace(first, weights=jax.tree.map(lambda w, s=share: s * w, first.weights))
-        for t in (0, 1):
-            state = step(state, jnp.int32(t))
-        ends.append(state)
-    plain, alone = (states_of(pfl.make_algorithm(name), federation, 2)[-1]
-                    for name in ("fedavg", "local"))  # fmt: skip
-    assert_close(ends[0].server, plain.server, "global", 1e-12)
-    assert_close(ends[1].trained, alone.models, "local", 1e-12)
-    assert_close(ends[1].models, alone.models, "what they hold", 1e-12)
 
 
 def products(jaxpr):

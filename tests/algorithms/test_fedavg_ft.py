@@ -2,19 +2,12 @@
 
 from dataclasses import replace
 
-import jax
 import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
 from tests.algorithms.harness import PATTERNS, QUICK, Case, assert_losses, over
 from tests.references import fedavg_ft
-
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
 
 
 @over(PATTERNS, QUICK)

@@ -30,12 +30,6 @@ VARIANTS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
-
-
 def algorithm(**settings):
     return pfl.make_algorithm("fedavgm", settings)
 
@@ -80,7 +74,8 @@ class Adaptive(FedAvg):
         return optax.adam(0.05)
 
 
-@pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_no_momentum_and_the_whole_step_are_fedavg_to_the_bit(dtype):
     federation = sampled_federation(dtype=dtype)
     states, records = run_rounds(FedAvg(), federation)

@@ -3,7 +3,6 @@ does not train, and with running statistics."""
 
 from dataclasses import replace
 
-import jax
 import numpy as np
 import pytest
 
@@ -13,12 +12,6 @@ from fedjax_pfl.utils import trees
 from tests.algorithms.harness import PATTERNS, QUICK, Case, assert_losses, assert_models, stack
 from tests.models.test_normalization import NormNet
 from tests.references import feddwa
-
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
 
 
 def in_ci(pattern, guidance):

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import jax
 import numpy as np
 import pytest
 
@@ -19,12 +18,6 @@ VARIANTS = {
         {"tuning_budget": (2, 4), "tuning_pull": 0.4},
     ),
 }
-
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
 
 
 def algorithm(**settings):

@@ -36,12 +36,6 @@ def algorithm(**settings):
     return pfl.make_algorithm("fedrep", settings)
 
 
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
-
-
 @cache
 def rounds_of(pattern, variant):
     case = Case(**PATTERNS[pattern])

@@ -16,12 +16,6 @@ QUICK = ("partial_participation", "permutation")  # of those that differ most in
 KINDS = (TwoModels, Predicted)
 
 
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
-
-
 def case(name, check):
     quick = check in QUICK and FIELD[name] in KINDS
     slow = () if quick else (pytest.mark.slow,)

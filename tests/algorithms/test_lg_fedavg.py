@@ -1,6 +1,5 @@
 """LG-FedAvg against its reference, and in its limits."""
 
-import jax
 import numpy as np
 import pytest
 
@@ -30,12 +29,6 @@ VARIANTS = {
     "last-two": ({"global_layers": 2}, FourLayers, ("hidden_c", "head")),
 }
 QUICK = [("partial-map", "head"), ("full-vmap", "first-two-by-size")]
-
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
 
 
 @over(PATTERNS, QUICK, VARIANTS, again=("last-two",))
@@ -87,7 +80,8 @@ def test_its_shared_layers_are_those_that_fedper_keeps():
     assert lg.shared_block_sizes().tolist() == [0, 18]
 
 
-@pytest.mark.parametrize("end", [pytest.param("first", marks=pytest.mark.thorough), "last"])
+@pytest.mark.thorough
+@pytest.mark.parametrize("end", ["first", "last"])
 def test_with_all_layers_it_is_fedavg_and_with_none_local_training(end):
     federation = sampled_federation()
     plain, alone = (

@@ -28,12 +28,6 @@ VARIANTS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
-
-
 def algorithm(**settings):
     return pfl.make_algorithm("moon", settings)
 

@@ -16,12 +16,6 @@ from tests.engine.finals import final_in
 from tests.models.test_normalization import NormNet
 
 
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
-
-
 @pytest.mark.thorough
 def test_averaged_variances_stay_positive():
     """One client's inputs are ten times as large: stepping statistics would go below zero."""

@@ -30,12 +30,6 @@ VARIANTS = {
 QUICK = [("partial-map", "defaults"), ("full-vmap", "exact"), ("full-vmap", "differences")]
 
 
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
-
-
 def algorithm(**settings):
     return pfl.make_algorithm("perfedavg", settings)
 

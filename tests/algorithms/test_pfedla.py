@@ -64,12 +64,6 @@ QUICK = (
 )
 
 
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
-
-
 def networks(state):
     """(embeddings, hypernetworks) of a state, in the reference's form."""
     count, blocks = len(state.embedding), state.kernel.shape[2]

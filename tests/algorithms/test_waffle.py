@@ -1,21 +1,16 @@
 """WAFFLE for one Alice and for everyone: its reference, the shared suite, limits and invariants."""
 
-from dataclasses import replace
-
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl import InputError
 from fedjax_pfl.algorithms.common.waffle_batch import joint_record
-from fedjax_pfl.algorithms.waffle import Waffle
 from fedjax_pfl.core.context import Record
 from fedjax_pfl.testing.suite import CHECKS
-from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation
-from fedjax_pfl.utils.structs import struct
+from fedjax_pfl.testing.toys import assert_close, run_rounds, toy_federation
 from tests.algorithms.harness import Case, assert_losses, stack
 from tests.references import waffle
 
@@ -34,12 +29,6 @@ QUICK = (
 )
 ROUNDS = 3
 RUN = ("server", "control", "controls", "previous", "before")
-
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
 
 
 def row(tree, i):
@@ -194,58 +183,6 @@ def test_the_runs_of_two_alices_are_one_record():
     np.testing.assert_array_equal(record.up, [[2], [4]])
     np.testing.assert_array_equal(record.down, [[4], [0]])
     np.testing.assert_array_equal(record.matrices["mixing"], [[1, 0], [0.25, 0.75]])
-
-
-@struct
-class Forced(Waffle):
-    """WAFFLE with weights 1/N until round `switch`, then Alice's alone; no history."""
-
-    switch: int = 10**6
-
-    def raw_weights(self, ctx, update, is_alice, present):
-        even = jnp.full(is_alice.shape, 1 / len(is_alice))
-        return jnp.where(ctx.t >= self.switch, is_alice.astype(even.dtype), even)
-
-    def round(self, ctx, state):
-        none = jnp.zeros_like(state.previous)
-        return super().round(ctx, replace(state, previous=none, before=none))
-
-
-@pytest.mark.parametrize("rule", [pytest.param("rebased", marks=pytest.mark.thorough), "literal"])
-def test_uniform_weights_are_scaffold(rule):
-    federation = toy_federation()
-    states = states_of(Forced(control_update=rule), federation)
-    wanted = states_of(pfl.make_algorithm("scaffold"), federation)
-    for state, other in zip(states, wanted, strict=True):
-        for name in ("server", "control", "controls"):
-            assert_close(getattr(state, name), getattr(other, name), name)
-
-
-@pytest.mark.parametrize("rule", ["rebased", "literal"])
-def test_all_weight_on_alice_from_the_start_is_her_local_training(rule):
-    federation = toy_federation()
-    states = states_of(Forced(control_update=rule, switch=0), federation)
-    wanted = states_of(pfl.make_algorithm("local"), federation)
-    for state, other in zip(states, wanted, strict=True):
-        assert_close(state.server, row(other.models, 0), "alice")
-
-
-def test_a_switch_to_alice_alone_is_local_training_unless_literal():
-    switch, federation = 2, toy_federation()
-    rebased = states_of(Forced(control_update="rebased", switch=switch), federation)
-    literal = states_of(Forced(control_update="literal", switch=switch), federation)
-    assert_close(literal[switch].server, rebased[switch].server, "while weights are even")
-
-    def drift(state):
-        return optax.tree.sub(state.control, row(state.controls, 0))
-
-    # In the round after the switch the steps are still corrected by the old c - c_i.
-    for state in rebased[switch + 1 :]:
-        assert max(abs(leaf).max() for leaf in jax.tree.leaves(drift(state))) < 1e-12
-    first = drift(literal[switch])
-    assert max(abs(leaf).max() for leaf in jax.tree.leaves(first)) > 1e-3
-    for state in literal[switch + 1 :]:
-        assert_close(drift(state), first, "c - c_alice stays", 1e-12)
 
 
 def test_all_weight_on_alice_at_the_end_of_a_run():
