@@ -198,21 +198,6 @@ def test_statistics_may_stay_with_their_clients(form):
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"alpha": 1.5}, r"alpha must be in \[0, 1\], got 1\.5"),
-        ({"alpha": "nan"}, "alpha must be"),
-        ({"adapt_alpha": "always"}, "adapt_alpha.*'always'"),
-        ({"form": "mixture"}, "form.*'mixture'"),
-        ({"weighting": "sizes"}, "weighting.*'sizes'"),
-    ],
-)
-def test_hyperparameters_are_checked(settings, said):
-    with pytest.raises(pfl.InputError, match=said):
-        algorithm(**settings)
-
-
-@pytest.mark.parametrize(
     ("settings", "options", "said"),
     [
         ({}, {"share": "body"}, "apfl averages whole models"),

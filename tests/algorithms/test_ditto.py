@@ -116,21 +116,3 @@ def test_new_clients_train_near_the_servers_model():
         for batches in case.batches("personalize")[-1]
     ]
     assert_models(jax.tree.map(lambda leaf: leaf[0], new), wanted, "new clients")
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"pull": -1}, "pull must be at least 0, got -1"),
-        ({"personal_epochs": -1}, "personal_epochs must be at least 0, got -1"),
-        (
-            {"personal_epochs": 2, "batches": "shared"},
-            "personal_epochs must be 0 with batches=shared, which serve both models, got 2",
-        ),
-        ({"batches": "common"}, "batches.*'common'"),
-        ({"weighting": "sizes"}, "weighting.*'sizes'.*'size'"),
-    ],
-)
-def test_hyperparameters_are_checked(settings, said):
-    with pytest.raises(pfl.InputError, match=said):
-        algorithm(**settings)

@@ -144,16 +144,3 @@ def test_rates_and_momentum_are_swept_in_one_program():
     name = "global/test/loss"
     np.testing.assert_allclose(swept.scores[name][0, 0], plain.scores[name][0, 0], 1e-9)
     assert abs(swept.scores[name][0, 1, -1] - plain.scores[name][0, 0, -1])[:4].min() > 1e-4
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"server_momentum": 1}, r"server_momentum must be in \[0, 1\), got 1"),
-        ({"server_momentum": -0.1}, r"server_momentum must be in \[0, 1\)"),
-        ({"server_rate": 0}, "server_rate must be above 0, got 0"),
-    ],
-)
-def test_hyperparameters_are_checked(settings, said):
-    with pytest.raises(pfl.InputError, match=said):
-        algorithm(**settings)

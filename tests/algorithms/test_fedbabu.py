@@ -121,21 +121,6 @@ def test_running_statistics_are_averaged_and_the_users_say_keeps_them_apart():
     assert "global" not in jax.eval_shape(final.models)
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"fine_tune_epochs": -1}, "fine_tune_epochs must be at least 0, got -1"),
-        ({"fine_tune_rate": 0}, r"fine_tune_rate must be above 0, got 0"),
-        ({"fine_tune_momentum": 1}, r"fine_tune_momentum must be in \[0, 1\), got 1"),
-        ({"part": "all"}, "part.*'all'"),
-        ({"weighting": "sizes"}, "weighting.*'sizes'"),
-    ],
-)
-def test_what_can_not_be(settings, said):
-    with pytest.raises(pfl.InputError, match=said):
-        algorithm(**settings)
-
-
 def test_a_network_that_is_only_a_head_is_refused():
     with pytest.raises(pfl.InputError, match="fedbabu trains a body under a frozen head"):
         pfl.Simulation(algorithm(), toy_federation(model="softmax")).check()

@@ -219,23 +219,6 @@ def test_half_precision_is_traced_without_a_warning():
     assert after.affinity.dtype == "bfloat16"
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"downloads": -1}, "downloads must be at least 0, got -1"),
-        ({"exploration": 1.5}, "exploration must be in 0..1, got 1.5"),
-        ({"exploration": "nan"}, "exploration"),
-        ({"exploration_decay": -0.1}, "exploration_decay must be at least 0"),
-        ({"norm": "l3"}, "norm.*'l3'"),
-        ({"affinity": "softmax"}, "affinity.*'softmax'"),
-        ({"fallback": "own"}, "fallback.*'own'"),
-    ],
-)
-def test_what_can_not_be(settings, said):
-    with pytest.raises(pfl.InputError, match=said):
-        pfl.make_algorithm("fedfomo", settings)
-
-
 def test_what_federations_can_not_be_and_what_tables_are_told():
     algorithm = pfl.make_algorithm("fedfomo")
     with pytest.raises(pfl.InputError, match="fedfomo uses validation samples"):

@@ -88,19 +88,6 @@ def test_with_everything_shared_it_is_fedavg(settings, options):
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"personal_layers": -1}, "personal_layers must be at least 0, got -1"),
-        ({"personal_layers": 3}, r"personal_layers must be in 0\.\.2.*\(fc_0, head\), got 3"),
-        ({"weighting": "sizes"}, "weighting.*'sizes'"),
-    ],
-)
-def test_what_can_not_be(settings, said):
-    with pytest.raises(pfl.InputError, match=said):
-        pfl.Simulation(pfl.make_algorithm("fedper", settings), toy_federation()).check()
-
-
-@pytest.mark.parametrize(
     ("share", "remarks"),
     [
         ("all", ["shares all layers, as share says"]),

@@ -167,19 +167,6 @@ def test_some_phase_has_a_step():
         pfl.Simulation(algorithm(head_epochs=0), quiet).check()
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"head_epochs": -1}, "head_epochs must be at least 0, got -1"),
-        ({"final_head_epochs": -1}, "final_head_epochs must be at least 0, got -1"),
-        ({"weighting": "sizes"}, "weighting.*'sizes'"),
-    ],
-)
-def test_what_can_not_be(settings, said):
-    with pytest.raises(pfl.InputError, match=said):
-        algorithm(**settings)
-
-
 def test_networks_that_can_not_be():
     with pytest.raises(pfl.InputError, match="fedrep learns a body under heads"):
         pfl.Simulation(algorithm(), toy_federation(model="softmax")).check()

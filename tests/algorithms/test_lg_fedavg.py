@@ -106,20 +106,6 @@ def test_warm_rounds_leave_private_batch_norm_with_its_client():
     assert not ours.own.any()
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"global_layers": -1}, "global_layers must be at least 0, got -1"),
-        ({"global_layers": 3}, r"global_layers must be in 0\.\.2.*\(fc_0, head\), got 3"),
-        ({"global_end": "top"}, "global_end.*'top'"),
-        ({"warm_rounds": -1}, "warm_rounds must be at least 0, got -1"),
-    ],
-)
-def test_what_can_not_be(settings, said):
-    with pytest.raises(pfl.InputError, match=said):
-        pfl.Simulation(pfl.make_algorithm("lg_fedavg", settings), toy_federation()).check()
-
-
 def test_a_warm_start_shares_all_layers_at_first():
     warm = pfl.make_algorithm("lg_fedavg", {"warm_rounds": 1})
     with pytest.raises(pfl.InputError, match="leave share to it, or take 0"):

@@ -165,20 +165,6 @@ def test_half_precision_holds_the_squares_of_large_features():
     np.testing.assert_allclose(jnp.mean(contrast(*result, 0.5)), loss, 1e-5)
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"mu": -1}, "mu must be at least 0"),
-        ({"mu": "nan"}, "mu must be"),
-        ({"tau": 0}, "tau must be above 0"),
-        ({"weighting": "sizes"}, "weighting.*'sizes'"),
-    ],
-)
-def test_hyperparameters_are_checked(settings, said):
-    with pytest.raises(pfl.InputError, match=said):
-        algorithm(**settings)
-
-
 def test_a_network_without_features_is_refused():
     with pytest.raises(pfl.InputError, match="does not say what its features are"):
         pfl.Simulation(algorithm(), toy_federation(model=TwoLayers())).check()
