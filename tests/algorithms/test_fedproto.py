@@ -291,7 +291,7 @@ class NoBias(TanhNetwork):
 @pytest.mark.parametrize(
     ("settings", "network", "said"),
     [
-        ({}, TwoLayers, "does not say what its features are"),
+        ({}, TwoLayers, "does not define its features"),
         ({}, NoBias, r"a layer called head, with kernel \[5, 3\] and bias \[3\]"),
         ({"weight": -1}, TanhNetwork, "weight must be at least 0"),
         ({"weight": "nan"}, TanhNetwork, "weight must be"),

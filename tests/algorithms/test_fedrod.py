@@ -136,5 +136,5 @@ def test_hyperparameters_are_checked(rate):
 
 
 def test_a_network_without_features_is_refused():
-    with pytest.raises(pfl.InputError, match="does not say what its features and its head are"):
+    with pytest.raises(pfl.InputError, match="does not define its features"):
         pfl.Simulation(algorithm(), toy_federation(model=TwoLayers())).check()

@@ -166,7 +166,7 @@ def test_half_precision_holds_the_squares_of_large_features():
 
 
 def test_a_network_without_features_is_refused():
-    with pytest.raises(pfl.InputError, match="does not say what its features are"):
+    with pytest.raises(pfl.InputError, match="does not define its features"):
         pfl.Simulation(algorithm(), toy_federation(model=TwoLayers())).check()
 
 
