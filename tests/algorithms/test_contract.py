@@ -27,7 +27,12 @@ WHOLE = ("feddwa",)
 ALIKE = {"heurpfedla": "pfedla", "plga": "lga", "spfl_w": "spfl", "fedavg_sync": "fedavg_async"}
 
 # With these hyperparameters the comparison with the reference compiles the same program.
-SHARED = {"fedavg_ft": {"fine_tune_epochs": 2}, "ifca": {"clusters": 3}, "spfl": {"gamma": 2}}
+SHARED = {
+    "fedavg_ft": {"fine_tune_epochs": 2},
+    "feddwa": {"score_guidance": True},
+    "ifca": {"clusters": 3},
+    "spfl": {"gamma": 2},
+}
 
 CASES = [
     marked((name, check), check in QUICK and name not in ALIKE, check in THOROUGH or name in WHOLE)

@@ -40,7 +40,9 @@ def test_stages_are_told_by_name():
     """Two stages of one block each: which of them is called the head changes no weight."""
     algorithm = pfl.make_algorithm("spfl", {"weighting": "paper"})
     first, last = (
-        run_rounds(algorithm, toy_federation(head=head), rounds=1)[1][0]["matrices"]["mixing"]
+        run_rounds(algorithm, toy_federation(head=head), rounds=1, scored=())[1][0]["matrices"][
+            "mixing"
+        ]
         for head in ("fc_0", "head")
     )
     np.testing.assert_allclose(first, last, 1e-12)

@@ -153,7 +153,7 @@ def test_everyone_passes_the_shared_suite(check):
 def test_a_round_without_alice_trains_nobody():
     # Client 3 overflows whenever it trains; Alice, client 0, is a straggler.
     federation = toy_federation(stragglers={0: 2}, diverging=3)
-    states, records = run_rounds(pfl.make_algorithm("waffle"), federation, rounds=8)
+    states, records = run_rounds(pfl.make_algorithm("waffle"), federation, rounds=8, scored=())
     here = [bool(record["clients"]["participated"][0]) for record in records]
     assert here == [False, False, False, True] * 2
     for before, state, record, present in zip(states, states[1:], records, here, strict=False):
@@ -188,7 +188,8 @@ def test_the_runs_of_two_alices_are_one_record():
 def test_all_weight_on_alice_at_the_end_of_a_run():
     # In a run of 40 rounds the cut 0.95 R falls on the 38th; two more smooth the history out.
     case = Case()
-    states, records = run_rounds(pfl.make_algorithm("waffle", {"alice": 3}), case.federation, 40)
+    alice = pfl.make_algorithm("waffle", {"alice": 3})
+    states, records = run_rounds(alice, case.federation, 40, scored=())
     weights = np.array([record["matrices"]["mixing"][0] for record in records])
     np.testing.assert_allclose(weights.sum(1), 1)
     assert (weights >= 0).all() and (weights[:, 3] >= weights.max(1) - 1e-12).all()

@@ -73,7 +73,7 @@ def test_alice_without_a_step_erodes_nothing():
 
 def test_a_round_without_alice_trains_nobody():
     federation = toy_federation(stragglers={0: 1}, diverging=3)
-    states, records = run_rounds(algorithm(distance_penalty=0.2), federation, rounds=3)
+    states, records = run_rounds(algorithm(distance_penalty=0.2), federation, rounds=3, scored=())
     for t, present in enumerate((False, False, True)):
         np.testing.assert_array_equal(records[t]["up"][:, 0], [present] * 5)
         assert records[t]["clients"]["diverged"][3] == present
@@ -86,7 +86,7 @@ def test_where_alice_diverges_nobodys_update_is_used():
     federation = toy_federation(
         model=OverflowingNormed(3, (5,)), batch_norm="affine_shared", diverging=1
     )
-    states, records = run_rounds(algorithm(alice=1), federation, rounds=2)
+    states, records = run_rounds(algorithm(alice=1), federation, rounds=2, scored=())
     for state, record in zip(states[1:], records, strict=True):
         assert_close(state, states[0], "everybody's", 0)
         np.testing.assert_array_equal(record["clients"]["diverged"], [0, 1, 0, 0, 0])
