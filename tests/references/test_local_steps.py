@@ -52,6 +52,13 @@ def test_steps_on_mixed_logits_follow_the_published_code(pair):
     )
 
 
+def test_weights_of_the_mixture_stay_in_the_unit_interval(setting):
+    fast = {**setting, "learning_rate": [8.0] * ROUNDS}
+    alphas = np.array([models["alpha"] for models in apfl.run(**fast, adapt="every_step")])
+    assert 0.0 <= alphas.min() <= alphas.max() <= 1.0
+    assert {0.0, 1.0} <= set(alphas.ravel())
+
+
 # ---- APPLE
 
 

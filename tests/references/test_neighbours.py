@@ -4,7 +4,16 @@ import numpy as np
 import pytest
 
 from tests.references import fedamp, fedfomo, l2c, l2c_encoder, network
-from tests.references.small import CLASSES, COUNT, RATES, ROUNDS, differences, flat, further_batches
+from tests.references.small import (
+    CLASSES,
+    COUNT,
+    RATES,
+    ROUNDS,
+    differences,
+    flat,
+    further_batches,
+    stack,
+)
 
 # ---- FedAMP and HeurFedAMP
 
@@ -212,3 +221,23 @@ def test_updates_have_length_one():
         np.testing.assert_allclose(np.linalg.norm(flat(update)), 1.0, rtol=1e-9)
     model = network.random_parameters(np.random.default_rng(0), 5, 6, CLASSES)
     assert not flat(l2c_encoder.update_of(model, model)).any()
+
+
+def test_only_a_whole_pass_sees_more_than_the_first_validation_batch(federation):
+    first = [[own[:1] for own in of_round] for of_round in federation["validation_batches"]]
+    one = {**federation, "validation_batches": first}
+    whole = l2c.run(**federation, whole_pass=True)[-1]["logits"]
+    for history in (l2c.run(**federation), l2c.run(**one, whole_pass=True)):
+        np.testing.assert_array_equal(history[-1]["logits"], l2c.run(**one)[-1]["logits"])
+        assert (history[-1]["logits"] != whole).any()
+
+
+@pytest.mark.parametrize("heuristic", [False, True])
+def test_a_newcomer_is_one_more_client_in_the_mixing(setting, heuristic):
+    models = fedamp.run(**setting, sigma=9.0, heuristic=heuristic)[-1]["personalized"]
+    if heuristic:
+        weights = fedamp.cosine_attention(models, 9.0, 1 / COUNT)
+    else:
+        weights = fedamp.attention(models, 9.0, fedamp.largest_alpha(9.0, COUNT))
+    result = fedamp.newcomer(models[3], models[:3], sigma=9.0, heuristic=heuristic)
+    np.testing.assert_allclose(flat(result), weights[3] @ stack(models), rtol=1e-11, atol=1e-14)
