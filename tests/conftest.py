@@ -43,7 +43,7 @@ import fedjax_pfl as pfl  # noqa: E402, after the flags
 from fedjax_pfl.engine import program  # noqa: E402
 
 SIMULATIONS = [fn for fn in vars(program).values() if hasattr(fn, "clear_cache")]
-BOUND, STEP = 1300 * 2**20, 250 * 2**20  # bytes
+BOUND, STEP = 1700 * 2**20, 200 * 2**20  # bytes
 bound = BOUND
 
 

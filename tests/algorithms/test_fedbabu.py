@@ -130,5 +130,5 @@ def test_a_table_says_how_models_were_fine_tuned():
     ours = algorithm(part="head")
     assert ours.remarks(ours.prepare(toy_federation())) == [
         "scored after 5 local epochs of the head, learning rate 0.001, optimizer SGD (momentum "
-        "0.9) on a copy, after the last round alone"
+        "0.9) on a copy, after the last round only"
     ]

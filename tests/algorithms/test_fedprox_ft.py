@@ -78,4 +78,4 @@ def test_readers_of_a_table_are_told():
     federation = toy_federation()
     assert algorithm().remarks(federation) == ["scored after 1 local epoch on a copy"]
     (told,) = algorithm(budget=True).remarks(federation)
-    assert told.endswith("on a copy, after the last round alone")
+    assert told.endswith("on a copy, after the last round only")

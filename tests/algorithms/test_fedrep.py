@@ -177,7 +177,7 @@ def test_networks_that_can_not_be():
 def test_remarks():
     ours = algorithm(final_head_epochs=2)
     assert ours.remarks(ours.prepare(toy_federation())) == [
-        "scored after 2 local epochs of the head on a copy, after the last round alone"
+        "scored after 2 local epochs of the head on a copy, after the last round only"
     ]
     assert algorithm().remarks(algorithm().prepare(toy_federation(share="all"))) == [
         "shares all layers, as share says"
