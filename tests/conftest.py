@@ -1,15 +1,9 @@
-"""What all tests share: two virtual CPU devices, and a bound on compiled programs.
-
-Every executable of XLA's CPU backend holds a few memory maps; Linux allows a process 65,530 of
-them, and the compilation that asks for one more ends in a segmentation fault. So programs are
-dropped between tests once there are many: those of simulations, which hold most of them. The many
-small ones that all tests use, such as an addition of two numbers, stay.
-"""
+"""Settings and fixtures of all tests: XLA flags, a cache of compiled programs, bounded memory."""
 
 import atexit
+import ctypes
 import gc
 import importlib.metadata
-import itertools
 import os
 import shutil
 import sys
@@ -19,16 +13,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-# The suite's cost is XLA compiling tiny programs. LLVM's optimizations are most of it and gain them
-# nothing, and one module compiles faster than its parts. The older emitters are faster still, where
-# XLA knows that flag: it aborts on unknown ones. All before JAX starts.
+# Most of the suite's time is XLA's, compiling tiny programs. LLVM's optimizations gain nothing
+# here, one module compiles faster than several, and the older emitters are faster still. XLA
+# aborts on flags that its version does not know. They must be set before JAX starts.
 FLAGS = ["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"]
 if importlib.metadata.version("jaxlib").startswith("0.10."):
     FLAGS.append("--xla_cpu_use_fusion_emitters=false")
 os.environ["XLA_FLAGS"] = " ".join([*FLAGS, os.environ.get("XLA_FLAGS", "")])  # the last one wins
 
-# What was compiled once is not compiled again, in another file or in a process that a test starts.
-# Each worker has a folder of its own, for JAX writes its files in place: two writers could meet.
+# Compiled programs are shared between test files and with processes that tests start. Each worker
+# has a folder of its own because JAX does not write its files atomically.
 CACHE, WORKER = "JAX_COMPILATION_CACHE_DIR", os.environ.get("PYTEST_XDIST_WORKER")
 OURS = "fedjax-pfl-programs-"
 if CACHE not in os.environ:
@@ -40,44 +34,48 @@ elif WORKER and Path(os.environ[CACHE]).name.startswith(OURS):
 
 import jax  # noqa: E402, after the flags
 
-# Traced programs are many small objects that live long. To look through them for garbage as often
-# as Python does by default is a twentieth of the suite's time.
+# Traced programs are many small objects that live long: with Python's default thresholds, garbage
+# collection takes a twentieth of the suite's time.
 gc.set_threshold(200_000, 50, 100)
-
-ENOUGH = 25_000
-MORE = 2**30  # bytes that a process may grow by until it forgets what it compiled
-EVERY = 5  # tests between two looks: reading so many lines takes tens of milliseconds
 jax.config.update("jax_num_cpu_devices", 2)
 
 import fedjax_pfl as pfl  # noqa: E402, after the flags
 from fedjax_pfl.engine import program  # noqa: E402
-from fedjax_pfl.execution import memory_maps  # noqa: E402
 
-PROGRAMS = [fn for fn in vars(program).values() if hasattr(fn, "clear_cache")]
-tests_run = itertools.count(1)
-resident = [psutil.Process().memory_info().rss]
+SIMULATIONS = [fn for fn in vars(program).values() if hasattr(fn, "clear_cache")]
+BOUND, STEP = 1700 * 2**20, 200 * 2**20  # bytes
+bound = BOUND
 
 
-@pytest.fixture(autouse=True, scope="module")
-def bounded_memory():
-    """Compiled programs stay as long as a file's tests, and with room for more than that."""
-    yield
-    now = psutil.Process().memory_info().rss
-    if now - resident[0] > MORE:
-        jax.clear_caches()
-        gc.collect()
-        resident[0] = psutil.Process().memory_info().rss
+def resident():
+    return psutil.Process().memory_info().rss
 
 
 @pytest.fixture(autouse=True)
-def bounded_memory_maps():
+def bounded_memory():
+    """Drops compiled programs once the process holds too much memory.
+
+    A simulation's program takes about 40 MB and 400 memory maps, of which Linux allows a process
+    65,530. The many small programs that all tests use are kept if that is enough.
+    """
+    global bound
     yield
-    if next(tests_run) % EVERY or memory_maps.held() <= ENOUGH:
+    if resident() <= bound:
         return
-    for fn in PROGRAMS:
+    for fn in SIMULATIONS:
         fn.clear_cache()
-    if memory_maps.held() > ENOUGH // 2:
+    release()
+    if resident() > bound - STEP:
         jax.clear_caches()
+        release()
+    bound = max(BOUND, resident() + STEP)
+
+
+def release():
+    """Returns freed memory to the system; glibc keeps it otherwise."""
+    gc.collect()
+    if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
 
 
 REGISTRIES = (
@@ -88,9 +86,9 @@ REGISTRIES = (
 
 @pytest.fixture(autouse=True)
 def own_code_is_forgotten():
-    """What a test's own files have registered stays with that test.
+    """Unregisters what a test's own files have registered when the test ends.
 
-    The fixture's value does it at once, as if the rest of the test were another process.
+    The fixture's value is a function that does so at once.
     """
     before, modules, path = [dict(registry) for registry in REGISTRIES], set(sys.modules), sys.path
 
@@ -111,7 +109,7 @@ def own_code_is_forgotten():
 
 
 def _is_own(name, module):
-    """A checkout, or an environment, may lie in the folder of temporary files too."""
+    """Whether a module is a test's own; a checkout may be in the temporary folder too."""
     file = getattr(module, "__file__", None) or ""
     ours = file.startswith(str(Path(__file__).parents[1])) or "site-packages" in file
     temporary = file.startswith(tempfile.gettempdir()) and not ours
@@ -120,8 +118,11 @@ def _is_own(name, module):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """By file, but tests that share programs or finished runs in one process: those of the figures,
-    and an algorithm's contract with its comparison with the reference."""
+    """Distributes tests by file, except those that share compiled programs or finished runs.
+
+    These are the tests of the figures, and an algorithm's contract and its comparison with the
+    reference.
+    """
     if config.getvalue("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling

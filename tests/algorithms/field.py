@@ -1,8 +1,4 @@
-"""Four throwaway algorithms that use the contract alone: proof that it is wide enough.
-
-They are no products: simplified forms of what the real algorithms will need. Each names its demand
-on the engine.
-"""
+"""Two algorithms that exist only in tests: two models in one local step, a matrix of losses."""
 
 from typing import Any
 
@@ -25,7 +21,7 @@ class MixtureState:
 
 @struct
 class TwoModels(Algorithm):
-    """Two models and a mixing coefficient in every local step, as APFL."""
+    """Trains two models and their mixing coefficient in every local step, as APFL does."""
 
     alpha: float = 0.5
 
@@ -81,7 +77,7 @@ class AffinityState:
 
 @struct
 class ValidationLosses(Algorithm):
-    """A matrix of losses on every client's validation samples, as FedFomo."""
+    """Weighs models by their losses on each client's validation samples, as FedFomo does."""
 
     validates = True
 
@@ -105,91 +101,3 @@ class ValidationLosses(Algorithm):
 
     def models(self, ctx, state, rows):
         return {"personalized": trees.take(state.models, rows)}
-
-
-@struct
-class GeneratorState:
-    basis: Any = per_server()
-    embedding: Any = per_client()
-
-
-@struct
-class Sequential(Algorithm):
-    """Clients trained one after the other inside a round, each seeing the last's effect: pFedHN."""
-
-    rate: float = 0.1
-
-    def init(self, ctx):
-        basis = [ctx.initial_model(f"basis{k}")["params"] for k in range(2)]
-        embed = jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(ctx.key, i), (2,)))
-        return GeneratorState(
-            jax.tree.map(lambda *leaves: jnp.stack(leaves), *basis), embed(ctx.ids)
-        )
-
-    @staticmethod
-    def _generate(basis, embedding):
-        return jax.tree.map(lambda leaf: jnp.tensordot(embedding, leaf, 1), basis)
-
-    def round(self, ctx, state):
-        def visit(carry, member):
-            basis, embeddings = carry
-            row, present = member
-            model, back = jax.vjp(self._generate, basis, embeddings[row])
-            alone = ctx.everyone(row[None])
-            begin = {"params": jax.tree.map(lambda x: x[None], model)}
-            trained, after, _ = ctx.train(begin, alone, active=present[None])
-            change = jax.tree.map(lambda new, old: new[0] - old, trained["params"], model)
-            moved = optax.tree.add_scale((basis, embeddings[row]), self.rate, back(change))
-            noted = ~after.diverged[0], after.steps[0]
-            return (moved[0], embeddings.at[row].set(moved[1])), noted
-
-        turn = jnp.argsort(ctx.cohort.ids)  # by permanent id, wherever a client's row is
-        members = (ctx.cohort.rows[turn], ctx.cohort.mask[turn])
-        (basis, embeddings), noted = jax.lax.scan(visit, (state.basis, state.embedding), members)
-        cohort = ctx.cohort.keep(*(value[jnp.argsort(turn)] for value in noted))
-        return GeneratorState(basis, embeddings), ctx.record(cohort)
-
-    def models(self, ctx, state, rows):
-        make = jax.vmap(self._generate, in_axes=(None, 0))
-        return {"personalized": {"params": make(state.basis, state.embedding[rows])}}
-
-
-@struct
-class LateState:
-    server: Any = per_server()
-    begun: Any = per_client()  # the server model each client last started from
-    trained: Any = per_client()
-
-
-@struct
-class Predicted(Algorithm):
-    """Stale uploads used, corrected by how far the server has moved meanwhile, as PLGA."""
-
-    def init(self, ctx):
-        model = ctx.initial_model()
-        return LateState(model, ctx.replicate(model), ctx.replicate(model))
-
-    def round(self, ctx, state):
-        starts, cohort = ctx.cohort.starts, ctx.cohort
-        fresh, after, _ = ctx.train(Broadcast(state.server), active=starts)
-        starts &= ~after.diverged
-        begun = cohort.scatter(
-            state.begun, trees.replicate(state.server, cohort.size), where=starts
-        )
-        trained = cohort.scatter(state.trained, fresh, where=starts)
-        arrives = cohort.arrives & ~after.diverged
-        w0, v = cohort.gather((begun, trained))
-        predicted = jax.tree.map(lambda old, new, now: now + (new - old), w0, v, state.server)
-        uploads = trees.where(cohort.staleness > 0, predicted, v)
-        weights = mixing.by_size(ctx.sizes(), arrives)
-        server = mixing.weighted_sum(weights, uploads, onto=state.server)
-        record = ctx.record(
-            after, up=cohort.arrives, down=cohort.starts, clients={"stale": cohort.staleness}
-        )
-        return LateState(server, begun, trained), record
-
-    def models(self, ctx, state, rows):
-        return {"personalized": trees.take(state.trained, rows), "global": Broadcast(state.server)}
-
-
-FIELD = {cls.__name__: cls for cls in (TwoModels, ValidationLosses, Sequential, Predicted)}

@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.engine.program import Program
-from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.federation.regularizers import WeightDistribution
 from fedjax_pfl.testing.suite import check_algorithm
-from fedjax_pfl.testing.toys import SEEDS, assert_close, run_rounds, toy_federation
+from fedjax_pfl.testing.toys import assert_close, run_rounds, toy_federation
 from tests.algorithms.harness import (
     PATTERNS,
     Case,
@@ -18,7 +16,6 @@ from tests.algorithms.harness import (
     assert_models,
     assert_steps,
     over,
-    sampled_federation,
 )
 from tests.algorithms.newcomers import personalized
 from tests.models.test_normalization import NormNet
@@ -30,12 +27,6 @@ VARIANTS = {
     "logits": {"form": "logits", "adapt_alpha": "first_epoch", "weighting": "uniform"},
 }
 QUICK = [("partial-map", "defaults"), ("full-vmap", "every-step"), ("partial-map", "logits")]
-
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
 
 
 def algorithm(**settings):
@@ -96,29 +87,6 @@ def test_reference(pattern, variant):
     )
     assert max(jax.tree.leaves(gap)) > 1e-3
     assert np.ptp(states[-1].alphas) > 1e-3 and states[-1].alphas.min() >= 0
-
-
-def test_fixed_weights_are_fedavg_and_local_training():
-    """In one program: w's path is FedAvg's for every alpha; a public code moves w twice."""
-    ours, federation = algorithm(adapt_alpha="never"), sampled_federation()
-    federation, alphas = ours.prepare(federation), [0.0, 0.4, 1.0]
-    runs = make_runs(ours, federation, SEEDS[:1], {"alpha": alphas})
-    program = Program(runs, federation, 2, capacity=2, scored=())
-    first = rows(program.start().own, 0)
-    states, _, _ = program.advance(program.start(), 0, 2)
-    fedavg, local = (
-        run_rounds(pfl.make_algorithm(*made), federation, 2)[0][-1]
-        for made in (["fedavg"], ["local", {"who": "drawn"}])
-    )
-    for r, alpha in enumerate(alphas):
-        assert_close(rows(states.server, r), fedavg.server, "server", 1e-12)
-        np.testing.assert_array_equal(states.alphas[r], alpha)
-    assert_close(rows(states.own, 0), first, "without any part in a loss", 0)
-    assert_close(rows(states.own, 2), local.models, "local", 1e-12)
-    mixture = ours.mixture(*(rows(tree, slice(0, 1)) for tree in (states.own, states.server)),
-                           jnp.zeros(1))  # fmt: skip
-    assert_close(rows(mixture, 0), jax.tree.map(lambda w: np.broadcast_to(w, (5, *w.shape)),
-                 fedavg.server), "mixture", 1e-12)  # fmt: skip
 
 
 def test_logits_mixed_by_a_fixed_weight_take_two_gradients_of_a_minibatch():
@@ -227,21 +195,6 @@ def test_statistics_may_stay_with_their_clients(form):
         for result, federation in zip((together, private), federations, strict=True)
     ]
     assert_close(made[1], made[0], "new clients", 1e-9)
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"alpha": 1.5}, r"alpha must be in \[0, 1\], got 1\.5"),
-        ({"alpha": "nan"}, "alpha must be"),
-        ({"adapt_alpha": "always"}, "adapt_alpha.*'always'"),
-        ({"form": "mixture"}, "form.*'mixture'"),
-        ({"weighting": "sizes"}, "weighting.*'sizes'"),
-    ],
-)
-def test_hyperparameters_are_checked(settings, said):
-    with pytest.raises(pfl.InputError, match=said):
-        algorithm(**settings)
 
 
 @pytest.mark.parametrize(

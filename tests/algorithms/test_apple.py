@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.algorithms.apple import Apple
-from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation
-from fedjax_pfl.utils.structs import struct
+from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
 from tests.algorithms.harness import (
     PATTERNS,
     Case,
@@ -19,7 +17,6 @@ from tests.algorithms.harness import (
     assert_models,
     assert_steps,
     over,
-    sampled_federation,
 )
 from tests.references import apple
 
@@ -33,12 +30,6 @@ VARIANTS = {
     "defaults": ({}, 0.9),
 }
 QUICK = (("partial-map", "independent"), ("full-vmap", "cosine"))
-
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
 
 
 def algorithm(**settings):
@@ -96,26 +87,6 @@ def test_the_penalty_falls_to_zero_in_the_given_share_of_rounds(schedule, share,
     assert wanted[2] > 0 == wanted[3]
     with jax.debug_nans(True):  # a share of one round is none
         assert ours.penalty(jnp.int32(0), jnp.int32(1)) == 0
-
-
-@struct
-class Alone(Apple):
-    """Relations that begin one-hot; learnt no further."""
-
-    def init(self, ctx):
-        state = super().init(ctx)
-        eye = jnp.eye(ctx.num_clients, dtype=ctx.dtype)
-        return replace(state, relations=eye, personal=state.cores)
-
-
-def test_own_core_alone_is_local_training():
-    federation = sampled_federation()
-    alone = Alone(relation_rate=0.0, mu=0.0)
-    states = states_of(alone, federation)
-    wanted, _ = run_rounds(pfl.make_algorithm("local", {"who": "drawn"}), federation)
-    for state, other in zip(states, wanted, strict=True):
-        assert_close(dict(state.personal), dict(other.models), "models", 1e-12)
-        assert_close(dict(state.cores), dict(other.models), "cores", 1e-12)
 
 
 @pytest.mark.thorough

@@ -11,10 +11,17 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.cfl import largest_between, second_halves
 from fedjax_pfl.engine.new_clients import without_new_clients
-from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation
+from fedjax_pfl.testing.toys import CAPACITY, SEEDS, run_rounds, states_of, toy_federation
 from fedjax_pfl.training.local_sgd import Trained
 from fedjax_pfl.utils import keys
-from tests.algorithms.harness import PATTERNS, Case, assert_losses, assert_models, over
+from tests.algorithms.harness import (
+    PATTERNS,
+    Case,
+    assert_losses,
+    assert_models,
+    over,
+    sampled_federation,
+)
 from tests.engine.finals import final_in
 from tests.references import cfl
 from tests.references.local_sgd import sgd
@@ -27,12 +34,6 @@ VARIANTS = {
     "single": {"linkage": "single", "gamma_max": 0.5, "max_clusters": 3},
 }
 QUICK = [("partial-map", "tree"), ("full-vmap", "single")]
-
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
 
 
 def algorithm(**settings):
@@ -193,14 +194,6 @@ def test_bipartition(linkage):
     assert cuts > 60
 
 
-def test_without_a_split_it_is_fedavg_of_equal_sizes():
-    federation = toy_federation((4, 4, 4), (2, 2, 2))
-    plain = states_of(pfl.make_algorithm("fedavg"), federation, 2)[-1].server
-    state = states_of(algorithm(mean_below=0), federation, 2)[-1]
-    assert state.count == 1
-    assert_close(jax.tree.map(lambda leaf: leaf[0], state.models), plain, "model")
-
-
 def test_thresholds_are_strict_and_wait_for_the_first_round_of_splits():
     federation = toy_federation((4, 4, 4), (2, 2, 2))
 
@@ -270,16 +263,22 @@ def test_remarks():
 
 
 def test_a_run_that_ends_before_the_first_split_is_told():
-    """Also where it was stopped; in a sweep beside the settings concerned."""
+    """A remark says so, of the settings of a sweep that it concerns and of a stopped run too."""
     text = "is FedAvg with equal weights: no cluster is split in the first 2 rounds"
-    swept, given = {"first_split": [2, 1]}, {"eval_every": 1, "chunk_seconds": 0, "chunk": 1}
-    result = pfl.simulate(algorithm(), toy_federation(), 2, settings=swept, **given)
-    assert result.remarks == () and result.setting_remarks == ((text,), ())
+    swept, one_by_one = {"first_split": [2, 1]}, {"chunk_seconds": 0, "chunk": CAPACITY}
+    federation = sampled_federation()  # its program is that of the shared suite
+    result = pfl.simulate(algorithm(), federation, 2, settings=swept, **one_by_one)
+    assert text not in result.remarks and result.setting_remarks == ((text,), ())
     stops = iter([False, True])
     result = pfl.simulate(
-        algorithm(first_split=2), toy_federation(), 9, stop=lambda progress: next(stops), **given
+        algorithm(first_split=2),
+        federation,
+        9,
+        seeds=SEEDS,
+        stop=lambda progress: next(stops),
+        **one_by_one,
     )
-    assert result.rounds == 2 and result.remarks == (text,)
+    assert result.rounds == 2 and text in result.remarks
     assert algorithm(first_split=2).round_remarks(toy_federation(), 3) == []
 
 

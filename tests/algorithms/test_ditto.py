@@ -16,7 +16,6 @@ from tests.algorithms.harness import (
     assert_models,
     assert_steps,
     over,
-    sampled_federation,
     stack,
 )
 from tests.engine.finals import final_in
@@ -29,12 +28,6 @@ VARIANTS = {
     "epochs": {"personal_epochs": 1},
 }
 QUICK = [("partial-map", "own"), ("full-vmap", "authors"), ("full-vmap", "epochs")]
-
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
 
 
 def algorithm(**settings):
@@ -69,21 +62,6 @@ def test_reference(pattern, variant):
         present = np.isin(np.arange(case.num_clients), case.cohorts[t])
         np.testing.assert_array_equal(record["up"], np.repeat(present[:, None], 2, axis=1))
         np.testing.assert_array_equal(record["down"], record["up"])
-
-
-def test_without_a_pull_it_is_local_training_and_the_servers_path_never_sees_one():
-    federation = sampled_federation()
-    free, pulled = (
-        states_of(algorithm(batches="shared", pull=pull), federation) for pull in (0, 2.5)
-    )
-    alone, _ = run_rounds(pfl.make_algorithm("local", {"who": "drawn"}), federation)
-    averaged, _ = run_rounds(pfl.make_algorithm("fedavg"), federation)
-    for one, other, local, fedavg in zip(free, pulled, alone, averaged, strict=True):
-        assert_close(one.own, local.models, "own models", 0)
-        assert_close(one.server, fedavg.server, "server", 0)
-        assert_close(other.server, fedavg.server, "server, pulled", 0)
-    apart = jax.tree.map(lambda a, b: abs(a - b).max(), free[-1].own, pulled[-1].own)
-    assert min(jax.tree.leaves(apart)) > 1e-3
 
 
 @pytest.mark.thorough
@@ -138,21 +116,3 @@ def test_new_clients_train_near_the_servers_model():
         for batches in case.batches("personalize")[-1]
     ]
     assert_models(jax.tree.map(lambda leaf: leaf[0], new), wanted, "new clients")
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"pull": -1}, "pull must be at least 0, got -1"),
-        ({"personal_epochs": -1}, "personal_epochs must be at least 0, got -1"),
-        (
-            {"personal_epochs": 2, "batches": "shared"},
-            "personal_epochs must be 0 with batches=shared, which serve both models, got 2",
-        ),
-        ({"batches": "common"}, "batches.*'common'"),
-        ({"weighting": "sizes"}, "weighting.*'sizes'.*'size'"),
-    ],
-)
-def test_hyperparameters_are_checked(settings, said):
-    with pytest.raises(pfl.InputError, match=said):
-        algorithm(**settings)

@@ -17,7 +17,6 @@ from tests.algorithms.harness import (
     assert_models,
     assert_steps,
     over,
-    sampled_federation,
 )
 from tests.references import fedamp
 
@@ -28,12 +27,6 @@ VARIANTS = {
     "heurfedamp": ("heurfedamp", {"sigma": 9.0, "pull": 0.25}, {}),
     "heurfedamp-own-weight": ("heurfedamp", {"self_weight": 0.6, "start": "own"}, {}),
 }
-
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
 
 
 @over(PATTERNS, [("partial-map", "fedamp"), ("full-vmap", "heurfedamp")], VARIANTS)
@@ -56,36 +49,6 @@ def test_reference(pattern, variant):
         own = record["clients"]["self_weight"]
         np.testing.assert_allclose(own[present], np.diag(models["weights"])[present], 1e-9, 1e-9)
         assert np.isnan(own[~present]).all()
-
-
-def models_of(name, settings, rounds=2):
-    states, _ = run_rounds(pfl.make_algorithm(name, settings), sampled_federation(), rounds)
-    return states[-1].models
-
-
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [("fedamp", {}), ("heurfedamp", {"self_weight": 1.0})],
-)
-def test_without_the_pull_it_is_local_training_and_else_it_is_not(name, settings):
-    """Public code measures the pull from the model itself: whatever its weight, it is Local."""
-    alone = models_of("local", {"who": "drawn"})
-    assert_close(models_of(name, {**settings, "pull": 0}), alone, "no pull")
-    apart = models_of(name, {"sigma": 10, "pull": 0.3})["params"]["head"]["kernel"]
-    moved = np.abs(apart - alone["params"]["head"]["kernel"]).max(axis=(1, 2))
-    assert np.sort(moved)[-3:].min() > 1e-3  # the three that took part in both rounds
-
-
-@pytest.mark.thorough
-def test_equal_weights_without_the_pull_are_uniform_fedavg():
-    """Everybody begins at the uniform mean of all models."""
-    federation = toy_federation(validation_size=0)
-    algorithm = pfl.make_algorithm("heurfedamp", {"sigma": 0, "pull": 0})
-    states = states_of(algorithm, federation, 2)
-    even = toy_federation(validation_size=0, share="all")
-    plain = states_of(pfl.make_algorithm("fedper", {"weighting": "uniform"}), even, 2)
-    means = jax.tree.map(lambda leaf: leaf.mean(axis=0), states[-1].models)
-    assert_close(means, plain[-1].server, "mean of the models")
 
 
 @pytest.mark.thorough

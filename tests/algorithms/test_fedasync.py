@@ -40,12 +40,6 @@ VARIANTS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
-
-
 @over(LATE_PATTERNS, [("code-map", "tick"), ("paper-vmap", "hinge")], VARIANTS)
 def test_fedasync(pattern, variant):
     settings, options = VARIANTS[variant]
@@ -86,15 +80,6 @@ def test_the_originals_decays(decay):
     for new, old in zip(jax.tree.leaves(found), jax.tree.leaves(server), strict=True):
         np.testing.assert_allclose(new - old, np.full(old.shape, moved), rtol=1e-12)
     assert float(parts[4]) == 0
-
-
-@pytest.mark.slow
-def test_without_late_clients_a_tick_is_fedavg():
-    federation = toy_federation()
-    ours = states_of(pfl.make_algorithm("fedasync", {"alpha": 0.3}), federation)
-    plain = states_of(pfl.make_algorithm("fedavg"), federation)
-    for state, other in zip(ours, plain, strict=True):
-        assert_close(state.server, other.server, "server")
 
 
 @pytest.mark.slow

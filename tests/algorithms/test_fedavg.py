@@ -1,17 +1,10 @@
 """FedAvg against its reference."""
 
 import jax
-import pytest
 
 import fedjax_pfl as pfl
 from tests.algorithms.harness import PATTERNS, QUICK, Case, assert_losses, assert_models, over
 from tests.references import fedavg
-
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
 
 
 @over(PATTERNS, QUICK)

@@ -1,20 +1,11 @@
 """FedAvg (Sync, Async) against its reference, with late clients."""
 
-import jax
-import pytest
-
 from tests.algorithms.harness import LATE_PATTERNS, over
 from tests.algorithms.late import assert_costs, assert_weights, compare, late_case
 from tests.references import fedavg_async
 
 ALGORITHMS = {"fedavg_async": {}, "fedavg_sync": {"synchronous": True}}
 FURTHER = [p for p in LATE_PATTERNS if p not in tuple(LATE_PATTERNS)[:2]]  # not with all ALGORITHMS
-
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
 
 
 def check_fedavg(pattern, name):

@@ -2,19 +2,12 @@
 
 from dataclasses import replace
 
-import jax
 import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
 from tests.algorithms.harness import PATTERNS, QUICK, Case, assert_losses, over
 from tests.references import fedavg_ft
-
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
 
 
 @over(PATTERNS, QUICK)
@@ -55,16 +48,3 @@ def test_fedavg_ft_on_a_budget():
     assert_losses(records[-1], case, "personalized", wanted[-1]["personalized"])
     for record in records[:-1]:
         assert np.isnan(record["scores"]["personalized/test/loss"]).all()
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"budget": "yes"}, "budget.*'yes'"),
-        ({"budget": True, "pull": -1}, "pull must be at least 0, got -1"),
-        ({"pull": 0.1}, "pull must be 0 without budget=true, got 0.1"),
-    ],
-)
-def test_fine_tuning_that_can_not_be(settings, said):
-    with pytest.raises(pfl.InputError, match=said):
-        pfl.make_algorithm("fedavg_ft", settings)

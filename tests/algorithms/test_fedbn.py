@@ -25,12 +25,6 @@ class Unchecked(type(pfl.make_algorithm("fedbn"))):
         pass
 
 
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
-
-
 @over(PATTERNS, [("partial-map", "plain"), ("full-vmap", "momentum-and-decay-by-size")], VARIANTS)
 def test_reference(pattern, variant):
     settings, momentum, decay = VARIANTS[variant]

@@ -3,7 +3,6 @@ does not train, and with running statistics."""
 
 from dataclasses import replace
 
-import jax
 import numpy as np
 import pytest
 
@@ -13,12 +12,6 @@ from fedjax_pfl.utils import trees
 from tests.algorithms.harness import PATTERNS, QUICK, Case, assert_losses, assert_models, stack
 from tests.models.test_normalization import NormNet
 from tests.references import feddwa
-
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
 
 
 def in_ci(pattern, guidance):
@@ -34,7 +27,8 @@ def in_ci(pattern, guidance):
     ],
 )
 def test_feddwa(pattern, guidance):
-    case = Case(**PATTERNS[pattern])
+    scored = {"scored": guidance == "epochs"} if pattern == "partial-map" else {}
+    case = Case(**PATTERNS[pattern] | scored)
     own = None if pattern == "partial-map" else 3  # the schedule's own two epochs, or three
     further = replace(case.federation.schedule, epochs=own or 2)
     wanted = feddwa.run(
@@ -84,7 +78,7 @@ def test_one_huge_client_does_not_even_out_the_weights_of_the_others():
     others = [0, 1, 2, 4]
 
     def weights(federation):
-        state, record = run_rounds(algorithm, federation, rounds=1)
+        state, record = run_rounds(algorithm, federation, rounds=1, scored=())
         kernel = state[-1].models["params"]["head"]["kernel"]
         assert not record[0]["clients"]["diverged"].any()
         matrix = record[0]["matrices"]["mixing"][np.ix_(others, others)]
@@ -102,7 +96,7 @@ def test_an_absent_client_takes_no_step_though_all_have_a_place_in_the_cohort():
     # Client 3 overflows whenever it trains; it is in step in every fourth round.
     federation = toy_federation(stragglers={3: 2}, diverging=3)
     for name in ("fedavg", "feddwa"):
-        _, records = run_rounds(pfl.make_algorithm(name), federation)
+        _, records = run_rounds(pfl.make_algorithm(name), federation, scored=())
         diverged = [list(np.flatnonzero(record["clients"]["diverged"])) for record in records]
         assert diverged == [[], [], [], [3]]
 

@@ -19,12 +19,6 @@ VARIANTS = {"equal": {}, "size": {"scaling": "size", "score_last": True}}
 ALPHA = 0.4
 
 
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
-
-
 def algorithm(**settings):
     return pfl.make_algorithm("feddyn", {"alpha": ALPHA} | settings)
 

@@ -12,7 +12,7 @@ from fedjax_pfl.algorithms.fedfomo import State, first_order
 from fedjax_pfl.engine.new_clients import without_new_clients
 from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import make_runs
-from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation
+from fedjax_pfl.testing.toys import assert_close, run_rounds, toy_federation
 from fedjax_pfl.utils import keys
 from tests.algorithms.harness import (
     PATTERNS,
@@ -21,7 +21,6 @@ from tests.algorithms.harness import (
     assert_models,
     assert_steps,
     over,
-    sampled_federation,
 )
 from tests.references import fedfomo
 
@@ -31,12 +30,6 @@ VARIANTS = {
     "three-l1-raw": {"downloads": 3, "norm": "l1", "affinity": "raw"},
     "all-back-to-the-start": {"downloads": 9, "fallback": "start"},
 }
-
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
 
 
 def numbers_of(*args):
@@ -107,16 +100,6 @@ def test_picks():
         left = np.flatnonzero(candidates[i])
         wanted = fedfomo.pick(affinity[i], left, most, explores[i], priority[i], ties[i])
         assert picks[i][found[i]].tolist() == wanted
-
-
-@pytest.mark.parametrize("share", ["all", pytest.param("head", marks=pytest.mark.thorough)])
-def test_with_nothing_downloaded_it_is_local_training(share):
-    """Its own last model is all there is; private layers stay trained, mixed or not."""
-    federation = sampled_federation(share=share)
-    algorithm = pfl.make_algorithm("fedfomo", {"downloads": 0})
-    states = states_of(algorithm, federation, 3)
-    alone, _ = run_rounds(pfl.make_algorithm("local", {"who": "drawn"}), federation, 3)
-    assert_close(states[-1].trained, alone[-1].models, "models")
 
 
 def context(algorithm, federation, t=1):
@@ -233,23 +216,6 @@ def test_half_precision_is_traced_without_a_warning():
     start = jax.eval_shape(program.start)
     after = jax.eval_shape(lambda states: program.advance(states, 0, 1).states, start)
     assert after.affinity.dtype == "bfloat16"
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"downloads": -1}, "downloads must be at least 0, got -1"),
-        ({"exploration": 1.5}, "exploration must be in 0..1, got 1.5"),
-        ({"exploration": "nan"}, "exploration"),
-        ({"exploration_decay": -0.1}, "exploration_decay must be at least 0"),
-        ({"norm": "l3"}, "norm.*'l3'"),
-        ({"affinity": "softmax"}, "affinity.*'softmax'"),
-        ({"fallback": "own"}, "fallback.*'own'"),
-    ],
-)
-def test_what_can_not_be(settings, said):
-    with pytest.raises(pfl.InputError, match=said):
-        pfl.make_algorithm("fedfomo", settings)
 
 
 def test_what_federations_can_not_be_and_what_tables_are_told():

@@ -29,12 +29,6 @@ QUICK = [
 RATE, TAU = 0.03, 2e-3
 
 
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
-
-
 def algorithm(name, **settings):
     return pfl.make_algorithm(name, settings)
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation
+from fedjax_pfl.testing.toys import assert_close, run_rounds, toy_federation
 from tests.algorithms.harness import (
     PATTERNS,
     Case,
@@ -15,7 +15,7 @@ from tests.algorithms.harness import (
     over,
     sampled_federation,
 )
-from tests.algorithms.norms import NormCase, assert_everyones, everyones, first_model
+from tests.algorithms.norms import NormCase, assert_everyones, first_model
 from tests.references import fedper, norm_network
 
 # Settings, and the personalization layers of the network with one hidden layer or with three.
@@ -27,12 +27,6 @@ VARIANTS = {
         ("hidden_c", "head"),
     ),
 }
-
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
 
 
 @over(PATTERNS, [("partial-map", "head"), ("full-vmap", "uniform-two-layers")], VARIANTS)
@@ -80,6 +74,7 @@ def test_only_the_base_travels():
     assert "global/test/accuracy" not in result.scores and not result.remarks
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("settings", "options"), [({"personal_layers": 0}, {}), ({}, {"share": "all"})]
 )
@@ -90,27 +85,6 @@ def test_with_everything_shared_it_is_fedavg(settings, options):
     assert_close(ours[0][-1].server, plain[0][-1].server, "server", 0)
     for name, values in plain[1][-1]["scores"].items():
         np.testing.assert_array_equal(ours[1][-1]["scores"][name], values)
-
-
-@pytest.mark.thorough
-def test_with_nothing_shared_it_is_local_training():
-    ours = states_of(pfl.make_algorithm("fedper", {"personal_layers": 2}), toy_federation(), 2)[-1]
-    alone = states_of(pfl.make_algorithm("local"), toy_federation(), 2)[-1]
-    assert not jax.tree.leaves(ours.server)
-    assert_close(everyones(ours, 5), alone.models, "models", 0)
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"personal_layers": -1}, "personal_layers must be at least 0, got -1"),
-        ({"personal_layers": 3}, r"personal_layers must be in 0\.\.2.*\(fc_0, head\), got 3"),
-        ({"weighting": "sizes"}, "weighting.*'sizes'"),
-    ],
-)
-def test_what_can_not_be(settings, said):
-    with pytest.raises(pfl.InputError, match=said):
-        pfl.Simulation(pfl.make_algorithm("fedper", settings), toy_federation()).check()
 
 
 @pytest.mark.parametrize(

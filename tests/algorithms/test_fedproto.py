@@ -29,7 +29,6 @@ from tests.algorithms.harness import (
     assert_models,
     assert_steps,
     over,
-    sampled_federation,
     stack,
 )
 from tests.engine.finals import final_in
@@ -49,12 +48,6 @@ VARIANTS = {
     "class-means": {"weight": 0.9, "distance": "class_means", "eligible": "own"},
 }
 SOME = np.array([True, False, True])
-
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
 
 
 def algorithm(**settings):
@@ -248,12 +241,6 @@ def test_a_client_whose_features_overflow_leaves_the_cohort():
     moved = abs(after.models["params"]["head"]["bias"] - before.models["params"]["head"]["bias"])
     assert (moved.max(axis=1) > 0).tolist() == [i != bad for i in range(5)]
     assert np.isfinite(after.prototypes.means).all()
-
-
-def test_without_the_term_it_is_local_training_to_the_bit():
-    federation, local = sampled_federation(), pfl.make_algorithm("local", {"who": "drawn"})
-    alone, ours = (run_rounds(a, federation, 2)[0][-1] for a in (local, algorithm(weight=0)))
-    assert_close(ours.models, alone.models, "", 0)
 
 
 def by_chance(key, images):

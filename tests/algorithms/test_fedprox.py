@@ -23,12 +23,6 @@ from tests.algorithms.harness import (
 from tests.references import fedprox
 
 
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
-
-
 def algorithm(**settings):
     return pfl.make_algorithm("fedprox", settings)
 

@@ -2,12 +2,10 @@
 
 from dataclasses import replace
 
-import jax
 import numpy as np
-import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of
+from fedjax_pfl.testing.toys import assert_close
 from tests.algorithms.harness import (
     PATTERNS,
     Case,
@@ -15,7 +13,6 @@ from tests.algorithms.harness import (
     assert_models,
     assert_steps,
     over,
-    sampled_federation,
 )
 from tests.references import fedupdate
 
@@ -24,12 +21,6 @@ VARIANTS = {
     "three-steps": {"fine_tune_steps": 3},
     "three-steps-discarding": {"fine_tune_steps": 3, "discard_fine_tuned": True},
 }
-
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
 
 
 @over(PATTERNS, [("partial-map", "published"), ("full-vmap", "three-steps-discarding")], VARIANTS)
@@ -59,15 +50,3 @@ def test_reference(pattern, variant):
         np.testing.assert_array_equal(record["up"], np.repeat(present[:, None], 2, axis=1))
         np.testing.assert_array_equal(record["down"], record["up"])
         assert_steps(record, case.cohorts[t], common["batches"][t], updates[t])
-
-
-@pytest.mark.parametrize(
-    ("discard", "participation"), [(True, 0.6), pytest.param(False, 1.0, marks=pytest.mark.slow)]
-)
-def test_without_steps_it_is_fedavg(discard, participation):
-    """Of those absent as well, unless they hold on to what they had."""
-    federation = sampled_federation(participation=participation)
-    settings = {"fine_tune_steps": 0, "discard_fine_tuned": discard}
-    ours = states_of(pfl.make_algorithm("fedupdate", settings), federation)
-    plain, _ = run_rounds(pfl.make_algorithm("fedavg"), federation)
-    assert_close(ours[-1].server, plain[-1].server, "no fine-tuning")

@@ -14,7 +14,6 @@ from fedjax_pfl.engine.new_clients import without_new_clients
 from fedjax_pfl.testing.toys import (
     OverflowingNormed,
     assert_close,
-    run_rounds,
     states_of,
     toy_federation,
 )
@@ -25,7 +24,6 @@ from tests.algorithms.harness import (
     assert_losses,
     assert_models,
     over,
-    sampled_federation,
 )
 from tests.engine.finals import final_in
 from tests.references import ifca
@@ -43,12 +41,6 @@ QUICK = [
     ("partial-map", "gradients-by-test"),
     ("full-vmap", "balanced"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
 
 
 def algorithm(**settings):
@@ -153,13 +145,6 @@ def test_groups_are_even_and_follow_the_clients():
     assert np.bincount(groups_of(case, 3), minlength=3).min() == 1
     order = np.array([3, 0, 4, 1, 2])
     np.testing.assert_array_equal(groups_of(Case(order=order), 2), groups[order])
-
-
-def test_one_model_is_fedavg():
-    federation = sampled_federation()
-    ours = states_of(algorithm(clusters=1), federation, 2)[-1]
-    plain = run_rounds(pfl.make_algorithm("fedavg"), federation, 2)[0][-1]
-    assert_close(jax.tree.map(lambda leaf: leaf[0], ours.models), plain.server, "server", 1e-12)
 
 
 def test_numbers_of_clusters_mean_nothing_and_ties_go_to_the_lowest():

@@ -46,12 +46,6 @@ ALIKE = ("pruned-at-once", "defaults", "attention-pass")  # made of what the oth
 QUICK = (("partial-map", "pruned"), ("full-vmap", "whole-pass"), ("partial-map", "attention"))
 
 
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
-
-
 def algorithm(**settings):
     return pfl.make_algorithm("l2c", settings)
 
@@ -147,6 +141,7 @@ def test_who_is_late_gets_nothing_and_a_gradient_that_is_not_finite_is_no_step()
     assert not after.logits[1].any() and after.logits[0].any()
 
 
+@pytest.mark.thorough
 def test_even_weights_of_equal_clients_with_private_heads_are_fedper():
     federation = toy_federation((5, 5, 5), (3, 3, 3), share="body")
     states = states_of(algorithm(logit_rate=0), federation)

@@ -1,17 +1,10 @@
 """What a late client lost, and the patterns of late clients that the comparisons run."""
 
-import jax
 import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import run_rounds, toy_federation
 from tests.algorithms.harness import LATE_PATTERNS, LATE_ROUNDS, Case
-
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
 
 
 @pytest.mark.parametrize(

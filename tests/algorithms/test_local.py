@@ -1,6 +1,5 @@
 """Local training against its reference."""
 
-import jax
 import numpy as np
 import pytest
 
@@ -15,12 +14,6 @@ from tests.algorithms.harness import (
     over,
 )
 from tests.references import local
-
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
 
 
 @over(PATTERNS, [("partial-map", "everyone"), ("full-vmap", "everyone"), ("partial-map", "drawn")],

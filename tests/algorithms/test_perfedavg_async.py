@@ -1,18 +1,10 @@
 """Per-FedAvg of late clients against its reference."""
 
-import jax
 import numpy as np
-import pytest
 
 from tests.algorithms.harness import LATE_PATTERNS, LATE_ROUNDS, over
 from tests.algorithms.late import assert_costs, compare, late_case
 from tests.references import perfedavg_async
-
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
 
 
 @over(LATE_PATTERNS, [("in-order", 2), ("paper-vmap", 3)], (2, 3))

@@ -40,12 +40,6 @@ VARIANTS = {
 QUICK = (("partial-map", "sequential"), ("partial-map", "mean"), ("full-vmap", "local-head"))
 
 
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
-
-
 def made(**settings):
     return pfl.make_algorithm("pfedhn", {**SMALL, **settings})
 
@@ -174,6 +168,7 @@ def test_a_step_descends_and_the_published_other_sign_ascends():
     assert ahead < still < back
 
 
+@pytest.mark.thorough
 def test_without_a_server_rate_all_models_are_constant():
     federation = toy_federation(validation_size=0, participation=0.6)
     rates = {"server_rate": [0.0, 0.2], "embedding_rate": [1.0, 1.0]}

@@ -64,12 +64,6 @@ QUICK = (
 )
 
 
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
-
-
 def networks(state):
     """(embeddings, hypernetworks) of a state, in the reference's form."""
     count, blocks = len(state.embedding), state.kernel.shape[2]
@@ -301,7 +295,7 @@ def test_with_every_block_retained_it_is_local_training():
 def test_exactly_k_blocks_are_retained_and_not_sent(retained):
     federation = toy_federation()
     settings = TINY | {"retained": retained, "hypernetwork_rate": 0.5}
-    _, records = run_rounds(pfl.make_algorithm("heurpfedla", settings), federation)
+    _, records = run_rounds(pfl.make_algorithm("heurpfedla", settings), federation, scored=())
     for record in records:
         np.testing.assert_array_equal(record["clients"]["retained_blocks"], retained)
         np.testing.assert_array_equal(
@@ -317,7 +311,7 @@ def test_a_private_block_can_not_be_retained():
     federation = toy_federation(share="body")
     with pytest.raises(pfl.InputError, match="retained must be at most 1 blocks, got 2"):
         pfl.make_algorithm("heurpfedla", {"retained": 2}).check(federation)
-    _, records = run_rounds(pfl.make_algorithm("heurpfedla", TINY), federation)
+    _, records = run_rounds(pfl.make_algorithm("heurpfedla", TINY), federation, scored=())
     head = federation.plan.blocks.index("head")
     for record in records:
         assert (record["down"][:, head] == 1).all()  # of size 0: nothing of it travels

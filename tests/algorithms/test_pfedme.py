@@ -35,12 +35,6 @@ VARIANTS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
-
-
 def algorithm(**settings):
     return pfl.make_algorithm("pfedme", settings)
 
@@ -58,7 +52,7 @@ def largest(one, other):
 
 @over(
     PATTERNS,
-    [("partial-map", "published"), ("partial-map", "drawn"), ("full-vmap", "defaults")],
+    [("partial-map", "defaults"), ("full-vmap", "published"), ("partial-map", "drawn")],
     VARIANTS,
 )
 def test_reference(pattern, variant):
@@ -179,27 +173,6 @@ def test_statistics_may_stay_with_their_clients():
     assert_close(held, together.server["batch_stats"], "statistics", 1e-12)
     result = pfl.simulate(ours, apart, 1)
     assert "global/test/loss" not in result.scores
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"pull": -1}, "pull must be at least 0, got -1"),
-        ({"decay": "nan"}, "decay must be"),
-        ({"inner_steps": 0}, "inner_steps must be at least 1, got 0"),
-        ({"server_rate": 0}, "server_rate must be above 0, got 0"),
-        ({"personal_rate": 0}, "personal_rate must be above 0, got 0"),
-        (
-            {"pull": 100, "decay": 0},
-            r"personal_rate must be below 2 / \(pull \+ decay\) = 0\.02: theta .*, got 0\.05",
-        ),
-        ({"who": "all"}, "who.*'all'"),
-        ({"weighting": "sizes"}, "weighting.*'sizes'"),
-    ],
-)
-def test_hyperparameters_are_checked(settings, said):
-    with pytest.raises(pfl.InputError, match=said):
-        algorithm(**settings)
 
 
 def test_whole_models_are_averaged():

@@ -17,12 +17,6 @@ from tests.algorithms.norms import ConvNorm
 pytestmark = pytest.mark.thorough  # tests/models/test_normalization.py has the quick ones
 
 
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
-
-
 def everybody(ids):
     return jnp.ones((len(ids), len(ids)))
 

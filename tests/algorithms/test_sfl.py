@@ -41,12 +41,6 @@ QUICK = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
-
-
 def algorithm(**settings):
     return pfl.make_algorithm("sfl", settings)
 
@@ -83,30 +77,6 @@ def test_reference(pattern, variant):
         assert (record["down"] == copies * present[:, None]).all()
         steps = [len(batches) for batches in common["batches"][t]]
         np.testing.assert_array_equal(record["clients"]["local_steps"], present * steps)
-
-
-def test_an_even_graph_without_norms_is_fedavg_of_equal_sizes():
-    federation = toy_federation((4, 4, 4), (2, 2, 2))
-    settings = {"graph_weight": 0, "global_weight": 0}
-    ours = algorithm(relation=lambda ids: jnp.ones((3, 3)), **settings)
-    plain = states_of(pfl.make_algorithm("fedavg"), federation, 2)[-1].server
-    state = states_of(ours, federation, 2)[-1]
-    assert_close(state.server, plain, "mean")
-    for i in range(3):
-        assert_close(jax.tree.map(lambda x, i=i: x[i], state.models), plain, f"model {i}")
-
-
-@pytest.mark.thorough
-def test_norms_have_gradients_unless_they_are_detached():
-    """In the published code they have none."""
-    federation = toy_federation()
-    ours, free, detached = (
-        states_of(algorithm(**settings), federation, 2)[-1].server
-        for settings in ({}, {"graph_weight": 0, "global_weight": 0}, {"detached": True})
-    )
-    assert_close(detached, free, "without norms")
-    apart = jax.tree.map(lambda a, b: np.abs(a - b).max(), ours, free)
-    assert max(jax.tree.leaves(apart)) > 1e-2
 
 
 def test_without_an_upload_nothing_is_spread():

@@ -47,12 +47,6 @@ WEIGHTS_VARIANTS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
-
-
 def compare(name, pattern, settings, run, options, body):
     """Runs three rounds, the first and the third with the routine, beside the reference."""
     model = FourLayers() if body is FOUR else None

@@ -99,12 +99,6 @@ COMPARED = (
 SAMPLED = ("local", "scaffold", "cwfedavg")  # quick under sampling, where the same is looked at
 
 
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
-
-
 @jax.jit
 def cohorts_of(participation, ids, key):
     """Those of all rounds, leaves [TOTAL, M]."""

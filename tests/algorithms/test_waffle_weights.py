@@ -12,12 +12,6 @@ from fedjax_pfl.algorithms.waffle import Waffle
 from fedjax_pfl.testing.toys import toy_federation
 
 
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
-
-
 def raw_weights(update, alice=0, present=None, t=49, total=100, **options):
     """`Waffle.raw_weights` of updates [M, d]."""
     update = {"w": jnp.asarray(update)}

@@ -1,29 +1,50 @@
 """Algorithms of one's own whose models have shared leaves and clients' own ones."""
 
-import re
-from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl import core, trees
+from fedjax_pfl import core, mixing, trees
 from fedjax_pfl.testing import check_algorithm
 from fedjax_pfl.testing.suite import CHECKS
 from fedjax_pfl.testing.toys import assert_close, run_rounds, toy_federation
 
-GUIDE = Path(__file__).parents[2] / "docs/your_own.md"
 QUICK = ("partial_participation", "uploads")
+
+
+@core.struct
+class Halves:
+    server: Any = core.per_server()
+    own: Any = core.per_client()
+
+
+class OwnHeads(core.Algorithm):
+    """Clients train a shared body and a head of their own together."""
+
+    share = "body"
+
+    def init(self, ctx):
+        server, own = ctx.plan.split(ctx.initial_model())
+        return Halves(server, ctx.replicate(own))
+
+    def round(self, ctx, state):
+        received = trees.assemble(state.server, ctx.cohort.gather(state.own))
+        trained, cohort, loss = ctx.train(received)
+        sent, own = ctx.plan.split(ctx.upload(trained, received))
+        weights = mixing.by_size(ctx.sizes(), cohort.mask)
+        server = mixing.weighted_sum(weights, sent, onto=state.server)
+        record = ctx.record(cohort, clients={"train_loss": loss}, mixing=weights)
+        return Halves(server, cohort.scatter(state.own, own)), record
+
+    def models(self, ctx, state, rows):
+        return {"personalized": trees.assemble(state.server, trees.take(state.own, rows))}
 
 
 @pytest.fixture(scope="module")
 def own_heads():
-    """The algorithm of the guide."""
-    blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
-    (block,) = (block for block in blocks if "class OwnHeads" in block)
-    names = {"core": core, "mixing": pfl.mixing, "trees": trees, "Any": object}
-    exec(block.partition("print(")[0], names)
-    yield names["OwnHeads"]()
+    yield core.algorithm("own_heads")(OwnHeads)()
     del core.ALGORITHMS["own_heads"]
 
 

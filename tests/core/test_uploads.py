@@ -83,9 +83,9 @@ def test_free_riders_send_what_the_server_holds():
     """FedAvg with a free rider moves as if that client had sent the server's model, 1/N of it."""
     with jax.enable_x64(True):
         made = pfl.make_algorithm("fedavg")
-        states, _ = run_rounds(made, toy_federation(withheld=[2]), 1)
-        plain, _ = run_rounds(made, toy_federation(), 1)
-        alone, records = run_rounds(made, toy_federation(withheld=[0, 1, 3, 4]), 1)
+        states, _ = run_rounds(made, toy_federation(withheld=[2]), 1, scored=())
+        plain, _ = run_rounds(made, toy_federation(), 1, scored=())
+        alone, records = run_rounds(made, toy_federation(withheld=[0, 1, 3, 4]), 1, scored=())
     sizes = records[0]["matrices"]["mixing"][0]
     assert sizes[2] > 0
 
@@ -152,11 +152,11 @@ def test_a_server_that_needs_sums_is_the_same_for_equal_sums(name):
     made = pfl.make_algorithm(name)
     with jax.enable_x64(True):
         plain = toy_for(made)
-        (start, wanted), (record,) = run_rounds(made, plain, 1)
+        (start, wanted), (record,) = run_rounds(made, plain, 1, scored=())
         (weights,) = record["matrices"].values()
         pair = jnp.array([0, 2])
         stage = Exchanged(pair, jnp.asarray(weights.reshape(-1))[pair])
-        (_, found), _ = run_rounds(made, replace(plain, uploads=stage), 1)
+        (_, found), _ = run_rounds(made, replace(plain, uploads=stage), 1, scored=())
     servers = [by_field(lambda value, axes: value if axes == 0 else None, one)
                for one in (start, wanted, found)]  # fmt: skip
     assert_close(servers[2], servers[1], "the server's state of equal sums")
@@ -174,8 +174,8 @@ def test_private_leaves_are_not_sent():
     with jax.enable_x64(True):
         made, plain = pfl.make_algorithm("fedper"), toy_federation()
         zeroed = replace(plain, uploads=Zeroed(jnp.zeros((0,), jnp.int32)))
-        (_, wanted), _ = run_rounds(made, plain, 1)
-        (_, found), _ = run_rounds(made, zeroed, 1)
+        (_, wanted), _ = run_rounds(made, plain, 1, scored=())
+        (_, found), _ = run_rounds(made, zeroed, 1, scored=())
     assert jax.tree.leaves(found.private)
     jax.tree.map(np.testing.assert_array_equal, found.private, wanted.private)
     assert not any(leaf.any() for leaf in jax.tree.leaves(found.server))

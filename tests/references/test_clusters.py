@@ -1,4 +1,4 @@
-"""CFL's reference: bipartitions, when a cluster is halved, FedAvg as its limit, absent members."""
+"""References of clustered learning: bipartitions of CFL, first models of IFCA."""
 
 from itertools import combinations, pairwise
 
@@ -7,13 +7,12 @@ import pytest
 from scipy.cluster import hierarchy
 from scipy.spatial.distance import squareform
 
-from tests.references import cfl
+from tests.references import cfl, ifca, network
 from tests.references.local_sgd import sgd
-from tests.references.small import (
-    RATES,
-    ROUNDS,
-    flat,
-)
+from tests.references.small import COUNT, RATES, ROUNDS, flat
+
+# ---- CFL
+
 
 ALWAYS = {"mean_below": np.inf, "largest_above": 0.0, "first_split": 0}
 
@@ -53,9 +52,6 @@ def sevenfold(setting):
         "cohorts": [list(range(7))] * ROUNDS,
         "batches": [[[samples] * 4 for samples in split]] * ROUNDS,
     }
-
-
-# ------------------------------------------------------------------ the bipartition
 
 
 @pytest.mark.parametrize("linkage", cfl.LINKAGES)
@@ -106,9 +102,6 @@ def test_halves_must_be_far_enough_apart_for_gamma_max():
     assert cfl.bipartition(still) == ([0, 1], [2])  # a cosine with nothing is 0
 
 
-# ------------------------------------------------------------------ the rounds
-
-
 def test_second_splits_name_clients_and_not_positions(setting):
     """Published code takes positions within the cluster for clients."""
     common = sevenfold(setting)
@@ -128,3 +121,51 @@ def test_second_splits_name_clients_and_not_positions(setting):
     assert [len(models["models"]) for models in history] == [2, 4, 4]  # once a cluster and round
     assert history[-1]["tree"][0]["members"] == list(range(7))
     assert sorted(history[1]["tree"][2]["members"]) == [1, 2, 4, 6]
+
+
+# ---- IFCA
+
+
+def drawn(count, seed=4):
+    rng = np.random.default_rng(seed)
+    return [network.random_parameters(rng, 5, 6, 4) for _ in range(count)]
+
+
+@pytest.fixture
+def several(setting):
+    """The setting with three first models."""
+    return {**setting, "initial": drawn(3)}
+
+
+def test_two_kinds_of_clients_get_a_model_each(setting):
+    """From the same model for all, one round of warm-up by kinds is enough to part them."""
+    y = setting["y"].copy()
+    for i in (1, 3):
+        own = setting["clients"][i]["samples"]
+        y[own] = (y[own] + 2) % 4
+    common = {**setting, "y": y, "initial": drawn(2), "groups": [0, 1, 0, 1], "warmup": 1}
+    history = ifca.run(**common)
+    assert history[0]["clusters"] == {0: 0, 1: 1, 2: 0, 3: 1}
+    for models in history:
+        assert models["choices"] == [0, 1, 0, 1]
+
+
+def test_balanced_first_models(several):
+    clients, x, y = several["clients"], several["x"], several["y"]
+
+    def least(models):
+        chosen = [ifca.choose(models, client["samples"], x, y) for client in clients]
+        return min(chosen.count(k) for k in range(len(models))) / COUNT
+
+    draws = [drawn(2, seed) for seed in range(12)]
+    shares = [least(models) for models in draws]
+    assert 0.0 in shares and 0.5 in shares  # .25 of four clients would not do
+    assert ifca.balanced(draws, clients, x, y) is draws[shares.index(0.5)]
+    assert ifca.balanced(draws, clients, x, y, share=0.0) is draws[0]
+    worse = [models for models, share in zip(draws, shares, strict=True) if share < 0.35]
+    most = max(least(models) for models in worse)
+    best = [models for models in worse if least(models) == most]
+    assert len(best) > 1
+    assert ifca.balanced(worse, clients, x, y) is best[0]
+    four = [drawn(4, seed) for seed in range(3)]  # a tenth of four clients is one of them
+    assert ifca.balanced(four, clients, x, y, share=0.1) is ifca.balanced(four, clients, x, y)

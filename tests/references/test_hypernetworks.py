@@ -1,17 +1,14 @@
-"""pFedHN's reference: the hypernetwork and its gradient, the server's step, both forms."""
+"""References in which hypernetworks make models or weights: pFedHN, pFedLA."""
 
 import numpy as np
 import pytest
 
-from tests.references import fedavg, network, pfedhn
+from tests.references import fedavg, network, pfedhn, pfedla
 from tests.references.local_sgd import sgd
-from tests.references.small import (
-    CLASSES,
-    COUNT,
-    PARTIAL,
-    RATES,
-    assert_same,
-)
+from tests.references.small import CLASSES, COUNT, PARTIAL, RATES, assert_same
+
+# ---- pFedHN
+
 
 PLAIN = {"momentum": 0.0, "weight_decay": 0.0, "clip": None}
 UNDECAYED = {"server_momentum": 0.0, "server_decay": 0.0, "server_clip": None}
@@ -46,9 +43,6 @@ def federation(setting):
     return {**setting, **hypernetwork(setting["initial"])}
 
 
-# ------------------------------------------------------------------ the hypernetwork
-
-
 def test_a_step_descends_on_a_quadratic_and_the_other_sign_ascends(setting):
     """Two published codes of a similar method step the wrong way."""
     like, rng = setting["initial"], np.random.default_rng(4)
@@ -65,9 +59,6 @@ def test_a_step_descends_on_a_quadratic_and_the_other_sign_ascends(setting):
         slope = pfedhn.server_gradient(*drawn.values(), i, change)
         start = all_numbers(drawn)
         assert loss(start - 1e-2 * slope) < loss(start) < loss(start + 1e-2 * slope)
-
-
-# ------------------------------------------------------------------ limits
 
 
 def test_biases_alone_pass_a_model_from_client_to_client(setting):
@@ -101,3 +92,64 @@ def test_a_cohort_is_its_clients_one_after_the_other(federation):
     np.testing.assert_array_equal(together["velocity"], singly["velocity"])
     (sorted_,) = pfedhn.run(**{**common, "rounds": 1, "cohorts": [[0, 1, 3]]})
     assert np.abs(all_numbers(sorted_) - all_numbers(together)).max() > 1e-9
+
+
+# ---- pFedLA
+
+
+BLOCKS = ("hidden", "head")
+
+
+def hypernetworks(blocks=2, weighting="softmax", clients=COUNT, noise=0.0):
+    """One small hypernetwork per client; `noise` moves the output layers off their start."""
+    rng = np.random.default_rng(5)
+    drawn = [
+        pfedla.random_hypernetwork(
+            rng, embedding=4, hidden=6, blocks=blocks, clients=clients, weighting=weighting
+        )
+        for _ in range(clients)
+    ]
+    for _, psi in drawn:
+        for layer in psi["output"]:
+            layer["kernel"] = layer["kernel"] + noise * rng.normal(size=layer["kernel"].shape)
+            layer["bias"] = layer["bias"] + noise * rng.normal(size=layer["bias"].shape)
+    return {"embeddings": [v for v, _ in drawn], "hypernetworks": [psi for _, psi in drawn]}
+
+
+@pytest.mark.parametrize("weighting", pfedla.WEIGHTINGS)
+def test_pfedla_weights_lie_on_the_simplex(weighting):
+    start, moved = (hypernetworks(weighting=weighting, noise=noise) for noise in (0.0, 0.5))
+    for drawn in (start, moved):
+        for vector, psi in zip(drawn["embeddings"], drawn["hypernetworks"], strict=True):
+            alpha = pfedla.hypernetwork(vector, psi, weighting)
+            assert alpha.shape == (2, COUNT) and alpha.min() >= 0.0
+            np.testing.assert_allclose(alpha.sum(axis=1), 1.0, rtol=1e-14)
+            if drawn is start and weighting == "softmax":
+                np.testing.assert_array_equal(alpha, 1 / COUNT)
+    np.testing.assert_array_equal(pfedla.normalised(-np.ones(4), "relu_norm"), 0.25)
+    np.testing.assert_array_equal(pfedla.normalised_vjp(-np.ones(4), np.ones(4), "relu_norm"), 0.0)
+    with pytest.raises(ValueError, match="Unknown weighting"):
+        pfedla.normalised(np.ones(4), "sparsemax")
+
+
+@pytest.mark.parametrize("weighting", pfedla.WEIGHTINGS)
+def test_pfedla_hypernetwork_steps_descend_on_a_quadratic(setting, weighting):
+    rng = np.random.default_rng(4)
+    drawn = hypernetworks(weighting=weighting, noise=0.1)
+    models = [network.random_parameters(rng, 5, 6, CLASSES) for _ in range(COUNT)]
+    targets = [network.random_parameters(rng, 5, 6, CLASSES) for _ in range(COUNT)]
+
+    def loss(i, vector, psi):
+        mixed = pfedla.aggregate(pfedla.hypernetwork(vector, psi, weighting), models, BLOCKS)
+        return 0.5 * network.squared_distance(mixed, targets[i]), mixed
+
+    for i in range(COUNT):
+        vector, psi = drawn["embeddings"][i], drawn["hypernetworks"][i]
+        before, mixed = loss(i, vector, psi)
+        change = network.scale(0.1, network.subtract(targets[i], mixed))  # -eta gradient
+        cotangent = pfedla.weight_cotangent(change, models, BLOCKS)
+        new_vector, new_psi = pfedla.step(vector, psi, cotangent, 1e-3, weighting)
+        for moved in ((new_vector, new_psi), (new_vector, psi), (vector, new_psi)):
+            assert loss(i, *moved)[0] < before
+        backward = pfedla.step(vector, psi, cotangent, -1e-3, weighting)
+        assert loss(i, *backward)[0] > before
