@@ -54,7 +54,7 @@ def _line(found, algorithm, name) -> Figure:
     axes.minorticks_off()
     drawing.tidy(axes, xlabel=name, ylabel=found[0].measure.axis)
     drawing.legend(chart, lines, None, ["validation", "test"])
-    seeds = drawing.over_seeds(len(found[0].validation))
+    seeds = drawing.spread_of(len(found[0].validation))
     drawing.title(chart, f"{algorithm}: mean over clients{seeds}")
     return chart
 

@@ -40,7 +40,7 @@ def test_rows_over_different_clients_or_data():
         "5 clients",
     ]
     assert heading.count("|") == rows[0].count("|") == rows[1].count("|")
-    assert "± 63.53*" in rows[0]
+    assert r"± 63.53\*" in rows[0]
     notes = sweep_files.footnotes(result, ["alpha"])
     assert notes[0] == "m, a=1: x."
     assert notes[1].startswith("Rows are means over different clients")
