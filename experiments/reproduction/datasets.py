@@ -3,12 +3,12 @@
 from functools import cache
 from typing import NamedTuple
 
-import absl.flags
 import numpy as np
 
 import fedjax_pfl as pfl
 
 from ..cli import data_flags
+from ..cli.config import ExperimentConfig
 
 BLANK, NOTE = "blank/", "on blank samples"
 LARGEST = 200_000_000  # bytes of registered blank samples
@@ -100,7 +100,7 @@ def register_blank(name: str) -> str | None:
     return title
 
 
-def trouble(args: absl.flags.FlagValues, complete: bool) -> tuple[str | None, str | None]:
+def trouble(args: ExperimentConfig, complete: bool) -> tuple[str | None, str | None]:
     """(why the data set of --dataset can't be used, a note on it); None each if all is well.
 
     Folders can hold the files of another data set under the same names, or only a part of it.
