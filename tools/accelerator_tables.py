@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import fedjax_pfl as pfl
+from fedjax_pfl.results.table import Column, Table
 
 MARKS = ("<!-- accelerators -->\n", "\n<!-- end of accelerators -->")
 SMALL = "small"  # the case of every algorithm
@@ -32,7 +33,7 @@ class Case(NamedTuple):
         return f"{self.size}/{self.target.replace(':', '-')}/{self.algorithm}"
 
 
-class Table:
+class PageTable:
     """Rows of cells by their labels and heads; cells that it lacks are `UNKNOWN`.
 
     Args:
@@ -73,25 +74,14 @@ class Table:
                 row = dict(zip(heads, cells, strict=False))
                 self.add(tuple(row.pop(label) for label in self.labels), row)
 
-    def lines(self) -> list[str]:
+    def to_markdown(self) -> str:
         """Markdown; rows and columns without a cell are left out, and a table without rows."""
-        rows = {row: cells for row, cells in self.rows.items() if cells}
-        if not rows:
-            return []
-        numbers, words = (
-            [head for head in heads if any(head in cells for cells in rows.values())]
-            for heads in (self.numbers, self.words)
-        )
-        heads = [*self.labels, *numbers, *words]
-        sides = [" --- |"] * len(self.labels) + [" ---: |"] * len(numbers) + [" --- |"] * len(words)
-        return [
-            f"| {' | '.join(heads)} |",
-            f"|{''.join(sides)}",
-            *(
-                f"| {' | '.join([*row, *(cells.get(head, UNKNOWN) for head in numbers + words)])} |"
-                for row, cells in rows.items()
-            ),
-        ]
+        rows = [{**dict(zip(self.labels, row, strict=True)), **cells}
+                for row, cells in self.rows.items() if cells]  # fmt: skip
+        left = [*self.labels, *self.words]
+        heads = (*self.labels, *self.numbers, *self.words)
+        columns = [Column(head, head, left=head in left) for head in heads]
+        return Table(columns, rows).to_markdown() if rows else ""
 
 
 def tables(cases: Sequence[Case], found: Mapping[str, Plain], page: str = "") -> str:
@@ -106,13 +96,13 @@ def tables(cases: Sequence[Case], found: Mapping[str, Plain], page: str = "") ->
     """
     targets = list(dict.fromkeys(case.target for case in cases))
     names = sorted({case.algorithm for case in cases if case.size == SMALL})
-    small = Table(
+    small = PageTable(
         ["Algorithm"],
         [f"{target}, s" for target in targets],
         [f"transfers, {target}" for target in targets if ":" in target],
         [(f"`{name}`",) for name in names],
     )
-    large = Table(
+    large = PageTable(
         ["Network", "Algorithm", "on"],
         ["memory GB", "of it estimated", "local steps", "step Mcycles", "of its floor",
          "evaluation Mcycles", "rest Mcycles", "rounds/s"],
@@ -131,7 +121,7 @@ def tables(cases: Sequence[Case], found: Mapping[str, Plain], page: str = "") ->
             row = (case.size, f"`{case.algorithm}`", case.target)
             large.rows[row].clear()
             large.add(row, _large(plan))
-    return "\n\n".join("\n".join(table.lines()) for table in (small, large) if table.lines())
+    return "\n\n".join(filter(None, (small.to_markdown(), large.to_markdown())))
 
 
 def _small(target: str, plan: Plain) -> dict[str, str]:

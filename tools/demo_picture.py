@@ -12,7 +12,7 @@ from matplotlib.colors import Normalize
 
 from experiments.cli import shell
 from experiments.figures import drawing
-from experiments.figures.matrices import group_borders
+from experiments.figures.matrices import square_clients
 from experiments.figures.runs import Run, find
 from experiments.outputs.run_files import aside
 from fedjax_pfl.utils.errors import InputError
@@ -47,12 +47,7 @@ def draw(runs: Sequence[Run]):
     run = mixed[0]
     weights = run.matrix("mixing")[0, 0].mean(axis=0)
     image = drawing.heat(right, weights, Normalize(0, float(weights.max())))
-    right.set_aspect("equal")
-    drawing.client_ticks(right.xaxis, run.num_clients, 8)
-    drawing.client_ticks(right.yaxis, run.num_clients, 8)
-    for border in group_borders(run):
-        right.axhline(border, color="0.45", linewidth=0.8)
-        right.axvline(border, color="0.45", linewidth=0.8)
+    square_clients(right, run)
     right.set(xlabel="client that sends", ylabel="client that receives")
     right.set_title(f"{MIXED}: weights in round {int(run.matrix_rounds[0])}", fontsize=10)
     drawing.colorbar(chart, image, right, "weight (white: 0)")

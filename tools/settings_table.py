@@ -16,31 +16,21 @@ import fedjax_pfl as pfl
 from experiments.cli import data_flags, flags, presets, shell
 from experiments.cli.config import ExperimentConfig
 from experiments.outputs import run_files
-from experiments.reproduction.published import KINDS
+from experiments.reproduction.datasets import blank
 from fedjax_pfl.models.networks import make_model
 from fedjax_pfl.models.task import as_task
 
 PAPERS = ("feddwa", "waffle", "cwfedavg", "spfl", "plga", "pfedla")
 
 
-@cache
 def stand_in(name: str, most: int | None = None) -> pfl.Dataset:
-    """A data set of the right sizes, shape and classes in which all samples are blank.
+    """A data set of the published sizes, shape and classes in which all samples are blank.
 
     Args:
       name: a key of `KINDS`.
       most: largest number of training samples of a class, a fifth of it for testing; None for all.
     """
-    kind = KINDS[name]
-    rng = np.random.default_rng(0)
-    parts = []
-    for counts, top in ((kind.train, most), (kind.test, most and most // 5)):
-        counts = np.minimum(counts, top or max(counts))
-        labels = rng.permutation(np.repeat(np.arange(len(counts)), counts))
-        blank = np.zeros((), np.uint8 if kind.vocab_size is None else np.int32)
-        parts += [np.broadcast_to(blank, (len(labels), *kind.shape)), labels]
-    classes, words = len(kind.train), kind.vocab_size
-    return pfl.dataset_from_arrays(name, *parts, num_classes=classes, vocab_size=words)
+    return blank(name, most, most and most // 5)
 
 
 class Preset(NamedTuple):

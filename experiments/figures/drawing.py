@@ -7,29 +7,28 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.colors import Colormap, Normalize
 from matplotlib.figure import Figure
 
 from fedjax_pfl.results.plots import COLOURS as COLOURS
 from fedjax_pfl.results.plots import DASHES as DASHES
-from fedjax_pfl.results.plots import DPI, SHADES, Picture
+from fedjax_pfl.results.plots import GREY as GREY
+from fedjax_pfl.results.plots import MARKERS as MARKERS
+from fedjax_pfl.results.plots import SHADES as SHADES
+from fedjax_pfl.results.plots import band as band
+from fedjax_pfl.results.plots import canvas as canvas
 from fedjax_pfl.results.plots import client_ticks as client_ticks
 from fedjax_pfl.results.plots import colour as colour
+from fedjax_pfl.results.plots import heat as heat
+from fedjax_pfl.results.plots import marker as marker
 from fedjax_pfl.results.plots import style as style
 from fedjax_pfl.results.plots import ticks as ticks
+from fedjax_pfl.results.plots import tidy as tidy
 from fedjax_pfl.utils.conversions import keyword_defaults
 from fedjax_pfl.utils.errors import InputError, require, unknown_name
 
 from ..outputs import looks
 
-GREY = "0.72"
 TIE = "0.45"  # of what is neither better nor worse
-MARKERS = "osD^vP*X"
-
-
-def marker(k: int) -> str:
-    """The marker of the k-th of any number of things."""
-    return MARKERS[k % len(MARKERS)]
 
 
 @dataclass(frozen=True)
@@ -106,11 +105,6 @@ def figure(name: str, shows: str, draw: Callable | None = None, needs_runs: bool
     return register if draw is None else register(draw)
 
 
-def canvas(width: float, height: float) -> Figure:
-    """An empty figure of so many inches."""
-    return Picture(figsize=(width, height), dpi=DPI, layout="constrained")
-
-
 def panels(
     count: int, width: float, height: float, columns: int = 3, **options
 ) -> tuple[Figure, list]:
@@ -125,36 +119,6 @@ def panels(
     for axes in grid.flat[count:]:
         axes.remove()
     return chart, list(grid.flat[:count])
-
-
-def band(axes, x, values: np.ndarray, k: int | None = 0, label: str | None = None, **options):
-    """A line of means over seeds, in a band from the lowest to the highest.
-
-    Args:
-      x: [X]; values: [S, X], NaN where there is none.
-      k: style of the line; None draws it thin and grey.
-      **options: of `Axes.plot`.
-
-    Returns:
-      The line.
-    """
-    known = np.isfinite(values).any(axis=0)
-    x, values = np.asarray(x)[known], np.asarray(values, float)[:, known]
-    look = {"color": GREY, "linewidth": 0.8, "zorder": 1} if k is None else style(k)
-    if len(x) < 4:  # a line of one point shows nothing
-        look |= {"marker": marker(k or 0), "markersize": 4}
-    (line,) = axes.plot(x, np.nanmean(values, axis=0), label=label, **(look | options))
-    if k is not None and len(values) > 1:
-        low, high = np.nanmin(values, axis=0), np.nanmax(values, axis=0)
-        axes.fill_between(x, low, high, color=line.get_color(), alpha=0.18, linewidth=0)
-    return line
-
-
-def tidy(axes, **labels) -> None:
-    """A light grid, no frame, and labels."""
-    axes.set(**labels)
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 def leftmost(axes) -> bool:
@@ -177,29 +141,6 @@ def legend(chart: Figure, lines: Sequence, title: str | None = None, labels=None
         lines, labels, title=title, loc="outside right center", frameon=False, alignment="left",
         fontsize=9, title_fontsize=9,
     )  # fmt: skip
-
-
-def heat(
-    axes,
-    values: np.ndarray,
-    norm: Normalize,
-    cmap: str | Colormap = SHADES,
-    blank: float | None = 0.0,
-    **options,
-):
-    """A matrix [rows, columns] as a mesh, in which every cell stays visible.
-
-    Cells of the value `blank`, and NaN, stay white; `options` are those of `Axes.pcolormesh`.
-    """
-    values = np.ma.masked_invalid(np.asarray(values, float))
-    values = values if blank is None else np.ma.masked_equal(values, blank)
-    rows, columns = values.shape
-    image = axes.pcolormesh(
-        np.arange(columns + 1) - 0.5, np.arange(rows + 1) - 0.5, values, cmap=cmap, norm=norm,
-        rasterized=True, **options,
-    )  # fmt: skip
-    axes.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5))
-    return image
 
 
 def colorbar(chart: Figure, image, axes, label: str) -> None:

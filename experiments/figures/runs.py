@@ -73,7 +73,7 @@ class Run:
         result = pfl.Result.load(self.folder)
         for name, value in (("algorithm", result.algorithm), ("seeds", list(result.seeds))):
             if self.config[name] != value:
-                text = f"its {name} {shown(value)} are not those of {CONFIG}"
+                text = f"{name} is {shown(value)} there and {shown(self.config[name])} in {CONFIG}"
                 raise damaged(self.folder / PLAIN, text)
         return result
 

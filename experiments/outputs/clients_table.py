@@ -1,14 +1,15 @@
 """The table of clients that have names: OUTPUT/clients.csv, a row for each."""
 
-import csv
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 import fedjax_pfl as pfl
-from fedjax_pfl.data.whole_files import aside
 from fedjax_pfl.results.names import HEADLINE
+from fedjax_pfl.results.table import Column, Table
+
+from .run_files import write_text
 
 FILE = "clients.csv"
 SPLITS = ("train", "test", "validation")
@@ -28,13 +29,14 @@ def write(folder: Path, partition: pfl.Partition, results: Mapping[str, pfl.Resu
         for score, values in result.scores.items()
         if score.startswith(f"{HEADLINE}/test/")
     }
-    sizes = [partition.sizes(split).tolist() for split in SPLITS]
-    with aside(folder / FILE) as part, part.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["client", "name", *SPLITS, *scores])
-        for client, name in enumerate(partition.names):
-            own = [found.get(client, "") for found in scores.values()]
-            writer.writerow([client, name, *(one[client] for one in sizes), *own])
+    sizes = {split: partition.sizes(split).tolist() for split in SPLITS}
+    rows = [
+        {"client": client, "name": name}
+        | {split: counts[client] for split, counts in sizes.items()}
+        | {score: means.get(client) for score, means in scores.items()}
+        for client, name in enumerate(partition.names)
+    ]
+    write_text(folder / FILE, Table([Column(key, key) for key in rows[0]], rows).to_csv())
 
 
 def _last(result: pfl.Result, values: np.ndarray) -> dict[int, float]:

@@ -47,6 +47,12 @@ class Section:
     def title(self) -> str:
         return f"{self.column.title} ({self.note})" if self.note else self.column.title
 
+    @property
+    def unit(self) -> str:
+        """The unit of its numbers, in headings."""
+        column = self.column
+        return f"times {column.relative}" if column.relative else column.measure.unit
+
     def heading(self, scale: str) -> str:
         """The title, and this column's further changes at that scale."""
         also = " ".join(self.column.changes(scale))

@@ -14,9 +14,9 @@ from fedjax_pfl.engine.costs import step_flops
 from ..cli import data_flags, flags
 from ..cli.config import ExperimentConfig
 from ..figures.runs import read
+from . import datasets
 from .entries import Section
 from .planning import Command
-from .published import KINDS
 
 
 class Machine(NamedTuple):
@@ -103,20 +103,11 @@ def training(words: Sequence[str]) -> float | None:
 def _round(words: tuple[str, ...]) -> float | None:
     """FLOPs of one round of all clients."""
     args = flags.parse(["run", *words])
-    kind = KINDS.get(args.dataset)
-    if kind is None:
+    if args.dataset not in datasets.KINDS:
         return None
-    rng = np.random.default_rng(0)
-    parts = []
-    for counts in (kind.train, kind.test):
-        labels = rng.permutation(np.repeat(np.arange(len(counts)), counts))
-        blank = np.zeros((), np.uint8 if kind.vocab_size is None else np.int32)
-        parts += [np.broadcast_to(blank, (len(labels), *kind.shape)), labels]
-    more = {"num_classes": len(kind.train), "vocab_size": kind.vocab_size}
-    dataset = pfl.dataset_from_arrays(args.dataset, *parts, **more)
-    each = _step(args, kind)
-    count = steps(args, held(data_flags.make_partition(args, dataset))).sum()
-    return None if each is None else float(count) * each
+    partition = data_flags.make_partition(args, datasets.blank(args.dataset))
+    each = _step(args)
+    return None if each is None else float(steps(args, held(partition)).sum()) * each
 
 
 def held(partition: pfl.Partition) -> np.ndarray:
@@ -132,18 +123,14 @@ def steps(args: ExperimentConfig, sizes: np.ndarray) -> np.ndarray:
     return args.local_epochs * batches
 
 
-def _step(args: ExperimentConfig, kind) -> float | None:
-    """FLOPs of one step; a few blank samples are enough for it."""
-    count, classes = args.batch_size, len(kind.train)
-    size = 2 * count + 2
-    blank = np.zeros((size, *kind.shape), np.uint8 if kind.vocab_size is None else np.int32)
-    labels = np.arange(size) % classes
-    dataset = pfl.dataset_from_arrays(
-        args.dataset, blank, labels, num_classes=classes, vocab_size=kind.vocab_size
-    )
-    order = np.arange(size)
+def _step(args: ExperimentConfig) -> float | None:
+    """FLOPs of one step, of two clients with one minibatch each."""
+    count = args.batch_size
+    dataset = datasets.blank(args.dataset, 2 * count, 2)
+    order = np.arange(2 * count)
     partition = pfl.Partition.from_lists(
-        train=[order[:count], order[count:-2]], test=[order[-2:-1], order[-1:]]
+        train=[order[:count], order[count:]],
+        test=[[dataset.num_train], [dataset.num_train + 1]],
     )
     options: Mapping = {
         name: args.federation_options()[name]

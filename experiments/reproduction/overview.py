@@ -1,16 +1,18 @@
 """A table's picture, and one report of several: `report.md`, `report.html` and `report.csv`."""
 
 import base64
-import csv
 import html
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from urllib.parse import unquote
+
+from markdown_it import MarkdownIt
 
 from fedjax_pfl.data.whole_files import read_json
-from fedjax_pfl.results.table import Table
+from fedjax_pfl.results.table import Column, Table
 
 from ..figures.drawing import COLOURS, MARKERS, Figure, panels
 from ..outputs.run_files import aside, write_json, write_text
@@ -19,6 +21,7 @@ from .entries import NEAR, NO_NUMBER
 from .full_cost import MACHINES, RATES, Cost, of_table
 from .planning import Command
 from .report import Report
+from .verdicts import Verdict
 
 PICTURE = "table.png"
 STYLE = """
@@ -84,41 +87,51 @@ def write(output: Path, title: str, parts: Sequence[Part]) -> None:
     text = markdown(title, parts, output)
     write_text(output / "report.md", text)
     write_text(output / "report.html", as_html(title, text, output))
-    with aside(output / "report.csv") as path, path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(("table", "state", "kendall_tau", "rows", "apart", "pairs", "within",
-                         "compared", "unexplained", "full_gflop",
-                         *(f"full_hours_{one.key}" for one in MACHINES)))  # fmt: skip
-        for part in parts:
-            verdict = part.report and part.report.verdict
-            line = [part.name, part.state]
-            line += ["", 0, 0, 0, 0, 0, 0] if not verdict else [
-                "" if verdict.tau is None else verdict.tau, verdict.rows, verdict.apart,
-                verdict.pairs, verdict.near, verdict.compared, verdict.unexplained,
-            ]  # fmt: skip
-            cost = part.cost
-            empty = [""] * (1 + len(MACHINES))
-            writer.writerow([*line, *(empty if cost is None else [cost.gflop, *cost.hours])])
+    write_text(output / "report.csv", overview_table(parts).to_csv())
+
+
+def overview_table(parts: Sequence[Part]) -> Table:
+    """A row for each table: its state, its verdict and its cost at full scale."""
+
+    def pair(some: str, every: str) -> Callable[[Mapping], str]:
+        return lambda row: f"{row[some]} of {row[every]}" if row[every] else "-"
+
+    def number(key: str, divisor: float = 1.0) -> Callable[[Mapping], str]:
+        return lambda row: f"{row[key] / divisor:,.3g}"
+
+    hours = {f"full_hours_{one.key}": f"hours, {one.name}" for one in MACHINES}
+    columns = [
+        Column("table", "Table", lambda row: f"{row['table']}: {row['title']}"),
+        Column("state", "State"),
+        Column("kendall_tau", "Kendall's tau", lambda row: f"{row['kendall_tau']:+.2f}"),
+        Column("rows", "Rows", shown=False),
+        Column("apart", "Told apart", pair("apart", "pairs")),
+        Column("pairs", "Pairs", shown=False),
+        Column("within", f"Within {NEAR:g}", pair("within", "compared")),
+        Column("compared", "Compared", shown=False),
+        Column("unexplained", "Unexplained",
+               lambda row: str(row["unexplained"]) if row["judged"] else "-"),
+        Column("full_gflop", "Full scale, PFLOP", number("full_gflop", 1e6)),
+        *(Column(key, title, number(key)) for key, title in hours.items()),
+    ]  # fmt: skip
+    rows = []
+    for part in parts:
+        verdict = part.report.verdict if part.report is not None else Verdict(None, 0)
+        cost = part.cost
+        row = {"table": part.name, "title": part.title, "state": part.state}
+        row |= {"judged": part.report is not None, **verdict.numbers()}
+        row |= dict.fromkeys(("full_gflop", *hours))
+        if cost is not None:
+            row |= {"full_gflop": cost.gflop, **dict(zip(hours, cost.hours, strict=True))}
+        rows.append(row)
+    return Table(columns, rows)
 
 
 def markdown(title: str, parts: Sequence[Part], output: Path) -> str:
     """The whole report; pictures that are there are shown."""
-    head = ["Table", "State", "Kendall's tau", "Told apart", f"Within {NEAR:g}", "Unexplained",
-            "Full scale, PFLOP", *(f"hours, {one.name}" for one in MACHINES)]  # fmt: skip
-    rows = []
-    for part in parts:
-        verdict = part.report and part.report.verdict
-        tau = "-" if not verdict or verdict.tau is None else f"{verdict.tau:+.2f}"
-        apart = f"{verdict.apart} of {verdict.pairs}" if verdict and verdict.pairs else "-"
-        near = f"{verdict.near} of {verdict.compared}" if verdict and verdict.compared else "-"
-        cost = ["-"] * (1 + len(MACHINES))
-        if part.cost is not None:
-            cost = [f"{x:,.3g}" for x in (part.cost.gflop / 1e6, *part.cost.hours)]
-        rows.append([f"{part.name}: {part.title}", part.state, tau, apart, near,
-                     str(verdict.unexplained) if verdict else "-", *cost])  # fmt: skip
     lines = [
         f"# {title}",
-        Table.of_cells(head, rows).to_markdown(),
+        overview_table(parts).to_markdown(),
         *cost_lines(parts),
         *missing(parts),
     ]
@@ -177,7 +190,7 @@ def picture(report: Report) -> Figure | None:
             panel.errorbar(entry.ours, at, xerr=entry.half, fmt=MARKERS[0], ms=4, color=COLOURS[1])
         panel.set_yticks(range(len(entries)), [e.line.title for e in reversed(entries)], fontsize=7)
         panel.set_title(textwrap.fill(section.title, 52), fontsize=8)
-        panel.set_xlabel(one_report.heading(section)[1].removeprefix("Paper "), fontsize=8)
+        panel.set_xlabel(section.unit, fontsize=8)
         panel.tick_params(axis="x", labelsize=7)
         panel.grid(axis="x", alpha=0.3)
         panel.margins(y=0.5 / len(entries))
@@ -197,35 +210,13 @@ def write_picture(output: Path, report: Report) -> None:
 
 
 def as_html(title: str, text: str, output: Path) -> str:
-    """The Markdown of a report as one file, pictures inside."""
-    parts = []
-    for block in text.strip().split("\n\n"):
-        lines = block.split("\n")
-        if match := re.match(r"(#+) (.*)$", block):
-            parts.append(f"<h{len(match[1])}>{_inline(match[2])}</h{len(match[1])}>")
-        elif block.startswith("| "):
-            parts.append(_table(lines))
-        elif block.startswith("- "):
-            items = "".join(f"<li>{_inline(line[2:])}</li>" for line in lines)
-            parts.append(f"<ul>{items}</ul>")
-        elif match := re.match(r"!\[(.*)\]\((.*)\)$", block):
-            data = base64.b64encode((output / match[2]).read_bytes()).decode()
-            alt = html.escape(match[1], quote=True)
-            parts.append(f'<img alt="{alt}" src="data:image/png;base64,{data}">')
-        else:
-            parts.append(f"<p>{_inline(block)}</p>")
+    """The Markdown of a report as one file with its pictures in it; HTML in it is escaped."""
+
+    def embedded(match: re.Match) -> str:
+        data = base64.b64encode((output / unquote(match[1])).read_bytes()).decode()
+        return f'src="data:image/png;base64,{data}"'
+
+    reader = MarkdownIt("commonmark", {"html": False}).enable("table")
+    body = re.sub(r'src="([^"]*)"', embedded, reader.render(text))
     head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{STYLE}</style>'
-    body = "\n".join(parts)
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}\n</body></html>\n'
-
-
-def _inline(text: str) -> str:
-    return re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", html.escape(text))
-
-
-def _table(lines: Sequence[str]) -> str:
-    rows = [[_inline(cell.strip()) for cell in line[2:-2].split(" | ")] for line in lines]
-    head, _, *body = rows
-    first = "".join(f"<th>{cell}</th>" for cell in head)
-    rest = "".join(f"<tr>{''.join(f'<td>{c}</td>' for c in row)}</tr>\n" for row in body)
-    return f"<table><tr>{first}</tr>\n{rest}</table>"

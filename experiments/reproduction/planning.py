@@ -13,8 +13,7 @@ import fedjax_pfl as pfl
 from ..cli import build, data_flags, flags, identity, run_folder
 from ..cli.config import ExperimentConfig
 from ..cli.parsing import runs_code
-from . import blank, kept
-from .data import trouble
+from . import datasets, kept
 from .entries import Section
 from .paper_tables import NONE, Column, Line, PaperTable
 
@@ -148,7 +147,7 @@ class Command:
         """Data sets that may take the place of the column's own, `name`, the best first."""
         general = self.stand_in.get("") if column.stand_in else None
         given = self.stand_in.get(name, general)
-        empty = blank.registered(name) if column.measure.blank else None
+        empty = datasets.register_blank(name) if column.measure.blank else None
         # Another data set has other shapes; but where it is run anyway, its costs come with it.
         both = (given, empty) if column.stand_in else (empty, given)
         return [one for one in both if one]
@@ -196,13 +195,13 @@ def plan(asked: Command, column: Column, rows: Sequence[str]) -> tuple[Section, 
     complete = asked.scale == "full"
     section, cells = own(asked, column)
     todo = missing(cells)
-    problem, note = trouble(todo[0].args(), complete) if todo else (None, None)
+    problem, note = datasets.trouble(todo[0].args(), complete) if todo else (None, None)
     section = replace(section, problem=problem, note=section.note or note)
     if problem:
         for instead in asked.substitutes(column, todo[0].args().dataset)[:1]:
             section, cells = other(asked, column, instead)
             todo = missing(cells)
-            absent, _ = trouble(todo[0].args(), complete) if todo else (None, None)
+            absent, _ = datasets.trouble(todo[0].args(), complete) if todo else (None, None)
             if absent:
                 raise pfl.InputError(absent)
     todo = [] if section.problem else todo
@@ -226,8 +225,8 @@ def other(asked: Command, column: Column, name: str) -> tuple[Section, list[Cell
     """A column on the data set that stands in, or on blank samples."""
     cells = list(asked.cells(column, name))
     section = _section(asked, column, cells)
-    if name.startswith(blank.PREFIX):
-        return replace(section, note=blank.NOTE), cells
+    if name.startswith(datasets.BLANK):
+        return replace(section, note=datasets.NOTE), cells
     return on_other_data(section, name), cells
 
 

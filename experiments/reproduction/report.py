@@ -1,6 +1,5 @@
 """A paper's table beside measured numbers: sections, Markdown, CSV, JSON, and the terminal."""
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,12 +11,12 @@ from rich.console import Console
 
 from fedjax_pfl.results.intervals import half_width, interval_notes
 from fedjax_pfl.results.notes import grouped, over
-from fedjax_pfl.results.table import Table
+from fedjax_pfl.results.table import Column, Table
 
 from ..cli.console import print_table
 from ..figures.scores import SCORES
-from ..outputs.run_files import aside, write_json, write_text
-from . import blank, verdicts
+from ..outputs.run_files import write_json, write_text
+from . import datasets, verdicts
 from .entries import NEAR, Entry, Section, entries, ranked
 from .paper_tables import PaperTable
 from .quantities import ACCURACY
@@ -105,7 +104,7 @@ class Report:
         more = [word for word in self.more if not word.startswith(PLACES)]
         if more:
             lines.append(f"Changed on the command line: {' '.join(more)}.")
-        if any(section.note == blank.NOTE for section in self.sections):
+        if any(section.note == datasets.NOTE for section in self.sections):
             lines.append("Blank samples: costs depend on shapes and numbers, hardly on content.")
         if any(section.other_data for section in self.sections):
             lines.append("On another data set no difference is given: it would mean nothing.")
@@ -190,10 +189,8 @@ def places(values: Sequence[float | None]) -> list[int | None]:
 
 
 def heading(section: Section) -> list[str]:
-    column = section.column
-    unit = f"times {column.relative}" if column.relative else column.measure.unit
-    return ["Algorithm", f"Paper {unit}", f"Ours {unit}", "Difference ± 95 %", "Place: paper",
-            "ours", "Seeds", "Explained by"]  # fmt: skip
+    return ["Algorithm", f"Paper {section.unit}", f"Ours {section.unit}", "Difference ± 95 %",
+            "Place: paper", "ours", "Seeds", "Explained by"]  # fmt: skip
 
 
 def column_table(section: Section, entries: Sequence[Entry], verdict: Verdict) -> Table:
@@ -278,44 +275,44 @@ def write(output: Path, report: Report) -> None:
     """Writes `table.md`, `table.csv` with a line for each cell, and `table.json`: the verdict."""
     write_text(output / "table.md", markdown(report))
     write_json(output / "table.json", summary(report))
-    with aside(output / "table.csv") as part, part.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(
-            ("table", "scale", "reading", "column", "note", "row", "algorithm", "state", "unit",
-             "paper", "paper_std", "ours", "difference", "ci95_half_width", "seeds",
-             "within", "explained_by")
-        )  # fmt: skip
-        for section in report.sections:
-            why = dict(report.verdicts[section.column.name].far)
-            for entry in report.entries[section.column.name]:
-                difference = None if section.other_data else entry.difference
-                near = None if difference is None else entry.near
-                numbers = (entry.paper, entry.std, entry.ours, difference, entry.half)
-                line = [report.table.name, report.scale, report.reading or ""]
-                line += [section.column.name, section.note or "", entry.line.name]
-                line += [entry.line.algorithm, entry.state or "measured", heading(section)[1][6:]]
-                line += ["" if number is None else number for number in numbers]
-                line += [0 if entry.scores is None else len(entry.scores)]
-                line += ["" if near is None else near, "; ".join(why.get(entry.line.name, ()))]
-                writer.writerow(line)
+    lines = []
+    for section in report.sections:
+        why = dict(report.verdicts[section.column.name].far)
+        for entry in report.entries[section.column.name]:
+            difference = None if section.other_data else entry.difference
+            lines.append({
+                "table": report.table.name,
+                "scale": report.scale,
+                "reading": report.reading,
+                "column": section.column.name,
+                "note": section.note,
+                "row": entry.line.name,
+                "algorithm": entry.line.algorithm,
+                "state": entry.state or "measured",
+                "unit": section.unit,
+                "paper": entry.paper,
+                "paper_std": entry.std,
+                "ours": entry.ours,
+                "difference": difference,
+                "ci95_half_width": entry.half,
+                "seeds": 0 if entry.scores is None else len(entry.scores),
+                "within": None if difference is None else entry.near,
+                "explained_by": "; ".join(why.get(entry.line.name, ())),
+            })  # fmt: skip
+    columns = [Column(key, key) for key in lines[0]] if lines else []
+    write_text(output / "table.csv", Table(columns, lines).to_csv())
 
 
 def summary(report: Report) -> dict[str, Any]:
     """The verdict as JSON values."""
-
-    def said(one: Verdict) -> dict[str, Any]:
-        return {"kendall_tau": one.tau, "rows": one.rows, "apart": one.apart, "pairs": one.pairs,
-                "within": one.near, "compared": one.compared,
-                "unexplained": one.unexplained}  # fmt: skip
-
     return {
         "table": report.table.name,
         "title": report.title(),
         "scale": report.scale,
         "reading": report.reading,
-        "verdict": said(report.verdict),
+        "verdict": report.verdict.numbers(),
         "tuned_for_agreement": report.tuned,
-        "columns": {name: said(one) for name, one in report.verdicts.items()},
+        "columns": {name: one.numbers() for name, one in report.verdicts.items()},
         "further_off": [
             {"column": name, "row": row, "explained_by": list(why)}
             for name, one in report.verdicts.items()

@@ -39,6 +39,12 @@ class Verdict:
     def unexplained(self) -> int:
         return sum(UNEXPLAINED in why for _, why in self.far)
 
+    def numbers(self) -> dict[str, float | None]:
+        """The same by the names that files have."""
+        return {"kendall_tau": self.tau, "rows": self.rows, "apart": self.apart,
+                "pairs": self.pairs, "within": self.near, "compared": self.compared,
+                "unexplained": self.unexplained}  # fmt: skip
+
 
 def kendall(paper: Sequence[float], ours: Sequence[float]) -> float | None:
     """Tau-b of two lists of numbers; None where it isn't defined."""

@@ -56,7 +56,7 @@ def _line(outcomes, algorithm, name) -> Figure:
     axes.minorticks_off()
     drawing.tidy(axes, xlabel=name, ylabel=outcomes[0].measure.axis)
     drawing.legend(chart, lines, None, ["validation", "test"])
-    seeds = drawing.over_seeds(outcomes)
+    seeds = drawing.spread_of(len(outcomes[0].validation))
     drawing.title(chart, f"{algorithm}: mean over clients{seeds}")
     return chart
 

@@ -47,6 +47,8 @@ def to_xarray(result: "Result") -> "xr.Dataset":
     }
     if result.client_names:
         coordinates["client_name"] = ("client", list(result.client_names))
+    if result.matrices:
+        coordinates |= {"receiver": clients, "sender": clients}
     for name, values in result.settings.items():
         coordinates[name] = ("setting", values)
     variables = {**traffic, **scalars, **matrices, **records, **scores}
@@ -83,6 +85,5 @@ def to_html(result: "Result") -> str:
         return f"<p>{html.escape(repr(result))}</p>"
     table = result_table.table(result, HEADLINE)
     title = f"{result.algorithm}: {result.num_clients} clients, {result.rounds} rounds"
-    return (
-        "".join(f"<p>{html.escape(line)}</p>" for line in (title, *table.notes)) + table.to_html()
-    )
+    first, *notes = (f"<p>{html.escape(line)}</p>" for line in (title, *table.notes))
+    return "\n".join([first, table.to_html(), *notes])

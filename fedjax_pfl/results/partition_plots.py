@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.partitions.statistics import SPLITS, partition_statistics
-from fedjax_pfl.results.plots import COLOURS, DPI, SHADES, Picture, client_ticks, ticks
+from fedjax_pfl.results.plots import COLOURS, canvas, client_ticks, heat, ticks
 from fedjax_pfl.utils.errors import InputError, require, shown
 
 _THOUSANDS = "{x:,.0f}"
@@ -44,15 +44,15 @@ def heatmap(
     n = len(counts)
     width = float(np.clip(3.2 + 0.2 * n, 6.0, 14.0))
     height = float(np.clip(2.6 + 0.2 * num_classes, 4.0, 9.0))
-    figure = Picture(figsize=(width, height), dpi=DPI, layout="constrained")
-    bars, heat = figure.subplots(2, 1, sharex=True, height_ratios=(1.3, height - 2.0))
+    figure = canvas(width, height)
+    bars, lower = figure.subplots(2, 1, sharex=True, height_ratios=(1.3, height - 2.0))
     _bars(bars, partition)
     bars.tick_params(axis="x", length=0, labelbottom=False)
-    image = _heat(heat, counts, PowerNorm(0.5, vmin=0, vmax=max(counts.max(), 1)))
-    heat.set(xlabel="client", ylabel="label" if partition.label_map is not None else "class")
-    client_ticks(heat.xaxis, n, 3.0 * width, partition.names)
-    ticks(heat.yaxis, num_classes, 4.5 * (height - 2.0), class_names)
-    _colorbar(figure, image, heat)
+    image = heat(lower, counts.T, PowerNorm(0.5, vmin=0, vmax=max(counts.max(), 1)))
+    lower.set(xlabel="client", ylabel="label" if partition.label_map is not None else "class")
+    client_ticks(lower.xaxis, n, 3.0 * width, partition.names)
+    ticks(lower.yaxis, num_classes, 4.5 * (height - 2.0), class_names)
+    _colorbar(figure, image, lower)
     figure.suptitle(title or f"Partition {partition.rule}, {n} clients", fontsize=11, wrap=True)
     return figure
 
@@ -65,9 +65,7 @@ def size_bars(partition: Partition, title: str | None = None) -> Figure:
       title: of the figure; the rule's name by default.
     """
     n = partition.num_clients
-    figure = Picture(
-        figsize=(float(np.clip(3.2 + 0.2 * n, 6.0, 14.0)), 3.2), dpi=DPI, layout="constrained"
-    )
+    figure = canvas(float(np.clip(3.2 + 0.2 * n, 6.0, 14.0)), 3.2)
     axes = figure.add_subplot()
     _bars(axes, partition)
     mean = np.sum([partition.sizes(split) for split in SPLITS], axis=0).mean()
@@ -101,12 +99,10 @@ def comparison(
     most = max(map(len, tables))
     side = float(np.clip(1.2 + 0.06 * most, 2.6, 4.5))
     height = float(np.clip(2.7 + 0.14 * num_classes, 3.6, 7.0))
-    figure = Picture(
-        figsize=(max(side * len(tables) + 1.4, 5.0), height), dpi=DPI, layout="constrained"
-    )
+    figure = canvas(max(side * len(tables) + 1.4, 5.0), height)
     row = figure.subplots(1, len(tables), sharey=True, squeeze=False)[0]
     for axes, (name, partition), table in zip(row, partitions.items(), tables, strict=True):
-        image = _heat(axes, table, norm)
+        image = heat(axes, table.T, norm)
         facts = partition_statistics(partition, labels, num_classes)
         classes, effective = facts["classes_per_client"], facts["effective_classes"]
         apart, sizes = facts["total_variation"]["mean"], facts["sizes"]["train"]
@@ -141,7 +137,7 @@ def label_map(
     n, num_classes = table.shape
     width = float(np.clip(2.2 + 0.3 * n, 5.0, 14.0))
     height = float(np.clip(1.8 + 0.24 * num_classes, 3.0, 9.0))
-    figure = Picture(figsize=(width, height), dpi=DPI, layout="constrained")
+    figure = canvas(width, height)
     axes = figure.add_subplot()
     kept = table == np.arange(num_classes)
     image = axes.imshow(
@@ -190,17 +186,6 @@ def _bars(axes, partition: Partition) -> None:
         fontsize=8,
         borderpad=0,
     )
-
-
-def _heat(axes, counts: np.ndarray, norm):
-    # Drawn as a mesh: an image of many clients would be resampled, and single ones could vanish.
-    n, num_classes = counts.shape
-    image = axes.pcolormesh(
-        np.arange(n + 1) - 0.5, np.arange(num_classes + 1) - 0.5,
-        np.ma.masked_equal(counts.T, 0), cmap=SHADES, norm=norm, rasterized=True,
-    )  # fmt: skip
-    axes.set(xlim=(-0.5, n - 0.5), ylim=(num_classes - 0.5, -0.5))
-    return image
 
 
 def _colorbar(figure: Figure, image, axes) -> None:

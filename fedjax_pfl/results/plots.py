@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib import colormaps, rc_context
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import ListedColormap, PowerNorm
+from matplotlib.colors import Colormap, ListedColormap, Normalize, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
@@ -30,8 +30,10 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 DASHES: tuple[Any, ...] = (
     "-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)), (0, (8, 3)), (0, (1, 3)),
 )  # fmt: skip
-MARKERS = (None, "o", "s", "^")  # of further lines
-STYLES = len(COLOURS) * len(DASHES) * len(MARKERS)  # so many all differ
+LINE_MARKERS = (None, "o", "s", "^")  # of further lines
+STYLES = len(COLOURS) * len(DASHES) * len(LINE_MARKERS)  # so many all differ
+MARKERS = "osD^vP*X"  # of points
+GREY = "0.72"
 HEAT = "YlGnBu"  # zeros are masked and stay white
 # The same without the palest colours: small values must differ from zeros, which are white.
 SHADES = ListedColormap(colormaps[HEAT](np.linspace(0.12, 1.0, 256)))
@@ -74,12 +76,75 @@ def colour(k: int) -> str:
 def style(k: int) -> dict[str, Any]:
     """Colour, dash and marker of line k: the first 49 differ without a marker."""
     plain = len(COLOURS) * len(DASHES)
-    marker = MARKERS[k // plain % len(MARKERS)]
+    mark = LINE_MARKERS[k // plain % len(LINE_MARKERS)]
     return {
         "color": colour(k),
         "linestyle": DASHES[k // len(COLOURS) % len(DASHES)],
-        **({} if marker is None else {"marker": marker, "markevery": 0.1, "markersize": 4}),
+        **({} if mark is None else {"marker": mark, "markevery": 0.1, "markersize": 4}),
     }
+
+
+def marker(k: int) -> str:
+    """The marker of the k-th of any number of things."""
+    return MARKERS[k % len(MARKERS)]
+
+
+def canvas(width: float, height: float) -> Figure:
+    """An empty figure of so many inches."""
+    return Picture(figsize=(width, height), dpi=DPI, layout="constrained")
+
+
+def band(axes, x, values: np.ndarray, k: int | None = 0, label: str | None = None, **options):
+    """A line of means over seeds, in a band from the lowest to the highest.
+
+    Args:
+      x: [X]; values: [S, X], NaN where there is none.
+      k: style of the line; None draws it thin and grey.
+      **options: of `Axes.plot`.
+
+    Returns:
+      The line.
+    """
+    known = np.isfinite(values).any(axis=0)
+    x, values = np.asarray(x)[known], np.asarray(values, float)[:, known]
+    look = {"color": GREY, "linewidth": 0.8, "zorder": 1} if k is None else style(k)
+    if len(x) < 4:  # a line of one point shows nothing
+        look |= {"marker": marker(k or 0), "markersize": 4}
+    (line,) = axes.plot(x, np.nanmean(values, axis=0), label=label, **(look | options))
+    if k is not None and len(values) > 1:
+        low, high = np.nanmin(values, axis=0), np.nanmax(values, axis=0)
+        axes.fill_between(x, low, high, color=line.get_color(), alpha=0.18, linewidth=0)
+    return line
+
+
+def tidy(axes, **labels) -> None:
+    """A light grid, no frame, and labels."""
+    axes.set(**labels)
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def heat(
+    axes,
+    values: np.ndarray,
+    norm: Normalize,
+    cmap: str | Colormap = SHADES,
+    blank: float | None = 0.0,
+    **options,
+):
+    """A matrix [rows, columns] as a mesh, in which every cell stays visible.
+
+    Cells of the value `blank`, and NaN, stay white; `options` are those of `Axes.pcolormesh`.
+    """
+    values = np.ma.masked_invalid(np.asarray(values, float))
+    values = values if blank is None else np.ma.masked_equal(values, blank)
+    rows, columns = values.shape
+    image = axes.pcolormesh(
+        np.arange(columns + 1) - 0.5, np.arange(rows + 1) - 0.5, values, cmap=cmap, norm=norm,
+        rasterized=True, **options,
+    )  # fmt: skip
+    axes.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5))
+    return image
 
 
 def accuracy_curves(
@@ -120,21 +185,13 @@ def curves(
       measure: which one.
     """
     require(len(lines) > 0, "results", lines, "at least one")
-    figure = Picture(figsize=(7.5, 4.5), dpi=DPI, layout="constrained")
+    figure = canvas(7.5, 4.5)
     axes = figure.add_subplot()
     finals = {}
     for k, (name, values) in enumerate(lines.items()):
         curve = measure.scale * values
-        look = style(k if styles is None else styles[name])
-        mean, x = curve.mean(axis=0), rounds[name]
-        shown = np.isfinite(mean).sum()
-        if shown < 3:  # a line of one point shows nothing
-            look |= {"marker": "o", "markersize": 4}
-        (line,) = axes.plot(x, mean, label=name, **look)
-        if len(curve) > 1:
-            low, high = curve.min(axis=0), curve.max(axis=0)
-            axes.fill_between(x, low, high, color=look["color"], alpha=0.18, linewidth=0)
-        finals[line] = mean[-1]
+        line = band(axes, rounds[name], curve, k if styles is None else styles[name], name)
+        finals[line] = curve[:, -1].mean()
     ranked = sorted(
         finals, key=lambda line: -np.nan_to_num(measure.toward(finals[line]), nan=-np.inf)
     )
@@ -144,10 +201,8 @@ def curves(
         ranked, labels, title=title, loc="center left", bbox_to_anchor=(1.01, 0.5),
         frameon=False, alignment="left",
     )  # fmt: skip
-    axes.set(xlabel="round", ylabel=measure.axis)
+    tidy(axes, xlabel="round", ylabel=measure.axis)
     axes.locator_params("x", integer=True)
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
     return figure
 
 
@@ -185,7 +240,7 @@ def mixing_heatmaps(
     matrices = np.broadcast_to(matrices, (columns, rows, *[matrices.shape[-1]] * 2))
     extent = (-0.5, n - 0.5, n - 0.5, -0.5)
     size = (_PANEL * columns + 1.2, _PANEL * rows + 0.7)
-    figure = Picture(figsize=size, dpi=DPI, layout="constrained")
+    figure = canvas(*size)
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     norm = PowerNorm(0.5, vmin=0.0, vmax=top)
     for (g, q), axes in np.ndenumerate(grid):

@@ -207,17 +207,23 @@ class Result(Scored, Costs):
         return plots.curves(lines, dict.fromkeys(lines, self.eval_rounds), measure=self.measure())
 
     def plot_mixing(
-        self, name: str | None = None, *, seed: int | None = None, setting: int = 0
+        self,
+        name: str | None = None,
+        *,
+        round: int | None = None,
+        seed: int | None = None,
+        setting: int = 0,
     ) -> "Figure":
-        """Heat maps of a recorded matrix, one for each of `matrix_rounds`.
+        """Heat maps of a recorded matrix, with a row for each block of layers that has its own.
 
         Args:
           name: of `matrices`, by default the first.
+          round: one of `matrix_rounds`, by default all.
           seed: one of `seeds`, by default the first.
           setting: index of the swept setting.
 
         Raises:
-          InputError: no such matrix, seed or setting.
+          InputError: no such matrix, round, seed or setting.
         """
         from fedjax_pfl.results import plots  # matplotlib, slow
 
@@ -225,10 +231,17 @@ class Result(Scored, Costs):
         require(bool(known), "matrices", [], "recorded, as mixing algorithms do")
         name = known[0] if name is None else name
         require_name("matrix", name, known)
-        values = self.matrices[name][self._run(seed, setting)]
-        title = f"{self.algorithm}: {name}"
+        recorded = self.matrix_rounds.tolist()
+        rounds = recorded if round is None else [round]
+        require(rounds[0] in recorded, "round", round, f"one of {recorded}")
+        run = self._run(seed, setting)
+        values = self.matrices[name][run][[recorded.index(one) for one in rounds]]
+        names = result_table.named_settings(self.settings)
+        title = ", ".join([self.algorithm, *names[setting : setting + 1]])
+        title += f": {name}, seed {self.seeds[run[0]]}"
+        grouped = values.ndim == 4 and values.shape[1] == len(self.blocks)
         return plots.mixing_heatmaps(
-            values, self.matrix_rounds, title, client_names=self.client_names
+            values, rounds, title, self.blocks if grouped else None, self.client_names
         )
 
     def to_xarray(self) -> "xr.Dataset":

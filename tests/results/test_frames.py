@@ -28,6 +28,7 @@ def test_axes_have_names():
     np.testing.assert_array_equal(whole.learning_rate, one.settings["learning_rate"])
     mixing = whole["mixing"].sel(matrix_round=3, seed=0).isel(setting=0)
     np.testing.assert_array_equal(mixing, one.matrices["mixing"][0, 0, -1])
+    np.testing.assert_array_equal(whole.receiver, one.client_ids)
     assert whole["copies_up"].dims[-1] == "block" and whole.attrs["algorithm"] == "feddwa"
 
 
@@ -45,6 +46,7 @@ def test_a_row_for_each_seed_setting_round_and_client():
 
 def test_a_notebook_shows_the_table():
     text = result()._repr_html_()
+    assert text.startswith("<p>feddwa: ") and text.index("<table") < text.index("With 2 seeds")
     assert "<table" in text and "feddwa: " in text and "learning_rate=0.1" in text
     federation = toy_federation(dtype="float32", test_sizes=(0,) * 5)
     silent = pfl.simulate(pfl.make_algorithm("local"), federation, 1)
@@ -55,6 +57,9 @@ def test_matrices_are_drawn():
     figure = result().plot_mixing(seed=4, setting=1)
     titles = [axes.get_title() for axes in figure.axes]
     assert titles[:3] == [f"round {r}" for r in result().matrix_rounds]
-    for name, given in (("name", "mixin"), ("seed", 7), ("setting", 2)):
+    assert figure.get_suptitle() == "feddwa, learning_rate=0.3: mixing, seed 4"
+    last = result().plot_mixing(round=3)
+    assert [axes.get_title() for axes in last.axes[:1]] == ["round 3"] and len(last.axes) == 2
+    for name, given in (("name", "mixin"), ("seed", 7), ("setting", 2), ("round", 9)):
         with pytest.raises(pfl.InputError, match=name if name != "name" else "mixing"):
             result().plot_mixing(**{name: given})

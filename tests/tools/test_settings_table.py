@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from experiments.cli import build, data_flags, flags, presets
-from experiments.reproduction import published
+from experiments.reproduction import datasets
 from fedjax_pfl.data.sources.source_registry import DATASETS, Source
 from fedjax_pfl.models.kernels.forms import by_definition
 from tools import settings_table
@@ -43,7 +43,7 @@ def literal():
 @pytest.fixture
 def small(monkeypatch):
     """Blank data sets of the right shapes and classes under the names of the real ones."""
-    for name, kind in published.KINDS.items():
+    for name, kind in datasets.KINDS.items():
 
         def load(data_dir, max_tokens=32_000, max_length=200, name=name, kind=kind):
             assert (max_tokens, max_length) == (32_000, 200)

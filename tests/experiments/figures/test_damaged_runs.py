@@ -227,7 +227,7 @@ def test_values_of_another_form(runs, capsys):
 
 def test_the_result_of_another_run(runs, capsys):
     edited(runs / "fedavg" / "config.json", lambda content: content.update(seeds=[0, 7]))
-    refused(runs, capsys, "result.json is damaged: its seeds [0, 1] are not those of config.json")
+    refused(runs, capsys, "result.json is damaged: seeds is [0, 1] there and [0, 7] in config.json")
 
 
 @pytest.mark.parametrize("name", ["config.json", "summary.json", "result.npz"])

@@ -9,6 +9,7 @@ import pytest
 from experiments.figures import settings
 from experiments.figures.runs import find
 from fedjax_pfl.utils.errors import InputError
+from tests.experiments.written_runs import rewrite
 
 from .conftest import rows_of
 
@@ -97,6 +98,7 @@ def test_repetitions_are_more_seeds(found, ablation):
     config = json.loads((first.folder / "config.json").read_text())
     config["flags"]["run"]["seed"] = 5
     (second.folder / "config.json").write_text(json.dumps(config))
+    rewrite(second.folder, algorithm="feddwa")
     (second,) = find([str(second.folder)])
     drawn = settings.against_setting([first, second], x="top_k")
     point = drawn.figure.axes[0].containers[0].lines[0].get_ydata()

@@ -11,7 +11,7 @@ import pytest
 import fedjax_pfl as pfl
 from experiments import reproduce
 from experiments.cli import algorithms, build, flags
-from experiments.reproduction import entries, planning, published, report, verdicts
+from experiments.reproduction import datasets, entries, planning, report, verdicts
 from experiments.reproduction import paper_tables as reproduce_tables
 from fedjax_pfl.data.sources.source_registry import DATASETS, Source
 from tests.experiments.test_reproduce import TABLE
@@ -223,7 +223,7 @@ def test_a_reading_that_the_scale_leaves_nothing_of(capsys):
 @pytest.fixture
 def blank(monkeypatch):
     """Blank data sets of the right shapes and classes under the names of the real ones."""
-    for name, kind in published.KINDS.items():
+    for name, kind in datasets.KINDS.items():
         most = {10: 1200, 4: 2000, 200: 120}.get(len(kind.train), 200)
 
         def load(data_dir, max_tokens=32_000, max_length=200, name=name, most=most):

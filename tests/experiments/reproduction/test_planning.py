@@ -6,7 +6,7 @@ import pytest
 
 from experiments import run
 from experiments.cli import flags
-from experiments.reproduction import data, planning
+from experiments.reproduction import datasets, planning
 from experiments.reproduction import paper_tables as reproduce_tables
 from fedjax_pfl.data.sources.source_registry import DATASETS, Source
 from tests.experiments.test_reproduce import TABLE, call
@@ -59,7 +59,7 @@ def test_files_of_another_data_set_are_noticed(monkeypatch):
     def found(name, *most):
         source = Source("a stand-in", lambda data_dir: settings_table.stand_in(name, *most))
         monkeypatch.setitem(DATASETS, "mnist", source)
-        return [data.trouble(args, complete) for complete in (False, True)]
+        return [datasets.trouble(args, complete) for complete in (False, True)]
 
     assert found("mnist") == [(None, None)] * 2
     problem, note = found("fashion_mnist")[0]

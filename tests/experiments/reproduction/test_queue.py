@@ -8,7 +8,7 @@ import pytest
 
 from experiments import reproduce, run
 from experiments.cli import data_flags, flags
-from experiments.reproduction import blank, full_cost, overview, planning
+from experiments.reproduction import datasets, full_cost, overview, planning
 from fedjax_pfl.data.sources.source_registry import DATASETS
 from tools import settings_table
 
@@ -148,7 +148,7 @@ def settings_held(words):
 
 def test_blank_samples_for_costs(monkeypatch, tmp_path):
     """Traffic needs no data; a column whose accuracy is measured takes the data set named."""
-    monkeypatch.setattr(planning.blank, "LARGEST", 2_000_000)
+    monkeypatch.setattr(datasets, "LARGEST", 2_000_000)
     before = dict(DATASETS)
     try:
         asked = reproduce.command(*reproduce.parse(["reproduce", "--table=feddwa/4"]))
@@ -160,7 +160,7 @@ def test_blank_samples_for_costs(monkeypatch, tmp_path):
         assert "--dataset=blank/cifar100" in cell.words
         data = DATASETS["blank/cifar100"].load(None)
         assert data.input_shape == (32, 32, 3) and data.num_classes == 100
-        assert blank.registered("ag_news") is None
+        assert datasets.register_blank("ag_news") is None
         words = ["reproduce", "--table=feddwa/6", "--stand_in=cifar10:fashion_mnist"]
         asked = reproduce.command(*reproduce.parse(words))
         result = asked.substitutes(asked.table.column[2], "cifar10")
@@ -174,8 +174,8 @@ def test_blank_samples_for_costs(monkeypatch, tmp_path):
 def test_markdown_as_html(tmp_path):
     text = "# A\n\n| x | y |\n| --- | ---: |\n| <b> |  |\n\n- **n**: said.\n\nwords\n"
     page = overview.as_html("T", text, tmp_path)
-    assert "<h1>A</h1>" in page and "<td>&lt;b&gt;</td><td></td>" in page
-    assert "<li><b>n</b>: said.</li>" in page and "<p>words</p>" in page
+    assert "<h1>A</h1>" in page and "<td>&lt;b&gt;</td>" in page
+    assert "<li><strong>n</strong>: said.</li>" in page and "<p>words</p>" in page
 
 
 def test_a_table_given_twice_is_one(tmp_path):
